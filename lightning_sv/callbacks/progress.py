@@ -1,0 +1,100 @@
+"""One progress bar over the optimizer steps: loss, learning rate, tokens/s, time left."""
+
+import sys
+import time
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import ProgressBar
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from lightning_sv.callbacks.scalars import Scalars, tokens_seen
+
+
+class RunProgress(ProgressBar):
+    """A bar on a terminal; elsewhere a line now and then, for logs.
+
+    Args:
+        lines: how many lines a run writes where there is no terminal.
+    """
+
+    def __init__(self, lines: int = 40):
+        super().__init__()
+        self.lines = max(1, lines)
+        self._enabled = True
+        self._bar: Progress | None = None
+        self._shown = -1
+        self._began = (0.0, 0)
+
+    def disable(self) -> None:
+        """Show nothing (ranks other than 0)."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """Show again."""
+        self._enabled = True
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Open the bar."""
+        self._began = (time.perf_counter(), trainer.global_step)
+        console = Console(file=sys.stdout)
+        if not self._enabled or not console.is_terminal:
+            return
+        self._bar = Progress(
+            TextColumn(f"[bold]{pl_module.label}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(),
+            console=console,
+            expand=True,
+        )
+        self._task = self._bar.add_task(
+            "fit", total=trainer.max_steps, completed=trainer.global_step, text=""
+        )
+        self._bar.start()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Move the bar, or write a line."""
+        step = trainer.global_step
+        if not self._enabled or step == self._shown:
+            return
+        if self._bar is not None:
+            self._shown = step
+            self._bar.update(self._task, completed=step, text=_text(trainer))
+        elif step % max(1, trainer.max_steps // self.lines) == 0 or step == trainer.max_steps:
+            self._shown = step
+            seconds = (time.perf_counter() - self._began[0]) / max(1, step - self._began[1])
+            left = int(seconds * (trainer.max_steps - step))
+            print(
+                f"step {step}/{trainer.max_steps}  tokens {tokens_seen(trainer):,}  {_text(trainer)}  "
+                f"left {left // 60}:{left % 60:02d}",
+                flush=True,
+            )
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Close the bar."""
+        self._close()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Close the bar, so that the message is readable."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _text(trainer: L.Trainer) -> str:
+    scalars = next((c for c in trainer.callbacks if isinstance(c, Scalars)), None)  # type: ignore[attr-defined]
+    lr = trainer.optimizers[0].param_groups[0]["lr"]
+    val = trainer.callback_metrics.get("val/loss")
+    words = [] if scalars is None else [f"loss {scalars.last_loss:.3f}"]
+    words += [] if val is None else [f"val {float(val):.3f}"]
+    words += [f"lr {lr:.1e}"]
+    words += [] if scalars is None else [f"{scalars.tokens_per_s:,.0f} tok/s"]
+    return "  ".join(words)

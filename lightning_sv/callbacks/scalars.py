@@ -1,0 +1,126 @@
+"""Loss, learning rate, gradient norm, speed and memory, against training tokens."""
+
+import resource
+import sys
+import time
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.throughput import get_available_flops
+from torch import Tensor
+
+
+class Scalars(L.Callback):
+    """Writes the run's scalars to the logger; the step of every scalar is training tokens.
+
+    train/loss: mean over the steps since the last write, nats per token. throughput/mfu: model
+    FLOPs over the device's peak; a CPU has no listed peak, so it is measured once by a matrix
+    product in float32.
+
+    Args:
+        every_n_steps: optimizer steps between two writes.
+    """
+
+    def __init__(self, every_n_steps: int = 10):
+        if every_n_steps < 1:
+            raise ValueError(f"every_n_steps is {every_n_steps}; it must be at least 1.")
+        self.every = every_n_steps
+        self._loss: Tensor | None = None
+        self._batches = 0
+        self._since = (0.0, 0)
+        self._idle = 0.0
+        self.tokens_per_s = 0.0
+        self.last_loss = float("nan")
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Start the clock."""
+        self._since = (time.perf_counter(), trainer.global_step)
+        seq_len = trainer.datamodule.seq_len  # type: ignore[attr-defined]
+        self._flops = pl_module.flops_per_token(seq_len)
+        self._peak = peak_flops(pl_module.device, trainer.precision) * trainer.world_size
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Accumulate the loss on the device; write every n optimizer steps."""
+        loss = outputs["loss"].detach()
+        self._loss = loss.clone() if self._loss is None else self._loss + loss
+        self._batches += 1
+        last = trainer.global_step >= trainer.max_steps
+        if last:
+            trainer.should_stop = True  # makes Lightning validate at the last step as well
+        accumulated = self._batches % trainer.accumulate_grad_batches == 0
+        if not accumulated or (trainer.global_step % self.every and not last):
+            return
+        self._write(trainer, pl_module)
+
+    def _write(self, trainer: L.Trainer, pl_module: Any) -> None:
+        assert self._loss is not None
+        mean = trainer.strategy.reduce(self._loss / self._batches, reduce_op="mean")
+        assert isinstance(mean, Tensor)
+        self.last_loss = mean.item()
+        now, steps = time.perf_counter(), trainer.global_step - self._since[1]
+        tokens_per_step = trainer.datamodule.tokens_per_step  # type: ignore[attr-defined]
+        self.tokens_per_s = steps * tokens_per_step / max(1e-9, now - self._since[0] - self._idle)
+        norm = pl_module.grad_norm
+        write_scalars(
+            trainer,
+            {
+                "train/loss": self.last_loss,
+                "lr": float(trainer.optimizers[0].param_groups[0]["lr"]),
+                "grad_norm": float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm),
+                "throughput/tokens_per_s": self.tokens_per_s,
+                "throughput/mfu": self.tokens_per_s * self._flops / self._peak,
+                "memory/peak_gib": peak_memory(pl_module.device) / 2**30,
+            },
+        )
+        self._loss, self._batches = None, 0
+        self._since, self._idle = (time.perf_counter(), trainer.global_step), 0.0
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Stop the throughput clock."""
+        self._validation_began = time.perf_counter()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Write val/loss and val/perplexity, and restart the throughput clock."""
+        self._idle += time.perf_counter() - self._validation_began
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        loss = trainer.callback_metrics["val/loss"]
+        write_scalars(trainer, {"val/loss": float(loss), "val/perplexity": float(loss.exp())})
+
+
+def tokens_seen(trainer: L.Trainer) -> int:
+    """Return the training tokens behind the current weights."""
+    return int(trainer.global_step * trainer.datamodule.tokens_per_step)  # type: ignore[attr-defined]
+
+
+def write_scalars(trainer: L.Trainer, values: dict[str, float]) -> None:
+    """Log `values` at the tokens seen so far."""
+    for logger in trainer.loggers:
+        logger.log_metrics(values, step=tokens_seen(trainer))
+
+
+def peak_memory(device: torch.device) -> float:
+    """Peak bytes: allocated on a GPU, resident in the process on a CPU."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def peak_flops(device: torch.device, precision: Any) -> float:
+    """Peak FLOP/s of the device: the vendor's figure where listed, else measured in float32."""
+    half = str(precision).startswith(("bf16", "16"))
+    dtype = torch.bfloat16 if half else torch.float32
+    listed = get_available_flops(device, dtype) if device.type == "cuda" else None
+    if listed:
+        return float(listed)
+    n, best = 1024, float("inf")
+    a = torch.randn(n, n, device=device)
+    for _ in range(5):
+        began = time.perf_counter()
+        float((a @ a)[0, 0])
+        best = min(best, time.perf_counter() - began)
+    return 2 * n**3 / best

@@ -1,0 +1,71 @@
+"""Checkpoints that are whole or absent: written beside their place, synced, then renamed."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch.callbacks import Checkpoint
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Lightning's checkpoint files, replaced in one step.
+
+    A full disk, a kill or a Ctrl-C while writing leaves the previous checkpoint untouched.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
+        """Write `checkpoint` to `path`.
+
+        Raises:
+            OSError: the disk is full or not writable; the file at `path`, if any, is as before.
+        """
+        final = Path(path)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        partial = final.with_name(f".{final.name}.partial")
+        try:
+            with partial.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(final)
+        except BaseException as error:
+            partial.unlink(missing_ok=True)
+            if isinstance(error, RuntimeError) and "write" in str(error).lower():
+                # torch's zip writer reports a failed write as RuntimeError.
+                raise OSError(f"could not write {final}: {error}") from error
+            raise
+
+
+class LastCheckpoint(Checkpoint):
+    """Keeps one checkpoint, <run_dir>/checkpoints/last.ckpt, of the latest n-th and the last step.
+
+    Args:
+        every_n_steps: optimizer steps between two writes.
+    """
+
+    def __init__(self, every_n_steps: int = 500):
+        if every_n_steps < 1:
+            raise ValueError(f"checkpoint.every_n_steps is {every_n_steps}; it must be at least 1.")
+        self.every = every_n_steps
+        self.path: Path | None = None
+        self._saved = 0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """A resumed run does not write again what it was resumed from."""
+        self._saved = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Write when due."""
+        step = trainer.global_step
+        due = step % self.every == 0 or step >= trainer.max_steps
+        if due and step != self._saved:
+            assert self.path is not None, "the command line sets the path"
+            self._saved = step
+            trainer.save_checkpoint(self.path)

@@ -1,0 +1,144 @@
+"""The LightningDataModule: blocks of tokens from a prepared corpus, in an order fixed by the seed."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from litdata import StreamingDataLoader
+from torch.utils.data import DataLoader
+
+from lightning_sv.corpus import CorpusConfig, Manifest, open_split
+
+
+class ShardDataModule(L.LightningDataModule):
+    """Streams (micro_batch, seq_len + 1) blocks of token ids from litdata shards.
+
+    The global batch is reached by gradient accumulation: each optimizer step sees `global_batch`
+    sequences on any number of devices.
+
+    Args:
+        corpus: the corpus; `lightning-sv prepare` makes it, training reads corpus.dir.
+        seq_len: tokens a sequence predicts.
+        global_batch: sequences an optimizer step, over all devices.
+        micro_batch: sequences a device processes at once; null for global_batch / devices.
+        num_workers: loader processes a device; 0 reads in the training process.
+        validations: validations in a run, evenly spaced, the last at the end.
+        val_sequences: sequences each validation reads, always the same; null for the whole split.
+        seed: of the order of the blocks; null for seed_everything's.
+    """
+
+    def __init__(
+        self,
+        corpus: CorpusConfig,
+        seq_len: int,
+        global_batch: int,
+        micro_batch: int | None = None,
+        num_workers: int = 0,
+        validations: int = 20,
+        val_sequences: int | None = None,
+        seed: int | None = None,
+    ):
+        super().__init__()
+        for key, value in {"seq_len": seq_len, "global_batch": global_batch}.items():
+            if value < 1:
+                raise ValueError(f"data.{key} is {value}; it must be at least 1.")
+        if validations < 1:
+            raise ValueError(f"data.validations is {validations}; it must be at least 1.")
+        self.corpus, self.seq_len, self.global_batch = corpus, seq_len, global_batch
+        self.micro_batch, self.num_workers = micro_batch, num_workers
+        self.validations, self.val_sequences, self.seed = validations, val_sequences, seed
+        self._manifest: Manifest | None = None
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens an optimizer step sees, over all devices."""
+        return self.global_batch * self.seq_len
+
+    @property
+    def manifest(self) -> Manifest:
+        """What `lightning-sv prepare` recorded of the corpus."""
+        if self._manifest is None:
+            self._manifest = Manifest.load(self.corpus.dir)
+        return self._manifest
+
+    @property
+    def eot(self) -> int:
+        """Id of the end-of-text token between documents."""
+        return self.manifest.eot
+
+    def check(self, vocab_size: int) -> None:
+        """Refuse a corpus that cannot be trained on, before any step.
+
+        Raises:
+            ValueError: names the file or key, and what to do.
+        """
+        self.manifest.verify(
+            Path(self.corpus.dir),
+            vocab_size=vocab_size,
+            seq_len=self.seq_len,
+            tokenizer=self.corpus.tokenizer,
+        )
+
+    def setup(self, stage: str) -> None:
+        """Derive what depends on the number of devices: accumulation and when to validate."""
+        trainer = self.trainer
+        assert trainer is not None
+        self.check(trainer.lightning_module.config.vocab_size)
+        devices = trainer.world_size
+        per_device, rest = divmod(self.global_batch, devices)
+        if rest:
+            raise ValueError(
+                f"data.global_batch {self.global_batch} cannot be shared evenly by {devices} devices; "
+                "change one of them."
+            )
+        micro = self.micro_batch or per_device
+        if per_device % micro:
+            raise ValueError(
+                f"data.micro_batch {micro} does not divide the {per_device} sequences a device has of "
+                f"data.global_batch {self.global_batch} on {devices} devices; change one of them."
+            )
+        self._micro = micro
+        if stage == "fit":
+            if trainer.accumulate_grad_batches != 1:
+                raise ValueError(
+                    "trainer.accumulate_grad_batches is derived here; set data.global_batch and "
+                    "data.micro_batch instead."
+                )
+            trainer.accumulate_grad_batches = per_device // micro
+            every = math.ceil(trainer.max_steps / self.validations)
+            trainer.val_check_interval = every * trainer.accumulate_grad_batches
+        if self.val_sequences is not None:
+            trainer.limit_val_batches = math.ceil(self.val_sequences / (self._val_batch * devices))
+
+    @property
+    def _val_batch(self) -> int:
+        # Evaluation keeps no graph, so small micro-batches can be put together.
+        return max(self._micro, min(32, self.val_sequences or 32))
+
+    def _loader(self, split: str, batch: int, shuffle: bool) -> DataLoader[Any]:
+        seed = torch.initial_seed() if self.seed is None else self.seed
+        dataset = open_split(
+            Path(self.corpus.dir),
+            "train" if split == "train" else "val",
+            seq_len=self.seq_len,
+            seed=seed % 2**31,
+            shuffle=shuffle,
+        )
+        loader: DataLoader[Any] = StreamingDataLoader(
+            dataset,
+            batch_size=batch,
+            num_workers=self.num_workers,
+            drop_last=shuffle,
+            pin_memory=torch.cuda.is_available(),
+        )
+        return loader
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Shuffled blocks; its state_dict is the exact position in the corpus."""
+        return self._loader("train", self._micro, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """Blocks of the validation split in their order."""
+        return self._loader("val", self._val_batch, shuffle=False)

@@ -1,0 +1,199 @@
+"""The LightningModule: a backbone, its loss, its optimizer and schedule."""
+
+from dataclasses import asdict
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torchmetrics import MeanMetric
+
+from lightning_sv.nn import (
+    Backbone,
+    BackboneConfig,
+    document_numbers,
+    flops_per_token,
+    meta_backbone,
+    next_token_loss,
+)
+from lightning_sv.optim import (
+    OptimConfig,
+    ParameterGroup,
+    ScheduleConfig,
+    adamw,
+    parameter_groups,
+    tuned_lr,
+)
+from lightning_sv.scale import ScaleOptions, ScaleStrategy
+
+
+class PretrainModule(L.LightningModule):
+    """Pre-trains a backbone with a scale-vector strategy.
+
+    Args:
+        backbone: the sizes.
+        scale: the strategy: tokens joined by '+', one per axis (shared hg / nop bp ap dp dnp /
+            direct or er / wd iwd owd nowd), or a preset (llama, unified).
+        scale_options: finer choices of the strategy.
+        optim: the optimizer.
+        schedule: the learning rate over the steps.
+        tokens_per_param: the training budget, from which trainer.max_steps follows unless that is
+            set; 100 in the paper.
+        mask_documents: keep attention inside a document of a packed sequence (the paper does not
+            say; attention across is the default).
+        compile: compile the backbone with torch.compile.
+        seed: of the initialization; null for seed_everything's.
+
+    Raises:
+        ValueError: a strategy or option that does not fit the model, or no learning rate known.
+    """
+
+    def __init__(
+        self,
+        backbone: BackboneConfig,
+        scale: str = "llama",
+        scale_options: ScaleOptions | None = None,
+        optim: OptimConfig | None = None,
+        schedule: ScheduleConfig | None = None,
+        tokens_per_param: float = 100.0,
+        mask_documents: bool = False,
+        compile: bool = False,
+        seed: int | None = None,
+    ):
+        super().__init__()
+        self.config = backbone
+        self.strategy = ScaleStrategy.parse(scale)
+        self.scale_options = scale_options or ScaleOptions()
+        self.optim = optim or OptimConfig()
+        self.schedule = schedule or ScheduleConfig()
+        self.tokens_per_param = tokens_per_param
+        self.mask_documents, self.compile_backbone, self.seed = mask_documents, compile, seed
+        self.lr = self.optim.lr or tuned_lr(
+            backbone.name, self.optim.name, self.schedule.name, self.strategy
+        )
+        # Before any data is touched: the strategy fits the sizes, and the number of parameters.
+        meta = meta_backbone(backbone, self.strategy, self.scale_options)
+        self.n_params = sum(p.numel() for p in meta.parameters())
+        self.meaning = meta.meaning
+        self.backbone: Backbone | None = None
+        self.val_nats = MeanMetric()
+        #: norm of the last gradient before clipping, over all parameters
+        self.grad_norm: Tensor | None = None
+
+    @property
+    def label(self) -> str:
+        """Strategy and options, as in run names and figures."""
+        return f"{self.strategy}{self.scale_options.label()}"
+
+    @property
+    def net(self) -> Backbone:
+        """The backbone, which exists from `configure_model` on."""
+        assert self.backbone is not None, "configure_model has not run"
+        return self.backbone
+
+    def configure_model(self) -> None:
+        """Build and initialize the backbone; Lightning calls this before sharding."""
+        if self.backbone is not None:
+            return
+        seed = torch.initial_seed() if self.seed is None else self.seed
+        self.backbone = Backbone(self.config, self.strategy, self.scale_options, seed=seed)
+        if self.compile_backbone:
+            self.backbone.compile()  # in place: the checkpoint's keys stay clean
+
+    def steps_for_budget(self, tokens_per_step: int) -> int:
+        """Return the optimizer steps that see `tokens_per_param` tokens per parameter, rounded up."""
+        return max(1, -int(-self.tokens_per_param * self.n_params // tokens_per_step))
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Floating-point operations of forward and backward a token."""
+        return flops_per_token(self.net, self.config, seq_len)
+
+    def loss(self, block: Tensor) -> Tensor:
+        """Mean next-token loss in nats per token of a (B, T + 1) block of token ids."""
+        tokens, targets = block[:, :-1], block[:, 1:]
+        documents = None
+        if self.mask_documents:
+            datamodule: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+            documents = document_numbers(tokens, datamodule.eot)
+        return next_token_loss(self.net(tokens, documents), targets)
+
+    def training_step(self, block: Tensor, batch_idx: int) -> Tensor:
+        """Return the loss of one micro-batch."""
+        return self.loss(block)
+
+    def validation_step(self, block: Tensor, batch_idx: int) -> None:
+        """Accumulate nats, weighted by tokens."""
+        self.val_nats.update(self.loss(block), weight=block.shape[0] * (block.shape[1] - 1))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log val/loss (nats per token); the callbacks write it against tokens."""
+        self.log("val/loss", self.val_nats.compute(), logger=False)
+        self.val_nats.reset()
+
+    def parameter_groups(self) -> list[ParameterGroup]:
+        """Return the trained parameters by role, and which roles decay."""
+        return parameter_groups(self.net, self.strategy.decayed_roles)
+
+    def configure_optimizers(self) -> Any:
+        """AdamW over the groups, and the schedule by step."""
+        optimizer = adamw(self.parameter_groups(), self.optim, self.lr)
+        total = int(self.trainer.estimated_stepping_batches)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: self.schedule.factor(min(step, total - 1), total)
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip by the global norm, and keep the norm for the log (one pass over the gradients)."""
+        limit = float("inf") if gradient_clip_val is None else gradient_clip_val
+        norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit, foreach=True)
+        self.grad_norm = norm.detach()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Store what rebuilds the backbone, as plain values that load with weights_only=True."""
+        checkpoint[CHECKPOINT_KEY] = {
+            "backbone": asdict(self.config),
+            "scale": str(self.strategy),
+            "scale_options": asdict(self.scale_options),
+        }
+
+
+#: key of a checkpoint under which `on_save_checkpoint` describes the backbone
+CHECKPOINT_KEY = "lightning_sv"
+
+
+def load_backbone(path: str) -> Backbone:
+    """Rebuild the backbone of a checkpoint, on the CPU, without its optimizer.
+
+    Raises:
+        ValueError: the file is missing or was not written by `PretrainModule`.
+    """
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise ValueError(f"no checkpoint at {path}; give a run directory or a .ckpt file.") from error
+    except Exception as error:
+        raise ValueError(f"{path} is not a readable checkpoint ({type(error).__name__}).") from error
+    if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:
+        raise ValueError(f"{path} was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
+    made = checkpoint[CHECKPOINT_KEY]
+    model = Backbone(
+        BackboneConfig(**made["backbone"]), made["scale"], ScaleOptions(**made["scale_options"])
+    )
+    prefix = "backbone."
+    weights = {
+        name.removeprefix(prefix): value
+        for name, value in checkpoint["state_dict"].items()
+        if name.startswith(prefix)
+    }
+    model.load_state_dict(weights)
+    return model

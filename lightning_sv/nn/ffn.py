@@ -1,0 +1,29 @@
+"""The SwiGLU feed-forward network (arXiv:2002.05202) on the branches gate and up."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_sv.nn.config import BackboneConfig
+from lightning_sv.scale import Branch, ScaleBuilder
+
+
+class FeedForward(nn.Module):
+    """down_proj(silu(gate) * up), with the norm that feeds gate and up inside.
+
+    Args:
+        config: the sizes.
+        build: gives the norm and the branches of the strategy.
+    """
+
+    def __init__(self, config: BackboneConfig, build: ScaleBuilder):
+        super().__init__()
+        d_ff = config.ffn_width
+        branch = Branch(d_ff, norm_width=d_ff)  # dnp normalizes over the hidden units
+        self.gate_up = build.group("ffn_norm", config.d_model, {"gate_proj": branch, "up_proj": branch})
+        self.down_proj = nn.Linear(d_ff, config.d_model, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, D) -> (B, T, D); x is the residual stream, not yet normalized."""
+        gate, up = self.gate_up(x)
+        out: Tensor = self.down_proj(F.silu(gate) * up)
+        return out

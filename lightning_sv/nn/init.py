@@ -1,0 +1,46 @@
+"""Initialization seeded by parameter name.
+
+A matrix gets the same values under every strategy and on every number of devices, so that two
+strategies are compared in pairs: they start as the same function of the same weights.
+"""
+
+import hashlib
+import math
+
+import torch
+from torch import nn
+
+from lightning_sv.nn.config import BackboneConfig
+from lightning_sv.scale import ScaleVector
+
+
+@torch.no_grad()
+def init_weights(model: nn.Module, config: BackboneConfig, seed: int) -> None:
+    """Fill every parameter of `model`: matrices N(0, init_std^2), scale vectors gamma = 1.
+
+    o_proj and down_proj, which write to the residual stream, get init_std / sqrt(2 n_layer) where
+    `init_residual_scaling` is on.
+
+    Args:
+        model: on any device but meta.
+        config: gives the standard deviations.
+        seed: with the parameter's name, the seed of its values.
+    """
+    for module in model.modules():
+        if isinstance(module, ScaleVector):
+            module.reset_parameters()
+    vectors = {p for m in model.modules() if isinstance(m, ScaleVector) for p in m.parameters()}
+    for name, parameter in model.named_parameters():
+        if parameter in vectors:
+            continue
+        std = config.init_std
+        if config.init_residual_scaling and name.endswith(("o_proj.weight", "down_proj.weight")):
+            std /= math.sqrt(2 * config.n_layer)
+        # The full tensor is drawn in float32 on the CPU, so that device and dtype do not matter.
+        values = torch.randn(parameter.shape, generator=_generator(seed, name))
+        parameter.copy_(values.mul_(std))
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -1,0 +1,38 @@
+"""The language-modelling loss and the floating-point work behind it."""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_sv.nn.config import BackboneConfig
+
+
+def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy in nats per token, in float32 (wider inputs keep their width).
+
+    Args:
+        logits: (B, T, vocab_size).
+        targets: (B, T) token ids, one position ahead of the inputs.
+    """
+    flat = logits.flatten(0, 1)
+    if flat.element_size() < 4:
+        flat = flat.float()
+    return F.cross_entropy(flat, targets.flatten())
+
+
+def document_numbers(tokens: Tensor, eot: int) -> Tensor:
+    """Number the documents of packed sequences; an end-of-text token closes its document.
+
+    (B, T) token ids -> (B, T) integers that grow along T.
+    """
+    ends = (tokens == eot).cumsum(-1)
+    return ends - (tokens == eot).long()
+
+
+def flops_per_token(model: nn.Module, config: BackboneConfig, seq_len: int) -> float:
+    """Floating-point operations of forward and backward a token: 6 N + 12 n_layer T (H K).
+
+    N counts the parameters but the embedding (a lookup); attention is counted as full, not causal,
+    as in the PaLM paper's appendix B (arXiv:2204.02311).
+    """
+    n = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("embed."))
+    return 6.0 * n + 12.0 * config.n_layer * seq_len * config.n_head * config.head_width

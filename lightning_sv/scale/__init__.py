@@ -1,0 +1,29 @@
+"""Scale vectors: parameterizations, placements, strategies and the branches they act on."""
+
+from lightning_sv.scale.branch import BranchGroup, ScaledLinear
+from lightning_sv.scale.build import Branch, ScaleBuilder, ScaleOptions
+from lightning_sv.scale.norm import RMSNorm, normalize
+from lightning_sv.scale.strategy import Decay, Placement, ScaleStrategy
+from lightning_sv.scale.vector import (
+    DirectScale,
+    ExponentialScale,
+    OriginalSpaceScale,
+    ScaleVector,
+)
+
+__all__ = [
+    "Branch",
+    "BranchGroup",
+    "Decay",
+    "DirectScale",
+    "ExponentialScale",
+    "OriginalSpaceScale",
+    "Placement",
+    "RMSNorm",
+    "ScaleBuilder",
+    "ScaleOptions",
+    "ScaleStrategy",
+    "ScaleVector",
+    "ScaledLinear",
+    "normalize",
+]

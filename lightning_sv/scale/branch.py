@@ -1,0 +1,137 @@
+"""Branches: the linear maps that read one normalized input, with their scale vectors.
+
+    xhat = Norm(x)  --[scale_in]-->  W  --[Norm]-->  [scale_out]-->  y          [..] optional
+
+Every strategy of the paper is a choice of the optional parts (Sections 3.1 and 3.2). Shapes:
+B batch, T positions, d_in width of the norm, d_out width of a branch.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from lightning_sv.scale.fold import scaled_product
+from lightning_sv.scale.norm import RMSNorm, normalize
+from lightning_sv.scale.vector import ScaleVector
+
+
+class ScaledLinear(nn.Module):
+    """y = scale_out * Norm(W (scale_in * xhat)), no bias; each part but W optional.
+
+    Not an nn.Linear on purpose: tools that swap Linears by type would silently drop the scales.
+
+    Args:
+        d_in: width of the input.
+        d_out: width of the output.
+        scale_in: the branch's own input-side vector, width d_in.
+        scale_out: the output-side vector, width d_out.
+        norm_width: normalize the output in groups of this many channels (the head dimension for
+            q, k, v; d_out elsewhere); None for no normalization.
+        eps: of that normalization.
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        *,
+        scale_in: ScaleVector | None = None,
+        scale_out: ScaleVector | None = None,
+        norm_width: int | None = None,
+        eps: float = 1e-5,
+    ):
+        super().__init__()
+        assert norm_width is None or d_out % norm_width == 0
+        self.d_in, self.d_out, self.norm_width, self.eps = d_in, d_out, norm_width, eps
+        self.weight = nn.Parameter(torch.empty(d_out, d_in))
+        self.scale_in, self.scale_out = scale_in, scale_out
+
+    def forward(self, xhat: Tensor, gamma_out: Tensor | None = None) -> Tensor:
+        """(..., d_in) -> (..., d_out).
+
+        Args:
+            xhat: the normalized input.
+            gamma_out: output-side gamma of another owner (see `BranchGroup`), instead of the
+                branch's own.
+        """
+        gamma_in = None if self.scale_in is None else self.scale_in()
+        y = scaled_product(xhat, self.weight, gamma_in)
+        if self.scale_out is not None:
+            gamma_out = self.scale_out()
+        if self.norm_width is not None:
+            groups = (self.d_out // self.norm_width, self.norm_width)
+            gamma = None if gamma_out is None else gamma_out.view(groups)
+            y = normalize(y.unflatten(-1, groups), self.eps, gamma).flatten(-2)
+        elif gamma_out is not None:
+            y = y * gamma_out.to(y.dtype)
+        return y
+
+    def extra_repr(self) -> str:
+        """Show the widths in the printed module."""
+        norm = "" if self.norm_width is None else f", norm_width={self.norm_width}"
+        return f"{self.d_in} -> {self.d_out}{norm}"
+
+
+class BranchGroup(nn.Module):
+    """A norm and the branches that read it: {q, k, v}, {gate, up} or {lm_head}.
+
+    `forward` is the only path through the norm and its branches, so that what is shared, folded or
+    fused is decided in one place.
+
+    Args:
+        site: name of the norm's site, for instance 'attn_norm'.
+        norm: owns the shared scale_in, if there is one.
+        branches: site name -> branch, in the order of the outputs.
+        scale_out: one output-side vector for all branches (`share_scale_out`), instead of one each.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        norm: RMSNorm,
+        branches: dict[str, ScaledLinear],
+        scale_out: ScaleVector | None = None,
+    ):
+        super().__init__()
+        self.site = site
+        self.norm = norm
+        self.scale_out = scale_out
+        self.names = tuple(branches)
+        for name, branch in branches.items():
+            self.add_module(name, branch)
+
+    def branches(self) -> Iterator[tuple[str, ScaledLinear]]:
+        """Yield (site, branch) in the order of the outputs."""
+        for name in self.names:
+            branch = getattr(self, name)
+            assert isinstance(branch, ScaledLinear)
+            yield name, branch
+
+    def gammas(self, name: str) -> tuple[Tensor | None, Tensor | None]:
+        """Return the (input-side, output-side) gamma that acts on branch `name`, shared or own."""
+        branch: ScaledLinear = getattr(self, name)
+        scale_in = self.norm.scale if branch.scale_in is None else branch.scale_in
+        scale_out = self.scale_out if branch.scale_out is None else branch.scale_out
+        return (
+            None if scale_in is None else scale_in(),
+            None if scale_out is None else scale_out(),
+        )
+
+    def effective_weight(self, name: str) -> Tensor:
+        """Return diag(gamma_out) W diag(gamma_in), (d_out, d_in); paper, Section 3.4.
+
+        Under `dnp` the normalization between W and gamma_out depends on the data and is left out.
+        """
+        gamma_in, gamma_out = self.gammas(name)
+        branch: ScaledLinear = getattr(self, name)
+        weight: Tensor = branch.weight
+        if gamma_in is not None:
+            weight = weight * gamma_in
+        return weight if gamma_out is None else gamma_out.unsqueeze(-1) * weight
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """(B, T, d_in) -> one (B, T, d_out) per branch."""
+        xhat = self.norm(x)
+        shared = None if self.scale_out is None else self.scale_out()
+        return tuple(branch(xhat, shared) for _, branch in self.branches())

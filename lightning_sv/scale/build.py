@@ -1,0 +1,163 @@
+"""From a strategy to modules: a model names a site, the builder gives it norms and branches."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
+
+from lightning_sv.scale.branch import BranchGroup, ScaledLinear
+from lightning_sv.scale.norm import RMSNorm
+from lightning_sv.scale.strategy import PLACEMENTS, Placement, ScaleStrategy
+from lightning_sv.scale.vector import ROLES, Role, ScaleVector
+
+
+@dataclass(frozen=True)
+class ScaleOptions:
+    """Finer choices that the paper leaves open; those not at their default appear in the label.
+
+    Attributes:
+        placement_at: placement of single branches, site -> token, for instance {lm_head: dp}.
+        role_at: role of single vectors, 'site.scale_in' or 'site.scale_out' -> 'input' | 'output',
+            for instance {v_proj.scale_out: input} to let the output side of v decay under `iwd`.
+        share_scale_out: one output-side vector for the branches of a norm that have equal widths.
+        freeze_input_beta: do not train beta of scale_in where the branch's output is normalized:
+            the loss does not depend on it there, yet Adam moves it.
+    """
+
+    placement_at: dict[str, str] = field(default_factory=dict)
+    role_at: dict[str, str] = field(default_factory=dict)
+    share_scale_out: bool = False
+    freeze_input_beta: bool = False
+
+    def __post_init__(self) -> None:
+        for site, token in self.placement_at.items():
+            if token not in PLACEMENTS:
+                raise ValueError(
+                    f"scale_options.placement_at.{site} is {token!r}; known: {' '.join(PLACEMENTS)}"
+                )
+        for key, role in self.role_at.items():
+            if role not in ROLES or key.rpartition(".")[2] not in ("scale_in", "scale_out", "scale"):
+                raise ValueError(
+                    f"scale_options.role_at has {key!r}: {role!r}; write SITE.scale_in or "
+                    "SITE.scale_out, and a role 'input' or 'output'."
+                )
+
+    def label(self) -> str:
+        """Return '' or '[key=value,...]' for what is not at its default."""
+        words = [f"{site}={token}" for site, token in sorted(self.placement_at.items())]
+        words += [f"{key}={role}" for key, role in sorted(self.role_at.items())]
+        words += [f.name for f in fields(self) if getattr(self, f.name) is True]
+        return f"[{','.join(words)}]" if words else ""
+
+
+class Branch(NamedTuple):
+    """What a model says of a branch it wants: its width, and the width that `dnp` normalizes over."""
+
+    d_out: int
+    norm_width: int
+
+
+class ScaleBuilder:
+    """Gives each site of a model its norm and branches, as strategy and options say.
+
+    Args:
+        strategy: the four axes.
+        options: the exceptions.
+        eps: of every norm.
+    """
+
+    def __init__(self, strategy: ScaleStrategy, options: ScaleOptions | None = None, eps: float = 1e-5):
+        self.strategy, self.options, self.eps = strategy, options or ScaleOptions(), eps
+        self._sites: set[str] = set()
+        self._vectors: set[str] = set()
+        self._roles: set[Role] = set()
+        self._shared_groups = False
+
+    def group(self, site: str, d_in: int, branches: Mapping[str, Branch]) -> BranchGroup:
+        """Build a norm of width d_in at `site` and the branches that read it."""
+        sides = {name: self._sides(name) for name in branches}
+        own_in = self.strategy.per_branch
+        has_in = {row.scale_in for row in sides.values()}
+        if not own_in and len(has_in) == 2:
+            raise ValueError(
+                f"scale_options.placement_at gives only some branches of {site} an input-side scale "
+                "vector, but the strategy shares one between them; add 'hg' to the strategy."
+            )
+        self._shared_groups |= len(branches) > 1 and True in has_in
+        norm_scale = self._vector(site, "scale", d_in, "input") if not own_in and True in has_in else None
+        widths = {branch.d_out for branch in branches.values()}
+        with_out = all(row.scale_out for row in sides.values())
+        one_out = self.options.share_scale_out and len(branches) > 1 and len(widths) == 1 and with_out
+        shared_out = self._vector(site, "scale_out", widths.pop(), "output") if one_out else None
+        built = {}
+        for name, branch in branches.items():
+            row = sides[name]
+            norm_width = branch.norm_width if row.norm_out else None
+            scale_in = self._vector(name, "scale_in", d_in, "input") if own_in and row.scale_in else None
+            scale_out = (
+                self._vector(name, "scale_out", branch.d_out, "output")
+                if row.scale_out and not one_out
+                else None
+            )
+            if self.options.freeze_input_beta and row.norm_out and scale_in is not None:
+                _freeze_beta(scale_in)
+            built[name] = ScaledLinear(
+                d_in,
+                branch.d_out,
+                scale_in=scale_in,
+                scale_out=scale_out,
+                norm_width=norm_width,
+                eps=self.eps,
+            )
+        if self.options.freeze_input_beta and norm_scale is not None and all(r.norm_out for r in sides.values()):
+            _freeze_beta(norm_scale)
+        return BranchGroup(site, RMSNorm(d_in, self.eps, norm_scale), built, shared_out)
+
+    def finish(self, *, warn: bool = True) -> ScaleStrategy:
+        """Check that every exception met its site; return the strategy's meaning in this model.
+
+        Raises:
+            ValueError: a key of the options names a site that the model does not have.
+
+        Warns:
+            UserWarning: a simpler strategy gives the same model (`hg+ap` is `ap`).
+        """
+        for key in self.options.placement_at:
+            if key not in self._sites:
+                raise ValueError(
+                    f"scale_options.placement_at names {key!r}, which is no branch of this model; "
+                    f"its branches: {' '.join(sorted(self._sites))}"
+                )
+        for key in self.options.role_at:
+            if key not in self._vectors:
+                raise ValueError(
+                    f"scale_options.role_at names {key!r}, which is no scale vector of this model; "
+                    f"its scale vectors: {' '.join(sorted(self._vectors)) or 'none'}"
+                )
+        meaning = self.strategy.meaning(frozenset(self._roles), shared_groups=self._shared_groups)
+        if warn and meaning != self.strategy:
+            warnings.warn(
+                f"scale strategy {str(self.strategy)!r} is the same model as {str(meaning)!r}.",
+                stacklevel=3,
+            )
+        return meaning
+
+    def _sides(self, site: str) -> Placement:
+        self._sites.add(site)
+        token = self.options.placement_at.get(site)
+        return self.strategy.sides if token is None else PLACEMENTS[token]
+
+    def _vector(self, site: str, side: str, d: int, role: Role) -> ScaleVector:
+        key = f"{site}.{side}"
+        chosen = self.options.role_at.get(key, role)
+        assert chosen in ROLES
+        actual: Role = "input" if chosen == "input" else "output"
+        self._vectors.add(key)
+        self._roles.add(actual)
+        return self.strategy.vector(d, actual)
+
+
+def _freeze_beta(vector: ScaleVector) -> None:
+    beta = getattr(vector, "beta", None)
+    if beta is not None:
+        beta.requires_grad_(False)

@@ -1,0 +1,235 @@
+"""A scale-vector strategy: one word per axis of the paper, as a short validated string.
+
+`hg+dnp+or+iwd` is at once the Python argument, the YAML value, the command-line override, the name
+of the run and the label in a figure. The four tables below are the axes; a new idea is a new row, or
+a token `package.module:Name` that names a `Placement`, a `Decay` or a `ScaleVector` class of the
+user's own, which is imported when the string is read.
+"""
+
+import difflib
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from lightning_sv.scale.vector import (
+    DirectScale,
+    ExponentialScale,
+    OriginalSpaceScale,
+    Role,
+    ScaleVector,
+)
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Who owns the input-side scale vector: the norm, or each branch it feeds."""
+
+    per_branch: bool
+    summary: str
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which parts of y = [scale_out] * [Norm](W ([scale_in] * xhat)) a branch has."""
+
+    scale_in: bool
+    norm_out: bool
+    scale_out: bool
+    summary: str
+
+
+@dataclass(frozen=True)
+class Decay:
+    """The roles whose scale vectors take part in weight decay."""
+
+    roles: frozenset[Role]
+    summary: str
+
+
+SHARINGS: dict[str, Sharing] = {
+    "shared": Sharing(False, "one gamma per norm, shared by the branches it feeds"),
+    "hg": Sharing(True, "heterogeneity: each branch has a gamma of its own"),
+}
+PLACEMENTS: dict[str, Placement] = {
+    #                in     norm   out
+    "nop": Placement(False, False, False, "no scale vector at all: W xhat"),
+    "bp": Placement(True, False, False, "before the matrix, the standard Llama: W (gb * xhat)"),
+    "ap": Placement(False, False, True, "after the matrix: ga * (W xhat)"),
+    "dp": Placement(True, False, True, "dual: ga * (W (gb * xhat))"),
+    "dnp": Placement(True, True, True, "dual normalized: ga * Norm(W (gb * xhat))"),
+}
+PARAMETERIZATIONS: dict[str, type[ScaleVector]] = {
+    "direct": DirectScale,
+    "or": OriginalSpaceScale,
+    "er": ExponentialScale,
+}
+DECAYS: dict[str, Decay] = {
+    "wd": Decay(frozenset({"input", "output"}), "every scale vector decays"),
+    "iwd": Decay(frozenset({"input"}), "only Input-Norm scale vectors decay"),
+    "owd": Decay(frozenset({"output"}), "only Output-Norm scale vectors decay"),
+    "nowd": Decay(frozenset(), "no scale vector decays"),
+}
+PRESETS: dict[str, str] = {"llama": "shared+bp+direct+wd", "unified": "hg+dnp+or+iwd"}
+
+#: axis (field of `ScaleStrategy`) -> its table; the order is the canonical order of the tokens.
+AXES: dict[str, Mapping[str, Any]] = {
+    "sharing": SHARINGS,
+    "placement": PLACEMENTS,
+    "parameterization": PARAMETERIZATIONS,
+    "decay": DECAYS,
+}
+
+
+@dataclass(frozen=True)
+class ScaleStrategy:
+    """A point on the four axes; nothing is built here.
+
+    Attributes:
+        sharing: 'shared' or 'hg' (paper, Section 3.1).
+        placement: 'nop', 'bp', 'ap', 'dp' or 'dnp' (Section 3.2).
+        parameterization: 'direct', 'or' or 'er' (Section 3.3).
+        decay: 'wd', 'iwd', 'owd' or 'nowd' (Section 2.2).
+
+    >>> str(ScaleStrategy.parse("iwd+or+hg+dnp"))
+    'hg+dnp+or+iwd'
+    >>> str(ScaleStrategy.parse("bp+direct"))
+    'llama'
+    """
+
+    sharing: str = "shared"
+    placement: str = "bp"
+    parameterization: str = "direct"
+    decay: str = "wd"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _row(field.name, getattr(self, field.name))
+
+    @classmethod
+    def parse(cls, text: "str | ScaleStrategy") -> "ScaleStrategy":
+        """Read a strategy: tokens joined by '+' in any order, each axis at most once, or a preset.
+
+        Raises:
+            ValueError: an unknown token, or two tokens of one axis; lists what is known.
+        """
+        if isinstance(text, ScaleStrategy):
+            return text
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"scale strategy {text!r} is empty; {_known()}")
+        tokens = [token.strip() for token in text.split("+")]
+        tokens = [token if ":" in token else token.lower() for token in tokens]
+        if len(tokens) == 1 and tokens[0] in PRESETS:
+            tokens = PRESETS[tokens[0]].split("+")
+        chosen: dict[str, str] = {}
+        for token in tokens:
+            axis = _axis_of(token, text)
+            if axis in chosen:
+                raise ValueError(
+                    f"scale strategy {text!r} names {axis} twice, {chosen[axis]!r} and {token!r}; "
+                    "keep one of them."
+                )
+            chosen[axis] = token
+        return cls(**chosen)
+
+    def __str__(self) -> str:
+        words = [str(getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
+        return "+".join(words) or "llama"
+
+    @property
+    def per_branch(self) -> bool:
+        """Whether each branch owns its input-side scale vector."""
+        return bool(_row("sharing", self.sharing).per_branch)
+
+    @property
+    def sides(self) -> Placement:
+        """What surrounds each matrix."""
+        row = _row("placement", self.placement)
+        assert isinstance(row, Placement)
+        return row
+
+    @property
+    def vector(self) -> type[ScaleVector]:
+        """The class that turns parameters into gamma."""
+        row: type[ScaleVector] = _row("parameterization", self.parameterization)
+        return row
+
+    @property
+    def decayed_roles(self) -> frozenset[Role]:
+        """The roles whose scale vectors decay."""
+        roles: frozenset[Role] = _row("decay", self.decay).roles
+        return roles
+
+    def meaning(self, roles: frozenset[Role], *, shared_groups: bool = True) -> "ScaleStrategy":
+        """The simplest strategy that builds and trains the same model.
+
+        Args:
+            roles: the roles that scale vectors have in the model as built.
+            shared_groups: whether some norm with a scale_in feeds several branches, so that `hg`
+                differs from `shared`.
+        """
+        default = ScaleStrategy()
+        out = self
+        if not shared_groups:
+            out = replace(out, sharing=default.sharing)
+        if not roles:
+            out = replace(out, parameterization=default.parameterization)
+        decayed = self.decayed_roles & roles
+        same = next(name for name, row in DECAYS.items() if row.roles & roles == decayed)
+        return replace(out, decay=same)
+
+
+def _row(axis: str, token: str) -> Any:
+    """Look `token` up in the table of `axis`, importing 'package.module:Name'."""
+    if ":" in token:
+        row = _imported(token)
+        if _axis_of_row(row) != axis:
+            raise ValueError(f"scale token {token!r} is no {axis}; {_known()}")
+        return row
+    table = AXES[axis]
+    if token not in table:
+        raise ValueError(f"unknown {axis} {token!r}; known: {' '.join(table)}")
+    return table[token]
+
+
+def _axis_of(token: str, text: str) -> str:
+    if ":" in token:
+        return _axis_of_row(_imported(token))
+    for axis, table in AXES.items():
+        if token in table:
+            return axis
+    every = [name for table in AXES.values() for name in table]
+    if token in PRESETS:
+        raise ValueError(f"preset {token!r} in {text!r} stands alone: it sets all four axes.")
+    near = difflib.get_close_matches(token, [*every, *PRESETS], n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise ValueError(f"unknown token {token!r}{hint} in scale strategy {text!r}; {_known()}")
+
+
+def _axis_of_row(row: Any) -> str:
+    if isinstance(row, Placement):
+        return "placement"
+    if isinstance(row, Decay):
+        return "decay"
+    if isinstance(row, type) and issubclass(row, ScaleVector):
+        return "parameterization"
+    raise ValueError(
+        f"{row!r} cannot join a scale strategy: a token 'package.module:Name' must name a Placement, "
+        "a Decay or a subclass of ScaleVector."
+    )
+
+
+def _imported(token: str) -> Any:
+    module, _, name = token.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"scale token {token!r} cannot be imported ({error}); it must read 'package.module:Name' "
+            "with the package on PYTHONPATH."
+        ) from error
+
+
+def _known() -> str:
+    axes = "; ".join(f"{axis}: {' '.join(table)}" for axis, table in AXES.items())
+    return f"known: {axes}; presets: {' '.join(PRESETS)}"

@@ -1,0 +1,134 @@
+"""Learnable scale vectors gamma, one class per parameterization (paper, Section 3.3).
+
+Every class starts at gamma = 1 exactly, keeps its parameters in float32 and gives gamma in float32
+(float64 parameters give float64). Shapes: `lead` are leading axes that share a module, such as the
+experts of a mixture; d is the width that is scaled.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Role = Literal["input", "output"]
+ROLES: tuple[Role, ...] = ("input", "output")
+
+
+class ScaleVector(nn.Module, ABC):
+    """A learnable gamma of shape (*lead, d), equal to 1 at initialization.
+
+    A parameterization is one subclass: the parameters, `forward` (parameters -> gamma) and
+    `set_gamma` (gamma -> parameters), which model conversion and folding use.
+
+    Args:
+        d: width of the activation that gamma multiplies.
+        role: 'input' when a linear map follows at once (the paper's Input-Norm), 'output' when
+            none does (Output-Norm). Weight decay reads it.
+        lead: leading axes, for instance (n_expert,).
+    """
+
+    def __init__(self, d: int, role: Role, lead: Sequence[int] = ()):
+        super().__init__()
+        assert role in ROLES, role
+        self.d, self.role, self.lead = d, role, tuple(lead)
+
+    @abstractmethod
+    def forward(self) -> Tensor:
+        """Return gamma, shape (*lead, d)."""
+
+    @abstractmethod
+    def set_gamma(self, gamma: Tensor) -> None:
+        """Set the parameters so that `forward()` is `gamma`, shape (*lead, d).
+
+        Raises:
+            ValueError: where the parameterization cannot represent `gamma`.
+        """
+
+    def reset_parameters(self) -> None:
+        """Set gamma to 1, for instance after a meta device."""
+        self.set_gamma(torch.ones(*self.lead, self.d, device=next(self.parameters()).device))
+
+    def extra_repr(self) -> str:
+        """Show width and role in the printed module."""
+        return f"{'x'.join(map(str, (*self.lead, self.d)))}, role={self.role}"
+
+
+class DirectScale(ScaleVector):
+    """gamma itself is the parameter: the standard RMSNorm (paper, eq. 1).
+
+    Implicit preconditioner of gamma's flow: P = I.
+    """
+
+    def __init__(self, d: int, role: Role, lead: Sequence[int] = ()):
+        super().__init__(d, role, lead)
+        self.gamma = nn.Parameter(torch.ones(*self.lead, d))
+
+    def forward(self) -> Tensor:
+        """Return gamma."""
+        return self.gamma
+
+    @torch.no_grad()
+    def set_gamma(self, gamma: Tensor) -> None:
+        """Copy gamma."""
+        self.gamma.copy_(gamma)
+
+
+class OriginalSpaceScale(ScaleVector):
+    """OR: gamma = beta * Norm(alpha), Norm(alpha) = sqrt(d) alpha / ||alpha|| (paper, Section 3.3).
+
+    Implicit preconditioner: P = d g g^T + rho (I - g g^T), where g = gamma / ||gamma|| and
+    rho = beta^2 d / ||alpha||^2. alpha is scale-invariant. There is no epsilon in the norm, as in
+    the paper: gamma is exactly 1 at initialization (alpha = 1, beta = 1), and alpha = 0 is an error.
+    """
+
+    def __init__(self, d: int, role: Role, lead: Sequence[int] = ()):
+        super().__init__(d, role, lead)
+        self.alpha = nn.Parameter(torch.ones(*self.lead, d))
+        # (1,), not a scalar: FSDP2 cannot shard parameters of zero dimensions.
+        self.beta = nn.Parameter(torch.ones(*self.lead, 1))
+
+    def forward(self) -> Tensor:
+        """Return beta * alpha / rms(alpha)."""
+        return self.alpha * (self.beta * self.alpha.square().mean(-1, keepdim=True).rsqrt())
+
+    @torch.no_grad()
+    def set_gamma(self, gamma: Tensor) -> None:
+        """Set alpha = gamma and beta = ||gamma|| / sqrt(d); a zero vector has no direction."""
+        rms = gamma.square().mean(-1, keepdim=True).sqrt()
+        if (rms == 0).any():
+            raise ValueError(
+                "'or' cannot represent a zero scale vector: it has no direction; convert to 'direct'."
+            )
+        self.alpha.copy_(gamma)
+        self.beta.copy_(rms)
+
+
+class ExponentialScale(ScaleVector):
+    """ER: gamma = exp(beta) * exp(alpha - mean(alpha)) (paper, Section 3.3).
+
+    Starts at alpha = 0, beta = 0. Only positive gamma can be represented; the signs can be
+    absorbed by the linear map beside it.
+    """
+
+    def __init__(self, d: int, role: Role, lead: Sequence[int] = ()):
+        super().__init__(d, role, lead)
+        self.alpha = nn.Parameter(torch.zeros(*self.lead, d))
+        self.beta = nn.Parameter(torch.zeros(*self.lead, 1))
+
+    def forward(self) -> Tensor:
+        """Return exp(beta + alpha - mean(alpha))."""
+        return (self.beta + self.alpha - self.alpha.mean(-1, keepdim=True)).exp()
+
+    @torch.no_grad()
+    def set_gamma(self, gamma: Tensor) -> None:
+        """Set beta = mean(log gamma) and alpha = log gamma - beta; every entry must be positive."""
+        if (gamma <= 0).any():
+            raise ValueError(
+                "'er' represents positive scale vectors only, and this one has an entry <= 0; "
+                "convert to 'direct' or 'or', or flip the signs in the weight beside it."
+            )
+        log_gamma = gamma.log()
+        self.beta.copy_(log_gamma.mean(-1, keepdim=True))
+        self.alpha.copy_(log_gamma - self.beta)
