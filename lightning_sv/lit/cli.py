@@ -1,46 +1,25 @@
 """`lightning-sv fit` and `validate`: LightningCLI with this project's run directory and checks."""
 
-import re
-from difflib import get_close_matches
+import logging
+import time
+import warnings
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import lightning as L
 from jsonargparse import set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from rich.console import Console
+
 from lightning_sv.callbacks import BranchNorms, RunProgress, Scalars
+from lightning_sv.corpus import Tokenizer
 from lightning_sv.lit.checkpoint import AtomicCheckpointIO, LastCheckpoint
 from lightning_sv.lit.data import ShardDataModule
 from lightning_sv.lit.module import PretrainModule
-
-
-class Parser(LightningArgumentParser):
-    """An argument parser whose errors are one sentence and exit with 2."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
-        """Raise ValueError with the message, and the nearest right name for a misspelled key."""
-        text = re.sub(r"\s+", " ", f"{ex or message}").strip()
-        text = re.sub(r"^(Parser key|Validation failed:)\s*", "", text)
-        unknown = re.search(
-            r"(?:Key|Option|Unrecognized arguments?|No action for key|unrecognized arguments?)[:\s]+"
-            r"[\"'`]?-{0,2}(?P<key>[\w.]+)",
-            text,
-        )
-        hint = ""
-        if unknown:
-            keys = self.keys()
-            near = get_close_matches(unknown["key"], keys, n=1, cutoff=0.6)
-            if not near:
-                leaf = unknown["key"].rpartition(".")[2]
-                near = [k for k in keys if k.rpartition(".")[2] in get_close_matches(leaf, [k.rpartition(".")[2] for k in keys], n=1)][:1]
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{text.rstrip('.')}.{hint}") from ex
-
-    def keys(self) -> list[str]:
-        """Return every key that a config may set."""
-        return [action.dest for action in self._actions if action.dest not in ("help", "==SUPPRESS==")]
+from lightning_sv.lit.parser import Parser
+from lightning_sv.lit.summary import print_groups, summarize, write_summary
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -60,6 +39,8 @@ class PretrainCLI(LightningCLI):
     """
 
     run_dir: Path
+    #: figures of the finished run; None where there are none (validate, another rank, a stopped run)
+    summary: dict[str, Any] | None = None
 
     def __init__(self, args: list[str]):
         set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
@@ -116,6 +97,28 @@ class PretrainCLI(LightningCLI):
             self._get(self.config_init, "checkpoint").path = self.run_dir / "checkpoints" / "last.ckpt"
         return super().instantiate_trainer(**kwargs)
 
+    def before_fit(self) -> None:
+        """Check the corpus before anything is written, then say what is about to be trained."""
+        self.datamodule.check(self.model.config.vocab_size)
+        self.model.configure_model()
+        if self.trainer.is_global_zero:
+            print_groups(Console(), self.model, self.trainer.max_steps, self.datamodule)
+        self._began = time.perf_counter()
+
+    def after_fit(self) -> None:
+        """Write and show the summary of a run that reached its last step."""
+        trainer = self.trainer
+        if not trainer.is_global_zero or trainer.global_step < trainer.max_steps:
+            return
+        summary = summarize(trainer, self.model, self.datamodule, time.perf_counter() - self._began)
+        hparams = {key: summary[key] for key in ("model", "label", "seed", "lr", "parameters")}
+        for logger in trainer.loggers:
+            logger.log_hyperparams(hparams, {"final/val_loss": summary["val_loss"]})
+            logger.finalize("success")
+        Tokenizer.load(self.datamodule.corpus.dir).save(self.run_dir)
+        write_summary(self.run_dir, summary)
+        self.summary = summary
+
     def _new_run_dir(self, model: PretrainModule) -> Path:
         given = self._get(self.config, "run_dir")
         resumes = self._get(self.config, "ckpt_path")
@@ -136,3 +139,31 @@ class PretrainCLI(LightningCLI):
                 f"--ckpt_path {path / 'checkpoints' / 'last.ckpt'}."
             )
         return path
+
+
+def parse_model(args: list[str]) -> PretrainModule:
+    """Build the LightningModule that `fit` with these arguments would train, and nothing else."""
+    parser = Parser(parser_mode="omegaconf+")
+    parser.add_argument("--config", action="config")
+    parser.add_argument("--seed_everything", type=bool | int, default=0)
+    parser.add_lightning_class_args(PretrainModule, "model")
+    parser.add_lightning_class_args(ShardDataModule, "data", required=False)
+    for key in ("trainer", "scalars", "branch_norms", "checkpoint", "progress"):
+        parser.add_argument(f"--{key}", type=dict)
+    config = parser.parse_args(args)
+    del config["data"]
+    model: PretrainModule = parser.instantiate(config).model
+    return model
+
+
+def quiet() -> None:
+    """Silence messages of the libraries that say nothing about this run."""
+    for name in ("lightning.pytorch", "lightning.fabric", "litdata"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in (
+        ".*does not have many workers.*",
+        ".*isinstance.treespec, LeafSpec.*",
+        ".*log_every_n_steps.*",
+        ".*Checkpoint directory .* exists and is not empty.*",
+    ):
+        warnings.filterwarnings("ignore", message=message)

@@ -53,9 +53,9 @@ class PretrainModule(L.LightningModule):
         self,
         backbone: BackboneConfig,
         scale: str = "llama",
-        scale_options: ScaleOptions | None = None,
-        optim: OptimConfig | None = None,
-        schedule: ScheduleConfig | None = None,
+        scale_options: ScaleOptions = ScaleOptions(),  # noqa: B008 (frozen)
+        optim: OptimConfig = OptimConfig(),  # noqa: B008
+        schedule: ScheduleConfig = ScheduleConfig(),  # noqa: B008
         tokens_per_param: float = 100.0,
         mask_documents: bool = False,
         compile: bool = False,
@@ -64,9 +64,9 @@ class PretrainModule(L.LightningModule):
         super().__init__()
         self.config = backbone
         self.strategy = ScaleStrategy.parse(scale)
-        self.scale_options = scale_options or ScaleOptions()
-        self.optim = optim or OptimConfig()
-        self.schedule = schedule or ScheduleConfig()
+        self.scale_options = scale_options
+        self.optim = optim
+        self.schedule = schedule
         self.tokens_per_param = tokens_per_param
         self.mask_documents, self.compile_backbone, self.seed = mask_documents, compile, seed
         self.lr = self.optim.lr or tuned_lr(

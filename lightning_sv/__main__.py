@@ -1,0 +1,223 @@
+"""The command `lightning-sv` (also `python -m lightning_sv`).
+
+Exit codes: 0 done, 1 a check or a run failed, 2 wrong input.
+"""
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+
+COMMANDS = {
+    "fit": "train a model (LightningCLI: --config, any key, --print_config, --ckpt_path)",
+    "validate": "validation loss of a checkpoint (LightningCLI)",
+    "prepare": "text -> tokens -> shards",
+    "params": "parameter ledger of a model by role, beside the paper's figures",
+    "compare": "train two strategies in pairs and compare them",
+    "generate": "continue a prompt with a trained model",
+}
+
+USAGE = "usage: lightning-sv COMMAND [--help] ...\n\n" + "\n".join(
+    f"  {name:10} {text}" for name, text in COMMANDS.items()
+)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; `args` without the program's name."""
+    argv = list(sys.argv[1:] if args is None else args)
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0 if argv else 2
+    name, *rest = argv
+    if name == "--version":
+        from lightning_sv import __version__
+
+        print(__version__)
+        return 0
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "prepare": _prepare,
+        "params": _params,
+        "compare": _compare,
+        "generate": _generate,
+    }
+    try:
+        if name in ("fit", "validate"):
+            return _fit([name, *rest])
+        if name not in commands:
+            raise ValueError(f"unknown command {name!r}; known: {' '.join(COMMANDS)}")
+        return commands[name](rest)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (RuntimeError, OSError) as error:
+        if "--traceback" in argv:
+            raise
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted.", file=sys.stderr)
+        return 130
+
+
+def cli() -> None:
+    """Console-script entry point."""
+    sys.exit(main())
+
+
+def _fit(argv: list[str]) -> int:
+    from lightning_sv.lit.cli import PretrainCLI, quiet
+
+    quiet()
+    run = PretrainCLI(argv)
+    if run.summary is not None:
+        from rich.console import Console
+
+        from lightning_sv.lit.summary import print_summary
+        from lightning_sv.paper import draw_run, read_run
+
+        draw_run(read_run(run.run_dir), run.run_dir / "run.png")
+        print_summary(Console(), run.summary, run.run_dir)
+    return 0
+
+
+def _prepare(argv: list[str]) -> int:
+    from lightning_sv.corpus import CorpusConfig, prepare
+    from lightning_sv.lit.parser import Parser
+
+    parser = Parser(prog="lightning-sv prepare", description="Text to tokens to shards.", parser_mode="omegaconf+")
+    parser.add_argument("--config", action="config", help="YAML with data.corpus; repeatable.")
+    parser.add_class_arguments(CorpusConfig, "data.corpus")
+    parser.add_argument("--json", action="store_true", help="Print the manifest as JSON.")
+    config = parser.parse_args(argv)
+    manifest = prepare(parser.instantiate(config).data.corpus, progress=not config.json)
+    train, val = manifest.train, manifest.val
+    if config.json:
+        print(json.dumps({"dir": config.data.corpus.dir, **manifest.to_dict()}, indent=2))
+    else:
+        print(
+            f"{config.data.corpus.dir}: {train.tokens:,} training and {val.tokens:,} validation tokens of "
+            f"{train.documents + val.documents:,} documents ({manifest.duplicates:,} duplicates dropped), "
+            f"tokenizer {manifest.tokenizer}, corpus {manifest.corpus_hash[:12]}"
+        )
+    return 0
+
+
+def _params(argv: list[str]) -> int:
+    from rich.console import Console
+
+    from lightning_sv.lit.parser import Parser
+    from lightning_sv.nn import BackboneConfig
+    from lightning_sv.paper.ledger import ledger
+    from lightning_sv.scale import ScaleOptions
+
+    parser = Parser(prog="lightning-sv params", description="Parameters by role.", parser_mode="omegaconf+")
+    parser.add_argument("--config", action="config", help="YAML of a model or of a run; repeatable.")
+    parser.add_class_arguments(BackboneConfig, "model.backbone")
+    parser.add_argument("--model.scale", type=str, default="llama", help="Scale-vector strategy.")
+    parser.add_class_arguments(ScaleOptions, "model.scale_options")
+    for key in ("optim", "schedule"):
+        parser.add_argument(f"--model.{key}", type=dict, help="Not used here.")
+    for key in ("tokens_per_param", "mask_documents", "compile", "seed"):
+        parser.add_argument(f"--model.{key}", type=float | None, help="Not used here.")
+    for key in ("data", "trainer", "scalars", "branch_norms", "checkpoint", "progress"):
+        parser.add_argument(f"--{key}", type=dict, help="Not used here.")
+    parser.add_argument("--json", action="store_true", help="Print JSON.")
+    config = parser.parse_args(argv)
+    made = parser.instantiate(config)
+    book = ledger(made.model.backbone, config.model.scale, made.model.scale_options)
+    if config.json:
+        print(json.dumps(book.to_dict(), indent=2))
+    else:
+        book.print(Console())
+    return 0
+
+
+def _compare(argv: list[str]) -> int:
+    import shlex
+    from argparse import ArgumentParser
+
+    from rich.console import Console
+
+    from lightning_sv.paper import Arm, compare
+
+    parser = ArgumentParser(
+        prog="lightning-sv compare",
+        description="Train two strategies on the same seeds and data order, and compare them in pairs. "
+        "Arguments that are not listed here go to `fit` of both arms (--config, any key).",
+    )
+    parser.add_argument("--a", required=True, help="Strategy compared with, usually llama.")
+    parser.add_argument("--b", required=True, help="Strategy in question.")
+    parser.add_argument("--seeds", type=int, default=3, help="Number of pairs.")
+    parser.add_argument("--a_args", default="", help='Arguments of A alone, e.g. "--model.backbone.init_std 0.03".')
+    parser.add_argument("--b_args", default="", help="Arguments of B alone.")
+    parser.add_argument("--a_label", help="Name of A in table and chart; the strategy by default.")
+    parser.add_argument("--b_label", help="Name of B.")
+    parser.add_argument("--out", help="Directory; runs/compare/<A>_vs_<B> by default.")
+    parser.add_argument("--jobs", type=int, help="Runs at a time; one a core, four at most, by default.")
+    parser.add_argument("--json", action="store_true", help="Print the figures as JSON on stdout.")
+    options, shared = parser.parse_known_args(argv)
+    a = Arm(options.a_label or options.a, options.a, tuple(shlex.split(options.a_args)))
+    b = Arm(options.b_label or options.b, options.b, tuple(shlex.split(options.b_args)))
+    _refuse_equal(a.scale, b.scale, equal_args=a.args == b.args, shared=[*shared, *a.args])
+    result = compare(a, b, seeds=range(options.seeds), args=shared, out=options.out, jobs=options.jobs)
+    if options.json:
+        print(result.to_json())
+    else:
+        result.print(Console())
+    return 0
+
+
+def _refuse_equal(a: str, b: str, *, equal_args: bool, shared: list[str]) -> None:
+    """Refuse two strategies that are one model, before an hour is spent on them."""
+    from lightning_sv.lit.cli import parse_model
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        models = [parse_model([*shared, "--model.scale", scale]) for scale in (a, b)]
+    meanings = [str(model.meaning) for model in models]
+    if equal_args and meanings[0] == meanings[1]:
+        raise ValueError(
+            f"strategies {a!r} and {b!r} are the same model, {meanings[0]!r}; compare two that differ."
+        )
+
+
+def _generate(argv: list[str]) -> int:
+    from argparse import ArgumentParser
+    from pathlib import Path
+
+    from lightning_sv.corpus import Tokenizer
+    from lightning_sv.lit.generate import generate
+    from lightning_sv.lit.module import load_backbone
+    from lightning_sv.paper import read_run
+
+    parser = ArgumentParser(prog="lightning-sv generate", description="Continue a prompt.")
+    parser.add_argument("run", help="A run directory.")
+    parser.add_argument("--prompt", default="", help="Text to continue; empty starts a document.")
+    parser.add_argument("--tokens", type=int, default=120, help="Tokens to sample at most.")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the most likely token.")
+    parser.add_argument("--top_k", type=int, default=50, help="Sample among this many tokens.")
+    parser.add_argument("--seed", type=int, default=0, help="Of the sampling.")
+    parser.add_argument("--json", action="store_true", help="Print prompt and continuation as JSON.")
+    options = parser.parse_args(argv)
+    directory = Path(options.run)
+    run = read_run(directory, complete=False)
+    model = load_backbone(str(directory / "checkpoints" / "last.ckpt"))
+    tokenizer = Tokenizer.load(directory)
+    ids = [tokenizer.eot, *tokenizer.encode(options.prompt)]
+    out = generate(
+        model,
+        ids,
+        options.tokens,
+        context=int(run.config["data"]["seq_len"]),
+        temperature=options.temperature,
+        top_k=options.top_k,
+        eot=tokenizer.eot,
+        seed=options.seed,
+    )
+    text = tokenizer.decode(out)
+    print(json.dumps({"prompt": options.prompt, "text": text}) if options.json else options.prompt + text)
+    return 0
+
+
+if __name__ == "__main__":
+    cli()

@@ -1,0 +1,83 @@
+"""What a corpus is made of: the settings of one preparation."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_UNITS = {"": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
+# Where a corpus lies and how many threads made it say nothing about its content.
+_NOT_CONTENT = ("dir", "workers")
+
+
+@dataclass(frozen=True)
+class CorpusConfig:
+    """The text, the tokenizer and the split of one prepared corpus.
+
+    Args:
+        dir: Folder of the prepared corpus; made by `prepare`, read by training.
+        source: Where the text comes from: 'stdlib' (Python sources on this machine), 'files:PATH[,PATH...]'
+            (files, folders or globs of .txt .md .py .jsonl .jsonl.gz .jsonl.zst .parquet), or 'hf:NAME'
+            (a dataset of the Hugging Face hub, or a builder such as 'hf:json' with hf_data_files), streamed.
+        tokenizer: 'bpe:N' (a byte-level BPE of N tokens trained on the corpus), 'gpt2' (50,257 tokens), a path to
+            a tokenizer.json, or a path to GPT-2's ranks (*.tiktoken) where there is no network.
+        val_fraction: Share of the documents held out, chosen by a hash of their text, whatever their order.
+        max_bytes: Take no more UTF-8 bytes of text than this; null takes all (for 'stdlib': 75 MB).
+        text_field: Name of the text column in .jsonl, .parquet and Hugging Face data.
+        hf_subset: Configuration name of the Hugging Face dataset.
+        hf_split: Split of the Hugging Face dataset.
+        hf_data_files: Data files for a Hugging Face builder: a path, a glob, or several, separated by commas.
+        licence: Licence of the text, kept in the manifest; 'stdlib' fills in its own.
+        workers: Threads that encode; null takes every core.
+        chunk_bytes: Size of a shard: bytes, or a number with KB, MB or GB (powers of 1,024).
+    """
+
+    dir: str = "data/stdlib"
+    source: str = "stdlib"
+    tokenizer: str = "bpe:1024"
+    val_fraction: float = 0.01
+    max_bytes: int | None = None
+    text_field: str = "text"
+    hf_subset: str | None = None
+    hf_split: str = "train"
+    hf_data_files: str | None = None
+    licence: str | None = None
+    workers: int | None = None
+    chunk_bytes: str = "64MB"
+
+    def __post_init__(self) -> None:
+        if not self.dir.strip():
+            raise ValueError("dir is empty; name the folder of the corpus, for example dir=data/stdlib.")
+        kind, _, rest = self.source.partition(":")
+        if not (self.source == "stdlib" or (kind in ("files", "hf") and rest.strip())):
+            raise ValueError(
+                f"source={self.source!r} is not known; use 'stdlib', 'files:PATH[,PATH...]' or 'hf:NAME'."
+            )
+        if not 0.0 < self.val_fraction < 1.0:
+            raise ValueError(
+                f"val_fraction={self.val_fraction} must lie between 0 and 1, both excluded: "
+                "training needs some documents and validation needs some others."
+            )
+        for name in ("max_bytes", "workers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1, or null.")
+        _ = self.chunk_size  # parsed here so that a bad value is refused before any work
+
+    @property
+    def chunk_size(self) -> int:
+        """`chunk_bytes` as a number of bytes."""
+        match = re.fullmatch(r"\s*(\d+)\s*([KMG]B)?\s*", str(self.chunk_bytes), re.IGNORECASE)
+        size = int(match[1]) * _UNITS[(match[2] or "").upper()] if match else 0
+        # Offsets inside a shard are 32-bit in litdata's format.
+        if not 0 < size <= 2 << 30:
+            raise ValueError(
+                f"chunk_bytes={self.chunk_bytes!r} is not a size from 1 byte to 2 GB; write for example '64MB'."
+            )
+        return size
+
+    def settings(self) -> dict[str, Any]:
+        """The settings that decide the content: two corpora with equal settings need not both be made."""
+        settings = {key: value for key, value in asdict(self).items() if key not in _NOT_CONTENT}
+        return settings | {"chunk_bytes": self.chunk_size}

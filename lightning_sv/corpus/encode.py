@@ -1,0 +1,70 @@
+"""Encoding on several threads, in order, with a bounded amount of text in memory."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from lightning_sv.corpus.document import Document
+from lightning_sv.corpus.tokenizer import Tokenizer
+
+# Text handed to a thread at once: large enough to hide the hand-over, small enough to share evenly.
+_BATCH_BYTES = 1 << 19
+_BATCHES_PER_WORKER = 4
+
+
+def encode_documents(
+    documents: Iterable[Document], tokenizer: Tokenizer, workers: int | None = None
+) -> Iterator[tuple[Document, np.ndarray]]:
+    """Each document with its ids and the end-of-text token, in the order given.
+
+    Threads, not processes: both libraries leave the interpreter's lock while they encode, and nothing has to be
+    copied, pickled or cleaned up.
+
+    Args:
+        documents: What to encode; read only a few batches ahead.
+        tokenizer: Encodes a batch of texts at once.
+        workers: Number of threads; None takes every core.
+    """
+    # Threads of our own keep all cores busy, reading included; those inside the library would only compete, and
+    # would warn in every process forked later.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    eot = np.array([tokenizer.eot], dtype=tokenizer.dtype)
+    workers = workers or os.cpu_count() or 1
+    waiting: deque[tuple[list[Document], Future[list[np.ndarray]]]] = deque()
+    with ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool:
+        try:
+            for batch in _batches(documents):
+                texts = [document.text for document in batch]
+                waiting.append((batch, pool.submit(tokenizer.encode_batch, texts)))
+                while len(waiting) > _BATCHES_PER_WORKER * workers:
+                    yield from _collect(waiting, eot)
+            while waiting:
+                yield from _collect(waiting, eot)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # on an error or Ctrl-C, leave at once
+
+
+def _collect(
+    waiting: deque[tuple[list[Document], Future[list[np.ndarray]]]], eot: np.ndarray
+) -> Iterator[tuple[Document, np.ndarray]]:
+    batch, future = waiting.popleft()
+    for document, ids in zip(batch, future.result(), strict=True):
+        yield document, np.concatenate((ids, eot))
+
+
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    n_bytes = 0
+    for document in documents:
+        batch.append(document)
+        n_bytes += document.n_bytes
+        if n_bytes >= _BATCH_BYTES:
+            yield batch
+            batch, n_bytes = [], 0
+    if batch:
+        yield batch

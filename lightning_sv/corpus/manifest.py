@@ -1,0 +1,169 @@
+"""The manifest of a prepared corpus: what it is, how it was made, and the hashes that identify it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from lightning_sv.corpus.ngram import NgramBaseline
+
+FORMAT_VERSION = 1
+FILENAME = "manifest.json"
+SPLITS = ("train", "val")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of tokens: its path inside the corpus, size, hash, and how much it holds."""
+
+    file: str
+    bytes: int
+    sha256: str
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class SplitInfo:
+    """One split: documents, tokens (end-of-text included), UTF-8 bytes of its text, largest id, shards."""
+
+    documents: int
+    tokens: int
+    bytes: int
+    largest_token: int
+    shards: tuple[Shard, ...]
+
+    def blocks(self, seq_len: int) -> int:
+        """Sequences of seq_len + 1 tokens it gives: the end of a shard that fills no block is left out."""
+        return sum(shard.tokens // (seq_len + 1) for shard in self.shards)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What `prepare` made; the file manifest.json, whose presence says that the corpus is complete.
+
+    Attributes:
+        version: Of this format.
+        source: The source as configured.
+        licence: Of the text, None if unknown.
+        packages: Versions of the packages the text was taken from (source 'stdlib').
+        settings: All settings that decide the content.
+        tokenizer: The tokenizer as configured.
+        tokenizer_file: Its canonical file inside the corpus.
+        tokenizer_sha256: sha256 of that file.
+        vocab_size: Ids lie in [0, vocab_size).
+        eot: Id of the token that ends every document.
+        dtype: 'uint16' or 'uint32'.
+        splits: 'train' and 'val'.
+        duplicates: Documents dropped because another had the same text.
+        unreadable: Source files left out because they are no UTF-8.
+        ngram: Cross-entropies of n-gram models on the validation split.
+        corpus_hash: Identifies tokens and tokenizer: results of two corpora compare only if it is equal.
+    """
+
+    version: int
+    source: str
+    licence: str | None
+    packages: dict[str, str]
+    settings: dict[str, Any]
+    tokenizer: str
+    tokenizer_file: str
+    tokenizer_sha256: str
+    vocab_size: int
+    eot: int
+    dtype: str
+    splits: dict[str, SplitInfo]
+    duplicates: int
+    unreadable: int
+    ngram: NgramBaseline
+    corpus_hash: str
+
+    @property
+    def train(self) -> SplitInfo:
+        """The training split."""
+        return self.splits["train"]
+
+    @property
+    def val(self) -> SplitInfo:
+        """The validation split."""
+        return self.splits["val"]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all shards on disk."""
+        return sum(shard.bytes for split in self.splits.values() for shard in split.shards)
+
+    def verify(
+        self,
+        dir: str | Path,
+        *,
+        vocab_size: int | None = None,
+        seq_len: int | None = None,
+        tokenizer: str | None = None,
+        checksums: bool | None = None,
+    ) -> None:
+        """Check that the files in `dir` are what this manifest says; see `lightning_sv.corpus.verify`."""
+        from lightning_sv.corpus.verify import verify  # it imports this module for the types
+
+        verify(self, dir, vocab_size=vocab_size, seq_len=seq_len, tokenizer=tokenizer, checksums=checksums)
+
+    def save(self, dir: str | Path) -> None:
+        """Write manifest.json in one step: it is there whole, or not at all."""
+        path = Path(dir) / FILENAME
+        part = path.with_suffix(".json.tmp")
+        with part.open("w") as file:
+            json.dump(asdict(self), file, indent=2, sort_keys=True)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+
+    @classmethod
+    def load(cls, dir: str | Path) -> Manifest:
+        """Read the manifest of a prepared corpus.
+
+        Raises:
+            ValueError: There is none, it is damaged, of another format version, or names a file outside `dir`.
+        """
+        path = Path(dir) / FILENAME
+        if not path.is_file():
+            raise ValueError(f"{path} does not exist, so there is no complete corpus in {dir}; prepare it first.")
+        try:
+            data = json.loads(path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{path}: no valid JSON ({error}); delete {dir} and prepare it again.") from None
+        version = data.get("version") if isinstance(data, dict) else None
+        if version != FORMAT_VERSION:
+            raise ValueError(
+                f"{path}: has format version {version!r}, this code reads {FORMAT_VERSION}; "
+                f"delete {dir} and prepare it again."
+            )
+        try:
+            splits = {name: _split(data["splits"][name]) for name in SPLITS}
+            manifest = _build(cls, data | {"splits": splits, "ngram": _build(NgramBaseline, data["ngram"])})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path}: is incomplete ({error!r}); delete {dir} and prepare it again.") from None
+        for name in (manifest.tokenizer_file, *(shard.file for split in splits.values() for shard in split.shards)):
+            if not isinstance(name, str) or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                raise ValueError(f"{path}: names the file {name!r} outside {dir}; do not use this corpus.")
+        if manifest.corpus_hash != corpus_hash(manifest.tokenizer_sha256, splits):
+            raise ValueError(f"{path}: its hashes do not add up to its corpus_hash; it was edited, prepare it again.")
+        return manifest
+
+
+def corpus_hash(tokenizer_sha256: str, splits: dict[str, SplitInfo]) -> str:
+    """One hash for the tokens of all splits, their order and shards, and the tokenizer."""
+    content = [tokenizer_sha256, *([name, *(s.sha256 for s in splits[name].shards)] for name in SPLITS)]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _split(data: dict[str, Any]) -> SplitInfo:
+    return _build(SplitInfo, data | {"shards": tuple(_build(Shard, shard) for shard in data["shards"])})
+
+
+def _build(cls: type, data: dict[str, Any]) -> Any:
+    """An instance from the keys it knows; a missing one is a KeyError, an unknown one is ignored."""
+    return cls(**{field.name: data[field.name] for field in fields(cls)})

@@ -1,0 +1,172 @@
+"""Text to a prepared corpus: read, train the tokenizer, encode, write, count, publish."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from filelock import FileLock
+
+from lightning_sv.corpus.config import CorpusConfig
+from lightning_sv.corpus.document import Source
+from lightning_sv.corpus.encode import encode_documents
+from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, Manifest, SplitInfo, corpus_hash
+from lightning_sv.corpus.ngram import ngram_baseline
+from lightning_sv.corpus.progress import Progress
+from lightning_sv.corpus.shards import iter_shards
+from lightning_sv.corpus.sources import UniqueDocuments, open_source
+from lightning_sv.corpus.tokenizer import JsonTokenizer, Tokenizer, bpe_size, open_tokenizer
+from lightning_sv.corpus.writer import ShardWriter
+
+# A byte-level BPE changes little with more text than this, and training keeps its words in memory.
+BPE_SAMPLE_BYTES = 32_000_000
+
+
+def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
+    """Make the corpus that a config describes, or find that it is already there.
+
+    The work is done in a hidden folder beside `config.dir`, which is renamed when all is written: `config.dir`
+    exists only complete. A second process that prepares the same folder waits for the first.
+
+    Args:
+        config: What to make, and where.
+        progress: Show a bar for each phase.
+
+    Returns:
+        The manifest, also in `config.dir`/manifest.json.
+
+    Raises:
+        ValueError: The text or the tokenizer cannot be had, gives no document for one of the splits, or
+            `config.dir` already holds something else.
+    """
+    target = Path(config.dir).expanduser().resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(target.parent / f".{target.name}.lock"):
+        partial = target.parent / f".{target.name}.partial"
+        if partial.exists():  # left by an interrupted run; the lock says that nobody is at it
+            shutil.rmtree(partial)
+        if (found := _existing(config, target)) is not None:
+            return found
+        try:
+            partial.mkdir()
+            manifest = _build(config, partial, Progress(progress))
+            manifest.save(partial)
+            partial.rename(target)  # replaces an empty folder, never a full one
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return manifest
+
+
+def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
+    """The corpus in `target` if it is the one asked for; None if there is nothing."""
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return None
+    if not (target / FILENAME).is_file():
+        raise ValueError(f"dir={config.dir} exists and holds no prepared corpus; choose another dir, or delete it.")
+    manifest = Manifest.load(target)
+    wanted = config.settings()
+    differing = [
+        f"{key}={json.dumps(manifest.settings.get(key))} there, {json.dumps(value)} wanted"
+        for key, value in wanted.items()
+        if manifest.settings.get(key) != value
+    ]
+    if differing:
+        raise ValueError(
+            f"dir={config.dir} holds a corpus made with other settings ({'; '.join(differing)}); "
+            "choose another dir, or delete it."
+        )
+    # The same name may by now stand for another tokenizer file, or the files here may be damaged.
+    manifest.verify(target, tokenizer=config.tokenizer, checksums=False)
+    return manifest
+
+
+def _build(config: CorpusConfig, folder: Path, progress: Progress) -> Manifest:
+    size = bpe_size(config.tokenizer)
+    tokenizer = open_tokenizer(config.tokenizer) if size is None else None  # a bad path fails before any reading
+    source = open_source(config, progress)
+    if tokenizer is None:
+        assert size is not None
+        tokenizer = _train_bpe(config, source, size, progress)
+    splits, duplicates = _write_splits(config, source, tokenizer, folder, progress)
+    tokenizer_file = tokenizer.save(folder)
+    streams = {name: list(iter_shards(folder / name, tokenizer.dtype)) for name in splits}
+    with progress.phase("counting n-grams", sum(map(len, streams.values())), unit="shards") as step:
+        train, val = (_counted(streams[name], step) for name in ("train", "val"))
+        ngram = ngram_baseline(train, val, tokenizer.vocab_size, tokenizer.eot)
+    return Manifest(
+        version=FORMAT_VERSION,
+        source=config.source,
+        licence=config.licence or source.licence,
+        packages=source.packages,
+        settings=config.settings(),
+        tokenizer=config.tokenizer,
+        tokenizer_file=tokenizer_file.name,
+        tokenizer_sha256=tokenizer.sha256,
+        vocab_size=tokenizer.vocab_size,
+        eot=tokenizer.eot,
+        dtype=tokenizer.dtype.name,
+        splits=splits,
+        duplicates=duplicates,
+        unreadable=source.unreadable,
+        ngram=ngram,
+        corpus_hash=corpus_hash(tokenizer.sha256, splits),
+    )
+
+
+def _train_bpe(config: CorpusConfig, source: Source, size: int, progress: Progress) -> Tokenizer:
+    """A BPE learned on the first training documents; validation text stays unseen."""
+    documents = (d for d in UniqueDocuments(source, config.max_bytes) if not d.held_out(config.val_fraction))
+    total = min(BPE_SAMPLE_BYTES, source.total_bytes or BPE_SAMPLE_BYTES)
+    with progress.phase("training BPE", total) as step:
+
+        def sample() -> Iterator[str]:
+            taken = 0
+            for document in documents:
+                step(document.n_bytes)
+                yield document.text
+                taken += document.n_bytes
+                if taken >= BPE_SAMPLE_BYTES:
+                    return
+
+        # An empty source is reported as that, not as too little text for a tokenizer.
+        texts = sample()
+        first = next(texts, None)
+        if first is None:
+            raise _no_documents(config, "training")
+        return JsonTokenizer.train(chain((first,), texts), size)
+
+
+def _write_splits(
+    config: CorpusConfig, source: Source, tokenizer: Tokenizer, folder: Path, progress: Progress
+) -> tuple[dict[str, SplitInfo], int]:
+    """Encode every document into its split; also the number of duplicates left out."""
+    writers = {name: ShardWriter(folder / name, config.chunk_size, tokenizer.dtype) for name in ("train", "val")}
+    documents = UniqueDocuments(source, config.max_bytes)
+    total = min((n for n in (source.total_bytes, config.max_bytes) if n is not None), default=None)
+    with progress.phase("encoding", total) as step:
+        for document, ids in encode_documents(documents, tokenizer, config.workers):
+            writers["val" if document.held_out(config.val_fraction) else "train"].add(ids, document.n_bytes)
+            step(document.n_bytes)
+    for name, writer in writers.items():
+        if not writer.documents:
+            raise _no_documents(config, "training" if name == "train" else "validation")
+    return {name: writer.finish() for name, writer in writers.items()}, documents.duplicates
+
+
+def _counted(streams: Iterable[np.ndarray], step: Callable[[int], None]) -> Iterator[np.ndarray]:
+    for ids in streams:
+        yield ids
+        step(1)
+
+
+def _no_documents(config: CorpusConfig, split: str) -> ValueError:
+    return ValueError(
+        f"source={config.source} gives no {split} document with val_fraction={config.val_fraction} and "
+        f"max_bytes={config.max_bytes}; add documents, or change these two."
+    )
+
+

@@ -1,0 +1,234 @@
+"""Text to token ids and back, with one canonical file that says exactly how."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import tiktoken
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+END_OF_TEXT = "<|endoftext|>"
+# Names that published tokenizers give to the token that ends a document; the first one found is taken.
+_END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
+# sha256 of GPT-2's 50,256 byte-pair ranks, in tiktoken's own file format.
+GPT2_RANKS_SHA256 = "1306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
+_GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+_MAX_FILE_BYTES = 256 << 20
+
+
+class Tokenizer(ABC):
+    """A tokenizer and its end-of-text token: decode(encode(x)) == x for byte-level ones.
+
+    Text is always plain text: where it spells a special token, the letters are encoded, not the token.
+
+    Attributes:
+        filename: Name of its canonical file inside a corpus.
+        vocab_size: One more than the largest id.
+        eot: Id of the token that ends a document.
+    """
+
+    filename: ClassVar[str]
+    vocab_size: int
+    eot: int
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of one text, without the end-of-text token."""
+        return self.encode_batch([text])[0].tolist()
+
+    @abstractmethod
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of many texts, each 1-D and of `dtype`; safe to call from several threads."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a sequence of ids; special tokens are spelled out."""
+
+    @abstractmethod
+    def to_bytes(self) -> bytes:
+        """The content of the canonical file."""
+
+    @property
+    def sha256(self) -> str:
+        """sha256 of the canonical file: equal for two tokenizers that were made from the same data."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    @property
+    def dtype(self) -> np.dtype:
+        """uint16 up to 65,536 ids, uint32 above."""
+        return np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the canonical file into a folder and return its path."""
+        path = Path(folder) / self.filename
+        path.write_bytes(self.to_bytes())
+        return path
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Tokenizer:
+        """Read the tokenizer of a prepared corpus."""
+        for kind in (JsonTokenizer, RanksTokenizer):
+            if (path := Path(folder) / kind.filename).is_file():
+                return kind.from_bytes(read_limited(path), str(path))
+        raise ValueError(f"{folder}: holds neither tokenizer.json nor gpt2.tiktoken; prepare the corpus again.")
+
+
+class JsonTokenizer(Tokenizer):
+    """A tokenizer of the `tokenizers` library; its canonical file is the tokenizer.json, byte for byte."""
+
+    filename = "tokenizer.json"
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, raw: bytes, where: str) -> None:
+        self._tokenizer, self._raw = tokenizer, raw
+        tokenizer.encode_special_tokens = True  # special tokens in the text are text
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self.vocab_size = max(tokenizer.get_vocab().values(), default=0) + 1
+        eot = next((i for name in _END_OF_TEXT_NAMES if (i := tokenizer.token_to_id(name)) is not None), None)
+        if eot is None:
+            raise ValueError(
+                f"{where}: has no end-of-text token; add one of {', '.join(_END_OF_TEXT_NAMES)} to the tokenizer."
+            )
+        self.eot = eot
+
+    @classmethod
+    def from_bytes(cls, raw: bytes, where: str) -> JsonTokenizer:
+        """Read a tokenizer.json; `where` names it in errors."""
+        try:
+            return cls(tokenizers.Tokenizer.from_buffer(raw), raw, where)
+        except ValueError:
+            raise
+        except Exception as error:  # the library raises a bare Exception
+            raise ValueError(f"{where}: is no tokenizer.json ({error}); check the path.") from None
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int) -> JsonTokenizer:
+        """Learn a byte-level BPE: 256 bytes, the end-of-text token (id 0) and vocab_size - 257 merges."""
+        tokenizer = tokenizers.Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+        tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+        if (learned := tokenizer.get_vocab_size()) < vocab_size:
+            raise ValueError(
+                f"tokenizer=bpe:{vocab_size} needs more text: this corpus gives only {learned} tokens; "
+                f"add text or use bpe:{learned}."
+            )
+        return cls.from_bytes(tokenizer.to_str().encode(), f"bpe:{vocab_size}")
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of many texts, each 1-D and of `dtype`; safe to call from several threads."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a sequence of ids; special tokens are spelled out."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def to_bytes(self) -> bytes:
+        """The content of the canonical file."""
+        return self._raw
+
+
+class RanksTokenizer(Tokenizer):
+    """GPT-2 on tiktoken, built from its table of ranks; the canonical file lists `base64(token) rank`."""
+
+    filename = "gpt2.tiktoken"
+
+    def __init__(self, ranks: dict[bytes, int]) -> None:
+        self._ranks = ranks
+        self.eot = len(ranks)
+        self.vocab_size = self.eot + 1
+        self._encoding = tiktoken.Encoding(
+            "gpt2", pat_str=_GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: self.eot}
+        )
+
+    @classmethod
+    def from_bytes(cls, raw: bytes, where: str) -> RanksTokenizer:
+        """Read a file of ranks; `where` names it in errors. Only GPT-2's are taken: others split words otherwise."""
+        try:
+            rows = (line.split() for line in raw.splitlines() if line)
+            ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in rows}
+        except ValueError:
+            ranks = {}
+        if hashlib.sha256(_dump_ranks(ranks)).hexdigest() != GPT2_RANKS_SHA256:
+            raise ValueError(
+                f"{where}: does not hold GPT-2's ranks; use the gpt2.tiktoken that the openai-whisper sources "
+                "carry in whisper/assets, or a tokenizer.json."
+            )
+        return cls(ranks)
+
+    @classmethod
+    def download(cls) -> RanksTokenizer:
+        """GPT-2 as tiktoken itself fetches it, or finds it in its own cache."""
+        try:
+            encoding = tiktoken.get_encoding("gpt2")
+        except Exception as error:  # requests' errors, and others with a damaged cache
+            raise ValueError(
+                "tokenizer=gpt2 could not be downloaded; without a network, set tokenizer to the path of a "
+                "gpt2.tiktoken file (the openai-whisper sources carry it in whisper/assets)."
+            ) from error
+        tokens = (encoding.decode_single_token_bytes(rank) for rank in range(encoding.eot_token))
+        return cls({token: rank for rank, token in enumerate(tokens)})
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of many texts, each 1-D and of `dtype`; safe to call from several threads."""
+        encode = self._encoding.encode_to_numpy
+        return [encode(text, disallowed_special=()).astype(self.dtype) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a sequence of ids; special tokens are spelled out."""
+        return self._encoding.decode(list(ids))
+
+    def to_bytes(self) -> bytes:
+        """The content of the canonical file."""
+        return _dump_ranks(self._ranks)
+
+
+def bpe_size(spec: str) -> int | None:
+    """N of 'bpe:N', None for any other specification."""
+    if not spec.startswith("bpe:"):
+        return None
+    number = spec.removeprefix("bpe:").replace(",", "").replace("_", "")
+    size = int(number) if number.isdecimal() else 0
+    if not 257 <= size <= 1 << 20:
+        raise ValueError(f"tokenizer={spec!r}: the size must be a whole number from 257 (all bytes) to 1,048,576.")
+    return size
+
+
+def open_tokenizer(spec: str) -> Tokenizer:
+    """The tokenizer that needs no training: 'gpt2', a tokenizer.json or a *.tiktoken file.
+
+    Raises:
+        ValueError: No such file, a file of another kind, or GPT-2 without a network.
+    """
+    if spec == "gpt2":
+        return RanksTokenizer.download()
+    path = Path(spec).expanduser()
+    kind = RanksTokenizer if path.suffix == ".tiktoken" else JsonTokenizer
+    return kind.from_bytes(read_limited(path), f"tokenizer={spec}")
+
+
+def _dump_ranks(ranks: dict[bytes, int]) -> bytes:
+    rows = sorted((rank, token) for token, rank in ranks.items())
+    return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in rows)
+
+
+def read_limited(path: Path) -> bytes:
+    """The bytes of a tokenizer file, unless it is far too large to be one."""
+    if not path.is_file():
+        raise ValueError(f"tokenizer={path}: there is no such file; use 'bpe:N', 'gpt2' or the path of a file.")
+    if path.stat().st_size > _MAX_FILE_BYTES:
+        raise ValueError(f"{path}: is larger than {_MAX_FILE_BYTES:,} bytes and no tokenizer; check the path.")
+    return path.read_bytes()

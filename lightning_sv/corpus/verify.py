@@ -1,0 +1,128 @@
+"""Checks that a prepared corpus is whole, unaltered, and fits the model that is to read it.
+
+litdata notices a damaged shard late and obscurely: a short one is a time-out in the middle of an epoch, a wrong
+id nothing at all, a block longer than a shard an empty dataset. So everything is checked when training is set up.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from lightning_sv.corpus.manifest import SPLITS, Manifest
+from lightning_sv.corpus.tokenizer import GPT2_RANKS_SHA256, bpe_size, open_tokenizer
+from lightning_sv.corpus.writer import file_sha256
+
+# Up to this size shards are hashed unless told otherwise: a second or two.
+CHECKSUM_BYTES = 2 << 30
+# What litdata calls 1-D NumPy arrays of these types. Nothing else is read: some of its formats are pickles.
+_DATA_FORMATS = {"uint16": ["no_header_numpy:5"], "uint32": ["no_header_numpy:6"]}
+
+
+def verify(
+    manifest: Manifest,
+    dir: str | Path,
+    *,
+    vocab_size: int | None = None,
+    seq_len: int | None = None,
+    tokenizer: str | None = None,
+    checksums: bool | None = None,
+) -> None:
+    """Check the files of a corpus against its manifest, and the corpus against a model.
+
+    Args:
+        manifest: Of the corpus.
+        dir: Its folder.
+        vocab_size: Of the model; at least the corpus's own (larger is padding).
+        seq_len: Both splits must hold a block of seq_len + 1 tokens.
+        tokenizer: The tokenizer in the user's config; must be what the corpus was made with.
+        checksums: Hash every shard, at 1 GB a second or more; None does so up to 2 GB in total.
+
+    Raises:
+        ValueError: The first thing that does not hold, the file it is about, and what to do.
+    """
+    root = Path(dir)
+    _check_tokenizer(manifest, root, tokenizer)
+    if vocab_size is not None and vocab_size < manifest.vocab_size:
+        raise ValueError(
+            f"The model's vocab_size={vocab_size} is smaller than the {manifest.vocab_size} of the corpus in {dir}; "
+            f"set vocab_size to {manifest.vocab_size} or more."
+        )
+    if checksums is None:
+        checksums = manifest.total_bytes <= CHECKSUM_BYTES
+    for name in SPLITS:
+        _check_split(manifest, root, name, checksums)
+        split = manifest.splits[name]
+        if seq_len is not None and not split.blocks(seq_len):
+            longest = max((shard.tokens for shard in split.shards), default=0)
+            raise ValueError(
+                f"{root / name}: seq_len={seq_len} needs a shard of {seq_len + 1} tokens, the largest has {longest}; "
+                "lower seq_len, or prepare more text or larger shards (val_fraction, max_bytes, chunk_bytes)."
+            )
+
+
+def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
+    path = root / manifest.tokenizer_file
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; {_again(root)}")
+    if file_sha256(path) != manifest.tokenizer_sha256:
+        raise ValueError(f"{path} is not the tokenizer that made the shards; {_again(root)}")
+    if spec is None or spec == manifest.tokenizer:
+        return
+    if spec == "gpt2":  # known without a download
+        same = manifest.tokenizer_sha256 == GPT2_RANKS_SHA256
+    elif bpe_size(spec) is not None:
+        same = False
+    else:
+        same = open_tokenizer(spec).sha256 == manifest.tokenizer_sha256
+    if not same:
+        raise ValueError(
+            f"tokenizer={spec} is not the one the corpus in {root} was made with, {manifest.tokenizer}; "
+            "use that, or prepare another folder."
+        )
+
+
+def _check_split(manifest: Manifest, root: Path, name: str, checksums: bool) -> None:
+    split = manifest.splits[name]
+    index_path = root / name / "index.json"
+    if not index_path.is_file():
+        raise ValueError(f"{index_path} is missing; {_again(root)}")
+    try:
+        index = json.loads(index_path.read_text())
+        config, chunks = index["config"], index["chunks"]
+        listed = [(f"{name}/{c['filename']}", c["chunk_bytes"], c["chunk_size"], c["dim"]) for c in chunks]
+        plain = config["data_format"] == _DATA_FORMATS[manifest.dtype] and not (
+            config["compression"] or config["encryption"]
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{index_path} is damaged ({error!r}); {_again(root)}") from None
+    if not plain:
+        raise ValueError(f"{index_path} does not describe plain {manifest.dtype} tokens; {_again(root)}")
+    if listed != [(s.file, s.bytes, s.documents, s.tokens) for s in split.shards]:
+        raise ValueError(f"{index_path} lists other shards than manifest.json; {_again(root)}")
+    itemsize = np.dtype(manifest.dtype).itemsize
+    for shard in split.shards:
+        path = root / shard.file
+        if not path.is_file():
+            raise ValueError(f"{path} is missing; {_again(root)}")
+        size = path.stat().st_size
+        # A shard is: number of documents, their offsets and the end (uint32), tokens.
+        expected = 4 * (shard.documents + 2) + itemsize * shard.tokens
+        if not size == shard.bytes == expected:
+            raise ValueError(f"{path} has {size:,} bytes instead of {expected:,}; {_again(root)}")
+        if checksums and file_sha256(path) != shard.sha256:
+            raise ValueError(f"{path} was altered: its sha256 is not the one in manifest.json; {_again(root)}")
+    totals = sum(s.tokens for s in split.shards), sum(s.documents for s in split.shards)
+    if totals != (split.tokens, split.documents):
+        raise ValueError(f"{root}/manifest.json: the shards of {name} do not add up to its totals; {_again(root)}")
+    if not 0 <= max(split.largest_token, manifest.eot) < manifest.vocab_size <= np.iinfo(manifest.dtype).max + 1:
+        raise ValueError(
+            f"{root}/manifest.json: token {split.largest_token} of {name} or the end-of-text token {manifest.eot} "
+            f"is outside the vocabulary of {manifest.vocab_size}; {_again(root)}"
+        )
+
+
+def _again(root: Path) -> str:
+    return f"delete {root} and prepare it again."

@@ -1,0 +1,1 @@
+"""The Lightning side: module, data, checkpoints, command line of `fit`."""

@@ -1,0 +1,103 @@
+"""What a finished run says: summary.json for machines, a table for people."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from lightning_sv.callbacks import tokens_seen
+from lightning_sv.lit.data import ShardDataModule
+from lightning_sv.lit.module import PretrainModule
+from lightning_sv.optim import group_table
+
+SUMMARY_FILE = "summary.json"
+
+
+def bits_per_byte(nats_per_token: float, tokens: int, n_bytes: int) -> float:
+    """Nats per token x tokens / bytes / ln 2: a loss that does not depend on the tokenizer."""
+    return nats_per_token * tokens / n_bytes / math.log(2)
+
+
+def summarize(trainer: L.Trainer, module: PretrainModule, data: ShardDataModule, seconds: float) -> dict[str, Any]:
+    """Collect the figures of a finished run.
+
+    Bits per byte stand beside those of a unigram and an interpolated bigram, counted on the training
+    split and evaluated on the validation split: a language model must beat both.
+    """
+    manifest, val_loss = data.manifest, float(trainer.callback_metrics["val/loss"])
+    val = manifest.val
+
+    def bpb(nats: float) -> float:
+        return bits_per_byte(nats, val.tokens, val.bytes)
+
+    return {
+        "label": module.label,
+        "meaning": str(module.meaning),
+        "model": module.config.name,
+        "seed": torch.initial_seed() if module.seed is None else module.seed,
+        "steps": trainer.global_step,
+        "tokens": tokens_seen(trainer),
+        "parameters": module.n_params,
+        "lr": module.lr,
+        "val_loss": val_loss,
+        "val_perplexity": math.exp(val_loss),
+        "val_bits_per_byte": bpb(val_loss),
+        "unigram_bits_per_byte": bpb(manifest.ngram.unigram),
+        "bigram_bits_per_byte": bpb(manifest.ngram.bigram),
+        "seconds": seconds,
+        "corpus_hash": manifest.corpus_hash,
+        "tokenizer_sha256": manifest.tokenizer_sha256,
+        "torch": torch.__version__,
+    }
+
+
+def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
+    """Write summary.json; its presence says that the run completed."""
+    partial = run_dir / f".{SUMMARY_FILE}.partial"
+    partial.write_text(json.dumps(summary, indent=2) + "\n")
+    partial.replace(run_dir / SUMMARY_FILE)
+
+
+def print_groups(console: Console, module: PretrainModule, steps: int, data: ShardDataModule) -> None:
+    """Show what is about to be trained: budget and parameter groups."""
+    tokens = steps * data.tokens_per_step
+    console.print(
+        f"[bold]{module.config.name}[/bold], [bold]{module.label}[/bold]: {module.n_params:,} parameters, "
+        f"{steps:,} steps of {data.global_batch} x {data.seq_len} = {tokens:,} tokens "
+        f"({tokens / module.n_params:.1f} a parameter)"
+    )
+    table = Table()
+    for column in ("role", "tensors", "parameters", "optimizer", "peak lr", "weight decay"):
+        table.add_column(column, justify="left" if column in ("role", "optimizer") else "right")
+    optim = module.optim
+    for row in group_table(module.parameter_groups(), module.lr, optim.weight_decay, optim.name):
+        table.add_row(*row)
+    console.print(table)
+
+
+def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
+    """Show the figures, where the run is, and what to type next."""
+    table = Table(title=f"{summary['model']}, {summary['label']}", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("validation loss", f"{summary['val_loss']:.4f} nats/token")
+    table.add_row("perplexity", f"{summary['val_perplexity']:.2f}")
+    table.add_row("bits per byte", f"{summary['val_bits_per_byte']:.4f}")
+    table.add_row("  of a bigram", f"{summary['bigram_bits_per_byte']:.4f}")
+    table.add_row("  of a unigram", f"{summary['unigram_bits_per_byte']:.4f}")
+    table.add_row("training tokens", f"{summary['tokens']:,}")
+    minutes, seconds = divmod(round(summary["seconds"]), 60)
+    table.add_row("time", f"{minutes}:{seconds:02d}")
+    console.print(table)
+    for what, text in (
+        ("picture", run_dir / "run.png"),
+        ("charts", f"tensorboard --logdir {run_dir.parent} --host 127.0.0.1   (or: make tensorboard)"),
+        ("sample", f'lightning-sv generate {run_dir} --prompt "def "'),
+        ("compare", "make compare A=llama B=unified SEEDS=3"),
+    ):
+        console.print(f"{what:8} {text}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,131 @@
+"""May these runs be compared? Same corpus and tokenizer (refused), same config (warned)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from lightning_sv.paper.events import Run
+
+# what differs between the runs of any comparison, by design
+_OWN_KEYS = ("model.scale", "seed_everything", "run_dir")
+_ABSENT = "(absent)"
+
+
+class ConfigDifference(NamedTuple):
+    """One key at which the two arms' configs differ.
+
+    Args:
+        key: Dotted key, e.g. ``optim.lr``.
+        a: Its value in arm A (or in the first run, for ``where`` other than an arm pair).
+        b: Its value in the other run.
+        expected: Whether the comparison itself asked for it.
+        where: Names of the two runs, e.g. ``a-seed0, b-seed0``.
+    """
+
+    key: str
+    a: Any
+    b: Any
+    expected: bool
+    where: str
+
+
+def check_same_corpus(runs: Mapping[str, Run]) -> None:
+    """Refuse runs on different texts or tokenizers: their nats per token have no common unit.
+
+    Args:
+        runs: Completed runs by name.
+
+    Raises:
+        ValueError: When ``corpus_hash`` or ``tokenizer_sha256`` is absent or differs.
+    """
+    names = list(runs)
+    for key, what in (("corpus_hash", "corpora"), ("tokenizer_sha256", "tokenizers")):
+        for name in names:
+            if runs[name].summary.get(key) is None:
+                raise ValueError(
+                    f"{runs[name].dir / 'summary.json'} has no {key}, so nobody can tell what "
+                    "it was trained on; run it again."
+                )
+            if runs[name].summary[key] != runs[names[0]].summary[key]:
+                raise ValueError(
+                    f"The runs {names[0]} and {name} used different {what} "
+                    f"({key} {runs[names[0]].summary[key]} and {runs[name].summary[key]}); "
+                    "compare runs of one corpus, or remove the older runs."
+                )
+
+
+def config_differences(runs: Mapping[str, Run], arm_args: Sequence[str]) -> list[ConfigDifference]:
+    """Keys whose values differ from the first run's, each key once.
+
+    A value that is the run's own seed, or holds its own directory, counts as equal.
+
+    Args:
+        runs: Completed runs by name; the first is the reference.
+        arm_args: Arguments given to one arm only: the keys they name are expected to differ.
+    """
+    own = (*_OWN_KEYS, *_keys(arm_args))
+    reference_name, *others = runs
+    reference = _leaves(runs[reference_name])
+    found: dict[str, ConfigDifference] = {}
+    for name in others:
+        values = _leaves(runs[name])
+        for key in sorted(reference.keys() | values.keys()):
+            a, b = reference.get(key, _ABSENT), values.get(key, _ABSENT)
+            is_seed = (a, b) == (reference.get("seed_everything"), values.get("seed_everything"))
+            if a != b and key not in found and (not is_seed or key == "seed_everything"):
+                expected = any(key == k or key.startswith(f"{k}.") for k in own)
+                where = f"{reference_name}, {name}"
+                found[key] = ConfigDifference(key, a, b, expected, where)
+    return [found[key] for key in sorted(found)]
+
+
+def comparability_warnings(
+    runs: Mapping[str, Run], differences: Sequence[ConfigDifference]
+) -> list[str]:
+    """Sentences on what weakens the comparison without making it meaningless."""
+    warnings = [
+        f"The configs differ in {d.key}: {d.a} against {d.b} ({d.where})."
+        for d in differences
+        if not d.expected
+    ]
+    for what, values in {
+        "end at different tokens": {name: run.tokens for name, run in runs.items()},
+        "used different versions of torch": {n: r.summary.get("torch") for n, r in runs.items()},
+    }.items():
+        if len(set(values.values())) > 1:
+            listed = ", ".join(f"{name} {value}" for name, value in values.items())
+            warnings.append(f"The runs {what}: {listed}.")
+    for name, run in runs.items():
+        stated = run.summary.get("val_loss")
+        if stated is not None and abs(stated - run.val_loss) > 1e-3:
+            warnings.append(
+                f"The last val/loss of {name} is {run.val_loss:.4f}, its summary says "
+                f"{stated:.4f}; the figures here use the former."
+            )
+    return warnings
+
+
+def _keys(arguments: Sequence[str]) -> list[str]:
+    return [a.lstrip("-").split("=", 1)[0] for a in arguments if a.startswith("--")]
+
+
+def _leaves(run: Run) -> dict[str, Any]:
+    # both spellings of the directory, the longer first, for one may be part of the other
+    spellings = sorted({str(run.dir.resolve()), str(run.dir)}, key=len, reverse=True)
+
+    def normal(value: Any) -> Any:
+        if isinstance(value, str):
+            for spelling in spellings:
+                value = value.replace(spelling, "<run_dir>")
+        return value
+
+    def walk(node: Any, key: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(node, Mapping) and node:
+            for name, child in node.items():
+                yield from walk(child, f"{key}.{name}" if key else str(name))
+        elif isinstance(node, list) and node:
+            for i, child in enumerate(node):
+                yield from walk(child, f"{key}.{i}")
+        else:
+            yield key, normal(node)
+
+    return dict(walk(run.config, ""))

@@ -1,0 +1,155 @@
+"""The parameter ledger: how many parameters have which role, beside the paper's figures."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lightning_sv.nn import BackboneConfig, meta_backbone
+from lightning_sv.optim import parameter_groups
+from lightning_sv.scale import ScaleOptions, ScaleStrategy
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """A number the paper prints about a model's size, and what we make of it."""
+
+    model: str
+    scale: str
+    what: str
+    printed: str
+    computed: str  # key of `Ledger.figures`
+    comment: str = ""
+
+
+PAPER_FIGURES: tuple[PaperFigure, ...] = (
+    PaperFigure("llama-0.12b", "llama", "size (Table 3; Section 4.4)", "0.11974B", "total"),
+    PaperFigure("llama-0.12b-large", "llama", "size (Section 4.4)", "0.11985B", "total", "d_ff + 8"),
+    PaperFigure(
+        "llama-0.12b",
+        "hg+dnp+or+iwd",
+        "size (Section 4.4)",
+        "0.11985B",
+        "total",
+        "fits only with full-width scale_out on every branch, lm_head included",
+    ),
+    PaperFigure("llama-0.25b", "llama", "size (Table 3)", "0.25B", "total"),
+    PaperFigure("llama-0.5b", "llama", "size (Table 3)", "0.48B", "total"),
+    PaperFigure("llama-0.75b", "llama", "size (Table 3)", "0.75B", "total"),
+    PaperFigure("llama-1b", "llama", "size (Section 2.1)", "1,028,065,024", "total"),
+    PaperFigure("llama-1b", "llama", "scale vectors (Section 2.1)", "80,640", "scale"),
+    PaperFigure("llama-1b", "llama", "their share (Section 2.1)", "7.84e-05", "scale_share"),
+    PaperFigure(
+        "llama-1b",
+        "hg+dnp+or+iwd",
+        "increase over llama (Section 4.4)",
+        "7.85e-05",
+        "increase",
+        "discrepancy: no layout gives the printed number, which is the baseline's own share",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Parameters by role of one model under one strategy.
+
+    Attributes:
+        model: the model's name.
+        scale: strategy and options.
+        meaning: the simplest strategy that is the same model.
+        roles: (role, tensors, parameters, whether it decays), in the order of the groups.
+        baseline: parameters of the same model under `llama`.
+    """
+
+    model: str
+    scale: str
+    meaning: str
+    roles: tuple[tuple[str, int, int, bool], ...]
+    baseline: int
+
+    @property
+    def total(self) -> int:
+        """All parameters."""
+        return sum(count for _, _, count, _ in self.roles)
+
+    @property
+    def scale_count(self) -> int:
+        """Parameters of scale vectors."""
+        return sum(count for role, _, count, _ in self.roles if role in ("input", "output"))
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The numbers that the paper's are compared with."""
+        return {
+            "total": self.total,
+            "scale": self.scale_count,
+            "scale_share": self.scale_count / self.total,
+            "increase": (self.total - self.baseline) / self.baseline,
+        }
+
+    def paper(self) -> list[PaperFigure]:
+        """The paper's figures for this model and strategy."""
+        return [f for f in PAPER_FIGURES if (f.model, f.scale) == (self.model, self.scale)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "model": self.model,
+            "scale": self.scale,
+            "meaning": self.meaning,
+            "total": self.total,
+            "roles": {
+                role: {"tensors": tensors, "parameters": count, "decays": decays}
+                for role, tensors, count, decays in self.roles
+            },
+            "scale_vectors": self.scale_count,
+            "scale_share": self.figures["scale_share"],
+            "baseline_total": self.baseline,
+            "increase": self.figures["increase"],
+            "paper": [
+                {
+                    "what": f.what,
+                    "printed": f.printed,
+                    "computed": self.figures[f.computed],
+                    "comment": f.comment,
+                }
+                for f in self.paper()
+            ],
+        }
+
+    def print(self, console: Console) -> None:
+        """Show the ledger and the paper's figures."""
+        table = Table(title=f"{self.model}, {self.scale}", title_justify="left")
+        for name, justify in (("role", "left"), ("tensors", "right"), ("parameters", "right"), ("decays", "left")):
+            table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        for role, tensors, count, decays in self.roles:
+            name = f"{role} scale" if role in ("input", "output") else role
+            table.add_row(name, f"{tensors:,}", f"{count:,}", "yes" if decays else "no")
+        table.add_section()
+        table.add_row("total", f"{sum(r[1] for r in self.roles):,}", f"{self.total:,}", "")
+        console.print(table)
+        console.print(
+            f"scale vectors: {self.scale_count:,}, {self.figures['scale_share']:.3g} of the model; "
+            f"{self.total - self.baseline:+,} parameters against llama ({self.figures['increase']:+.3g})."
+        )
+        for figure in self.paper():
+            value = self.figures[figure.computed]
+            shown = f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+            comment = f" ({figure.comment})" if figure.comment else ""
+            console.print(f"paper, {figure.what}: {figure.printed}; here {shown}{comment}.")
+
+
+def ledger(config: BackboneConfig, scale: str | ScaleStrategy, options: ScaleOptions | None = None) -> Ledger:
+    """Count the parameters of a model on the meta device, in a fraction of a second.
+
+    Raises:
+        ValueError: the strategy or an option does not fit.
+    """
+    model = meta_backbone(config, scale, options)
+    groups = parameter_groups(model, model.strategy.decayed_roles)
+    label = f"{model.strategy}{(options or ScaleOptions()).label()}"
+    roles = tuple((g.role, len(g.members), g.numel, g.decays) for g in groups)
+    baseline = sum(p.numel() for p in meta_backbone(config).parameters())
+    return Ledger(config.name, label, str(model.meaning), roles, baseline)
