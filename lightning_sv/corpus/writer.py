@@ -22,7 +22,7 @@ class ShardWriter:
 
     Args:
         folder: Where the shards go; made if absent.
-        chunk_bytes: A shard is closed before the document that would make it larger.
+        chunk_bytes: A shard is closed before the document that would bring more bytes of tokens into it.
         dtype: Of the ids.
     """
 

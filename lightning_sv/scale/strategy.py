@@ -175,7 +175,9 @@ class ScaleStrategy:
         if not roles:
             out = replace(out, parameterization=default.parameterization)
         decayed = self.decayed_roles & roles
-        same = next(name for name, row in DECAYS.items() if row.roles & roles == decayed)
+        # 'wd' and 'nowd' first: they say most plainly that everything, or nothing, decays.
+        names = sorted(DECAYS, key=lambda name: name not in ("wd", "nowd"))
+        same = next(name for name in names if DECAYS[name].roles & roles == decayed)
         return replace(out, decay=same)
 
 

@@ -1,0 +1,86 @@
+# lightning_sv: `make help` lists the targets.
+SHELL := /bin/bash
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+MODEL ?= mini
+SCALE ?= unified
+OPTIM ?= adamw
+SCHEDULE ?= cos
+TRAINER ?= cpu
+DATA ?= stdlib
+A ?= llama
+B ?= unified
+SEEDS ?= 3
+ARGS ?=
+A_ARGS ?=
+B_ARGS ?=
+
+# The model comes last: it may set what depends on its size.
+LAYERS = base optim/$(OPTIM) schedule/$(SCHEDULE) trainer/$(TRAINER) data/$(DATA)
+CONFIG = $(foreach layer,$(LAYERS),--config conf/$(layer).yaml) --config conf/model/$(1).yaml
+
+.DEFAULT_GOAL := help
+.PHONY: help install data train compare test check bench tensorboard doctor clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+	@echo
+	@echo "  variables    MODEL=$(MODEL) SCALE=$(SCALE) OPTIM=$(OPTIM) SCHEDULE=$(SCHEDULE) TRAINER=$(TRAINER) DATA=$(DATA)"
+	@echo "               A=$(A) B=$(B) SEEDS=$(SEEDS) A_ARGS= B_ARGS= ARGS='any key, e.g. --trainer.max_steps 500'"
+
+# torch first and alone: its build (CPU or CUDA) is the platform's choice. The rest without dependency
+# resolution, because litdata asks for torchvision, which it does not need and which breaks a CPU torch.
+$(VENV)/.run: requirements/lock.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH) 'setuptools>=77' wheel
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/lock.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.run requirements/test.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/test.txt
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.test requirements/dev.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/dev.txt
+	@touch $@
+
+install: $(VENV)/.run  ## the locked environment in .venv
+	@echo "installed: $(BIN)/lightning-sv --help"
+
+data: $(VENV)/.run  ## text to tokens to shards: DATA
+	@$(BIN)/lightning-sv prepare --config conf/data/$(DATA).yaml
+
+train: data  ## train MODEL with the strategy SCALE, end with a table and a picture
+	@$(BIN)/lightning-sv fit $(call CONFIG,$(MODEL)) --model.scale '$(SCALE)' $(ARGS)
+
+compare: MODEL = tiny
+compare: data  ## strategies A and B in SEEDS pairs: difference with its interval, a picture
+	@$(BIN)/lightning-sv compare --a '$(A)' --b '$(B)' --seeds $(SEEDS) --a_args='$(A_ARGS)' --b_args='$(B_ARGS)' \
+		$(call CONFIG,$(MODEL)) $(ARGS)
+
+test: $(VENV)/.test  ## every test
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev  ## format, lint, types
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+bench: $(VENV)/.test  ## our Llama against Hugging Face's, and the strategies against llama
+	@$(BIN)/python -m benchmarks.step $(ARGS)
+
+tensorboard: $(VENV)/.run  ## charts of every run, on 127.0.0.1
+	@$(BIN)/tensorboard --logdir runs --host 127.0.0.1 $(ARGS)
+
+doctor: $(VENV)/.run  ## is the environment sound?
+	@$(BIN)/python -m lightning_sv.doctor
+
+clean:  ## remove environments, runs and prepared corpora
+	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find data -mindepth 1 ! -name README.md -delete
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,33 @@
+"""Fixtures that several floors share."""
+
+import itertools
+
+import pytest
+import torch
+
+from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.scale.strategy import AXES
+
+#: every combination of the four axes, from the tables: a new row is tested without an edit
+ALL_STRATEGIES = ["+".join(tokens) for tokens in itertools.product(*AXES.values())]
+#: every combination that builds a different model (decay does not)
+BUILDS = ["+".join(tokens) for tokens in itertools.product(*list(AXES.values())[:3])]
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def config() -> BackboneConfig:
+    """The smallest Llama with every part."""
+    return BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=48)
+
+
+def perturbed(model: Backbone, size: float = 0.3) -> Backbone:
+    """Move every parameter, so that no scale vector is 1 any more."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(size * torch.rand_like(parameter) * parameter.abs().mean().clamp(min=0.3))
+    return model

@@ -1,0 +1,56 @@
+"""A small corpus, made once for all tests that only read it."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from lightning_sv.corpus import CorpusConfig, Manifest, prepare
+
+
+@pytest.fixture(scope="session")
+def texts() -> list[str]:
+    """300 different documents of random words, some with characters beyond ASCII."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 6))) for _ in range(200)] + ["naïve", "日本", "🙂", "\n"]
+    return [f"{number}: " + " ".join(rng.choices(words, k=rng.randint(5, 120))) for number in range(300)]
+
+
+@pytest.fixture(scope="session")
+def jsonl(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
+    path = tmp_path_factory.mktemp("text") / "documents.jsonl"
+    path.write_text("".join(json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(texts)))
+    return path
+
+
+@pytest.fixture
+def config(tmp_path: Path, jsonl: Path) -> CorpusConfig:
+    return CorpusConfig(
+        dir=str(tmp_path / "corpus"),
+        source=f"files:{jsonl}",
+        tokenizer="bpe:300",
+        val_fraction=0.1,
+        chunk_bytes="16KB",
+        licence="CC0-1.0",
+    )
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory, jsonl: Path) -> Path:
+    """The folder of a prepared corpus; do not alter it."""
+    folder = tmp_path_factory.mktemp("prepared") / "corpus"
+    prepare(
+        CorpusConfig(
+            dir=str(folder), source=f"files:{jsonl}", tokenizer="bpe:300", val_fraction=0.1, chunk_bytes="16KB"
+        ),
+        progress=False,
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def manifest(corpus: Path) -> Manifest:
+    return Manifest.load(corpus)

@@ -1,0 +1,149 @@
+"""Preparation: what is written, that it is written once and whole, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+
+from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, iter_tokens, prepare
+from lightning_sv.corpus.document import Document
+
+
+def _ids(folder: Path, split: str) -> list[int]:
+    return np.concatenate(list(iter_tokens(folder, split))).tolist()  # type: ignore[arg-type]
+
+
+def test_shards_hold_the_documents_in_order(corpus: Path, manifest: Manifest, texts: list[str]) -> None:
+    library = tokenizers.Tokenizer.from_file(str(corpus / "tokenizer.json"))
+    expected: dict[str, list[int]] = {"train": [], "val": []}
+    held: dict[str, list[str]] = {"train": [], "val": []}
+    for text in texts:
+        name = "val" if Document.from_text(text, "").held_out(0.1) else "train"
+        held[name].append(text)
+        expected[name] += [*library.encode(text).ids, library.token_to_id("<|endoftext|>")]
+    assert len(manifest.train.shards) > 2
+    for name, split in manifest.splits.items():
+        assert _ids(corpus, name) == expected[name]
+        assert split.documents == len(held[name]) > 0
+        assert split.tokens == len(expected[name])
+        assert split.bytes == sum(len(text.encode()) for text in held[name])
+        assert split.largest_token == max(expected[name])
+        assert all(2 * shard.tokens <= 16 << 10 for shard in split.shards)
+
+
+def test_splits_share_no_document(corpus: Path, manifest: Manifest) -> None:
+    tokenizer = Tokenizer.load(corpus)
+    documents = {
+        name: set(tokenizer.decode(_ids(corpus, name)).split("<|endoftext|>")[:-1]) for name in manifest.splits
+    }
+    assert not documents["train"] & documents["val"]
+    assert sum(map(len, documents.values())) == 300
+
+
+def test_same_settings_do_no_work_and_others_are_refused(config: CorpusConfig, jsonl: Path) -> None:
+    first = prepare(config, progress=False)
+    times = {path: path.stat().st_mtime_ns for path in Path(config.dir).rglob("*")}
+    assert prepare(replace(config, workers=1), progress=False) == first
+    assert {path: path.stat().st_mtime_ns for path in Path(config.dir).rglob("*")} == times
+    with pytest.raises(ValueError, match=r"other settings \(val_fraction=0\.1 there, 0\.2 wanted\); choose another"):
+        prepare(replace(config, val_fraction=0.2), progress=False)
+    assert Manifest.load(config.dir) == first
+    (Path(config.dir) / "manifest.json").unlink()
+    with pytest.raises(ValueError, match="exists and holds no prepared corpus"):
+        prepare(config, progress=False)
+    assert first.licence == "CC0-1.0" and first.duplicates == 0
+    assert asdict(first)["settings"]["source"] == f"files:{jsonl}"
+
+
+def test_content_is_identified_by_one_hash(config: CorpusConfig, tmp_path: Path, manifest: Manifest) -> None:
+    """Equal for equal content made elsewhere by another number of threads; another for other shards."""
+    again = prepare(replace(config, dir=str(tmp_path / "again"), workers=3), progress=False)
+    other = prepare(replace(config, dir=str(tmp_path / "other"), chunk_bytes="8KB"), progress=False)
+    assert again.corpus_hash == manifest.corpus_hash != other.corpus_hash
+
+
+def test_repetitions_are_dropped(config: CorpusConfig, jsonl: Path, tmp_path: Path, manifest: Manifest) -> None:
+    twice = tmp_path / "twice.jsonl"
+    twice.write_bytes(jsonl.read_bytes() * 2)
+    result = prepare(replace(config, source=f"files:{twice}"), progress=False)
+    assert result.duplicates == 300
+    assert result.corpus_hash == manifest.corpus_hash
+
+
+def test_hugging_face_and_files_give_one_corpus(config: CorpusConfig, jsonl: Path, manifest: Manifest) -> None:
+    result = prepare(replace(config, source="hf:json", hf_data_files=str(jsonl)), progress=False)
+    assert result.corpus_hash == manifest.corpus_hash
+
+
+def test_vocabularies_over_16_bits(config: CorpusConfig, tmp_path: Path) -> None:
+    vocab = {f"w{number}": number for number in range(70_000)} | {"<|endoftext|>": 70_000}
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="w0"))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    library.save(str(tmp_path / "big.json"))
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_text(f"w{number} w69999 w65536 " * 5)
+    settings = {"source": f"files:{tmp_path}/*.txt", "tokenizer": str(tmp_path / "big.json"), "val_fraction": 0.2}
+    result = prepare(replace(config, **settings), progress=False)  # type: ignore[arg-type]
+    assert (result.dtype, result.vocab_size, result.eot) == ("uint32", 70_001, 70_000)
+    assert result.train.largest_token == 70_000
+    first = next(n for n in range(40) if _ids(Path(config.dir), "train")[0] == n)
+    assert _ids(Path(config.dir), "train")[:16] == [first, 69_999, 65_536] * 5 + [70_000]
+    result.verify(config.dir, vocab_size=70_001, seq_len=8, tokenizer=str(tmp_path / "big.json"))
+
+
+def test_too_little_text_is_refused_and_leaves_nothing(config: CorpusConfig, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("a single document " * 20)
+    one = replace(config, source=f"files:{tmp_path}/one.txt", tokenizer="bpe:257")
+    with pytest.raises(ValueError, match=r"gives no (validation|training) document with val_fraction=0\.1"):
+        prepare(one, progress=False)
+    with pytest.raises(ValueError, match="gives no training document"):
+        prepare(replace(config, max_bytes=3), progress=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".corpus.lock", "one.txt"]
+
+
+def test_killed_in_the_middle_it_leaves_nothing_that_looks_finished(
+    config: CorpusConfig, tmp_path: Path, manifest: Manifest
+) -> None:
+    script = textwrap.dedent(
+        """
+        import json, sys, time
+        from lightning_sv.corpus import CorpusConfig
+        from lightning_sv.corpus import prepare as _
+        module = sys.modules["lightning_sv.corpus.prepare"]
+
+        def wait(*args):
+            print("all shards are written", flush=True)
+            time.sleep(60)
+
+        module.ngram_baseline = wait
+        module.prepare(CorpusConfig(**json.loads(sys.argv[1])), progress=False)
+        """
+    )
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", script, json.dumps(asdict(config))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
+        assert process.stdout is not None and "written" in process.stdout.readline()
+        os.kill(process.pid, signal.SIGKILL)
+    assert (tmp_path / ".corpus.partial" / "train" / "index.json").is_file()
+    assert not Path(config.dir).exists()
+    with pytest.raises(ValueError, match=r"manifest\.json does not exist.*prepare it first"):
+        Manifest.load(config.dir)
+    assert prepare(config, progress=False).corpus_hash == manifest.corpus_hash
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".corpus.lock", "corpus"]
+
+
+@pytest.mark.slow
+def test_stdlib_is_large_enough(tmp_path: Path) -> None:
+    result = prepare(CorpusConfig(dir=str(tmp_path / "stdlib")), progress=False)
+    assert 25e6 < result.train.tokens < 35e6
+    assert result.ngram.bigram < result.ngram.unigram

@@ -1,0 +1,158 @@
+"""Sources: the same documents from every format, and errors that name file and line."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from lightning_sv.corpus import CorpusConfig
+from lightning_sv.corpus.document import Document, Source
+from lightning_sv.corpus.progress import Progress
+from lightning_sv.corpus.sources import UniqueDocuments, open_source
+
+_SILENT = Progress(enabled=False)
+
+
+def _texts(source: str, **settings: object) -> list[str]:
+    config = CorpusConfig(source=source, **settings)  # type: ignore[arg-type]
+    return [document.text for document in open_source(config, _SILENT).read()]
+
+
+def test_every_format_gives_the_same_documents(tmp_path: Path, jsonl: Path, texts: list[str]) -> None:
+    raw = jsonl.read_bytes()
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(raw))
+    half = raw.index(b"\n", len(raw) // 2) + 1  # two frames, as tools that append to a file write them
+    compress = zstandard.ZstdCompressor().compress
+    (tmp_path / "a.jsonl.zst").write_bytes(compress(raw[:half]) + compress(raw[half:]))
+    pyarrow.parquet.write_table(pyarrow.table({"id": range(len(texts)), "text": texts}), tmp_path / "a.parquet")
+    (tmp_path / "parts").mkdir()
+    for number, text in enumerate(texts):
+        (tmp_path / "parts" / f"{number:03}.txt").write_bytes(text.encode())
+    (tmp_path / "parts" / "logo.png").write_bytes(b"\x89PNG")  # in a folder, only known suffixes count
+    (tmp_path / "parts" / ".hidden.txt").write_text("hidden")
+    specs = [str(jsonl), *(str(tmp_path / name) for name in ("a.jsonl.gz", "a.jsonl.zst", "a.parquet", "parts"))]
+    specs.append(str(tmp_path / "parts" / "*.txt"))
+    for spec in specs:
+        assert _texts(f"files:{spec}") == texts, spec
+    for builder, name in [("json", jsonl), ("parquet", tmp_path / "a.parquet")]:
+        assert _texts(f"hf:{builder}", hf_data_files=str(name)) == texts, builder
+
+
+def test_several_files_come_once_and_in_order(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.md").write_text(name)
+    spec = f"files:{tmp_path}/c.md, {tmp_path}/*.md,{tmp_path}"
+    assert _texts(spec) == ["c", "a", "b"]
+
+
+def test_empty_texts_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("")
+    (tmp_path / "b.jsonl").write_text('{"text": ""}\n\n{"text": "x"}\n')
+    assert _texts(f"files:{tmp_path}") == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.pdf", b"x", r"a\.pdf: the suffix is not one of \.txt"),
+        ("a.txt", b"ok \xff", r"a\.txt: byte 3 is not UTF-8"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": ', r"a\.jsonl, line 2: no valid JSON"),
+        ("a.jsonl", b'{"text": "x"}\n[1]\n', r"a\.jsonl, line 2: not a JSON object"),
+        ("a.jsonl", b'\n{"body": "x"}\n', r"a\.jsonl, line 2: has no 'text' among \['body'\]"),
+        ("a.jsonl", b'{"text": null}\n', r"a\.jsonl, line 1: 'text' holds NoneType"),
+        ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl, line 1: .*surrogate"),
+        ("a.jsonl.gz", b"no gzip", r"a\.jsonl\.gz: the compressed data is damaged"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 999)[:-9], r"a\.jsonl\.gz: the compressed data is damaged"),
+        ("a.jsonl.zst", b"no zstd", r"a\.jsonl\.zst: the compressed data is damaged"),
+        ("a.parquet", b"no parquet", r"a\.parquet: cannot be read as Parquet"),
+    ],
+)
+def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        _texts(f"files:{tmp_path / name}")
+
+
+def test_missing_names_are_named(tmp_path: Path, jsonl: Path) -> None:
+    with pytest.raises(ValueError, match=r"files:.*nothing\*\.txt matches no file"):
+        _texts(f"files:{tmp_path}/nothing*.txt")
+    pyarrow.parquet.write_table(pyarrow.table({"body": ["x"]}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet: has no column 'text' among \['body'\]"):
+        _texts(f"files:{tmp_path}/a.parquet")
+    with pytest.raises(ValueError, match=r"hf:json, row 1: has no 'content' among \['id', 'text'\]"):
+        _texts("hf:json", hf_data_files=str(jsonl), text_field="content")
+    with pytest.raises(ValueError, match=r"hf:json \(subset None, split 'train'\) cannot be read"):
+        _texts("hf:json", hf_data_files=str(tmp_path / "absent.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"source": "web"}, "source='web' is not known"),
+        ({"source": "files:"}, "source='files:' is not known"),
+        ({"dir": " "}, "dir is empty"),
+        ({"val_fraction": 0.0}, "val_fraction=0.0 must lie between 0 and 1"),
+        ({"max_bytes": 0}, "max_bytes=0 must be at least 1"),
+        ({"chunk_bytes": "64 parsecs"}, "chunk_bytes='64 parsecs' is not a size"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        CorpusConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_repetitions_are_dropped_and_counted_before_the_cap() -> None:
+    source = Source(lambda: (Document.from_text(text, "") for text in ["aa", "bb", "aa", "cc", "dd"]))
+    unique = UniqueDocuments(source, max_bytes=6)
+    for _ in range(2):  # a second pass counts anew
+        assert [document.text for document in unique] == ["aa", "bb", "cc"]
+        assert unique.duplicates == 1
+
+
+def test_held_out_is_a_function_of_the_text_and_of_nothing_else() -> None:
+    documents = [Document.from_text(str(number), "") for number in range(4000)]
+    held = {d.text for d in documents if d.held_out(0.1)}
+    assert 320 < len(held) < 480  # binomial: 400, standard deviation 19
+    assert held >= {d.text for d in documents if d.held_out(0.05)}
+    assert held == {t for t in map(str, reversed(range(4000))) if Document.from_text(t, "").held_out(0.1)}
+
+
+def test_stdlib_takes_a_fair_capped_sample() -> None:
+    small = open_source(CorpusConfig(max_bytes=400_000), _SILENT)
+    large = open_source(CorpusConfig(max_bytes=1_200_000), _SILENT)
+    digests = [d.digest for d in small.read()]
+    assert digests == [d.digest for d in large.read()][: len(digests)]  # a larger cap only adds
+    assert small.total_bytes == sum(d.n_bytes for d in small.read()) <= 400_000
+    assert small.packages["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert small.packages["torch"] == importlib.metadata.version("torch")
+    assert small.licence is not None and "torch: BSD" in small.licence
+
+
+def test_the_rest_of_the_project_and_lightning_stay_out() -> None:
+    """The package stands on the ground floor: it may be used without the others."""
+    folder = Path(__file__).parents[2] / "lightning_sv" / "corpus"
+    code = "\n".join(path.read_text() for path in folder.glob("*.py"))
+    for word in ("import lightning\n", "from lightning ", "from lightning.", "import pickle", "torch.load"):
+        assert word not in code
+    imported = {line.split()[1] for line in code.splitlines() if line.startswith("from lightning_sv")}
+    assert all(name.startswith("lightning_sv.corpus") for name in imported)
+
+
+def test_json_lines_are_not_read_ahead(tmp_path: Path) -> None:
+    """A corpus larger than the memory can be read: the first document comes before the last line is seen."""
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "first"}) + "\n" + "damaged")
+    stream = open_source(CorpusConfig(source=f"files:{path}"), _SILENT).read()
+    assert next(stream).text == "first"
+    with pytest.raises(ValueError, match="line 2"):
+        next(stream)
+
+

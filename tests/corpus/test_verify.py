@@ -1,0 +1,126 @@
+"""Every way in which a corpus can be damaged or unfit is found, and named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_sv.corpus import Manifest, open_split
+
+
+@pytest.fixture
+def copy(corpus: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(corpus, tmp_path / "copy"))
+
+
+def _edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+def test_a_good_corpus_passes_wherever_it_lies(copy: Path, manifest: Manifest) -> None:
+    Manifest.load(copy).verify(copy, vocab_size=300, seq_len=64, tokenizer="bpe:300", checksums=True)
+    Manifest.load(copy).verify(copy, vocab_size=320, tokenizer=str(copy / "tokenizer.json"))
+
+
+def _flip(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+
+
+DAMAGES: list[tuple[str, Callable[[Path], object], str]] = [
+    ("no index", lambda c: (c / "train/index.json").unlink(), r"train/index\.json is missing"),
+    ("bad index", lambda c: (c / "val/index.json").write_text("{"), r"val/index\.json is damaged"),
+    ("no shard", lambda c: (c / "train/chunk-0-1.bin").unlink(), r"chunk-0-1\.bin is missing"),
+    (
+        "short shard",
+        lambda c: (c / "train/chunk-0-0.bin").write_bytes((c / "train/chunk-0-0.bin").read_bytes()[:-2]),
+        r"chunk-0-0\.bin has [\d,]+ bytes instead of [\d,]+; delete",
+    ),
+    ("altered shard", lambda c: _flip(c / "val/chunk-0-0.bin"), r"chunk-0-0\.bin was altered"),
+    ("no tokenizer", lambda c: (c / "tokenizer.json").unlink(), r"tokenizer\.json is missing"),
+    ("other tokenizer", lambda c: _flip(c / "tokenizer.json"), r"is not the tokenizer that made the shards"),
+    (
+        "pickled shards",
+        lambda c: _edit(c / "train/index.json", lambda d: d["config"].update(data_format=["pickle"])),
+        r"train/index\.json does not describe plain uint16 tokens",
+    ),
+    (
+        "foreign shard",
+        lambda c: _edit(c / "train/index.json", lambda d: d["chunks"][0].update(filename="../../x.bin")),
+        r"train/index\.json lists other shards than manifest\.json",
+    ),
+    (
+        "wrong total",
+        lambda c: _edit(c / "manifest.json", lambda d: d["splits"]["train"].update(tokens=1)),
+        r"shards of train do not add up",
+    ),
+    (
+        "token out of range",
+        lambda c: _edit(c / "manifest.json", lambda d: d["splits"]["val"].update(largest_token=300)),
+        r"token 300 of val .* is outside the vocabulary of 300",
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), [d[1:] for d in DAMAGES], ids=[d[0] for d in DAMAGES])
+def test_damage_is_found_and_named(copy: Path, damage: Callable[[Path], object], message: str) -> None:
+    damage(copy)
+    with pytest.raises(ValueError, match=message):
+        Manifest.load(copy).verify(copy)
+
+
+def test_checksums_can_be_left_out(copy: Path) -> None:
+    _flip(copy / "val/chunk-0-0.bin")
+    Manifest.load(copy).verify(copy, checksums=False)
+
+
+MANIFESTS: list[tuple[str, Callable[[Path], object], str]] = [
+    ("missing", lambda p: p.unlink(), r"manifest\.json does not exist, so there is no complete corpus"),
+    ("no JSON", lambda p: p.write_text("{"), r"manifest\.json: no valid JSON"),
+    ("a list", lambda p: p.write_text("[]"), r"has format version None"),
+    ("version", lambda p: _edit(p, lambda d: d.update(version=99)), r"has format version 99, this code reads 1"),
+    ("incomplete", lambda p: _edit(p, lambda d: d.pop("eot")), r"is incomplete \(KeyError\('eot'\)\)"),
+    ("malformed", lambda p: _edit(p, lambda d: d.update(splits=[])), r"is incomplete"),
+    (
+        "escaping shard",
+        lambda p: _edit(p, lambda d: d["splits"]["val"]["shards"][0].update(file="../secret")),
+        r"names the file '\.\./secret' outside",
+    ),
+    ("absolute", lambda p: _edit(p, lambda d: d.update(tokenizer_file="/etc/passwd")), r"'/etc/passwd' outside"),
+    (
+        "edited hash",
+        lambda p: _edit(p, lambda d: d["splits"]["val"]["shards"][0].update(sha256="0" * 64)),
+        r"do not add up to its corpus_hash",
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), [m[1:] for m in MANIFESTS], ids=[m[0] for m in MANIFESTS])
+def test_bad_manifests_are_refused(copy: Path, damage: Callable[[Path], object], message: str) -> None:
+    damage(copy / "manifest.json")
+    with pytest.raises(ValueError, match=message):
+        Manifest.load(copy)
+
+
+def test_a_model_that_does_not_fit_is_refused(corpus: Path, manifest: Manifest) -> None:
+    for wanted, message in [
+        ({"vocab_size": 256}, r"vocab_size=256 is smaller than the 300 of the corpus"),
+        ({"seq_len": 9_000}, r"seq_len=9000 needs a shard of 9001 tokens, the largest has \d+"),
+        ({"tokenizer": "gpt2"}, r"tokenizer=gpt2 is not the one .* was made with, bpe:300"),
+        ({"tokenizer": "bpe:1024"}, r"tokenizer=bpe:1024 is not the one"),
+        ({"tokenizer": "absent.json"}, r"absent\.json: there is no such file"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            manifest.verify(corpus, **wanted)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="seq_len=9000 needs a shard"):
+        open_split(corpus, "val", seq_len=9_000, shuffle=False)
+    with pytest.raises(ValueError, match="split='test' is not known"):
+        open_split(corpus, "test", seq_len=8, shuffle=False)  # type: ignore[arg-type]

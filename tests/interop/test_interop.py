@@ -1,0 +1,49 @@
+"""No extra expressivity, and the same logits as Hugging Face's Llama."""
+
+import pytest
+import torch
+
+from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.interop import fold, to_hugging_face
+from lightning_sv.scale import ScaleStrategy
+from tests.conftest import BUILDS, perturbed
+
+FOLDABLE = [text for text in BUILDS if not ScaleStrategy.parse(text).sides.norm_out]
+
+
+def trained(config: BackboneConfig, text: str) -> Backbone:
+    """A model after some real steps: every scale vector has left 1."""
+    model = perturbed(Backbone(config, text), 0.1).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    tokens = torch.randint(0, config.vocab_size, (8, 17))
+    for _ in range(10):
+        optimizer.zero_grad()
+        logits = model(tokens[:, :-1])
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:scale strategy")
+@pytest.mark.parametrize("text", FOLDABLE)
+def test_folding_a_trained_model_leaves_the_logits(text: str, config: BackboneConfig) -> None:
+    model = trained(config, text)
+    folded = fold(model)
+    assert not any(name.endswith(("gamma", "alpha", "beta")) for name, _ in folded.named_parameters())
+    tokens = torch.randint(0, config.vocab_size, (2, 16))
+    torch.testing.assert_close(folded(tokens), model(tokens), rtol=1e-9, atol=1e-9)
+
+
+def test_dnp_cannot_be_folded(config: BackboneConfig) -> None:
+    with pytest.raises(ValueError, match="normalizes its output .* fold models without 'dnp'"):
+        fold(Backbone(config, "unified"))
+
+
+@pytest.mark.parametrize("text", ["llama", "nop", "hg+dp+or"])
+def test_logits_equal_hugging_faces(text: str, config: BackboneConfig) -> None:
+    model = trained(config, text)
+    theirs = to_hugging_face(model).eval()
+    tokens = torch.randint(0, config.vocab_size, (3, 24))
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+        torch.testing.assert_close(model(tokens), expected, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,99 @@
+"""The Llama against the paper's counts, and against itself at initialization."""
+
+import pytest
+import torch
+
+from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
+from lightning_sv.nn import document_numbers, flops_per_token, meta_backbone, next_token_loss
+from tests.conftest import BUILDS
+
+LLAMA_1B = BackboneConfig(d_model=1792, n_layer=22, n_head=28)
+LLAMA_012B = BackboneConfig(d_model=768, n_layer=6, n_head=12)
+
+
+def count(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_parameter_counts_of_the_paper() -> None:
+    one_b = meta_backbone(LLAMA_1B)
+    assert count(one_b) == 1_028_065_024  # Section 2.1
+    assert sum(p.numel() for n, p in one_b.named_parameters() if n.endswith("gamma")) == 80_640  # Section 2.1
+    assert count(meta_backbone(LLAMA_012B)) == 119_744_256  # 0.11974B, Section 4.4
+    assert count(meta_backbone(LLAMA_012B, "unified")) == 119_846_846  # 0.11985B, Section 4.4
+    large = BackboneConfig(d_model=768, n_layer=6, n_head=12, d_ff=2048 + 8)
+    assert count(meta_backbone(large)) == 119_854_848  # 0.11985B, Section 4.4
+
+
+@pytest.mark.filterwarnings("ignore:scale strategy")
+@pytest.mark.parametrize("text", BUILDS)
+def test_every_strategy_but_dnp_starts_as_the_standard_llama(text: str, config: BackboneConfig) -> None:
+    tokens = torch.randint(0, config.vocab_size, (2, 9))
+    llama = Backbone(config, "llama", seed=3)(tokens)
+    ours = Backbone(config, text, seed=3)(tokens)
+    if ScaleStrategy.parse(text).sides.norm_out:
+        assert not torch.allclose(ours, llama)
+        torch.testing.assert_close(ours.square().mean(-1), torch.ones(2, 9), rtol=0.02, atol=0)
+    else:
+        torch.testing.assert_close(ours, llama, rtol=1e-5, atol=1e-6)
+
+
+def test_initialization_depends_on_seed_and_name_only(config: BackboneConfig) -> None:
+    a, b, c = Backbone(config, seed=1), Backbone(config, "unified", seed=1), Backbone(config, seed=2)
+    weights = {n: p for n, p in b.named_parameters() if n.endswith("weight")}
+    for name, parameter in a.named_parameters():
+        if name in weights:
+            assert torch.equal(parameter, weights[name])
+            assert not torch.equal(parameter, c.get_parameter(name))
+    q = a.layers[0].attn
+    assert not torch.equal(q.qkv.q_proj.weight, q.qkv.k_proj.weight)
+    torch.testing.assert_close(q.qkv.q_proj.weight.std(), torch.tensor(0.02), rtol=0.1, atol=0)
+    torch.testing.assert_close(q.o_proj.weight.std(), torch.tensor(0.01), rtol=0.1, atol=0)
+
+
+def test_causal_and_document_masks(config: BackboneConfig) -> None:
+    model = Backbone(config)
+    tokens = torch.randint(1, config.vocab_size, (1, 12))
+    changed = tokens.clone()
+    changed[0, 8] = (tokens[0, 8] + 1) % config.vocab_size
+    assert torch.equal(model(tokens)[:, :8], model(changed)[:, :8])
+    tokens[0, 5] = 0  # end of text
+    documents = document_numbers(tokens, eot=0)
+    assert documents.tolist() == [[0] * 6 + [1] * 6]
+    plain = document_numbers(tokens, eot=config.vocab_size)
+    torch.testing.assert_close(model(tokens, plain), model(tokens), rtol=1e-5, atol=1e-6)
+    other = tokens.clone()
+    other[0, :5] = torch.randint(1, config.vocab_size, (5,))
+    torch.testing.assert_close(model(other, documents)[:, 6:], model(tokens, documents)[:, 6:])
+    assert not torch.allclose(model(other)[:, 6:], model(tokens)[:, 6:])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"d_model": 30, "n_head": 4}, "d_model 30 is not divisible by n_head 4"),
+        ({"d_model": 6, "n_head": 2}, "head width 3 is odd"),
+        ({"n_layer": 0}, "model.backbone.n_layer is 0"),
+        ({"init_std": 0.0}, "init_std is 0.0"),
+    ],
+)
+def test_sizes_that_cannot_be(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BackboneConfig(**({"d_model": 32, "n_layer": 2, "n_head": 2} | change))
+
+
+def test_loss_and_flops(config: BackboneConfig) -> None:
+    logits, targets = torch.randn(2, 5, 7), torch.randint(0, 7, (2, 5))
+    picked = logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).mean()
+    torch.testing.assert_close(next_token_loss(logits, targets), -picked)
+    model = Backbone(config)
+    matmul = sum(p.numel() for n, p in model.named_parameters() if not n.startswith("embed"))
+    # torch counts a product of m x k and k x n as 2 m k n operations, forward and backward
+    from torch.utils.flop_counter import FlopCounterMode
+
+    tokens = torch.randint(0, 48, (1, 16))
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as flops:
+        model(tokens).sum().backward()
+    ours = 16 * flops_per_token(model, config, 16)
+    assert ours == pytest.approx(flops.get_total_flops(), rel=0.02)
+    assert matmul * 6 * 16 < ours

@@ -1,0 +1,101 @@
+"""The folded product against the naive one, and what each placement computes."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_sv.scale import Branch, ScaleBuilder, ScaleOptions, ScaleStrategy
+from lightning_sv.scale.fold import scaled_product
+from tests.conftest import BUILDS, perturbed
+
+D, OUT, HEAD = 6, 8, 4
+
+
+def naive(group, name: str, x: Tensor, eps: float) -> Tensor:
+    """The paper's formula, word for word: scale the activation, multiply, normalize, scale."""
+    branch = getattr(group, name)
+    xhat = x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+    gamma_in, gamma_out = group.gammas(name)
+    if gamma_in is not None:
+        xhat = gamma_in * xhat
+    y = F.linear(xhat, branch.weight)
+    if branch.norm_width:
+        y = y.unflatten(-1, (-1, branch.norm_width))
+        y = (y / (y.square().mean(-1, keepdim=True) + eps).sqrt()).flatten(-2)
+    return y if gamma_out is None else gamma_out * y
+
+
+@pytest.mark.parametrize("share_out", [False, True])
+@pytest.mark.parametrize("text", BUILDS)
+def test_group_equals_the_naive_formula_with_gradients(text: str, share_out: bool) -> None:
+    options = ScaleOptions(share_scale_out=share_out)
+    build = ScaleBuilder(ScaleStrategy.parse(text), options)
+    group = build.group("norm", D, {"q": Branch(OUT, HEAD), "k": Branch(OUT, HEAD), "u": Branch(OUT, OUT)})
+    for _, branch in group.branches():
+        torch.nn.init.normal_(branch.weight)
+    perturbed(group.double())
+    x = torch.randn(3, 5, D, dtype=torch.float64, requires_grad=True)
+    weights = [torch.randn(3, 5, OUT, dtype=torch.float64) for _ in group.names]
+    leaves = [x, *group.parameters()]
+    fused = sum((w * y).sum() for w, y in zip(weights, group(x), strict=True))
+    plain = sum((w * naive(group, n, x, build.eps)).sum() for w, n in zip(weights, group.names, strict=True))
+    torch.testing.assert_close(fused, plain)
+    for ours, theirs in zip(torch.autograd.grad(fused, leaves), torch.autograd.grad(plain, leaves), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_folded_product_has_first_and_second_derivatives() -> None:
+    make = lambda *shape: torch.randn(*shape, dtype=torch.float64, requires_grad=True)  # noqa: E731
+    inputs = (make(2, 3, D), make(OUT, D), make(D))
+    assert torch.autograd.gradcheck(scaled_product, inputs)
+    assert torch.autograd.gradgradcheck(scaled_product, inputs)
+
+
+def test_folded_product_keeps_no_folded_copy() -> None:
+    """What autograd saves is x, W and gamma themselves: no storage but theirs."""
+    x, w, g = (torch.randn(*s, requires_grad=True) for s in ((64, D), (OUT, D), (D,)))
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
+        scaled_product(x, w, g)
+    known = {t.untyped_storage().data_ptr() for t in (x, w, g)}
+    assert saved and {t.untyped_storage().data_ptr() for t in saved} <= known
+
+
+def test_small_changes_of_gamma_survive_bf16_autocast() -> None:
+    """gamma = 1 + 1e-3 lies between two bf16 numbers: it must be used before the cast."""
+    build = ScaleBuilder(ScaleStrategy.parse("hg"))
+    group = build.group("norm", 512, {"q": Branch(512, 64), "k": Branch(512, 64)})
+    for _, branch in group.branches():
+        torch.nn.init.normal_(branch.weight)
+    x = torch.randn(4, 512)
+    with torch.autocast("cpu", torch.bfloat16):
+        before = group(x)[0].float()
+        with torch.no_grad():
+            group.q.scale_in.gamma.add_(1e-3)
+        after = group(x)[0].float()
+    ratio = ((after * before).sum() / before.square().sum()).item()
+    assert before.dtype == torch.float32 and abs(ratio - 1.001) < 3e-4
+
+
+def test_options_change_their_site_and_refuse_unknown_ones() -> None:
+    def build(scale: str, **options):
+        builder = ScaleBuilder(ScaleStrategy.parse(scale), ScaleOptions(**options))
+        group = builder.group("attn_norm", D, {"q_proj": Branch(OUT, HEAD), "v_proj": Branch(OUT, HEAD)})
+        return builder, group
+
+    _, group = build("unified", placement_at={"v_proj": "dp"}, freeze_input_beta=True)
+    assert group.q_proj.norm_width == HEAD and group.v_proj.norm_width is None
+    assert not group.q_proj.scale_in.beta.requires_grad and group.v_proj.scale_in.beta.requires_grad
+    _, group = build("unified", role_at={"v_proj.scale_out": "input"})
+    assert group.v_proj.scale_out.role == "input" and group.q_proj.scale_out.role == "output"
+    with pytest.raises(ValueError, match="names 'lm_head', which is no branch of this model"):
+        build("unified", placement_at={"lm_head": "dp"})[0].finish()
+    with pytest.raises(ValueError, match="no scale vector of this model"):
+        build("llama", role_at={"v_proj.scale_out": "input"})[0].finish()
+    with pytest.raises(ValueError, match="add 'hg'"):
+        build("dp", placement_at={"v_proj": "ap"})
+    with pytest.raises(ValueError, match="known: nop bp ap dp dnp"):
+        ScaleOptions(placement_at={"v_proj": "up"})
+    label = ScaleOptions({"lm_head": "dp"}, {"v_proj.scale_out": "input"}, True).label()
+    assert label == "[lm_head=dp,v_proj.scale_out=input,share_scale_out]"

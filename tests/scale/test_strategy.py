@@ -1,0 +1,104 @@
+"""The strategy string: round trips, order, errors, a user's own rows."""
+
+import random
+import sys
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
+from lightning_sv.scale import Decay, DirectScale, Placement
+from lightning_sv.scale.strategy import AXES, PRESETS
+from tests.conftest import ALL_STRATEGIES
+
+
+@pytest.mark.parametrize("text", ALL_STRATEGIES)
+def test_round_trip_in_any_order(text: str) -> None:
+    strategy = ScaleStrategy.parse(text)
+    assert ScaleStrategy.parse(str(strategy)) == strategy
+    tokens = text.split("+")
+    random.Random(text).shuffle(tokens)
+    assert ScaleStrategy.parse(" + ".join(tokens).upper()) == strategy
+
+
+def test_presets_and_canonical_text() -> None:
+    assert str(ScaleStrategy.parse("llama")) == str(ScaleStrategy()) == "llama"
+    assert str(ScaleStrategy.parse("unified")) == "hg+dnp+or+iwd"
+    assert str(ScaleStrategy.parse("or+hg")) == "hg+or"
+    assert set(PRESETS) == {"llama", "unified"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hg+dpn", "unknown token 'dpn' \\(did you mean 'dp"),
+        ("hg+or+er", "names parameterization twice, 'or' and 'er'"),
+        ("hg+unified", "preset 'unified' in 'hg\\+unified' stands alone"),
+        ("", "empty"),
+        ("hg++or", "unknown token ''"),
+        ("no.such.module:Thing", "cannot be imported"),
+        ("math:pi", "cannot join a scale strategy"),
+    ],
+)
+def test_errors_name_the_token_and_list_the_known(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ScaleStrategy.parse(text)
+    if "dpn" in text:
+        with pytest.raises(ValueError, match="placement: nop bp ap dp dnp"):
+            ScaleStrategy.parse(text)
+
+
+@given(st.text(max_size=20))
+def test_any_text_parses_or_is_a_value_error(text: str) -> None:
+    try:
+        strategy = ScaleStrategy.parse(text)
+    except ValueError:
+        return
+    assert ScaleStrategy.parse(str(strategy)) == strategy
+
+
+@pytest.mark.filterwarnings("ignore:scale strategy")
+def test_a_users_own_rows_join_from_their_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("my_ideas")
+
+    class Halved(DirectScale):
+        def forward(self):
+            return 0.5 * super().forward()
+
+    module.Halved = Halved
+    module.NORM_ONLY = Placement(False, True, False, "normalize the output, no vector")
+    module.NONE = Decay(frozenset(), "as nowd")
+    monkeypatch.setitem(sys.modules, "my_ideas", module)
+    text = "hg+dp+my_ideas:Halved+my_ideas:NONE"
+    strategy = ScaleStrategy.parse(text)
+    assert str(strategy) == text and strategy.decayed_roles == frozenset()
+    config = BackboneConfig(d_model=16, n_layer=1, n_head=1, vocab_size=16)
+    assert isinstance(Backbone(config, text).head.lm_head.scale_out, Halved)
+    assert Backbone(config, "my_ideas:NORM_ONLY").head.lm_head.norm_width == 16
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("hg+ap", "ap"),
+        ("iwd", "llama"),
+        ("owd", "nowd"),
+        ("nop+or+hg+nowd", "nop"),
+        ("ap+owd", "ap"),
+        ("ap+iwd", "ap+nowd"),
+        ("unified", "hg+dnp+or+iwd"),
+        ("dp+iwd", "dp+iwd"),
+    ],
+)
+def test_equal_models_have_one_meaning_and_warn(text: str, meaning: str, config: BackboneConfig) -> None:
+    if ScaleStrategy.parse(text) == ScaleStrategy.parse(meaning):
+        assert str(Backbone(config, text).meaning) == meaning
+        return
+    with pytest.warns(UserWarning, match="is the same model as"):
+        assert str(Backbone(config, text).meaning) == meaning
+
+
+def test_every_axis_is_a_field() -> None:
+    assert list(AXES) == list(ScaleStrategy.__dataclass_fields__)
