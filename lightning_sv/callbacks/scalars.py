@@ -44,8 +44,9 @@ class Scalars(L.Callback):
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Accumulate the loss on the device; write every n optimizer steps."""
-        loss = outputs["loss"].detach()
-        self._loss = loss.clone() if self._loss is None else self._loss + loss
+        # Lightning divides the loss by the number of micro-batches before backward.
+        loss = outputs["loss"].detach() * trainer.accumulate_grad_batches
+        self._loss = loss if self._loss is None else self._loss + loss
         self._batches += 1
         last = trainer.global_step >= trainer.max_steps
         if last:

@@ -48,7 +48,9 @@ class CorpusConfig:
 
     def __post_init__(self) -> None:
         if not self.dir.strip():
-            raise ValueError("dir is empty; name the folder of the corpus, for example dir=data/stdlib.")
+            raise ValueError(
+                "dir is empty; name the folder of the corpus, for example dir=data/stdlib."
+            )
         kind, _, rest = self.source.partition(":")
         if not (self.source == "stdlib" or (kind in ("files", "hf") and rest.strip())):
             raise ValueError(

@@ -39,10 +39,14 @@ def files_source(spec: str, *, text_field: str) -> Source:
             try:
                 yield from _read_file(path, text_field)
             except OSError as error:
-                raise ValueError(f"{path}: cannot be read ({error}); check the file or leave it out.") from error
+                raise ValueError(
+                    f"{path}: cannot be read ({error}); check the file or leave it out."
+                ) from error
 
     compressed = any(path.suffix not in (".txt", ".md", ".py") for path in paths)
-    return Source(read, total_bytes=None if compressed else sum(path.stat().st_size for path in paths))
+    return Source(
+        read, total_bytes=None if compressed else sum(path.stat().st_size for path in paths)
+    )
 
 
 def find_files(spec: str) -> list[Path]:
@@ -58,7 +62,11 @@ def find_files(spec: str) -> list[Path]:
         elif target.is_file():
             matches = [target]
         else:
-            matches = [Path(name) for name in sorted(glob.glob(str(target), recursive=True)) if Path(name).is_file()]
+            matches = [
+                Path(name)
+                for name in sorted(glob.glob(str(target), recursive=True))
+                if Path(name).is_file()
+            ]
         if not matches:
             raise ValueError(
                 f"source=files:{part} matches no file with one of the suffixes {', '.join(_READERS)}; "
@@ -97,7 +105,9 @@ def _read_text(path: Path, text_field: str) -> Iterator[Document]:
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: byte {error.start} is not UTF-8; convert the file or leave it out.") from None
+        raise ValueError(
+            f"{path}: byte {error.start} is not UTF-8; convert the file or leave it out."
+        ) from None
     if text:
         yield Document.from_text(text, str(path))
 
@@ -110,7 +120,9 @@ def _jsonl_reader(opener: Callable[[Path], IO[bytes]]) -> Callable[[Path, str], 
                     if line.strip():
                         yield from _read_line(line, f"{path}, line {number}", text_field)
         except (EOFError, gzip.BadGzipFile, zstandard.ZstdError) as error:
-            raise ValueError(f"{path}: the compressed data is damaged ({error}); fetch the file again.") from None
+            raise ValueError(
+                f"{path}: the compressed data is damaged ({error}); fetch the file again."
+            ) from None
 
     return read
 
@@ -121,9 +133,13 @@ def _read_line(line: bytes, where: str, text_field: str) -> Iterator[Document]:
     except ValueError as error:  # bad JSON, or bytes that are no UTF-8
         raise ValueError(f"{where}: no valid JSON ({error}); repair or remove the line.") from None
     if not isinstance(record, dict):
-        raise ValueError(f"{where}: not a JSON object; write one object with a {text_field!r} key a line.")
+        raise ValueError(
+            f"{where}: not a JSON object; write one object with a {text_field!r} key a line."
+        )
     if text_field not in record:
-        raise ValueError(f"{where}: has no {text_field!r} among {sorted(record)}; set text_field to the text's key.")
+        raise ValueError(
+            f"{where}: has no {text_field!r} among {sorted(record)}; set text_field to the text's key."
+        )
     yield from text_documents(record[text_field], where, text_field)
 
 
@@ -133,13 +149,17 @@ def _read_parquet(path: Path, text_field: str) -> Iterator[Document]:
         with pyarrow.parquet.ParquetFile(path) as table:
             names = table.schema_arrow.names
             if text_field not in names:
-                raise ValueError(f"{path}: has no column {text_field!r} among {names}; set text_field to one of them.")
+                raise ValueError(
+                    f"{path}: has no column {text_field!r} among {names}; set text_field to one of them."
+                )
             for batch in table.iter_batches(batch_size=1024, columns=[text_field]):
                 for value in batch.column(0).to_pylist():
                     row += 1
                     yield from text_documents(value, f"{path}, row {row}", text_field)
     except pyarrow.ArrowException as error:
-        raise ValueError(f"{path}: cannot be read as Parquet after row {row} ({error}); fetch it again.") from None
+        raise ValueError(
+            f"{path}: cannot be read as Parquet after row {row} ({error}); fetch it again."
+        ) from None
 
 
 def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document]:
@@ -153,7 +173,9 @@ def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document
 
 
 def _open_zstd(path: Path) -> IO[bytes]:
-    reader = zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True, closefd=True)
+    reader = zstandard.ZstdDecompressor().stream_reader(
+        path.open("rb"), read_across_frames=True, closefd=True
+    )
     return io.BufferedReader(reader)  # type: ignore[type-var]  # it reads like a RawIOBase
 
 

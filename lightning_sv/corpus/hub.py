@@ -52,7 +52,9 @@ def _open(name: str, subset: str | None, split: str, data_files: str | None) -> 
     files = [part.strip() for part in data_files.split(",")] if data_files else None
     try:
         return datasets.load_dataset(name, subset, split=split, data_files=files, streaming=True)
-    except Exception as error:  # connection, missing dataset, unknown configuration or split, bad files
+    except (
+        Exception
+    ) as error:  # connection, missing dataset, unknown configuration or split, bad files
         raise _unreadable(name, f"subset {subset!r}, split {split!r}", error) from error
 
 

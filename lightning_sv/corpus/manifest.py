@@ -109,7 +109,14 @@ class Manifest:
         """Check that the files in `dir` are what this manifest says; see `lightning_sv.corpus.verify`."""
         from lightning_sv.corpus.verify import verify  # it imports this module for the types
 
-        verify(self, dir, vocab_size=vocab_size, seq_len=seq_len, tokenizer=tokenizer, checksums=checksums)
+        verify(
+            self,
+            dir,
+            vocab_size=vocab_size,
+            seq_len=seq_len,
+            tokenizer=tokenizer,
+            checksums=checksums,
+        )
 
     def save(self, dir: str | Path) -> None:
         """Write manifest.json in one step: it is there whole, or not at all."""
@@ -130,11 +137,15 @@ class Manifest:
         """
         path = Path(dir) / FILENAME
         if not path.is_file():
-            raise ValueError(f"{path} does not exist, so there is no complete corpus in {dir}; prepare it first.")
+            raise ValueError(
+                f"{path} does not exist, so there is no complete corpus in {dir}; prepare it first."
+            )
         try:
             data = json.loads(path.read_text())
         except ValueError as error:
-            raise ValueError(f"{path}: no valid JSON ({error}); delete {dir} and prepare it again.") from None
+            raise ValueError(
+                f"{path}: no valid JSON ({error}); delete {dir} and prepare it again."
+            ) from None
         version = data.get("version") if isinstance(data, dict) else None
         if version != FORMAT_VERSION:
             raise ValueError(
@@ -143,25 +154,45 @@ class Manifest:
             )
         try:
             splits = {name: _split(data["splits"][name]) for name in SPLITS}
-            manifest = _build(cls, data | {"splits": splits, "ngram": _build(NgramBaseline, data["ngram"])})
+            manifest = _build(
+                cls, data | {"splits": splits, "ngram": _build(NgramBaseline, data["ngram"])}
+            )
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}: is incomplete ({error!r}); delete {dir} and prepare it again.") from None
-        for name in (manifest.tokenizer_file, *(shard.file for split in splits.values() for shard in split.shards)):
-            if not isinstance(name, str) or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-                raise ValueError(f"{path}: names the file {name!r} outside {dir}; do not use this corpus.")
+            raise ValueError(
+                f"{path}: is incomplete ({error!r}); delete {dir} and prepare it again."
+            ) from None
+        for name in (
+            manifest.tokenizer_file,
+            *(shard.file for split in splits.values() for shard in split.shards),
+        ):
+            if (
+                not isinstance(name, str)
+                or PurePosixPath(name).is_absolute()
+                or ".." in PurePosixPath(name).parts
+            ):
+                raise ValueError(
+                    f"{path}: names the file {name!r} outside {dir}; do not use this corpus."
+                )
         if manifest.corpus_hash != corpus_hash(manifest.tokenizer_sha256, splits):
-            raise ValueError(f"{path}: its hashes do not add up to its corpus_hash; it was edited, prepare it again.")
+            raise ValueError(
+                f"{path}: its hashes do not add up to its corpus_hash; it was edited, prepare it again."
+            )
         return manifest
 
 
 def corpus_hash(tokenizer_sha256: str, splits: dict[str, SplitInfo]) -> str:
     """One hash for the tokens of all splits, their order and shards, and the tokenizer."""
-    content = [tokenizer_sha256, *([name, *(s.sha256 for s in splits[name].shards)] for name in SPLITS)]
+    content = [
+        tokenizer_sha256,
+        *([name, *(s.sha256 for s in splits[name].shards)] for name in SPLITS),
+    ]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _split(data: dict[str, Any]) -> SplitInfo:
-    return _build(SplitInfo, data | {"shards": tuple(_build(Shard, shard) for shard in data["shards"])})
+    return _build(
+        SplitInfo, data | {"shards": tuple(_build(Shard, shard) for shard in data["shards"])}
+    )
 
 
 def _build(cls: type, data: dict[str, Any]) -> Any:

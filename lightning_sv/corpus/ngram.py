@@ -50,7 +50,11 @@ class BigramModel:
 
     def fit(self, streams: Iterable[np.ndarray]) -> BigramModel:
         """Count streams of ids, each starting with a document."""
-        dense = np.zeros(self.vocab_size**2, dtype=np.int64) if self.vocab_size <= _DENSE_VOCAB else None
+        dense = (
+            np.zeros(self.vocab_size**2, dtype=np.int64)
+            if self.vocab_size <= _DENSE_VOCAB
+            else None
+        )
         for ids in streams:
             for start in range(0, ids.size, 1 << 23):  # bounds the memory
                 part = ids[start : start + (1 << 23)]

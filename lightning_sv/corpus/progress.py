@@ -29,7 +29,9 @@ class Progress:
         self.enabled = enabled
 
     @contextmanager
-    def phase(self, name: str, total: int | None, unit: str = "bytes") -> Iterator[Callable[[int], None]]:
+    def phase(
+        self, name: str, total: int | None, unit: str = "bytes"
+    ) -> Iterator[Callable[[int], None]]:
         """Show a phase while the block runs; the block calls what it is given with each bit of progress.
 
         Args:
@@ -38,7 +40,13 @@ class Progress:
             unit: 'bytes' shows a rate; anything else shows a count.
         """
         measure: ProgressColumn = TransferSpeedColumn() if unit == "bytes" else MofNCompleteColumn()
-        columns = (SpinnerColumn(), TextColumn(f"{name:<16}"), BarColumn(), measure, TimeElapsedColumn())
+        columns = (
+            SpinnerColumn(),
+            TextColumn(f"{name:<16}"),
+            BarColumn(),
+            measure,
+            TimeElapsedColumn(),
+        )
         with Bars(*columns, console=Console(stderr=True), disable=not self.enabled) as bars:
             task = bars.add_task(name, total=total)
             yield lambda amount: bars.advance(task, amount)

@@ -29,6 +29,7 @@ def open_split(
     seed: int = 0,
     shuffle: bool,
     drop_last: bool | None = None,
+    unit: int = 1,
 ) -> TokenDataset:
     """Open one split of a prepared corpus; hand it to a `TokenLoader`.
 
@@ -36,10 +37,12 @@ def open_split(
         dir: Folder of the corpus.
         split: 'train' or 'val'.
         seq_len: Tokens a sequence; items have shape (seq_len + 1,), to be cut into inputs and targets.
-        seed: Of the order, which also depends on the epoch, the batch size, the number of workers and of ranks.
+        seed: Of the order, which also depends on the epoch, the unit, the number of workers and of ranks.
         shuffle: False reads in order.
         drop_last: Leave out the last batch if it is not full; None means for 'train' only. litdata leaves it out
             in any case when there are several ranks.
+        unit: Sequences a device needs for one optimizer step; an epoch of 'train' then holds whole steps, and the
+            order does not depend on the batch size that divides it (gradient accumulation).
 
     Raises:
         ValueError: The corpus is missing or damaged, or no shard holds a block of seq_len + 1 tokens.
@@ -58,6 +61,7 @@ def open_split(
         # litdata's default shuffles within runs of 256 blocks, which come from few documents.
         item_shuffle_window="full",
         corpus_hash=manifest.corpus_hash,
+        unit=unit,
     )
 
 
@@ -69,11 +73,13 @@ class TokenDataset(litdata.StreamingDataset):
 
     Args:
         corpus_hash: Of the corpus; a state saved on another one is refused, wherever the folder lies now.
+        unit: What is dropped at the end of an epoch is what does not fill a unit, instead of a batch.
     """
 
-    def __init__(self, *args: Any, corpus_hash: str, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, corpus_hash: str, unit: int = 1, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.corpus_hash = corpus_hash
+        self.unit = unit
         if self.posix_fast is not None:
             # On network file systems litdata would shuffle within a window of shards only.
             self.posix_fast = replace(self.posix_fast, kind="posix")
@@ -83,10 +89,14 @@ class TokenDataset(litdata.StreamingDataset):
         item = super().__getitem__(index)
         return [_to_tensor(block) for block in item] if isinstance(item, list) else _to_tensor(item)
 
-    def state_dict(self, num_samples_yielded: int, num_workers: int, batch_size: int) -> dict[str, Any]:
+    def state_dict(
+        self, num_samples_yielded: int, num_workers: int, batch_size: int
+    ) -> dict[str, Any]:
         """The position, with the hash of the corpus; called by the loader."""
         state = super().state_dict(num_samples_yielded, num_workers, batch_size)
-        return copy.deepcopy(state) | {"corpus_hash": self.corpus_hash}  # litdata goes on writing to its own
+        return copy.deepcopy(state) | {
+            "corpus_hash": self.corpus_hash
+        }  # litdata goes on writing to its own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved position; called by the loader."""
@@ -96,7 +106,11 @@ class TokenDataset(litdata.StreamingDataset):
                 f"The checkpoint was trained on the corpus {str(found)[:12]}, this is {self.corpus_hash[:12]}; "
                 "resume with the same corpus, or start a new run."
             )
-        mine = {"seed": self.seed, "shuffle": self.shuffle, "item_loader": self.item_loader.state_dict()}
+        mine = {
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "item_loader": self.item_loader.state_dict(),
+        }
         for name, value in mine.items():
             if state_dict[name] != value:
                 raise ValueError(
@@ -109,7 +123,27 @@ class TokenDataset(litdata.StreamingDataset):
     def _create_shuffler(self, cache: Any) -> Shuffle:
         shuffler = super()._create_shuffler(cache)
         assert isinstance(shuffler, FullShuffle | NoShuffle), type(shuffler)
+        if isinstance(shuffler, FullShuffle) and self.unit > 1:
+            return _UnitShuffle(shuffler.cache, shuffler.seed, shuffler.drop_last, self.unit)
         return shuffler
+
+
+class _UnitShuffle(FullShuffle):
+    """Shares blocks out among workers in whole units, whatever the batch size."""
+
+    def __init__(self, cache: Any, seed: int, drop_last: bool, unit: int) -> None:
+        super().__init__(
+            cache, seed, drop_last, item_window=0
+        )  # 0: a full permutation inside a shard
+        self.unit = unit
+
+    def get_chunks_and_intervals_per_workers(
+        self, distributed_env: Any, num_workers: int, batch_size: int, current_epoch: int
+    ) -> Any:
+        assert self.unit % batch_size == 0, (self.unit, batch_size)
+        return super().get_chunks_and_intervals_per_workers(
+            distributed_env, num_workers, self.unit, current_epoch
+        )
 
 
 class TokenLoader(litdata.StreamingDataLoader):
@@ -164,7 +198,9 @@ def iter_shards(folder: Path, dtype: np.dtype) -> Iterator[np.ndarray]:
     """The ids of each shard below a folder with litdata's index.json."""
     for chunk in json.loads((folder / "index.json").read_text())["chunks"]:
         offset = 4 * (chunk["chunk_size"] + 2)  # the number of documents and their offsets, uint32
-        yield np.memmap(folder / chunk["filename"], dtype=dtype, mode="r", offset=offset, shape=(chunk["dim"],))
+        yield np.memmap(
+            folder / chunk["filename"], dtype=dtype, mode="r", offset=offset, shape=(chunk["dim"],)
+        )
 
 
 def _to_tensor(block: np.ndarray) -> Tensor:

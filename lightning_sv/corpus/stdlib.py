@@ -62,7 +62,9 @@ def stdlib_source(max_bytes: int | None, progress: Progress) -> Source:
         for key in taken:
             raw = found[key].read_bytes()
             if digest(raw) != key:
-                raise ValueError(f"{found[key]}: the file changed while it was being read; prepare the corpus again.")
+                raise ValueError(
+                    f"{found[key]}: the file changed while it was being read; prepare the corpus again."
+                )
             yield Document(raw.decode("utf-8"), len(raw), key)
 
     licence = "; ".join(f"{name}: {text}" for name, text in licences.items())
@@ -84,7 +86,9 @@ def _python_files() -> tuple[list[Path], dict[str, str], dict[str, str]]:
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue
-        files = [Path(str(file.locate())) for file in distribution.files or () if file.suffix == ".py"]
+        files = [
+            Path(str(file.locate())) for file in distribution.files or () if file.suffix == ".py"
+        ]
         paths += sorted(path for path in files if path.is_file())
         packages[name] = distribution.version
         licences[name] = _licence(distribution)
@@ -97,5 +101,7 @@ def _licence(distribution: metadata.Distribution) -> str:
     text = (fields.get("License-Expression") or fields.get("License") or "").strip()
     if text and len(text) <= 60 and "\n" not in text:
         return text
-    classifiers = [line for line in fields.get_all("Classifier") or [] if line.startswith("License ::")]
+    classifiers = [
+        line for line in fields.get_all("Classifier") or [] if line.startswith("License ::")
+    ]
     return classifiers[0].split(" :: ")[-1] if classifiers else "see its own licence file"

@@ -16,10 +16,20 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 END_OF_TEXT = "<|endoftext|>"
 # Names that published tokenizers give to the token that ends a document; the first one found is taken.
-_END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
+_END_OF_TEXT_NAMES = (
+    END_OF_TEXT,
+    "<|end_of_text|>",
+    "<|end▁of▁sentence|>",
+    "</s>",
+    "<eos>",
+    "[EOS]",
+    "[SEP]",
+)
 # sha256 of GPT-2's 50,256 byte-pair ranks, in tiktoken's own file format.
 GPT2_RANKS_SHA256 = "1306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
-_GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+_GPT2_PATTERN = (
+    r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+)
 _MAX_FILE_BYTES = 256 << 20
 
 
@@ -76,7 +86,9 @@ class Tokenizer(ABC):
         for kind in (JsonTokenizer, RanksTokenizer):
             if (path := Path(folder) / kind.filename).is_file():
                 return kind.from_bytes(read_limited(path), str(path))
-        raise ValueError(f"{folder}: holds neither tokenizer.json nor gpt2.tiktoken; prepare the corpus again.")
+        raise ValueError(
+            f"{folder}: holds neither tokenizer.json nor gpt2.tiktoken; prepare the corpus again."
+        )
 
 
 class JsonTokenizer(Tokenizer):
@@ -90,7 +102,10 @@ class JsonTokenizer(Tokenizer):
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.vocab_size = max(tokenizer.get_vocab().values(), default=0) + 1
-        eot = next((i for name in _END_OF_TEXT_NAMES if (i := tokenizer.token_to_id(name)) is not None), None)
+        eot = next(
+            (i for name in _END_OF_TEXT_NAMES if (i := tokenizer.token_to_id(name)) is not None),
+            None,
+        )
         if eot is None:
             raise ValueError(
                 f"{where}: has no end-of-text token; add one of {', '.join(_END_OF_TEXT_NAMES)} to the tokenizer."
@@ -151,7 +166,10 @@ class RanksTokenizer(Tokenizer):
         self.eot = len(ranks)
         self.vocab_size = self.eot + 1
         self._encoding = tiktoken.Encoding(
-            "gpt2", pat_str=_GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: self.eot}
+            "gpt2",
+            pat_str=_GPT2_PATTERN,
+            mergeable_ranks=ranks,
+            special_tokens={END_OF_TEXT: self.eot},
         )
 
     @classmethod
@@ -203,7 +221,9 @@ def bpe_size(spec: str) -> int | None:
     number = spec.removeprefix("bpe:").replace(",", "").replace("_", "")
     size = int(number) if number.isdecimal() else 0
     if not 257 <= size <= 1 << 20:
-        raise ValueError(f"tokenizer={spec!r}: the size must be a whole number from 257 (all bytes) to 1,048,576.")
+        raise ValueError(
+            f"tokenizer={spec!r}: the size must be a whole number from 257 (all bytes) to 1,048,576."
+        )
     return size
 
 
@@ -228,7 +248,11 @@ def _dump_ranks(ranks: dict[bytes, int]) -> bytes:
 def read_limited(path: Path) -> bytes:
     """The bytes of a tokenizer file, unless it is far too large to be one."""
     if not path.is_file():
-        raise ValueError(f"tokenizer={path}: there is no such file; use 'bpe:N', 'gpt2' or the path of a file.")
+        raise ValueError(
+            f"tokenizer={path}: there is no such file; use 'bpe:N', 'gpt2' or the path of a file."
+        )
     if path.stat().st_size > _MAX_FILE_BYTES:
-        raise ValueError(f"{path}: is larger than {_MAX_FILE_BYTES:,} bytes and no tokenizer; check the path.")
+        raise ValueError(
+            f"{path}: is larger than {_MAX_FILE_BYTES:,} bytes and no tokenizer; check the path."
+        )
     return path.read_bytes()

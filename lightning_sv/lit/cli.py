@@ -100,8 +100,16 @@ class PretrainCLI(LightningCLI):
     def before_fit(self) -> None:
         """Check the corpus before anything is written, then say what is about to be trained."""
         self.datamodule.check(self.model.config.vocab_size)
+        self.datamodule.micro_batches(self.trainer.world_size)
+        if self.trainer.accumulate_grad_batches != 1:
+            raise ValueError(
+                "trainer.accumulate_grad_batches follows from the batch and the devices; set "
+                "data.global_batch and data.micro_batch instead."
+            )
         self.model.configure_model()
         if self.trainer.is_global_zero:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            Tokenizer.load(self.datamodule.corpus.dir).save(self.run_dir)  # `generate` needs the run alone
             print_groups(Console(), self.model, self.trainer.max_steps, self.datamodule)
         self._began = time.perf_counter()
 
@@ -115,9 +123,14 @@ class PretrainCLI(LightningCLI):
         for logger in trainer.loggers:
             logger.log_hyperparams(hparams, {"final/val_loss": summary["val_loss"]})
             logger.finalize("success")
-        Tokenizer.load(self.datamodule.corpus.dir).save(self.run_dir)
         write_summary(self.run_dir, summary)
         self.summary = summary
+
+    def after_validate(self) -> None:
+        """Show the validation loss."""
+        loss = self.trainer.callback_metrics["val/loss"]
+        if self.trainer.is_global_zero:
+            print(f"val/loss {float(loss):.4f} nats/token, perplexity {float(loss.exp()):.2f}")
 
     def _new_run_dir(self, model: PretrainModule) -> Path:
         given = self._get(self.config, "run_dir")
@@ -161,6 +174,8 @@ def quiet() -> None:
     for name in ("lightning.pytorch", "lightning.fabric", "litdata"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in (
+        ".*args parameter is intended to run from within Python.*",
+        ".*__len__` could be inaccurate.*",
         ".*does not have many workers.*",
         ".*isinstance.treespec, LeafSpec.*",
         ".*log_every_n_steps.*",

@@ -6,10 +6,9 @@ from typing import Any
 
 import lightning as L
 import torch
-from litdata import StreamingDataLoader
 from torch.utils.data import DataLoader
 
-from lightning_sv.corpus import CorpusConfig, Manifest, open_split
+from lightning_sv.corpus import CorpusConfig, Manifest, TokenLoader, open_split
 
 
 class ShardDataModule(L.LightningDataModule):
@@ -81,12 +80,12 @@ class ShardDataModule(L.LightningDataModule):
             tokenizer=self.corpus.tokenizer,
         )
 
-    def setup(self, stage: str) -> None:
-        """Derive what depends on the number of devices: accumulation and when to validate."""
-        trainer = self.trainer
-        assert trainer is not None
-        self.check(trainer.lightning_module.config.vocab_size)
-        devices = trainer.world_size
+    def micro_batches(self, devices: int) -> tuple[int, int]:
+        """Return (sequences a device processes at once, micro-batches an optimizer step).
+
+        Raises:
+            ValueError: the global batch cannot be shared evenly.
+        """
         per_device, rest = divmod(self.global_batch, devices)
         if rest:
             raise ValueError(
@@ -99,18 +98,20 @@ class ShardDataModule(L.LightningDataModule):
                 f"data.micro_batch {micro} does not divide the {per_device} sequences a device has of "
                 f"data.global_batch {self.global_batch} on {devices} devices; change one of them."
             )
-        self._micro = micro
+        return micro, per_device // micro
+
+    def setup(self, stage: str) -> None:
+        """Derive what depends on the number of devices: accumulation and when to validate."""
+        trainer = self.trainer
+        assert trainer is not None
+        self.check(trainer.lightning_module.config.vocab_size)
+        self._micro, self._accumulate = self.micro_batches(trainer.world_size)
         if stage == "fit":
-            if trainer.accumulate_grad_batches != 1:
-                raise ValueError(
-                    "trainer.accumulate_grad_batches is derived here; set data.global_batch and "
-                    "data.micro_batch instead."
-                )
-            trainer.accumulate_grad_batches = per_device // micro
             every = math.ceil(trainer.max_steps / self.validations)
-            trainer.val_check_interval = every * trainer.accumulate_grad_batches
+            trainer.accumulate_grad_batches = self._accumulate
+            trainer.val_check_interval = every * self._accumulate
         if self.val_sequences is not None:
-            trainer.limit_val_batches = math.ceil(self.val_sequences / (self._val_batch * devices))
+            trainer.limit_val_batches = math.ceil(self.val_sequences / (self._val_batch * trainer.world_size))
 
     @property
     def _val_batch(self) -> int:
@@ -125,8 +126,9 @@ class ShardDataModule(L.LightningDataModule):
             seq_len=self.seq_len,
             seed=seed % 2**31,
             shuffle=shuffle,
+            unit=self._micro * self._accumulate if split == "train" else 1,
         )
-        loader: DataLoader[Any] = StreamingDataLoader(
+        loader: DataLoader[Any] = TokenLoader(
             dataset,
             batch_size=batch,
             num_workers=self.num_workers,

@@ -1,9 +1,14 @@
 """An argument parser whose errors are one sentence with the nearest right name."""
 
+import itertools
 import re
+import sys
+from argparse import ArgumentParser
 from difflib import get_close_matches
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
+import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
 
@@ -13,17 +18,27 @@ class Parser(LightningArgumentParser):
     Misspelled keys, from YAML or the command line, are answered with the nearest right one.
     """
 
+    def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
+        """Parse, after checking that every config file is readable YAML."""
+        words = sys.argv[1:] if args is None else args
+        if isinstance(words, list):
+            for flag, value in itertools.pairwise([*words, ""]):
+                name, _, inline = flag.partition("=")
+                if name in ("--config", "-c"):
+                    _check_yaml(inline or value)
+        return super().parse_args(args, *rest, **kwargs)
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
         """Raise ValueError with the cause in one line."""
         text = re.sub(r"\s+", " ", str(ex or message)).strip().removesuffix(".")
         raise ValueError(f"{text}.{self._hint(text)}") from ex
 
     def _hint(self, text: str) -> str:
-        unknown = re.search(r"[Kk]ey [\"'](?P<key>[\w.]+)[\"']|(?:--)(?P<flag>[\w.]+)", text)
+        unknown = re.search(r"(?:[Kk]ey|[Oo]ption) [\"'](?P<key>[\w.]+)[\"']|--(?P<flag>[\w.]+)", text)
         if not unknown:
             return ""
         key = unknown["key"] or unknown["flag"]
-        known = [action.dest for action in self._actions if action.dest not in ("help", "config")]
+        known = sorted(_keys(self))
         if key in known:
             return ""
         near = get_close_matches(key, known, n=1, cutoff=0.7)
@@ -31,3 +46,28 @@ class Parser(LightningArgumentParser):
             leaves = {name.rpartition(".")[2]: name for name in known}
             near = [leaves[m] for m in get_close_matches(key.rpartition(".")[2], leaves, n=1, cutoff=0.7)]
         return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _keys(parser: ArgumentParser) -> set[str]:
+    """Every key of a parser and its subcommands."""
+    keys = set()
+    for action in parser._actions:
+        if isinstance(action.choices, dict):  # subcommand -> its parser
+            for child in action.choices.values():
+                keys |= _keys(child)
+        elif action.dest not in ("help", "config"):
+            keys.add(action.dest)
+    return keys
+
+
+def _check_yaml(path: str) -> None:
+    """Raise ValueError naming the file, where jsonargparse would not."""
+    if not Path(path).is_file():
+        raise ValueError(f"--config {path}: there is no such file.")
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problem = " ".join(str(error).split())
+        raise ValueError(f"--config {path} is not valid YAML: {problem}") from error
+    if content is not None and not isinstance(content, dict):
+        raise ValueError(f"--config {path} holds a {type(content).__name__}; it must hold keys and values.")

@@ -15,14 +15,25 @@ from lightning_sv.corpus import CorpusConfig, Manifest, prepare
 def texts() -> list[str]:
     """300 different documents of random words, some with characters beyond ASCII."""
     rng = random.Random(0)
-    words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 6))) for _ in range(200)] + ["naïve", "日本", "🙂", "\n"]
-    return [f"{number}: " + " ".join(rng.choices(words, k=rng.randint(5, 120))) for number in range(300)]
+    words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 6))) for _ in range(200)] + [
+        "naïve",
+        "日本",
+        "🙂",
+        "\n",
+    ]
+    return [
+        f"{number}: " + " ".join(rng.choices(words, k=rng.randint(5, 120))) for number in range(300)
+    ]
 
 
 @pytest.fixture(scope="session")
 def jsonl(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
     path = tmp_path_factory.mktemp("text") / "documents.jsonl"
-    path.write_text("".join(json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(texts)))
+    path.write_text(
+        "".join(
+            json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(texts)
+        )
+    )
     return path
 
 
@@ -44,7 +55,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, jsonl: Path) -> Path:
     folder = tmp_path_factory.mktemp("prepared") / "corpus"
     prepare(
         CorpusConfig(
-            dir=str(folder), source=f"files:{jsonl}", tokenizer="bpe:300", val_fraction=0.1, chunk_bytes="16KB"
+            dir=str(folder),
+            source=f"files:{jsonl}",
+            tokenizer="bpe:300",
+            val_fraction=0.1,
+            chunk_bytes="16KB",
         ),
         progress=False,
     )

@@ -23,7 +23,9 @@ def _ids(folder: Path, split: str) -> list[int]:
     return np.concatenate(list(iter_tokens(folder, split))).tolist()  # type: ignore[arg-type]
 
 
-def test_shards_hold_the_documents_in_order(corpus: Path, manifest: Manifest, texts: list[str]) -> None:
+def test_shards_hold_the_documents_in_order(
+    corpus: Path, manifest: Manifest, texts: list[str]
+) -> None:
     library = tokenizers.Tokenizer.from_file(str(corpus / "tokenizer.json"))
     expected: dict[str, list[int]] = {"train": [], "val": []}
     held: dict[str, list[str]] = {"train": [], "val": []}
@@ -44,7 +46,8 @@ def test_shards_hold_the_documents_in_order(corpus: Path, manifest: Manifest, te
 def test_splits_share_no_document(corpus: Path, manifest: Manifest) -> None:
     tokenizer = Tokenizer.load(corpus)
     documents = {
-        name: set(tokenizer.decode(_ids(corpus, name)).split("<|endoftext|>")[:-1]) for name in manifest.splits
+        name: set(tokenizer.decode(_ids(corpus, name)).split("<|endoftext|>")[:-1])
+        for name in manifest.splits
     }
     assert not documents["train"] & documents["val"]
     assert sum(map(len, documents.values())) == 300
@@ -55,7 +58,9 @@ def test_same_settings_do_no_work_and_others_are_refused(config: CorpusConfig, j
     times = {path: path.stat().st_mtime_ns for path in Path(config.dir).rglob("*")}
     assert prepare(replace(config, workers=1), progress=False) == first
     assert {path: path.stat().st_mtime_ns for path in Path(config.dir).rglob("*")} == times
-    with pytest.raises(ValueError, match=r"other settings \(val_fraction=0\.1 there, 0\.2 wanted\); choose another"):
+    with pytest.raises(
+        ValueError, match=r"other settings \(val_fraction=0\.1 there, 0\.2 wanted\); choose another"
+    ):
         prepare(replace(config, val_fraction=0.2), progress=False)
     assert Manifest.load(config.dir) == first
     (Path(config.dir) / "manifest.json").unlink()
@@ -65,14 +70,18 @@ def test_same_settings_do_no_work_and_others_are_refused(config: CorpusConfig, j
     assert asdict(first)["settings"]["source"] == f"files:{jsonl}"
 
 
-def test_content_is_identified_by_one_hash(config: CorpusConfig, tmp_path: Path, manifest: Manifest) -> None:
+def test_content_is_identified_by_one_hash(
+    config: CorpusConfig, tmp_path: Path, manifest: Manifest
+) -> None:
     """Equal for equal content made elsewhere by another number of threads; another for other shards."""
     again = prepare(replace(config, dir=str(tmp_path / "again"), workers=3), progress=False)
     other = prepare(replace(config, dir=str(tmp_path / "other"), chunk_bytes="8KB"), progress=False)
     assert again.corpus_hash == manifest.corpus_hash != other.corpus_hash
 
 
-def test_repetitions_are_dropped(config: CorpusConfig, jsonl: Path, tmp_path: Path, manifest: Manifest) -> None:
+def test_repetitions_are_dropped(
+    config: CorpusConfig, jsonl: Path, tmp_path: Path, manifest: Manifest
+) -> None:
     twice = tmp_path / "twice.jsonl"
     twice.write_bytes(jsonl.read_bytes() * 2)
     result = prepare(replace(config, source=f"files:{twice}"), progress=False)
@@ -80,7 +89,9 @@ def test_repetitions_are_dropped(config: CorpusConfig, jsonl: Path, tmp_path: Pa
     assert result.corpus_hash == manifest.corpus_hash
 
 
-def test_hugging_face_and_files_give_one_corpus(config: CorpusConfig, jsonl: Path, manifest: Manifest) -> None:
+def test_hugging_face_and_files_give_one_corpus(
+    config: CorpusConfig, jsonl: Path, manifest: Manifest
+) -> None:
     result = prepare(replace(config, source="hf:json", hf_data_files=str(jsonl)), progress=False)
     assert result.corpus_hash == manifest.corpus_hash
 
@@ -92,7 +103,11 @@ def test_vocabularies_over_16_bits(config: CorpusConfig, tmp_path: Path) -> None
     library.save(str(tmp_path / "big.json"))
     for number in range(40):
         (tmp_path / f"{number}.txt").write_text(f"w{number} w69999 w65536 " * 5)
-    settings = {"source": f"files:{tmp_path}/*.txt", "tokenizer": str(tmp_path / "big.json"), "val_fraction": 0.2}
+    settings = {
+        "source": f"files:{tmp_path}/*.txt",
+        "tokenizer": str(tmp_path / "big.json"),
+        "val_fraction": 0.2,
+    }
     result = prepare(replace(config, **settings), progress=False)  # type: ignore[arg-type]
     assert (result.dtype, result.vocab_size, result.eot) == ("uint32", 70_001, 70_000)
     assert result.train.largest_token == 70_000
@@ -101,10 +116,14 @@ def test_vocabularies_over_16_bits(config: CorpusConfig, tmp_path: Path) -> None
     result.verify(config.dir, vocab_size=70_001, seq_len=8, tokenizer=str(tmp_path / "big.json"))
 
 
-def test_too_little_text_is_refused_and_leaves_nothing(config: CorpusConfig, tmp_path: Path) -> None:
+def test_too_little_text_is_refused_and_leaves_nothing(
+    config: CorpusConfig, tmp_path: Path
+) -> None:
     (tmp_path / "one.txt").write_text("a single document " * 20)
     one = replace(config, source=f"files:{tmp_path}/one.txt", tokenizer="bpe:257")
-    with pytest.raises(ValueError, match=r"gives no (validation|training) document with val_fraction=0\.1"):
+    with pytest.raises(
+        ValueError, match=r"gives no (validation|training) document with val_fraction=0\.1"
+    ):
         prepare(one, progress=False)
     with pytest.raises(ValueError, match="gives no training document"):
         prepare(replace(config, max_bytes=3), progress=False)

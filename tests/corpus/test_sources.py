@@ -26,19 +26,30 @@ def _texts(source: str, **settings: object) -> list[str]:
     return [document.text for document in open_source(config, _SILENT).read()]
 
 
-def test_every_format_gives_the_same_documents(tmp_path: Path, jsonl: Path, texts: list[str]) -> None:
+def test_every_format_gives_the_same_documents(
+    tmp_path: Path, jsonl: Path, texts: list[str]
+) -> None:
     raw = jsonl.read_bytes()
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(raw))
-    half = raw.index(b"\n", len(raw) // 2) + 1  # two frames, as tools that append to a file write them
+    half = (
+        raw.index(b"\n", len(raw) // 2) + 1
+    )  # two frames, as tools that append to a file write them
     compress = zstandard.ZstdCompressor().compress
     (tmp_path / "a.jsonl.zst").write_bytes(compress(raw[:half]) + compress(raw[half:]))
-    pyarrow.parquet.write_table(pyarrow.table({"id": range(len(texts)), "text": texts}), tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(
+        pyarrow.table({"id": range(len(texts)), "text": texts}), tmp_path / "a.parquet"
+    )
     (tmp_path / "parts").mkdir()
     for number, text in enumerate(texts):
         (tmp_path / "parts" / f"{number:03}.txt").write_bytes(text.encode())
-    (tmp_path / "parts" / "logo.png").write_bytes(b"\x89PNG")  # in a folder, only known suffixes count
+    (tmp_path / "parts" / "logo.png").write_bytes(
+        b"\x89PNG"
+    )  # in a folder, only known suffixes count
     (tmp_path / "parts" / ".hidden.txt").write_text("hidden")
-    specs = [str(jsonl), *(str(tmp_path / name) for name in ("a.jsonl.gz", "a.jsonl.zst", "a.parquet", "parts"))]
+    specs = [
+        str(jsonl),
+        *(str(tmp_path / name) for name in ("a.jsonl.gz", "a.jsonl.zst", "a.parquet", "parts")),
+    ]
     specs.append(str(tmp_path / "parts" / "*.txt"))
     for spec in specs:
         assert _texts(f"files:{spec}") == texts, spec
@@ -70,7 +81,11 @@ def test_empty_texts_are_left_out(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": null}\n', r"a\.jsonl, line 1: 'text' holds NoneType"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl, line 1: .*surrogate"),
         ("a.jsonl.gz", b"no gzip", r"a\.jsonl\.gz: the compressed data is damaged"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 999)[:-9], r"a\.jsonl\.gz: the compressed data is damaged"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"text": "x"}\n' * 999)[:-9],
+            r"a\.jsonl\.gz: the compressed data is damaged",
+        ),
         ("a.jsonl.zst", b"no zstd", r"a\.jsonl\.zst: the compressed data is damaged"),
         ("a.parquet", b"no parquet", r"a\.parquet: cannot be read as Parquet"),
     ],
@@ -87,7 +102,9 @@ def test_missing_names_are_named(tmp_path: Path, jsonl: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"body": ["x"]}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"a\.parquet: has no column 'text' among \['body'\]"):
         _texts(f"files:{tmp_path}/a.parquet")
-    with pytest.raises(ValueError, match=r"hf:json, row 1: has no 'content' among \['id', 'text'\]"):
+    with pytest.raises(
+        ValueError, match=r"hf:json, row 1: has no 'content' among \['id', 'text'\]"
+    ):
         _texts("hf:json", hf_data_files=str(jsonl), text_field="content")
     with pytest.raises(ValueError, match=r"hf:json \(subset None, split 'train'\) cannot be read"):
         _texts("hf:json", hf_data_files=str(tmp_path / "absent.jsonl"))
@@ -110,7 +127,9 @@ def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> 
 
 
 def test_repetitions_are_dropped_and_counted_before_the_cap() -> None:
-    source = Source(lambda: (Document.from_text(text, "") for text in ["aa", "bb", "aa", "cc", "dd"]))
+    source = Source(
+        lambda: (Document.from_text(text, "") for text in ["aa", "bb", "aa", "cc", "dd"])
+    )
     unique = UniqueDocuments(source, max_bytes=6)
     for _ in range(2):  # a second pass counts anew
         assert [document.text for document in unique] == ["aa", "bb", "cc"]
@@ -122,7 +141,9 @@ def test_held_out_is_a_function_of_the_text_and_of_nothing_else() -> None:
     held = {d.text for d in documents if d.held_out(0.1)}
     assert 320 < len(held) < 480  # binomial: 400, standard deviation 19
     assert held >= {d.text for d in documents if d.held_out(0.05)}
-    assert held == {t for t in map(str, reversed(range(4000))) if Document.from_text(t, "").held_out(0.1)}
+    assert held == {
+        t for t in map(str, reversed(range(4000))) if Document.from_text(t, "").held_out(0.1)
+    }
 
 
 def test_stdlib_takes_a_fair_capped_sample() -> None:
@@ -140,9 +161,17 @@ def test_the_rest_of_the_project_and_lightning_stay_out() -> None:
     """The package stands on the ground floor: it may be used without the others."""
     folder = Path(__file__).parents[2] / "lightning_sv" / "corpus"
     code = "\n".join(path.read_text() for path in folder.glob("*.py"))
-    for word in ("import lightning\n", "from lightning ", "from lightning.", "import pickle", "torch.load"):
+    for word in (
+        "import lightning\n",
+        "from lightning ",
+        "from lightning.",
+        "import pickle",
+        "torch.load",
+    ):
         assert word not in code
-    imported = {line.split()[1] for line in code.splitlines() if line.startswith("from lightning_sv")}
+    imported = {
+        line.split()[1] for line in code.splitlines() if line.startswith("from lightning_sv")
+    }
     assert all(name.startswith("lightning_sv.corpus") for name in imported)
 
 
@@ -154,5 +183,3 @@ def test_json_lines_are_not_read_ahead(tmp_path: Path) -> None:
     assert next(stream).text == "first"
     with pytest.raises(ValueError, match="line 2"):
         next(stream)
-
-

@@ -1,0 +1,172 @@
+"""Runs through the command line, in process: what they leave, and what they refuse."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_sv.__main__ import main
+from lightning_sv.lit.module import load_backbone
+from lightning_sv.paper import read_run
+
+
+@pytest.fixture
+def run(run_args: list[str], tmp_path: Path) -> Path:
+    assert main(["fit", *run_args, "--run_dir", str(tmp_path / "run")]) == 0
+    return tmp_path / "run"
+
+
+def test_a_run_leaves_everything(capsys: pytest.CaptureFixture[str], run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["label"], summary["steps"], summary["tokens"]) == ("hg+dnp+or+iwd", 12, 12 * 4 * 32)
+    assert summary["unigram_bits_per_byte"] > summary["bigram_bits_per_byte"] > 0
+    record = read_run(run)
+    tokens, losses = record.curve("train/loss")
+    assert tokens.tolist() == [128 * step for step in range(1, 13)]
+    assert losses[-1] < losses[0]
+    assert record.curve("val/loss").tokens.tolist() == [128 * 6, 128 * 12]
+    assert record.curve("val/loss").values[-1] == pytest.approx(summary["val_loss"], rel=1e-6)
+    for tag in ("lr", "grad_norm", "throughput/tokens_per_s", "throughput/mfu", "memory/peak_gib"):
+        assert (record.curve(tag).values > 0).all(), tag
+    for branch in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
+        for kind in ("W", "gamma_in", "gamma_out", "effective"):
+            assert record.curve(f"branch_norm/mean/{branch}/{kind}").tokens.tolist()[0] == 0
+    assert (run / "run.png").stat().st_size > 10_000
+    out = capsys.readouterr().out
+    assert "input scale" in out and "bits per byte" in out and f"generate {run}" in out
+    # the saved config starts the run again, and gives the same losses
+    again = run.with_name("again")
+    assert main(["fit", "--config", str(run / "config.yaml"), "--run_dir", str(again)]) == 0
+    assert read_run(again).curve("train/loss").values.tolist() == losses.tolist()
+
+
+def test_checkpoint_rebuilds_the_model_and_generates(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run / "checkpoints" / "last.ckpt"
+    model = load_backbone(str(path))
+    weights = torch.load(path, weights_only=True)["state_dict"]
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, weights[f"backbone.{name}"])
+    shutil.copytree(run, run.with_name("moved"))
+    capsys.readouterr()
+    texts = []
+    for _ in range(2):
+        assert main(["generate", str(run.with_name("moved")), "--prompt", "def ", "--tokens", "9", "--json"]) == 0
+        texts.append(json.loads(capsys.readouterr().out))
+    assert texts[0] == texts[1] and texts[0]["prompt"] == "def " and texts[0]["text"]
+
+
+def test_accumulation_gives_the_same_run(run: Path, run_args: list[str], tmp_path: Path) -> None:
+    other = tmp_path / "accumulated"
+    assert main(["fit", *run_args, "--data.micro_batch", "2", "--run_dir", str(other)]) == 0
+    ours, theirs = read_run(run), read_run(other)
+    assert ours.curve("train/loss").tokens.tolist() == theirs.curve("train/loss").tokens.tolist()
+    assert theirs.curve("train/loss").values == pytest.approx(ours.curve("train/loss").values, rel=1e-4)
+    assert theirs.curve("val/loss").tokens.tolist() == ours.curve("val/loss").tokens.tolist()
+
+
+def test_budget_bf16_compile_masks_and_validate(
+    run: Path, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    budget = ["--trainer.max_steps=-1", "--model.tokens_per_param", "0.02"]
+    switches = ["--trainer.precision", "bf16-mixed", "--model.mask_documents", "true"]
+    assert main(["fit", *run_args, *budget, *switches, "--run_dir", str(tmp_path / "b")]) == 0
+    summary = json.loads((tmp_path / "b" / "summary.json").read_text())
+    assert summary["steps"] == -(-0.02 * summary["parameters"] // 128)
+    losses = read_run(tmp_path / "b").curve("train/loss").values
+    assert losses == pytest.approx(read_run(run).curve("train/loss").values[: len(losses)], rel=0.02)
+    capsys.readouterr()
+    checkpoint = str(run / "checkpoints" / "last.ckpt")
+    assert main(["validate", "--config", str(run / "config.yaml"), "--ckpt_path", checkpoint]) == 0
+    val_loss = json.loads((run / "summary.json").read_text())["val_loss"]
+    assert float(capsys.readouterr().out.split()[1]) == pytest.approx(val_loss, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--model.scale", "hg+dpn"], "unknown token 'dpn'"),
+        (["--model.backbone.d_modell", "64"], "d_model"),
+        (["--data.global_bacth", "4"], "Did you mean 'data.global_batch'"),
+        (["--model.backbone.n_head", "3"], "d_model 32 is not divisible by n_head 3"),
+        (["--model.backbone.vocab_size", "200"], "vocab_size"),
+        (["--data.corpus.tokenizer", "gpt2"], "tokenizer"),
+        (["--data.seq_len", "1000000"], "seq_len"),
+        (["--data.micro_batch", "3"], "data.micro_batch 3 does not divide"),
+        (["--trainer.accumulate_grad_batches", "2"], "data.global_batch and data.micro_batch instead"),
+        (["--model.backbone.name", "mine"], "set model.optim.lr"),
+        (["--data.corpus.dir", "nowhere"], "nowhere"),
+        (["--config", "nothing.yaml"], "nothing.yaml"),
+    ],
+)
+def test_wrong_input_stops_before_the_first_step(
+    args: list[str], message: str, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", *run_args, *args, "--run_dir", str(tmp_path / "refused")]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("error: ") and "Traceback" not in error
+    assert not list((tmp_path).glob("refused/events*"))
+
+
+def test_misspelled_key_in_yaml_and_bad_interpolation(
+    run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for text, message in (
+        ("model: {optim: {weight_deacy: 0.1}}", "weight_decay"),
+        ("model: {optim: {lr: '${nowhere.lr}'}}", "nowhere"),
+        ("model: [", "wrong.yaml is not valid YAML"),
+    ):
+        (tmp_path / "wrong.yaml").write_text(text)
+        assert main(["fit", *run_args, "--config", str(tmp_path / "wrong.yaml")]) == 2
+        error = capsys.readouterr().err
+        assert message in error and "Traceback" not in error, error
+
+
+def test_interpolation_sees_overrides(run_args: list[str], tmp_path: Path) -> None:
+    (tmp_path / "more.yaml").write_text("model: {optim: {weight_decay: '${model.optim.lr}'}}")
+    args = ["--config", str(tmp_path / "more.yaml"), "--model.optim.lr", "0.007", "--run_dir", str(tmp_path / "i")]
+    assert main(["fit", *run_args, *args, "--trainer.max_steps", "1"]) == 0
+    assert read_run(tmp_path / "i").config["model"]["optim"]["weight_decay"] == 0.007
+
+
+def test_a_directory_that_holds_a_run_is_refused(
+    run: Path, run_args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (run / "config.yaml").read_bytes()
+    assert main(["fit", *run_args, "--run_dir", str(run)]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert (run / "config.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["manifest", "index", "missing shard", "truncated shard", "altered shard"],
+)
+def test_a_damaged_corpus_is_named(
+    damage: str, corpus: Path, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(corpus, copy)
+    shard = next(copy.glob("train/*.bin"))
+    match damage:
+        case "manifest":
+            named = copy / "manifest.json"
+            named.unlink()
+        case "index":
+            named = copy / "train" / "index.json"
+            named.unlink()
+        case "missing shard":
+            named = shard
+            shard.unlink()
+        case "truncated shard":
+            named = shard
+            shard.write_bytes(shard.read_bytes()[:-100])
+        case _:
+            named = shard
+            raw = bytearray(shard.read_bytes())
+            raw[-50] ^= 1
+            shard.write_bytes(bytes(raw))
+    assert main(["fit", *run_args, "--data.corpus.dir", str(copy), "--run_dir", str(tmp_path / "r")]) == 2
+    error = capsys.readouterr().err
+    assert named.name in error and "prepare" in error, error
