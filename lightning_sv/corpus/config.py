@@ -48,14 +48,10 @@ class CorpusConfig:
 
     def __post_init__(self) -> None:
         if not self.dir.strip():
-            raise ValueError(
-                "dir is empty; name the folder of the corpus, for example dir=data/stdlib."
-            )
+            raise ValueError("dir is empty; name the folder of the corpus, for example dir=data/stdlib.")
         kind, _, rest = self.source.partition(":")
         if not (self.source == "stdlib" or (kind in ("files", "hf") and rest.strip())):
-            raise ValueError(
-                f"source={self.source!r} is not known; use 'stdlib', 'files:PATH[,PATH...]' or 'hf:NAME'."
-            )
+            raise ValueError(f"source={self.source!r} is not known; use 'stdlib', 'files:PATH[,PATH...]' or 'hf:NAME'.")
         if not 0.0 < self.val_fraction < 1.0:
             raise ValueError(
                 f"val_fraction={self.val_fraction} must lie between 0 and 1, both excluded: "

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import glob
 import gzip
+import importlib
 import io
 import json
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
-
-import pyarrow
-import pyarrow.parquet
-import zstandard
+from typing import Any
 
 from lightning_sv.corpus.document import Document, Source
 
@@ -39,14 +39,10 @@ def files_source(spec: str, *, text_field: str) -> Source:
             try:
                 yield from _read_file(path, text_field)
             except OSError as error:
-                raise ValueError(
-                    f"{path}: cannot be read ({error}); check the file or leave it out."
-                ) from error
+                raise ValueError(f"{path}: cannot be read ({error}); check the file or leave it out.") from error
 
     compressed = any(path.suffix not in (".txt", ".md", ".py") for path in paths)
-    return Source(
-        read, total_bytes=None if compressed else sum(path.stat().st_size for path in paths)
-    )
+    return Source(read, total_bytes=None if compressed else sum(path.stat().st_size for path in paths))
 
 
 def find_files(spec: str) -> list[Path]:
@@ -62,15 +58,11 @@ def find_files(spec: str) -> list[Path]:
         elif target.is_file():
             matches = [target]
         else:
-            matches = [
-                Path(name)
-                for name in sorted(glob.glob(str(target), recursive=True))
-                if Path(name).is_file()
-            ]
+            names = glob.glob(str(target), recursive=True)  # noqa: PTH207: Path.glob takes no absolute pattern
+            matches = [path for path in map(Path, sorted(names)) if path.is_file()]
         if not matches:
             raise ValueError(
-                f"source=files:{part} matches no file with one of the suffixes {', '.join(_READERS)}; "
-                "check the path."
+                f"source=files:{part} matches no file with one of the suffixes {', '.join(_READERS)}; check the path."
             )
         for path in matches:
             if not _suffix(path):
@@ -105,24 +97,22 @@ def _read_text(path: Path, text_field: str) -> Iterator[Document]:
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}: byte {error.start} is not UTF-8; convert the file or leave it out."
-        ) from None
+        raise ValueError(f"{path}: byte {error.start} is not UTF-8; convert the file or leave it out.") from None
     if text:
         yield Document.from_text(text, str(path))
 
 
-def _jsonl_reader(opener: Callable[[Path], IO[bytes]]) -> Callable[[Path, str], Iterator[Document]]:
+def _jsonl_reader(
+    opener: Callable[[Path], AbstractContextManager[Iterable[bytes]]],
+) -> Callable[[Path, str], Iterator[Document]]:
     def read(path: Path, text_field: str) -> Iterator[Document]:
         try:
             with opener(path) as lines:
                 for number, line in enumerate(lines, start=1):
                     if line.strip():
                         yield from _read_line(line, f"{path}, line {number}", text_field)
-        except (EOFError, gzip.BadGzipFile, zstandard.ZstdError) as error:
-            raise ValueError(
-                f"{path}: the compressed data is damaged ({error}); fetch the file again."
-            ) from None
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{path}: the compressed data is damaged ({error}); fetch the file again.") from None
 
     return read
 
@@ -133,33 +123,26 @@ def _read_line(line: bytes, where: str, text_field: str) -> Iterator[Document]:
     except ValueError as error:  # bad JSON, or bytes that are no UTF-8
         raise ValueError(f"{where}: no valid JSON ({error}); repair or remove the line.") from None
     if not isinstance(record, dict):
-        raise ValueError(
-            f"{where}: not a JSON object; write one object with a {text_field!r} key a line."
-        )
+        raise ValueError(f"{where}: not a JSON object; write one object with a {text_field!r} key a line.")
     if text_field not in record:
-        raise ValueError(
-            f"{where}: has no {text_field!r} among {sorted(record)}; set text_field to the text's key."
-        )
+        raise ValueError(f"{where}: has no {text_field!r} among {sorted(record)}; set text_field to the text's key.")
     yield from text_documents(record[text_field], where, text_field)
 
 
 def _read_parquet(path: Path, text_field: str) -> Iterator[Document]:
+    pyarrow, parquet = (needs(name, str(path)) for name in ("pyarrow", "pyarrow.parquet"))
     row = 0
     try:
-        with pyarrow.parquet.ParquetFile(path) as table:
+        with parquet.ParquetFile(path) as table:
             names = table.schema_arrow.names
             if text_field not in names:
-                raise ValueError(
-                    f"{path}: has no column {text_field!r} among {names}; set text_field to one of them."
-                )
+                raise ValueError(f"{path}: has no column {text_field!r} among {names}; set text_field to one of them.")
             for batch in table.iter_batches(batch_size=1024, columns=[text_field]):
                 for value in batch.column(0).to_pylist():
                     row += 1
                     yield from text_documents(value, f"{path}, row {row}", text_field)
     except pyarrow.ArrowException as error:
-        raise ValueError(
-            f"{path}: cannot be read as Parquet after row {row} ({error}); fetch it again."
-        ) from None
+        raise ValueError(f"{path}: cannot be read as Parquet after row {row} ({error}); fetch it again.") from None
 
 
 def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document]:
@@ -172,11 +155,22 @@ def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document
         yield Document.from_text(value, where)
 
 
-def _open_zstd(path: Path) -> IO[bytes]:
-    reader = zstandard.ZstdDecompressor().stream_reader(
-        path.open("rb"), read_across_frames=True, closefd=True
-    )
-    return io.BufferedReader(reader)  # type: ignore[type-var]  # it reads like a RawIOBase
+@contextmanager
+def _open_zstd(path: Path) -> Iterator[Iterable[bytes]]:
+    zstandard = needs("zstandard", str(path))
+    with path.open("rb") as file:
+        try:
+            yield io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
+        except zstandard.ZstdError as error:
+            raise EOFError(str(error)) from None  # what gzip raises
+
+
+def needs(module: str, where: str) -> Any:
+    """Import a package that only some sources need, or say how to get it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(f"{where}: reading it needs {module} ({error}); pip install 'lightning_sv[text]'.") from None
 
 
 _READERS: dict[str, Callable[[Path, str], Iterator[Document]]] = {
@@ -184,7 +178,7 @@ _READERS: dict[str, Callable[[Path, str], Iterator[Document]]] = {
     ".md": _read_text,
     ".py": _read_text,
     ".jsonl": _jsonl_reader(lambda path: path.open("rb")),
-    ".jsonl.gz": _jsonl_reader(lambda path: gzip.open(path, "rb")),
+    ".jsonl.gz": _jsonl_reader(partial(gzip.open, mode="rb")),
     ".jsonl.zst": _jsonl_reader(_open_zstd),
     ".parquet": _read_parquet,
 }

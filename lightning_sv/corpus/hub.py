@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from lightning_sv.corpus.document import Document, Source
-from lightning_sv.corpus.files import text_documents
+from lightning_sv.corpus.files import needs, text_documents
 
 
-def hub_source(
-    name: str, *, subset: str | None, split: str, data_files: str | None, text_field: str
-) -> Source:
+def hub_source(name: str, *, subset: str | None, split: str, data_files: str | None, text_field: str) -> Source:
     """Documents of one split of a Hugging Face dataset, in the dataset's own order, never all in memory.
 
     Args:
@@ -47,14 +45,11 @@ def hub_source(
 
 
 def _open(name: str, subset: str | None, split: str, data_files: str | None) -> Any:
-    import datasets  # half a second to import; only this source needs it
-
+    datasets = needs("datasets", f"hf:{name}")
     files = [part.strip() for part in data_files.split(",")] if data_files else None
     try:
         return datasets.load_dataset(name, subset, split=split, data_files=files, streaming=True)
-    except (
-        Exception
-    ) as error:  # connection, missing dataset, unknown configuration or split, bad files
+    except Exception as error:  # connection, missing dataset, unknown configuration or split, bad files
         raise _unreadable(name, f"subset {subset!r}, split {split!r}", error) from error
 
 

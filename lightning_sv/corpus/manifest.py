@@ -97,6 +97,11 @@ class Manifest:
         """Bytes of all shards on disk."""
         return sum(shard.bytes for split in self.splits.values() for shard in split.shards)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The manifest as plain JSON types, as in manifest.json."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
     def verify(
         self,
         dir: str | Path,
@@ -123,7 +128,7 @@ class Manifest:
         path = Path(dir) / FILENAME
         part = path.with_suffix(".json.tmp")
         with part.open("w") as file:
-            json.dump(asdict(self), file, indent=2, sort_keys=True)
+            json.dump(self.to_dict(), file, indent=2, sort_keys=True)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -137,15 +142,11 @@ class Manifest:
         """
         path = Path(dir) / FILENAME
         if not path.is_file():
-            raise ValueError(
-                f"{path} does not exist, so there is no complete corpus in {dir}; prepare it first."
-            )
+            raise ValueError(f"{path} does not exist, so there is no complete corpus in {dir}; prepare it first.")
         try:
             data = json.loads(path.read_text())
         except ValueError as error:
-            raise ValueError(
-                f"{path}: no valid JSON ({error}); delete {dir} and prepare it again."
-            ) from None
+            raise ValueError(f"{path}: no valid JSON ({error}); delete {dir} and prepare it again.") from None
         version = data.get("version") if isinstance(data, dict) else None
         if version != FORMAT_VERSION:
             raise ValueError(
@@ -154,29 +155,17 @@ class Manifest:
             )
         try:
             splits = {name: _split(data["splits"][name]) for name in SPLITS}
-            manifest = _build(
-                cls, data | {"splits": splits, "ngram": _build(NgramBaseline, data["ngram"])}
-            )
+            manifest = _build(cls, data | {"splits": splits, "ngram": _build(NgramBaseline, data["ngram"])})
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{path}: is incomplete ({error!r}); delete {dir} and prepare it again."
-            ) from None
+            raise ValueError(f"{path}: is incomplete ({error!r}); delete {dir} and prepare it again.") from None
         for name in (
             manifest.tokenizer_file,
             *(shard.file for split in splits.values() for shard in split.shards),
         ):
-            if (
-                not isinstance(name, str)
-                or PurePosixPath(name).is_absolute()
-                or ".." in PurePosixPath(name).parts
-            ):
-                raise ValueError(
-                    f"{path}: names the file {name!r} outside {dir}; do not use this corpus."
-                )
+            if not isinstance(name, str) or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                raise ValueError(f"{path}: names the file {name!r} outside {dir}; do not use this corpus.")
         if manifest.corpus_hash != corpus_hash(manifest.tokenizer_sha256, splits):
-            raise ValueError(
-                f"{path}: its hashes do not add up to its corpus_hash; it was edited, prepare it again."
-            )
+            raise ValueError(f"{path}: its hashes do not add up to its corpus_hash; it was edited, prepare it again.")
         return manifest
 
 
@@ -190,11 +179,9 @@ def corpus_hash(tokenizer_sha256: str, splits: dict[str, SplitInfo]) -> str:
 
 
 def _split(data: dict[str, Any]) -> SplitInfo:
-    return _build(
-        SplitInfo, data | {"shards": tuple(_build(Shard, shard) for shard in data["shards"])}
-    )
+    return _build(SplitInfo, data | {"shards": tuple(_build(Shard, shard) for shard in data["shards"])})
 
 
-def _build(cls: type, data: dict[str, Any]) -> Any:
+def _build[T](cls: type[T], data: dict[str, Any]) -> T:
     """An instance from the keys it knows; a missing one is a KeyError, an unknown one is ignored."""
     return cls(**{field.name: data[field.name] for field in fields(cls)})

@@ -50,11 +50,7 @@ class BigramModel:
 
     def fit(self, streams: Iterable[np.ndarray]) -> BigramModel:
         """Count streams of ids, each starting with a document."""
-        dense = (
-            np.zeros(self.vocab_size**2, dtype=np.int64)
-            if self.vocab_size <= _DENSE_VOCAB
-            else None
-        )
+        dense = np.zeros(self.vocab_size**2, dtype=np.int64) if self.vocab_size <= _DENSE_VOCAB else None
         for ids in streams:
             for start in range(0, ids.size, 1 << 23):  # bounds the memory
                 part = ids[start : start + (1 << 23)]
@@ -113,9 +109,7 @@ class BigramModel:
         self._counts = np.bincount(where, weights).astype(np.int64)  # exact below 2^53
 
 
-def ngram_baseline(
-    train: Iterable[np.ndarray], val: Iterable[np.ndarray], vocab_size: int, eot: int
-) -> NgramBaseline:
+def ngram_baseline(train: Iterable[np.ndarray], val: Iterable[np.ndarray], vocab_size: int, eot: int) -> NgramBaseline:
     """Count the training streams and score the validation streams; see `BigramModel`."""
     model = BigramModel(vocab_size, eot).fit(_first(train, MAX_TRAIN_TOKENS))
     unigram, bigram, tokens = model.cross_entropy(_first(val, MAX_VAL_TOKENS))

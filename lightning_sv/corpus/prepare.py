@@ -66,9 +66,7 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return None
     if not (target / FILENAME).is_file():
-        raise ValueError(
-            f"dir={config.dir} exists and holds no prepared corpus; choose another dir, or delete it."
-        )
+        raise ValueError(f"dir={config.dir} exists and holds no prepared corpus; choose another dir, or delete it.")
     manifest = Manifest.load(target)
     wanted = config.settings()
     differing = [
@@ -88,9 +86,7 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
 
 def _build(config: CorpusConfig, folder: Path, progress: Progress) -> Manifest:
     size = bpe_size(config.tokenizer)
-    tokenizer = (
-        open_tokenizer(config.tokenizer) if size is None else None
-    )  # a bad path fails before any reading
+    tokenizer = open_tokenizer(config.tokenizer) if size is None else None  # a bad path fails before any reading
     source = open_source(config, progress)
     if tokenizer is None:
         assert size is not None
@@ -123,9 +119,7 @@ def _build(config: CorpusConfig, folder: Path, progress: Progress) -> Manifest:
 
 def _train_bpe(config: CorpusConfig, source: Source, size: int, progress: Progress) -> Tokenizer:
     """A BPE learned on the first training documents; validation text stays unseen."""
-    documents = (
-        d for d in UniqueDocuments(source, config.max_bytes) if not d.held_out(config.val_fraction)
-    )
+    documents = (d for d in UniqueDocuments(source, config.max_bytes) if not d.held_out(config.val_fraction))
     total = min(BPE_SAMPLE_BYTES, source.total_bytes or BPE_SAMPLE_BYTES)
     with progress.phase("training BPE", total) as step:
 
@@ -150,17 +144,12 @@ def _write_splits(
     config: CorpusConfig, source: Source, tokenizer: Tokenizer, folder: Path, progress: Progress
 ) -> tuple[dict[str, SplitInfo], int]:
     """Encode every document into its split; also the number of duplicates left out."""
-    writers = {
-        name: ShardWriter(folder / name, config.chunk_size, tokenizer.dtype)
-        for name in ("train", "val")
-    }
+    writers = {name: ShardWriter(folder / name, config.chunk_size, tokenizer.dtype) for name in ("train", "val")}
     documents = UniqueDocuments(source, config.max_bytes)
     total = min((n for n in (source.total_bytes, config.max_bytes) if n is not None), default=None)
     with progress.phase("encoding", total) as step:
         for document, ids in encode_documents(documents, tokenizer, config.workers):
-            writers["val" if document.held_out(config.val_fraction) else "train"].add(
-                ids, document.n_bytes
-            )
+            writers["val" if document.held_out(config.val_fraction) else "train"].add(ids, document.n_bytes)
             step(document.n_bytes)
     for name, writer in writers.items():
         if not writer.documents:

@@ -29,9 +29,7 @@ class Progress:
         self.enabled = enabled
 
     @contextmanager
-    def phase(
-        self, name: str, total: int | None, unit: str = "bytes"
-    ) -> Iterator[Callable[[int], None]]:
+    def phase(self, name: str, total: int | None, unit: str = "bytes") -> Iterator[Callable[[int], None]]:
         """Show a phase while the block runs; the block calls what it is given with each bit of progress.
 
         Args:

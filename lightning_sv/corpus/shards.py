@@ -89,14 +89,14 @@ class TokenDataset(litdata.StreamingDataset):
         item = super().__getitem__(index)
         return [_to_tensor(block) for block in item] if isinstance(item, list) else _to_tensor(item)
 
-    def state_dict(
-        self, num_samples_yielded: int, num_workers: int, batch_size: int
-    ) -> dict[str, Any]:
+    def state_dict(self, num_samples_yielded: int, num_workers: int, batch_size: int) -> dict[str, Any]:
         """The position, with the hash of the corpus; called by the loader."""
         state = super().state_dict(num_samples_yielded, num_workers, batch_size)
-        return copy.deepcopy(state) | {
-            "corpus_hash": self.corpus_hash
-        }  # litdata goes on writing to its own
+        ours = {
+            "corpus_hash": self.corpus_hash,
+            "initial_unit": (self._state_dict or {}).get("initial_unit", self.unit),
+        }
+        return copy.deepcopy(state) | ours  # a copy: litdata goes on writing to its own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved position; called by the loader."""
@@ -123,8 +123,10 @@ class TokenDataset(litdata.StreamingDataset):
     def _create_shuffler(self, cache: Any) -> Shuffle:
         shuffler = super()._create_shuffler(cache)
         assert isinstance(shuffler, FullShuffle | NoShuffle), type(shuffler)
-        if isinstance(shuffler, FullShuffle) and self.unit > 1:
-            return _UnitShuffle(shuffler.cache, shuffler.seed, shuffler.drop_last, self.unit)
+        # An epoch is finished the way it was begun, also on another number of devices.
+        unit = (self._state_dict or {}).get("initial_unit", self.unit)
+        if isinstance(shuffler, FullShuffle) and unit > 1:
+            return _UnitShuffle(shuffler.cache, shuffler.seed, shuffler.drop_last, unit)
         return shuffler
 
 
@@ -132,18 +134,14 @@ class _UnitShuffle(FullShuffle):
     """Shares blocks out among workers in whole units, whatever the batch size."""
 
     def __init__(self, cache: Any, seed: int, drop_last: bool, unit: int) -> None:
-        super().__init__(
-            cache, seed, drop_last, item_window=0
-        )  # 0: a full permutation inside a shard
+        super().__init__(cache, seed, drop_last, item_window=0)  # 0: a full permutation inside a shard
         self.unit = unit
 
     def get_chunks_and_intervals_per_workers(
         self, distributed_env: Any, num_workers: int, batch_size: int, current_epoch: int
     ) -> Any:
         assert self.unit % batch_size == 0, (self.unit, batch_size)
-        return super().get_chunks_and_intervals_per_workers(
-            distributed_env, num_workers, self.unit, current_epoch
-        )
+        return super().get_chunks_and_intervals_per_workers(distributed_env, num_workers, self.unit, current_epoch)
 
 
 class TokenLoader(litdata.StreamingDataLoader):
@@ -198,9 +196,7 @@ def iter_shards(folder: Path, dtype: np.dtype) -> Iterator[np.ndarray]:
     """The ids of each shard below a folder with litdata's index.json."""
     for chunk in json.loads((folder / "index.json").read_text())["chunks"]:
         offset = 4 * (chunk["chunk_size"] + 2)  # the number of documents and their offsets, uint32
-        yield np.memmap(
-            folder / chunk["filename"], dtype=dtype, mode="r", offset=offset, shape=(chunk["dim"],)
-        )
+        yield np.memmap(folder / chunk["filename"], dtype=dtype, mode="r", offset=offset, shape=(chunk["dim"],))
 
 
 def _to_tensor(block: np.ndarray) -> Tensor:

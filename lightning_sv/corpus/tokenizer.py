@@ -27,9 +27,7 @@ _END_OF_TEXT_NAMES = (
 )
 # sha256 of GPT-2's 50,256 byte-pair ranks, in tiktoken's own file format.
 GPT2_RANKS_SHA256 = "1306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
-_GPT2_PATTERN = (
-    r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
-)
+_GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 _MAX_FILE_BYTES = 256 << 20
 
 
@@ -50,7 +48,8 @@ class Tokenizer(ABC):
 
     def encode(self, text: str) -> list[int]:
         """The ids of one text, without the end-of-text token."""
-        return self.encode_batch([text])[0].tolist()
+        ids: list[int] = self.encode_batch([text])[0].tolist()
+        return ids
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -86,9 +85,7 @@ class Tokenizer(ABC):
         for kind in (JsonTokenizer, RanksTokenizer):
             if (path := Path(folder) / kind.filename).is_file():
                 return kind.from_bytes(read_limited(path), str(path))
-        raise ValueError(
-            f"{folder}: holds neither tokenizer.json nor gpt2.tiktoken; prepare the corpus again."
-        )
+        raise ValueError(f"{folder}: holds neither tokenizer.json nor gpt2.tiktoken; prepare the corpus again.")
 
 
 class JsonTokenizer(Tokenizer):
@@ -116,18 +113,17 @@ class JsonTokenizer(Tokenizer):
     def from_bytes(cls, raw: bytes, where: str) -> JsonTokenizer:
         """Read a tokenizer.json; `where` names it in errors."""
         try:
-            return cls(tokenizers.Tokenizer.from_buffer(raw), raw, where)
-        except ValueError:
-            raise
-        except Exception as error:  # the library raises a bare Exception
+            tokenizer = tokenizers.Tokenizer.from_buffer(raw)
+        except Exception as error:  # the library raises ValueError or a bare Exception
             raise ValueError(f"{where}: is no tokenizer.json ({error}); check the path.") from None
+        return cls(tokenizer, raw, where)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> JsonTokenizer:
         """Learn a byte-level BPE: 256 bytes, the end-of-text token (id 0) and vocab_size - 257 merges."""
         tokenizer = tokenizers.Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-        tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=[END_OF_TEXT],
@@ -221,9 +217,7 @@ def bpe_size(spec: str) -> int | None:
     number = spec.removeprefix("bpe:").replace(",", "").replace("_", "")
     size = int(number) if number.isdecimal() else 0
     if not 257 <= size <= 1 << 20:
-        raise ValueError(
-            f"tokenizer={spec!r}: the size must be a whole number from 257 (all bytes) to 1,048,576."
-        )
+        raise ValueError(f"tokenizer={spec!r}: the size must be a whole number from 257 (all bytes) to 1,048,576.")
     return size
 
 
@@ -248,11 +242,7 @@ def _dump_ranks(ranks: dict[bytes, int]) -> bytes:
 def read_limited(path: Path) -> bytes:
     """The bytes of a tokenizer file, unless it is far too large to be one."""
     if not path.is_file():
-        raise ValueError(
-            f"tokenizer={path}: there is no such file; use 'bpe:N', 'gpt2' or the path of a file."
-        )
+        raise ValueError(f"tokenizer={path}: there is no such file; use 'bpe:N', 'gpt2' or the path of a file.")
     if path.stat().st_size > _MAX_FILE_BYTES:
-        raise ValueError(
-            f"{path}: is larger than {_MAX_FILE_BYTES:,} bytes and no tokenizer; check the path."
-        )
+        raise ValueError(f"{path}: is larger than {_MAX_FILE_BYTES:,} bytes and no tokenizer; check the path.")
     return path.read_bytes()

@@ -92,18 +92,14 @@ def _check_split(manifest: Manifest, root: Path, name: str, checksums: bool) -> 
     try:
         index = json.loads(index_path.read_text())
         config, chunks = index["config"], index["chunks"]
-        listed = [
-            (f"{name}/{c['filename']}", c["chunk_bytes"], c["chunk_size"], c["dim"]) for c in chunks
-        ]
+        listed = [(f"{name}/{c['filename']}", c["chunk_bytes"], c["chunk_size"], c["dim"]) for c in chunks]
         plain = config["data_format"] == _DATA_FORMATS[manifest.dtype] and not (
             config["compression"] or config["encryption"]
         )
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{index_path} is damaged ({error!r}); {_again(root)}") from None
     if not plain:
-        raise ValueError(
-            f"{index_path} does not describe plain {manifest.dtype} tokens; {_again(root)}"
-        )
+        raise ValueError(f"{index_path} does not describe plain {manifest.dtype} tokens; {_again(root)}")
     if listed != [(s.file, s.bytes, s.documents, s.tokens) for s in split.shards]:
         raise ValueError(f"{index_path} lists other shards than manifest.json; {_again(root)}")
     itemsize = np.dtype(manifest.dtype).itemsize
@@ -117,20 +113,11 @@ def _check_split(manifest: Manifest, root: Path, name: str, checksums: bool) -> 
         if not size == shard.bytes == expected:
             raise ValueError(f"{path} has {size:,} bytes instead of {expected:,}; {_again(root)}")
         if checksums and file_sha256(path) != shard.sha256:
-            raise ValueError(
-                f"{path} was altered: its sha256 is not the one in manifest.json; {_again(root)}"
-            )
+            raise ValueError(f"{path} was altered: its sha256 is not the one in manifest.json; {_again(root)}")
     totals = sum(s.tokens for s in split.shards), sum(s.documents for s in split.shards)
     if totals != (split.tokens, split.documents):
-        raise ValueError(
-            f"{root}/manifest.json: the shards of {name} do not add up to its totals; {_again(root)}"
-        )
-    if (
-        not 0
-        <= max(split.largest_token, manifest.eot)
-        < manifest.vocab_size
-        <= np.iinfo(manifest.dtype).max + 1
-    ):
+        raise ValueError(f"{root}/manifest.json: the shards of {name} do not add up to its totals; {_again(root)}")
+    if not 0 <= max(split.largest_token, manifest.eot) < manifest.vocab_size <= np.iinfo(manifest.dtype).max + 1:
         raise ValueError(
             f"{root}/manifest.json: token {split.largest_token} of {name} or the end-of-text token {manifest.eot} "
             f"is outside the vocabulary of {manifest.vocab_size}; {_again(root)}"

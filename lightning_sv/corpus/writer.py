@@ -38,9 +38,7 @@ class ShardWriter:
         assert ids.dtype == self.dtype and ids.ndim == 1 and ids.size, (ids.dtype, ids.shape)
         with warnings.catch_warnings():
             # A document larger than a shard gets a shard of its own: right, and no news for the user.
-            warnings.filterwarnings(
-                "ignore", message="An item was larger than the target chunk size"
-            )
+            warnings.filterwarnings("ignore", message="An item was larger than the target chunk size")
             self._cache[self.documents] = ids
         self.documents += 1
         self.tokens += ids.size
@@ -51,9 +49,7 @@ class ShardWriter:
         """Close the last shard, write the index, and say what was written."""
         assert self.documents, "an empty split is refused before it gets here"
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="An item was larger than the target chunk size"
-            )
+            warnings.filterwarnings("ignore", message="An item was larger than the target chunk size")
             self._cache.done()
         # Merging is litdata's work between processes, waits for all ranks of a distributed run, and stamps the
         # time; with one writer its result is this file under its final name.
@@ -72,9 +68,7 @@ class ShardWriter:
             for chunk in index["chunks"]
         ]
         assert sum(shard.tokens for shard in shards) == self.tokens
-        return SplitInfo(
-            self.documents, self.tokens, self.text_bytes, self.largest_token, tuple(shards)
-        )
+        return SplitInfo(self.documents, self.tokens, self.text_bytes, self.largest_token, tuple(shards))
 
 
 def file_sha256(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import lightning as L
 import torch
@@ -27,18 +27,40 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         final = Path(path)
         final.parent.mkdir(parents=True, exist_ok=True)
         partial = final.with_name(f".{final.name}.partial")
+        writer = None
         try:
             with partial.open("wb") as file:
-                torch.save(checkpoint, file)
+                writer = _Writer(file)
+                torch.save(checkpoint, writer)
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(final)
         except BaseException as error:
             partial.unlink(missing_ok=True)
-            if isinstance(error, RuntimeError) and "write" in str(error).lower():
-                # torch's zip writer reports a failed write as RuntimeError.
-                raise OSError(f"could not write {final}: {error}") from error
+            cause = writer.error if writer is not None and writer.error is not None else error
+            if isinstance(cause, OSError):
+                raise OSError(
+                    cause.errno, f"could not write {final} ({cause.strerror}); what it held before is untouched"
+                ) from error
             raise
+
+
+class _Writer:
+    """A file that remembers why a write failed: torch's zip writer loses the reason."""
+
+    def __init__(self, file: BinaryIO):
+        self.file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
 
 
 class LastCheckpoint(Checkpoint):

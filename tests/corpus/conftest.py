@@ -21,19 +21,13 @@ def texts() -> list[str]:
         "🙂",
         "\n",
     ]
-    return [
-        f"{number}: " + " ".join(rng.choices(words, k=rng.randint(5, 120))) for number in range(300)
-    ]
+    return [f"{number}: " + " ".join(rng.choices(words, k=rng.randint(5, 120))) for number in range(300)]
 
 
 @pytest.fixture(scope="session")
 def jsonl(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> Path:
     path = tmp_path_factory.mktemp("text") / "documents.jsonl"
-    path.write_text(
-        "".join(
-            json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(texts)
-        )
-    )
+    path.write_text("".join(json.dumps({"text": text, "id": number}) + "\n" for number, text in enumerate(texts)))
     return path
 
 

@@ -18,9 +18,7 @@ V, EOT = 11, 0
 def streams() -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     weights = np.arange(1, V, dtype=float) ** -1.5
-    draw = rng.choice(
-        np.arange(V - 1), size=(3, 150), p=weights / weights.sum()
-    )  # token 10 is never seen
+    draw = rng.choice(np.arange(V - 1), size=(3, 150), p=weights / weights.sum())  # token 10 is never seen
     return [row.astype(np.uint16) for row in draw]
 
 
@@ -57,15 +55,11 @@ def _brute_force(train: list[np.ndarray], val: list[np.ndarray]) -> tuple[float,
 
 
 @pytest.mark.parametrize("dense_vocab", [4096, 0])
-def test_agrees_with_brute_force(
-    streams: list[np.ndarray], dense_vocab: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agrees_with_brute_force(streams: list[np.ndarray], dense_vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram, "_DENSE_VOCAB", dense_vocab)
     val = [np.array([3, 10, 4, 0, 1, 1], dtype=np.uint16), streams[2]]
     result = ngram_baseline(streams[:2], val, V, EOT)
-    assert (result.unigram, result.bigram) == pytest.approx(
-        _brute_force(streams[:2], val), rel=1e-12
-    )
+    assert (result.unigram, result.bigram) == pytest.approx(_brute_force(streams[:2], val), rel=1e-12)
     assert (result.train_tokens, result.val_tokens) == (300, 156)
 
 
@@ -85,8 +79,6 @@ def test_a_cycle_is_learned_by_pairs_and_not_by_single_tokens() -> None:
     assert result.bigram < 0.05
 
 
-def test_counts_stop_at_the_limit(
-    streams: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counts_stop_at_the_limit(streams: list[np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram, "MAX_TRAIN_TOKENS", 200)
     assert ngram_baseline(streams, streams, V, EOT).train_tokens == 200

@@ -23,9 +23,7 @@ def _ids(folder: Path, split: str) -> list[int]:
     return np.concatenate(list(iter_tokens(folder, split))).tolist()  # type: ignore[arg-type]
 
 
-def test_shards_hold_the_documents_in_order(
-    corpus: Path, manifest: Manifest, texts: list[str]
-) -> None:
+def test_shards_hold_the_documents_in_order(corpus: Path, manifest: Manifest, texts: list[str]) -> None:
     library = tokenizers.Tokenizer.from_file(str(corpus / "tokenizer.json"))
     expected: dict[str, list[int]] = {"train": [], "val": []}
     held: dict[str, list[str]] = {"train": [], "val": []}
@@ -46,8 +44,7 @@ def test_shards_hold_the_documents_in_order(
 def test_splits_share_no_document(corpus: Path, manifest: Manifest) -> None:
     tokenizer = Tokenizer.load(corpus)
     documents = {
-        name: set(tokenizer.decode(_ids(corpus, name)).split("<|endoftext|>")[:-1])
-        for name in manifest.splits
+        name: set(tokenizer.decode(_ids(corpus, name)).split("<|endoftext|>")[:-1]) for name in manifest.splits
     }
     assert not documents["train"] & documents["val"]
     assert sum(map(len, documents.values())) == 300
@@ -58,9 +55,7 @@ def test_same_settings_do_no_work_and_others_are_refused(config: CorpusConfig, j
     times = {path: path.stat().st_mtime_ns for path in Path(config.dir).rglob("*")}
     assert prepare(replace(config, workers=1), progress=False) == first
     assert {path: path.stat().st_mtime_ns for path in Path(config.dir).rglob("*")} == times
-    with pytest.raises(
-        ValueError, match=r"other settings \(val_fraction=0\.1 there, 0\.2 wanted\); choose another"
-    ):
+    with pytest.raises(ValueError, match=r"other settings \(val_fraction=0\.1 there, 0\.2 wanted\); choose another"):
         prepare(replace(config, val_fraction=0.2), progress=False)
     assert Manifest.load(config.dir) == first
     (Path(config.dir) / "manifest.json").unlink()
@@ -70,18 +65,14 @@ def test_same_settings_do_no_work_and_others_are_refused(config: CorpusConfig, j
     assert asdict(first)["settings"]["source"] == f"files:{jsonl}"
 
 
-def test_content_is_identified_by_one_hash(
-    config: CorpusConfig, tmp_path: Path, manifest: Manifest
-) -> None:
+def test_content_is_identified_by_one_hash(config: CorpusConfig, tmp_path: Path, manifest: Manifest) -> None:
     """Equal for equal content made elsewhere by another number of threads; another for other shards."""
     again = prepare(replace(config, dir=str(tmp_path / "again"), workers=3), progress=False)
     other = prepare(replace(config, dir=str(tmp_path / "other"), chunk_bytes="8KB"), progress=False)
     assert again.corpus_hash == manifest.corpus_hash != other.corpus_hash
 
 
-def test_repetitions_are_dropped(
-    config: CorpusConfig, jsonl: Path, tmp_path: Path, manifest: Manifest
-) -> None:
+def test_repetitions_are_dropped(config: CorpusConfig, jsonl: Path, tmp_path: Path, manifest: Manifest) -> None:
     twice = tmp_path / "twice.jsonl"
     twice.write_bytes(jsonl.read_bytes() * 2)
     result = prepare(replace(config, source=f"files:{twice}"), progress=False)
@@ -89,9 +80,7 @@ def test_repetitions_are_dropped(
     assert result.corpus_hash == manifest.corpus_hash
 
 
-def test_hugging_face_and_files_give_one_corpus(
-    config: CorpusConfig, jsonl: Path, manifest: Manifest
-) -> None:
+def test_hugging_face_and_files_give_one_corpus(config: CorpusConfig, jsonl: Path, manifest: Manifest) -> None:
     result = prepare(replace(config, source="hf:json", hf_data_files=str(jsonl)), progress=False)
     assert result.corpus_hash == manifest.corpus_hash
 
@@ -116,14 +105,10 @@ def test_vocabularies_over_16_bits(config: CorpusConfig, tmp_path: Path) -> None
     result.verify(config.dir, vocab_size=70_001, seq_len=8, tokenizer=str(tmp_path / "big.json"))
 
 
-def test_too_little_text_is_refused_and_leaves_nothing(
-    config: CorpusConfig, tmp_path: Path
-) -> None:
+def test_too_little_text_is_refused_and_leaves_nothing(config: CorpusConfig, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("a single document " * 20)
     one = replace(config, source=f"files:{tmp_path}/one.txt", tokenizer="bpe:257")
-    with pytest.raises(
-        ValueError, match=r"gives no (validation|training) document with val_fraction=0\.1"
-    ):
+    with pytest.raises(ValueError, match=r"gives no (validation|training) document with val_fraction=0\.1"):
         prepare(one, progress=False)
     with pytest.raises(ValueError, match="gives no training document"):
         prepare(replace(config, max_bytes=3), progress=False)

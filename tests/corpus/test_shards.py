@@ -17,9 +17,7 @@ SEQ, BATCH = 96, 4
 
 
 def _loader(corpus: Path, workers: int = 0, **settings: object) -> TokenLoader:
-    dataset = open_split(
-        corpus, "train", **({"seq_len": SEQ, "seed": 1, "shuffle": True} | settings)
-    )  # type: ignore[arg-type]
+    dataset = open_split(corpus, "train", **({"seq_len": SEQ, "seed": 1, "shuffle": True} | settings))  # type: ignore[arg-type]
     return TokenLoader(dataset, batch_size=BATCH, num_workers=workers)
 
 
@@ -45,11 +43,7 @@ def test_blocks_in_order_are_the_shards(corpus: Path) -> None:
     dataset = open_split(corpus, "train", seq_len=SEQ, shuffle=False, drop_last=False)
     items = list(dataset)
     assert all(item.dtype == torch.int64 and item.shape == (SEQ + 1,) for item in items)
-    assert (
-        [item.tolist() for item in items]
-        == _blocks(corpus)
-        == [block.tolist() for block in dataset[:]]
-    )
+    assert [item.tolist() for item in items] == _blocks(corpus) == [block.tolist() for block in dataset[:]]
     assert dataset[3].tolist() == _blocks(corpus)[3]
 
 

@@ -26,25 +26,17 @@ def _texts(source: str, **settings: object) -> list[str]:
     return [document.text for document in open_source(config, _SILENT).read()]
 
 
-def test_every_format_gives_the_same_documents(
-    tmp_path: Path, jsonl: Path, texts: list[str]
-) -> None:
+def test_every_format_gives_the_same_documents(tmp_path: Path, jsonl: Path, texts: list[str]) -> None:
     raw = jsonl.read_bytes()
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(raw))
-    half = (
-        raw.index(b"\n", len(raw) // 2) + 1
-    )  # two frames, as tools that append to a file write them
+    half = raw.index(b"\n", len(raw) // 2) + 1  # two frames, as tools that append to a file write them
     compress = zstandard.ZstdCompressor().compress
     (tmp_path / "a.jsonl.zst").write_bytes(compress(raw[:half]) + compress(raw[half:]))
-    pyarrow.parquet.write_table(
-        pyarrow.table({"id": range(len(texts)), "text": texts}), tmp_path / "a.parquet"
-    )
+    pyarrow.parquet.write_table(pyarrow.table({"id": range(len(texts)), "text": texts}), tmp_path / "a.parquet")
     (tmp_path / "parts").mkdir()
     for number, text in enumerate(texts):
         (tmp_path / "parts" / f"{number:03}.txt").write_bytes(text.encode())
-    (tmp_path / "parts" / "logo.png").write_bytes(
-        b"\x89PNG"
-    )  # in a folder, only known suffixes count
+    (tmp_path / "parts" / "logo.png").write_bytes(b"\x89PNG")  # in a folder, only known suffixes count
     (tmp_path / "parts" / ".hidden.txt").write_text("hidden")
     specs = [
         str(jsonl),
@@ -102,9 +94,7 @@ def test_missing_names_are_named(tmp_path: Path, jsonl: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"body": ["x"]}), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=r"a\.parquet: has no column 'text' among \['body'\]"):
         _texts(f"files:{tmp_path}/a.parquet")
-    with pytest.raises(
-        ValueError, match=r"hf:json, row 1: has no 'content' among \['id', 'text'\]"
-    ):
+    with pytest.raises(ValueError, match=r"hf:json, row 1: has no 'content' among \['id', 'text'\]"):
         _texts("hf:json", hf_data_files=str(jsonl), text_field="content")
     with pytest.raises(ValueError, match=r"hf:json \(subset None, split 'train'\) cannot be read"):
         _texts("hf:json", hf_data_files=str(tmp_path / "absent.jsonl"))
@@ -127,9 +117,7 @@ def test_bad_settings_are_refused(settings: dict[str, object], message: str) -> 
 
 
 def test_repetitions_are_dropped_and_counted_before_the_cap() -> None:
-    source = Source(
-        lambda: (Document.from_text(text, "") for text in ["aa", "bb", "aa", "cc", "dd"])
-    )
+    source = Source(lambda: (Document.from_text(text, "") for text in ["aa", "bb", "aa", "cc", "dd"]))
     unique = UniqueDocuments(source, max_bytes=6)
     for _ in range(2):  # a second pass counts anew
         assert [document.text for document in unique] == ["aa", "bb", "cc"]
@@ -141,9 +129,7 @@ def test_held_out_is_a_function_of_the_text_and_of_nothing_else() -> None:
     held = {d.text for d in documents if d.held_out(0.1)}
     assert 320 < len(held) < 480  # binomial: 400, standard deviation 19
     assert held >= {d.text for d in documents if d.held_out(0.05)}
-    assert held == {
-        t for t in map(str, reversed(range(4000))) if Document.from_text(t, "").held_out(0.1)
-    }
+    assert held == {t for t in map(str, reversed(range(4000))) if Document.from_text(t, "").held_out(0.1)}
 
 
 def test_stdlib_takes_a_fair_capped_sample() -> None:
@@ -154,7 +140,7 @@ def test_stdlib_takes_a_fair_capped_sample() -> None:
     assert small.total_bytes == sum(d.n_bytes for d in small.read()) <= 400_000
     assert small.packages["python"] == ".".join(map(str, sys.version_info[:3]))
     assert small.packages["torch"] == importlib.metadata.version("torch")
-    assert small.licence is not None and "torch: BSD" in small.licence
+    assert small.licence is not None and "BSD-3-Clause" in small.licence
 
 
 def test_the_rest_of_the_project_and_lightning_stay_out() -> None:
@@ -169,9 +155,7 @@ def test_the_rest_of_the_project_and_lightning_stay_out() -> None:
         "torch.load",
     ):
         assert word not in code
-    imported = {
-        line.split()[1] for line in code.splitlines() if line.startswith("from lightning_sv")
-    }
+    imported = {line.split()[1] for line in code.splitlines() if line.startswith("from lightning_sv")}
     assert all(name.startswith("lightning_sv.corpus") for name in imported)
 
 

@@ -24,9 +24,7 @@ def ranks_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table in the format of GPT-2's, small enough to be written here."""
     tokens = [bytes([value]) for value in range(256)] + _PIECES
     path = tmp_path_factory.mktemp("ranks") / "gpt2.tiktoken"
-    path.write_bytes(
-        b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
-    )
+    path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens)))
     return path
 
 
@@ -72,9 +70,7 @@ def test_special_tokens_in_the_text_are_text(kind: str, corpus: Path, ranks_allo
 
 
 def test_saved_tokenizer_is_the_same(tmp_path: Path, corpus: Path, ranks_allowed: Path) -> None:
-    for number, tokenizer in enumerate(
-        [Tokenizer.load(corpus), open_tokenizer(str(ranks_allowed))]
-    ):
+    for number, tokenizer in enumerate([Tokenizer.load(corpus), open_tokenizer(str(ranks_allowed))]):
         folder = tmp_path / str(number)
         folder.mkdir()
         tokenizer.save(folder)
@@ -103,15 +99,11 @@ def test_gpt2_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(tiktoken, "get_encoding", offline)
-    with pytest.raises(
-        ValueError, match=r"without a network, set tokenizer to the path of a gpt2\.tiktoken"
-    ):
+    with pytest.raises(ValueError, match=r"without a network, set tokenizer to the path of a gpt2\.tiktoken"):
         open_tokenizer("gpt2")
 
 
-def test_gpt2_downloaded_equals_the_file(
-    ranks_allowed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpt2_downloaded_equals_the_file(ranks_allowed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from_file = open_tokenizer(str(ranks_allowed))
     assert isinstance(from_file, RanksTokenizer)
     monkeypatch.setattr(tiktoken, "get_encoding", lambda name: from_file._encoding)
@@ -135,9 +127,7 @@ def test_errors_name_the_tokenizer(tmp_path: Path, ranks_file: Path, texts: list
         with pytest.raises(ValueError, match="the size must be a whole number from 257"):
             bpe_size(spec)
     assert bpe_size("bpe:50,304") == 50304 and bpe_size("gpt2") is None
-    with pytest.raises(
-        ValueError, match=r"bpe:90000 needs more text: this corpus gives only \d+ tokens"
-    ):
+    with pytest.raises(ValueError, match=r"bpe:90000 needs more text: this corpus gives only \d+ tokens"):
         JsonTokenizer.train(texts, 90000)
     with pytest.raises(ValueError, match=r"holds neither tokenizer\.json nor gpt2\.tiktoken"):
         Tokenizer.load(ranks_file.parent.parent)

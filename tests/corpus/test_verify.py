@@ -25,9 +25,7 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def test_a_good_corpus_passes_wherever_it_lies(copy: Path, manifest: Manifest) -> None:
-    Manifest.load(copy).verify(
-        copy, vocab_size=300, seq_len=64, tokenizer="bpe:300", checksums=True
-    )
+    Manifest.load(copy).verify(copy, vocab_size=300, seq_len=64, tokenizer="bpe:300", checksums=True)
     Manifest.load(copy).verify(copy, vocab_size=320, tokenizer=str(copy / "tokenizer.json"))
 
 
@@ -43,9 +41,7 @@ DAMAGES: list[tuple[str, Callable[[Path], object], str]] = [
     ("no shard", lambda c: (c / "train/chunk-0-1.bin").unlink(), r"chunk-0-1\.bin is missing"),
     (
         "short shard",
-        lambda c: (c / "train/chunk-0-0.bin").write_bytes(
-            (c / "train/chunk-0-0.bin").read_bytes()[:-2]
-        ),
+        lambda c: (c / "train/chunk-0-0.bin").write_bytes((c / "train/chunk-0-0.bin").read_bytes()[:-2]),
         r"chunk-0-0\.bin has [\d,]+ bytes instead of [\d,]+; delete",
     ),
     ("altered shard", lambda c: _flip(c / "val/chunk-0-0.bin"), r"chunk-0-0\.bin was altered"),
@@ -57,16 +53,12 @@ DAMAGES: list[tuple[str, Callable[[Path], object], str]] = [
     ),
     (
         "pickled shards",
-        lambda c: _edit(
-            c / "train/index.json", lambda d: d["config"].update(data_format=["pickle"])
-        ),
+        lambda c: _edit(c / "train/index.json", lambda d: d["config"].update(data_format=["pickle"])),
         r"train/index\.json does not describe plain uint16 tokens",
     ),
     (
         "foreign shard",
-        lambda c: _edit(
-            c / "train/index.json", lambda d: d["chunks"][0].update(filename="../../x.bin")
-        ),
+        lambda c: _edit(c / "train/index.json", lambda d: d["chunks"][0].update(filename="../../x.bin")),
         r"train/index\.json lists other shards than manifest\.json",
     ),
     (
@@ -76,20 +68,14 @@ DAMAGES: list[tuple[str, Callable[[Path], object], str]] = [
     ),
     (
         "token out of range",
-        lambda c: _edit(
-            c / "manifest.json", lambda d: d["splits"]["val"].update(largest_token=300)
-        ),
+        lambda c: _edit(c / "manifest.json", lambda d: d["splits"]["val"].update(largest_token=300)),
         r"token 300 of val .* is outside the vocabulary of 300",
     ),
 ]
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"), [d[1:] for d in DAMAGES], ids=[d[0] for d in DAMAGES]
-)
-def test_damage_is_found_and_named(
-    copy: Path, damage: Callable[[Path], object], message: str
-) -> None:
+@pytest.mark.parametrize(("damage", "message"), [d[1:] for d in DAMAGES], ids=[d[0] for d in DAMAGES])
+def test_damage_is_found_and_named(copy: Path, damage: Callable[[Path], object], message: str) -> None:
     damage(copy)
     with pytest.raises(ValueError, match=message):
         Manifest.load(copy).verify(copy)
@@ -137,12 +123,8 @@ MANIFESTS: list[tuple[str, Callable[[Path], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"), [m[1:] for m in MANIFESTS], ids=[m[0] for m in MANIFESTS]
-)
-def test_bad_manifests_are_refused(
-    copy: Path, damage: Callable[[Path], object], message: str
-) -> None:
+@pytest.mark.parametrize(("damage", "message"), [m[1:] for m in MANIFESTS], ids=[m[0] for m in MANIFESTS])
+def test_bad_manifests_are_refused(copy: Path, damage: Callable[[Path], object], message: str) -> None:
     damage(copy / "manifest.json")
     with pytest.raises(ValueError, match=message):
         Manifest.load(copy)

@@ -1,0 +1,118 @@
+"""A run killed at step k and resumed is the run that was never stopped, bit for bit."""
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_sv.__main__ import main
+from lightning_sv.lit.checkpoint import AtomicCheckpointIO
+from lightning_sv.paper import read_run
+
+STEPS = 40
+
+
+def start(args: list[str], run_dir: Path, **kwargs) -> subprocess.Popen:
+    command = [sys.executable, "-m", "lightning_sv", "fit", *args, "--run_dir", str(run_dir)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **kwargs)
+
+
+def wait_for(process: subprocess.Popen, text: str) -> None:
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if text in line:
+            return
+    raise AssertionError(f"{text!r} never came:\n{''.join(seen)}")
+
+
+@pytest.fixture
+def long_args(run_args: list[str]) -> list[str]:
+    # 384 sequences a step: the corpus holds only a few steps, so the run crosses epoch boundaries.
+    return [
+        *run_args, "--trainer.max_steps", str(STEPS), "--data.global_batch", "384", "--data.micro_batch", "192",
+        "--checkpoint.every_n_steps", "7", "--progress.lines", str(STEPS), "--data.validations", "8",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_equals_uninterrupted(long_args: list[str], tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert main(["fit", *long_args, "--run_dir", str(whole)]) == 0
+    for stop_at in (10, 30):
+        resume = ["--ckpt_path", str(killed / "checkpoints/last.ckpt")] if killed.exists() else []
+        process = start([*long_args, *resume], killed)
+        wait_for(process, f"step {stop_at}/{STEPS}")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert not (killed / "summary.json").exists()
+    checkpoint = str(killed / "checkpoints/last.ckpt")
+    assert main(["fit", "--config", str(killed / "config.yaml"), "--ckpt_path", checkpoint]) == 0
+    a, b = read_run(whole), read_run(killed)
+    for tag in ("train/loss", "lr", "grad_norm", "val/loss"):
+        assert b.curve(tag).tokens.tolist() == a.curve(tag).tokens.tolist(), tag
+        assert b.curve(tag).values.tolist() == a.curve(tag).values.tolist(), tag
+    assert len(a.curve("train/loss").tokens) == STEPS
+    one, two = (torch.load(d / "checkpoints/last.ckpt", weights_only=True) for d in (whole, killed))
+    assert one["loops"]["fit_loop"]["epoch_progress"]["current"]["started"] > 2
+    for name, value in one["state_dict"].items():
+        assert torch.equal(value, two["state_dict"][name]), name
+    for ours, theirs in zip(one["optimizer_states"], two["optimizer_states"], strict=True):
+        for key, state in ours["state"].items():
+            for name, value in state.items():
+                assert torch.equal(torch.as_tensor(value), torch.as_tensor(theirs["state"][key][name]))
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_the_last_checkpoint_whole(long_args: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    process = start(long_args, run)
+    wait_for(process, f"step 9/{STEPS}")
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode not in (0, None) and "Traceback" not in output, output
+    assert torch.load(run / "checkpoints/last.ckpt", weights_only=True)["global_step"] >= 7
+    assert main(["fit", *long_args, "--ckpt_path", str(run / "checkpoints/last.ckpt")]) == 0
+    assert len(read_run(run).curve("train/loss").tokens) == STEPS
+
+
+@pytest.mark.slow
+def test_a_full_disk_leaves_the_last_checkpoint_whole(long_args: list[str], tmp_path: Path) -> None:
+    """The kernel refuses to let any file grow beyond a limit that the second checkpoint exceeds."""
+    run = tmp_path / "run"
+    assert main(["fit", *long_args, "--trainer.max_steps", "7", "--run_dir", str(run)]) == 0
+    checkpoint = run / "checkpoints/last.ckpt"
+    before, size = checkpoint.read_bytes(), checkpoint.stat().st_size
+    shutil.copy(checkpoint, tmp_path / "from.ckpt")
+    (run / "summary.json").unlink()
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2))
+
+    process = start([*long_args, "--ckpt_path", str(tmp_path / "from.ckpt")], run, preexec_fn=limit)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 1 and "Traceback" not in output, output
+    assert "last.ckpt" in output and "File too large" in output
+    assert checkpoint.read_bytes() == before
+    assert not list(run.glob("checkpoints/.*"))
+
+
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
+    class Unwritable:
+        def __reduce__(self):
+            raise OSError(28, "No space left on device")
+
+    io, path = AtomicCheckpointIO(), tmp_path / "last.ckpt"
+    io.save_checkpoint({"step": 1}, path)
+    with pytest.raises(OSError, match="No space left"):
+        io.save_checkpoint({"step": 2, "bad": Unwritable()}, path)
+    assert torch.load(path, weights_only=True) == {"step": 1}
+    assert os.listdir(tmp_path) == ["last.ckpt"]
