@@ -58,7 +58,7 @@ def find_files(spec: str) -> list[Path]:
         elif target.is_file():
             matches = [target]
         else:
-            names = glob.glob(str(target), recursive=True)  # noqa: PTH207: Path.glob takes no absolute pattern
+            names = glob.glob(str(target), recursive=True)  # noqa: PTH207 (Path.glob takes no absolute pattern)
             matches = [path for path in map(Path, sorted(names)) if path.is_file()]
         if not matches:
             raise ValueError(

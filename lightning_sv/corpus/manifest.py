@@ -7,13 +7,14 @@ import json
 import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from lightning_sv.corpus.ngram import NgramBaseline
 
 FORMAT_VERSION = 1
 FILENAME = "manifest.json"
 SPLITS = ("train", "val")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,6 @@ def _split(data: dict[str, Any]) -> SplitInfo:
     return _build(SplitInfo, data | {"shards": tuple(_build(Shard, shard) for shard in data["shards"])})
 
 
-def _build[T](cls: type[T], data: dict[str, Any]) -> T:
+def _build(cls: type[_T], data: dict[str, Any]) -> _T:
     """An instance from the keys it knows; a missing one is a KeyError, an unknown one is ignored."""
-    return cls(**{field.name: data[field.name] for field in fields(cls)})
+    return cls(**{field.name: data[field.name] for field in fields(cls)})  # type: ignore[arg-type]

@@ -86,7 +86,7 @@ class BigramModel:
 
     def unigram(self, ids: np.ndarray) -> np.ndarray:
         """p(b) of each id, float64."""
-        return (self._unigram[ids] + 1) / (self.tokens + self.vocab_size)
+        return np.asarray((self._unigram[ids] + 1) / (self.tokens + self.vocab_size))
 
     def bigram(self, contexts: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """p(b | a) of each pair, float64, never 0."""
@@ -96,7 +96,7 @@ class BigramModel:
         seen = self._context[contexts]
         safe = np.maximum(seen, 1)
         rest = np.where(seen > 0, self.discount * self._successors[contexts] / safe, 1.0)
-        return np.maximum(counts - self.discount, 0.0) / safe + rest * self.unigram(ids)
+        return np.asarray(np.maximum(counts - self.discount, 0.0) / safe + rest * self.unigram(ids))
 
     def _pairs(self, ids: np.ndarray, before: int) -> np.ndarray:
         wide = ids.astype(np.int64)

@@ -76,6 +76,8 @@ class TokenDataset(litdata.StreamingDataset):
         unit: What is dropped at the end of an epoch is what does not fill a unit, instead of a batch.
     """
 
+    posix_fast: Any
+
     def __init__(self, *args: Any, corpus_hash: str, unit: int = 1, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.corpus_hash = corpus_hash
@@ -96,7 +98,7 @@ class TokenDataset(litdata.StreamingDataset):
             "corpus_hash": self.corpus_hash,
             "initial_unit": (self._state_dict or {}).get("initial_unit", self.unit),
         }
-        return copy.deepcopy(state) | ours  # a copy: litdata goes on writing to its own
+        return {**copy.deepcopy(state), **ours}  # a copy: litdata goes on writing to its own
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a saved position; called by the loader."""

@@ -11,11 +11,11 @@ from pathlib import Path
 from lightning_sv.corpus.document import Document, Source, digest, order_key
 from lightning_sv.corpus.progress import Progress
 
-# Distributions that the project always installs and that hold a megabyte or more of Python. Fixed, so that one
-# lock file gives one corpus, whichever extras are there; the manifest lists the versions.
+# Distributions of requirements/lock.txt that hold a megabyte or more of Python. Fixed, so that one lock file gives
+# one corpus, whatever else is installed; those that are absent are left out, and the manifest lists the others.
 PACKAGES = (
-    "huggingface_hub", "lightning", "litdata", "matplotlib", "mpmath", "networkx", "numpy", "scipy", "sympy",
-    "tensorboard", "torch", "torchmetrics",
+    "fonttools", "huggingface_hub", "lightning", "litdata", "matplotlib", "mpmath", "networkx", "numpy", "pillow",
+    "scipy", "sympy", "tensorboard", "torch", "torchmetrics",
 )  # fmt: skip
 # 75 MB of the 160 MB that these hold: about 29 M training tokens of a 1,024 BPE.
 DEFAULT_MAX_BYTES = 75_000_000
@@ -94,7 +94,8 @@ def _python_files() -> tuple[list[Path], dict[str, str], dict[str, str]]:
 def _licence(distribution: metadata.Distribution) -> str:
     """The licence a distribution declares, in a few words: some put the whole text in the field."""
     fields = distribution.metadata
-    text = (fields.get("License-Expression") or fields.get("License") or "").strip()
+    declared = (fields[key] for key in ("License-Expression", "License") if key in fields)
+    text = next(declared, "").strip()
     if text and len(text) <= 120 and "\n" not in text:
         return text
     classifiers = [line for line in fields.get_all("Classifier") or [] if line.startswith("License ::")]

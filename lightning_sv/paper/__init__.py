@@ -4,8 +4,8 @@ Everything here reads what a run left on disk (event files, config, summary), ne
 so a comparison can be drawn again long after its runs ended, on a machine without torch devices.
 """
 
-from lightning_sv.paper.compare import Arm, compare
-from lightning_sv.paper.comparison import Comparison
+from lightning_sv.paper.compare import compare
+from lightning_sv.paper.comparison import Arm, Comparison
 from lightning_sv.paper.draw import draw_comparison, draw_run
 from lightning_sv.paper.events import Curve, Run, read_run
 from lightning_sv.paper.stats import (

@@ -87,12 +87,14 @@ def comparability_warnings(
         for d in differences
         if not d.expected
     ]
-    for what, values in {
-        "end at different tokens": {name: run.tokens for name, run in runs.items()},
-        "used different versions of torch": {n: r.summary.get("torch") for n, r in runs.items()},
-    }.items():
-        if len(set(values.values())) > 1:
-            listed = ", ".join(f"{name} {value}" for name, value in values.items())
+    tokens = [str(run.tokens) for run in runs.values()]
+    versions = [str(run.summary.get("torch")) for run in runs.values()]
+    for what, values in (
+        ("end at different tokens", tokens),
+        ("used different versions of torch", versions),
+    ):
+        if len(set(values)) > 1:
+            listed = ", ".join(f"{name} {x}" for name, x in zip(runs, values, strict=True))
             warnings.append(f"The runs {what}: {listed}.")
     for name, run in runs.items():
         stated = run.summary.get("val_loss")

@@ -86,8 +86,8 @@ class Comparison:
     @property
     def efficiency(self) -> TokenEfficiency:
         """Tokens each arm needs for A's final loss."""
-        curves = [[run.curve(VAL_LOSS) for run in runs] for runs in (self.runs_a, self.runs_b)]
-        return token_efficiency(*curves, self.confidence)
+        a, b = ([run.curve(VAL_LOSS) for run in runs] for runs in (self.runs_a, self.runs_b))
+        return token_efficiency(a, b, self.confidence)
 
     def sentence(self) -> str:
         """The verdict as one plain sentence."""

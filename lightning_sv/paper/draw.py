@@ -78,7 +78,7 @@ def draw_comparison(
         )
     a, b = labels or (runs_a[0].label, runs_b[0].label)
     curves = [[run.curve(VAL_LOSS) for run in runs] for runs in (runs_a, runs_b)]
-    pair = paired_curve(*curves, confidence)
+    pair = paired_curve(curves[0], curves[1], confidence)
 
     figure = _figure()
     left, right = figure.subplots(1, 2)
@@ -110,19 +110,17 @@ def _draw_difference(
         band = f"band: {confidence:.0%} interval of {n} pairs"
     else:
         band = "one pair: no interval, no verdict"
-    digits = 3 if abs(end) >= 5e-3 else 4
-    answer = f"{abs(end):.{digits}f} {'lower' if end < 0 else 'higher'}"
     if n > 1 and low * high <= 0:
-        answer = "not resolved"
-    axes.set_title(
-        f"How far apart? At the end, {b} is {answer}"
-        if n == 1 or low * high > 0
-        else "How far apart? Not resolved: the band covers zero"
-    )
+        answer = "Not resolved: the band covers zero"
+    else:
+        digits = 3 if abs(end) >= 5e-3 else 4
+        answer = f"{b} ends {abs(end):.{digits}f} {'lower' if end < 0 else 'higher'}"
+    axes.set_title(f"How far apart? {answer}")
     _limits(axes, curves, from_share=0.2, include=0.0)
     axes.set_ylabel(f"{b} - {a}, nats per token")
-    note = {"color": GREY, "fontsize": 9, "transform": axes.transAxes, "ha": "right"}
-    axes.text(0.985, 0.03, band, va="bottom", **note)
+    axes.text(
+        0.985, 0.03, band, transform=axes.transAxes, ha="right", va="bottom", color=GREY, fontsize=9
+    )
 
 
 def draw_run(run: Run, path: str | Path) -> None:
@@ -189,11 +187,16 @@ def _draw_branches(axes: Axes, branches: dict[str, Curve]) -> None:
 
 
 def _running_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
-    """Mean over the last ``width`` values, fewer at the start; NaN stays where it was."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
+    """Mean over the last ``width`` values that are finite, fewer at the start."""
+    finite = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(finite)])
     stop = np.arange(1, len(values) + 1)
     start = np.maximum(0, stop - width)
-    mean: NDArray[np.float64] = (sums[stop] - sums[start]) / (stop - start)
+    number = counts[stop] - counts[start]
+    mean: NDArray[np.float64] = np.where(
+        number > 0, (sums[stop] - sums[start]) / np.maximum(number, 1), np.nan
+    )
     return mean
 
 

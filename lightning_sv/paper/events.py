@@ -53,9 +53,8 @@ class Run:
             ValueError: When the run logged no such scalar.
         """
         if tag not in self.curves:
-            raise ValueError(
-                f"{self.dir} logged no scalar named {tag!r}; it has {', '.join(sorted(self.curves))}."
-            )
+            known = ", ".join(sorted(self.curves))
+            raise ValueError(f"{self.dir} logged no scalar named {tag!r}; it has {known}.")
         return self.curves[tag]
 
     @property
@@ -123,8 +122,8 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _read_curves(directory: Path) -> dict[str, Curve]:
-    # A resumed run writes a second file that may step back to its checkpoint. All values are kept
-    # while reading (no purge, no reservoir of 10,000 points); the last written one of a step counts.
+    # A resumed run writes a second file that may step back to its checkpoint. All values are read
+    # (no purge, no reservoir of 10,000 points); of one step, the last written value counts.
     accumulator = EventAccumulator(
         str(directory), size_guidance={"scalars": 0}, purge_orphaned_data=False
     )

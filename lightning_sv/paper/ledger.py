@@ -25,7 +25,9 @@ class PaperFigure:
 
 PAPER_FIGURES: tuple[PaperFigure, ...] = (
     PaperFigure("llama-0.12b", "llama", "size (Table 3; Section 4.4)", "0.11974B", "total"),
-    PaperFigure("llama-0.12b-large", "llama", "size (Section 4.4)", "0.11985B", "total", "d_ff + 8"),
+    PaperFigure(
+        "llama-0.12b-large", "llama", "size (Section 4.4)", "0.11985B", "total", "d_ff + 8"
+    ),
     PaperFigure(
         "llama-0.12b",
         "hg+dnp+or+iwd",
@@ -122,7 +124,12 @@ class Ledger:
     def print(self, console: Console) -> None:
         """Show the ledger and the paper's figures."""
         table = Table(title=f"{self.model}, {self.scale}", title_justify="left")
-        for name, justify in (("role", "left"), ("tensors", "right"), ("parameters", "right"), ("decays", "left")):
+        for name, justify in (
+            ("role", "left"),
+            ("tensors", "right"),
+            ("parameters", "right"),
+            ("decays", "left"),
+        ):
             table.add_column(name, justify=justify)  # type: ignore[arg-type]
         for role, tensors, count, decays in self.roles:
             name = f"{role} scale" if role in ("input", "output") else role
@@ -141,7 +148,9 @@ class Ledger:
             console.print(f"paper, {figure.what}: {figure.printed}; here {shown}{comment}.")
 
 
-def ledger(config: BackboneConfig, scale: str | ScaleStrategy, options: ScaleOptions | None = None) -> Ledger:
+def ledger(
+    config: BackboneConfig, scale: str | ScaleStrategy, options: ScaleOptions | None = None
+) -> Ledger:
     """Count the parameters of a model on the meta device, in a fraction of a second.
 
     Raises:
