@@ -155,17 +155,21 @@ class PretrainCLI(LightningCLI):
 
 
 def parse_model(args: list[str]) -> PretrainModule:
-    """Build the LightningModule that `fit` with these arguments would train, and nothing else."""
+    """Build the LightningModule that `fit` with these arguments would train, and check its corpus.
+
+    Raises:
+        ValueError: whatever `fit` would refuse about model and data.
+    """
     parser = Parser(parser_mode="omegaconf+")
     parser.add_argument("--config", action="config")
     parser.add_argument("--seed_everything", type=bool | int, default=0)
     parser.add_lightning_class_args(PretrainModule, "model")
-    parser.add_lightning_class_args(ShardDataModule, "data", required=False)
+    parser.add_lightning_class_args(ShardDataModule, "data")
     for key in ("trainer", "scalars", "branch_norms", "checkpoint", "progress"):
         parser.add_argument(f"--{key}", type=dict)
-    config = parser.parse_args(args)
-    del config["data"]
-    model: PretrainModule = parser.instantiate(config).model
+    made = parser.instantiate(parser.parse_args(args))
+    model: PretrainModule = made.model
+    made.data.check(model.config.vocab_size)
     return model
 
 
