@@ -14,6 +14,7 @@ from lightning_sv.corpus.ngram import NgramBaseline
 FORMAT_VERSION = 1
 FILENAME = "manifest.json"
 SPLITS = ("train", "val")
+_PLAIN = {"int": int, "float": float, "str": str}
 _T = TypeVar("_T")
 
 
@@ -184,5 +185,12 @@ def _split(data: dict[str, Any]) -> SplitInfo:
 
 
 def _build(cls: type[_T], data: dict[str, Any]) -> _T:
-    """An instance from the keys it knows; a missing one is a KeyError, an unknown one is ignored."""
+    """An instance from the keys it knows.
+
+    A missing key is a KeyError and a number or text of another type a TypeError; unknown keys are ignored.
+    """
+    for field in fields(cls):  # type: ignore[arg-type]
+        kind = _PLAIN.get(str(field.type))
+        if kind is not None and not isinstance(data[field.name], kind):
+            raise TypeError(f"{field.name} is {data[field.name]!r}")
     return cls(**{field.name: data[field.name] for field in fields(cls)})  # type: ignore[arg-type]

@@ -44,16 +44,27 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
             `config.dir` already holds something else.
     """
     target = Path(config.dir).expanduser().resolve()
+    if (found := _existing(config, target)) is not None:
+        return found
+    try:
+        return _prepare(config, target, Progress(progress))
+    except OSError as error:
+        raise ValueError(
+            f"preparing dir={config.dir} failed ({error}); check the path, its permissions and the free space."
+        ) from error
+
+
+def _prepare(config: CorpusConfig, target: Path, progress: Progress) -> Manifest:
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.parent / f".{target.name}.lock"):
         partial = target.parent / f".{target.name}.partial"
         if partial.exists():  # left by an interrupted run; the lock says that nobody is at it
             shutil.rmtree(partial)
-        if (found := _existing(config, target)) is not None:
+        if (found := _existing(config, target)) is not None:  # made while this process waited
             return found
         try:
             partial.mkdir()
-            manifest = _build(config, partial, Progress(progress))
+            manifest = _build(config, partial, progress)
             manifest.save(partial)
             partial.rename(target)  # replaces an empty folder, never a full one
         finally:

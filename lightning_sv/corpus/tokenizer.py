@@ -26,7 +26,7 @@ _END_OF_TEXT_NAMES = (
     "[SEP]",
 )
 # sha256 of GPT-2's 50,256 byte-pair ranks, in tiktoken's own file format.
-GPT2_RANKS_SHA256 = "1306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
+GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 _GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 _MAX_FILE_BYTES = 256 << 20
 

@@ -2,13 +2,13 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
-from lightning_sv.corpus import CorpusConfig, Manifest, TokenLoader, open_split
+from lightning_sv.corpus import CorpusConfig, Manifest, TokenDataset, TokenLoader, open_split
 
 
 class ShardDataModule(L.LightningDataModule):
@@ -24,7 +24,8 @@ class ShardDataModule(L.LightningDataModule):
         micro_batch: sequences a device processes at once; null for global_batch / devices.
         num_workers: loader processes a device; 0 reads in the training process.
         validations: validations in a run, evenly spaced, the last at the end.
-        val_sequences: sequences each validation reads, always the same; null for the whole split.
+        val_sequences: sequences each validation reads, spread evenly over the split and always the same;
+            null for the whole split.
         seed: of the order of the blocks; null for seed_everything's.
     """
 
@@ -110,37 +111,33 @@ class ShardDataModule(L.LightningDataModule):
             every = math.ceil(trainer.max_steps / self.validations)
             trainer.accumulate_grad_batches = self._accumulate
             trainer.val_check_interval = every * self._accumulate
-        if self.val_sequences is not None:
-            trainer.limit_val_batches = math.ceil(self.val_sequences / (self._val_batch * trainer.world_size))
 
-    @property
-    def _val_batch(self) -> int:
-        # Evaluation keeps no graph, so small micro-batches can be put together.
-        return max(self._micro, min(32, self.val_sequences or 32))
-
-    def _loader(self, split: str, batch: int, shuffle: bool) -> DataLoader[Any]:
+    def _open(self, split: Literal["train", "val"], *, shuffle: bool) -> TokenDataset:
         seed = torch.initial_seed() if self.seed is None else self.seed
-        dataset = open_split(
+        return open_split(
             Path(self.corpus.dir),
-            "train" if split == "train" else "val",
+            split,
             seq_len=self.seq_len,
             seed=seed % 2**31,
             shuffle=shuffle,
-            unit=self._micro * self._accumulate if split == "train" else 1,
+            unit=self._micro * self._accumulate if shuffle else 1,
         )
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Shuffled blocks; its state_dict is the exact position in the corpus."""
         loader: DataLoader[Any] = TokenLoader(
-            dataset,
-            batch_size=batch,
+            self._open("train", shuffle=True),
+            batch_size=self._micro,
             num_workers=self.num_workers,
-            drop_last=shuffle,
             pin_memory=torch.cuda.is_available(),
         )
         return loader
 
-    def train_dataloader(self) -> DataLoader[Any]:
-        """Shuffled blocks; its state_dict is the exact position in the corpus."""
-        return self._loader("train", self._micro, shuffle=True)
-
     def val_dataloader(self) -> DataLoader[Any]:
-        """Blocks of the validation split in their order."""
-        return self._loader("val", self._val_batch, shuffle=False)
+        """`val_sequences` blocks, evenly spread over the validation split: the same at each validation."""
+        dataset = self._open("val", shuffle=False)
+        n = len(dataset)
+        k = min(self.val_sequences or n, n)
+        subset = Subset(dataset, [i * n // k for i in range(k)])
+        # Evaluation keeps no graph, so small micro-batches can be put together.
+        return DataLoader(subset, batch_size=max(self._micro, min(32, k)))

@@ -78,14 +78,10 @@ def config_differences(runs: Mapping[str, Run], arm_args: Sequence[str]) -> list
     return [found[key] for key in sorted(found)]
 
 
-def comparability_warnings(
-    runs: Mapping[str, Run], differences: Sequence[ConfigDifference]
-) -> list[str]:
+def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[ConfigDifference]) -> list[str]:
     """Sentences on what weakens the comparison without making it meaningless."""
     warnings = [
-        f"The configs differ in {d.key}: {d.a} against {d.b} ({d.where})."
-        for d in differences
-        if not d.expected
+        f"The configs differ in {d.key}: {d.a} against {d.b} ({d.where})." for d in differences if not d.expected
     ]
     tokens = [str(run.tokens) for run in runs.values()]
     versions = [str(run.summary.get("torch")) for run in runs.values()]

@@ -57,9 +57,7 @@ def compare(
     """
     console = console or Console(stderr=True)
     _check_request(a, b, seeds, args, jobs)
-    out = (
-        Path("runs/compare", f"{_slug(a.label)}_vs_{_slug(b.label)}") if out is None else Path(out)
-    )
+    out = Path("runs/compare", f"{_slug(a.label)}_vs_{_slug(b.label)}") if out is None else Path(out)
     plan = _plan(a, b, seeds, args, out, tuple(launcher))
     states = {job.name: job.state() for job in plan}  # may refuse; nothing was touched so far
     reused = frozenset(name for name, state in states.items() if state == "complete")
@@ -110,9 +108,7 @@ def compare(
     return comparison
 
 
-def _check_request(
-    a: Arm, b: Arm, seeds: Sequence[int], args: Sequence[str], jobs: int | None
-) -> None:
+def _check_request(a: Arm, b: Arm, seeds: Sequence[int], args: Sequence[str], jobs: int | None) -> None:
     if a.label == b.label:
         raise ValueError(
             f"Both arms are {a.label!r}, so every difference would be noise; give two strategies, "
@@ -120,8 +116,7 @@ def _check_request(
         )
     if (a.scale, a.args) == (b.scale, b.args):
         raise ValueError(
-            f"{a.label!r} and {b.label!r} are the same strategy with the same arguments; "
-            "give two that differ."
+            f"{a.label!r} and {b.label!r} are the same strategy with the same arguments; give two that differ."
         )
     if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0:
         raise ValueError(f"The seeds are {list(seeds)}; give distinct numbers from 0 up.")
@@ -135,9 +130,7 @@ def _check_request(
             )
 
 
-def _plan(
-    a: Arm, b: Arm, seeds: Sequence[int], args: Sequence[str], out: Path, launcher: tuple[str, ...]
-) -> list[Job]:
+def _plan(a: Arm, b: Arm, seeds: Sequence[int], args: Sequence[str], out: Path, launcher: tuple[str, ...]) -> list[Job]:
     """Jobs pair by pair, so that both arms of a seed run together and a stop leaves whole pairs."""
     jobs = []
     for seed in seeds:

@@ -120,9 +120,7 @@ class Comparison:
         interval = "one pair, no interval"
         if e.low is not None and e.high is not None:
             interval = f"{self.confidence:.0%} interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs"
-        return (
-            f"To {a}'s final loss, {a} needs {e.factor:.2f} times the tokens of {b} ({interval})."
-        )
+        return f"To {a}'s final loss, {a} needs {e.factor:.2f} times the tokens of {b} ({interval})."
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure with what is needed to get it again; plain JSON types."""

@@ -4,7 +4,7 @@ Colours are Okabe and Ito's, which stay apart for colour-blind readers; ``llama`
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,9 @@ _PROJECTIONS = {
 }
 
 
+_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+
+
 def human_tokens(tokens: float, digits: int = 2) -> str:
     """1536000 -> 1.5M: a token count as a reader says it.
 
@@ -37,11 +40,17 @@ def human_tokens(tokens: float, digits: int = 2) -> str:
         tokens: Number of tokens.
         digits: Significant figures.
     """
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+    for size, unit in _UNITS:
         # half a unit of the last figure below, so that 999999 reads 1M rather than 1000k
         if abs(tokens) >= size * (1 - 0.5 * 10.0**-digits):
             return f"{float(f'{tokens / size:.{digits}g}'):g}{unit}"
     return f"{tokens:.0f}"
+
+
+def _tick_words(end: float) -> Callable[[float, int], str]:
+    """All ticks of an axis in one unit: 0.5M, 1M, 1.5M rather than 500k, 1M, 1.5M."""
+    size, unit = next(((x, name) for x, name in _UNITS if end >= x), (1.0, ""))
+    return lambda tokens, _: f"{tokens / size:g}{unit}" if tokens else "0"
 
 
 def colours(labels: Sequence[str]) -> list[str]:
@@ -73,8 +82,7 @@ def draw_comparison(
     """
     if len(runs_a) != len(runs_b) or not runs_a:
         raise ValueError(
-            f"A comparison pairs runs by seed, got {len(runs_a)} and {len(runs_b)}; "
-            "give one run per seed and arm."
+            f"A comparison pairs runs by seed, got {len(runs_a)} and {len(runs_b)}; give one run per seed and arm."
         )
     a, b = labels or (runs_a[0].label, runs_b[0].label)
     curves = [[run.curve(VAL_LOSS) for run in runs] for runs in (runs_a, runs_b)]
@@ -97,9 +105,7 @@ def draw_comparison(
     _save(figure, path)
 
 
-def _draw_difference(
-    axes: Axes, pair: PairedCurve, a: str, b: str, n: int, confidence: float
-) -> None:
+def _draw_difference(axes: Axes, pair: PairedCurve, a: str, b: str, n: int, confidence: float) -> None:
     axes.axhline(0, color=GREY, linewidth=1)
     axes.plot(pair.tokens, pair.mean, color="black", linewidth=2)
     end, low, high = (float(values[-1]) for values in (pair.mean, pair.low, pair.high))
@@ -118,9 +124,7 @@ def _draw_difference(
     axes.set_title(f"How far apart? {answer}")
     _limits(axes, curves, from_share=0.2, include=0.0)
     axes.set_ylabel(f"{b} - {a}, nats per token")
-    axes.text(
-        0.985, 0.03, band, transform=axes.transAxes, ha="right", va="bottom", color=GREY, fontsize=9
-    )
+    axes.text(0.985, 0.03, band, transform=axes.transAxes, ha="right", va="bottom", color=GREY, fontsize=9)
 
 
 def draw_run(run: Run, path: str | Path) -> None:
@@ -194,15 +198,11 @@ def _running_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64
     stop = np.arange(1, len(values) + 1)
     start = np.maximum(0, stop - width)
     number = counts[stop] - counts[start]
-    mean: NDArray[np.float64] = np.where(
-        number > 0, (sums[stop] - sums[start]) / np.maximum(number, 1), np.nan
-    )
+    mean: NDArray[np.float64] = np.where(number > 0, (sums[stop] - sums[start]) / np.maximum(number, 1), np.nan)
     return mean
 
 
-def _limits(
-    axes: Axes, curves: Sequence[Curve], from_share: float, include: float | None = None
-) -> None:
+def _limits(axes: Axes, curves: Sequence[Curve], from_share: float, include: float | None = None) -> None:
     """Limits from the part of training after ``from_share``: the first drop would hide the rest."""
     end = max(float(curve.tokens[-1]) for curve in curves)
     late = np.concatenate([c.values[c.tokens >= from_share * end] for c in curves])
@@ -227,7 +227,7 @@ def _save(figure: Figure, path: str | Path) -> None:
         axes.grid(axis="y", color="#E5E5E5", linewidth=0.8)
         axes.set_axisbelow(True)
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda tokens, _: human_tokens(tokens, 3)))
+        axes.xaxis.set_major_formatter(FuncFormatter(_tick_words(axes.get_xlim()[1])))
         axes.set_xlabel("training tokens")
         axes.title.set_fontsize(11)
         axes.title.set_fontweight("bold")

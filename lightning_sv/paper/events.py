@@ -84,10 +84,7 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
     if not directory.is_dir():
         raise ValueError(f"There is no run directory {directory}; check the path.")
     if complete and not (directory / "summary.json").is_file():
-        raise ValueError(
-            f"The run in {directory} is not complete (no summary.json); let it finish, "
-            "or run it again."
-        )
+        raise ValueError(f"The run in {directory} is not complete (no summary.json); let it finish, or run it again.")
     if complete and not (directory / "config.yaml").is_file():
         raise ValueError(f"{directory} has no config.yaml; give a directory that `fit` wrote.")
     summary = _read_summary(directory / "summary.json")
@@ -124,9 +121,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 def _read_curves(directory: Path) -> dict[str, Curve]:
     # A resumed run writes a second file that may step back to its checkpoint. All values are read
     # (no purge, no reservoir of 10,000 points); of one step, the last written value counts.
-    accumulator = EventAccumulator(
-        str(directory), size_guidance={"scalars": 0}, purge_orphaned_data=False
-    )
+    accumulator = EventAccumulator(str(directory), size_guidance={"scalars": 0}, purge_orphaned_data=False)
     if any(directory.glob("*tfevents*")):
         accumulator.Reload()
     tags = accumulator.Tags()["scalars"]

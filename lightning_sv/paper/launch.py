@@ -191,9 +191,7 @@ class _Child:
         why = f"exit code {code}" if code else "it ended without a summary.json"
         text = _end_of(self.job.log).decode(errors="replace").replace("\r", "\n")
         tail = "\n".join(text.splitlines()[-_TAIL_LINES:])
-        raise RuntimeError(
-            f"The run of {self.job.title} failed ({why}); the end of {self.job.log}:\n{tail}"
-        )
+        raise RuntimeError(f"The run of {self.job.title} failed ({why}); the end of {self.job.log}:\n{tail}")
 
 
 def _end_of(path: Path, size: int = 8192) -> bytes:

@@ -151,9 +151,7 @@ def tokens_to_reach(tokens: ArrayLike, losses: ArrayLike, target: float) -> floa
     return float(t[i - 1] + share * (t[i] - t[i - 1]))
 
 
-def token_efficiency(
-    a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.95
-) -> TokenEfficiency:
+def token_efficiency(a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.95) -> TokenEfficiency:
     """tokens_A / tokens_B to A's final loss, pair by pair; mean and interval on logarithms.
 
     Ratios are averaged as logarithms, so that swapping the two gives the inverse.
@@ -201,10 +199,7 @@ def paired_curve(a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.9
     """
     tokens, values = on_common_tokens([*a, *b])
     finite = np.isfinite(values).all(axis=0)
-    points = [
-        paired_difference(column[: len(a)], column[len(a) :], confidence)
-        for column in values.T[finite]
-    ]
+    points = [paired_difference(column[: len(a)], column[len(a) :], confidence) for column in values.T[finite]]
     if not points:
         raise ValueError("The runs share no finite evaluation; repair the runs that diverged.")
     nan = math.nan

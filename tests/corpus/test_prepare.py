@@ -62,7 +62,7 @@ def test_same_settings_do_no_work_and_others_are_refused(config: CorpusConfig, j
     with pytest.raises(ValueError, match="exists and holds no prepared corpus"):
         prepare(config, progress=False)
     assert first.licence == "CC0-1.0" and first.duplicates == 0
-    assert asdict(first)["settings"]["source"] == f"files:{jsonl}"
+    assert first.to_dict()["settings"]["source"] == f"files:{jsonl}"
 
 
 def test_content_is_identified_by_one_hash(config: CorpusConfig, tmp_path: Path, manifest: Manifest) -> None:
@@ -144,6 +144,12 @@ def test_killed_in_the_middle_it_leaves_nothing_that_looks_finished(
         Manifest.load(config.dir)
     assert prepare(config, progress=False).corpus_hash == manifest.corpus_hash
     assert sorted(path.name for path in tmp_path.iterdir()) == [".corpus.lock", "corpus"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(config: CorpusConfig, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"preparing dir=.*file/corpus failed"):
+        prepare(replace(config, dir=str(tmp_path / "file" / "corpus")), progress=False)
 
 
 @pytest.mark.slow

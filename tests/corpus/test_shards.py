@@ -134,6 +134,39 @@ def test_what_cannot_resume_exactly_is_refused(corpus: Path) -> None:
         TokenLoader(loader.dataset, batch_size=1, num_workers=1, persistent_workers=True)
 
 
+def test_two_ranks_resumed_as_one_see_each_block_once(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight sequences a step: four on each of two ranks, or eight on one, two at a time."""
+
+    def loader(ranks: int, rank: int) -> TokenLoader:
+        monkeypatch.setenv("WORLD_SIZE", str(ranks))
+        monkeypatch.setenv("GLOBAL_RANK", str(rank))
+        dataset = open_split(corpus, "train", seq_len=SEQ, seed=1, shuffle=True, unit=8 // ranks)
+        return TokenLoader(dataset, batch_size=2, drop_last=True)
+
+    whole = [block for rank in range(2) for block in torch.cat(list(loader(2, rank))).tolist()]
+    assert len(whole) == len(_blocks(corpus)) // 8 * 8
+    seen: list[list[int]] = []
+    for rank in range(2):
+        before = loader(2, rank)
+        seen += torch.cat(_take(before, 6)).tolist()
+        state = before.state_dict()
+    after = loader(1, 0)
+    after.load_state_dict(state)
+    seen += torch.cat(list(after)).tolist()
+    assert sorted(seen) == sorted(whole)
+    assert len(torch.cat(list(after))) == len(whole)  # the next epoch is whole again
+
+
+def test_accumulation_does_not_change_the_data(corpus: Path) -> None:
+    streams = []
+    for batch in (2, 8):
+        dataset = open_split(corpus, "train", seq_len=SEQ, seed=1, shuffle=True, unit=8)
+        loader = TokenLoader(dataset, batch_size=batch, drop_last=True)
+        assert len(loader) * batch % 8 == 0
+        streams.append(torch.cat([*loader, *loader]))
+    assert torch.equal(*streams)
+
+
 def test_reading_writes_nothing_and_says_nothing(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

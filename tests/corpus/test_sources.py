@@ -56,6 +56,14 @@ def test_several_files_come_once_and_in_order(tmp_path: Path) -> None:
     assert _texts(spec) == ["c", "a", "b"]
 
 
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, module in [("a.parquet", "pyarrow"), ("a.jsonl.zst", "zstandard")]:
+        (tmp_path / name).write_text("x")
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ValueError, match=rf"{name}: reading it needs {module} .*lightning_sv\[text\]"):
+            _texts(f"files:{tmp_path / name}")
+
+
 def test_empty_texts_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("")
     (tmp_path / "b.jsonl").write_text('{"text": ""}\n\n{"text": "x"}\n')

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiktoken
+import tiktoken_ext.openai_public
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,6 +103,18 @@ def test_gpt2_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiktoken, "get_encoding", offline)
     with pytest.raises(ValueError, match=r"without a network, set tokenizer to the path of a gpt2\.tiktoken"):
         open_tokenizer("gpt2")
+
+
+@pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="needs GPT-2's files in tiktoken's cache")
+def test_gpt2_is_gpt2() -> None:
+    tokenizer = open_tokenizer("gpt2")
+    assert (tokenizer.sha256, tokenizer.vocab_size) == (module.GPT2_RANKS_SHA256, 50_257)
+    assert tokenizer.encode("Hello world") == [15496, 995]
+
+
+def test_gpt2_pattern_and_hash_are_whole() -> None:
+    assert tiktoken_ext.openai_public.r50k_pat_str == module._GPT2_PATTERN
+    assert len(bytes.fromhex(module.GPT2_RANKS_SHA256)) == 32
 
 
 def test_gpt2_downloaded_equals_the_file(ranks_allowed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

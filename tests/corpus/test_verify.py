@@ -105,6 +105,7 @@ MANIFESTS: list[tuple[str, Callable[[Path], object], str]] = [
         r"is incomplete \(KeyError\('eot'\)\)",
     ),
     ("malformed", lambda p: _edit(p, lambda d: d.update(splits=[])), r"is incomplete"),
+    ("no number", lambda p: _edit(p, lambda d: d.update(vocab_size="9")), r"vocab_size is '9'"),
     (
         "escaping shard",
         lambda p: _edit(p, lambda d: d["splits"]["val"]["shards"][0].update(file="../secret")),

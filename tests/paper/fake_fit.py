@@ -15,9 +15,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 
-def write_scalars(
-    directory: Path, tag: str, points: list[tuple[int, float]], wall_time: float
-) -> None:
+def write_scalars(directory: Path, tag: str, points: list[tuple[int, float]], wall_time: float) -> None:
     """Add ``points`` (tokens, value) of one tag to a new event file of ``directory``."""
     writer = EventFileWriter(str(directory), filename_suffix=f".{wall_time:.0f}")
     for tokens, value in points:

@@ -18,14 +18,10 @@ FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
 LLAMA, UNIFIED = Arm("llama", "llama"), Arm("unified", "unified")
 
 
-def run(
-    out: Path, *args: str, seeds: int = 3, a: Arm = LLAMA, b: Arm = UNIFIED
-) -> tuple[Comparison, str]:
+def run(out: Path, *args: str, seeds: int = 3, a: Arm = LLAMA, b: Arm = UNIFIED) -> tuple[Comparison, str]:
     """The comparison and what it said while running."""
     said = Console(file=io.StringIO(), width=200)
-    found = compare(
-        a, b, seeds=range(seeds), args=args, out=out, jobs=2, console=said, launcher=FAKE
-    )
+    found = compare(a, b, seeds=range(seeds), args=args, out=out, jobs=2, console=said, launcher=FAKE)
     return found, said.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -41,8 +37,7 @@ def test_figures_equal_the_hand_computation(three: Comparison) -> None:
     """mean -0.03, se 0.01 / sqrt(3), t(0.975, 2) = 4.3027: interval -0.0548 to -0.0052."""
     assert three.difference.mean == pytest.approx(-0.03, abs=1e-6)
     assert three.sentence() == (
-        "unified is lower than llama by 0.030 nats per token "
-        "(95% interval 0.005 to 0.055, 3 pairs)."
+        "unified is lower than llama by 0.030 nats per token (95% interval 0.005 to 0.055, 3 pairs)."
     )
     figures = json.loads((three.out / "comparison.json").read_text())
     assert figures["difference"]["verdict"] == "B lower"
@@ -96,9 +91,7 @@ def test_interval_that_covers_zero(tmp_path: Path) -> None:
         "Not resolved: the 95% interval of unified - llama, -0.196 to +0.186 nats per token, "
         "covers zero; 2 pairs could show a difference of about 0.191."
     )
-    assert found.tokens_sentence() == (
-        "unified reaches llama's final loss in 1 of 2 pairs: no token factor."
-    )
+    assert found.tokens_sentence() == ("unified reaches llama's final loss in 1 of 2 pairs: no token factor.")
 
 
 def test_failed_run_shows_its_log_and_can_be_repeated(tmp_path: Path) -> None:
@@ -118,9 +111,7 @@ def test_runs_that_cannot_be_compared(tmp_path: Path) -> None:
         run(tmp_path / "corpus", seeds=1, b=other)
     faster = Arm("unified", "unified", ("--optim.lr", "0.1"))
     found, _ = run(tmp_path / "config", "--hidden.key", "differs", seeds=1, b=faster)
-    assert found.warnings == (
-        "The configs differ in hidden.key: llama against unified (a-seed0, b-seed0).",
-    )
+    assert found.warnings == ("The configs differ in hidden.key: llama against unified (a-seed0, b-seed0).",)
     assert [d.key for d in found.differences if d.expected] == ["model.scale", "optim.lr"]
 
 

@@ -77,9 +77,7 @@ def test_comparison_says_what_it_shows(
         draw.draw_comparison(runs_a, [], tmp_path / "c.png")
 
 
-def test_a_run_with_and_without_branch_norms(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_with_and_without_branch_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two panels with branch norms, whose title gives their growth; one panel without."""
     figures = []
     save = draw._save
