@@ -6,6 +6,7 @@ Colours are Okabe and Ito's, which stay apart for colour-blind readers; ``llama`
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -88,20 +89,25 @@ def draw_comparison(
     curves = [[run.curve(VAL_LOSS) for run in runs] for runs in (runs_a, runs_b)]
     pair = paired_curve(curves[0], curves[1], confidence)
 
+    # long labels stay in the legend, where there is room: elsewhere the arms are A and B
+    short, prefix = (a, b), ("", "")
+    if max(len(a), len(b)) > 14:
+        short, prefix = ("A", "B"), ("A: ", "B: ")
     figure = _figure()
     left, right = figure.subplots(1, 2)
-    for label, colour, style, arm in zip((a, b), colours((a, b)), ("-", "--"), curves, strict=True):
+    shown = zip((prefix[0] + a, prefix[1] + b), colours((a, b)), ("-", "--"), curves, strict=True)
+    for label, colour, style, arm in shown:
         for curve in arm if len(arm) > 1 else []:
             left.plot(*curve, color=colour, linewidth=0.7, alpha=0.45)
         tokens, values = on_common_tokens(arm)
-        name = f"{label}, mean of {len(arm)} seeds" if len(arm) > 1 else f"{label}, one seed"
-        left.plot(tokens, values.mean(axis=0), style, color=colour, linewidth=2, label=name)
+        left.plot(tokens, values.mean(axis=0), style, color=colour, linewidth=2, label=label)
     _limits(left, [curve for arm in curves for curve in arm], from_share=0.2)
     left.set_ylabel("validation loss, nats per token")
-    left.set_title(f"Which ends lower, {a} or {b}?")
-    left.legend(frameon=False, loc="upper right")
+    left.set_title("Which ends lower?")
+    seeds = f"mean of {len(runs_a)} seeds" if len(runs_a) > 1 else "one seed"
+    left.legend(frameon=False, loc="upper right", title=seeds, alignment="left")
 
-    _draw_difference(right, pair, a, b, len(runs_a), confidence)
+    _draw_difference(right, pair, *short, len(runs_a), confidence)
     _save(figure, path)
 
 
@@ -124,7 +130,11 @@ def _draw_difference(axes: Axes, pair: PairedCurve, a: str, b: str, n: int, conf
     axes.set_title(f"How far apart? {answer}")
     _limits(axes, curves, from_share=0.2, include=0.0)
     axes.set_ylabel(f"{b} - {a}, nats per token")
-    axes.text(0.985, 0.03, band, transform=axes.transAxes, ha="right", va="bottom", color=GREY, fontsize=9)
+    # the note goes where the line does not end
+    below, above = axes.get_ylim()
+    place = (0.97, "top") if end < (below + above) / 2 else (0.03, "bottom")
+    where: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "va": place[1]}
+    axes.text(0.985, place[0], band, color=GREY, fontsize=9, **where)
 
 
 def draw_run(run: Run, path: str | Path) -> None:
@@ -168,7 +178,7 @@ def _draw_losses(axes: Axes, run: Run) -> None:
         val = run.curve(VAL_LOSS)
         axes.plot(*val, "o-", color=VERMILLION, linewidth=1.8, markersize=3, label="validation")
         shown.append(val)
-        title += f" {run.val_loss:.3f} after {human_tokens(run.tokens)} tokens"
+        title += f" {run.val_loss:.3f} at {human_tokens(run.tokens)} tokens"
     _limits(axes, shown, from_share=0.05)
     axes.set_ylabel("loss, nats per token")
     axes.set_title(title)
@@ -176,27 +186,28 @@ def _draw_losses(axes: Axes, run: Run) -> None:
 
 
 def _draw_branches(axes: Axes, branches: dict[str, Curve]) -> None:
-    ends, shown = [], []
+    shown = []
     for name, curve in branches.items():
         symbol, colour, style = _PROJECTIONS[name]
         growth = curve.values / curve.values[0]
-        axes.plot(curve.tokens, growth, style, color=colour, linewidth=2, label=symbol)
-        ends.append(f"{symbol} x{growth[-1]:.2f}")
+        label = f"{symbol}, x {growth[-1]:.2f} at the end"
+        axes.plot(curve.tokens, growth, style, color=colour, linewidth=2, label=label)
         shown.append(Curve(curve.tokens, growth))
     axes.axhline(1, color=GREY, linewidth=1)
     _limits(axes, shown, from_share=0.0, include=1.0)
     axes.set_ylabel("norm of the branch / its start")
-    axes.set_title(f"Do Q, K, V grow together? {', '.join(ends)}")
-    axes.legend(frameon=False, loc="best")
+    axes.set_title("Do Q, K and V grow together?")
+    axes.legend(loc="best", edgecolor="none", framealpha=0.9)
 
 
 def _running_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
-    """Mean over the last ``width`` values that are finite, fewer at the start."""
+    """Mean over the ``width`` values around each that are finite, fewer at the ends."""
     finite = np.isfinite(values)
     sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
     counts = np.concatenate([[0], np.cumsum(finite)])
-    stop = np.arange(1, len(values) + 1)
-    start = np.maximum(0, stop - width)
+    # centred: a trailing mean would lag behind the falling loss and look worse than it
+    at = np.arange(len(values))
+    start, stop = np.maximum(0, at - width // 2), np.minimum(len(values), at + (width + 1) // 2)
     number = counts[stop] - counts[start]
     mean: NDArray[np.float64] = np.where(number > 0, (sums[stop] - sums[start]) / np.maximum(number, 1), np.nan)
     return mean
@@ -229,7 +240,7 @@ def _save(figure: Figure, path: str | Path) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
         axes.xaxis.set_major_formatter(FuncFormatter(_tick_words(axes.get_xlim()[1])))
         axes.set_xlabel("training tokens")
-        axes.title.set_fontsize(11)
-        axes.title.set_fontweight("bold")
+        axes.set_title(axes.get_title(), loc="left", fontsize=11, fontweight="bold")
+        axes.set_title("")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

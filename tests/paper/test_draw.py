@@ -69,7 +69,7 @@ def test_comparison_says_what_it_shows(
     draw.draw_comparison(runs_a, runs_b, tmp_path / "deep" / "c.png")
     assert imread(tmp_path / "deep" / "c.png").shape[:2] == (600, 1500)
     left, right = figures[0].axes
-    words = right.get_title() + " " + " ".join(text.get_text() for text in right.texts)
+    words = right.get_title(loc="left") + " " + " ".join(text.get_text() for text in right.texts)
     assert answer in words
     assert left.get_ylim()[1] < 4.5 and right.get_ylim()[0] < 0 < right.get_ylim()[1]
     assert "0.5M" in [tick.get_text() for tick in left.get_xticklabels()]
@@ -85,9 +85,19 @@ def test_a_run_with_and_without_branch_norms(tmp_path: Path, monkeypatch: pytest
     run = synthetic("llama", 0, 0.0)
     draw.draw_run(run, tmp_path / "two.png")
     grown = 8.8 / run.curve("branch_norm/mean/q_proj/effective").values[0]
-    assert f"Q x{grown:.2f}" in figures[0].axes[1].get_title()
-    assert "after 1.5M tokens" in figures[0].axes[0].get_title()
+    assert f"Q, x {grown:.2f} at the end" in figures[0].axes[1].get_legend_handles_labels()[1]
+    assert "at 1.5M tokens" in figures[0].axes[0].get_title(loc="left")
     draw.draw_run(synthetic("llama", 0, 0.0, branches=False), tmp_path / "one.png")
     assert len(figures[1].axes) == 1
     with pytest.raises(ValueError, match="no loss yet"):
         draw.draw_run(Run(Path("x"), "llama", {}, {}, {}), tmp_path / "none.png")
+
+
+def test_running_mean_is_centred_and_skips_what_diverged() -> None:
+    """Against numpy's convolution inside; a NaN does not spread."""
+    values = np.random.default_rng(0).normal(size=20)
+    inside = np.convolve(values, np.ones(5) / 5, mode="valid")
+    assert draw._running_mean(values, 5)[2:-2] == pytest.approx(inside)
+    assert draw._running_mean(values, 1) == pytest.approx(values)
+    values[7] = np.nan
+    assert np.isfinite(draw._running_mean(values, 5)).all()

@@ -1,0 +1,67 @@
+"""Ratios of times, measured interleaved: what a slow or busy machine does to one, it does to all."""
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rich.progress import Progress
+from scipy import stats
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Time of a candidate over the reference's: geometric mean of paired ratios, 95% interval."""
+
+    name: str
+    milliseconds: float  # median
+    ratio: float
+    low: float
+    high: float
+    pairs: int
+
+
+def measure(
+    steps: Mapping[str, Callable[[], None]], reference: str, *, rounds: int = 40, warmup: int = 3, seed: int = 0
+) -> list[Ratio]:
+    """Run every step once a round, in a new random order each round, and compare within rounds.
+
+    Args:
+        steps: name -> one step; it must wait for its own result.
+        reference: the name that the others are divided by.
+        rounds: number of pairs.
+        warmup: steps of each that are not counted.
+        seed: of the orders.
+    """
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    order, names = random.Random(seed), list(steps)
+    for step in steps.values():
+        for _ in range(warmup):
+            step()
+    with Progress(transient=True) as progress:
+        for _ in progress.track(range(rounds), description="interleaved rounds"):
+            order.shuffle(names)
+            for name in names:
+                began = time.perf_counter()
+                steps[name]()
+                times[name].append(time.perf_counter() - began)
+    out = []
+    for name in steps:
+        logs = [math.log(a / b) for a, b in zip(times[name], times[reference], strict=True)]
+        # A round that the machine interrupted says nothing about the code: 10% are trimmed at each end.
+        logs = sorted(logs)[len(logs) // 10 : len(logs) - len(logs) // 10]
+        mean, spread = statistics.mean(logs), statistics.stdev(logs) if name != reference else 0.0
+        half = stats.t.ppf(0.975, len(logs) - 1) * spread / math.sqrt(len(logs))
+        out.append(
+            Ratio(
+                name,
+                1e3 * statistics.median(times[name]),
+                math.exp(mean),
+                math.exp(mean - half),
+                math.exp(mean + half),
+                len(logs),
+            )
+        )
+    return out
