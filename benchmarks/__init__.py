@@ -1,0 +1,1 @@
+"""Timings of ours against the peers, side by side."""

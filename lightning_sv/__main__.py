@@ -176,9 +176,7 @@ def _refuse_equal(a: str, b: str, *, equal_args: bool, shared: list[str]) -> Non
         models = [parse_model([*shared, "--model.scale", scale]) for scale in (a, b)]
     meanings = [str(model.meaning) for model in models]
     if equal_args and meanings[0] == meanings[1]:
-        raise ValueError(
-            f"strategies {a!r} and {b!r} are the same model, {meanings[0]!r}; compare two that differ."
-        )
+        raise ValueError(f"strategies {a!r} and {b!r} are the same model, {meanings[0]!r}; compare two that differ.")
 
 
 def _generate(argv: list[str]) -> int:

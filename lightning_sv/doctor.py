@@ -12,8 +12,6 @@ from rich.table import Table
 def problems() -> list[str]:
     """Return one sentence for each thing that is wrong with the environment."""
     found = []
-    if sys.version_info < (3, 11):
-        found.append(f"Python {sys.version.split()[0]} is too old; use 3.11 or newer.")
     for text in metadata.requires("lightning_sv") or []:
         requirement = Requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):

@@ -62,9 +62,7 @@ class BranchNorms(L.Callback):
                 logger.experiment.add_custom_scalars(chart_layout(pl_module.net))
         self._write(trainer, pl_module)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write every n optimizer steps, and at the last."""
         if trainer.global_step % self.every == 0 or trainer.global_step >= trainer.max_steps:
             self._write(trainer, pl_module)
@@ -75,9 +73,7 @@ class BranchNorms(L.Callback):
         self._written = trainer.global_step
         norms = branch_norms(pl_module.net)
         values = torch.stack(list(norms.values())).tolist()  # one transfer from the device
-        write_scalars(
-            trainer, {f"branch_norm/{k}": v for k, v in zip(norms, values, strict=True)}
-        )
+        write_scalars(trainer, {f"branch_norm/{k}": v for k, v in zip(norms, values, strict=True)})
 
 
 def chart_layout(model: nn.Module) -> dict[str, dict[str, list[Any]]]:

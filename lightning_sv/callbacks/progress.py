@@ -50,14 +50,10 @@ class RunProgress(ProgressBar):
             console=console,
             expand=True,
         )
-        self._task = self._bar.add_task(
-            "fit", total=trainer.max_steps, completed=trainer.global_step, text=""
-        )
+        self._task = self._bar.add_task("fit", total=trainer.max_steps, completed=trainer.global_step, text="")
         self._bar.start()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Move the bar, or write a line."""
         step = trainer.global_step
         if not self._enabled or step == self._shown:

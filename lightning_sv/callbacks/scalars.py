@@ -40,9 +40,7 @@ class Scalars(L.Callback):
         self._flops = pl_module.flops_per_token(seq_len)
         self._peak = peak_flops(pl_module.device, trainer.precision) * trainer.world_size
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Accumulate the loss on the device; write every n optimizer steps."""
         # Lightning divides the loss by the number of micro-batches before backward.
         loss = outputs["loss"].detach() * trainer.accumulate_grad_batches

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import lightning as L
 import torch
@@ -16,9 +16,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     A full disk, a kill or a Ctrl-C while writing leaves the previous checkpoint untouched.
     """
 
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
-    ) -> None:
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         """Write `checkpoint` to `path`.
 
         Raises:
@@ -31,7 +29,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             with partial.open("wb") as file:
                 writer = _Writer(file)
-                torch.save(checkpoint, writer)
+                torch.save(checkpoint, cast(IO[bytes], writer))
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(final)

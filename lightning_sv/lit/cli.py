@@ -10,7 +10,6 @@ import lightning as L
 from jsonargparse import set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
-
 from rich.console import Console
 
 from lightning_sv.callbacks import BranchNorms, RunProgress, Scalars

@@ -105,7 +105,8 @@ class ShardDataModule(L.LightningDataModule):
         """Derive what depends on the number of devices: accumulation and when to validate."""
         trainer = self.trainer
         assert trainer is not None
-        self.check(trainer.lightning_module.config.vocab_size)
+        module: Any = trainer.lightning_module
+        self.check(module.config.vocab_size)
         self._micro, self._accumulate = self.micro_batches(trainer.world_size)
         if stage == "fit":
             every = math.ceil(trainer.max_steps / self.validations)
@@ -138,6 +139,6 @@ class ShardDataModule(L.LightningDataModule):
         dataset = self._open("val", shuffle=False)
         n = len(dataset)
         k = min(self.val_sequences or n, n)
-        subset = Subset(dataset, [i * n // k for i in range(k)])
+        subset: Subset[Any] = Subset(dataset, [i * n // k for i in range(k)])
         # Evaluation keeps no graph, so small micro-batches can be put together.
         return DataLoader(subset, batch_size=max(self._micro, min(32, k)))

@@ -69,9 +69,7 @@ class PretrainModule(L.LightningModule):
         self.schedule = schedule
         self.tokens_per_param = tokens_per_param
         self.mask_documents, self.compile_backbone, self.seed = mask_documents, compile, seed
-        self.lr = self.optim.lr or tuned_lr(
-            backbone.name, self.optim.name, self.schedule.name, self.strategy
-        )
+        self.lr = self.optim.lr or tuned_lr(backbone.name, self.optim.name, self.schedule.name, self.strategy)
         # Before any data is touched: the strategy fits the sizes, and the number of parameters.
         meta = meta_backbone(backbone, self.strategy, self.scale_options)
         self.n_params = sum(p.numel() for p in meta.parameters())
@@ -186,14 +184,10 @@ def load_backbone(path: str) -> Backbone:
     if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:
         raise ValueError(f"{path} was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
     made = checkpoint[CHECKPOINT_KEY]
-    model = Backbone(
-        BackboneConfig(**made["backbone"]), made["scale"], ScaleOptions(**made["scale_options"])
-    )
+    model = Backbone(BackboneConfig(**made["backbone"]), made["scale"], ScaleOptions(**made["scale_options"]))
     prefix = "backbone."
     weights = {
-        name.removeprefix(prefix): value
-        for name, value in checkpoint["state_dict"].items()
-        if name.startswith(prefix)
+        name.removeprefix(prefix): value for name, value in checkpoint["state_dict"].items() if name.startswith(prefix)
     }
     model.load_state_dict(weights)
     return model

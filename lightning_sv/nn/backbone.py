@@ -75,9 +75,7 @@ class Backbone(nn.Module):
                 document. None lets it cross document ends.
         """
         x = self.embed(tokens)  # B T D
-        rope = rope_tables(
-            tokens.shape[1], self.config.head_width, self.config.rope_theta, tokens.device
-        )
+        rope = rope_tables(tokens.shape[1], self.config.head_width, self.config.rope_theta, tokens.device)
         mask = None
         if documents is not None:
             same = documents.unsqueeze(-1) == documents.unsqueeze(-2)  # B T T

@@ -36,7 +36,7 @@ class ScheduleConfig:
 
 
 def cosine(progress: float, final_ratio: float) -> float:
-    """final + (1 - final) (1 + cos(pi p)) / 2 for p in [0, 1]."""
+    """Final + (1 - final) (1 + cos(pi p)) / 2 for p in [0, 1]."""
     return final_ratio + (1 - final_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
 
 

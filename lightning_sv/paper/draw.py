@@ -123,7 +123,8 @@ def _draw_difference(axes: Axes, pair: PairedCurve, a: str, b: str, n: int, conf
     else:
         band = "one pair: no interval, no verdict"
     if n > 1 and low * high <= 0:
-        answer = "Not resolved: the band covers zero"
+        answer = "Not resolved"
+        band += ", covers zero at the end"
     else:
         digits = 3 if abs(end) >= 5e-3 else 4
         answer = f"{b} ends {abs(end):.{digits}f} {'lower' if end < 0 else 'higher'}"

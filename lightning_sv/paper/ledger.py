@@ -25,9 +25,7 @@ class PaperFigure:
 
 PAPER_FIGURES: tuple[PaperFigure, ...] = (
     PaperFigure("llama-0.12b", "llama", "size (Table 3; Section 4.4)", "0.11974B", "total"),
-    PaperFigure(
-        "llama-0.12b-large", "llama", "size (Section 4.4)", "0.11985B", "total", "d_ff + 8"
-    ),
+    PaperFigure("llama-0.12b-large", "llama", "size (Section 4.4)", "0.11985B", "total", "d_ff + 8"),
     PaperFigure(
         "llama-0.12b",
         "hg+dnp+or+iwd",
@@ -148,9 +146,7 @@ class Ledger:
             console.print(f"paper, {figure.what}: {figure.printed}; here {shown}{comment}.")
 
 
-def ledger(
-    config: BackboneConfig, scale: str | ScaleStrategy, options: ScaleOptions | None = None
-) -> Ledger:
+def ledger(config: BackboneConfig, scale: str | ScaleStrategy, options: ScaleOptions | None = None) -> Ledger:
     """Count the parameters of a model on the meta device, in a fraction of a second.
 
     Raises:

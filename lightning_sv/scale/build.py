@@ -32,9 +32,7 @@ class ScaleOptions:
     def __post_init__(self) -> None:
         for site, token in self.placement_at.items():
             if token not in PLACEMENTS:
-                raise ValueError(
-                    f"scale_options.placement_at.{site} is {token!r}; known: {' '.join(PLACEMENTS)}"
-                )
+                raise ValueError(f"scale_options.placement_at.{site} is {token!r}; known: {' '.join(PLACEMENTS)}")
         for key, role in self.role_at.items():
             if role not in ROLES or key.rpartition(".")[2] not in ("scale_in", "scale_out", "scale"):
                 raise ValueError(
@@ -95,9 +93,7 @@ class ScaleBuilder:
             norm_width = branch.norm_width if row.norm_out else None
             scale_in = self._vector(name, "scale_in", d_in, "input") if own_in and row.scale_in else None
             scale_out = (
-                self._vector(name, "scale_out", branch.d_out, "output")
-                if row.scale_out and not one_out
-                else None
+                self._vector(name, "scale_out", branch.d_out, "output") if row.scale_out and not one_out else None
             )
             if self.options.freeze_input_beta and row.norm_out and scale_in is not None:
                 _freeze_beta(scale_in)

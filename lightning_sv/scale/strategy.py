@@ -126,8 +126,7 @@ class ScaleStrategy:
             axis = _axis_of(token, text)
             if axis in chosen:
                 raise ValueError(
-                    f"scale strategy {text!r} names {axis} twice, {chosen[axis]!r} and {token!r}; "
-                    "keep one of them."
+                    f"scale strategy {text!r} names {axis} twice, {chosen[axis]!r} and {token!r}; keep one of them."
                 )
             chosen[axis] = token
         return cls(**chosen)

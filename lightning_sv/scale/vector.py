@@ -98,9 +98,7 @@ class OriginalSpaceScale(ScaleVector):
         """Set alpha = gamma and beta = ||gamma|| / sqrt(d); a zero vector has no direction."""
         rms = gamma.square().mean(-1, keepdim=True).sqrt()
         if (rms == 0).any():
-            raise ValueError(
-                "'or' cannot represent a zero scale vector: it has no direction; convert to 'direct'."
-            )
+            raise ValueError("'or' cannot represent a zero scale vector: it has no direction; convert to 'direct'.")
         self.alpha.copy_(gamma)
         self.beta.copy_(rms)
 

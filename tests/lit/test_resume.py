@@ -1,6 +1,5 @@
 """A run killed at step k and resumed is the run that was never stopped, bit for bit."""
 
-import os
 import resource
 import shutil
 import signal
@@ -115,4 +114,4 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         io.save_checkpoint({"step": 2, "bad": Unwritable()}, path)
     assert torch.load(path, weights_only=True) == {"step": 1}
-    assert os.listdir(tmp_path) == ["last.ckpt"]
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]

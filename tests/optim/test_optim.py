@@ -1,9 +1,9 @@
 """Groups partition the parameters by role; the schedule is the paper's."""
 
+import itertools
 import math
 
 import pytest
-import torch
 from torch import nn
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
@@ -22,7 +22,7 @@ def test_groups_partition_by_role_and_decay(text: str, config: BackboneConfig) -
     for group in groups:
         for member in group.members:
             if group.role == "matrix":
-                assert member.parameter.ndim == 2 and "_proj" in member.name or "lm_head" in member.name
+                assert (member.parameter.ndim == 2 and "_proj" in member.name) or "lm_head" in member.name
             elif group.role in ("input", "output"):
                 side = "output" if "scale_out" in member.name else "input"
                 assert (group.role, group.decays) == (side, side in strategy.decayed_roles)
@@ -51,9 +51,9 @@ def test_cosine_schedule(total: int) -> None:
     warmup = round(0.1 * total)
     assert max(factors) == factors[warmup] == 1.0
     assert factors[-1] == pytest.approx(0.05)
-    steps = [b - a for a, b in zip(factors[:warmup], factors[1:warmup], strict=False)]
+    steps = [b - a for a, b in itertools.pairwise(factors[:warmup])]
     assert all(step == pytest.approx(1 / (warmup + 1)) for step in steps)
-    assert all(a >= b for a, b in zip(factors[warmup:], factors[warmup + 1 :], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(factors[warmup:]))
     middle = warmup + (total - 1 - warmup) / 2
     if middle == int(middle):
         assert factors[int(middle)] == pytest.approx(0.525)

@@ -1,0 +1,119 @@
+"""The house: floors, sizes of files, configs and the README's commands."""
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_sv.__main__ import COMMANDS, main
+from lightning_sv.optim.tuned import TUNED_LR
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "lightning_sv"
+#: floor of each package; imports run down only, and never sideways
+FLOORS = {
+    "scale": 0, "corpus": 0, "nn": 1, "optim": 1, "callbacks": 2, "interop": 2, "lit": 3, "paper": 4,
+    "__main__": 5, "doctor": 5, "__init__": 5,
+}  # fmt: skip
+KNOW_LIGHTNING = {"lit", "callbacks"}
+MODELS = sorted((ROOT / "conf/model").glob("*.yaml"))
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_run_down(path: Path) -> None:
+    home = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    for name in imports(path):
+        if name.startswith("lightning_sv."):
+            other = name.split(".")[1]
+            allowed = other == home or FLOORS[other] < FLOORS[home]
+            assert allowed, f"{path.relative_to(ROOT)} imports {name} from its own floor or above"
+        if name.split(".")[0] == "lightning":
+            assert home in KNOW_LIGHTNING, f"{path.relative_to(ROOT)} knows Lightning"
+    assert path.read_text().count("\n") <= 250
+    assert path.name != "utils.py"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "conf").rglob("*.yaml")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_config_parses_in_a_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layers = {
+        noun: next((ROOT / "conf" / noun).glob("*.yaml")) for noun in ("optim", "schedule", "trainer", "data", "model")
+    }
+    layers["model"] = ROOT / "conf/model/llama-0.12b.yaml"
+    layers[path.parent.name] = path
+    args = [word for layer in (ROOT / "conf/base.yaml", *layers.values()) for word in ("--config", str(layer))]
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", *args, "--print_config"])
+    assert stop.value.code == 0
+    resolved = yaml.safe_load(capsys.readouterr().out)
+    own = yaml.safe_load(path.read_text())
+
+    def contains(big: object, small: object) -> bool:
+        if isinstance(small, dict):
+            return isinstance(big, dict) and all(contains(big[key], value) for key, value in small.items())
+        return big == small
+
+    assert contains(resolved, own)
+
+
+@pytest.mark.parametrize("path", MODELS, ids=lambda p: p.stem)
+def test_every_model_has_a_tuned_learning_rate_and_a_ledger(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = yaml.safe_load(path.read_text())["model"]["backbone"]["name"]
+    assert name == path.stem and (name, "adamw", "cos", "*") in TUNED_LR
+    assert main(["params", "--config", str(path), "--model.scale", "unified"]) == 0
+    out = capsys.readouterr().out
+    assert "input scale" in out and "output scale" in out
+
+
+def readme_commands() -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.partition("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("command", readme_commands())
+def test_every_command_of_the_readme_exists(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = shlex.split(command)
+    if words[0] == "make":
+        targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        variables = set(re.findall(r"^([A-Z_]+) \??=", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        for word in words[1:]:
+            name, is_variable, _ = word.partition("=")
+            assert name in (variables if is_variable else targets), command
+        return
+    if words[0] in ("git", "cd", "torchrun", "pip"):
+        return
+    assert words[0] == "lightning-sv", command
+    name, *rest = words[1:]
+    assert name in COMMANDS
+    if name == "params":
+        rest = [str(ROOT / word) if word.startswith("conf/") else word for word in rest]
+        assert main([name, *rest]) == 0
+    else:  # the flags are known to the command's help
+        with pytest.raises(SystemExit):
+            main([name, "--help"])
+        text = capsys.readouterr().out
+        for word in rest:
+            if word.startswith("--"):
+                assert word.split("=")[0] in text, f"{word} is not in `{name} --help`"
+
+
+def test_help_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert main(["--version"]) == 0
+    assert main([]) == 2
+    assert main(["trian"]) == 2
+    assert "known: fit validate" in capsys.readouterr().err
