@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.scale.fold import scaled_product
+from lightning_sv.scale.fold import effective_weight, scaled_product
 from lightning_sv.scale.norm import RMSNorm, normalize
 from lightning_sv.scale.vector import ScaleVector
 
@@ -56,16 +56,13 @@ class ScaledLinear(nn.Module):
                 branch's own.
         """
         gamma_in = None if self.scale_in is None else self.scale_in()
-        y = scaled_product(xhat, self.weight, gamma_in)
         if self.scale_out is not None:
             gamma_out = self.scale_out()
-        if self.norm_width is not None:
-            groups = (self.d_out // self.norm_width, self.norm_width)
-            gamma = None if gamma_out is None else gamma_out.view(groups)
-            y = normalize(y.unflatten(-1, groups), self.eps, gamma).flatten(-2)
-        elif gamma_out is not None:
-            y = y * gamma_out.to(y.dtype)
-        return y
+        if self.norm_width is None:
+            return scaled_product(xhat, self.weight, gamma_in, gamma_out)
+        groups = (self.d_out // self.norm_width, self.norm_width)
+        y = scaled_product(xhat, self.weight, gamma_in).unflatten(-1, groups)
+        return normalize(y, self.eps, None if gamma_out is None else gamma_out.view(groups)).flatten(-2)
 
     def extra_repr(self) -> str:
         """Show the widths in the printed module."""
@@ -123,12 +120,8 @@ class BranchGroup(nn.Module):
 
         Under `dnp` the normalization between W and gamma_out depends on the data and is left out.
         """
-        gamma_in, gamma_out = self.gammas(name)
         branch: ScaledLinear = getattr(self, name)
-        weight: Tensor = branch.weight
-        if gamma_in is not None:
-            weight = weight * gamma_in
-        return weight if gamma_out is None else gamma_out.unsqueeze(-1) * weight
+        return effective_weight(branch.weight, *self.gammas(name))
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """(B, T, d_in) -> one (B, T, d_out) per branch."""

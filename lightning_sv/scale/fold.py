@@ -1,7 +1,7 @@
-"""The product W (gamma * xhat), folded: (W diag(gamma)) xhat.
+"""The product gamma_out * (W (gamma_in * xhat)), folded: (diag(gamma_out) W diag(gamma_in)) xhat.
 
 Folding costs O(d_out d_in) whatever the number of tokens, where scaling the activations costs
-O(tokens d_in) and keeps a scaled copy of them per branch. Both give the same derivatives.
+O(tokens (d_in + d_out)) and keeps scaled copies of them per branch. Both give the same derivatives.
 """
 
 from typing import Any
@@ -11,46 +11,64 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def scaled_product(xhat: Tensor, weight: Tensor, gamma: Tensor | None) -> Tensor:
-    """Return W (gamma * xhat).
+def scaled_product(
+    xhat: Tensor, weight: Tensor, gamma_in: Tensor | None = None, gamma_out: Tensor | None = None
+) -> Tensor:
+    """Return gamma_out * (W (gamma_in * xhat)).
 
     Args:
         xhat: (..., d_in).
         weight: (d_out, d_in).
-        gamma: (d_in,), or None for 1.
+        gamma_in: (d_in,), or None for 1.
+        gamma_out: (d_out,), or None for 1.
 
     Returns:
         (..., d_out), in the autocast dtype where autocast is on.
     """
-    if gamma is None:
+    if gamma_in is None and gamma_out is None:
         return F.linear(xhat, weight)
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         # The compiler fuses the fold with the cast and recomputes it in backward by itself.
-        return F.linear(xhat, (weight * gamma).to(weight.dtype))
-    folded: Tensor = _FoldedProduct.apply(xhat, weight, gamma)
+        return F.linear(xhat, effective_weight(weight, gamma_in, gamma_out).to(weight.dtype))
+    folded: Tensor = _FoldedProduct.apply(xhat, weight, gamma_in, gamma_out)
     return folded
 
 
+def effective_weight(weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None) -> Tensor:
+    """Return diag(gamma_out) W diag(gamma_in), (d_out, d_in); paper, Section 3.4."""
+    if gamma_in is not None:
+        weight = weight * gamma_in
+    return weight if gamma_out is None else weight * gamma_out.unsqueeze(-1)
+
+
 class _FoldedProduct(torch.autograd.Function):
-    """Saves (xhat, W, gamma) and folds again in backward, so that no folded copy of W lives on.
+    """Saves (xhat, W, gammas) and folds again in backward, so that no folded copy of W lives on.
 
     Twice differentiable: backward is made of differentiable operations on saved inputs.
     """
 
     @staticmethod
-    def forward(ctx: Any, xhat: Tensor, weight: Tensor, gamma: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, xhat: Tensor, weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None
+    ) -> Tensor:
         device = xhat.device.type
         autocast = torch.is_autocast_enabled(device)
         ctx.dtype = torch.get_autocast_dtype(device) if autocast else weight.dtype
-        ctx.save_for_backward(xhat, weight, gamma)
-        return F.linear(xhat.to(ctx.dtype), (weight * gamma).to(ctx.dtype))
+        ctx.save_for_backward(xhat, weight, gamma_in, gamma_out)
+        return F.linear(xhat.to(ctx.dtype), effective_weight(weight, gamma_in, gamma_out).to(ctx.dtype))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
-        xhat, weight, gamma = ctx.saved_tensors
-        folded = (weight * gamma).to(ctx.dtype)
+        xhat, weight, gamma_in, gamma_out = ctx.saved_tensors
+        folded = effective_weight(weight, gamma_in, gamma_out).to(ctx.dtype)
         grad_xhat = (grad @ folded).to(xhat.dtype)
         grad_folded = grad.flatten(0, -2).T @ xhat.to(ctx.dtype).flatten(0, -2)  # (d_out, d_in)
-        wide = grad_folded.to(weight.dtype)
-        return grad_xhat, wide * gamma, (wide * weight).sum(0)
+        grad_folded = grad_folded.to(weight.dtype)
+        half = grad_folded if gamma_out is None else grad_folded * gamma_out.unsqueeze(-1)
+        grad_in = None if gamma_in is None else (half * weight).sum(0)
+        grad_weight = half if gamma_in is None else half * gamma_in
+        grad_out = None
+        if gamma_out is not None:
+            grad_out = (grad_folded * effective_weight(weight, gamma_in, None)).sum(-1)
+        return grad_xhat, grad_weight, grad_in, grad_out

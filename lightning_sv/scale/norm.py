@@ -1,5 +1,7 @@
 """RMSNorm with an optional scale vector: RMSNorm(x; gamma) = gamma * Norm(x) (paper, eq. 1)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -16,13 +18,59 @@ def normalize(x: Tensor, eps: float, gamma: Tensor | None = None) -> Tensor:
     Args:
         x: (..., d).
         eps: added to the mean square.
-        gamma: any shape that broadcasts against x, or None.
+        gamma: the shape of x's last axes, or None.
     """
-    wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return _normalize(x, eps, gamma)  # the compiler fuses it
+    out: Tensor = _Normalize.apply(x, eps, gamma)
+    return out
+
+
+def _normalize(x: Tensor, eps: float, gamma: Tensor | None) -> Tensor:
+    wide = _wide(x)
     y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    if gamma is not None:
-        y = y * gamma
-    return y.to(x.dtype)
+    return (y if gamma is None else y * gamma).to(x.dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+class _Normalize(torch.autograd.Function):
+    """`_normalize` for eager mode: saves x and 1/rms, recomputes the rest, with few passes over memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float, gamma: Tensor | None) -> Tensor:
+        wide = _wide(x)
+        mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1])
+        rrms = mean_square.add_(eps).rsqrt_()
+        ctx.eps = eps
+        ctx.save_for_backward(x, rrms, gamma)
+        y = wide * rrms
+        return (y if gamma is None else y.mul_(gamma)).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
+        (grad,) = grads
+        x, rrms, gamma = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
+            inputs = [x] if gamma is None else [x, gamma]
+            with torch.enable_grad():
+                y = _normalize(x, ctx.eps, gamma)
+                found = torch.autograd.grad(y, inputs, grad, create_graph=True, allow_unused=True)
+            return found[0], None, found[1] if gamma is not None else None
+        # With xhat = x / rms and g = gamma * grad: dx = (g - xhat mean(g xhat)) / rms, dgamma = sum(grad xhat).
+        grad = grad.to(rrms.dtype)
+        xhat = _wide(x) * rrms
+        product = grad * xhat
+        if gamma is None:
+            grad_gamma, g = None, grad
+        else:
+            grad_gamma = product.flatten(0, -1 - gamma.ndim).sum(0) if x.ndim > gamma.ndim else product.clone()
+            g = grad * gamma
+            product = product.mul_(gamma)
+        grad_x = xhat.mul_(product.mean(-1, keepdim=True).neg_()).add_(g).mul_(rrms)
+        return grad_x.to(x.dtype), None, grad_gamma
 
 
 class RMSNorm(nn.Module):

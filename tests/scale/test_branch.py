@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_sv.scale import Branch, ScaleBuilder, ScaleOptions, ScaleStrategy
+from lightning_sv.scale import Branch, ScaleBuilder, ScaleOptions, ScaleStrategy, normalize
 from lightning_sv.scale.fold import scaled_product
 from tests.conftest import BUILDS, perturbed
 
@@ -45,20 +45,33 @@ def test_group_equals_the_naive_formula_with_gradients(text: str, share_out: boo
         torch.testing.assert_close(ours, theirs)
 
 
-def test_folded_product_has_first_and_second_derivatives() -> None:
-    make = lambda *shape: torch.randn(*shape, dtype=torch.float64, requires_grad=True)  # noqa: E731
-    inputs = (make(2, 3, D), make(OUT, D), make(D))
-    assert torch.autograd.gradcheck(scaled_product, inputs)
-    assert torch.autograd.gradgradcheck(scaled_product, inputs)
+def make(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("sides", [(D, None), (None, OUT), (D, OUT)])
+def test_folded_product_has_first_and_second_derivatives(sides: tuple[int | None, int | None]) -> None:
+    gammas = [None if d is None else make(d) for d in sides]
+    assert torch.autograd.gradcheck(scaled_product, (make(2, 3, D), make(OUT, D), *gammas))
+    assert torch.autograd.gradgradcheck(scaled_product, (make(2, 3, D), make(OUT, D), *gammas))
+
+
+@pytest.mark.parametrize("shape", [None, (D,), (3, D)])
+def test_norm_has_first_and_second_derivatives_and_equals_torchs(shape: tuple[int, ...] | None) -> None:
+    x, gamma = make(2, 3, D), None if shape is None else make(*shape)
+    assert torch.autograd.gradcheck(lambda x, g: normalize(x, 0.1, g), (x, gamma))
+    assert torch.autograd.gradgradcheck(lambda x, g: normalize(x, 0.1, g), (x, gamma))
+    theirs = F.rms_norm(x, (D,), None, 0.1)
+    torch.testing.assert_close(normalize(x, 0.1, gamma), theirs if gamma is None else theirs * gamma)
 
 
 def test_folded_product_keeps_no_folded_copy() -> None:
     """What autograd saves is x, W and gamma themselves: no storage but theirs."""
-    x, w, g = (torch.randn(*s, requires_grad=True) for s in ((64, D), (OUT, D), (D,)))
+    x, w, g, h = (torch.randn(*s, requires_grad=True) for s in ((64, D), (OUT, D), (D,), (OUT,)))
     saved: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
-        scaled_product(x, w, g)
-    known = {t.untyped_storage().data_ptr() for t in (x, w, g)}
+        scaled_product(x, w, g, h)
+    known = {t.untyped_storage().data_ptr() for t in (x, w, g, h)}
     assert saved and {t.untyped_storage().data_ptr() for t in saved} <= known
 
 
