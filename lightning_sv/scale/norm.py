@@ -59,17 +59,21 @@ class _Normalize(torch.autograd.Function):
                 y = _normalize(x, ctx.eps, gamma)
                 found = torch.autograd.grad(y, inputs, grad, create_graph=True, allow_unused=True)
             return found[0], None, found[1] if gamma is not None else None
-        # With xhat = x / rms and g = gamma * grad: dx = (g - xhat mean(g xhat)) / rms, dgamma = sum(grad xhat).
-        grad = grad.to(rrms.dtype)
-        xhat = _wide(x) * rrms
-        product = grad * xhat
+        # With r = 1/rms, xhat = r x and g = gamma * grad:
+        #   dx = r (g - xhat mean(g xhat)) = r g - r^3 x sum(g x) / d,   dgamma = sum over rows of grad xhat.
+        # Both sums are products with one buffer, which then takes dx.
+        wide, grad = _wide(x), grad.to(rrms.dtype)
+        buffer = grad * wide
         if gamma is None:
-            grad_gamma, g = None, grad
+            grad_gamma = None
+            dot = buffer.sum(-1, keepdim=True)
+            torch.mul(grad, rrms, out=buffer)
         else:
-            grad_gamma = product.flatten(0, -1 - gamma.ndim).sum(0) if x.ndim > gamma.ndim else product.clone()
-            g = grad * gamma
-            product = product.mul_(gamma)
-        grad_x = xhat.mul_(product.mean(-1, keepdim=True).neg_()).add_(g).mul_(rrms)
+            rows = buffer.reshape(-1, *gamma.shape)  # n, [groups,] d
+            grad_gamma = torch.einsum("n...d,n...d->...d", rows, rrms.reshape(len(rows), *gamma.shape[:-1], 1))
+            dot = torch.einsum("n...d,...d->n...", rows, gamma).reshape(rrms.shape)
+            torch.mul(grad, gamma, out=buffer).mul_(rrms)
+        grad_x = buffer.addcmul_(wide, rrms.pow(3).mul_(dot), value=-1 / x.shape[-1])
         return grad_x.to(x.dtype), None, grad_gamma
 
 
