@@ -87,10 +87,10 @@ class RunProgress(ProgressBar):
 
 def _text(trainer: L.Trainer) -> str:
     scalars = next((c for c in trainer.callbacks if isinstance(c, Scalars)), None)  # type: ignore[attr-defined]
-    lr = trainer.optimizers[0].param_groups[0]["lr"]
+    module: Any = trainer.lightning_module
     val = trainer.callback_metrics.get("val/loss")
     words = [] if scalars is None else [f"loss {scalars.last_loss:.3f}"]
     words += [] if val is None else [f"val {float(val):.3f}"]
-    words += [f"lr {lr:.1e}"]
+    words += [f"lr {module.step_lr:.1e}"]
     words += [] if scalars is None else [f"{scalars.tokens_per_s:,.0f} tok/s"]
     return "  ".join(words)

@@ -67,7 +67,7 @@ class Scalars(L.Callback):
             trainer,
             {
                 "train/loss": self.last_loss,
-                "lr": float(trainer.optimizers[0].param_groups[0]["lr"]),
+                "lr": pl_module.step_lr,
                 "grad_norm": float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm),
                 "throughput/tokens_per_s": self.tokens_per_s,
                 "throughput/mfu": self.tokens_per_s * self._flops / self._peak,

@@ -89,3 +89,10 @@ class LastCheckpoint(Checkpoint):
             assert self.path is not None, "the command line sets the path"
             self._saved = step
             trainer.save_checkpoint(self.path)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Say how to go on after a Ctrl-C or a failure."""
+        if trainer.is_global_zero and self.path is not None:
+            resume = f"--config {self.path.parent.parent / 'config.yaml'} --ckpt_path {self.path}"
+            hint = f"resume with: lightning-sv fit {resume}" if self.path.exists() else "no checkpoint was written yet"
+            print(f"stopped at step {trainer.global_step}; {hint}", flush=True)

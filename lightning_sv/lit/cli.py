@@ -48,7 +48,7 @@ class PretrainCLI(LightningCLI):
             ShardDataModule,
             args=args,
             parser_class=Parser,
-            parser_kwargs={"parser_mode": "omegaconf+"},
+            parser_kwargs={"prog": "lightning-sv", "parser_mode": "omegaconf+"},
             seed_everything_default=0,
             save_config_callback=SaveRunConfig,
             save_config_kwargs={"overwrite": True},
@@ -84,15 +84,20 @@ class PretrainCLI(LightningCLI):
         """Build the trainer of the run directory, with max_steps from the budget if not set."""
         model, data = self.model, self.datamodule
         assert isinstance(model, PretrainModule) and isinstance(data, ShardDataModule)
+        given = self._get(self.config_init, "trainer")
+        if str(given["precision"]) in ("bf16-true", "16-true"):
+            raise ValueError(
+                f"trainer.precision {given['precision']} would round scale vectors near 1 away (bf16 steps there are "
+                "0.4 to 0.8%); use bf16-mixed, which keeps float32 weights."
+            )
         kwargs["logger"] = False
         if self.subcommand == "fit":
-            if self._get(self.config, "trainer")["max_steps"] == -1:
+            if given["max_steps"] == -1:
                 kwargs["max_steps"] = model.steps_for_budget(data.tokens_per_step)
             self.run_dir = self._new_run_dir(model)
-            kwargs["plugins"] = [AtomicCheckpointIO()]
-            kwargs["logger"] = TensorBoardLogger(
-                self.run_dir.parent, name="", version=self.run_dir.name, default_hp_metric=False
-            )
+            kwargs["plugins"] = [AtomicCheckpointIO(), *_several(given["plugins"])]
+            ours = TensorBoardLogger(self.run_dir.parent, name="", version=self.run_dir.name, default_hp_metric=False)
+            kwargs["logger"] = [ours, *_several(given["logger"])]
             self._get(self.config_init, "checkpoint").path = self.run_dir / "checkpoints" / "last.ckpt"
         return super().instantiate_trainer(**kwargs)
 
@@ -115,12 +120,16 @@ class PretrainCLI(LightningCLI):
     def after_fit(self) -> None:
         """Write and show the summary of a run that reached its last step."""
         trainer = self.trainer
-        if not trainer.is_global_zero or trainer.global_step < trainer.max_steps:
+        complete = trainer.global_step >= trainer.max_steps and not trainer.fast_dev_run  # type: ignore[attr-defined]
+        if not trainer.is_global_zero or not complete:
             return
         summary = summarize(trainer, self.model, self.datamodule, time.perf_counter() - self._began)
         hparams = {key: summary[key] for key in ("model", "label", "seed", "lr", "parameters")}
         for logger in trainer.loggers:
-            logger.log_hyperparams(hparams, {"final/val_loss": summary["val_loss"]})
+            if isinstance(logger, TensorBoardLogger):
+                logger.log_hyperparams(hparams, {"final/val_loss": summary["val_loss"]})
+            else:
+                logger.log_hyperparams(hparams)
             logger.finalize("success")
         write_summary(self.run_dir, summary)
         self.summary = summary
@@ -151,6 +160,13 @@ class PretrainCLI(LightningCLI):
                 f"--ckpt_path {path / 'checkpoints' / 'last.ckpt'}."
             )
         return path
+
+
+def _several(value: Any) -> list[Any]:
+    """Read a Trainer argument that is nothing, a switch, one thing or a list of them."""
+    if value is None or isinstance(value, bool):
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def parse_model(args: list[str]) -> PretrainModule:

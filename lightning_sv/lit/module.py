@@ -78,6 +78,8 @@ class PretrainModule(L.LightningModule):
         self.val_nats = MeanMetric()
         #: norm of the last gradient before clipping, over all parameters
         self.grad_norm: Tensor | None = None
+        #: learning rate of the last step (the scheduler has moved on when callbacks see the optimizer)
+        self.step_lr = self.lr
 
     @property
     def label(self) -> str:
@@ -155,6 +157,7 @@ class PretrainModule(L.LightningModule):
         limit = float("inf") if gradient_clip_val is None else gradient_clip_val
         norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit, foreach=True)
         self.grad_norm = norm.detach()
+        self.step_lr = float(optimizer.param_groups[0]["lr"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store what rebuilds the backbone, as plain values that load with weights_only=True."""

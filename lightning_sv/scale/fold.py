@@ -48,9 +48,7 @@ class _FoldedProduct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, xhat: Tensor, weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, xhat: Tensor, weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None) -> Tensor:
         device = xhat.device.type
         autocast = torch.is_autocast_enabled(device)
         ctx.dtype = torch.get_autocast_dtype(device) if autocast else weight.dtype

@@ -98,6 +98,7 @@ def test_budget_bf16_compile_masks_and_validate(
         (["--model.backbone.name", "mine"], "set model.optim.lr"),
         (["--data.corpus.dir", "nowhere"], "nowhere"),
         (["--config", "nothing.yaml"], "nothing.yaml"),
+        (["--trainer.precision", "bf16-true"], "use bf16-mixed"),
     ],
 )
 def test_wrong_input_stops_before_the_first_step(
@@ -128,6 +129,20 @@ def test_interpolation_sees_overrides(run_args: list[str], tmp_path: Path) -> No
     args = ["--config", str(tmp_path / "more.yaml"), "--model.optim.lr", "0.007", "--run_dir", str(tmp_path / "i")]
     assert main(["fit", *run_args, *args, "--trainer.max_steps", "1"]) == 0
     assert read_run(tmp_path / "i").config["model"]["optim"]["weight_decay"] == 0.007
+
+
+def test_fast_dev_run_and_a_users_own_logger(run_args: list[str], tmp_path: Path) -> None:
+    assert main(["fit", *run_args, "--trainer.fast_dev_run", "true", "--run_dir", str(tmp_path / "dev")]) == 0
+    assert not (tmp_path / "dev" / "summary.json").exists()
+    csv = [
+        "--trainer.logger",
+        "lightning.pytorch.loggers.CSVLogger",
+        "--trainer.logger.save_dir",
+        str(tmp_path / "csv"),
+    ]
+    assert main(["fit", *run_args, *csv, "--run_dir", str(tmp_path / "both")]) == 0
+    assert "train/loss" in next((tmp_path / "csv").rglob("metrics.csv")).read_text()
+    assert read_run(tmp_path / "both").curve("train/loss").tokens[-1] == 12 * 128
 
 
 def test_a_directory_that_holds_a_run_is_refused(

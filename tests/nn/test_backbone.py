@@ -97,3 +97,20 @@ def test_loss_and_flops(config: BackboneConfig) -> None:
     ours = 16 * flops_per_token(model, config, 16)
     assert ours == pytest.approx(flops.get_total_flops(), rel=0.02)
     assert matmul * 6 * 16 < ours
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["llama", "unified"])
+def test_compiled_equals_eager_with_gradients(text: str, config: BackboneConfig) -> None:
+    tokens = torch.randint(0, config.vocab_size, (2, 16))
+    results = []
+    for compiled in (False, True):
+        model = Backbone(config, text)
+        if compiled:
+            model.compile(fullgraph=True)
+            assert all("_orig_mod" not in key for key in model.state_dict())
+        loss = next_token_loss(model(tokens), tokens.roll(-1, 1))
+        loss.backward()
+        results.append([loss.detach(), *(p.grad for p in model.parameters())])
+    for eager, fast in zip(*results, strict=True):
+        torch.testing.assert_close(fast, eager, rtol=2e-4, atol=1e-6)
