@@ -4,6 +4,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
 BIN := $(VENV)/bin
+PIP = $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile
 
 MODEL ?= mini
 SCALE ?= unified
@@ -34,19 +35,20 @@ help:  ## this list
 # torch first and alone: its build (CPU or CUDA) is the platform's choice. The rest without dependency
 # resolution, because litdata asks for torchvision, which it does not need and which breaks a CPU torch.
 $(VENV)/.run: requirements/lock.txt pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check $(TORCH) 'setuptools>=77' wheel
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/lock.txt
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	@echo 'installing into $(VENV) (about a minute)'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) $(TORCH) 'setuptools>=77' wheel
+	@$(PIP) --no-deps -r requirements/lock.txt
+	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run requirements/test.txt
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/test.txt
+	@$(PIP) --no-deps -r requirements/test.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test requirements/dev.txt
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/dev.txt
+	@$(PIP) --no-deps -r requirements/dev.txt
 	@touch $@
 
 install: $(VENV)/.run  ## the locked environment in .venv

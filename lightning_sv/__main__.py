@@ -7,6 +7,10 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lightning_sv.paper import Arm
 
 COMMANDS = {
     "fit": "train a model (LightningCLI: --config, any key, --print_config, --ckpt_path)",
@@ -76,7 +80,10 @@ def _fit(argv: list[str]) -> int:
         from lightning_sv.paper import draw_run, read_run
 
         draw_run(read_run(run.run_dir), run.run_dir / "run.png")
-        print_summary(Console(), run.summary, run.run_dir)
+        if run.json:
+            print(json.dumps({"run_dir": str(run.run_dir), **run.summary}, indent=2))
+        else:
+            print_summary(Console(), run.summary, run.run_dir)
     return 0
 
 
@@ -133,7 +140,6 @@ def _params(argv: list[str]) -> int:
 
 
 def _compare(argv: list[str]) -> int:
-    import shlex
     from argparse import ArgumentParser
 
     from rich.console import Console
@@ -156,9 +162,9 @@ def _compare(argv: list[str]) -> int:
     parser.add_argument("--jobs", type=int, help="Runs at a time; one a core, four at most, by default.")
     parser.add_argument("--json", action="store_true", help="Print the figures as JSON on stdout.")
     options, shared = parser.parse_known_args(argv)
-    a = Arm(options.a_label or options.a, options.a, tuple(shlex.split(options.a_args)))
-    b = Arm(options.b_label or options.b, options.b, tuple(shlex.split(options.b_args)))
-    _refuse_equal(a.scale, b.scale, equal_args=a.args == b.args, shared=[*shared, *a.args])
+    a = _arm(Arm, options.a, options.a_args, options.a_label)
+    b = _arm(Arm, options.b, options.b_args, options.b_label)
+    _refuse_equal(a, b, shared)
     result = compare(a, b, seeds=range(options.seeds), args=shared, out=options.out, jobs=options.jobs)
     if options.json:
         print(result.to_json())
@@ -167,16 +173,28 @@ def _compare(argv: list[str]) -> int:
     return 0
 
 
-def _refuse_equal(a: str, b: str, *, equal_args: bool, shared: list[str]) -> None:
-    """Refuse two strategies that are one model, before an hour is spent on them."""
+def _arm(kind: type["Arm"], scale: str, text: str, label: str | None) -> "Arm":
+    """Make an arm; its label is the strategy and what its own arguments change."""
+    import shlex
+
+    args = shlex.split(text)
+    words = " ".join(args).replace("=", " ").split()
+    changes = [f"{key.rpartition('.')[2]}={value}" for key, value in zip(words[::2], words[1::2], strict=False)]
+    return kind(label or ",".join([scale, *changes]), scale, tuple(args))
+
+
+def _refuse_equal(a: "Arm", b: "Arm", shared: list[str]) -> None:
+    """Refuse wrong arguments, and two strategies that are one model, before an hour is spent on them."""
     from lightning_sv.lit.cli import parse_model
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        models = [parse_model([*shared, "--model.scale", scale]) for scale in (a, b)]
+        models = [parse_model([*shared, *arm.args, "--model.scale", arm.scale]) for arm in (a, b)]
     meanings = [str(model.meaning) for model in models]
-    if equal_args and meanings[0] == meanings[1]:
-        raise ValueError(f"strategies {a!r} and {b!r} are the same model, {meanings[0]!r}; compare two that differ.")
+    if a.args == b.args and meanings[0] == meanings[1]:
+        raise ValueError(
+            f"strategies {a.scale!r} and {b.scale!r} are the same model, {meanings[0]!r}; compare two that differ."
+        )
 
 
 def _generate(argv: list[str]) -> int:

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from typing import Any
+from typing import Any, TextIO
 
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
@@ -22,6 +22,7 @@ class RunProgress(ProgressBar):
     def __init__(self, lines: int = 40):
         super().__init__()
         self.lines = max(1, lines)
+        self.stream: TextIO | None = None  # None: stdout as it is when the run starts
         self._enabled = True
         self._bar: Progress | None = None
         self._shown = -1
@@ -38,7 +39,7 @@ class RunProgress(ProgressBar):
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Open the bar."""
         self._began = (time.perf_counter(), trainer.global_step)
-        console = Console(file=sys.stdout)
+        console = Console(file=self.stream or sys.stdout)
         if not self._enabled or not console.is_terminal:
             return
         self._bar = Progress(
@@ -68,6 +69,7 @@ class RunProgress(ProgressBar):
             print(
                 f"step {step}/{trainer.max_steps}  tokens {tokens_seen(trainer):,}  {_text(trainer)}  "
                 f"left {left // 60}:{left % 60:02d}",
+                file=self.stream or sys.stdout,
                 flush=True,
             )
 

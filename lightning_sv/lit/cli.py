@@ -1,6 +1,8 @@
 """`lightning-sv fit` and `validate`: LightningCLI with this project's run directory and checks."""
 
+import json
 import logging
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -25,8 +27,10 @@ class SaveRunConfig(SaveConfigCallback):
     """Writes the resolved config to <run_dir>/config.yaml; a resumed run overwrites its own."""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Save once, when training starts."""
+        """Save once, when training starts, without what belongs to this start alone."""
         if stage == "fit":
+            self.config = self.config.clone()
+            self.config["run_dir"] = self.config["ckpt_path"] = None
             super().setup(trainer, pl_module, stage)
 
 
@@ -75,6 +79,9 @@ class PretrainCLI(LightningCLI):
             help="Directory of the run: config, events, checkpoints, summary. Null for "
             "runs/<model>/<strategy>-seed<seed>, with a number where that exists.",
         )
+        parser.add_argument(
+            "--json", type=bool, default=False, help="Print the final figures as JSON, the rest on stderr."
+        )
         parser.add_lightning_class_args(Scalars, "scalars")
         parser.add_lightning_class_args(BranchNorms, "branch_norms")
         parser.add_lightning_class_args(LastCheckpoint, "checkpoint")
@@ -98,8 +105,14 @@ class PretrainCLI(LightningCLI):
             kwargs["plugins"] = [AtomicCheckpointIO(), *_several(given["plugins"])]
             ours = TensorBoardLogger(self.run_dir.parent, name="", version=self.run_dir.name, default_hp_metric=False)
             kwargs["logger"] = [ours, *_several(given["logger"])]
+            self._get(self.config_init, "progress").stream = sys.stderr if self.json else sys.stdout
             self._get(self.config_init, "checkpoint").path = self.run_dir / "checkpoints" / "last.ckpt"
         return super().instantiate_trainer(**kwargs)
+
+    @property
+    def json(self) -> bool:
+        """Whether stdout is for the final figures alone."""
+        return bool(self._get(self.config, "json"))
 
     def before_fit(self) -> None:
         """Check the corpus before anything is written, then say what is about to be trained."""
@@ -114,7 +127,7 @@ class PretrainCLI(LightningCLI):
         if self.trainer.is_global_zero:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             Tokenizer.load(self.datamodule.corpus.dir).save(self.run_dir)  # `generate` needs the run alone
-            print_groups(Console(), self.model, self.trainer.max_steps, self.datamodule)
+            print_groups(Console(stderr=self.json), self.model, self.trainer.max_steps, self.datamodule)
         self._began = time.perf_counter()
 
     def after_fit(self) -> None:
@@ -122,6 +135,9 @@ class PretrainCLI(LightningCLI):
         trainer = self.trainer
         complete = trainer.global_step >= trainer.max_steps and not trainer.fast_dev_run  # type: ignore[attr-defined]
         if not trainer.is_global_zero or not complete:
+            return
+        if "val/loss" not in trainer.callback_metrics:
+            print(f"nothing to do: the checkpoint is at step {trainer.global_step}, the last", file=sys.stderr)
             return
         summary = summarize(trainer, self.model, self.datamodule, time.perf_counter() - self._began)
         hparams = {key: summary[key] for key in ("model", "label", "seed", "lr", "parameters")}
@@ -138,7 +154,9 @@ class PretrainCLI(LightningCLI):
         """Show the validation loss."""
         loss = self.trainer.callback_metrics["val/loss"]
         if self.trainer.is_global_zero:
-            print(f"val/loss {float(loss):.4f} nats/token, perplexity {float(loss.exp()):.2f}")
+            figures = {"val_loss": float(loss), "val_perplexity": float(loss.exp())}
+            text = f"val/loss {figures['val_loss']:.4f} nats/token, perplexity {figures['val_perplexity']:.2f}"
+            print(json.dumps(figures) if self.json else text)
 
     def _new_run_dir(self, model: PretrainModule) -> Path:
         given = self._get(self.config, "run_dir")

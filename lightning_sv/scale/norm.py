@@ -28,7 +28,7 @@ def normalize(x: Tensor, eps: float, gamma: Tensor | None = None) -> Tensor:
 
 def _normalize(x: Tensor, eps: float, gamma: Tensor | None) -> Tensor:
     wide = _wide(x)
-    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    y: Tensor = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (y if gamma is None else y * gamma).to(x.dtype)
 
 
@@ -46,7 +46,7 @@ class _Normalize(torch.autograd.Function):
         rrms = mean_square.add_(eps).rsqrt_()
         ctx.eps = eps
         ctx.save_for_backward(x, rrms, gamma)
-        y = wide * rrms
+        y: Tensor = wide * rrms
         return (y if gamma is None else y.mul_(gamma)).to(x.dtype)
 
     @staticmethod

@@ -18,7 +18,9 @@ def run(run_args: list[str], tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_a_run_leaves_everything(capsys: pytest.CaptureFixture[str], run: Path) -> None:
+def test_a_run_leaves_everything(
+    capsys: pytest.CaptureFixture[str], run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["label"], summary["steps"], summary["tokens"]) == ("hg+dnp+or+iwd", 12, 12 * 4 * 32)
     assert summary["unigram_bits_per_byte"] > summary["bigram_bits_per_byte"] > 0
@@ -37,8 +39,11 @@ def test_a_run_leaves_everything(capsys: pytest.CaptureFixture[str], run: Path) 
     out = capsys.readouterr().out
     assert "input scale" in out and "bits per byte" in out and f"generate {run}" in out
     # the saved config starts the run again, and gives the same losses
-    again = run.with_name("again")
-    assert main(["fit", "--config", str(run / "config.yaml"), "--run_dir", str(again)]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--config", str(run / "config.yaml"), "--json", "true"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    again = Path(figures["run_dir"])
+    assert again == Path("runs/tiny/hg+dnp+or+iwd-seed0") and figures["val_loss"] == summary["val_loss"]
     assert read_run(again).curve("train/loss").values.tolist() == losses.tolist()
 
 
