@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 import time
 import warnings
@@ -12,6 +13,7 @@ import lightning as L
 from jsonargparse import set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 
 from lightning_sv.callbacks import BranchNorms, RunProgress, Scalars
@@ -21,6 +23,9 @@ from lightning_sv.lit.data import ShardDataModule
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.parser import Parser
 from lightning_sv.lit.summary import print_groups, summarize, write_summary
+
+#: tells the processes of the other ranks which run directory rank 0 has chosen
+RUN_DIR_VARIABLE = "LIGHTNING_SV_RUN_DIR"
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -102,6 +107,7 @@ class PretrainCLI(LightningCLI):
             if given["max_steps"] == -1:
                 kwargs["max_steps"] = model.steps_for_budget(data.tokens_per_step)
             self.run_dir = self._new_run_dir(model)
+            os.environ[RUN_DIR_VARIABLE] = str(self.run_dir)
             kwargs["plugins"] = [AtomicCheckpointIO(), *_several(given["plugins"])]
             ours = TensorBoardLogger(self.run_dir.parent, name="", version=self.run_dir.name, default_hp_metric=False)
             kwargs["logger"] = [ours, *_several(given["logger"])]
@@ -159,6 +165,8 @@ class PretrainCLI(LightningCLI):
             print(json.dumps(figures) if self.json else text)
 
     def _new_run_dir(self, model: PretrainModule) -> Path:
+        if rank_zero_only.rank > 0 and RUN_DIR_VARIABLE in os.environ:
+            return Path(os.environ[RUN_DIR_VARIABLE])  # rank 0 started this process and has chosen
         given = self._get(self.config, "run_dir")
         resumes = self._get(self.config, "ckpt_path")
         if given is None and resumes:

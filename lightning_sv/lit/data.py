@@ -137,7 +137,7 @@ class ShardDataModule(L.LightningDataModule):
     def val_dataloader(self) -> DataLoader[Any]:
         """`val_sequences` blocks, evenly spread over the validation split: the same at each validation."""
         dataset = self._open("val", shuffle=False)
-        n = len(dataset)
+        n = self.manifest.val.blocks(self.seq_len)  # of all ranks, where len(dataset) is one rank's share
         k = min(self.val_sequences or n, n)
         subset: Subset[Any] = Subset(dataset, [i * n // k for i in range(k)])
         # Evaluation keeps no graph, so small micro-batches can be put together.

@@ -1,5 +1,6 @@
 """A run killed at step k and resumed is the run that was never stopped, bit for bit."""
 
+import json
 import resource
 import shutil
 import signal
@@ -115,3 +116,21 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
         io.save_checkpoint({"step": 2, "bad": Unwritable()}, path)
     assert torch.load(path, weights_only=True) == {"step": 1}
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+@pytest.mark.slow
+def test_two_processes_share_batch_run_directory_and_validation(
+    run_args: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    two = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    process = subprocess.run([sys.executable, "-m", "lightning_sv", "fit", *run_args, *two], timeout=200, check=False)
+    assert process.returncode == 0, capfd.readouterr()
+    (run,) = (tmp_path / "runs/tiny").iterdir()
+    assert read_run(run).curve("train/loss").tokens.tolist() == [128 * step for step in range(1, 13)]
+    assert json.loads((run / "summary.json").read_text())["tokens"] == 12 * 128
+    checkpoint = ["--ckpt_path", str(run / "checkpoints/last.ckpt"), "--json", "true"]
+    capfd.readouterr()
+    assert main(["validate", *run_args, *checkpoint]) == 0
+    one_device = json.loads(capfd.readouterr().out)["val_loss"]
+    assert one_device == pytest.approx(read_run(run).val_loss, rel=1e-6)
