@@ -7,7 +7,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_sv.paper import Arm
@@ -58,6 +58,11 @@ def main(args: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    except Exception as error:
+        if type(error).__name__ != "MisconfigurationException":  # Lightning's word on the trainer's settings
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted.", file=sys.stderr)
         return 130
@@ -124,11 +129,12 @@ def _params(argv: list[str]) -> int:
     parser.add_class_arguments(ScaleOptions, "model.scale_options")
     for key in ("optim", "schedule"):
         parser.add_argument(f"--model.{key}", type=dict, help="Not used here.")
-    for key in ("tokens_per_param", "mask_documents", "compile", "seed"):
-        parser.add_argument(f"--model.{key}", type=float | None, help="Not used here.")
-    for key in ("data", "trainer", "scalars", "branch_norms", "checkpoint", "progress"):
-        parser.add_argument(f"--{key}", type=dict, help="Not used here.")
-    parser.add_argument("--json", action="store_true", help="Print JSON.")
+    ignored = [f"model.{key}" for key in ("tokens_per_param", "mask_documents", "compile", "seed")]
+    ignored += ["data", "trainer", "scalars", "branch_norms", "checkpoint", "progress"]
+    ignored += ["seed_everything", "run_dir", "ckpt_path", "weights_only"]
+    for key in ignored:
+        parser.add_argument(f"--{key}", type=Any, help="Not used here.")
+    parser.add_argument("--json", nargs="?", type=bool, const=True, default=False, help="Print JSON.")
     config = parser.parse_args(argv)
     made = parser.instantiate(config)
     book = ledger(made.model.backbone, config.model.scale, made.model.scale_options)

@@ -7,6 +7,7 @@ from typing import Any, TextIO
 import lightning as L
 from lightning.pytorch.callbacks import ProgressBar
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from lightning_sv.callbacks.scalars import Scalars, tokens_seen
@@ -43,7 +44,7 @@ class RunProgress(ProgressBar):
         if not self._enabled or not console.is_terminal:
             return
         self._bar = Progress(
-            TextColumn(f"[bold]{pl_module.label}"),
+            TextColumn(f"[bold]{escape(pl_module.label)}"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[text]}"),

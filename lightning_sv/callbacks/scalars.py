@@ -1,5 +1,6 @@
 """Loss, learning rate, gradient norm, speed and memory, against training tokens."""
 
+import math
 import resource
 import sys
 import time
@@ -33,8 +34,18 @@ class Scalars(L.Callback):
         self.tokens_per_s = 0.0
         self.last_loss = float("nan")
 
+    def state_dict(self) -> dict[str, Any]:
+        """The losses not yet written, so that a resumed run writes what an uninterrupted one would."""
+        return {"loss": self._loss, "batches": self._batches}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the window that the checkpoint was in."""
+        self._loss, self._batches = state_dict["loss"], state_dict["batches"]
+
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Start the clock."""
+        if self._loss is not None:
+            self._loss = self._loss.to(pl_module.device)
         self._since = (time.perf_counter(), trainer.global_step)
         seq_len = trainer.datamodule.seq_len  # type: ignore[attr-defined]
         self._flops = pl_module.flops_per_token(seq_len)
@@ -59,6 +70,11 @@ class Scalars(L.Callback):
         mean = trainer.strategy.reduce(self._loss / self._batches, reduce_op="mean")
         assert isinstance(mean, Tensor)
         self.last_loss = mean.item()
+        if not math.isfinite(self.last_loss):
+            raise RuntimeError(
+                f"train/loss is {self.last_loss} at step {trainer.global_step}; lower model.optim.lr, or look at the "
+                "gradient norm before it."
+            )
         now, steps = time.perf_counter(), trainer.global_step - self._since[1]
         tokens_per_step = trainer.datamodule.tokens_per_step  # type: ignore[attr-defined]
         self.tokens_per_s = steps * tokens_per_step / max(1e-9, now - self._since[0] - self._idle)

@@ -6,6 +6,7 @@ import torch
 
 from lightning_sv.interop.fold import fold
 from lightning_sv.nn import Backbone, BackboneConfig
+from lightning_sv.scale import BranchGroup, DirectScale
 
 # ours, inside a layer -> theirs
 _LAYER_KEYS = {
@@ -45,6 +46,17 @@ def hugging_face_config(config: BackboneConfig, max_positions: int = 4096) -> di
     }
 
 
+def _is_llama(model: Backbone) -> bool:
+    """Whether every norm owns a plain gamma and no branch has anything but its matrix."""
+    groups = [module for module in model.modules() if isinstance(module, BranchGroup)]
+    return all(
+        isinstance(group.norm.scale, DirectScale)
+        and group.scale_out is None
+        and all(b.scale_in is None and b.scale_out is None and b.norm_width is None for _, b in group.branches())
+        for group in groups
+    )
+
+
 @torch.no_grad()
 def to_hugging_face(model: Backbone) -> Any:
     """Return a transformers.LlamaForCausalLM with the same logits.
@@ -57,7 +69,7 @@ def to_hugging_face(model: Backbone) -> Any:
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    plain = model if str(model.meaning) == "llama" else fold(model)
+    plain = model if _is_llama(model) else fold(model)
     theirs = LlamaForCausalLM(LlamaConfig(**hugging_face_config(model.config)))
     ours = plain.state_dict()
     weights = {}

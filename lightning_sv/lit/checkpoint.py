@@ -74,6 +74,7 @@ class LastCheckpoint(Checkpoint):
         self.every = every_n_steps
         self.path: Path | None = None
         self._saved = 0
+        self._wait = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """A resumed run does not write again what it was resumed from."""
@@ -86,9 +87,27 @@ class LastCheckpoint(Checkpoint):
         step = trainer.global_step
         due = step % self.every == 0 or step >= trainer.max_steps
         if due and step != self._saved:
-            assert self.path is not None, "the command line sets the path"
             self._saved = step
-            trainer.save_checkpoint(self.path)
+            if self._validates_now(trainer):
+                self._wait = True  # for this step's validation: a resumed run would not repeat it
+            else:
+                self._save(trainer)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write what waited for the validation."""
+        if self._wait:
+            self._wait = False
+            self._save(trainer)
+
+    @staticmethod
+    def _validates_now(trainer: L.Trainer) -> bool:
+        every = int(trainer.val_check_interval)  # type: ignore[attr-defined]
+        batches = trainer.global_step * trainer.accumulate_grad_batches
+        return trainer.global_step >= trainer.max_steps or batches % every == 0
+
+    def _save(self, trainer: L.Trainer) -> None:
+        assert self.path is not None, "the command line sets the path"
+        trainer.save_checkpoint(self.path)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Say how to go on after a Ctrl-C or a failure."""

@@ -13,16 +13,16 @@ import lightning as L
 from jsonargparse import set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 
 from lightning_sv.callbacks import BranchNorms, RunProgress, Scalars
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.lit.checkpoint import AtomicCheckpointIO, LastCheckpoint
 from lightning_sv.lit.data import ShardDataModule
-from lightning_sv.lit.module import PretrainModule
+from lightning_sv.lit.module import PretrainModule, check_checkpoint
 from lightning_sv.lit.parser import Parser
-from lightning_sv.lit.summary import print_groups, summarize, write_summary
+from lightning_sv.lit.refuse import refuse_trainer_keys
+from lightning_sv.lit.summary import SUMMARY_FILE, print_groups, summarize, write_summary
 
 #: tells the processes of the other ranks which run directory rank 0 has chosen
 RUN_DIR_VARIABLE = "LIGHTNING_SV_RUN_DIR"
@@ -97,11 +97,7 @@ class PretrainCLI(LightningCLI):
         model, data = self.model, self.datamodule
         assert isinstance(model, PretrainModule) and isinstance(data, ShardDataModule)
         given = self._get(self.config_init, "trainer")
-        if str(given["precision"]) in ("bf16-true", "16-true"):
-            raise ValueError(
-                f"trainer.precision {given['precision']} would round scale vectors near 1 away (bf16 steps there are "
-                "0.4 to 0.8%); use bf16-mixed, which keeps float32 weights."
-            )
+        refuse_trainer_keys(given)
         kwargs["logger"] = False
         if self.subcommand == "fit":
             if given["max_steps"] == -1:
@@ -115,6 +111,15 @@ class PretrainCLI(LightningCLI):
             self._get(self.config_init, "checkpoint").path = self.run_dir / "checkpoints" / "last.ckpt"
         return super().instantiate_trainer(**kwargs)
 
+    def _parse_ckpt_path(self) -> None:
+        """Read no settings from a checkpoint: those of the command line count, and loading compares them."""
+
+    def before_instantiate_classes(self) -> None:
+        """Check the checkpoint before anything is built."""
+        path = self._get(self.config, "ckpt_path")
+        if path is not None:
+            check_checkpoint(path)
+
     @property
     def json(self) -> bool:
         """Whether stdout is for the final figures alone."""
@@ -124,11 +129,6 @@ class PretrainCLI(LightningCLI):
         """Check the corpus before anything is written, then say what is about to be trained."""
         self.datamodule.check(self.model.config.vocab_size)
         self.datamodule.micro_batches(self.trainer.world_size)
-        if self.trainer.accumulate_grad_batches != 1:
-            raise ValueError(
-                "trainer.accumulate_grad_batches follows from the batch and the devices; set "
-                "data.global_batch and data.micro_batch instead."
-            )
         self.model.configure_model()
         if self.trainer.is_global_zero:
             self.run_dir.mkdir(parents=True, exist_ok=True)
@@ -142,9 +142,11 @@ class PretrainCLI(LightningCLI):
         complete = trainer.global_step >= trainer.max_steps and not trainer.fast_dev_run  # type: ignore[attr-defined]
         if not trainer.is_global_zero or not complete:
             return
-        if "val/loss" not in trainer.callback_metrics:
-            print(f"nothing to do: the checkpoint is at step {trainer.global_step}, the last", file=sys.stderr)
-            return
+        if "val/loss" not in trainer.callback_metrics:  # resumed at the last step
+            if (self.run_dir / SUMMARY_FILE).exists():
+                print(f"nothing to do: the checkpoint is at step {trainer.global_step}, the last", file=sys.stderr)
+                return
+            trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
         summary = summarize(trainer, self.model, self.datamodule, time.perf_counter() - self._began)
         hparams = {key: summary[key] for key in ("model", "label", "seed", "lr", "parameters")}
         for logger in trainer.loggers:
@@ -156,6 +158,11 @@ class PretrainCLI(LightningCLI):
         write_summary(self.run_dir, summary)
         self.summary = summary
 
+    def before_validate(self) -> None:
+        """Refuse to report the loss of an untrained model."""
+        if not self._get(self.config, "ckpt_path"):
+            raise ValueError("validate needs a checkpoint; add --ckpt_path RUN/checkpoints/last.ckpt.")
+
     def after_validate(self) -> None:
         """Show the validation loss."""
         loss = self.trainer.callback_metrics["val/loss"]
@@ -165,7 +172,7 @@ class PretrainCLI(LightningCLI):
             print(json.dumps(figures) if self.json else text)
 
     def _new_run_dir(self, model: PretrainModule) -> Path:
-        if rank_zero_only.rank > 0 and RUN_DIR_VARIABLE in os.environ:
+        if int(os.environ.get("LOCAL_RANK", 0)) > 0 and RUN_DIR_VARIABLE in os.environ:
             return Path(os.environ[RUN_DIR_VARIABLE])  # rank 0 started this process and has chosen
         given = self._get(self.config, "run_dir")
         resumes = self._get(self.config, "ckpt_path")

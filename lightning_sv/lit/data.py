@@ -41,11 +41,18 @@ class ShardDataModule(L.LightningDataModule):
         seed: int | None = None,
     ):
         super().__init__()
-        for key, value in {"seq_len": seq_len, "global_batch": global_batch}.items():
-            if value < 1:
-                raise ValueError(f"data.{key} is {value}; it must be at least 1.")
-        if validations < 1:
-            raise ValueError(f"data.validations is {validations}; it must be at least 1.")
+        least = {
+            "seq_len": 1,
+            "global_batch": 1,
+            "micro_batch": 1,
+            "validations": 1,
+            "val_sequences": 1,
+            "num_workers": 0,
+        }
+        for key, minimum in least.items():
+            value = locals()[key]
+            if value is not None and value < minimum:
+                raise ValueError(f"data.{key} is {value}; it must be at least {minimum}.")
         self.corpus, self.seq_len, self.global_batch = corpus, seq_len, global_batch
         self.micro_batch, self.num_workers = micro_batch, num_workers
         self.validations, self.val_sequences, self.seed = validations, val_sequences, seed

@@ -31,6 +31,10 @@ def generate(
         seed: of the sampling.
     """
     assert prompt, "at least one token"
+    if n_tokens < 1 or temperature < 0 or (top_k is not None and top_k < 1):
+        raise ValueError(
+            f"tokens {n_tokens} and top_k {top_k} must be at least 1, and temperature {temperature} at least 0."
+        )
     generator = torch.Generator().manual_seed(seed)
     ids = list(prompt)
     for _ in range(n_tokens):

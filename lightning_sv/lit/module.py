@@ -62,6 +62,8 @@ class PretrainModule(L.LightningModule):
         seed: int | None = None,
     ):
         super().__init__()
+        if tokens_per_param <= 0:
+            raise ValueError(f"model.tokens_per_param is {tokens_per_param}; it must be positive.")
         self.config = backbone
         self.strategy = ScaleStrategy.parse(scale)
         self.scale_options = scale_options
@@ -75,7 +77,7 @@ class PretrainModule(L.LightningModule):
         self.n_params = sum(p.numel() for p in meta.parameters())
         self.meaning = meta.meaning
         self.backbone: Backbone | None = None
-        self.val_nats = MeanMetric()
+        self.val_nats = MeanMetric(nan_strategy="disable")  # a NaN must show
         #: norm of the last gradient before clipping, over all parameters
         self.grad_norm: Tensor | None = None
         #: learning rate of the last step (the scheduler has moved on when callbacks see the optimizer)
@@ -154,17 +156,45 @@ class PretrainModule(L.LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip by the global norm, and keep the norm for the log (one pass over the gradients)."""
-        limit = float("inf") if gradient_clip_val is None else gradient_clip_val
+        limit = gradient_clip_val or float("inf")  # Lightning's 0 means no clipping
         norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit, foreach=True)
         self.grad_norm = norm.detach()
         self.step_lr = float(optimizer.param_groups[0]["lr"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store what rebuilds the backbone, as plain values that load with weights_only=True."""
-        checkpoint[CHECKPOINT_KEY] = {
+        checkpoint[CHECKPOINT_KEY] = self._settings()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse to resume under other settings: the optimizer's state would silently win over them.
+
+        Raises:
+            ValueError: names the first key that differs, and both values.
+        """
+        saved = checkpoint.get(CHECKPOINT_KEY)
+        if not isinstance(saved, dict):
+            raise ValueError(f"the checkpoint was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
+        keys: tuple[str, ...] = ("backbone", "scale", "scale_options", "mask_documents")
+        if self.trainer.state.fn == "fit":
+            keys = (*keys, "optim", "schedule", "data")
+        here = self._settings()
+        for key in keys:
+            if saved.get(key) != here[key]:
+                raise ValueError(
+                    f"the checkpoint was trained with {key} = {saved.get(key)}, this run has {here[key]}; resume with "
+                    "the same settings, or start a new run."
+                )
+
+    def _settings(self) -> dict[str, Any]:
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        return {
             "backbone": asdict(self.config),
             "scale": str(self.strategy),
             "scale_options": asdict(self.scale_options),
+            "mask_documents": self.mask_documents,
+            "optim": asdict(self.optim) | {"lr": self.lr},
+            "schedule": asdict(self.schedule),
+            "data": {"seq_len": data.seq_len, "global_batch": data.global_batch},
         }
 
 
@@ -172,20 +202,30 @@ class PretrainModule(L.LightningModule):
 CHECKPOINT_KEY = "lightning_sv"
 
 
-def load_backbone(path: str) -> Backbone:
-    """Rebuild the backbone of a checkpoint, on the CPU, without its optimizer.
+def check_checkpoint(path: str) -> dict[str, Any]:
+    """Read a checkpoint on the CPU, without executing anything it names.
 
     Raises:
-        ValueError: the file is missing or was not written by `PretrainModule`.
+        ValueError: the file is missing, damaged, or was not written by `PretrainModule`.
     """
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
-        raise ValueError(f"no checkpoint at {path}; give a run directory or a .ckpt file.") from error
+        raise ValueError(f"no checkpoint at {path}; give a run directory that holds one.") from error
     except Exception as error:
         raise ValueError(f"{path} is not a readable checkpoint ({type(error).__name__}).") from error
     if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:
         raise ValueError(f"{path} was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
+    return checkpoint
+
+
+def load_backbone(path: str) -> Backbone:
+    """Rebuild the backbone of a checkpoint, on the CPU, without its optimizer.
+
+    Raises:
+        ValueError: see `check_checkpoint`.
+    """
+    checkpoint = check_checkpoint(path)
     made = checkpoint[CHECKPOINT_KEY]
     model = Backbone(BackboneConfig(**made["backbone"]), made["scale"], ScaleOptions(**made["scale_options"]))
     prefix = "backbone."

@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from lightning_sv.callbacks import tokens_seen
@@ -67,7 +68,7 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Sha
     """Show what is about to be trained: budget and parameter groups."""
     tokens = steps * data.tokens_per_step
     console.print(
-        f"[bold]{module.config.name}[/bold], [bold]{module.label}[/bold]: {module.n_params:,} parameters, "
+        f"[bold]{module.config.name}[/bold], [bold]{escape(module.label)}[/bold]: {module.n_params:,} parameters, "
         f"{steps:,} steps of {data.global_batch} x {data.seq_len} = {tokens:,} tokens "
         f"({tokens / module.n_params:.1f} a parameter)"
     )
@@ -82,7 +83,7 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Sha
 
 def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
     """Show the figures, where the run is, and what to type next."""
-    table = Table(title=f"{summary['model']}, {summary['label']}", title_justify="left", show_header=False)
+    table = Table(title=escape(f"{summary['model']}, {summary['label']}"), title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
     table.add_row("validation loss", f"{summary['val_loss']:.4f} nats/token")
@@ -94,6 +95,10 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> N
     minutes, seconds = divmod(round(summary["seconds"]), 60)
     table.add_row("time", f"{minutes}:{seconds:02d}")
     console.print(table)
+    if summary["val_bits_per_byte"] >= summary["bigram_bits_per_byte"]:
+        console.print(
+            "[bold]the model does not beat the bigram[/bold]: it has learned less than counting pairs; train longer"
+        )
     for what, text in (
         ("picture", run_dir / "run.png"),
         ("charts", f"tensorboard --logdir {run_dir.parent} --host 127.0.0.1   (or: make tensorboard)"),

@@ -33,6 +33,9 @@ class OptimConfig:
             raise ValueError(f"model.optim.name is {self.name!r}; known: adamw")
         if self.lr is not None and self.lr <= 0:
             raise ValueError(f"model.optim.lr is {self.lr}; it must be positive.")
+        for key in ("beta1", "beta2"):
+            if not 0 <= getattr(self, key) < 1:
+                raise ValueError(f"model.optim.{key} is {getattr(self, key)}; it must be in [0, 1).")
         if self.weight_decay < 0:
             raise ValueError(f"model.optim.weight_decay is {self.weight_decay}; it must not be negative.")
 

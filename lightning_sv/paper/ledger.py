@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from lightning_sv.nn import BackboneConfig, meta_backbone
-from lightning_sv.optim import parameter_groups
+from lightning_sv.optim.groups import PARAMETER_ROLES, parameter_roles
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 
 
@@ -121,7 +122,7 @@ class Ledger:
 
     def print(self, console: Console) -> None:
         """Show the ledger and the paper's figures."""
-        table = Table(title=f"{self.model}, {self.scale}", title_justify="left")
+        table = Table(title=escape(f"{self.model}, {self.scale}"), title_justify="left")
         for name, justify in (
             ("role", "left"),
             ("tensors", "right"),
@@ -153,8 +154,15 @@ def ledger(config: BackboneConfig, scale: str | ScaleStrategy, options: ScaleOpt
         ValueError: the strategy or an option does not fit.
     """
     model = meta_backbone(config, scale, options)
-    groups = parameter_groups(model, model.strategy.decayed_roles)
+    decayed = model.strategy.decayed_roles
+    found: dict[str, list[int]] = {}
+    for named in parameter_roles(model):  # frozen ones too: they are part of the model
+        found.setdefault(named.role, []).append(named.parameter.numel())
     label = f"{model.strategy}{(options or ScaleOptions()).label()}"
-    roles = tuple((g.role, len(g.members), g.numel, g.decays) for g in groups)
+    roles = tuple(
+        (role, len(found[role]), sum(found[role]), role in ("matrix", "embedding") or role in decayed)
+        for role in PARAMETER_ROLES
+        if role in found
+    )
     baseline = sum(p.numel() for p in meta_backbone(config).parameters())
     return Ledger(config.name, label, str(model.meaning), roles, baseline)

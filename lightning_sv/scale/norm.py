@@ -59,6 +59,13 @@ class _Normalize(torch.autograd.Function):
                 y = _normalize(x, ctx.eps, gamma)
                 found = torch.autograd.grad(y, inputs, grad, create_graph=True, allow_unused=True)
             return found[0], None, found[1] if gamma is not None else None
+        with torch.autocast(x.device.type, enabled=False):
+            return _Normalize._fast_backward(grad, x, rrms, gamma)
+
+    @staticmethod
+    def _fast_backward(
+        grad: Tensor, x: Tensor, rrms: Tensor, gamma: Tensor | None
+    ) -> tuple[Tensor, None, Tensor | None]:
         # With r = 1/rms, xhat = r x and g = gamma * grad:
         #   dx = r (g - xhat mean(g xhat)) = r g - r^3 x sum(g x) / d,   dgamma = sum over rows of grad xhat.
         # Both sums are products with one buffer, which then takes dx.

@@ -224,7 +224,7 @@ def _imported(token: str) -> Any:
     module, _, name = token.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever the user's module raises when it is imported
         raise ValueError(
             f"scale token {token!r} cannot be imported ({error}); it must read 'package.module:Name' "
             "with the package on PYTHONPATH."

@@ -5,7 +5,7 @@ import torch
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.interop import fold, to_hugging_face
-from lightning_sv.scale import ScaleStrategy
+from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from tests.conftest import BUILDS, perturbed
 
 FOLDABLE = [text for text in BUILDS if not ScaleStrategy.parse(text).sides.norm_out]
@@ -37,6 +37,15 @@ def test_folding_a_trained_model_leaves_the_logits(text: str, config: BackboneCo
 def test_dnp_cannot_be_folded(config: BackboneConfig) -> None:
     with pytest.raises(ValueError, match="normalizes its output .* fold models without 'dnp'"):
         fold(Backbone(config, "unified"))
+
+
+def test_exceptions_of_single_sites_are_folded_too(config: BackboneConfig) -> None:
+    tokens = torch.randint(0, config.vocab_size, (3, 24))
+    model = perturbed(Backbone(config, "llama", ScaleOptions(placement_at={"lm_head": "dp"})).double())
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), to_hugging_face(model)(tokens).logits, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="normalizes its output"):
+        to_hugging_face(Backbone(config, "llama", ScaleOptions(placement_at={"lm_head": "dnp"})))
 
 
 @pytest.mark.parametrize("text", ["llama", "nop", "hg+dp+or"])

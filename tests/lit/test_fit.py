@@ -92,17 +92,24 @@ def test_budget_bf16_compile_masks_and_validate(
     ("args", "message"),
     [
         (["--model.scale", "hg+dpn"], "unknown token 'dpn'"),
-        (["--model.backbone.d_modell", "64"], "d_model"),
+        (["--model.backbone.d_modell", "64"], "Did you mean 'model.backbone.d_model'"),
         (["--data.global_bacth", "4"], "Did you mean 'data.global_batch'"),
         (["--model.backbone.n_head", "3"], "d_model 32 is not divisible by n_head 3"),
-        (["--model.backbone.vocab_size", "200"], "vocab_size"),
-        (["--data.corpus.tokenizer", "gpt2"], "tokenizer"),
-        (["--data.seq_len", "1000000"], "seq_len"),
+        (["--model.backbone.vocab_size", "200"], "vocab_size=200"),
+        (["--data.corpus.tokenizer", "gpt2"], "bpe:300"),
+        (["--data.seq_len", "1000000"], "seq_len=1000000"),
+        (["--data.val_sequences", "-3"], "data.val_sequences is -3"),
+        (["--trainer.max_time", "00:00:01:00"], "set trainer.max_steps"),
+        (["--trainer.max_steps", "0"], "trainer.max_steps is 0"),
+        (["--trainer.gradient_clip_algorithm", "value"], "the paper clips by the global norm"),
+        (["--trainer.enable_progress_bar", "false"], "progress bar"),
+        (["--ckpt_path", "last"], "no checkpoint at last"),
+        (["--ckpt_path", __file__], "is not a readable checkpoint"),
         (["--data.micro_batch", "3"], "data.micro_batch 3 does not divide"),
-        (["--trainer.accumulate_grad_batches", "2"], "data.global_batch and data.micro_batch instead"),
+        (["--trainer.accumulate_grad_batches", "2"], "set data.global_batch and data.micro_batch instead"),
         (["--model.backbone.name", "mine"], "set model.optim.lr"),
-        (["--data.corpus.dir", "nowhere"], "nowhere"),
-        (["--config", "nothing.yaml"], "nothing.yaml"),
+        (["--data.corpus.dir", "nowhere"], "nowhere/manifest.json does not exist"),
+        (["--config", "nothing.yaml"], "nothing.yaml: there is no such file"),
         (["--trainer.precision", "bf16-true"], "use bf16-mixed"),
     ],
 )
@@ -157,6 +164,32 @@ def test_a_directory_that_holds_a_run_is_refused(
     assert main(["fit", *run_args, "--run_dir", str(run)]) == 2
     assert "already holds a run" in capsys.readouterr().err
     assert (run / "config.yaml").read_bytes() == before
+
+
+def test_resuming_under_other_settings_is_refused(
+    run: Path, run_args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    resume = [*run_args, "--ckpt_path", str(run / "checkpoints/last.ckpt"), "--trainer.max_steps", "14"]
+    for change in (["--model.optim.lr", "1e-9"], ["--data.global_batch", "8"], ["--model.scale", "llama"]):
+        assert main(["fit", *resume, *change]) == 2
+        assert "start a new run" in capsys.readouterr().err
+    assert main(["validate", *run_args]) == 2
+    assert "validate needs a checkpoint" in capsys.readouterr().err
+
+
+def test_zero_means_no_clipping(run: Path, run_args: list[str], tmp_path: Path) -> None:
+    for name, value in (("none", "null"), ("zero", "0")):
+        assert main(["fit", *run_args, "--trainer.gradient_clip_val", value, "--run_dir", str(tmp_path / name)]) == 0
+    losses = [read_run(tmp_path / name).curve("train/loss").values.tolist() for name in ("none", "zero")]
+    assert losses[0] == losses[1] and losses[0][-1] < losses[0][0]
+
+
+@pytest.mark.slow
+def test_a_trained_model_beats_the_bigram(run_args: list[str], tmp_path: Path) -> None:
+    longer = ["--trainer.max_steps", "700", "--data.global_batch", "16", "--scalars.every_n_steps", "100"]
+    assert main(["fit", *run_args, *longer, "--run_dir", str(tmp_path / "longer")]) == 0
+    summary = json.loads((tmp_path / "longer" / "summary.json").read_text())
+    assert summary["val_bits_per_byte"] < summary["bigram_bits_per_byte"] < summary["unigram_bits_per_byte"]
 
 
 @pytest.mark.parametrize(

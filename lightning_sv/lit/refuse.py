@@ -1,0 +1,35 @@
+"""Trainer settings that are derived from others here, or that would spoil a run."""
+
+from typing import Any
+
+#: trainer key -> (the values it may have, what to set instead)
+DERIVED = {
+    "accumulate_grad_batches": ((1, None), "data.global_batch and data.micro_batch"),
+    "val_check_interval": ((1.0, None), "data.validations"),
+    "limit_val_batches": ((1.0, None), "data.val_sequences"),
+    "check_val_every_n_epoch": ((None,), "data.validations"),
+    "gradient_clip_algorithm": ((None, "norm"), "trainer.gradient_clip_val (the paper clips by the global norm)"),
+    "max_epochs": ((None, -1), "trainer.max_steps or model.tokens_per_param"),
+    "max_time": ((None,), "trainer.max_steps or model.tokens_per_param"),
+}
+
+
+def refuse_trainer_keys(given: Any) -> None:
+    """Refuse what would be overwritten or would end a run without its last validation.
+
+    Args:
+        given: the trainer's section of the config.
+
+    Raises:
+        ValueError: names the key and what to set instead.
+    """
+    for key, (accepted, instead) in DERIVED.items():
+        if given[key] not in accepted:
+            raise ValueError(f"trainer.{key} {given[key]} is derived here and must not be set; set {instead} instead.")
+    if given["max_steps"] != -1 and given["max_steps"] < 1:
+        raise ValueError(f"trainer.max_steps is {given['max_steps']}; it must be at least 1, or -1 for the budget.")
+    if str(given["precision"]) in ("bf16-true", "16-true", "16-mixed", "16", "bf16"):
+        raise ValueError(
+            f"trainer.precision {given['precision']} is not supported: half-precision weights round changes of a scale "
+            "vector near 1 away, and fp16 needs loss scaling; use bf16-mixed or 32-true."
+        )
