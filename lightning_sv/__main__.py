@@ -5,12 +5,8 @@ Exit codes: 0 done, 1 a check or a run failed, 2 wrong input.
 
 import json
 import sys
-import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lightning_sv.paper import Arm
+from typing import Any
 
 COMMANDS = {
     "fit": "train a model (LightningCLI: --config, any key, --print_config, --ckpt_path)",
@@ -146,61 +142,9 @@ def _params(argv: list[str]) -> int:
 
 
 def _compare(argv: list[str]) -> int:
-    from argparse import ArgumentParser
+    from lightning_sv.paper.command import run_compare
 
-    from rich.console import Console
-
-    from lightning_sv.paper import Arm, compare
-
-    parser = ArgumentParser(
-        prog="lightning-sv compare",
-        description="Train two strategies on the same seeds and data order, and compare them in pairs. "
-        "Arguments that are not listed here go to `fit` of both arms (--config, any key).",
-    )
-    parser.add_argument("--a", required=True, help="Strategy compared with, usually llama.")
-    parser.add_argument("--b", required=True, help="Strategy in question.")
-    parser.add_argument("--seeds", type=int, default=3, help="Number of pairs.")
-    parser.add_argument("--a_args", default="", help='Arguments of A alone, e.g. "--model.backbone.init_std 0.03".')
-    parser.add_argument("--b_args", default="", help="Arguments of B alone.")
-    parser.add_argument("--a_label", help="Name of A in table and chart; the strategy by default.")
-    parser.add_argument("--b_label", help="Name of B.")
-    parser.add_argument("--out", help="Directory; runs/compare/<A>_vs_<B> by default.")
-    parser.add_argument("--jobs", type=int, help="Runs at a time; one a core, four at most, by default.")
-    parser.add_argument("--json", action="store_true", help="Print the figures as JSON on stdout.")
-    options, shared = parser.parse_known_args(argv)
-    a = _arm(Arm, options.a, options.a_args, options.a_label)
-    b = _arm(Arm, options.b, options.b_args, options.b_label)
-    _refuse_equal(a, b, shared)
-    result = compare(a, b, seeds=range(options.seeds), args=shared, out=options.out, jobs=options.jobs)
-    if options.json:
-        print(result.to_json())
-    else:
-        result.print(Console())
-    return 0
-
-
-def _arm(kind: type["Arm"], scale: str, text: str, label: str | None) -> "Arm":
-    """Make an arm; its label is the strategy and what its own arguments change."""
-    import shlex
-
-    args = shlex.split(text)
-    words = " ".join(args).replace("=", " ").split()
-    changes = [f"{key.rpartition('.')[2]}={value}" for key, value in zip(words[::2], words[1::2], strict=False)]
-    return kind(label or ",".join([scale, *changes]), scale, tuple(args))
-
-
-def _refuse_equal(a: "Arm", b: "Arm", shared: list[str]) -> None:
-    """Refuse wrong arguments, and two strategies that are one model, before an hour is spent on them."""
-    from lightning_sv.lit.cli import parse_model
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        models = [parse_model([*shared, *arm.args, "--model.scale", arm.scale]) for arm in (a, b)]
-    meanings = [str(model.meaning) for model in models]
-    if a.args == b.args and meanings[0] == meanings[1]:
-        raise ValueError(
-            f"strategies {a.scale!r} and {b.scale!r} are the same model, {meanings[0]!r}; compare two that differ."
-        )
+    return run_compare(argv)
 
 
 def _generate(argv: list[str]) -> int:

@@ -202,8 +202,8 @@ def _several(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def parse_model(args: list[str]) -> PretrainModule:
-    """Build the LightningModule that `fit` with these arguments would train, and check its corpus.
+def parse_run(args: list[str]) -> tuple[PretrainModule, ShardDataModule]:
+    """Build the module and the data that `fit` with these arguments would use, and check the corpus.
 
     Raises:
         ValueError: whatever `fit` would refuse about model and data.
@@ -217,8 +217,9 @@ def parse_model(args: list[str]) -> PretrainModule:
         parser.add_argument(f"--{key}", type=dict)
     made = parser.instantiate(parser.parse_args(args))
     model: PretrainModule = made.model
-    made.data.check(model.config.vocab_size)
-    return model
+    data: ShardDataModule = made.data
+    data.check(model.config.vocab_size)
+    return model, data
 
 
 def quiet() -> None:

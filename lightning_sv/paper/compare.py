@@ -35,6 +35,7 @@ def compare(
     console: Console | None = None,
     launcher: Sequence[str] = LAUNCHER,
     confidence: float = 0.95,
+    context: Mapping[str, str] | None = None,
 ) -> Comparison:
     """Run what is missing, check that the runs are comparable, write the JSON and the chart.
 
@@ -49,6 +50,7 @@ def compare(
         console: Where progress goes; stderr when None, so that stdout is free for the result.
         launcher: The program that trains one run.
         confidence: Coverage of the intervals.
+        context: What else decides the results (corpus, versions); finished runs of another are not reused.
 
     Raises:
         ValueError: For equal labels, arguments this function sets itself, a directory that holds
@@ -58,7 +60,7 @@ def compare(
     console = console or Console(stderr=True)
     _check_request(a, b, seeds, args, jobs)
     out = Path("runs/compare", f"{_slug(a.label)}_vs_{_slug(b.label)}") if out is None else Path(out)
-    plan = _plan(a, b, seeds, args, out, tuple(launcher))
+    plan = _plan(a, b, seeds, args, out, tuple(launcher), context or {})
     states = {job.name: job.state() for job in plan}  # may refuse; nothing was touched so far
     reused = frozenset(name for name, state in states.items() if state == "complete")
     for job in plan:
@@ -130,7 +132,15 @@ def _check_request(a: Arm, b: Arm, seeds: Sequence[int], args: Sequence[str], jo
             )
 
 
-def _plan(a: Arm, b: Arm, seeds: Sequence[int], args: Sequence[str], out: Path, launcher: tuple[str, ...]) -> list[Job]:
+def _plan(
+    a: Arm,
+    b: Arm,
+    seeds: Sequence[int],
+    args: Sequence[str],
+    out: Path,
+    launcher: tuple[str, ...],
+    context: Mapping[str, str],
+) -> list[Job]:
     """Jobs pair by pair, so that both arms of a seed run together and a stop leaves whole pairs."""
     jobs = []
     for seed in seeds:
@@ -139,7 +149,7 @@ def _plan(a: Arm, b: Arm, seeds: Sequence[int], args: Sequence[str], out: Path, 
             ours = ("--model.scale", arm.scale, "--seed_everything", str(seed))
             name = f"{letter}-seed{seed}"
             arguments = (*args, *arm.args, *ours)
-            jobs.append(Job(name, f"{arm.label}, seed {seed}", launcher, arguments, out / name))
+            jobs.append(Job(name, f"{arm.label}, seed {seed}", launcher, arguments, out / name, context))
     return jobs
 
 

@@ -15,9 +15,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +42,7 @@ class Job:
         launcher: The program, e.g. ``python -m lightning_sv fit``.
         arguments: Everything after it but the run directory.
         run_dir: Where the run writes.
+        context: What else decides the result: the corpus, versions. Runs of another are not reused.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Job:
     launcher: tuple[str, ...]
     arguments: tuple[str, ...]
     run_dir: Path
+    context: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def command(self) -> list[str]:
@@ -66,7 +68,7 @@ class Job:
         files = {value: _sha256(Path(value)) for value in values if Path(value).is_file()}
         # the interpreter's path says nothing about the result
         program = ["python" if part == sys.executable else part for part in self.launcher]
-        return {"command": [*program, *self.arguments], "files": files}
+        return {"command": [*program, *self.arguments], "files": files, "context": dict(self.context)}
 
     def state(self) -> Literal["new", "restart", "complete"]:
         """Whether the run is complete, absent, or left unfinished by an earlier call.
@@ -103,6 +105,10 @@ def _change(before: dict[str, Any], now: dict[str, Any]) -> str:
     if old != new:
         gone = [part for part in old if part not in new] or ["the same words in another order"]
         return f"then {' '.join(gone)}; now {' '.join(p for p in new if p not in old) or 'absent'}"
+    before_context = before.get("context", {})
+    for key, value in now["context"].items():
+        if before_context.get(key) != value:
+            return f"{key} was {before_context.get(key)}, now {value}"
     changed = [name for name in now["files"] if before["files"].get(name) != now["files"][name]]
     return f"{', '.join(changed) or 'a file it names'} has changed since"
 
