@@ -1,6 +1,7 @@
 """Fixtures that several floors share."""
 
 import itertools
+import signal
 
 import pytest
 import torch
@@ -23,6 +24,11 @@ def _seed() -> None:
 def config() -> BackboneConfig:
     """The smallest Llama with every part."""
     return BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=48)
+
+
+def listen_to_interrupts() -> None:
+    """For `preexec_fn`: a test run in the background hands its children an ignored SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def perturbed(model: Backbone, size: float = 0.3) -> Backbone:

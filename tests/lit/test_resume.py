@@ -14,11 +14,13 @@ import torch
 from lightning_sv.__main__ import main
 from lightning_sv.lit.checkpoint import AtomicCheckpointIO
 from lightning_sv.paper import read_run
+from tests.conftest import listen_to_interrupts
 
 STEPS = 40
 
 
 def start(args: list[str], run_dir: Path, **kwargs) -> subprocess.Popen:
+    kwargs = {"preexec_fn": listen_to_interrupts} | kwargs
     command = [sys.executable, "-m", "lightning_sv", "fit", *args, "--run_dir", str(run_dir)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **kwargs)
 

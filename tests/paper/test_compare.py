@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from lightning_sv.paper import Arm, Comparison, compare
+from tests.conftest import listen_to_interrupts
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
 LLAMA, UNIFIED = Arm("llama", "llama"), Arm("unified", "unified")
@@ -140,7 +141,9 @@ def test_interrupt_stops_the_children_and_keeps_finished_runs(tmp_path: Path) ->
         "compare(Arm('llama', 'llama'), Arm('unified', 'unified'), seeds=[0, 1],"
         f" args=['--hang_seed', '1'], out={str(tmp_path)!r}, jobs=2, launcher={FAKE!r})"
     )
-    parent = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, preexec_fn=listen_to_interrupts
+    )
     deadline = time.monotonic() + 30
     while len(list(tmp_path.glob("*-seed1/hanging"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
