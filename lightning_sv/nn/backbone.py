@@ -59,7 +59,7 @@ class Backbone(nn.Module):
         build = ScaleBuilder(self.strategy, options, config.norm_eps)
         self.embed = nn.Embedding(config.vocab_size, config.d_model)
         self.layers = nn.ModuleList(Block(config, build) for _ in range(config.n_layer))
-        head = Branch(config.vocab_size, norm_width=config.vocab_size)
+        head = Branch(config.vocab_size, norm_width=config.vocab_size, role="head")
         self.head = build.group("final_norm", config.d_model, {"lm_head": head})
         #: the simplest strategy that is this model; two models of one meaning are not compared
         self.meaning = build.finish()

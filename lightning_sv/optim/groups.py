@@ -8,8 +8,10 @@ from torch import nn
 
 from lightning_sv.scale import ScaledLinear, ScaleVector
 
-ParameterRole = Literal["matrix", "embedding", "input", "output"]
-PARAMETER_ROLES: tuple[ParameterRole, ...] = ("matrix", "embedding", "input", "output")
+ParameterRole = Literal["matrix", "router", "head", "embedding", "input", "output"]
+PARAMETER_ROLES: tuple[ParameterRole, ...] = ("matrix", "router", "head", "embedding", "input", "output")
+#: the roles of scale vectors; all others always decay
+SCALE_ROLES: frozenset[ParameterRole] = frozenset({"input", "output"})
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,9 @@ class NamedParameter:
 def parameter_roles(model: nn.Module) -> Iterator[NamedParameter]:
     """Yield each parameter of `model` once, with its role.
 
-    matrix: the weight of a linear map, lm_head included; embedding: a lookup table; input, output:
-    a scale vector's parameters, alpha and beta alike.
+    matrix, router, head: the weight of a linear map inside a block, before a top-k choice of
+    experts, and before the logits; embedding: a lookup table; input, output: a scale vector's
+    parameters, alpha and beta alike.
 
     Raises:
         ValueError: a parameter whose module has no known role (a norm with a weight of its own, a
@@ -42,7 +45,9 @@ def _role(full: str, module: nn.Module, name: str) -> ParameterRole:
         return module.role
     if isinstance(module, nn.Embedding):
         return "embedding"
-    if isinstance(module, ScaledLinear | nn.Linear) and name == "weight":
+    if isinstance(module, ScaledLinear):
+        return module.role
+    if isinstance(module, nn.Linear) and name == "weight":
         return "matrix"
     raise ValueError(
         f"parameter {full} of {type(module).__name__} has no role; make it part of a ScaleVector, "
@@ -67,7 +72,7 @@ class ParameterGroup:
 def parameter_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[ParameterGroup]:
     """Partition the trained parameters of `model` by role.
 
-    Matrices and embeddings always decay; scale vectors where their role is in `decayed_roles`
+    Matrices and embeddings always decay, scale vectors where their role is in `decayed_roles`
     (paper, Section 2.2).
 
     Raises:
@@ -78,7 +83,7 @@ def parameter_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[Pa
         if named.parameter.requires_grad:
             members[named.role].append(named)
     groups = [
-        ParameterGroup(role, role in ("matrix", "embedding") or role in decayed_roles, tuple(found))
+        ParameterGroup(role, role not in SCALE_ROLES or role in decayed_roles, tuple(found))
         for role in PARAMETER_ROLES
         if (found := members[role])
     ]
@@ -92,7 +97,7 @@ def group_table(groups: list[ParameterGroup], lr: float, weight_decay: float, op
     """Rows (role, tensors, parameters, optimizer, peak lr, weight decay) for a printed table."""
     return [
         [
-            group.role if group.role in ("matrix", "embedding") else f"{group.role} scale",
+            f"{group.role} scale" if group.role in SCALE_ROLES else group.role,
             f"{len(group.members):,}",
             f"{group.numel:,}",
             optimizer,

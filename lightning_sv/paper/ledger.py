@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_sv.nn import BackboneConfig, meta_backbone
-from lightning_sv.optim.groups import PARAMETER_ROLES, parameter_roles
+from lightning_sv.optim.groups import PARAMETER_ROLES, SCALE_ROLES, parameter_roles
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 
 
@@ -78,7 +78,7 @@ class Ledger:
     @property
     def scale_count(self) -> int:
         """Parameters of scale vectors."""
-        return sum(count for role, _, count, _ in self.roles if role in ("input", "output"))
+        return sum(count for role, _, count, _ in self.roles if role in SCALE_ROLES)
 
     @property
     def figures(self) -> dict[str, float]:
@@ -131,7 +131,7 @@ class Ledger:
         ):
             table.add_column(name, justify=justify)  # type: ignore[arg-type]
         for role, tensors, count, decays in self.roles:
-            name = f"{role} scale" if role in ("input", "output") else role
+            name = f"{role} scale" if role in SCALE_ROLES else role
             table.add_row(name, f"{tensors:,}", f"{count:,}", "yes" if decays else "no")
         table.add_section()
         table.add_row("total", f"{sum(r[1] for r in self.roles):,}", f"{self.total:,}", "")
@@ -160,7 +160,7 @@ def ledger(config: BackboneConfig, scale: str | ScaleStrategy, options: ScaleOpt
         found.setdefault(named.role, []).append(named.parameter.numel())
     label = f"{model.strategy}{(options or ScaleOptions()).label()}"
     roles = tuple(
-        (role, len(found[role]), sum(found[role]), role in ("matrix", "embedding") or role in decayed)
+        (role, len(found[role]), sum(found[role]), role not in SCALE_ROLES or role in decayed)
         for role in PARAMETER_ROLES
         if role in found
     )

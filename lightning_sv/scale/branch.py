@@ -6,7 +6,8 @@ Every strategy of the paper is a choice of the optional parts (Sections 3.1 and 
 B batch, T positions, d_in width of the norm, d_out width of a branch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,9 @@ from torch import Tensor, nn
 from lightning_sv.scale.fold import effective_weight, scaled_product
 from lightning_sv.scale.norm import RMSNorm, normalize
 from lightning_sv.scale.vector import ScaleVector
+
+#: what a matrix is for: optimizers read it. matrix: inside a block; router: scores experts; head: gives logits.
+MatrixRole = Literal["matrix", "router", "head"]
 
 
 class ScaledLinear(nn.Module):
@@ -29,6 +33,8 @@ class ScaledLinear(nn.Module):
         norm_width: normalize the output in groups of this many channels (the head dimension for
             q, k, v; d_out elsewhere); None for no normalization.
         eps: of that normalization.
+        lead: leading axes of weight and vectors, (n_expert,) for one matrix an expert.
+        role: what the matrix is for.
     """
 
     def __init__(
@@ -40,11 +46,14 @@ class ScaledLinear(nn.Module):
         scale_out: ScaleVector | None = None,
         norm_width: int | None = None,
         eps: float = 1e-5,
+        lead: Sequence[int] = (),
+        role: MatrixRole = "matrix",
     ):
         super().__init__()
         assert norm_width is None or d_out % norm_width == 0
         self.d_in, self.d_out, self.norm_width, self.eps = d_in, d_out, norm_width, eps
-        self.weight = nn.Parameter(torch.empty(d_out, d_in))
+        self.lead, self.role = tuple(lead), role
+        self.weight = nn.Parameter(torch.empty(*self.lead, d_out, d_in))
         self.scale_in, self.scale_out = scale_in, scale_out
 
     def forward(self, xhat: Tensor, gamma_out: Tensor | None = None) -> Tensor:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
-from lightning_sv.scale.branch import BranchGroup, ScaledLinear
+from lightning_sv.scale.branch import BranchGroup, MatrixRole, ScaledLinear
 from lightning_sv.scale.norm import RMSNorm
 from lightning_sv.scale.strategy import PLACEMENTS, Placement, ScaleStrategy
 from lightning_sv.scale.vector import ROLES, Role, ScaleVector
@@ -49,10 +49,19 @@ class ScaleOptions:
 
 
 class Branch(NamedTuple):
-    """What a model says of a branch it wants: its width, and the width that `dnp` normalizes over."""
+    """What a model says of a branch it wants.
+
+    Attributes:
+        d_out: its width.
+        norm_width: the width that `dnp` normalizes over; None where a branch is never normalized.
+        lead: leading axes, (n_expert,) for one matrix an expert.
+        role: what the matrix is for.
+    """
 
     d_out: int
-    norm_width: int
+    norm_width: int | None
+    lead: tuple[int, ...] = ()
+    role: MatrixRole = "matrix"
 
 
 class ScaleBuilder:
@@ -104,6 +113,8 @@ class ScaleBuilder:
                 scale_out=scale_out,
                 norm_width=norm_width,
                 eps=self.eps,
+                lead=branch.lead,
+                role=branch.role,
             )
         if self.options.freeze_input_beta and norm_scale is not None and all(r.norm_out for r in sides.values()):
             _freeze_beta(norm_scale)

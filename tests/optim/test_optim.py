@@ -22,7 +22,9 @@ def test_groups_partition_by_role_and_decay(text: str, config: BackboneConfig) -
     for group in groups:
         for member in group.members:
             if group.role == "matrix":
-                assert (member.parameter.ndim == 2 and "_proj" in member.name) or "lm_head" in member.name
+                assert member.parameter.ndim == 2 and "_proj" in member.name
+            elif group.role == "head":
+                assert member.name == "head.lm_head.weight"
             elif group.role in ("input", "output"):
                 side = "output" if "scale_out" in member.name else "input"
                 assert (group.role, group.decays) == (side, side in strategy.decayed_roles)
