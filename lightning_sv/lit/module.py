@@ -21,7 +21,7 @@ from lightning_sv.optim import (
     OptimConfig,
     ParameterGroup,
     ScheduleConfig,
-    adamw,
+    build_optimizer,
     parameter_groups,
     tuned_lr,
 )
@@ -72,10 +72,11 @@ class PretrainModule(L.LightningModule):
         self.tokens_per_param = tokens_per_param
         self.mask_documents, self.compile_backbone, self.seed = mask_documents, compile, seed
         self.lr = self.optim.lr or tuned_lr(backbone.name, self.optim.name, self.schedule.name, self.strategy)
-        # Before any data is touched: the strategy fits the sizes, and the number of parameters.
+        # Before any data is touched: strategy and optimizer fit the sizes, and the number of parameters.
         meta = meta_backbone(backbone, self.strategy, self.scale_options)
         self.n_params = sum(p.numel() for p in meta.parameters())
         self.meaning = meta.meaning
+        build_optimizer(parameter_groups(meta, self.strategy.decayed_roles), self.optim, self.lr)
         self.backbone: Backbone | None = None
         self.val_nats = MeanMetric(nan_strategy="disable")  # a NaN must show
         #: norm of the last gradient before clipping, over all parameters
@@ -138,8 +139,8 @@ class PretrainModule(L.LightningModule):
         return parameter_groups(self.net, self.strategy.decayed_roles)
 
     def configure_optimizers(self) -> Any:
-        """AdamW over the groups, and the schedule by step."""
-        optimizer = adamw(self.parameter_groups(), self.optim, self.lr)
+        """Return the optimizer over the groups, and the schedule by step."""
+        optimizer = build_optimizer(self.parameter_groups(), self.optim, self.lr)
         total = int(self.trainer.estimated_stepping_batches)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: self.schedule.factor(min(step, total - 1), total)

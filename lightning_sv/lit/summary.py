@@ -14,7 +14,7 @@ from rich.table import Table
 from lightning_sv.callbacks import tokens_seen
 from lightning_sv.lit.data import ShardDataModule
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.optim import group_table
+from lightning_sv.optim import build_optimizer, group_table
 
 SUMMARY_FILE = "summary.json"
 
@@ -75,8 +75,7 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Sha
     table = Table()
     for column in ("role", "tensors", "parameters", "optimizer", "peak lr", "weight decay"):
         table.add_column(column, justify="left" if column in ("role", "optimizer") else "right")
-    optim = module.optim
-    for row in group_table(module.parameter_groups(), module.lr, optim.weight_decay, optim.name):
+    for row in group_table(build_optimizer(module.parameter_groups(), module.optim, module.lr)):
         table.add_row(*row)
     console.print(table)
 

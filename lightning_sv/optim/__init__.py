@@ -1,6 +1,6 @@
 """Optimizers, parameter groups by role, and schedules."""
 
-from lightning_sv.optim.adamw import OptimConfig, adamw
+from lightning_sv.optim.config import OPTIMIZERS, OptimConfig, build_optimizer
 from lightning_sv.optim.groups import (
     ParameterGroup,
     group_table,
@@ -11,10 +11,11 @@ from lightning_sv.optim.schedule import ScheduleConfig
 from lightning_sv.optim.tuned import tuned_lr
 
 __all__ = [
+    "OPTIMIZERS",
     "OptimConfig",
     "ParameterGroup",
     "ScheduleConfig",
-    "adamw",
+    "build_optimizer",
     "group_table",
     "parameter_groups",
     "parameter_roles",

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
+from torch.optim import Optimizer
 
 from lightning_sv.scale import ScaledLinear, ScaleVector
 
@@ -63,10 +64,19 @@ class ParameterGroup:
     decays: bool
     members: tuple[NamedParameter, ...]
 
-    @property
-    def numel(self) -> int:
-        """Number of scalars."""
-        return sum(member.parameter.numel() for member in self.members)
+    def options(self, kind: str, weight_decay: float) -> dict[str, Any]:
+        """Return the start of an optimizer's param_group: plain values beside the parameters.
+
+        Args:
+            kind: the rule that updates the group, 'muon' or 'adamw'.
+            weight_decay: of a group that decays.
+        """
+        return {
+            "params": [member.parameter for member in self.members],
+            "weight_decay": weight_decay if self.decays else 0.0,
+            "role": self.role,
+            "kind": kind,
+        }
 
 
 def parameter_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[ParameterGroup]:
@@ -93,16 +103,16 @@ def parameter_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[Pa
     return groups
 
 
-def group_table(groups: list[ParameterGroup], lr: float, weight_decay: float, optimizer: str) -> list[list[str]]:
-    """Rows (role, tensors, parameters, optimizer, peak lr, weight decay) for a printed table."""
-    return [
-        [
-            f"{group.role} scale" if group.role in SCALE_ROLES else group.role,
-            f"{len(group.members):,}",
-            f"{group.numel:,}",
-            optimizer,
-            f"{lr:g}",
-            f"{weight_decay if group.decays else 0.0:g}",
-        ]
-        for group in groups
-    ]
+def group_table(optimizer: Optimizer) -> list[list[str]]:
+    """Rows (role, tensors, parameters, optimizer, peak lr, weight decay) of what `optimizer` will do."""
+    rows = []
+    for group in optimizer.param_groups:
+        role, parameters = group["role"], group["params"]
+        if role in SCALE_ROLES:
+            role = f"{role} scale"
+        elif role == "matrix" and parameters[0].ndim > 2:
+            role = "matrix of an expert"
+        scalars = sum(parameter.numel() for parameter in parameters)
+        row = (role, f"{len(parameters):,}", f"{scalars:,}", group["kind"])
+        rows.append([*row, f"{group['lr']:g}", f"{group['weight_decay']:g}"])
+    return rows

@@ -1,22 +1,26 @@
 """Learning-rate schedules: pure functions of the step."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Linear warm-up, then a decay (paper, Appendix B.1).
+    """Linear warm-up, then what `name` says (paper, Appendix B.1).
 
     Attributes:
-        name: 'cos': cosine from the peak to `final_ratio` of it at the last step.
+        name: 'cos': cosine from the peak to `final_ratio` of it at the last step; 'wsd': the peak until
+            `stable_ratio` of all steps, then linear, see `stable_then_linear`.
         warmup_ratio: share of the steps spent in linear warm-up (not stated in the paper).
-        final_ratio: last learning rate over the peak; 1/20 in the paper.
+        final_ratio: last learning rate over the peak; in the paper 1/20 for cos, 0 for wsd.
+        stable_ratio: share of all steps, warm-up included, after which wsd decays; cos does not read it.
     """
 
     name: str = "cos"
     warmup_ratio: float = 0.01
     final_ratio: float = 0.05
+    stable_ratio: float = 0.8
 
     def __post_init__(self) -> None:
         if self.name not in SCHEDULES:
@@ -25,20 +29,47 @@ class ScheduleConfig:
             value = getattr(self, key)
             if not 0 <= value < 1:
                 raise ValueError(f"model.schedule.{key} is {value}; it must be in [0, 1).")
+        if not 0 <= self.stable_ratio <= 1:
+            raise ValueError(f"model.schedule.stable_ratio is {self.stable_ratio}; it must be in [0, 1].")
+        if self.name == "wsd" and self.warmup_ratio > self.stable_ratio:
+            raise ValueError(
+                f"model.schedule.warmup_ratio {self.warmup_ratio} is beyond stable_ratio {self.stable_ratio}, "
+                "where wsd begins to decay; lower the one or raise the other."
+            )
+
+    def warmup_steps(self, total_steps: int) -> int:
+        """Return the steps before the first one at the peak."""
+        return round(self.warmup_ratio * total_steps)
 
     def factor(self, step: int, total_steps: int) -> float:
         """Learning rate over its peak at `step`, 0 <= step < total_steps."""
-        warmup = round(self.warmup_ratio * total_steps)
+        warmup = self.warmup_steps(total_steps)
         if step < warmup:
             return (step + 1) / (warmup + 1)
-        progress = min(1.0, (step - warmup) / max(1, total_steps - 1 - warmup))
-        return SCHEDULES[self.name](progress, self.final_ratio)
+        return SCHEDULES[self.name](step, total_steps, self)
 
 
-def cosine(progress: float, final_ratio: float) -> float:
-    """Final + (1 - final) (1 + cos(pi p)) / 2 for p in [0, 1]."""
-    return final_ratio + (1 - final_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
+def cosine(step: int, total_steps: int, config: ScheduleConfig) -> float:
+    """Final + (1 - final) (1 + cos(pi p)) / 2, where p goes from 0 after warm-up to 1 at the last step."""
+    warmup, final = config.warmup_steps(total_steps), config.final_ratio
+    progress = min(1.0, (step - warmup) / max(1, total_steps - 1 - warmup))
+    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-#: name -> factor(progress after warm-up in [0, 1], final_ratio)
-SCHEDULES = {"cos": cosine}
+def stable_then_linear(step: int, total_steps: int, config: ScheduleConfig) -> float:
+    """1 up to step s = stable_ratio total, then final + (1 - final) (total - step) / (total - s).
+
+    Warmup-stable-decay (paper, Appendix B.1.2; arXiv:2404.06395). `final` is reached at step `total`,
+    which is not taken: with final = 0 the last step, total - 1, still has a learning rate, 1 / (total - s).
+    """
+    stable = round(config.stable_ratio * total_steps)
+    if step <= stable:
+        return 1.0
+    return config.final_ratio + (1 - config.final_ratio) * (total_steps - step) / (total_steps - stable)
+
+
+#: name -> factor(step, total_steps, config) after warm-up
+SCHEDULES: dict[str, Callable[[int, int, ScheduleConfig], float]] = {
+    "cos": cosine,
+    "wsd": stable_then_linear,
+}

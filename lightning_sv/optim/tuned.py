@@ -6,16 +6,32 @@ from lightning_sv.scale import ScaleStrategy
 # Grid: 6e-4 1e-3 2e-3 3e-3 4e-3 5e-3 6e-3 (Appendix B.1).
 TUNED_LR: dict[tuple[str, str, str, str], float] = {
     # model, optimizer, schedule, placement: lr
-    ("llama-0.12b", "adamw", "cos", "*"): 4e-3,  # Table 3
+    ("llama-0.12b", "adamw", "cos", "*"): 4e-3,  # Appendix B.1.1
     ("llama-0.12b", "adamw", "cos", "nop"): 2e-3,  # retuned without scale vectors, Appendix B.2.1
+    ("llama-0.12b", "adamw", "wsd", "*"): 3e-3,  # Appendix B.1.2
+    ("llama-0.12b", "muon", "cos", "*"): 5e-3,  # Appendix B.1.2
     ("llama-0.12b-large", "adamw", "cos", "*"): 4e-3,  # retuned, Appendix B.1.3
-    ("llama-0.25b", "adamw", "cos", "*"): 2e-3,  # Table 3
-    ("llama-0.5b", "adamw", "cos", "*"): 2e-3,  # Table 3
-    ("llama-0.75b", "adamw", "cos", "*"): 2e-3,  # Table 3
-    ("llama-1b", "adamw", "cos", "*"): 1e-3,  # Table 3
+    ("llama-0.25b", "adamw", "cos", "*"): 2e-3,  # Appendix B.1.1
+    ("llama-0.5b", "adamw", "cos", "*"): 2e-3,  # Appendix B.1.1
+    ("llama-0.75b", "adamw", "cos", "*"): 2e-3,  # Appendix B.1.1
+    ("llama-1b", "adamw", "cos", "*"): 1e-3,  # Appendix B.1.1
+    ("moe-0.25b", "adamw", "cos", "*"): 3e-3,  # Appendix B.1.1
+    ("moe-0.5b", "adamw", "cos", "*"): 2e-3,  # Appendix B.1.1
+    ("moe-0.5b", "adamw", "wsd", "*"): 2e-3,  # Appendix B.1.2
+    ("moe-0.5b", "muon", "cos", "*"): 4e-3,  # Appendix B.1.2
+    ("moe-0.8b", "adamw", "cos", "*"): 2e-3,  # Appendix B.1.1
+    ("moe-1b", "adamw", "cos", "*"): 1e-3,  # Appendix B.1.1
+    ("moe-2b", "adamw", "cos", "*"): 6e-4,  # Appendix B.1.1
+    ("gemma-0.5b", "muon", "cos", "*"): 4e-3,  # at 25,000 steps; the paper uses it for 5,000 too, Appendix B.2.2
     # Ours, for a CPU: the best of 3e-3, 6e-3, 1e-2 for `llama` at width 64 (README, "What is known").
     ("tiny", "adamw", "cos", "*"): 6e-3,
     ("mini", "adamw", "cos", "*"): 6e-3,
+}
+
+#: (model, optimizer, schedule) of the paper without a learning rate in it: what it says instead
+NOT_REPORTED: dict[tuple[str, str, str], str] = {
+    ("llama-0.5b", "muon", "cos"): "the paper trains it (Section 4.3) and does not report its learning rate",
+    ("gemma-0.5b", "adamw", "cos"): "the paper trains Gemma with Muon alone (Appendix B.2.2)",
 }
 
 
@@ -23,14 +39,17 @@ def tuned_lr(model: str, optimizer: str, schedule: str, strategy: ScaleStrategy)
     """Look the peak learning rate up.
 
     Raises:
-        ValueError: no value is known for the combination; lists those that are.
+        ValueError: no value is known for the combination; lists those that are, of this model if any.
     """
     for placement in (strategy.placement, "*"):
         lr = TUNED_LR.get((model, optimizer, schedule, placement))
         if lr is not None:
             return lr
-    rows = ", ".join(" ".join(key[:3]) for key in TUNED_LR if key[3] == "*")
+    known = [key for key in TUNED_LR if key[3] == "*"]
+    rows = ", ".join(" ".join(key[:3]) for key in [key for key in known if key[0] == model] or known)
+    asked = f"model {model!r} with optimizer {optimizer!r} and schedule {schedule!r}"
+    if (model, optimizer, schedule) in NOT_REPORTED:
+        asked += f" ({NOT_REPORTED[model, optimizer, schedule]})"
     raise ValueError(
-        f"model.optim.lr is not set and no tuned value is known for model {model!r} with optimizer "
-        f"{optimizer!r} and schedule {schedule!r}; set model.optim.lr, or use one of: {rows}."
+        f"model.optim.lr is not set and no tuned value is known for {asked}; set model.optim.lr, or use one of: {rows}."
     )

@@ -1,13 +1,12 @@
-"""Groups partition the parameters by role; the schedule is the paper's."""
-
-import itertools
-import math
+"""Groups partition the parameters by role; settings and tuned learning rates."""
 
 import pytest
+import torch
 from torch import nn
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
-from lightning_sv.optim import OptimConfig, ScheduleConfig, adamw, parameter_groups, tuned_lr
+from lightning_sv.optim import OPTIMIZERS, OptimConfig, build_optimizer, group_table, parameter_groups, tuned_lr
+from lightning_sv.optim.tuned import NOT_REPORTED, TUNED_LR
 from tests.conftest import ALL_STRATEGIES
 
 
@@ -28,7 +27,8 @@ def test_groups_partition_by_role_and_decay(text: str, config: BackboneConfig) -
             elif group.role in ("input", "output"):
                 side = "output" if "scale_out" in member.name else "input"
                 assert (group.role, group.decays) == (side, side in strategy.decayed_roles)
-    optimizer = adamw(groups, OptimConfig(), 1e-3)
+    optimizer = build_optimizer(groups, OptimConfig(), 1e-3)
+    assert isinstance(optimizer, torch.optim.AdamW) and all(g["fused"] for g in optimizer.param_groups)
     decays = {g["role"]: g["weight_decay"] for g in optimizer.param_groups}
     assert decays["matrix"] == decays["embedding"] == 0.1
     if text.endswith("+iwd") and "dnp" in text:
@@ -46,35 +46,49 @@ def test_frozen_parameters_stay_out(config: BackboneConfig) -> None:
     assert "embedding" not in {g.role for g in parameter_groups(model, frozenset())}
 
 
-@pytest.mark.parametrize("total", [10, 1000, 24_361])
-def test_cosine_schedule(total: int) -> None:
-    schedule = ScheduleConfig(warmup_ratio=0.1)
-    factors = [schedule.factor(step, total) for step in range(total)]
-    warmup = round(0.1 * total)
-    assert max(factors) == factors[warmup] == 1.0
-    assert factors[-1] == pytest.approx(0.05)
-    steps = [b - a for a, b in itertools.pairwise(factors[:warmup])]
-    assert all(step == pytest.approx(1 / (warmup + 1)) for step in steps)
-    assert all(a >= b for a, b in itertools.pairwise(factors[warmup:]))
-    for step in range(warmup, total):  # the closed form, which no other decay meets
-        p = (step - warmup) / (total - 1 - warmup)
-        assert factors[step] == pytest.approx(0.05 + 0.95 * (1 + math.cos(math.pi * p)) / 2, abs=1e-12)
-
-
-@pytest.mark.parametrize("kwargs", [{"name": "linear"}, {"warmup_ratio": 1.0}, {"final_ratio": -0.1}])
-def test_schedule_errors(kwargs: dict) -> None:
-    with pytest.raises(ValueError, match="model.schedule"):
-        ScheduleConfig(**kwargs)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_table_shows_what_the_optimizer_does(name: str, config: BackboneConfig) -> None:
+    strategy = ScaleStrategy.parse("unified")
+    model = Backbone(config, strategy)
+    optimizer = build_optimizer(parameter_groups(model, strategy.decayed_roles), OptimConfig(name), 3e-3)
+    rows = {row[0]: row[1:] for row in group_table(optimizer)}
+    assert list(rows) == ["matrix", "head", "embedding", "input scale", "output scale"]
+    for role, (_, _, kind, lr, decay) in rows.items():
+        assert kind == ("muon" if (name, role) == ("muon", "matrix") else "adamw")
+        assert (lr, decay) == ("0.003", "0" if role == "output scale" else "0.1")
+    assert rows["matrix"][:2] == ["14", f"{2 * (4 * 32**2 + 3 * 32 * 85):,}"]
+    assert sum(int(row[1].replace(",", "")) for row in rows.values()) == sum(p.numel() for p in model.parameters())
 
 
 def test_tuned_learning_rates() -> None:
-    assert tuned_lr("llama-0.12b", "adamw", "cos", ScaleStrategy.parse("unified")) == 4e-3
-    assert tuned_lr("llama-0.12b", "adamw", "cos", ScaleStrategy.parse("nop")) == 2e-3
-    with pytest.raises(ValueError, match="set model.optim.lr, or use one of: llama-0.12b adamw cos"):
-        tuned_lr("custom", "adamw", "cos", ScaleStrategy())
+    def lr(model: str, optimizer: str, schedule: str, strategy: str = "unified") -> float:
+        return tuned_lr(model, optimizer, schedule, ScaleStrategy.parse(strategy))
+
+    assert lr("llama-0.12b", "adamw", "cos") == 4e-3
+    assert lr("llama-0.12b", "adamw", "cos", "nop") == 2e-3
+    assert lr("llama-0.12b", "muon", "cos") == 5e-3
+    assert lr("moe-0.5b", "adamw", "wsd") == 2e-3
+    for combination, message in (
+        (("custom", "adamw", "cos"), "schedule 'cos'; set model.optim.lr, or use one of: llama-0.12b adamw cos"),
+        (("llama-0.5b", "muon", "cos"), "does not report its learning rate.*or use one of: llama-0.5b adamw cos.$"),
+        (("gemma-0.5b", "adamw", "cos"), "Gemma with Muon alone.*or use one of: gemma-0.5b muon cos.$"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            lr(*combination)
+    assert not set(NOT_REPORTED) & {key[:3] for key in TUNED_LR}
 
 
-def test_optim_errors() -> None:
-    for kwargs in ({"lr": 0.0}, {"weight_decay": -1.0}, {"name": "sgd"}):
-        with pytest.raises(ValueError, match="model.optim"):
-            OptimConfig(**kwargs)
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"lr": 0.0},
+        {"weight_decay": -1.0},
+        {"name": "sgd"},
+        {"beta2": 1.0},
+        {"muon_momentum": 1.0},
+        {"ns_dtype": "float16"},
+    ],
+)
+def test_optim_errors(kwargs: dict) -> None:
+    with pytest.raises(ValueError, match=f"model.optim.{next(iter(kwargs))} is"):
+        OptimConfig(**kwargs)

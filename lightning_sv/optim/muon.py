@@ -1,0 +1,122 @@
+"""Muon for the matrices inside blocks, AdamW for everything else."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_sv.optim.adamw import adamw
+from lightning_sv.optim.composite import CompositeOptimizer
+from lightning_sv.optim.groups import NamedParameter, ParameterGroup
+
+if TYPE_CHECKING:  # config.py imports the builders for its table
+    from lightning_sv.optim.config import OptimConfig
+
+#: quintic Newton-Schulz of Jordan et al. (kellerjordan.github.io/posts/muon): coefficients a, b, c
+NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+NS_STEPS = 5
+#: floor of the Frobenius norm that the update is divided by; a zero update stays zero
+NS_EPS = 1e-7
+NS_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def orthogonalize(update: Tensor, dtype: torch.dtype) -> Tensor:
+    """About U V^T of each matrix U S V^T in `update`: singular values near 1, between 0.7 and 1.2.
+
+    X <- a X + (b X X^T + c (X X^T)^2) X, five times, from X = update / ||update||_F.
+
+    Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024).
+    Shapes: (..., m, n) -> the same; matrices along the leading axes do not mix.
+
+    Args:
+        update: the matrices.
+        dtype: of the arithmetic and of the result.
+    """
+    a, b, c = NS_COEFFICIENTS
+    tall = update.shape[-2] > update.shape[-1]
+    x = update.to(dtype).reshape(-1, *update.shape[-2:])
+    if tall:
+        x = x.mT
+    x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=NS_EPS)
+    for _ in range(NS_STEPS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).reshape(update.shape)
+
+
+class BatchedMuon(Optimizer):
+    """torch.optim.Muon(adjust_lr_fn="match_rms_adamw") for what that refuses: leading axes, another ns_dtype.
+
+    M <- mu M + (1 - mu) G;  W <- (1 - lr wd) W - lr 0.2 sqrt(max(m, n)) NS((1 - mu) G + mu M)
+
+    Source: arXiv:2502.16982, Section 2.2; M is (1 - mu) times theirs, which NS does not see.
+    Shapes: parameters (..., m, n); each matrix along the leading axes, an expert, is updated alone.
+
+    Args:
+        groups: param_groups, each with its `weight_decay`.
+        lr: learning rate.
+        momentum: mu of the Nesterov momentum.
+        ns_dtype: arithmetic of the orthogonalization, a key of `NS_DTYPES`.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], lr: float, momentum: float, ns_dtype: str):
+        super().__init__(groups, {"lr": lr, "momentum": momentum, "ns_dtype": ns_dtype})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        assert closure is None
+        for group in self.param_groups:
+            lr, momentum = group["lr"], group["momentum"]
+            for parameter in group["params"]:
+                if (grad := parameter.grad) is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(grad)
+                average = state["momentum_buffer"].lerp_(grad, 1 - momentum)
+                update = orthogonalize(grad.lerp(average, momentum), NS_DTYPES[group["ns_dtype"]])
+                parameter.mul_(1 - lr * group["weight_decay"])
+                parameter.add_(update, alpha=-lr * (0.2 * math.sqrt(max(parameter.shape[-2:]))))
+
+
+def muon(groups: list[ParameterGroup], config: "OptimConfig", lr: float) -> CompositeOptimizer:
+    """Muon for the role 'matrix', AdamW for all others (paper, Appendix B.1.2; arXiv:2502.16982).
+
+    One peak learning rate serves both: 0.2 sqrt(max(m, n)) gives Muon's update the RMS of AdamW's.
+    2-D matrices in bfloat16 are stepped by torch.optim.Muon itself.
+
+    Raises:
+        ValueError: there is no trained matrix inside a block.
+    """
+    matrices = next((group for group in groups if group.role == "matrix"), None)
+    if matrices is None:
+        raise ValueError("model.optim.name is 'muon', but no matrix inside a block is trained; use adamw.")
+    plain: list[NamedParameter] = []
+    batched: list[NamedParameter] = []
+    for member in matrices.members:
+        (plain if member.parameter.ndim == 2 and config.ns_dtype == "bfloat16" else batched).append(member)
+    parts: list[Optimizer] = []
+    if plain:
+        parts.append(
+            torch.optim.Muon(
+                [replace(matrices, members=tuple(plain)).options("muon", config.weight_decay)],
+                lr=lr,
+                momentum=config.muon_momentum,
+                ns_coefficients=NS_COEFFICIENTS,
+                eps=NS_EPS,
+                ns_steps=NS_STEPS,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        )
+    if batched:
+        options = replace(matrices, members=tuple(batched)).options("muon", config.weight_decay)
+        parts.append(BatchedMuon([options], lr, config.muon_momentum, config.ns_dtype))
+    rest = [group for group in groups if group is not matrices]
+    if rest:
+        parts.append(adamw(rest, config, lr))
+    return CompositeOptimizer(parts)

@@ -1,0 +1,275 @@
+"""Muon against torch's own on single matrices, and against Moonlight's formula written out."""
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.optim import OptimConfig, build_optimizer, parameter_groups
+from lightning_sv.optim.muon import orthogonalize
+from lightning_sv.scale import ScaledLinear, ScaleStrategy
+from lightning_sv.scale.vector import OriginalSpaceScale
+
+LR, STEPS = 0.02, 6
+
+
+class Experts(nn.Module):
+    """Every kind of parameter: 2-D and 3-D, wide and tall, router, embedding, head, scale vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.tall = ScaledLinear(40, 24), ScaledLinear(24, 40)
+        self.up = ScaledLinear(24, 40, lead=(5,), scale_in=OriginalSpaceScale(24, "input", lead=(5,)))
+        self.down = ScaledLinear(40, 24, lead=(5,), scale_out=OriginalSpaceScale(24, "output", lead=(5,)))
+        self.router = ScaledLinear(24, 5, role="router")
+        self.embed, self.head = nn.Embedding(48, 24), ScaledLinear(24, 48, role="head")
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, mean=0.1)
+
+
+def train(
+    model: nn.Module, optimizer: Optimizer, steps: range, each: Callable[[], None] = lambda: None, scale: float = 1.0
+) -> None:
+    """Step on gradients that depend on the step and the parameter's name alone."""
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        for parameter in model.parameters():
+            gradient = scale * torch.randn(parameter.shape, generator=generator)
+            parameter.grad = gradient if parameter.requires_grad else None
+        optimizer.step()
+        each()
+
+
+def build(model: nn.Module, **kwargs) -> Optimizer:
+    return build_optimizer(parameter_groups(model, frozenset({"input"})), OptimConfig("muon", **kwargs), LR)
+
+
+def torch_muon(parameters: list[nn.Parameter]) -> Optimizer:
+    return torch.optim.Muon(parameters, lr=LR, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+
+
+def moonlight(weight: Tensor, gradients: list[Tensor]) -> Tensor:
+    """arXiv:2502.16982, eq. 1 and 4, with Nesterov momentum, in plain float64."""
+    weight, momentum = weight.double(), torch.zeros_like(weight, dtype=torch.float64)
+    for gradient in gradients:
+        momentum = 0.95 * momentum + gradient.double()
+        x = gradient.double() + 0.95 * momentum
+        x = x / x.square().sum().sqrt()
+        for _ in range(5):
+            x = 3.4445 * x - 4.7750 * x @ x.T @ x + 2.0315 * x @ x.T @ x @ x.T @ x
+        weight = weight - LR * (0.2 * math.sqrt(max(weight.shape)) * x + 0.1 * weight)
+    return weight
+
+
+def test_one_object_with_both_kinds() -> None:
+    optimizer = build(Experts())
+    assert isinstance(optimizer, Optimizer)
+    shown = [(g["kind"], g["role"], len(g["params"]), g["weight_decay"]) for g in optimizer.param_groups]
+    assert shown == [
+        ("muon", "matrix", 2, 0.1),
+        ("muon", "matrix", 2, 0.1),
+        ("adamw", "router", 1, 0.1),
+        ("adamw", "head", 1, 0.1),
+        ("adamw", "embedding", 1, 0.1),
+        ("adamw", "input", 2, 0.1),
+        ("adamw", "output", 2, 0.0),
+    ]
+    assert all(g["fused"] for g in optimizer.param_groups if g["kind"] == "adamw")
+
+
+def test_every_update_is_torchs_own_bit_for_bit() -> None:
+    """2-D matrices as torch.optim.Muon, experts as one torch.optim.Muon a slice, the rest as torch.optim.AdamW."""
+    ours, theirs = Experts(), Experts()
+    theirs.load_state_dict(ours.state_dict())
+    experts = {name: [nn.Parameter(w.clone()) for w in getattr(theirs, name).weight] for name in ("up", "down")}
+    flat = [theirs.wide.weight, theirs.tall.weight]
+    decayed = [theirs.router.weight, theirs.head.weight, theirs.embed.weight, *theirs.up.scale_in.parameters()]
+    groups = [{"params": decayed}, {"params": list(theirs.down.scale_out.parameters()), "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    muon = torch_muon([*flat, *experts["up"], *experts["down"]])
+
+    class Both:
+        def step(self) -> None:
+            for name, slices in experts.items():
+                for matrix, gradient in zip(slices, getattr(theirs, name).weight.grad, strict=True):
+                    matrix.grad = gradient
+            muon.step()
+            adamw.step()
+
+    train(ours, build(ours), range(STEPS))
+    train(theirs, Both(), range(STEPS))
+    for name, slices in experts.items():
+        getattr(theirs, name).weight.data = torch.stack([matrix.data for matrix in slices])
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_equals_moonlights_formula() -> None:
+    model = Experts()
+    starts = {name: p.detach().clone() for name, p in model.named_parameters()}
+    gradients: dict[str, list[Tensor]] = {name: [] for name in starts}
+
+    def keep() -> None:
+        for name, parameter in model.named_parameters():
+            gradients[name].append(parameter.grad.clone())
+
+    train(model, build(model, ns_dtype="float32"), range(STEPS), keep)
+    for name in ("wide", "tall", "up", "down"):
+        weight, start, grads = getattr(model, name).weight, starts[f"{name}.weight"], gradients[f"{name}.weight"]
+        cells = [()] if weight.ndim == 2 else [(e,) for e in range(5)]
+        for cell in cells:
+            expected = moonlight(start[cell], [grad[cell] for grad in grads])
+            torch.testing.assert_close(weight[cell].double(), expected, rtol=0, atol=2e-6)
+
+
+def test_orthogonalization_of_a_batch() -> None:
+    """Singular values near 1, singular vectors kept; float32 slices as the float32 batch."""
+    batch = torch.randn(4, 3, 20, 12)
+    found = orthogonalize(batch, torch.float32)
+    u, _, vt = torch.linalg.svd(batch, full_matrices=False)
+    values = u.mT @ found @ vt.mT
+    diagonal = torch.diagonal(values, dim1=-2, dim2=-1)
+    assert diagonal.min() > 0.65 and diagonal.max() < 1.25
+    assert (values - torch.diag_embed(diagonal)).abs().max() < 1e-4
+    single = torch.stack([orthogonalize(matrix, torch.float32) for matrix in batch.flatten(0, 1)])
+    torch.testing.assert_close(found.flatten(0, 1), single, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("ns_dtype", ["bfloat16", "float32"])
+def test_an_expert_without_tokens(ns_dtype: str) -> None:
+    model = nn.ModuleList([ScaledLinear(8, 6, lead=(3,))])
+    (weight,) = model.parameters()
+    nn.init.normal_(weight)
+    optimizer = build(model, ns_dtype=ns_dtype)
+
+    def step(gradient: Tensor) -> Tensor:
+        before = weight.detach().clone()
+        weight.grad = gradient
+        optimizer.step()
+        return weight.detach() - before * (1 - LR * 0.1)
+
+    gradient = torch.randn(weight.shape)
+    gradient[1] = 0
+    update = step(gradient)
+    assert update.isfinite().all() and update[0].abs().max() > 0
+    torch.testing.assert_close(update[1], torch.zeros(6, 8), rtol=0, atol=1e-7)  # decay alone
+    update = step(torch.zeros_like(gradient))
+    assert update.isfinite().all() and update[0].norm() > 0.1 * LR  # momentum still acts
+
+
+@pytest.mark.parametrize("ns_dtype", ["bfloat16", "float32"])
+def test_resuming_is_exact(ns_dtype: str, tmp_path: Path) -> None:
+    whole = Experts()
+    half = copy.deepcopy(whole)
+    train(whole, build(whole, ns_dtype=ns_dtype), range(2 * STEPS))
+    optimizer = build(half, ns_dtype=ns_dtype)
+    train(half, optimizer, range(STEPS))
+    torch.save({"model": half.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "half.pt")
+    saved = torch.load(tmp_path / "half.pt", weights_only=True)
+    resumed = Experts()
+    resumed.load_state_dict(saved["model"])
+    fresh = build(resumed, ns_dtype=ns_dtype)
+    train(resumed, fresh, range(1))  # state that loading must replace
+    resumed.load_state_dict(saved["model"])
+    fresh.load_state_dict(saved["optimizer"])
+    train(resumed, fresh, range(STEPS, 2 * STEPS))
+    for (name, a), b in zip(whole.named_parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_a_copy_steps_like_the_original() -> None:
+    model = Experts()
+    optimizer = build(model)
+    train(model, optimizer, range(2))
+    twin, twin_optimizer = copy.deepcopy((model, optimizer))
+    train(model, optimizer, range(2, 4))
+    train(twin, twin_optimizer, range(2, 4))
+    for (name, a), b in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert torch.equal(a, b) and a is not b, name
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_scheduler_reaches_both_kinds(resumed: bool) -> None:
+    """A factor of 0 from the second step on stops every parameter, before and after a load."""
+    model = Experts()
+    optimizer = build(model)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(step == 0))
+    train(model, optimizer, range(1), scheduler.step)
+    if resumed:
+        optimizer.load_state_dict(optimizer.state_dict())
+    assert {group["lr"] for group in optimizer.param_groups} == {0.0}
+    before = copy.deepcopy(model)
+    train(model, optimizer, range(1, 3))
+    for (name, a), b in zip(model.named_parameters(), before.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    for group in optimizer.param_groups:
+        group["lr"] = LR
+    train(model, optimizer, range(3, 4))
+    assert all(not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
+
+
+def test_frozen_and_gradless_parameters_stay() -> None:
+    model = Experts()
+    model.wide.weight.requires_grad_(False)
+    optimizer = build(model)
+    still = {"tall.weight", "down.weight", "head.weight"}
+    before = copy.deepcopy(model)
+    for name, parameter in model.named_parameters():
+        parameter.grad = None if name in still else torch.randn_like(parameter)
+    optimizer.step()
+    moved = {
+        n for (n, a), b in zip(model.named_parameters(), before.parameters(), strict=True) if not torch.equal(a, b)
+    }
+    assert moved == {name for name, _ in model.named_parameters()} - still - {"wide.weight"}
+    assert len(optimizer.state) == len(moved)
+
+
+def test_the_closure_gives_loss_and_gradients() -> None:
+    model = Experts()
+    optimizer = build(model)
+
+    def loss() -> Tensor:
+        return torch.stack([p.square().sum() for p in model.parameters()]).sum()
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    before = loss()
+    assert optimizer.step(closure) == before
+    assert loss() < before
+
+
+def test_a_group_added_later_is_not_forgotten() -> None:
+    optimizer = build(Experts())
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    with pytest.raises(AssertionError, match="group added later"):
+        optimizer.step()
+
+
+def test_a_model_without_trained_block_matrices_is_refused(config: BackboneConfig) -> None:
+    model = Backbone(config)
+    model.layers.requires_grad_(False)
+    with pytest.raises(ValueError, match="model.optim.name is 'muon', but no matrix inside a block is trained"):
+        build(model)
+
+
+def test_the_rms_of_an_update_is_that_of_adamw(config: BackboneConfig) -> None:
+    """About 0.2 a unit of learning rate, as arXiv:2502.16982 chooses, for every shape of the backbone."""
+    strategy = ScaleStrategy.parse("unified")
+    model = Backbone(config, strategy)
+    settings = OptimConfig("muon", weight_decay=0.0)
+    optimizer = build_optimizer(parameter_groups(model, strategy.decayed_roles), settings, 1.0)
+    before = copy.deepcopy(model)
+    train(model, optimizer, range(1))
+    for (name, a), b in zip(model.named_parameters(), before.parameters(), strict=True):
+        if name.endswith("_proj.weight"):
+            assert 0.14 < (a - b).square().mean().sqrt() < 0.25, name
