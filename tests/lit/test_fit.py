@@ -1,6 +1,7 @@
 """Runs through the command line, in process: what they leave, and what they refuse."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -71,6 +72,33 @@ def test_accumulation_gives_the_same_run(run: Path, run_args: list[str], tmp_pat
     assert theirs.curve("val/loss").tokens.tolist() == ours.curve("val/loss").tokens.tolist()
 
 
+def test_muon_and_wsd(run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In parts as in one, in bf16 as in float32; wsd reaches both kinds of group; the checkpoint holds plain values."""
+    args = ["--model.optim.name", "muon", "--model.optim.lr", "0.01", "--model.schedule.name", "wsd"]
+    args = [*run_args, *args, "--model.schedule.warmup_ratio", "0.2", "--model.schedule.final_ratio", "0"]
+    runs = {
+        "whole": ["--model.optim.ns_dtype", "float32"],
+        "parts": ["--model.optim.ns_dtype", "float32", "--data.micro_batch", "1"],
+        "bf16": ["--trainer.precision", "bf16-mixed"],
+    }
+    for name, more in runs.items():
+        assert main(["fit", *args, *more, "--run_dir", str(tmp_path / name)]) == 0
+    assert re.search(r"matrix .* muon .* 0.01 .* 0.1", capsys.readouterr().out)
+    record = read_run(tmp_path / "whole")
+    factors = [1 / 3, 2 / 3, *[1.0] * 9, 0.5]
+    assert record.curve("lr").values == pytest.approx([0.01 * factor for factor in factors])
+    losses = record.curve("train/loss").values
+    assert losses[-1] < losses[0] - 0.3
+    assert read_run(tmp_path / "parts").curve("train/loss").values == pytest.approx(losses, rel=1e-4)
+    assert read_run(tmp_path / "bf16").curve("train/loss").values == pytest.approx(losses, rel=0.02)
+    checkpoint = torch.load(tmp_path / "bf16" / "checkpoints" / "last.ckpt", weights_only=True)
+    (optimizer,) = checkpoint["optimizer_states"]
+    assert {(group["kind"], group["initial_lr"]) for group in optimizer["param_groups"]} == {
+        ("muon", 0.01),
+        ("adamw", 0.01),
+    }
+
+
 def test_budget_bf16_compile_masks_and_validate(
     run: Path, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,6 +136,7 @@ def test_budget_bf16_compile_masks_and_validate(
         (["--data.micro_batch", "3"], "data.micro_batch 3 does not divide"),
         (["--trainer.accumulate_grad_batches", "2"], "set data.global_batch and data.micro_batch instead"),
         (["--model.backbone.name", "mine"], "set model.optim.lr"),
+        (["--model.optim.name", "sgd"], "known: adamw muon"),
         (["--data.corpus.dir", "nowhere"], "nowhere/manifest.json does not exist"),
         (["--config", "nothing.yaml"], "nothing.yaml: there is no such file"),
         (["--trainer.precision", "bf16-true"], "use bf16-mixed"),

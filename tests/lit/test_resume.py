@@ -46,7 +46,9 @@ def long_args(run_args: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_killed_and_resumed_equals_uninterrupted(long_args: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("optim", ["adamw", "muon"])
+def test_killed_and_resumed_equals_uninterrupted(optim: str, long_args: list[str], tmp_path: Path) -> None:
+    long_args = [*long_args, "--model.optim.name", optim, "--model.optim.lr", "6e-3"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert main(["fit", *long_args, "--run_dir", str(whole)]) == 0
     for stop_at in (11, 32):
