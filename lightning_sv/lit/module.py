@@ -46,7 +46,7 @@ class PretrainModule(L.LightningModule):
         seed: of the initialization; null for seed_everything's.
 
     Raises:
-        ValueError: a strategy or option that does not fit the model, or no learning rate known.
+        ValueError: a strategy, option or optimizer that does not fit the model, or no learning rate known.
     """
 
     def __init__(

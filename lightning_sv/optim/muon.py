@@ -25,7 +25,7 @@ NS_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def orthogonalize(update: Tensor, dtype: torch.dtype) -> Tensor:
-    """About U V^T of each matrix U S V^T in `update`: singular values near 1, between 0.7 and 1.2.
+    """About U V^T of each matrix U S V^T in `update`: singular values of 0.7 to 1.2 unless far below the largest.
 
     X <- a X + (b X X^T + c (X X^T)^2) X, five times, from X = update / ||update||_F.
 
