@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile
 
 MODEL ?= mini
-SCALE ?= unified
+SCALE ?=
 OPTIM ?= adamw
 SCHEDULE ?= cos
 TRAINER ?= cpu
@@ -57,8 +57,8 @@ install: $(VENV)/.run  ## the locked environment in .venv
 data: $(VENV)/.run  ## text to tokens to shards: DATA
 	@$(BIN)/lightning-sv prepare --config conf/data/$(DATA).yaml
 
-train: data  ## train MODEL with the strategy SCALE, end with a table and a picture
-	@$(BIN)/lightning-sv fit $(call CONFIG,$(MODEL)) --model.scale '$(SCALE)' $(ARGS)
+train: data  ## train MODEL with the strategy SCALE (unified; iwd for Gemma), end with a table and a picture
+	@$(BIN)/lightning-sv fit $(call CONFIG,$(MODEL)) $(if $(SCALE),--model.scale '$(SCALE)') $(ARGS)
 
 compare: MODEL = tiny
 compare: data  ## strategies A and B in SEEDS pairs: difference with its interval, a picture

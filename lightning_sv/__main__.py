@@ -126,7 +126,7 @@ def _params(argv: list[str]) -> int:
     for key in ("optim", "schedule"):
         parser.add_argument(f"--model.{key}", type=dict, help="Not used here.")
     ignored = [f"model.{key}" for key in ("tokens_per_param", "mask_documents", "compile", "seed")]
-    ignored += ["data", "trainer", "scalars", "branch_norms", "checkpoint", "progress"]
+    ignored += ["data", "trainer", "scalars", "branch_norms", "experts", "checkpoint", "progress"]
     ignored += ["seed_everything", "run_dir", "ckpt_path", "weights_only"]
     for key in ignored:
         parser.add_argument(f"--{key}", type=Any, help="Not used here.")
@@ -153,7 +153,7 @@ def _generate(argv: list[str]) -> int:
 
     from lightning_sv.corpus import Tokenizer
     from lightning_sv.lit.generate import generate
-    from lightning_sv.lit.module import load_backbone
+    from lightning_sv.lit.load import load_backbone
     from lightning_sv.paper import read_run
 
     parser = ArgumentParser(prog="lightning-sv generate", description="Continue a prompt.")

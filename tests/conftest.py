@@ -2,6 +2,7 @@
 
 import itertools
 import signal
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,10 @@ from lightning_sv.scale.strategy import AXES
 ALL_STRATEGIES = ["+".join(tokens) for tokens in itertools.product(*AXES.values())]
 #: every combination that builds a different model (decay does not)
 BUILDS = ["+".join(tokens) for tokens in itertools.product(*list(AXES.values())[:3])]
+
+#: what makes a Llama a Gemma, and a small LlamaMoE whose experts' width, int(2 * 32 / 3) = 21, fits no alignment
+GEMMA: dict[str, Any] = {"qk_norm": True, "post_norm": True}
+MOE: dict[str, Any] = {"n_expert": 6, "n_expert_active": 2}
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,9 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
+from lightning_sv.callbacks.charts import chart_layout
 from lightning_sv.callbacks.scalars import write_scalars
-from lightning_sv.scale import BranchGroup
+from lightning_sv.scale import BranchGroup, RMSNorm
 
 
 def branch_norms(model: nn.Module) -> dict[str, Tensor]:
@@ -18,27 +19,40 @@ def branch_norms(model: nn.Module) -> dict[str, Tensor]:
     W: Frobenius norm of the weight; gamma_in, gamma_out: Euclidean norm over sqrt(width), so 1 at
     initialization; effective: Frobenius norm of diag(gamma_out) W diag(gamma_in) (paper, Section
     3.4). The head's branch is keyed 'head/lm_head/...'. 'mean/q_proj/...' averages over layers.
+    Of experts the mean is given, and 'layer0/expert_up_proj/effective/expert3' for each. Norms that
+    feed no branch (Q/K-norm, Post-Norm) are keyed 'layer0/q_norm/gamma'.
     """
     out: dict[str, Tensor] = {}
+    fed: set[str] = set()
     with torch.no_grad():
-        for path, group in model.named_modules():
-            if not isinstance(group, BranchGroup):
-                continue
+        for path, module in model.named_modules():
             parts = path.split(".")
-            where = f"layer{parts[parts.index('layers') + 1]}" if "layers" in parts else "head"
-            for name, branch in group.branches():
-                gamma_in, gamma_out = group.gammas(name)
-                key = f"{where}/{name}"
-                out[f"{key}/W"] = branch.weight.norm()
-                out[f"{key}/effective"] = group.effective_weight(name).norm()
-                for side, gamma in (("gamma_in", gamma_in), ("gamma_out", gamma_out)):
-                    if gamma is not None:
-                        out[f"{key}/{side}"] = gamma.square().mean().sqrt()
+            where = f"layer{parts[parts.index('layers') + 1]}" if "layers" in parts[:-1] else "head"
+            if isinstance(module, BranchGroup):
+                fed.add(f"{path}.norm")
+                for name in module.names:
+                    out |= {f"{where}/{name}/{key}": value for key, value in _norms(module, name).items()}
+            elif isinstance(module, RMSNorm) and path not in fed and module.scale is not None:
+                out[f"{where}/{parts[-1]}/gamma"] = module.scale().square().mean().sqrt()
     over_layers: dict[str, list[Tensor]] = defaultdict(list)
     for key, value in out.items():
-        if key.startswith("layer"):
+        if key.startswith("layer") and key.count("/") == 2:
             over_layers[key.partition("/")[2]].append(value)
     out |= {f"mean/{key}": torch.stack(values).mean() for key, values in over_layers.items()}
+    return out
+
+
+def _norms(group: BranchGroup, name: str) -> dict[str, Tensor]:
+    """Return the norms of one branch; the last axes are its own, a leading one counts experts."""
+    weight: Tensor = getattr(group, name).weight
+    gamma_in, gamma_out = group.gammas(name)
+    effective = torch.linalg.matrix_norm(group.effective_weight(name))
+    out = {"W": torch.linalg.matrix_norm(weight).mean(), "effective": effective.mean()}
+    if effective.ndim:
+        out |= {f"effective/expert{e}": value for e, value in enumerate(effective)}
+    for side, gamma in (("gamma_in", gamma_in), ("gamma_out", gamma_out)):
+        if gamma is not None:
+            out[side] = gamma.square().mean(-1).sqrt().mean()
     return out
 
 
@@ -59,7 +73,7 @@ class BranchNorms(L.Callback):
         """Lay the charts out and write the starting norms."""
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_custom_scalars(chart_layout(pl_module.net))
+                logger.experiment.add_custom_scalars(chart_layout(branch_norms(pl_module.net)))
         self._write(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -74,19 +88,3 @@ class BranchNorms(L.Callback):
         norms = branch_norms(pl_module.net)
         values = torch.stack(list(norms.values())).tolist()  # one transfer from the device
         write_scalars(trainer, {f"branch_norm/{k}": v for k, v in zip(norms, values, strict=True)})
-
-
-def chart_layout(model: nn.Module) -> dict[str, dict[str, list[Any]]]:
-    """Return TensorBoard's custom-scalar layout: one chart a layer and kind, a line a branch."""
-    charts: dict[str, dict[str, list[Any]]] = {}
-    norms = branch_norms(model)
-    for group, members in (("Q, K, V", ("q_proj", "k_proj", "v_proj")), ("gate, up", ("gate_proj", "up_proj"))):
-        page: dict[str, list[Any]] = {}
-        places = dict.fromkeys(key.split("/")[0] for key in norms if key.split("/")[1] in members)
-        for place in sorted(places, key=lambda p: (p != "mean", len(p), p)):
-            for kind in ("effective", "W", "gamma_in", "gamma_out"):
-                tags = [f"branch_norm/{place}/{m}/{kind}" for m in members if f"{place}/{m}/{kind}" in norms]
-                if tags:
-                    page[f"{kind}, {place}"] = ["Multiline", tags]
-        charts[group] = page
-    return charts

@@ -53,8 +53,7 @@ class Scalars(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Accumulate the loss on the device; write every n optimizer steps."""
-        # Lightning divides the loss by the number of micro-batches before backward.
-        loss = outputs["loss"].detach() * trainer.accumulate_grad_batches
+        loss = outputs["nats"]
         self._loss = loss if self._loss is None else self._loss + loss
         self._batches += 1
         last = trainer.global_step >= trainer.max_steps

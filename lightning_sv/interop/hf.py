@@ -1,35 +1,62 @@
-"""To Hugging Face's Llama."""
+"""To Hugging Face's Llama, Gemma 3 and Qwen2-MoE."""
 
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from lightning_sv.interop.fold import fold
+from lightning_sv.interop.fold import refuse_normalized_outputs
 from lightning_sv.nn import Backbone, BackboneConfig
-from lightning_sv.scale import BranchGroup, DirectScale
+from lightning_sv.scale import BranchGroup, RMSNorm
 
-# ours, inside a layer -> theirs
-_LAYER_KEYS = {
+# ours, inside a layer -> theirs; a norm's key stands for its gamma
+_ATTENTION = {
+    "attn.qkv.norm": "input_layernorm.weight",
     "attn.qkv.q_proj.weight": "self_attn.q_proj.weight",
     "attn.qkv.k_proj.weight": "self_attn.k_proj.weight",
     "attn.qkv.v_proj.weight": "self_attn.v_proj.weight",
     "attn.o_proj.weight": "self_attn.o_proj.weight",
+}
+_FFN = {
     "ffn.gate_up.gate_proj.weight": "mlp.gate_proj.weight",
     "ffn.gate_up.up_proj.weight": "mlp.up_proj.weight",
     "ffn.down_proj.weight": "mlp.down_proj.weight",
-    "attn.qkv.norm.scale.gamma": "input_layernorm.weight",
-    "ffn.gate_up.norm.scale.gamma": "post_attention_layernorm.weight",
 }
-_KEYS = {
+_MOE = {
+    "ffn.inputs.norm": "post_attention_layernorm.weight",
+    "ffn.inputs.router.weight": "mlp.gate.weight",
+    "ffn.inputs.shared_gate_proj.weight": "mlp.shared_expert.gate_proj.weight",
+    "ffn.inputs.shared_up_proj.weight": "mlp.shared_expert.up_proj.weight",
+    "ffn.inputs.shared_router.weight": "mlp.shared_expert_gate.weight",
+    "ffn.shared_down_proj.weight": "mlp.shared_expert.down_proj.weight",
+    "ffn.expert_down_proj.weight": "mlp.experts.down_proj",
+}
+_LLAMA_LAYER = _ATTENTION | _FFN | {"ffn.gate_up.norm": "post_attention_layernorm.weight"}
+_GEMMA_LAYER = (
+    _ATTENTION
+    | _FFN
+    | {
+        "attn.q_norm": "self_attn.q_norm.weight",
+        "attn.k_norm": "self_attn.k_norm.weight",
+        "attn_post_norm": "post_attention_layernorm.weight",
+        "ffn.gate_up.norm": "pre_feedforward_layernorm.weight",
+        "ffn_post_norm": "post_feedforward_layernorm.weight",
+    }
+)
+_OUTSIDE = {
     "embed.weight": "model.embed_tokens.weight",
-    "head.norm.scale.gamma": "model.norm.weight",
+    "head.norm": "model.norm.weight",
     "head.lm_head.weight": "lm_head.weight",
 }
 
 
 def hugging_face_config(config: BackboneConfig, max_positions: int = 4096) -> dict[str, Any]:
-    """Return the arguments of transformers.LlamaConfig for these sizes."""
-    return {
+    """Return the arguments of the transformers config class for these sizes: Llama, Gemma 3 or Qwen2-MoE.
+
+    Raises:
+        ValueError: a mixture of these families, which transformers has no class for.
+    """
+    shared = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
         "intermediate_size": config.ffn_width,
@@ -37,46 +64,112 @@ def hugging_face_config(config: BackboneConfig, max_positions: int = 4096) -> di
         "num_attention_heads": config.n_head,
         "num_key_value_heads": config.n_head,
         "head_dim": config.head_width,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
         "rms_norm_eps": config.norm_eps,
         "max_position_embeddings": max_positions,
         "tie_word_embeddings": False,
-        "attention_bias": False,
-        "mlp_bias": False,
     }
+    rope = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if config.qk_norm != config.post_norm or (config.n_expert and config.qk_norm):
+        raise ValueError(
+            "transformers has no model with these norms: set qk_norm and post_norm both or neither, and neither with "
+            "n_expert."
+        )
+    if config.qk_norm:
+        return shared | {
+            "hidden_activation": "silu",
+            "query_pre_attn_scalar": config.head_width,
+            "layer_types": ["full_attention"] * config.n_layer,
+            "rope_parameters": {"full_attention": rope, "sliding_attention": rope},
+        }
+    if config.n_expert:
+        return shared | {
+            "rope_parameters": rope,
+            "qkv_bias": False,
+            "num_experts": config.n_expert,
+            "num_experts_per_tok": config.n_expert_active,
+            "moe_intermediate_size": config.expert_width,
+            "shared_expert_intermediate_size": config.ffn_width,
+            "norm_topk_prob": config.router.renormalize,
+            "router_aux_loss_coef": config.router.balance_coef / config.n_expert_active,  # theirs is k when balanced
+        }
+    return shared | {"rope_parameters": rope, "attention_bias": False, "mlp_bias": False}
 
 
-def _is_llama(model: Backbone) -> bool:
-    """Whether every norm owns a plain gamma and no branch has anything but its matrix."""
-    groups = [module for module in model.modules() if isinstance(module, BranchGroup)]
-    return all(
-        isinstance(group.norm.scale, DirectScale)
-        and group.scale_out is None
-        and all(b.scale_in is None and b.scale_out is None and b.norm_width is None for _, b in group.branches())
-        for group in groups
+@torch.no_grad()
+def plain_weights(model: Backbone) -> dict[str, Tensor]:
+    """Matrices and norms' gammas, by path, of a model with plain norms that computes the same logits.
+
+    Where norms own all scale vectors (`bp` without `hg`) they stay there; else every branch's
+    vectors are folded into its matrix, and the gammas of the norms that feed branches are 1.
+
+    Raises:
+        ValueError: a branch normalizes its output (`dnp`), which no plain model has a place for.
+    """
+    refuse_normalized_outputs(model)
+    groups = {path: m for path, m in model.named_modules() if isinstance(m, BranchGroup)}
+    branches = [branch for group in groups.values() for _, branch in group.branches()]
+    owned = all(b.scale_in is None and b.scale_out is None for b in branches) and not any(
+        len(g.scale_out) for g in groups.values()
     )
+    out = {name: p.detach() for name, p in model.named_parameters() if name.endswith(".weight")}
+    for path, module in model.named_modules():
+        if isinstance(module, RMSNorm):
+            out[path] = model.embed.weight.new_ones(module.d) if module.scale is None else module.scale()
+    if not owned:
+        for path, group in groups.items():
+            out[f"{path}.norm"] = torch.ones_like(out[f"{path}.norm"])
+            out |= {f"{path}.{name}.weight": group.effective_weight(name) for name in group.names}
+    return out
 
 
 @torch.no_grad()
 def to_hugging_face(model: Backbone) -> Any:
-    """Return a transformers.LlamaForCausalLM with the same logits.
+    """Return a transformers model with the same logits: LlamaForCausalLM, Gemma3ForCausalLM or Qwen2MoeForCausalLM.
 
-    `llama` keeps its scale vectors as the norms' weights; every other strategy is folded into the
-    matrices first, and the norms' weights are 1.
+    The family follows from the sizes (`qk_norm` and `post_norm`: Gemma 3; `n_expert`: Qwen2-MoE).
+    What theirs has beyond ours is set so that it does nothing: Gemma's embedding scale is divided
+    out, and the sigmoid before Qwen's shared expert is one half with a down_proj twice as large.
 
     Raises:
-        ValueError: the strategy normalizes outputs (`dnp`), which Llama has no place for.
+        ValueError: the strategy normalizes outputs (`dnp`), or transformers has no such model.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM
+    import transformers
 
-    plain = model if _is_llama(model) else fold(model)
-    theirs = LlamaForCausalLM(LlamaConfig(**hugging_face_config(model.config)))
-    ours = plain.state_dict()
-    weights = {}
-    keys = dict(_KEYS)
-    for i in range(model.config.n_layer):
-        keys |= {f"layers.{i}.{a}": f"model.layers.{i}.{b}" for a, b in _LAYER_KEYS.items()}
-    for mine, hers in keys.items():
-        weights[hers] = ours[mine] if mine in ours else torch.ones(model.config.d_model)
+    config, ours = model.config, plain_weights(model)
+    arguments = hugging_face_config(config)
+    if config.qk_norm:
+        theirs: nn.Module = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**arguments))
+        layer = _GEMMA_LAYER
+        ours = {key: value - 1 if "norm" in key else value for key, value in ours.items()}  # theirs is 1 + w
+        ours["embed.weight"] = ours["embed.weight"] / config.d_model**0.5
+    elif config.n_expert:
+        theirs = transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**arguments))
+        layer = _MOE | _ATTENTION
+        _complete_experts(config, ours)
+    else:
+        theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**arguments))
+        layer = _LLAMA_LAYER
+    weights = {hers: ours[mine] for mine, hers in _OUTSIDE.items()}
+    for i in range(config.n_layer):
+        weights |= {f"model.layers.{i}.{hers}": ours[f"layers.{i}.{mine}"] for mine, hers in layer.items()}
+        if config.n_expert:
+            pair = [ours[f"layers.{i}.ffn.inputs.expert_{side}_proj.weight"] for side in ("gate", "up")]
+            weights[f"model.layers.{i}.mlp.experts.gate_up_proj"] = torch.cat(pair, dim=1)
     theirs.to(model.embed.weight.dtype).load_state_dict(weights)
     return theirs
+
+
+def _complete_experts(config: BackboneConfig, ours: dict[str, Tensor]) -> None:
+    """Give every block the shared expert and its gate that Qwen2-MoE always has."""
+    zeros = ours["embed.weight"].new_zeros
+    if config.router.balance == "bias":
+        raise ValueError("transformers' Qwen2-MoE has no bias on the choice of experts; export models without it.")
+    for i in range(config.n_layer):
+        path = f"layers.{i}.ffn"
+        if not config.n_expert_shared:
+            for side in ("gate", "up"):
+                ours[f"{path}.inputs.shared_{side}_proj.weight"] = zeros(config.ffn_width, config.d_model)
+            ours[f"{path}.shared_down_proj.weight"] = zeros(config.d_model, config.ffn_width)
+        if f"{path}.inputs.shared_router.weight" not in ours:
+            ours[f"{path}.inputs.shared_router.weight"] = zeros(1, config.d_model)
+            ours[f"{path}.shared_down_proj.weight"] = 2 * ours[f"{path}.shared_down_proj.weight"]

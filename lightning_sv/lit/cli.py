@@ -15,11 +15,12 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
-from lightning_sv.callbacks import BranchNorms, RunProgress, Scalars
+from lightning_sv.callbacks import BranchNorms, Experts, RunProgress, Scalars
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.lit.checkpoint import AtomicCheckpointIO, LastCheckpoint
 from lightning_sv.lit.data import ShardDataModule
-from lightning_sv.lit.module import PretrainModule, check_checkpoint
+from lightning_sv.lit.load import check_checkpoint
+from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.parser import Parser
 from lightning_sv.lit.refuse import refuse_trainer_keys
 from lightning_sv.lit.summary import SUMMARY_FILE, print_groups, summarize, write_summary
@@ -89,6 +90,7 @@ class PretrainCLI(LightningCLI):
         )
         parser.add_lightning_class_args(Scalars, "scalars")
         parser.add_lightning_class_args(BranchNorms, "branch_norms")
+        parser.add_lightning_class_args(Experts, "experts")
         parser.add_lightning_class_args(LastCheckpoint, "checkpoint")
         parser.add_lightning_class_args(RunProgress, "progress")
 
@@ -213,7 +215,7 @@ def parse_run(args: list[str]) -> tuple[PretrainModule, ShardDataModule]:
     parser.add_argument("--seed_everything", type=bool | int, default=0)
     parser.add_lightning_class_args(PretrainModule, "model")
     parser.add_lightning_class_args(ShardDataModule, "data")
-    for key in ("trainer", "scalars", "branch_norms", "checkpoint", "progress"):
+    for key in ("trainer", "scalars", "branch_norms", "experts", "checkpoint", "progress"):
         parser.add_argument(f"--{key}", type=dict)
     made = parser.instantiate(parser.parse_args(args))
     model: PretrainModule = made.model

@@ -9,13 +9,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import MeanMetric
 
+from lightning_sv.lit.load import CHECKPOINT_KEY
 from lightning_sv.nn import (
     Backbone,
     BackboneConfig,
+    MixtureOfExperts,
+    Routing,
+    activated_parameters,
     document_numbers,
     flops_per_token,
     meta_backbone,
     next_token_loss,
+    router_loss,
 )
 from lightning_sv.optim import (
     OptimConfig,
@@ -34,12 +39,12 @@ class PretrainModule(L.LightningModule):
     Args:
         backbone: the sizes.
         scale: the strategy: tokens joined by '+', one per axis (shared hg / nop bp ap dp dnp /
-            direct or er / wd iwd owd nowd), or a preset (llama, unified).
+            direct offset or er / wd iwd owd nowd), or a preset (llama, unified).
         scale_options: finer choices of the strategy.
         optim: the optimizer.
         schedule: the learning rate over the steps.
-        tokens_per_param: the training budget, from which trainer.max_steps follows unless that is
-            set; 100 in the paper.
+        tokens_per_param: the training budget per activated parameter, from which trainer.max_steps
+            follows unless that is set; 100 in the paper.
         mask_documents: keep attention inside a document of a packed sequence (the paper does not
             say; attention across is the default).
         compile: compile the backbone with torch.compile.
@@ -75,12 +80,16 @@ class PretrainModule(L.LightningModule):
         # Before any data is touched: strategy and optimizer fit the sizes, and the number of parameters.
         meta = meta_backbone(backbone, self.strategy, self.scale_options)
         self.n_params = sum(p.numel() for p in meta.parameters())
+        #: of which one token uses; a sparse expert counts by the share of tokens it sees
+        self.n_activated = activated_parameters(meta, backbone)
         self.meaning = meta.meaning
         build_optimizer(parameter_groups(meta, self.strategy.decayed_roles), self.optim, self.lr)
         self.backbone: Backbone | None = None
         self.val_nats = MeanMetric(nan_strategy="disable")  # a NaN must show
         #: norm of the last gradient before clipping, over all parameters
         self.grad_norm: Tensor | None = None
+        #: (blocks, experts) tokens of each expert in the micro-batches since the last step
+        self._loads: Tensor | None = None
         #: learning rate of the last step (the scheduler has moved on when callbacks see the optimizer)
         self.step_lr = self.lr
 
@@ -105,29 +114,45 @@ class PretrainModule(L.LightningModule):
             self.backbone.compile()  # in place: the checkpoint's keys stay clean
 
     def steps_for_budget(self, tokens_per_step: int) -> int:
-        """Return the optimizer steps that see `tokens_per_param` tokens per parameter, rounded up."""
-        return max(1, -int(-self.tokens_per_param * self.n_params // tokens_per_step))
+        """Return the optimizer steps that see `tokens_per_param` tokens per activated parameter, rounded up."""
+        return max(1, -int(-self.tokens_per_param * self.n_activated // tokens_per_step))
 
     def flops_per_token(self, seq_len: int) -> float:
         """Floating-point operations of forward and backward a token."""
         return flops_per_token(self.net, self.config, seq_len)
 
-    def loss(self, block: Tensor) -> Tensor:
-        """Mean next-token loss in nats per token of a (B, T + 1) block of token ids."""
+    def loss(self, block: Tensor) -> tuple[Tensor, list[Routing]]:
+        """Mean next-token loss in nats per token of a (B, T + 1) block of token ids, and the routings."""
         tokens, targets = block[:, :-1], block[:, 1:]
         documents = None
         if self.mask_documents:
             datamodule: Any = self.trainer.datamodule  # type: ignore[attr-defined]
             documents = document_numbers(tokens, datamodule.eot)
-        return next_token_loss(self.net(tokens, documents), targets)
+        logits, routings = self.net(tokens, documents, with_routing=True)
+        return next_token_loss(logits, targets), routings
 
-    def training_step(self, block: Tensor, batch_idx: int) -> Tensor:
-        """Return the loss of one micro-batch."""
-        return self.loss(block)
+    def training_step(self, block: Tensor, batch_idx: int) -> dict[str, Any]:
+        """Return the loss of one micro-batch, its part in nats per token, and the routings."""
+        nats, routings = self.loss(block)
+        if routings:
+            loads = torch.stack([routing.load for routing in routings])
+            self._loads = loads if self._loads is None else self._loads + loads
+        loss = nats + router_loss(routings, self.config)
+        return {"loss": loss, "nats": nats.detach(), "routings": [routing.detach() for routing in routings]}
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Step, then move the experts' biases by the loads of the step's micro-batches on all devices."""
+        super().optimizer_step(*args, **kwargs)
+        if self._loads is not None:
+            loads, self._loads = self.trainer.strategy.reduce(self._loads, reduce_op="sum"), None
+            assert isinstance(loads, Tensor)
+            mixtures = (m for m in self.net.modules() if isinstance(m, MixtureOfExperts))
+            for mixture, load in zip(mixtures, loads, strict=True):
+                mixture.move_bias(load)
 
     def validation_step(self, block: Tensor, batch_idx: int) -> None:
         """Accumulate nats, weighted by tokens."""
-        self.val_nats.update(self.loss(block), weight=block.shape[0] * (block.shape[1] - 1))
+        self.val_nats.update(self.loss(block)[0], weight=block.shape[0] * (block.shape[1] - 1))
 
     def on_validation_epoch_end(self) -> None:
         """Log val/loss (nats per token); the callbacks write it against tokens."""
@@ -197,41 +222,3 @@ class PretrainModule(L.LightningModule):
             "schedule": asdict(self.schedule),
             "data": {"seq_len": data.seq_len, "global_batch": data.global_batch},
         }
-
-
-#: key of a checkpoint under which `on_save_checkpoint` describes the backbone
-CHECKPOINT_KEY = "lightning_sv"
-
-
-def check_checkpoint(path: str) -> dict[str, Any]:
-    """Read a checkpoint on the CPU, without executing anything it names.
-
-    Raises:
-        ValueError: the file is missing, damaged, or was not written by `PretrainModule`.
-    """
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise ValueError(f"no checkpoint at {path}; give a run directory that holds one.") from error
-    except Exception as error:
-        raise ValueError(f"{path} is not a readable checkpoint ({type(error).__name__}).") from error
-    if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:
-        raise ValueError(f"{path} was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
-    return checkpoint
-
-
-def load_backbone(path: str) -> Backbone:
-    """Rebuild the backbone of a checkpoint, on the CPU, without its optimizer.
-
-    Raises:
-        ValueError: see `check_checkpoint`.
-    """
-    checkpoint = check_checkpoint(path)
-    made = checkpoint[CHECKPOINT_KEY]
-    model = Backbone(BackboneConfig(**made["backbone"]), made["scale"], ScaleOptions(**made["scale_options"]))
-    prefix = "backbone."
-    weights = {
-        name.removeprefix(prefix): value for name, value in checkpoint["state_dict"].items() if name.startswith(prefix)
-    }
-    model.load_state_dict(weights)
-    return model

@@ -44,6 +44,7 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: ShardDataModule,
         "steps": trainer.global_step,
         "tokens": tokens_seen(trainer),
         "parameters": module.n_params,
+        "activated_parameters": module.n_activated,
         "lr": module.lr,
         "val_loss": val_loss,
         "val_perplexity": math.exp(val_loss),
@@ -67,10 +68,12 @@ def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
 def print_groups(console: Console, module: PretrainModule, steps: int, data: ShardDataModule) -> None:
     """Show what is about to be trained: budget and parameter groups."""
     tokens = steps * data.tokens_per_step
+    sparse = module.n_activated < module.n_params
     console.print(
-        f"[bold]{module.config.name}[/bold], [bold]{escape(module.label)}[/bold]: {module.n_params:,} parameters, "
+        f"[bold]{module.config.name}[/bold], [bold]{escape(module.label)}[/bold]: {module.n_params:,} parameters"
+        f"{f' ({module.n_activated:,} activated by a token)' if sparse else ''}, "
         f"{steps:,} steps of {data.global_batch} x {data.seq_len} = {tokens:,} tokens "
-        f"({tokens / module.n_params:.1f} a parameter)"
+        f"({tokens / module.n_activated:.1f} {'an activated' if sparse else 'a'} parameter)"
     )
     table = Table()
     for column in ("role", "tensors", "parameters", "optimizer", "peak lr", "weight decay"):

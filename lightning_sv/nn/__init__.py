@@ -1,14 +1,20 @@
 """Backbones built from scale-vector branches."""
 
 from lightning_sv.nn.backbone import Backbone, meta_backbone
-from lightning_sv.nn.config import BackboneConfig
-from lightning_sv.nn.loss import document_numbers, flops_per_token, next_token_loss
+from lightning_sv.nn.config import BackboneConfig, RouterConfig
+from lightning_sv.nn.loss import activated_parameters, document_numbers, flops_per_token, next_token_loss
+from lightning_sv.nn.moe import MixtureOfExperts, Routing, router_loss
 
 __all__ = [
     "Backbone",
     "BackboneConfig",
+    "MixtureOfExperts",
+    "RouterConfig",
+    "Routing",
+    "activated_parameters",
     "document_numbers",
     "flops_per_token",
     "meta_backbone",
     "next_token_loss",
+    "router_loss",
 ]

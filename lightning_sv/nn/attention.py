@@ -13,9 +13,15 @@ from lightning_sv.scale import Branch, ScaleBuilder
 class Attention(nn.Module):
     """o_proj(softmax(QK^T / sqrt(K)) V), with the norm that feeds q, k and v inside.
 
+    With `qk_norm`, q and k are normalized over the head width before the rotation, as in Gemma 3,
+    each with one scale vector for all heads.
+
     Args:
         config: the sizes.
         build: gives the norm and the branches of the strategy.
+
+    Raises:
+        ValueError: `qk_norm` where the strategy normalizes q or k already (`dnp`).
     """
 
     def __init__(self, config: BackboneConfig, build: ScaleBuilder):
@@ -25,6 +31,17 @@ class Attention(nn.Module):
         branch = Branch(inner, norm_width=self.d_head)  # dnp normalizes per head
         self.qkv = build.group("attn_norm", config.d_model, {"q_proj": branch, "k_proj": branch, "v_proj": branch})
         self.o_proj = nn.Linear(inner, config.d_model, bias=False)
+        self.qk_norm = config.qk_norm
+        if self.qk_norm:
+            twice = [name for name in ("q_proj", "k_proj") if getattr(self.qkv, name).norm_width is not None]
+            if twice:
+                raise ValueError(
+                    f"model.backbone.qk_norm would normalize {' and '.join(twice)} a second time: the scale strategy "
+                    f"{str(build.strategy)!r} does so already; use dp instead of dnp, or "
+                    "model.scale_options.placement_at {q_proj: dp, k_proj: dp}."
+                )
+            self.q_norm = build.norm("q_norm", self.d_head)
+            self.k_norm = build.norm("k_norm", self.d_head)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
         """(B, T, D) -> (B, T, D).
@@ -35,6 +52,8 @@ class Attention(nn.Module):
             mask: (B, 1, T, T), True where a query may look; None for plain causal attention.
         """
         q, k, v = (y.unflatten(-1, (-1, self.d_head)).transpose(1, 2) for y in self.qkv(x))  # B H T K
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, rope), rotate(k, rope)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))

@@ -1,4 +1,6 @@
-"""The Llama backbone; its norms and branches come from a scale-vector strategy."""
+"""The backbone of Llama, Gemma and LlamaMoE; its norms and branches come from a scale-vector strategy."""
+
+from typing import Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -7,23 +9,34 @@ from lightning_sv.nn.attention import Attention
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.nn.ffn import FeedForward
 from lightning_sv.nn.init import init_weights
+from lightning_sv.nn.moe import MixtureOfExperts, Routing
 from lightning_sv.nn.rope import rope_tables
 from lightning_sv.scale import Branch, ScaleBuilder, ScaleOptions, ScaleStrategy
 
 
 class Block(nn.Module):
-    """x + attn(x), then x + ffn(x); attn and ffn hold the norms that feed them (Pre-Norm)."""
+    """x + attn(x), then x + ffn(x); attn and ffn hold the norms that feed them (Pre-Norm).
+
+    With `post_norm`, what they add is normalized first, as in Gemma 3.
+    """
 
     def __init__(self, config: BackboneConfig, build: ScaleBuilder):
         super().__init__()
         self.attn = Attention(config, build)
-        self.ffn = FeedForward(config, build)
+        self.ffn = MixtureOfExperts(config, build) if config.n_expert else FeedForward(config, build)
+        self.attn_post_norm: nn.Module = nn.Identity()
+        self.ffn_post_norm: nn.Module = nn.Identity()
+        if config.post_norm:
+            self.attn_post_norm = build.norm("attn_post_norm", config.d_model)
+            self.ffn_post_norm = build.norm("ffn_post_norm", config.d_model)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
-        """(B, T, D) -> (B, T, D)."""
-        x = x + self.attn(x, rope, mask)
-        out: Tensor = x + self.ffn(x)
-        return out
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None = None
+    ) -> tuple[Tensor, Routing | None]:
+        """(B, T, D) -> (B, T, D), and what the router did, if there is one."""
+        x = x + self.attn_post_norm(self.attn(x, rope, mask))
+        y, routing = self.ffn(x)
+        return x + self.ffn_post_norm(y), routing
 
 
 class Backbone(nn.Module):
@@ -38,7 +51,8 @@ class Backbone(nn.Module):
         seed: of the initialization; see `nn/init.py`.
 
     Raises:
-        ValueError: an unknown strategy, or an option that names a site the model does not have.
+        ValueError: an unknown strategy, one that does not fit the model, or an option that names a
+            site the model does not have.
 
     >>> model = Backbone(BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=64), "hg+or")
     >>> model(torch.zeros(1, 8, dtype=torch.long)).shape
@@ -66,13 +80,25 @@ class Backbone(nn.Module):
         if not self.embed.weight.is_meta:
             init_weights(self, config, seed)
 
-    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+    @overload
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor: ...
+
+    @overload
+    def forward(
+        self, tokens: Tensor, documents: Tensor | None = None, *, with_routing: Literal[True]
+    ) -> tuple[Tensor, list[Routing]]: ...
+
+    def forward(
+        self, tokens: Tensor, documents: Tensor | None = None, *, with_routing: bool = False
+    ) -> Tensor | tuple[Tensor, list[Routing]]:
         """Return next-token logits, (B, T) -> (B, T, vocab_size).
 
         Args:
             tokens: token ids.
             documents: (B, T) document number of each position; attention then stays inside a
                 document. None lets it cross document ends.
+            with_routing: return the routing of every mixture of experts as well, in the order of
+                the blocks; an empty list for a dense model.
         """
         x = self.embed(tokens)  # B T D
         rope = rope_tables(tokens.shape[1], self.config.head_width, self.config.rope_theta, tokens.device)
@@ -80,11 +106,14 @@ class Backbone(nn.Module):
         if documents is not None:
             same = documents.unsqueeze(-1) == documents.unsqueeze(-2)  # B T T
             mask = same.tril().unsqueeze(1)
+        routings = []
         for layer in self.layers:
-            x = layer(x, rope, mask)
+            x, routing = layer(x, rope, mask)
+            if routing is not None:
+                routings.append(routing)
+        logits: Tensor
         (logits,) = self.head(x)
-        out: Tensor = logits
-        return out
+        return (logits, routings) if with_routing else logits
 
 
 def meta_backbone(

@@ -1,13 +1,47 @@
 """The sizes of a backbone, and what the paper leaves open about it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+BALANCES = ("loss", "bias", "none")
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """How a mixture of experts chooses and is kept balanced (not stated in the paper).
+
+    Attributes:
+        renormalize: divide the chosen softmax probabilities by their sum.
+        balance: 'loss': an auxiliary loss (Switch Transformer, arXiv:2101.03961, eq. 4); 'bias':
+            loss-free, a bias on the choice moved after every step (arXiv:2408.15664); 'none'.
+        balance_coef: weight of the auxiliary loss.
+        bias_rate: step of the bias.
+        z_coef: weight of the router z-loss, the mean squared log-sum-exp of the router's logits
+            (ST-MoE, arXiv:2202.08906, eq. 5).
+        gate_shared: weigh the shared expert by a sigmoid of a linear map, as Qwen2-MoE does.
+    """
+
+    renormalize: bool = True
+    balance: str = "loss"
+    balance_coef: float = 0.01
+    bias_rate: float = 1e-3
+    z_coef: float = 0.0
+    gate_shared: bool = False
+
+    def __post_init__(self) -> None:
+        where = "model.backbone.router"
+        if self.balance not in BALANCES:
+            raise ValueError(f"{where}.balance is {self.balance!r}; known: {' '.join(BALANCES)}")
+        for key in ("balance_coef", "bias_rate", "z_coef"):
+            if getattr(self, key) < 0:
+                raise ValueError(f"{where}.{key} is {getattr(self, key)}; it must not be negative.")
 
 
 @dataclass(frozen=True)
 class BackboneConfig:
     """A Pre-Norm Llama: RoPE, SwiGLU, RMSNorm, no biases, untied embeddings.
 
-    The defaults of what is not a size are readings of the paper (README, "Readings").
+    Gemma's norms are `qk_norm` and `post_norm`; LlamaMoE is `n_expert` and its companions. The
+    defaults of what is not a size are readings of the paper (README, "Readings").
 
     Attributes:
         name: the model's name in runs, figures and the table of tuned learning rates.
@@ -16,7 +50,14 @@ class BackboneConfig:
         n_head: number of attention heads (multi-head attention: as many keys as queries).
         vocab_size: rows of the embedding and of the lm_head, padding included.
         d_head: width of a head; null for d_model / n_head.
-        d_ff: hidden width of the SwiGLU; null for int(8 d_model / 3).
+        d_ff: hidden width of the SwiGLU, and of a shared expert; null for int(8 d_model / 3).
+        qk_norm: normalize q and k over the head width, one scale vector for all heads (Gemma 3).
+        post_norm: normalize what attention and FFN add to the residual stream (Gemma 3).
+        n_expert: sparse experts a block; 0 for a dense FFN.
+        n_expert_active: experts that a token visits.
+        n_expert_shared: 0, or 1 for an expert of width d_ff that every token visits.
+        d_expert: hidden width of a sparse expert; null for int(2 d_model / 3).
+        router: choice and balance of the experts.
         rope_theta: base of the rotary frequencies.
         norm_eps: added to the mean square in every norm.
         init_std: standard deviation of the normal initialization of every matrix.
@@ -30,6 +71,13 @@ class BackboneConfig:
     name: str = "custom"
     d_head: int | None = None
     d_ff: int | None = None
+    qk_norm: bool = False
+    post_norm: bool = False
+    n_expert: int = 0
+    n_expert_active: int = 4
+    n_expert_shared: int = 1
+    d_expert: int | None = None
+    router: RouterConfig = field(default_factory=RouterConfig)
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-5
     init_std: float = 0.02
@@ -37,7 +85,9 @@ class BackboneConfig:
 
     def __post_init__(self) -> None:
         where = "model.backbone"
-        for key in ("d_model", "n_layer", "n_head", "vocab_size", "d_head", "d_ff"):
+        if isinstance(self.router, dict):  # a checkpoint holds plain values
+            object.__setattr__(self, "router", RouterConfig(**self.router))
+        for key in ("d_model", "n_layer", "n_head", "vocab_size", "d_head", "d_ff", "d_expert", "n_expert_active"):
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ValueError(f"{where}.{key} is {value}; it must be at least 1.")
@@ -50,6 +100,15 @@ class BackboneConfig:
             raise ValueError(f"{where}: the head width {self.head_width} is odd; RoPE needs an even one.")
         if self.init_std <= 0:
             raise ValueError(f"{where}.init_std is {self.init_std}; it must be positive.")
+        if self.n_expert < 0 or 0 < self.n_expert <= self.n_expert_active:
+            raise ValueError(
+                f"{where}.n_expert is {self.n_expert}, with n_expert_active {self.n_expert_active}; it must be larger "
+                "than that, or 0 for a dense FFN."
+            )
+        if self.n_expert_shared not in (0, 1):
+            raise ValueError(
+                f"{where}.n_expert_shared is {self.n_expert_shared}; it must be 0 or 1 (d_ff is its width)."
+            )
 
     @property
     def head_width(self) -> int:
@@ -58,5 +117,10 @@ class BackboneConfig:
 
     @property
     def ffn_width(self) -> int:
-        """Hidden width of the feed-forward network."""
+        """Hidden width of the dense feed-forward network, and of a shared expert."""
         return self.d_ff or int(8 * self.d_model / 3)
+
+    @property
+    def expert_width(self) -> int:
+        """Hidden width of one sparse expert."""
+        return self.d_expert or int(2 * self.d_model / 3)

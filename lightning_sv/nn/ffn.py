@@ -22,8 +22,7 @@ class FeedForward(nn.Module):
         self.gate_up = build.group("ffn_norm", config.d_model, {"gate_proj": branch, "up_proj": branch})
         self.down_proj = nn.Linear(d_ff, config.d_model, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, D); x is the residual stream, not yet normalized."""
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        """(B, T, D) -> (B, T, D), and no routing; x is the residual stream, not yet normalized."""
         gate, up = self.gate_up(x)
-        out: Tensor = self.down_proj(F.silu(gate) * up)
-        return out
+        return self.down_proj(F.silu(gate) * up), None

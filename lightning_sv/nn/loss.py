@@ -28,11 +28,22 @@ def document_numbers(tokens: Tensor, eot: int) -> Tensor:
     return ends - (tokens == eot).long()
 
 
+def activated_parameters(model: nn.Module, config: BackboneConfig) -> int:
+    """Parameters that take part in one token: all, but only n_expert_active of n_expert experts."""
+    total = 0
+    for module in model.modules():
+        sparse = config.n_expert > 0 and getattr(module, "lead", ()) == (config.n_expert,)
+        for parameter in module.parameters(recurse=False):
+            n = parameter.numel()
+            total += n // config.n_expert * config.n_expert_active if sparse else n
+    return total
+
+
 def flops_per_token(model: nn.Module, config: BackboneConfig, seq_len: int) -> float:
     """Floating-point operations of forward and backward a token: 6 N + 12 n_layer T (H K).
 
-    N counts the parameters but the embedding (a lookup); attention is counted as full, not causal,
-    as in the PaLM paper's appendix B (arXiv:2204.02311).
+    N counts the activated parameters but the embedding (a lookup); attention is counted as full,
+    not causal, as in the PaLM paper's appendix B (arXiv:2204.02311).
     """
-    n = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("embed."))
+    n = activated_parameters(model, config) - config.vocab_size * config.d_model
     return 6.0 * n + 12.0 * config.n_layer * seq_len * config.n_head * config.head_width

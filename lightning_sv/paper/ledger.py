@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_sv.nn import BackboneConfig, meta_backbone
+from lightning_sv.nn import BackboneConfig, activated_parameters, meta_backbone
 from lightning_sv.optim.groups import PARAMETER_ROLES, SCALE_ROLES, parameter_roles
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 
@@ -49,6 +49,30 @@ PAPER_FIGURES: tuple[PaperFigure, ...] = (
         "increase",
         "discrepancy: no layout gives the printed number, which is the baseline's own share",
     ),
+    PaperFigure("moe-0.25b", "llama", "size (Table 4)", "0.25B", "total"),
+    PaperFigure("moe-0.25b", "llama", "activated size (Table 4)", "0.11B", "activated"),
+    PaperFigure(
+        "moe-0.5b",
+        "llama",
+        "size (Table 4)",
+        "0.48B",
+        "total",
+        "with d_model 768; the table prints 748, which 12 heads do not divide",
+    ),
+    PaperFigure("moe-0.5b", "llama", "activated size (Table 4)", "0.18B", "activated"),
+    PaperFigure("moe-0.8b", "llama", "size (Table 4)", "0.80B", "total"),
+    PaperFigure("moe-0.8b", "llama", "activated size (Table 4)", "0.28B", "activated"),
+    PaperFigure("moe-1b", "llama", "size (Table 4)", "1.06B", "total"),
+    PaperFigure(
+        "moe-1b",
+        "llama",
+        "activated size (Table 4)",
+        "0.38B",
+        "activated",
+        "discrepancy: 0.355B with 4 active experts, as in the other rows; 5 would give 0.38B",
+    ),
+    PaperFigure("moe-2b", "llama", "size (Table 4)", "2.00B", "total"),
+    PaperFigure("moe-2b", "llama", "activated size (Table 4)", "0.62B", "activated"),
 )
 
 
@@ -62,6 +86,7 @@ class Ledger:
         meaning: the simplest strategy that is the same model.
         roles: (role, tensors, parameters, whether it decays), in the order of the groups.
         baseline: parameters of the same model under `llama`.
+        activated: parameters that take part in one token; fewer than all with sparse experts.
     """
 
     model: str
@@ -69,6 +94,7 @@ class Ledger:
     meaning: str
     roles: tuple[tuple[str, int, int, bool], ...]
     baseline: int
+    activated: int
 
     @property
     def total(self) -> int:
@@ -85,6 +111,7 @@ class Ledger:
         """The numbers that the paper's are compared with."""
         return {
             "total": self.total,
+            "activated": self.activated,
             "scale": self.scale_count,
             "scale_share": self.scale_count / self.total,
             "increase": (self.total - self.baseline) / self.baseline,
@@ -101,6 +128,7 @@ class Ledger:
             "scale": self.scale,
             "meaning": self.meaning,
             "total": self.total,
+            "activated": self.activated,
             "roles": {
                 role: {"tensors": tensors, "parameters": count, "decays": decays}
                 for role, tensors, count, decays in self.roles
@@ -135,6 +163,8 @@ class Ledger:
             table.add_row(name, f"{tensors:,}", f"{count:,}", "yes" if decays else "no")
         table.add_section()
         table.add_row("total", f"{sum(r[1] for r in self.roles):,}", f"{self.total:,}", "")
+        if self.activated != self.total:
+            table.add_row("activated by a token", "", f"{self.activated:,}", "")
         console.print(table)
         console.print(
             f"scale vectors: {self.scale_count:,}, {self.figures['scale_share']:.3g} of the model; "
@@ -165,4 +195,5 @@ def ledger(config: BackboneConfig, scale: str | ScaleStrategy, options: ScaleOpt
         if role in found
     )
     baseline = sum(p.numel() for p in meta_backbone(config).parameters())
-    return Ledger(config.name, label, str(model.meaning), roles, baseline)
+    activated = activated_parameters(model, config)
+    return Ledger(config.name, label, str(model.meaning), roles, baseline, activated)

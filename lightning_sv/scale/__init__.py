@@ -7,6 +7,7 @@ from lightning_sv.scale.strategy import Decay, Placement, ScaleStrategy
 from lightning_sv.scale.vector import (
     DirectScale,
     ExponentialScale,
+    OffsetScale,
     OriginalSpaceScale,
     ScaleVector,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "Decay",
     "DirectScale",
     "ExponentialScale",
+    "OffsetScale",
     "OriginalSpaceScale",
     "Placement",
     "RMSNorm",

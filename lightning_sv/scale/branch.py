@@ -6,13 +6,14 @@ Every strategy of the paper is a choice of the optional parts (Sections 3.1 and 
 B batch, T positions, d_in width of the norm, d_out width of a branch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from lightning_sv.scale.fold import effective_weight, scaled_product
+from lightning_sv.scale.grouped import Rows, grouped_product
 from lightning_sv.scale.norm import RMSNorm, normalize
 from lightning_sv.scale.vector import ScaleVector
 
@@ -56,40 +57,54 @@ class ScaledLinear(nn.Module):
         self.weight = nn.Parameter(torch.empty(*self.lead, d_out, d_in))
         self.scale_in, self.scale_out = scale_in, scale_out
 
-    def forward(self, xhat: Tensor, gamma_out: Tensor | None = None) -> Tensor:
+    def forward(self, xhat: Tensor, gamma_out: Tensor | None = None, rows: Rows | None = None) -> Tensor:
         """(..., d_in) -> (..., d_out).
 
         Args:
-            xhat: the normalized input.
+            xhat: the normalized input; (R, d_in), sorted by expert, where there is one matrix an expert.
             gamma_out: output-side gamma of another owner (see `BranchGroup`), instead of the
                 branch's own.
+            rows: which expert each row belongs to, where there is one matrix an expert.
         """
+        assert (rows is None) == (not self.lead)
         gamma_in = None if self.scale_in is None else self.scale_in()
         if self.scale_out is not None:
             gamma_out = self.scale_out()
         if self.norm_width is None:
-            return scaled_product(xhat, self.weight, gamma_in, gamma_out)
+            return self._product(xhat, gamma_in, gamma_out, rows)
+        if gamma_out is not None and rows is not None:
+            gamma_out = gamma_out[rows.expert]  # (R, d_out)
+        if self.norm_width == self.d_out:
+            return normalize(self._product(xhat, gamma_in, None, rows), self.eps, gamma_out)
         groups = (self.d_out // self.norm_width, self.norm_width)
-        y = scaled_product(xhat, self.weight, gamma_in).unflatten(-1, groups)
-        return normalize(y, self.eps, None if gamma_out is None else gamma_out.view(groups)).flatten(-2)
+        y = self._product(xhat, gamma_in, None, rows).unflatten(-1, groups)
+        gamma_out = None if gamma_out is None else gamma_out.unflatten(-1, groups)
+        return normalize(y, self.eps, gamma_out).flatten(-2)
+
+    def _product(self, xhat: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None, rows: Rows | None) -> Tensor:
+        if rows is None:
+            return scaled_product(xhat, self.weight, gamma_in, gamma_out)
+        return grouped_product(xhat, self.weight, rows, gamma_in, gamma_out)
 
     def extra_repr(self) -> str:
         """Show the widths in the printed module."""
+        lead = "".join(f"{n} x " for n in self.lead)
         norm = "" if self.norm_width is None else f", norm_width={self.norm_width}"
-        return f"{self.d_in} -> {self.d_out}{norm}"
+        return f"{lead}{self.d_in} -> {self.d_out}{norm}"
 
 
 class BranchGroup(nn.Module):
-    """A norm and the branches that read it: {q, k, v}, {gate, up} or {lm_head}.
+    """A norm and the branches that read it: {q, k, v}, {gate, up}, {router, experts, ...} or {lm_head}.
 
-    `forward` is the only path through the norm and its branches, so that what is shared, folded or
-    fused is decided in one place.
+    `forward`, or `norm` and then `branch` where the branches do not all read every token, is the
+    only path through them, so that what is shared, folded or fused is decided in one place.
 
     Args:
         site: name of the norm's site, for instance 'attn_norm'.
         norm: owns the shared scale_in, if there is one.
         branches: site name -> branch, in the order of the outputs.
-        scale_out: one output-side vector for all branches (`share_scale_out`), instead of one each.
+        scale_out: output-side vectors that several branches share (`share_scale_out`), each under
+            the names of its branches.
     """
 
     def __init__(
@@ -97,12 +112,13 @@ class BranchGroup(nn.Module):
         site: str,
         norm: RMSNorm,
         branches: dict[str, ScaledLinear],
-        scale_out: ScaleVector | None = None,
+        scale_out: Mapping[tuple[str, ...], ScaleVector] | None = None,
     ):
         super().__init__()
         self.site = site
         self.norm = norm
-        self.scale_out = scale_out
+        self.scale_out = nn.ModuleDict({"_".join(names): v for names, v in (scale_out or {}).items()})
+        self._owner = {name: "_".join(names) for names in scale_out or {} for name in names}
         self.names = tuple(branches)
         for name, branch in branches.items():
             self.add_module(name, branch)
@@ -118,14 +134,17 @@ class BranchGroup(nn.Module):
         """Return the (input-side, output-side) gamma that acts on branch `name`, shared or own."""
         branch: ScaledLinear = getattr(self, name)
         scale_in = self.norm.scale if branch.scale_in is None else branch.scale_in
-        scale_out = self.scale_out if branch.scale_out is None else branch.scale_out
+        scale_out = self._shared_out(name) if branch.scale_out is None else branch.scale_out
         return (
             None if scale_in is None else scale_in(),
             None if scale_out is None else scale_out(),
         )
 
+    def _shared_out(self, name: str) -> nn.Module | None:
+        return self.scale_out[self._owner[name]] if name in self._owner else None
+
     def effective_weight(self, name: str) -> Tensor:
-        """Return diag(gamma_out) W diag(gamma_in), (d_out, d_in); paper, Section 3.4.
+        """Return diag(gamma_out) W diag(gamma_in), the shape of W; paper, Section 3.4.
 
         Under `dnp` the normalization between W and gamma_out depends on the data and is left out.
         """
@@ -135,5 +154,10 @@ class BranchGroup(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """(B, T, d_in) -> one (B, T, d_out) per branch."""
         xhat = self.norm(x)
-        shared = None if self.scale_out is None else self.scale_out()
-        return tuple(branch(xhat, shared) for _, branch in self.branches())
+        return tuple(self.branch(name, xhat) for name in self.names)
+
+    def branch(self, name: str, xhat: Tensor, rows: Rows | None = None) -> Tensor:
+        """Apply one branch to the normalized input, see `ScaledLinear.forward`."""
+        shared = self._shared_out(name)
+        out: Tensor = getattr(self, name)(xhat, None if shared is None else shared(), rows)
+        return out

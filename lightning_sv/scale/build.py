@@ -19,7 +19,7 @@ class ScaleOptions:
         placement_at: placement of single branches, site -> token, for instance {lm_head: dp}.
         role_at: role of single vectors, 'site.scale_in' or 'site.scale_out' -> 'input' | 'output',
             for instance {v_proj.scale_out: input} to let the output side of v decay under `iwd`.
-        share_scale_out: one output-side vector for the branches of a norm that have equal widths.
+        share_scale_out: one output-side vector for those branches of a norm that have equal widths.
         freeze_input_beta: do not train beta of scale_in where the branch's output is normalized:
             the loss does not depend on it there, yet Adam moves it.
     """
@@ -84,6 +84,8 @@ class ScaleBuilder:
         """Build a norm of width d_in at `site` and the branches that read it."""
         sides = {name: self._sides(name) for name in branches}
         own_in = self.strategy.per_branch
+        shared_out = self._shared_out(site, branches, sides)
+        owned = {name for names in shared_out for name in names}
         has_in = {row.scale_in for row in sides.values()}
         if not own_in and len(has_in) == 2:
             raise ValueError(
@@ -92,19 +94,15 @@ class ScaleBuilder:
             )
         self._shared_groups |= len(branches) > 1 and True in has_in
         norm_scale = self._vector(site, "scale", d_in, "input") if not own_in and True in has_in else None
-        widths = {branch.d_out for branch in branches.values()}
-        with_out = all(row.scale_out for row in sides.values())
-        one_out = self.options.share_scale_out and len(branches) > 1 and len(widths) == 1 and with_out
-        shared_out = self._vector(site, "scale_out", widths.pop(), "output") if one_out else None
         built = {}
         for name, branch in branches.items():
             row = sides[name]
             norm_width = branch.norm_width if row.norm_out else None
-            scale_in = self._vector(name, "scale_in", d_in, "input") if own_in and row.scale_in else None
-            scale_out = (
-                self._vector(name, "scale_out", branch.d_out, "output") if row.scale_out and not one_out else None
-            )
-            if self.options.freeze_input_beta and row.norm_out and scale_in is not None:
+            scale_in = self._vector(name, "scale_in", d_in, "input", branch.lead) if own_in and row.scale_in else None
+            scale_out = None
+            if row.scale_out and name not in owned:
+                scale_out = self._vector(name, "scale_out", branch.d_out, "output", branch.lead)
+            if self.options.freeze_input_beta and norm_width is not None and scale_in is not None:
                 _freeze_beta(scale_in)
             built[name] = ScaledLinear(
                 d_in,
@@ -116,9 +114,32 @@ class ScaleBuilder:
                 lead=branch.lead,
                 role=branch.role,
             )
-        if self.options.freeze_input_beta and norm_scale is not None and all(r.norm_out for r in sides.values()):
+        if self.options.freeze_input_beta and norm_scale is not None and all(b.norm_width for b in built.values()):
             _freeze_beta(norm_scale)
         return BranchGroup(site, RMSNorm(d_in, self.eps, norm_scale), built, shared_out)
+
+    def norm(self, site: str, d: int) -> RMSNorm:
+        """Build a norm that no branch reads (Q/K-norm, Post-Norm): its scale vector is an Output-Norm's.
+
+        It has one wherever the strategy has scale vectors at all (paper, Section 2.2).
+        """
+        sides = self.strategy.sides
+        has = sides.scale_in or sides.scale_out
+        return RMSNorm(d, self.eps, self._vector(site, "scale", d, "output") if has else None)
+
+    def _shared_out(
+        self, site: str, branches: Mapping[str, Branch], sides: Mapping[str, Placement]
+    ) -> dict[tuple[str, ...], ScaleVector]:
+        """Make the output-side vectors that branches of equal shape share, where the options say so."""
+        alike: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+        for name, branch in branches.items():
+            if self.options.share_scale_out and sides[name].scale_out:
+                alike.setdefault((branch.d_out, branch.lead), []).append(name)
+        return {
+            tuple(names): self._vector(site, "scale_out", d_out, "output", lead)
+            for (d_out, lead), names in alike.items()
+            if len(names) > 1
+        }
 
     def finish(self, *, warn: bool = True) -> ScaleStrategy:
         """Check that every exception met its site; return the strategy's meaning in this model.
@@ -154,14 +175,14 @@ class ScaleBuilder:
         token = self.options.placement_at.get(site)
         return self.strategy.sides if token is None else PLACEMENTS[token]
 
-    def _vector(self, site: str, side: str, d: int, role: Role) -> ScaleVector:
+    def _vector(self, site: str, side: str, d: int, role: Role, lead: tuple[int, ...] = ()) -> ScaleVector:
         key = f"{site}.{side}"
         chosen = self.options.role_at.get(key, role)
         assert chosen in ROLES
         actual: Role = "input" if chosen == "input" else "output"
         self._vectors.add(key)
         self._roles.add(actual)
-        return self.strategy.vector(d, actual)
+        return self.strategy.vector(d, actual, lead)
 
 
 def _freeze_beta(vector: ScaleVector) -> None:

@@ -35,9 +35,9 @@ def scaled_product(
 
 
 def effective_weight(weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None) -> Tensor:
-    """Return diag(gamma_out) W diag(gamma_in), (d_out, d_in); paper, Section 3.4."""
+    """Return diag(gamma_out) W diag(gamma_in), (..., d_out, d_in); paper, Section 3.4."""
     if gamma_in is not None:
-        weight = weight * gamma_in
+        weight = weight * gamma_in.unsqueeze(-2)
     return weight if gamma_out is None else weight * gamma_out.unsqueeze(-1)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from lightning_sv.scale.vector import (
     DirectScale,
     ExponentialScale,
+    OffsetScale,
     OriginalSpaceScale,
     Role,
     ScaleVector,
@@ -61,6 +62,7 @@ PLACEMENTS: dict[str, Placement] = {
 }
 PARAMETERIZATIONS: dict[str, type[ScaleVector]] = {
     "direct": DirectScale,
+    "offset": OffsetScale,
     "or": OriginalSpaceScale,
     "er": ExponentialScale,
 }
@@ -88,7 +90,7 @@ class ScaleStrategy:
     Attributes:
         sharing: 'shared' or 'hg' (paper, Section 3.1).
         placement: 'nop', 'bp', 'ap', 'dp' or 'dnp' (Section 3.2).
-        parameterization: 'direct', 'or' or 'er' (Section 3.3).
+        parameterization: 'direct', 'or', 'er' (Section 3.3), or 'offset' (Gemma's 1 + w).
         decay: 'wd', 'iwd', 'owd' or 'nowd' (Section 2.2).
 
     >>> str(ScaleStrategy.parse("iwd+or+hg+dnp"))

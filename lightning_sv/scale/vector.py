@@ -75,6 +75,26 @@ class DirectScale(ScaleVector):
         self.gamma.copy_(gamma)
 
 
+class OffsetScale(ScaleVector):
+    """gamma = 1 + offset: Gemma's released form (arXiv:2503.19786). Weight decay pulls gamma to 1, not to 0.
+
+    Implicit preconditioner: P = I, as for `DirectScale`; without decay the two train alike.
+    """
+
+    def __init__(self, d: int, role: Role, lead: Sequence[int] = ()):
+        super().__init__(d, role, lead)
+        self.offset = nn.Parameter(torch.zeros(*self.lead, d))
+
+    def forward(self) -> Tensor:
+        """Return 1 + offset."""
+        return 1 + self.offset
+
+    @torch.no_grad()
+    def set_gamma(self, gamma: Tensor) -> None:
+        """Set offset = gamma - 1."""
+        self.offset.copy_(gamma - 1)
+
+
 class OriginalSpaceScale(ScaleVector):
     """OR: gamma = beta * Norm(alpha), Norm(alpha) = sqrt(d) alpha / ||alpha|| (paper, Section 3.3).
 

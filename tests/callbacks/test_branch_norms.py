@@ -1,12 +1,14 @@
 """The logged norms against a direct computation."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.callbacks import branch_norms
-from lightning_sv.callbacks.branch_norms import chart_layout
-from tests.conftest import perturbed
+from lightning_sv.callbacks.charts import chart_layout
+from tests.conftest import GEMMA, MOE, perturbed
 
 
 @pytest.mark.parametrize("text", ["llama", "hg+dp+or", "unified", "nop"])
@@ -32,7 +34,32 @@ def test_norms_are_those_of_the_matrices(text: str, config: BackboneConfig) -> N
         torch.testing.assert_close(norms[f"mean/{name}/effective"], torch.stack(per_layer).mean())
     assert ("layer0/q_proj/gamma_in" in norms) == (text != "nop")
     assert "head/lm_head/effective" in norms
-    tags = [tag for page in chart_layout(model).values() for _, tags in page.values() for tag in tags]
+    tags = [tag for page in chart_layout(norms).values() for _, tags in page.values() for tag in tags]
     assert {tag.removeprefix("branch_norm/") for tag in tags} <= set(norms)
-    q_chart = chart_layout(model)["Q, K, V"]["effective, mean"][1]
+    q_chart = chart_layout(norms)["Q, K, V"]["effective, mean"][1]
     assert [tag.split("/")[2] for tag in q_chart] == ["q_proj", "k_proj", "v_proj"]
+
+
+def test_norms_of_experts_and_of_norms_that_feed_no_branch(config: BackboneConfig) -> None:
+    model = perturbed(Backbone(replace(config, **MOE), "hg+dp"))
+    norms = branch_norms(model)
+    branch = model.layers[1].ffn.inputs.expert_up_proj
+    each = [
+        torch.diag(out) @ w @ torch.diag(into)
+        for w, into, out in zip(branch.weight, branch.scale_in(), branch.scale_out(), strict=True)
+    ]
+    for e, matrix in enumerate(each):
+        torch.testing.assert_close(norms[f"layer1/expert_up_proj/effective/expert{e}"], matrix.detach().norm())
+    mean = torch.stack([matrix.detach().norm() for matrix in each]).mean()
+    torch.testing.assert_close(norms["layer1/expert_up_proj/effective"], mean)
+    assert not any(key.startswith("mean/") and "/expert0" in key for key in norms)
+    layout = chart_layout(norms)
+    assert layout["expert load"]["layer0"] == ["Multiline", ["moe/layer0/load/expert.*"]]
+    assert set(layout["experts, up"]) == {"layer0", "layer1"}
+
+    model = perturbed(Backbone(replace(config, **GEMMA)))
+    norms = branch_norms(model)
+    gamma = model.layers[0].attn.q_norm.scale().detach()
+    torch.testing.assert_close(norms["layer0/q_norm/gamma"], gamma.square().mean().sqrt())
+    assert {"layer0/k_norm/gamma", "layer1/attn_post_norm/gamma", "mean/ffn_post_norm/gamma"} <= set(norms)
+    assert not any("/attn_norm/" in key or "/norm/" in key for key in norms)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_sv.__main__ import main
-from lightning_sv.lit.module import load_backbone
+from lightning_sv.lit.load import load_backbone
 from lightning_sv.paper import read_run
 
 

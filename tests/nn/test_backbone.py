@@ -1,11 +1,19 @@
 """The Llama against the paper's counts, and against itself at initialization."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
-from lightning_sv.nn import document_numbers, flops_per_token, meta_backbone, next_token_loss
-from tests.conftest import BUILDS
+from lightning_sv.nn import (
+    activated_parameters,
+    document_numbers,
+    flops_per_token,
+    meta_backbone,
+    next_token_loss,
+)
+from tests.conftest import BUILDS, MOE
 
 LLAMA_1B = BackboneConfig(d_model=1792, n_layer=22, n_head=28)
 LLAMA_012B = BackboneConfig(d_model=768, n_layer=6, n_head=12)
@@ -26,8 +34,10 @@ def test_parameter_counts_of_the_paper() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
+@pytest.mark.parametrize("family", [{}, MOE, {"post_norm": True}], ids=["dense", "moe", "post_norm"])
 @pytest.mark.parametrize("text", BUILDS)
-def test_every_strategy_but_dnp_starts_as_the_standard_llama(text: str, config: BackboneConfig) -> None:
+def test_every_strategy_but_dnp_starts_as_the_standard_model(text: str, family: dict, config: BackboneConfig) -> None:
+    config = replace(config, **family)
     tokens = torch.randint(0, config.vocab_size, (2, 9))
     llama = Backbone(config, "llama", seed=3)(tokens)
     ours = Backbone(config, text, seed=3)(tokens)
@@ -75,6 +85,12 @@ def test_causal_and_document_masks(config: BackboneConfig) -> None:
         ({"d_model": 6, "n_head": 2}, "head width 3 is odd"),
         ({"n_layer": 0}, "model.backbone.n_layer is 0"),
         ({"init_std": 0.0}, "init_std is 0.0"),
+        ({"n_expert": 4, "n_expert_active": 4}, "n_expert is 4, with n_expert_active 4; it must be larger"),
+        ({"n_expert": -1}, "n_expert is -1"),
+        ({"n_expert": 4, "n_expert_active": 0}, "n_expert_active is 0"),
+        ({"n_expert": 8, "n_expert_shared": 2}, "n_expert_shared is 2; it must be 0 or 1"),
+        ({"router": {"balance": "auction"}}, "router.balance is 'auction'; known: loss bias none"),
+        ({"router": {"z_coef": -1.0}}, "router.z_coef is -1.0"),
     ],
 )
 def test_sizes_that_cannot_be(change: dict, message: str) -> None:
@@ -87,6 +103,7 @@ def test_loss_and_flops(config: BackboneConfig) -> None:
     picked = logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).mean()
     torch.testing.assert_close(next_token_loss(logits, targets), -picked)
     model = Backbone(config)
+    assert activated_parameters(model, config) == count(model)
     matmul = sum(p.numel() for n, p in model.named_parameters() if not n.startswith("embed"))
     # torch counts a product of m x k and k x n as 2 m k n operations, forward and backward
     from torch.utils.flop_counter import FlopCounterMode

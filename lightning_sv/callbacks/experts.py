@@ -1,0 +1,77 @@
+"""What the routers of a mixture of experts do: load, balance loss, entropy, dropped tokens."""
+
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lightning_sv.callbacks.scalars import write_scalars
+
+
+class Experts(L.Callback):
+    """Logs the routers under moe/, with the load of every expert of a block in one TensorBoard chart.
+
+    moe/layer0/load/expert3: tokens that the expert received over those of an equal share, so 1 when
+    balanced; load_max and load_min are the largest and smallest of a block. balance_loss is 1 when
+    balanced and n_expert when collapsed; entropy is in nats, log(n_expert) when the router does not
+    choose. dropped counts tokens of the window that fewer than k experts received: 0, for none is.
+    All are means over the micro-batches since the last write. A dense model writes nothing.
+
+    Args:
+        every_n_steps: optimizer steps between two writes.
+    """
+
+    def __init__(self, every_n_steps: int = 50):
+        if every_n_steps < 1:
+            raise ValueError(f"every_n_steps is {every_n_steps}; it must be at least 1.")
+        self.every = every_n_steps
+        self._sum: dict[str, Tensor] = {}
+        self._batches = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The window not yet written, so that a resumed run writes what an uninterrupted one would."""
+        return {"sum": self._sum, "batches": self._batches}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the window that the checkpoint was in."""
+        self._sum, self._batches = dict(state_dict["sum"]), state_dict["batches"]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Lay the charts out."""
+        self._sum = {key: value.to(pl_module.device) for key, value in self._sum.items()}
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Accumulate on the device; write every n optimizer steps, and at the last."""
+        routings = outputs["routings"]
+        if not routings:
+            return
+        expected = batch[:, 1:].numel() * pl_module.config.n_expert_active
+        values = {
+            "load": torch.stack([r.load for r in routings]),
+            "dropped": expected - torch.stack([r.load.sum() for r in routings]),
+            "balance_loss": torch.stack([r.balance_loss for r in routings]),
+            "entropy": torch.stack([r.entropy for r in routings]),
+        }
+        self._sum = {key: value + self._sum[key] if key in self._sum else value for key, value in values.items()}
+        self._batches += 1
+        last = trainer.global_step >= trainer.max_steps
+        if self._batches % trainer.accumulate_grad_batches == 0 and (trainer.global_step % self.every == 0 or last):
+            self._write(trainer)
+
+    def _write(self, trainer: L.Trainer) -> None:
+        mean: dict[str, Any] = {}
+        for key, value in self._sum.items():
+            reduced = trainer.strategy.reduce(value, reduce_op="sum" if key in ("load", "dropped") else "mean")
+            mean[key] = reduced if key in ("load", "dropped") else reduced / self._batches
+        load = mean["load"] / mean["load"].mean(-1, keepdim=True)
+        scalars: dict[str, float] = {}
+        for i, row in enumerate(load.tolist()):
+            scalars |= {f"moe/layer{i}/load/expert{e}": value for e, value in enumerate(row)}
+            scalars |= {f"moe/layer{i}/load_max": max(row), f"moe/layer{i}/load_min": min(row)}
+            for key in ("balance_loss", "entropy", "dropped"):
+                scalars[f"moe/layer{i}/{key}"] = float(mean[key][i])
+        for key in ("balance_loss", "entropy", "dropped"):
+            scalars[f"moe/mean/{key}"] = float(mean[key].mean())
+        write_scalars(trainer, scalars)
+        self._sum, self._batches = {}, 0

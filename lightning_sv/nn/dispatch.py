@@ -1,0 +1,110 @@
+"""Tokens to the experts and back: the order of the rows, the copy into it and the sum out of it.
+
+Shapes: N tokens, k choices of each, E experts, R rows of the buffer in which every expert has one block.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_sv.scale.grouped import Rows
+
+
+class Plan(NamedTuple):
+    """Where every choice of every token lies in the buffer.
+
+    Attributes:
+        rows: the experts' blocks, each padded to a multiple of `block_multiple`.
+        source: (R,) int64, the token of each row, N for a padding row.
+        position: (N, k) int64, the row of each choice.
+    """
+
+    rows: Rows
+    source: Tensor
+    position: Tensor
+
+
+def block_multiple(n_choice: int, n_expert: int) -> int:
+    """Return what an expert's block is padded to: the power of two near an eighth of the mean, 8 to 64.
+
+    Few distinct block sizes keep bf16 kernels cached on the CPU, which are made for each shape; on CUDA blocks
+    that are summed over must begin at multiples of 8.
+    """
+    mean = n_choice // n_expert
+    return min(max(1 << max(mean // 8, 1).bit_length() - 1, 8), 64)
+
+
+@torch.no_grad()
+def plan(experts: Tensor, n_expert: int) -> Plan:
+    """Return the places of the choices `experts` in a buffer of static size, without a look at the ids from the host.
+
+    The choices of one expert lie in the order of the tokens (and of the choices, should a token name an expert
+    twice).
+
+    Args:
+        experts: (N, k) int64, ids of the chosen experts.
+        n_expert: E.
+    """
+    n, k = experts.shape
+    multiple = block_multiple(n * k, n_expert)
+    size = -(-(n * k + n_expert * (multiple - 1)) // multiple) * multiple
+    chosen, order = experts.flatten().sort(stable=True)
+    ids = torch.arange(n_expert, device=experts.device)
+    first = torch.searchsorted(chosen, ids)  # of each expert, among the sorted choices
+    last = torch.searchsorted(chosen, ids, right=True)
+    padded = (last - first + multiple - 1) // multiple * multiple
+    ends = padded.cumsum(0)
+    row = torch.arange(n * k, device=experts.device) + (ends - padded - first)[chosen]
+    source = torch.full((size,), n, device=experts.device).scatter_(0, row, order // k)
+    position = torch.empty_like(row).scatter_(0, order, row).view(n, k)
+    expert = torch.searchsorted(ends, torch.arange(size, device=experts.device), right=True).clamp_(max=n_expert - 1)
+    return Plan(Rows(expert, ends.int()), source, position)
+
+
+def dispatch(x: Tensor, plan: Plan) -> Tensor:
+    """Return the rows x[source], zero where a row holds no token; (N, d) -> (R, d)."""
+    rows: Tensor = _Dispatch.apply(x, plan.source, plan.position)
+    return rows
+
+
+def combine(y: Tensor, weights: Tensor, plan: Plan) -> Tensor:
+    """Return sum_j weights[n, j] * y[position[n, j]] of every token n, in y's dtype; (R, d), (N, k) -> (N, d)."""
+    out: Tensor = _Combine.apply(y, weights, plan.source, plan.position)
+    return out
+
+
+class _Dispatch(torch.autograd.Function):
+    """Its derivative is the sum of a token's rows, `_Combine` with weights 1: a gather, the same in every run."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, source: Tensor, position: Tensor) -> Tensor:
+        ctx.save_for_backward(source, position)
+        return F.pad(x, (0, 0, 0, 1)).index_select(0, source)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        source, position = ctx.saved_tensors
+        return _Combine.apply(grads[0], None, source, position), None, None
+
+
+class _Combine(torch.autograd.Function):
+    """With G the gradient's rows: dy = weights * G and dweights = <G, y>, row by row."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, weights: Tensor | None, source: Tensor, position: Tensor) -> Tensor:
+        ctx.save_for_backward(None if weights is None else y, weights, source, position)
+        if weights is not None:
+            weights = weights.to(y.dtype)
+        return F.embedding_bag(position, y, mode="sum", per_sample_weights=weights)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        y, weights, source, position = ctx.saved_tensors
+        rows = _Dispatch.apply(grads[0], source, position)
+        if weights is None:
+            return rows, None, None, None
+        by_row = weights.new_zeros(len(y)).index_put((position.flatten(),), weights.flatten())
+        grad_weights = (rows * y).sum(-1)[position].to(weights.dtype)
+        return rows * by_row.to(rows.dtype).unsqueeze(-1), grad_weights, None, None

@@ -1,0 +1,137 @@
+"""LlamaMoE's feed-forward network: a router, sparse SwiGLU experts, and one expert for every token.
+
+Paper, Appendix B.1, after Qwen-MoE. Every linear map that reads the block's normalized input is a
+branch: under `hg` the router and each expert's gate and up have scale vectors of their own. No
+token is dropped.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_sv.nn.config import BackboneConfig
+from lightning_sv.nn.dispatch import combine, dispatch, plan
+from lightning_sv.scale import Branch, ScaleBuilder, ScaledLinear
+
+# B batch, T positions, D d_model, N = B T tokens, E experts, k active experts, R rows of the dispatch buffer.
+
+
+class Routing(NamedTuple):
+    """What the router of one block did with one micro-batch.
+
+    Attributes:
+        load: (E,) tokens that each expert received; their sum is k N, for none is dropped.
+        balance_loss: E sum_e f_e P_e, with f the share of the k N assignments and P the mean
+            probability of each expert: 1 when balanced, E when collapsed (arXiv:2101.03961, eq. 4).
+        z_loss: mean squared log-sum-exp of the logits (arXiv:2202.08906, eq. 5).
+        entropy: mean entropy of the router's probabilities, nats; log E when it does not choose.
+    """
+
+    load: Tensor
+    balance_loss: Tensor
+    z_loss: Tensor
+    entropy: Tensor
+
+    def detach(self) -> "Routing":
+        """Drop the graph, for logging."""
+        return Routing(*(value.detach() for value in self))
+
+
+class MixtureOfExperts(nn.Module):
+    """y = shared(x) + sum over the k chosen experts of weight_e(x) expert_e(x).
+
+    The weights are the router's softmax over all experts, at the k largest, divided by their sum
+    where `router.renormalize` is on.
+
+    Args:
+        config: the sizes, and how the router chooses.
+        build: gives the norm and the branches of the strategy.
+    """
+
+    router_bias: Tensor
+
+    def __init__(self, config: BackboneConfig, build: ScaleBuilder):
+        super().__init__()
+        d, d_expert, n_expert = config.d_model, config.expert_width, config.n_expert
+        self.n_expert, self.n_active, self.router = n_expert, config.n_expert_active, config.router
+        # The router is never normalized: that would fix the spread of its logits.
+        branches = {"router": Branch(n_expert, norm_width=None, role="router")}
+        expert = Branch(d_expert, norm_width=d_expert, lead=(n_expert,))
+        branches |= {"expert_gate_proj": expert, "expert_up_proj": expert}
+        self.expert_down_proj = ScaledLinear(d_expert, d, lead=(n_expert,))
+        self.has_shared = config.n_expert_shared > 0
+        if self.has_shared:
+            shared = Branch(config.ffn_width, norm_width=config.ffn_width)
+            branches |= {"shared_gate_proj": shared, "shared_up_proj": shared}
+            self.shared_down_proj = nn.Linear(config.ffn_width, d, bias=False)
+            if self.router.gate_shared:
+                branches["shared_router"] = Branch(1, norm_width=None, role="router")
+        self.inputs = build.group("ffn_norm", d, branches)
+        if self.router.balance == "bias":
+            self.register_buffer("router_bias", torch.zeros(n_expert))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Routing]:
+        """(B, T, D) -> (B, T, D) and the routing; x is the residual stream, not yet normalized."""
+        xhat = self.inputs.norm(x).flatten(0, 1)  # N D
+        weights, experts, routing = self._route(xhat)
+        plans = plan(experts, self.n_expert)
+        buffer = dispatch(xhat, plans)  # R D
+        gate = self.inputs.branch("expert_gate_proj", buffer, plans.rows)
+        up = self.inputs.branch("expert_up_proj", buffer, plans.rows)
+        y = self.expert_down_proj(F.silu(gate) * up, rows=plans.rows)  # R D
+        out = combine(y, weights, plans)
+        if self.has_shared:
+            gate, up = (self.inputs.branch(name, xhat) for name in ("shared_gate_proj", "shared_up_proj"))
+            shared = self.shared_down_proj(F.silu(gate) * up)
+            if self.router.gate_shared:
+                shared = shared * self.inputs.branch("shared_router", xhat).sigmoid()
+            out = out + shared
+        return out.view_as(x), routing
+
+    def _route(self, xhat: Tensor) -> tuple[Tensor, Tensor, Routing]:
+        """Return weights (N, k), experts (N, k) and the statistics."""
+        # In float32 under autocast too: bf16 logits make ties, and move the choice.
+        with torch.autocast(xhat.device.type, enabled=False):
+            logits = self.inputs.branch("router", xhat if xhat.dtype == torch.float64 else xhat.float())  # N E
+            probabilities = logits.softmax(-1)
+            choice = probabilities + self.router_bias if self.router.balance == "bias" else probabilities
+            experts = choice.topk(self.n_active, dim=-1).indices
+            weights = probabilities.gather(-1, experts)
+            if self.router.renormalize:
+                weights = weights / weights.sum(-1, keepdim=True)
+            load = torch.zeros_like(probabilities[0]).index_add_(
+                0, experts.flatten(), torch.ones_like(weights).flatten()
+            )
+            mean = probabilities.mean(0)
+            return (
+                weights,
+                experts,
+                Routing(
+                    load=load,
+                    balance_loss=self.n_expert * (load / load.sum() * mean).sum(),
+                    z_loss=logits.logsumexp(-1).square().mean(),
+                    entropy=-torch.special.xlogy(probabilities, probabilities).sum(-1).mean(),
+                ),
+            )
+
+    @torch.no_grad()
+    def move_bias(self, load: Tensor) -> None:
+        """Loss-free balancing: bias += rate sign(mean load - load), after a step (arXiv:2408.15664).
+
+        Args:
+            load: (E,) tokens of each expert over the whole global batch.
+        """
+        if self.router.balance == "bias":
+            self.router_bias.add_((load.mean() - load).sign(), alpha=self.router.bias_rate)
+
+
+def router_loss(routings: list[Routing], config: BackboneConfig) -> Tensor | float:
+    """What the routers add to the training loss, mean over the blocks; 0 for a dense model."""
+    router, total = config.router, torch.zeros(())
+    if not routings:
+        return 0.0
+    if router.balance == "loss":
+        total = total + router.balance_coef * torch.stack([r.balance_loss for r in routings]).mean()
+    return total + router.z_coef * torch.stack([r.z_loss for r in routings]).mean()

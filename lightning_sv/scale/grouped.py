@@ -1,0 +1,202 @@
+"""The scaled product of `fold` with one weight an expert: y[r] = gamma_out[e] * (W[e] (gamma_in[e] * x[r])).
+
+The rows lie in one buffer, sorted by expert, so that a product over all experts is one call. Weights keep
+their true widths: what a kernel needs in padding is added at the call and gone after it.
+
+Shapes: R rows of the buffer, E experts.
+"""
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_sv.scale.fold import effective_weight
+
+#: rows an expert from which the weights are folded rather than the activations scaled
+FOLD_FROM = 64
+
+
+class Rows(NamedTuple):
+    """Which rows of a buffer belong to which expert.
+
+    Attributes:
+        expert: (R,) int64, the expert whose block a row lies in; E - 1 beyond the last block, where rows are
+            zero and never read.
+        ends: (E,) int32, where each block ends; blocks begin at 0, ends[0], ends[1], ...
+    """
+
+    expert: Tensor
+    ends: Tensor
+
+
+def grouped_product(
+    x: Tensor, weight: Tensor, rows: Rows, gamma_in: Tensor | None = None, gamma_out: Tensor | None = None
+) -> Tensor:
+    """Return gamma_out[e] * (W[e] (gamma_in[e] * x[r])) for every row r, e = rows.expert[r].
+
+    Rows beyond rows.ends[-1] give zero and have zero gradients; an expert without rows has zero gradients.
+    Autograd keeps x, the weight and the gammas, nothing folded, cast or padded.
+
+    Args:
+        x: (R, d_in); zero in rows that hold no token.
+        weight: (E, d_out, d_in).
+        rows: the blocks.
+        gamma_in: (E, d_in), or None for 1.
+        gamma_out: (E, d_out), or None for 1.
+
+    Returns:
+        (R, d_out), in the autocast dtype where autocast is on.
+    """
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+    y: Tensor = _GroupedProduct.apply(x, weight, gamma_in, gamma_out, *rows, dtype)
+    return y
+
+
+class _GroupedProduct(torch.autograd.Function):
+    """Saves its inputs alone; twice differentiable, as backward is made of differentiable operations on them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        gamma_in: Tensor | None,
+        gamma_out: Tensor | None,
+        expert: Tensor,
+        ends: Tensor,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, gamma_in, gamma_out, expert, ends)
+        ctx.dtype = dtype
+        return _scaled(x, weight, gamma_in, gamma_out, expert, ends, dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, gamma_in, gamma_out, expert, ends = ctx.saved_tensors
+        grad = grads[0].to(ctx.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            grad_x = grad_weight = grad_in = grad_out = None
+            if ctx.needs_input_grad[0]:
+                grad_x = _scaled(grad, weight.mT, gamma_out, gamma_in, expert, ends, ctx.dtype).to(x.dtype)
+            if any(ctx.needs_input_grad[1:4]):
+                grad_folded = block_products(grad, x.to(ctx.dtype), ends).to(weight.dtype)
+                half = grad_folded if gamma_out is None else grad_folded * gamma_out.unsqueeze(-1)
+                grad_weight = half if gamma_in is None else half * gamma_in.unsqueeze(-2)
+                if gamma_in is not None:
+                    grad_in = (half * weight).sum(-2)
+                if gamma_out is not None:
+                    grad_out = (grad_folded * effective_weight(weight, gamma_in, None)).sum(-1)
+        return grad_x, grad_weight, grad_in, grad_out, None, None, None
+
+
+def _scaled(
+    x: Tensor,
+    weight: Tensor,
+    gamma_in: Tensor | None,
+    gamma_out: Tensor | None,
+    expert: Tensor,
+    ends: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    if len(x) >= FOLD_FROM * weight.shape[0]:
+        folded: Tensor = row_products(x.to(dtype), effective_weight(weight, gamma_in, gamma_out).to(dtype), ends)
+        return folded
+    if gamma_in is not None:
+        x = x * gamma_in[expert]
+    y: Tensor = row_products(x.to(dtype), weight.to(dtype), ends)
+    return y if gamma_out is None else (y * gamma_out[expert]).to(dtype)
+
+
+# The two products are operators of their own: the compiler takes them whole, whatever dtype and device, and each is
+# the other's derivative.
+
+
+@torch.library.custom_op("lightning_sv::row_products", mutates_args=())
+def row_products(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """Return W[e] x[r] of each row, zero beyond the last block, for x (R, d_in) and W (E, d_out, d_in)."""
+    if _takes_kernel(x, weight):
+        y = F.grouped_mm(_aligned(x), _aligned(weight).mT, offs=ends)
+    else:
+        y = x.new_empty(len(x), weight.shape[1])
+        for (begin, end), w in zip(_blocks(ends), weight.mT.unbind(), strict=True):
+            torch.mm(x[begin:end], w, out=y[begin:end])
+    if x.is_cuda:  # without a look at `ends` from the host
+        return y.masked_fill_((torch.arange(len(x), device=x.device) >= ends[-1]).unsqueeze(-1), 0)
+    y[int(ends[-1]) :].zero_()
+    return y
+
+
+@torch.library.custom_op("lightning_sv::block_products", mutates_args=())
+def block_products(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+    """Return left[block]^T right[block] of each block, (E, d_left, d_right), for (R, d_left) and (R, d_right)."""
+    if _takes_kernel(left, right):
+        return F.grouped_mm(_aligned(left).mT, _aligned(right), offs=ends)
+    out = left.new_empty(len(ends), left.shape[1], right.shape[1])
+    for (begin, end), o in zip(_blocks(ends), out.unbind(), strict=True):
+        torch.mm(left[begin:end].mT, right[begin:end], out=o)
+    return out
+
+
+def _blocks(ends: Tensor) -> list[tuple[int, int]]:
+    return list(pairwise([0, *ends.tolist()]))
+
+
+def _takes_kernel(a: Tensor, b: Tensor) -> bool:
+    """Whether `F.grouped_mm` serves: bf16 on CUDA, and what needs no padding on the CPU."""
+    if a.is_cuda:
+        return a.dtype == torch.bfloat16
+    return a.dtype in (torch.float32, torch.bfloat16) and _is_aligned(a) and _is_aligned(b)
+
+
+def _is_aligned(t: Tensor) -> bool:
+    """Is one of the last two strides 1 and are the others multiples of 16 bytes, as `F.grouped_mm` asks?"""
+    strides = sorted(t.stride())
+    return strides[0] == 1 and all(s * t.element_size() % 16 == 0 for s in strides[1:])
+
+
+def _aligned(t: Tensor) -> Tensor:
+    if _is_aligned(t):
+        return t
+    if t.stride(-2) == 1:
+        return _aligned(t.mT).mT
+    return _wide_empty(t, *t.shape).copy_(t)
+
+
+def _wide_empty(like: Tensor, *shape: int) -> Tensor:
+    """Return a tensor of this shape whose rows begin at multiples of 16 bytes, as those of `F.grouped_mm` do."""
+    step = 16 // like.element_size()
+    return like.new_empty(*shape[:-1], -(-shape[-1] // step) * step)[..., : shape[-1]]
+
+
+@row_products.register_fake
+def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    shape = (len(x), weight.shape[1])
+    return _wide_empty(x, *shape) if _takes_kernel(x, weight) else x.new_empty(shape)
+
+
+@block_products.register_fake
+def _(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+    shape = (len(ends), left.shape[1], right.shape[1])
+    return _wide_empty(left, *shape) if _takes_kernel(left, right) else left.new_empty(shape)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _rows_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    x, weight, ends = ctx.saved_tensors
+    return row_products(grad, weight.mT, ends), block_products(grad, x, ends), None
+
+
+def _blocks_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    left, right, ends = ctx.saved_tensors
+    return row_products(right, grad, ends), row_products(left, grad.mT, ends), None
+
+
+row_products.register_autograd(_rows_backward, setup_context=_save)
+block_products.register_autograd(_blocks_backward, setup_context=_save)

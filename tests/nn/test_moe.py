@@ -1,0 +1,215 @@
+"""The mixture of experts against a plain loop over tokens and experts in float64."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.nn import RouterConfig, activated_parameters, meta_backbone, next_token_loss, router_loss
+from lightning_sv.nn.moe import MixtureOfExperts
+from tests.conftest import BUILDS, MOE, perturbed
+
+
+def rms(x: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def branch(moe: MixtureOfExperts, name: str, xhat: Tensor, expert: int | None = None) -> Tensor:
+    """The paper's formula, word for word, for one matrix."""
+    owner = getattr(moe.inputs, name)
+    weight, (into, out) = owner.weight, moe.inputs.gammas(name)
+    if expert is not None:
+        weight = weight[expert]
+        into = into if into is None or into.ndim == 1 else into[expert]
+        out = None if out is None else out[expert]
+    if owner.scale_in is None:
+        into = None  # the norm has applied it
+    y = (xhat if into is None else into * xhat) @ weight.T
+    if owner.norm_width is not None:
+        y = rms(y, owner.eps)
+    return y if out is None else out * y
+
+
+def plain(moe: MixtureOfExperts, x: Tensor) -> Tensor:
+    """One token and one expert at a time."""
+    config, rows = moe.router, []
+    for token in x.flatten(0, 1):
+        xhat = rms(token, moe.inputs.norm.eps)
+        if moe.inputs.norm.scale is not None:
+            xhat = moe.inputs.norm.scale() * xhat
+        p = branch(moe, "router", xhat).softmax(-1)
+        score = p + moe.router_bias if config.balance == "bias" else p
+        chosen = score.sort(descending=True).indices[: moe.n_active]
+        total = p[chosen].sum() if config.renormalize else 1.0
+        y = torch.zeros_like(token)
+        for e in chosen.tolist():
+            hidden = F.silu(branch(moe, "expert_gate_proj", xhat, e)) * branch(moe, "expert_up_proj", xhat, e)
+            y = y + p[e] / total * (moe.expert_down_proj.weight[e] @ hidden)
+        if moe.has_shared:
+            hidden = F.silu(branch(moe, "shared_gate_proj", xhat)) * branch(moe, "shared_up_proj", xhat)
+            shared = moe.shared_down_proj.weight @ hidden
+            y = y + (branch(moe, "shared_router", xhat).sigmoid() * shared if config.gate_shared else shared)
+        rows.append(y)
+    return torch.stack(rows).view_as(x)
+
+
+ROUTERS = {
+    "default": {},
+    "bias": {"router": RouterConfig(balance="bias")},
+    "raw": {"router": RouterConfig(renormalize=False, gate_shared=True)},
+    "unshared": {"n_expert_shared": 0},
+    "empty": {"n_expert": 40},  # 24 tokens, 2 choices: most experts have few tokens, some have none
+}
+
+
+def check(config: BackboneConfig, text: str) -> None:
+    moe = perturbed(Backbone(config, text)).double().layers[0].ffn
+    if config.router.balance == "bias":
+        moe.router_bias.copy_(torch.rand(config.n_expert) / 4)
+    x = torch.randn(2, 12, config.d_model, dtype=torch.float64, requires_grad=True)
+    ours, routing = moe(x)
+    theirs = plain(moe, x)
+    torch.testing.assert_close(ours, theirs)
+    assert routing.load.sum() == 24 * config.n_expert_active
+    assert config.n_expert != 40 or (routing.load == 0).sum() > 5
+    weight, leaves = torch.randn_like(ours), [x, *moe.parameters()]
+    found = torch.autograd.grad((weight * ours).sum(), leaves, allow_unused=True)
+    expected = torch.autograd.grad((weight * theirs).sum(), leaves, allow_unused=True)
+    for a, b in zip(found, expected, strict=True):
+        assert a is not None
+        torch.testing.assert_close(a, torch.zeros_like(a) if b is None else b)
+
+
+@pytest.mark.filterwarnings("ignore:scale strategy")
+@pytest.mark.parametrize("text", BUILDS)
+def test_equals_a_plain_loop_under_every_strategy(text: str, config: BackboneConfig) -> None:
+    check(replace(config, **MOE), text)
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+@pytest.mark.parametrize("text", ["llama", "unified"])
+def test_equals_a_plain_loop_under_every_router(text: str, name: str, config: BackboneConfig) -> None:
+    check(replace(config, **(MOE | ROUTERS[name])), text)
+
+
+@pytest.mark.parametrize(
+    ("d_model", "n_head", "n_layer", "total", "activated"),
+    [(640, 10, 6, 0.251, 0.114), (768, 12, 9, 0.481, 0.184), (960, 15, 10, 0.797, 0.281),
+     (1024, 16, 12, 1.059, 0.355), (1280, 20, 15, 1.997, 0.621)],
+)  # fmt: skip
+def test_sizes_of_the_paper(d_model: int, n_head: int, n_layer: int, total: float, activated: float) -> None:
+    config = BackboneConfig(d_model=d_model, n_head=n_head, n_layer=n_layer, n_expert=32)
+    model = meta_backbone(config)
+    assert round(sum(p.numel() for p in model.parameters()) / 1e9, 3) == total
+    assert round(activated_parameters(model, config) / 1e9, 3) == activated
+    by_hand = sum(p.numel() for p in model.parameters()) - n_layer * 28 * 3 * config.expert_width * d_model
+    assert activated_parameters(model, config) == by_hand
+
+
+def test_who_owns_scale_vectors(config: BackboneConfig) -> None:
+    config = replace(config, **MOE)
+
+    def vectors(text: str) -> dict[str, torch.Size]:
+        prefix = "layers.0.ffn.inputs."
+        model = meta_backbone(config, text)
+        return {
+            n.removeprefix(prefix): p.shape for n, p in model.named_parameters() if prefix in n and "weight" not in n
+        }
+
+    d, e, w, ff = config.d_model, config.n_expert, config.expert_width, config.ffn_width
+    assert vectors("llama") == {"norm.scale.gamma": (d,)}
+    assert vectors("hg+dp") == {
+        "router.scale_in.gamma": (d,), "router.scale_out.gamma": (e,),
+        "expert_gate_proj.scale_in.gamma": (e, d), "expert_gate_proj.scale_out.gamma": (e, w),
+        "expert_up_proj.scale_in.gamma": (e, d), "expert_up_proj.scale_out.gamma": (e, w),
+        "shared_gate_proj.scale_in.gamma": (d,), "shared_gate_proj.scale_out.gamma": (ff,),
+        "shared_up_proj.scale_in.gamma": (d,), "shared_up_proj.scale_out.gamma": (ff,),
+    }  # fmt: skip
+    unified = meta_backbone(config, "unified").layers[0].ffn.inputs
+    assert unified.router.norm_width is None  # never normalized
+    assert unified.expert_up_proj.norm_width == w == 21 and unified.shared_up_proj.norm_width == ff
+    assert unified.expert_up_proj.scale_out.beta.shape == (e, 1)
+
+
+def test_balance_loss_is_hugging_faces_over_k_and_z_loss_the_papers(config: BackboneConfig) -> None:
+    from transformers.models.qwen2_moe.modeling_qwen2_moe import load_balancing_loss_func
+
+    config = replace(config, **MOE)
+    model = Backbone(config)
+    logits: list[Tensor] = []
+    for layer in model.layers:
+        layer.ffn.inputs.router.register_forward_hook(lambda _m, _i, out: logits.append(out))
+    _, routings = model(torch.randint(0, config.vocab_size, (3, 16)), with_routing=True)
+    for found, routing in zip(logits, routings, strict=True):
+        theirs = load_balancing_loss_func((found,), config.n_expert, config.n_expert_active)
+        torch.testing.assert_close(routing.balance_loss, theirs / config.n_expert_active)
+        torch.testing.assert_close(routing.z_loss, found.logsumexp(-1).square().mean())
+        entropy = torch.distributions.Categorical(logits=found).entropy().mean()
+        torch.testing.assert_close(routing.entropy, entropy)
+    mean = (routings[0].balance_loss + routings[1].balance_loss) / 2
+    torch.testing.assert_close(router_loss(routings, config), 0.01 * mean)
+    z = replace(config, router=RouterConfig(balance="none", z_coef=1e-3))
+    torch.testing.assert_close(router_loss(routings, z), 1e-3 * (routings[0].z_loss + routings[1].z_loss) / 2)
+    assert router_loss([], config) == 0.0
+
+
+@pytest.mark.parametrize("balance", ["loss", "bias"])
+def test_balancing_spreads_a_collapsed_router(balance: str, config: BackboneConfig) -> None:
+    config = replace(config, **MOE, router=RouterConfig(balance=balance, balance_coef=1.0, bias_rate=0.01))
+    moe = Backbone(config).layers[0].ffn
+    with torch.no_grad():
+        moe.inputs.router.weight.mul_(10)
+    x = torch.randn(8, 32, config.d_model) + 2 * torch.randn(config.d_model)  # a common direction: experts are favoured
+    optimizer = torch.optim.AdamW([moe.inputs.router.weight], lr=1e-2)
+    spread = []
+    for _ in range(100):
+        _, routing = moe(x)
+        spread.append(float(routing.load.std() / routing.load.mean()))
+        if balance == "loss":
+            router_loss([routing], config).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        moe.move_bias(routing.load)
+    assert spread[0] > 0.6 and spread[-1] < 0.3, (spread[0], spread[-1])
+
+
+def test_the_bias_moves_the_choice_and_not_the_weights(config: BackboneConfig) -> None:
+    config = replace(config, **MOE, router=RouterConfig(balance="bias", bias_rate=0.25))
+    moe = Backbone(config).layers[0].ffn
+    moe.move_bias(torch.tensor([10.0, 0, 4, 4, 4, 2]))  # mean 4
+    assert moe.router_bias.tolist() == [-0.25, 0.25, 0, 0, 0, 0.25]
+    weights, experts, _ = moe._route(torch.randn(50, config.d_model))
+    assert (experts != 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(50))
+
+
+def test_unified_starts_with_normalized_experts(config: BackboneConfig) -> None:
+    moe = Backbone(replace(config, **MOE), "unified").layers[0].ffn
+    up: list[Tensor] = []
+    moe.inputs.expert_up_proj.register_forward_hook(lambda _m, _i, out: up.append(out))
+    moe(torch.randn(4, 32, config.d_model))
+    size = up[0].square().mean(-1)
+    filled = size > 0  # rows of the buffer that hold a token
+    assert filled.sum() == 4 * 32 * moe.n_active
+    torch.testing.assert_close(size[filled], torch.ones_like(size[filled]), rtol=0.05, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["llama", "unified"])
+def test_compiled_equals_eager_with_gradients(text: str, config: BackboneConfig) -> None:
+    config = replace(config, **MOE)
+    tokens = torch.randint(0, config.vocab_size, (2, 16))
+    results = []
+    for compiled in (False, True):
+        model = Backbone(config, text)
+        if compiled:
+            model.compile(fullgraph=True)
+        logits, routings = model(tokens, with_routing=True)
+        loss = next_token_loss(logits, tokens.roll(-1, 1)) + router_loss(routings, config)
+        loss.backward()
+        results.append([loss.detach(), *(p.grad for p in model.parameters())])
+    for eager, fast in zip(*results, strict=True):
+        torch.testing.assert_close(fast, eager, rtol=2e-4, atol=1e-6)
