@@ -13,6 +13,7 @@ import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.lit.checkpoint import AtomicCheckpointIO
+from lightning_sv.lit.module import PretrainModule
 from lightning_sv.paper import read_run
 from tests.conftest import listen_to_interrupts
 
@@ -65,14 +66,60 @@ def test_killed_and_resumed_equals_uninterrupted(optim: str, long_args: list[str
         assert b.curve(tag).tokens.tolist() == a.curve(tag).tokens.tolist(), tag
         assert b.curve(tag).values.tolist() == a.curve(tag).values.tolist(), tag
     assert len(a.curve("train/loss").tokens) == STEPS // 4 and len(a.curve("val/loss").tokens) == 8
-    one, two = (torch.load(d / "checkpoints/last.ckpt", weights_only=True) for d in (whole, killed))
-    assert one["loops"]["fit_loop"]["epoch_progress"]["current"]["started"] > 2
+    assert same_checkpoint(whole, killed)["loops"]["fit_loop"]["epoch_progress"]["current"]["started"] > 2
+
+
+def same_checkpoint(whole: Path, other: Path) -> dict:
+    """Assert that weights, buffers and optimizer are the same bit for bit; return the first checkpoint."""
+    one, two = (torch.load(d / "checkpoints/last.ckpt", weights_only=True) for d in (whole, other))
+    assert one["state_dict"].keys() == two["state_dict"].keys()
     for name, value in one["state_dict"].items():
         assert torch.equal(value, two["state_dict"][name]), name
     for ours, theirs in zip(one["optimizer_states"], two["optimizer_states"], strict=True):
         for key, state in ours["state"].items():
             for name, value in state.items():
                 assert torch.equal(torch.as_tensor(value), torch.as_tensor(theirs["state"][key][name]))
+    return one
+
+
+MIXTURE = {"n_expert": 6, "n_expert_active": 2}
+RECIPES = {
+    "moe": (MIXTURE, "unified", "adamw", "cos"),
+    "moe-bias": (MIXTURE | {"router.balance": "bias"}, "hg+dp+or", "muon", "wsd"),
+    "gemma": ({"qk_norm": True, "post_norm": True}, "iwd+offset", "muon", "cos"),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_family_resumes_bit_for_bit(
+    name: str, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone, scale, optim, schedule = RECIPES[name]
+    args = [*run_args, "--model.scale", scale, "--model.optim.name", optim, "--model.optim.lr", "6e-3"]
+    args += ["--model.schedule.name", schedule, "--trainer.max_steps", "20", "--data.micro_batch", "2"]
+    args += ["--checkpoint.every_n_steps", "10", "--experts.every_n_steps", "8", "--data.validations", "2"]
+    args += [word for key, value in backbone.items() for word in (f"--model.backbone.{key}", str(value).lower())]
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert main(["fit", *args, "--run_dir", str(whole)]) == 0
+
+    def stop(self: PretrainModule, batch: object, batch_idx: int) -> None:
+        if self.global_step == 13:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PretrainModule, "on_train_batch_start", stop)
+        with pytest.raises(SystemExit):
+            main(["fit", *args, "--run_dir", str(stopped)])
+    assert not (stopped / "summary.json").exists()
+    assert main(["fit", *args, "--ckpt_path", str(stopped / "checkpoints/last.ckpt")]) == 0
+    same_checkpoint(whole, stopped)
+    a, b = read_run(whole), read_run(stopped)
+    assert a.curves.keys() == b.curves.keys()
+    routed = [tag for tag in a.curves if tag.startswith("moe/")]
+    assert len(routed) == (2 * (6 + 5) + 3 if name.startswith("moe") else 0)
+    for tag in ("train/loss", "val/loss", "branch_norm/mean/q_proj/effective", *routed):
+        assert b.curve(tag).tokens.tolist() == a.curve(tag).tokens.tolist(), tag
+        assert b.curve(tag).values.tolist() == a.curve(tag).values.tolist(), tag
 
 
 @pytest.mark.slow
