@@ -204,8 +204,12 @@ def _several(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def parse_run(args: list[str]) -> tuple[PretrainModule, ShardDataModule]:
-    """Build the module and the data that `fit` with these arguments would use, and check the corpus.
+def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainModule, ShardDataModule, dict[str, Any]]:
+    """Build the module and the data that `fit` with these arguments would use; return the trainer's keys as well.
+
+    Args:
+        args: as on the command line.
+        check_corpus: whether the corpus must be there.
 
     Raises:
         ValueError: whatever `fit` would refuse about model and data.
@@ -220,8 +224,9 @@ def parse_run(args: list[str]) -> tuple[PretrainModule, ShardDataModule]:
     made = parser.instantiate(parser.parse_args(args))
     model: PretrainModule = made.model
     data: ShardDataModule = made.data
-    data.check(model.config.vocab_size)
-    return model, data
+    if check_corpus:
+        data.check(model.config.vocab_size)
+    return model, data, dict(made.trainer or {})
 
 
 def quiet() -> None:

@@ -58,7 +58,7 @@ def _refuse_equal(a: Arm, b: Arm, shared: list[str]) -> dict[str, str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         runs = [parse_run([*shared, *arm.args, "--model.scale", arm.scale]) for arm in (a, b)]
-    meanings = [str(model.meaning) for model, _ in runs]
+    meanings = [str(model.meaning) for model, *_ in runs]
     if a.args == b.args and meanings[0] == meanings[1]:
         raise ValueError(
             f"strategies {a.scale!r} and {b.scale!r} are the same model, {meanings[0]!r}; compare two that differ."
