@@ -151,6 +151,28 @@ def test_wrong_input_stops_before_the_first_step(
     assert not list((tmp_path).glob("refused/events*"))
 
 
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--model.backbone.n_expert", "4"], "model.backbone.n_expert is 4, with n_expert_active 4"),
+        (
+            ["--model.backbone.qk_norm", "true"],
+            "model.backbone.qk_norm would normalize q_proj and k_proj a second time",
+        ),
+        (["--model.backbone.router.balance", "luck"], "model.backbone.router.balance is 'luck'; known: loss bias none"),
+        (
+            ["--model.schedule.name", "wsd", "--model.schedule.warmup_ratio", "0.9"],
+            "model.schedule.warmup_ratio 0.9 is beyond stable_ratio 0.8",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused_before_the_corpus_is_read(
+    args: list[str], message: str, run_args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", *run_args, "--data.corpus.dir", "missing", *args]) == 2
+    assert f"error: {message}" in capsys.readouterr().err
+
+
 def test_misspelled_key_in_yaml_and_bad_interpolation(
     run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
