@@ -9,7 +9,7 @@ from lightning_sv.lit.cli import parse_run
 ROOT = Path(__file__).parents[2]
 # model, optimizer, schedule, strategy: learning rate, tokens a step, billions of tokens (None: 100 a parameter)
 RECIPES = [
-    ("llama-0.12b", "adamw", "cos", "llama", 4e-3, 1024, None),  # Table 3
+    ("llama-0.12b", "adamw", "cos", "llama", 4e-3, 1024, None),  # Table 4
     ("llama-0.12b", "adamw", "cos", "unified", 4e-3, 1024, None),
     ("llama-0.12b", "adamw", "cos", "nop", 2e-3, 1024, None),  # Appendix B.2.1
     ("llama-0.12b-large", "adamw", "cos", "llama", 4e-3, 1024, None),  # Appendix B.1.3
@@ -17,7 +17,7 @@ RECIPES = [
     ("llama-0.5b", "adamw", "cos", "unified", 2e-3, 4096, None),
     ("llama-0.75b", "adamw", "cos", "unified", 2e-3, 4096, None),
     ("llama-1b", "adamw", "cos", "unified", 1e-3, 4096, None),
-    ("moe-0.25b", "adamw", "cos", "unified", 3e-3, 1024, None),  # Table 4
+    ("moe-0.25b", "adamw", "cos", "unified", 3e-3, 1024, None),  # Table 5
     ("moe-0.5b", "adamw", "cos", "unified", 2e-3, 1024, None),
     ("moe-0.8b", "adamw", "cos", "unified", 2e-3, 4096, None),
     ("moe-1b", "adamw", "cos", "unified", 1e-3, 4096, None),
