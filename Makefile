@@ -51,6 +51,10 @@ $(VENV)/.dev: $(VENV)/.test requirements/dev.txt
 	@$(PIP) --no-deps -r requirements/dev.txt
 	@touch $@
 
+$(VENV)/.bench: $(VENV)/.test requirements/bench.txt
+	@$(PIP) --no-deps -r requirements/bench.txt
+	@touch $@
+
 install: $(VENV)/.run  ## the locked environment in .venv
 	@echo "installed: $(BIN)/lightning-sv --help"
 
@@ -73,8 +77,11 @@ check: $(VENV)/.dev  ## format, lint, types
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-bench: $(VENV)/.test  ## our Llama against Hugging Face's, and the strategies against llama
-	@$(BIN)/python -m benchmarks.step $(ARGS)
+# The peers get an environment of their own, so that tests and runs never see them. ARGS goes to both: --rounds 10
+bench:  ## our blocks and models against the peers', in .venv-bench: one training step each
+	@$(MAKE) --no-print-directory VENV=$(VENV)-bench $(VENV)-bench/.bench
+	@$(VENV)-bench/bin/python -m benchmarks.step $(ARGS)
+	@$(VENV)-bench/bin/python -m benchmarks.moe $(ARGS)
 
 tensorboard: $(VENV)/.run  ## charts of every run, on 127.0.0.1
 	@$(BIN)/tensorboard --logdir runs --host 127.0.0.1 $(ARGS)
@@ -83,6 +90,6 @@ doctor: $(VENV)/.run  ## is the environment sound?
 	@$(BIN)/python -m lightning_sv.doctor
 
 clean:  ## remove environments, runs and prepared corpora
-	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-bench runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find data -mindepth 1 ! -name README.md -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -27,13 +27,13 @@ class Plan(NamedTuple):
 
 
 def block_multiple(n_choice: int, n_expert: int) -> int:
-    """Return what an expert's block is padded to: the power of two near an eighth of the mean, 8 to 64.
+    """Return what an expert's block is padded to: the power of two near a sixteenth of the mean, 8 to 64.
 
     Few distinct block sizes keep bf16 kernels cached on the CPU, which are made for each shape; on CUDA blocks
     that are summed over must begin at multiples of 8.
     """
     mean = n_choice // n_expert
-    return min(max(1 << max(mean // 8, 1).bit_length() - 1, 8), 64)
+    return min(max(1 << max(mean // 16, 1).bit_length() - 1, 8), 64)
 
 
 @torch.no_grad()
@@ -64,15 +64,30 @@ def plan(experts: Tensor, n_expert: int) -> Plan:
 
 
 def dispatch(x: Tensor, plan: Plan) -> Tensor:
-    """Return the rows x[source], zero where a row holds no token; (N, d) -> (R, d)."""
+    """Return the rows x[source], zero where a row holds no token; (N, d) -> (R, d).
+
+    In the autocast dtype where autocast is on: what reads the rows are products.
+    """
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        x = x.to(torch.get_autocast_dtype(device))
     rows: Tensor = _Dispatch.apply(x, plan.source, plan.position)
     return rows
 
 
-def combine(y: Tensor, weights: Tensor, plan: Plan) -> Tensor:
-    """Return sum_j weights[n, j] * y[position[n, j]] of every token n, in y's dtype; (R, d), (N, k) -> (N, d)."""
+def combine(y: Tensor, weights: Tensor | None, plan: Plan) -> Tensor:
+    """Return sum_j weights[n, j] * y[position[n, j]] of every token n, in y's dtype; (R, d), (N, k) -> (N, d).
+
+    Weights of None are 1. What gave y is usually linear, and to weight its input (`weights_by_row`) spares
+    keeping y for the gradient of the weights.
+    """
     out: Tensor = _Combine.apply(y, weights, plan.source, plan.position)
     return out
+
+
+def weights_by_row(weights: Tensor, plan: Plan) -> Tensor:
+    """Return the weight of each row, zero where it holds no token; (N, k) -> (R,)."""
+    return weights.new_zeros(len(plan.source)).scatter(0, plan.position.flatten(), weights.flatten())
 
 
 class _Dispatch(torch.autograd.Function):
@@ -105,6 +120,6 @@ class _Combine(torch.autograd.Function):
         rows = _Dispatch.apply(grads[0], source, position)
         if weights is None:
             return rows, None, None, None
-        by_row = weights.new_zeros(len(y)).index_put((position.flatten(),), weights.flatten())
+        by_row = weights.new_zeros(len(y)).scatter(0, position.flatten(), weights.flatten())
         grad_weights = (rows * y).sum(-1)[position].to(weights.dtype)
         return rows * by_row.to(rows.dtype).unsqueeze(-1), grad_weights, None, None

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_sv.nn.config import BackboneConfig
-from lightning_sv.nn.dispatch import combine, dispatch, plan
+from lightning_sv.nn.dispatch import combine, dispatch, plan, weights_by_row
+from lightning_sv.nn.swiglu import swiglu
 from lightning_sv.scale import Branch, ScaleBuilder, ScaledLinear
 
 # B batch, T positions, D d_model, N = B T tokens, E experts, k active experts, R rows of the dispatch buffer.
@@ -80,8 +81,9 @@ class MixtureOfExperts(nn.Module):
         buffer = dispatch(xhat, plans)  # R D
         gate = self.inputs.branch("expert_gate_proj", buffer, plans.rows)
         up = self.inputs.branch("expert_up_proj", buffer, plans.rows)
-        y = self.expert_down_proj(F.silu(gate) * up, rows=plans.rows)  # R D
-        out = combine(y, weights, plans)
+        # down is linear: weighed before it, its output need not be kept for the weights' gradient
+        hidden = swiglu(gate, up, weights_by_row(weights, plans))
+        out = combine(self.expert_down_proj(hidden, rows=plans.rows), None, plans)
         if self.has_shared:
             gate, up = (self.inputs.branch(name, xhat) for name in ("shared_gate_proj", "shared_up_proj"))
             shared = self.shared_down_proj(F.silu(gate) * up)

@@ -1,0 +1,120 @@
+"""Dispatch and combination against plain indexing, over random routings."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_sv.nn import swiglu as swiglu_module
+from lightning_sv.nn.dispatch import Plan, block_multiple, combine, dispatch, plan, weights_by_row
+from lightning_sv.nn.swiglu import swiglu
+from lightning_sv.scale.grouped import grouped_product
+
+
+@st.composite
+def routings(draw: st.DrawFn) -> tuple[Tensor, int]:
+    """Ids with all tokens on one expert, idle experts, ids named twice, and fewer choices than experts."""
+    n_expert, k, n = draw(st.integers(1, 9)), draw(st.integers(1, 4)), draw(st.integers(1, 40))
+    busy = draw(st.lists(st.integers(0, n_expert - 1), min_size=1, max_size=n_expert))
+    flat = draw(st.lists(st.sampled_from(busy), min_size=n * k, max_size=n * k))
+    return torch.tensor(flat).view(n, k), n_expert
+
+
+@settings(deadline=None)
+@given(routings())
+def test_plan_gives_every_choice_a_row_of_its_expert(routing: tuple[Tensor, int]) -> None:
+    experts, n_expert = routing
+    (n, k), made = experts.shape, plan(experts, n_expert)
+    blank = plan(torch.zeros_like(experts), n_expert)
+    assert len(made.source) == len(blank.source) == len(made.rows.expert), "the size follows from the shapes"
+    assert made.rows.ends.dtype == torch.int32 and made.rows.ends[-1] <= len(made.source)
+    ends, multiple = made.rows.ends.tolist(), block_multiple(n * k, n_expert)
+    sizes = torch.tensor(ends).diff(prepend=torch.zeros(1, dtype=torch.int64))
+    counts = torch.bincount(experts.flatten(), minlength=n_expert)
+    assert torch.equal(sizes, (counts + multiple - 1) // multiple * multiple)
+    for e, end in enumerate(ends):
+        block = slice(end - int(sizes[e]), end)
+        tokens = torch.arange(n).unsqueeze(-1).expand_as(experts)[experts == e]
+        assert (made.rows.expert[block] == e).all()
+        assert made.source[block].tolist() == tokens.tolist() + [n] * int(sizes[e] - counts[e]), "token order"
+    assert (made.source[ends[-1] :] == n).all() and (made.rows.expert[ends[-1] :] == n_expert - 1).all()
+    assert torch.equal(made.rows.expert[made.position], experts)
+    assert torch.equal(made.source[made.position], torch.arange(n).unsqueeze(-1).expand(n, k))
+    assert made.position.unique().numel() == n * k
+
+
+def plain_combine(y: Tensor, weights: Tensor, made: Plan) -> Tensor:
+    return torch.einsum("nk,nkd->nd", weights, y[made.position])
+
+
+@settings(deadline=None)
+@given(routings())
+def test_dispatch_and_combine_equal_plain_indexing_with_gradients(routing: tuple[Tensor, int]) -> None:
+    experts, n_expert = routing
+    made = plan(experts, n_expert)
+    x = torch.randn(len(experts), 3, dtype=torch.float64, requires_grad=True)
+    y = torch.randn(len(made.source), 3, dtype=torch.float64, requires_grad=True)
+    weights = torch.rand(experts.shape, dtype=torch.float64, requires_grad=True)
+    padded = torch.cat([x, torch.zeros(1, 3)])[made.source]
+    ones = torch.ones_like(weights)
+    pairs = [
+        (dispatch(x, made), padded, [x]),
+        (combine(y, weights, made), plain_combine(y, weights, made), [y, weights]),
+        (combine(y, None, made), plain_combine(y, ones, made), [y]),
+        (combine(y * weights_by_row(weights, made).unsqueeze(-1), None, made), plain_combine(y, weights, made), [y]),
+        (weights_by_row(weights, made)[made.position], weights, [weights]),
+    ]
+    for ours, theirs, leaves in pairs:
+        torch.testing.assert_close(ours, theirs)
+        grad = torch.randn_like(theirs)
+        found = zip(torch.autograd.grad(ours, leaves, grad), torch.autograd.grad(theirs, leaves, grad), strict=True)
+        for a, b in found:
+            torch.testing.assert_close(a, b)
+
+
+def test_first_and_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swiglu_module, "PIECE", 6)  # several pieces, the last one short
+    made = plan(torch.tensor([[0, 2], [2, 3], [0, 3]]), 4)
+
+    def make(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+    rows = len(made.source)
+    for function, tensors in (
+        (lambda x: dispatch(x, made), (make(3, 2),)),
+        (lambda y, w: combine(y, w, made), (make(rows, 2), make(3, 2))),
+        (lambda y: combine(y, None, made), (make(rows, 2),)),
+        (lambda w: weights_by_row(w, made), (make(3, 2),)),
+        (swiglu, (make(5, 3), make(5, 3))),
+        (swiglu, (make(5, 3), make(5, 3), make(5))),
+    ):
+        assert torch.autograd.gradcheck(function, tensors)
+        assert torch.autograd.gradgradcheck(function, tensors)
+
+
+def block(x: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    weights, experts = (x @ router.mT).softmax(-1).topk(2)
+    made = plan(experts, len(gate))
+    rows = dispatch(x, made)
+    hidden = swiglu(
+        grouped_product(rows, gate, made.rows), grouped_product(rows, up, made.rows), weights_by_row(weights, made)
+    )
+    return combine(grouped_product(hidden, down, made.rows), None, made)
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [3, 60])
+def test_a_block_equals_every_expert_on_every_token(n: int, compiled: bool) -> None:
+    leaves = [torch.randn(*s, requires_grad=True) for s in [(n, 24), (6, 24), (6, 21, 24), (6, 21, 24), (6, 24, 21)]]
+    x, router, gate, up, down = leaves
+    weights, experts = (x @ router.mT).softmax(-1).topk(2)
+    dense = torch.zeros(n, 6).scatter(1, experts, weights)
+    hidden = F.silu(torch.einsum("nd,efd->nef", x, gate)) * torch.einsum("nd,efd->nef", x, up)
+    theirs = torch.einsum("ne,nef,edf->nd", dense, hidden, down)
+    ours = (torch.compile(block, fullgraph=True) if compiled else block)(*leaves)
+    torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-4)
+    grads = [torch.autograd.grad(y.square().sum(), leaves) for y in (ours, theirs)]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-4 * b.abs().max().item(), rtol=1e-3)

@@ -1,0 +1,151 @@
+"""The grouped product against the formula, row by row."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_sv.scale import grouped
+from lightning_sv.scale.grouped import Rows, block_products, grouped_product, row_products
+
+#: rows of each expert: some, none, all on one, a short buffer's tail
+BLOCKS = {
+    "some": (8, 0, 16, 8, 0),
+    "first and last": (8, 0, 0, 0, 24),
+    "one": (0, 0, 40, 0, 0),
+    "none": (0, 0, 0, 0, 0),
+}
+TAIL = 6
+
+
+def rows_of(blocks: tuple[int, ...]) -> Rows:
+    sizes = torch.tensor(blocks)
+    expert = torch.arange(len(blocks)).repeat_interleave(sizes)
+    return Rows(F.pad(expert, (0, TAIL), value=len(blocks) - 1), sizes.cumsum(0).int())
+
+
+def make(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, requires_grad=True)
+
+
+def inputs(rows: Rows, d_in: int, d_out: int, sides: str, dtype: torch.dtype = torch.float64) -> list[Tensor | None]:
+    """x with a padding row in each block and a tail of zeros, weight, gamma_in, gamma_out."""
+    x = torch.randn(len(rows.expert), d_in, dtype=dtype)
+    x[(rows.ends[rows.ends > 0] - 1).long()] = 0
+    x[rows.ends[-1] :] = 0
+    n = len(rows.ends)
+    gamma_in = make(n, d_in, dtype=dtype) if "i" in sides else None
+    return [
+        x.requires_grad_(),
+        make(n, d_out, d_in, dtype=dtype),
+        gamma_in,
+        make(n, d_out, dtype=dtype) if "o" in sides else None,
+    ]
+
+
+def plain(x: Tensor, weight: Tensor, rows: Rows, gamma_in: Tensor | None, gamma_out: Tensor | None) -> Tensor:
+    """The formula, word for word, row by row."""
+    out = []
+    for r, e in enumerate(rows.expert.tolist()):
+        row = x[r] if gamma_in is None else gamma_in[e] * x[r]
+        y = weight[e] @ row
+        out.append(y if gamma_out is None else gamma_out[e] * y)
+    return torch.stack(out) * (torch.arange(len(x)) < rows.ends[-1]).unsqueeze(-1)
+
+
+@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize("sides", ["", "i", "o", "io"])
+@pytest.mark.parametrize("widths", [(21, 22), (24, 43), (32, 21), (43, 24), (16, 32)])
+@pytest.mark.parametrize("blocks", BLOCKS.values(), ids=BLOCKS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_equals_a_plain_loop_with_gradients(
+    dtype: torch.dtype,
+    blocks: tuple[int, ...],
+    widths: tuple[int, int],
+    sides: str,
+    fold: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grouped, "FOLD_FROM", 0 if fold else math.inf)
+    rows = rows_of(blocks)
+    tensors = inputs(rows, *widths, sides, dtype)
+    x, weight, *gammas = tensors
+    leaves = [t for t in tensors if t is not None]
+    ours, theirs = grouped_product(x, weight, rows, *gammas), plain(x, weight, rows, *gammas)
+    torch.testing.assert_close(ours, theirs, atol=1e-4 if dtype == torch.float32 else 1e-10, rtol=1e-4)
+    grad = torch.randn_like(theirs) * (torch.arange(len(x)) < rows.ends[-1]).unsqueeze(-1)
+    pairs = zip(torch.autograd.grad(ours, leaves, grad), torch.autograd.grad(theirs, leaves, grad), strict=True)
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, atol=1e-3 if dtype == torch.float32 else 1e-10, rtol=1e-4)
+
+
+@pytest.mark.parametrize("fold", [True, False])
+@pytest.mark.parametrize("sides", ["", "i", "o", "io"])
+def test_first_and_second_derivatives(sides: str, fold: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped, "FOLD_FROM", 0 if fold else math.inf)
+    rows = rows_of((2, 0, 3, 1))
+    x, weight, *gammas = inputs(rows, 3, 2, sides)
+
+    def product(x, weight, *gammas):
+        return grouped_product(x, weight, rows, *gammas)
+
+    assert torch.autograd.gradcheck(product, (x, weight, *gammas))
+    assert torch.autograd.gradgradcheck(product, (x, weight, *gammas))
+
+
+@pytest.mark.parametrize("widths", [(24, 21), (32, 24)])
+def test_second_derivatives_in_float32_are_those_of_float64(widths: tuple[int, int]) -> None:
+    """The kernels, which know no float64, in a Hessian-vector product."""
+    rows = rows_of(BLOCKS["some"])
+    wide = inputs(rows, *widths, "io")
+
+    def product_of(tensors: list[Tensor]) -> list[Tensor]:
+        x, weight, *gammas = tensors
+        y = grouped_product(x, weight, rows, *gammas)
+        grads = torch.autograd.grad(y.tanh().square().sum(), tensors, create_graph=True)
+        return list(torch.autograd.grad(sum(g.square().sum() for g in grads), tensors))
+
+    narrow = [t.detach().float().requires_grad_() for t in wide]
+    for ours, theirs in zip(product_of(narrow), product_of(wide), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-3, atol=1e-4 * theirs.abs().max().item())
+
+
+def test_autocast_computes_in_bf16_and_leaves_gradients_wide() -> None:
+    rows = rows_of(BLOCKS["some"])
+    x, weight, *gammas = inputs(rows, 43, 21, "io", torch.float32)
+    exact = grouped_product(x, weight, rows, *gammas)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = grouped_product(x, weight, rows, *gammas)
+    assert rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.float(), exact, atol=0.15, rtol=0.05)
+    leaves = [x, weight, *gammas]
+    exact_grads = torch.autograd.grad(exact.sum(), leaves)
+    for ours, theirs in zip(torch.autograd.grad(rounded.sum(), leaves), exact_grads, strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours, theirs, atol=0.05 * theirs.abs().max().item(), rtol=0.05)
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_autograd_keeps_the_arguments_alone(autocast: bool) -> None:
+    rows = rows_of(BLOCKS["some"])
+    tensors = inputs(rows, 43, 21, "io", torch.float32)
+    x, weight, *gammas = tensors
+    kept: list[Tensor] = []
+    with (
+        torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t),
+        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+    ):
+        grouped_product(x, weight, rows, *gammas)
+    assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in [*tensors, *rows]}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("widths", [(16, 24), (21, 43)])
+def test_the_operators_keep_torchs_rules(widths: tuple[int, int], dtype: torch.dtype) -> None:
+    """Shapes, strides and derivatives as the compiler is told (torch.library.opcheck)."""
+    ends = rows_of(BLOCKS["some"]).ends
+    x, weight = make(int(ends[-1]) + TAIL, widths[0], dtype=dtype), make(len(ends), widths[1], widths[0], dtype=dtype)
+    torch.library.opcheck(row_products, (x, weight, ends))
+    torch.library.opcheck(block_products, (x, x.detach().clone().requires_grad_(), ends))
