@@ -11,11 +11,11 @@ _ABSENT = "(absent)"
 
 
 class ConfigDifference(NamedTuple):
-    """One key at which the two arms' configs differ.
+    """One key at which the configs of two runs differ.
 
     Args:
         key: Dotted key, e.g. ``optim.lr``.
-        a: Its value in arm A (or in the first run, for ``where`` other than an arm pair).
+        a: Its value in the first run.
         b: Its value in the other run.
         expected: Whether the comparison itself asked for it.
         where: Names of the two runs, e.g. ``a-seed0, b-seed0``.
@@ -54,28 +54,28 @@ def check_same_corpus(runs: Mapping[str, Run]) -> None:
 
 
 def config_differences(runs: Mapping[str, Run], arm_args: Sequence[str]) -> list[ConfigDifference]:
-    """Keys whose values differ from the first run's, each key once.
+    """Keys whose values differ from the first run's, each other value once.
 
     A value that is the run's own seed, or holds its own directory, counts as equal.
 
     Args:
         runs: Completed runs by name; the first is the reference.
-        arm_args: Arguments given to one arm only: the keys they name are expected to differ.
+        arm_args: Arguments not given to every arm: the keys they name are expected to differ.
     """
     own = (*_OWN_KEYS, *_keys(arm_args))
     reference_name, *others = runs
     reference = _leaves(runs[reference_name])
-    found: dict[str, ConfigDifference] = {}
+    found: dict[tuple[str, str], ConfigDifference] = {}
     for name in others:
         values = _leaves(runs[name])
         for key in sorted(reference.keys() | values.keys()):
             a, b = reference.get(key, _ABSENT), values.get(key, _ABSENT)
             is_seed = (a, b) == (reference.get("seed_everything"), values.get("seed_everything"))
-            if a != b and key not in found and (not is_seed or key == "seed_everything"):
+            if a != b and (key, str(b)) not in found and (not is_seed or key == "seed_everything"):
                 expected = any(key == k or key.startswith(f"{k}.") for k in own)
                 where = f"{reference_name}, {name}"
-                found[key] = ConfigDifference(key, a, b, expected, where)
-    return [found[key] for key in sorted(found)]
+                found[key, str(b)] = ConfigDifference(key, a, b, expected, where)
+    return sorted(found.values(), key=lambda difference: difference.key)
 
 
 def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[ConfigDifference]) -> list[str]:

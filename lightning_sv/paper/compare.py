@@ -1,13 +1,16 @@
-"""Train two arms on the same seeds, side by side, and compare them in pairs.
+"""Train a baseline and other arms on the same seeds, side by side, and compare them in pairs.
 
-    out/  a-seed0/ b-seed0/ a-seed1/ ...  comparison.json  comparison.png
+    out/  a-seed0/ b-seed0/ c-seed0/ ... a-seed1/ ...  comparison.json  comparison.png
 
-Called again with the same arguments it trains only what is missing; with more seeds, only those.
+Called again with the same arguments it trains only what is missing; with more seeds or further
+arms, only those.
 """
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
+from string import ascii_lowercase
 
 from rich.console import Console
 
@@ -16,17 +19,18 @@ from lightning_sv.paper.checks import (
     comparability_warnings,
     config_differences,
 )
-from lightning_sv.paper.comparison import Arm, Comparison
-from lightning_sv.paper.draw import draw_comparison
-from lightning_sv.paper.events import Run, read_run
+from lightning_sv.paper.comparison import Comparison
+from lightning_sv.paper.draw_arms import draw_comparison
+from lightning_sv.paper.events import read_run
 from lightning_sv.paper.launch import LAUNCHER, Job, default_parallel, run_jobs
+from lightning_sv.paper.pair import Arm, TrainedArm
 
 _OURS = ("--model.scale", "--seed_everything", "--run_dir")
 
 
 def compare(
     a: Arm,
-    b: Arm,
+    others: Sequence[Arm],
     *,
     seeds: Sequence[int],
     args: Sequence[str] = (),
@@ -41,10 +45,10 @@ def compare(
 
     Args:
         a: The arm compared with, usually ``llama``.
-        b: The arm in question.
-        seeds: One pair of runs per seed; an interval needs two, a useful one three or more.
-        args: Arguments of ``fit`` for both arms, ``--config`` first.
-        out: Directory of the comparison; ``runs/compare/<A>_vs_<B>`` when None.
+        others: The arms in question, each compared with A; A is trained once.
+        seeds: One run of every arm per seed; an interval needs two, a useful one three or more.
+        args: Arguments of ``fit`` for every arm, ``--config`` first.
+        out: Directory of the comparison; ``runs/compare/<A>_vs_<B>_<C>...`` when None.
         jobs: Runs at a time; None: one per core, at most four, a single one on a GPU. The cores
             are shared out evenly among them.
         console: Where progress goes; stderr when None, so that stdout is free for the result.
@@ -58,9 +62,11 @@ def compare(
         RuntimeError: When a run fails; the message ends with the last lines of its log.
     """
     console = console or Console(stderr=True)
-    _check_request(a, b, seeds, args, jobs)
-    out = Path("runs/compare", f"{_slug(a.label)}_vs_{_slug(b.label)}") if out is None else Path(out)
-    plan = _plan(a, b, seeds, args, out, tuple(launcher), context or {})
+    arms = (a, *others)
+    _check_request(arms, seeds, args, jobs)
+    names = "_".join(_slug(arm.label) for arm in others)
+    out = Path("runs/compare", f"{_slug(a.label)}_vs_{names}") if out is None else Path(out)
+    plan = _plan(arms, seeds, args, out, tuple(launcher), context or {})
     states = {job.name: job.state() for job in plan}  # may refuse; nothing was touched so far
     reused = frozenset(name for name, state in states.items() if state == "complete")
     for job in plan:
@@ -84,14 +90,14 @@ def compare(
 
     runs = {job.name: read_run(job.run_dir) for job in plan}
     check_same_corpus(runs)
-    _check_arms_differ(a, b, runs)
-    differences = config_differences(runs, [*a.args, *b.args])
+    trained = [TrainedArm(arm, tuple(runs[_run_name(i, seed)] for seed in seeds)) for i, arm in enumerate(arms)]
+    _check_arms_differ(trained)
+    differences = config_differences(runs, [argument for arm in arms for argument in arm.args])
     comparison = Comparison(
-        a=a,
-        b=b,
+        a=trained[0],
+        others=tuple(trained[1:]),
         seeds=tuple(seeds),
-        runs_a=tuple(runs[f"a-seed{k}"] for k in seeds),
-        runs_b=tuple(runs[f"b-seed{k}"] for k in seeds),
+        runs=runs,
         commands={job.name: [*job.record()["command"], *job.command[-2:]] for job in plan},
         reused=reused,
         differences=tuple(differences),
@@ -101,30 +107,36 @@ def compare(
     )
     (out / "comparison.json").write_text(comparison.to_json() + "\n")
     draw_comparison(
-        comparison.runs_a,
-        comparison.runs_b,
+        [arm.runs for arm in trained],
         out / "comparison.png",
-        labels=(a.label, b.label),
+        labels=[arm.label for arm in arms],
         confidence=confidence,
     )
     return comparison
 
 
-def _check_request(a: Arm, b: Arm, seeds: Sequence[int], args: Sequence[str], jobs: int | None) -> None:
-    if a.label == b.label:
+def _check_request(arms: Sequence[Arm], seeds: Sequence[int], args: Sequence[str], jobs: int | None) -> None:
+    if not 2 <= len(arms) <= len(ascii_lowercase):
         raise ValueError(
-            f"Both arms are {a.label!r}, so every difference would be noise; give two strategies, "
-            "or two labels when they differ in their arguments."
+            f"There are {len(arms) - 1} strategies to compare with {arms[0].label!r}; "
+            f"give 1 to {len(ascii_lowercase) - 1}."
         )
-    if (a.scale, a.args) == (b.scale, b.args):
-        raise ValueError(
-            f"{a.label!r} and {b.label!r} are the same strategy with the same arguments; give two that differ."
-        )
+    for (i, first), (j, second) in combinations(enumerate(arms), 2):
+        if first.label == second.label:
+            raise ValueError(
+                f"Arms {ascii_lowercase[i].upper()} and {ascii_lowercase[j].upper()} are both {first.label!r}, so "
+                "their difference would be noise; give strategies that differ, or labels where the arguments do."
+            )
+        if (first.scale, first.args) == (second.scale, second.args):
+            raise ValueError(
+                f"{first.label!r} and {second.label!r} are the same strategy with the same arguments; "
+                "give two that differ."
+            )
     if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0:
         raise ValueError(f"The seeds are {list(seeds)}; give distinct numbers from 0 up.")
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs is {jobs}; give the number of runs at a time, at least 1.")
-    for argument in (*args, *a.args, *b.args):
+    for argument in (*args, *(argument for arm in arms for argument in arm.args)):
         if argument.split("=", 1)[0] in _OURS:
             raise ValueError(
                 f"compare sets {argument.split('=', 1)[0]} for every run; leave it out of the "
@@ -133,33 +145,37 @@ def _check_request(a: Arm, b: Arm, seeds: Sequence[int], args: Sequence[str], jo
 
 
 def _plan(
-    a: Arm,
-    b: Arm,
+    arms: Sequence[Arm],
     seeds: Sequence[int],
     args: Sequence[str],
     out: Path,
     launcher: tuple[str, ...],
     context: Mapping[str, str],
 ) -> list[Job]:
-    """Jobs pair by pair, so that both arms of a seed run together and a stop leaves whole pairs."""
+    """Jobs seed by seed, so that all arms of a seed run together and a stop leaves whole pairs."""
     jobs = []
     for seed in seeds:
-        for letter, arm in (("a", a), ("b", b)):
+        for i, arm in enumerate(arms):
             # ours last: no config file among the arguments can override what defines the run
             ours = ("--model.scale", arm.scale, "--seed_everything", str(seed))
-            name = f"{letter}-seed{seed}"
+            name = _run_name(i, seed)
             arguments = (*args, *arm.args, *ours)
             jobs.append(Job(name, f"{arm.label}, seed {seed}", launcher, arguments, out / name, context))
     return jobs
 
 
-def _check_arms_differ(a: Arm, b: Arm, runs: Mapping[str, Run]) -> None:
-    first, second = (next(r for n, r in runs.items() if n.startswith(x)) for x in ("a-", "b-"))
-    if a.scale != b.scale and first.config.get("model") == second.config.get("model"):
-        raise ValueError(
-            f"The configs of {first.dir} and {second.dir} hold the same model although the arms "
-            f"are {a.scale!r} and {b.scale!r}; check that fit writes model.scale."
-        )
+def _run_name(arm: int, seed: int) -> str:
+    return f"{ascii_lowercase[arm]}-seed{seed}"
+
+
+def _check_arms_differ(trained: Sequence[TrainedArm]) -> None:
+    for first, second in combinations(trained, 2):
+        one, other = first.runs[0], second.runs[0]
+        if first.arm.scale != second.arm.scale and one.config.get("model") == other.config.get("model"):
+            raise ValueError(
+                f"The configs of {one.dir} and {other.dir} hold the same model although the arms "
+                f"are {first.arm.scale!r} and {second.arm.scale!r}; check that fit writes model.scale."
+            )
 
 
 def _slug(label: str) -> str:

@@ -19,10 +19,12 @@ FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
 LLAMA, UNIFIED = Arm("llama", "llama"), Arm("unified", "unified")
 
 
-def run(out: Path, *args: str, seeds: int = 3, a: Arm = LLAMA, b: Arm = UNIFIED) -> tuple[Comparison, str]:
+def run(
+    out: Path, *args: str, seeds: int = 3, a: Arm = LLAMA, b: Arm = UNIFIED, more: tuple[Arm, ...] = ()
+) -> tuple[Comparison, str]:
     """The comparison and what it said while running."""
     said = Console(file=io.StringIO(), width=200)
-    found = compare(a, b, seeds=range(seeds), args=args, out=out, jobs=2, console=said, launcher=FAKE)
+    found = compare(a, [b, *more], seeds=range(seeds), args=args, out=out, jobs=2, console=said, launcher=FAKE)
     return found, said.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -36,17 +38,21 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 def test_figures_equal_the_hand_computation(three: Comparison) -> None:
     """mean -0.03, se 0.01 / sqrt(3), t(0.975, 2) = 4.3027: interval -0.0548 to -0.0052."""
-    assert three.difference.mean == pytest.approx(-0.03, abs=1e-6)
-    assert three.sentence() == (
+    (pair,) = three.pairs
+    assert pair.difference.mean == pytest.approx(-0.03, abs=1e-6)
+    assert pair.sentence() == (
         "unified is lower than llama by 0.030 nats per token (95% interval 0.005 to 0.055, 3 pairs)."
     )
     figures = json.loads((three.out / "comparison.json").read_text())
-    assert figures["difference"]["verdict"] == "B lower"
-    assert figures["difference"]["low"] == pytest.approx(-0.03 - 4.302653 * 0.01 / 3**0.5, abs=1e-5)
-    assert figures["difference"]["per_seed"] == pytest.approx([-0.02, -0.04, -0.03], abs=1e-6)
-    assert figures["a"]["val_loss_per_seed"] == pytest.approx([3.0, 3.01, 3.02])
+    (found,) = figures["differences"]
+    assert (found["b"], found["sentence"]) == ("unified", pair.sentence())
+    assert found["difference"]["verdict"] == "B lower"
+    assert found["difference"]["low"] == pytest.approx(-0.03 - 4.302653 * 0.01 / 3**0.5, abs=1e-5)
+    assert found["difference"]["per_seed"] == pytest.approx([-0.02, -0.04, -0.03], abs=1e-6)
+    assert [arm["label"] for arm in figures["arms"]] == ["llama", "unified"]
+    assert figures["arms"][0]["val_loss_per_seed"] == pytest.approx([3.0, 3.01, 3.02])
     # B gains 0.1 nats per 1,000 tokens, so it is there 200, 400 and 300 tokens earlier
-    tokens = figures["tokens_to_final_loss_of_a"]
+    tokens = found["tokens_to_final_loss_of_a"]
     assert tokens["tokens_b"] == pytest.approx([9800, 9600, 9700], abs=0.1)
     assert tokens["factor"] == pytest.approx((1e12 / 9800 / 9600 / 9700) ** (1 / 3), rel=1e-5)
     assert figures["warnings"] == [] and figures["corpus_hash"] == "c0ffee"
@@ -61,8 +67,42 @@ def test_the_table_shows_every_seed(three: Comparison) -> None:
     console = Console(file=io.StringIO(), width=160)
     three.print(console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    for words in ("3.0100", "2.9800", "-0.0300", "-0.0400", "9.7k", three.sentence()):
+    for words in ("3.0100", "2.9800", "-0.0300", "-0.0400", "9.7k", three.pairs[0].sentence()):
         assert words in text
+
+
+def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
+    """Every other arm gets the figures of its own pair with A, whose runs are trained once."""
+    worse = Arm("nop", "nop", ("--delta", "0.04,0.06,0.05"))
+    close = Arm("hg", "hg", ("--delta", "0.01,-0.02,0.00"))
+    two, _ = run(tmp_path)
+    four, said = run(tmp_path, more=(worse, close))
+    assert list(four.runs) == [f"{arm}-seed{seed}" for seed in range(3) for arm in "abcd"]
+    assert four.reused == set(two.runs) and "hg, seed 2: done" in said
+    assert "nop" in four.commands["c-seed1"] and "hg" in four.commands["d-seed1"]
+    assert [pair.difference.verdict for pair in four.pairs] == ["B lower", "B higher", "not resolved"]
+    assert four.pairs[0].to_dict() == two.pairs[0].to_dict()
+    figures = json.loads(four.to_json())
+    assert [arm["label"] for arm in figures["arms"]] == ["llama", "unified", "nop", "hg"]
+    assert [pair["b"] for pair in figures["differences"]] == ["unified", "nop", "hg"]
+    assert figures["differences"][1]["difference"]["per_seed"] == pytest.approx([0.04, 0.06, 0.05], abs=1e-6)
+    assert figures["differences"][2]["tokens_to_final_loss_of_a"]["reached"] == 2
+    scales = [(d.a, d.b) for d in four.differences if d.key == "model.scale"]
+    assert scales == [("llama", "unified"), ("llama", "nop"), ("llama", "hg")] and not four.warnings
+    console = Console(file=io.StringIO(), width=160)
+    four.print(console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for pair in four.pairs:
+        assert pair.title in text and pair.sentence() in text and pair.tokens_sentence() in text
+    assert "reached in 2 of 3" in text
+
+
+def test_default_directory_names_every_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a file system dislikes in a label becomes a dash."""
+    monkeypatch.chdir(tmp_path)
+    others = [Arm("unified", "unified"), Arm("nop,lr=0.1", "nop", ("--optim.lr", "0.1"))]
+    found = compare(LLAMA, others, seeds=[0], jobs=2, console=Console(file=io.StringIO()), launcher=FAKE)
+    assert found.out == Path("runs/compare/llama_vs_unified_nop-lr=0.1")
 
 
 def test_complete_runs_are_reused_and_seeds_added(tmp_path: Path) -> None:
@@ -71,7 +111,7 @@ def test_complete_runs_are_reused_and_seeds_added(tmp_path: Path) -> None:
     config.write_text("a: 1\n")
     out, args = tmp_path / "cmp", ("--config", str(config))
     one, _ = run(out, *args, seeds=1)
-    assert one.sentence().startswith("No verdict: one pair gives no interval")
+    assert one.pairs[0].sentence().startswith("No verdict: one pair gives no interval")
     before = (out / "a-seed0" / "summary.json").stat().st_mtime_ns
     two, said = run(out, *args, seeds=2)
     assert "llama, seed 0: reused" in said and "llama, seed 1: done" in said
@@ -87,12 +127,13 @@ def test_complete_runs_are_reused_and_seeds_added(tmp_path: Path) -> None:
 def test_interval_that_covers_zero(tmp_path: Path) -> None:
     """Differences 0.01 and -0.02 resolve nothing, and B misses A's loss in one pair."""
     found, _ = run(tmp_path, "--delta", "0.01,-0.02", seeds=2)
-    assert found.difference.verdict == "not resolved"
-    assert found.sentence() == (
+    (pair,) = found.pairs
+    assert pair.difference.verdict == "not resolved"
+    assert pair.sentence() == (
         "Not resolved: the 95% interval of unified - llama, -0.196 to +0.186 nats per token, "
         "covers zero; 2 pairs could show a difference of about 0.191."
     )
-    assert found.tokens_sentence() == ("unified reaches llama's final loss in 1 of 2 pairs: no token factor.")
+    assert pair.tokens_sentence() == ("unified reaches llama's final loss in 1 of 2 pairs: no token factor.")
 
 
 def test_failed_run_shows_its_log_and_can_be_repeated(tmp_path: Path) -> None:
@@ -118,10 +159,16 @@ def test_runs_that_cannot_be_compared(tmp_path: Path) -> None:
 
 def test_refused_requests(tmp_path: Path) -> None:
     """Nothing starts when the request makes no sense, and foreign folders stay untouched."""
-    with pytest.raises(ValueError, match="Both arms are 'llama'"):
+    with pytest.raises(ValueError, match="Arms A and B are both 'llama'"):
         run(tmp_path, b=LLAMA)
-    with pytest.raises(ValueError, match="same strategy with the same arguments"):
-        run(tmp_path, b=Arm("again", "llama"))
+    with pytest.raises(ValueError, match="Arms B and C are both 'unified'"):
+        run(tmp_path, more=(Arm("unified", "nop"),))
+    with pytest.raises(ValueError, match="'unified' and 'again' are the same strategy with the same arguments"):
+        run(tmp_path, more=(Arm("again", "unified"),))
+    with pytest.raises(ValueError, match="compare sets --seed_everything"):
+        run(tmp_path, more=(Arm("nop", "nop", ("--seed_everything", "3")),))
+    with pytest.raises(ValueError, match="There are 0 strategies to compare with 'llama'"):
+        compare(LLAMA, [], seeds=[0], out=tmp_path, launcher=FAKE)
     with pytest.raises(ValueError, match="compare sets --run_dir"):
         run(tmp_path, "--run_dir=x")
     with pytest.raises(ValueError, match="distinct numbers"):
@@ -138,7 +185,7 @@ def test_interrupt_stops_the_children_and_keeps_finished_runs(tmp_path: Path) ->
     """Ctrl-C during seed 1: both children of it die, seed 0 is reused by the next call."""
     code = (
         "import sys; from lightning_sv.paper import Arm, compare\n"
-        "compare(Arm('llama', 'llama'), Arm('unified', 'unified'), seeds=[0, 1],"
+        "compare(Arm('llama', 'llama'), [Arm('unified', 'unified')], seeds=[0, 1],"
         f" args=['--hang_seed', '1'], out={str(tmp_path)!r}, jobs=2, launcher={FAKE!r})"
     )
     parent = subprocess.Popen(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from lightning_sv.paper import draw
+from lightning_sv.paper import draw, draw_arms, figure
 from lightning_sv.paper.events import Curve, Run
 
 
@@ -34,17 +34,19 @@ def synthetic(label: str, seed: int, gain: float, branches: bool = True) -> Run:
 )
 def test_human_tokens(tokens: float, words: str) -> None:
     """Token counts as a reader says them."""
-    assert draw.human_tokens(tokens) == words
+    assert figure.human_tokens(tokens) == words
 
 
 def test_the_baseline_keeps_its_colour() -> None:
     """`llama` is blue on either side, and two arms never share a colour."""
     labels = ["llama", "unified", "nop", "hg+or", "dp", "llama lr=6e-3"]
     for other in labels[1:]:
-        assert draw.colours(["llama", other])[0] == draw.BLUE == draw.colours([other, "llama"])[1]
+        assert figure.colours(["llama", other])[0] == figure.BLUE == figure.colours([other, "llama"])[1]
     for a in labels:
         for b in labels:
-            assert a == b or len(set(draw.colours([a, b]))) == 2
+            assert a == b or len(set(figure.colours([a, b]))) == 2
+    four = figure.colours(["wd", "iwd", "owd", "nowd"])
+    assert four[0] == figure.BLUE and len(set(four)) == 4  # blue is the baseline's where no llama is
 
 
 @pytest.mark.parametrize(
@@ -60,13 +62,13 @@ def test_comparison_says_what_it_shows(
 ) -> None:
     """The title states the end of the drawn band, the early drop is cropped, ticks read 0.5M."""
     figures = []
-    save = draw._save
-    monkeypatch.setattr(draw, "_save", lambda f, path: (figures.append(f), save(f, path)))
+    save = draw_arms.save
+    monkeypatch.setattr(draw_arms, "save", lambda f, path: (figures.append(f), save(f, path)))
     runs_a = [synthetic("llama", k, 0.0) for k in range(seeds)]
     runs_b = [synthetic("unified", 10 + k, gain) for k in range(seeds)]
     for k, run in enumerate(runs_b):  # pairs share the seed's offset
         run.curve("val/loss").values[:] -= 0.01 * (10 + k) - 0.01 * k
-    draw.draw_comparison(runs_a, runs_b, tmp_path / "deep" / "c.png")
+    draw_arms.draw_comparison([runs_a, runs_b], tmp_path / "deep" / "c.png")
     assert imread(tmp_path / "deep" / "c.png").shape[:2] == (600, 1500)
     left, right = figures[0].axes
     words = right.get_title(loc="left") + " " + " ".join(text.get_text() for text in right.texts)
@@ -74,14 +76,14 @@ def test_comparison_says_what_it_shows(
     assert left.get_ylim()[1] < 4.5 and right.get_ylim()[0] < 0 < right.get_ylim()[1]
     assert "0.5M" in [tick.get_text() for tick in left.get_xticklabels()]
     with pytest.raises(ValueError, match="one run per seed"):
-        draw.draw_comparison(runs_a, [], tmp_path / "c.png")
+        draw_arms.draw_comparison([runs_a, []], tmp_path / "c.png")
 
 
 def test_a_run_with_and_without_branch_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two panels with branch norms, whose title gives their growth; one panel without."""
     figures = []
-    save = draw._save
-    monkeypatch.setattr(draw, "_save", lambda f, path: (figures.append(f), save(f, path)))
+    save = draw.save
+    monkeypatch.setattr(draw, "save", lambda f, path: (figures.append(f), save(f, path)))
     run = synthetic("llama", 0, 0.0)
     draw.draw_run(run, tmp_path / "two.png")
     grown = 8.8 / run.curve("branch_norm/mean/q_proj/effective").values[0]

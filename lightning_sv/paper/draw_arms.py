@@ -1,0 +1,150 @@
+"""A figure from event files alone: the arms of a comparison, and their differences to the first."""
+
+import math
+from collections.abc import Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from lightning_sv.paper.events import VAL_LOSS, Curve, Run
+from lightning_sv.paper.figure import GREY, colours, new_figure, save, set_limits
+from lightning_sv.paper.stats import PairedCurve, on_common_tokens, paired_curve
+
+# the arms apart without colours
+_LINES = ("-", "--", "-.", ":", (0, (6, 1.5, 1, 1.5, 1, 1.5)))
+
+
+def draw_comparison(
+    arms: Sequence[Sequence[Run]],
+    path: str | Path,
+    *,
+    labels: Sequence[str] | None = None,
+    confidence: float = 0.95,
+) -> None:
+    """Validation loss of every arm, and its difference to the first with its interval, against training tokens.
+
+    Args:
+        arms: The baseline's runs, one per seed, then those of each other arm, the same seeds in the same order.
+        path: The PNG to write.
+        labels: Names of the arms; the runs' own labels when None.
+        confidence: Coverage of the bands.
+
+    Raises:
+        ValueError: When the arms have different numbers of runs, or a pair shares no evaluation.
+    """
+    counts = [len(runs) for runs in arms]
+    if len(counts) < 2 or len(set(counts)) > 1 or not counts[0]:
+        raise ValueError(
+            f"A comparison pairs runs of several arms by seed, got {counts} runs; give one run per seed and arm."
+        )
+    names = list(labels or (runs[0].label for runs in arms))
+    curves = [[run.curve(VAL_LOSS) for run in runs] for runs in arms]
+    # long labels stay in the legend, where there is room: elsewhere the arms are A, B, ...
+    short, legend = names, names
+    if max(map(len, names)) > 14:
+        short = list(ascii_uppercase[: len(names)])
+        legend = [f"{letter}: {name}" for letter, name in zip(short, names, strict=True)]
+    looks = list(zip(colours(names), islice(cycle(_LINES), len(names)), strict=True))
+
+    figure = new_figure()
+    left, right = figure.subplots(1, 2)
+    for label, (colour, style), arm in zip(legend, looks, curves, strict=True):
+        for curve in arm if len(arm) > 1 else []:
+            left.plot(*curve, color=colour, linewidth=0.7, alpha=0.45)
+        tokens, values = on_common_tokens(arm)
+        left.plot(tokens, values.mean(axis=0), linestyle=style, color=colour, linewidth=2, label=label)
+    set_limits(left, [curve for arm in curves for curve in arm], from_share=0.2)
+    left.set_ylabel("validation loss, nats per token")
+    left.set_title("Which ends lower?" if len(arms) == 2 else "Which ends lowest?")
+    seeds = f"mean of {counts[0]} seeds" if counts[0] > 1 else "one seed"
+    left.legend(frameon=False, loc="upper right", title=seeds, alignment="left")
+
+    pairs = [paired_curve(curves[0], arm, confidence) for arm in curves[1:]]
+    if len(pairs) == 1:
+        _draw_difference(right, pairs[0], short[0], short[1], counts[0], confidence)
+    else:
+        _draw_differences(right, pairs, short, looks[1:], counts[0], confidence)
+    save(figure, path)
+
+
+def _draw_difference(axes: Axes, pair: PairedCurve, a: str, b: str, n: int, confidence: float) -> None:
+    axes.axhline(0, color=GREY, linewidth=1)
+    axes.plot(pair.tokens, pair.mean, color="black", linewidth=2)
+    end = float(pair.mean[-1])
+    if n > 1:
+        axes.fill_between(pair.tokens, pair.low, pair.high, color="black", alpha=0.15, linewidth=0)
+    band = _band_words(n, confidence)
+    if n > 1 and not _resolved(pair):
+        answer = "Not resolved"
+        band += ", covers zero at the end"
+    else:
+        answer = f"{b} ends {_end_words(abs(end))} {'lower' if end < 0 else 'higher'}"
+    axes.set_title(f"How far apart? {answer}")
+    set_limits(axes, _lines_of(pair), from_share=0.2, include=0.0)
+    axes.set_ylabel(f"{b} - {a}, nats per token")
+    # the note goes where the line does not end
+    below, above = axes.get_ylim()
+    place = (0.97, "top") if end < (below + above) / 2 else (0.03, "bottom")
+    where: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "va": place[1]}
+    axes.text(0.985, place[0], band, color=GREY, fontsize=9, **where)
+
+
+def _draw_differences(
+    axes: Axes,
+    pairs: Sequence[PairedCurve],
+    names: Sequence[str],
+    looks: Sequence[tuple[str, Any]],
+    n: int,
+    confidence: float,
+) -> None:
+    axes.axhline(0, color=GREY, linewidth=1)
+    a, *others = names
+    for pair, b, (colour, style) in zip(pairs, others, looks, strict=True):
+        label = f"{b}  {_end_words(pair.mean[-1], '+')}"
+        if n > 1:
+            axes.fill_between(pair.tokens, pair.low, pair.high, color=colour, alpha=0.15, linewidth=0)
+            label += "" if _resolved(pair) else ", not resolved"
+        axes.plot(pair.tokens, pair.mean, linestyle=style, color=colour, linewidth=2, label=label)
+    axes.set_title(f"How far from {a}? {_answer(pairs, others)}")
+    axes.set_ylabel(f"difference to {a}, nats per token")
+    set_limits(axes, [line for pair in pairs for line in _lines_of(pair)], from_share=0.2, include=0.0)
+    # room above the lines for the legend, wherever they end
+    below, above = axes.get_ylim()
+    axes.set_ylim(below, above + (above - below) * 0.09 * (len(pairs) + 1))
+    axes.legend(frameon=False, loc="upper right", title=f"at the end; {_band_words(n, confidence)}", alignment="left")
+
+
+def _answer(pairs: Sequence[PairedCurve], names: Sequence[str]) -> str:
+    """Which arms end lower and which higher; how many, where their names would not fit."""
+    if math.isnan(pairs[0].low[-1]):
+        return "One pair, no verdict"
+    resolved = [(name, pair.mean[-1]) for name, pair in zip(names, pairs, strict=True) if _resolved(pair)]
+    sides = {
+        "lower": [name for name, end in resolved if end < 0],
+        "higher": [name for name, end in resolved if end > 0],
+    }
+    if not resolved:
+        return "Not resolved"
+    listed = ", ".join(f"{' and '.join(found)} {side}" for side, found in sides.items() if found)
+    counted = ", ".join(f"{len(found)} {side}" for side, found in sides.items() if found)
+    return listed if len(listed) <= 30 else counted
+
+
+def _resolved(pair: PairedCurve) -> bool:
+    """Whether the interval at the end excludes zero."""
+    return bool(pair.low[-1] * pair.high[-1] > 0)
+
+
+def _end_words(end: float, sign: str = "") -> str:
+    return f"{end:{sign}.{3 if abs(end) >= 5e-3 else 4}f}"
+
+
+def _band_words(n: int, confidence: float) -> str:
+    return f"band: {confidence:.0%} interval of {n} pairs" if n > 1 else "one pair: no interval, no verdict"
+
+
+def _lines_of(pair: PairedCurve) -> list[Curve]:
+    return [Curve(pair.tokens, values) for values in (pair.mean, pair.low, pair.high)]
