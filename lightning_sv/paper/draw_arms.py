@@ -8,13 +8,15 @@ from string import ascii_uppercase
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from lightning_sv.paper.events import VAL_LOSS, Curve, Run
 from lightning_sv.paper.figure import GREY, colours, new_figure, save, set_limits
 from lightning_sv.paper.stats import PairedCurve, on_common_tokens, paired_curve
 
-# the arms apart without colours
-_LINES = ("-", "--", "-.", ":", (0, (6, 1.5, 1, 1.5, 1, 1.5)))
+# apart without colours; four against five free colours, so that no pair of both comes again soon
+_LINES = ("-", "--", "-.", ":")
+_LONG = 14
 
 
 def draw_comparison(
@@ -42,11 +44,10 @@ def draw_comparison(
         )
     names = list(labels or (runs[0].label for runs in arms))
     curves = [[run.curve(VAL_LOSS) for run in runs] for runs in arms]
-    # long labels stay in the legend, where there is room: elsewhere the arms are A, B, ...
-    short, legend = names, names
-    if max(map(len, names)) > 14:
-        short = list(ascii_uppercase[: len(names)])
-        legend = [f"{letter}: {name}" for letter, name in zip(short, names, strict=True)]
+    # long labels stay in a legend below the panels, where there is room: elsewhere the arms are A, B, ...
+    long = max(map(len, names)) > _LONG
+    short = list(ascii_uppercase[: len(names)]) if long else names
+    legend = [f"{letter}: {name}" for letter, name in zip(short, names, strict=True)] if long else names
     looks = list(zip(colours(names), islice(cycle(_LINES), len(names)), strict=True))
 
     figure = new_figure()
@@ -60,7 +61,10 @@ def draw_comparison(
     left.set_ylabel("validation loss, nats per token")
     left.set_title("Which ends lower?" if len(arms) == 2 else "Which ends lowest?")
     seeds = f"mean of {counts[0]} seeds" if counts[0] > 1 else "one seed"
-    left.legend(frameon=False, loc="upper right", title=seeds, alignment="left")
+    if long:
+        _legend_below(figure, left, seeds)
+    else:
+        left.legend(frameon=False, loc="upper right", title=seeds, alignment="left")
 
     pairs = [paired_curve(curves[0], arm, confidence) for arm in curves[1:]]
     if len(pairs) == 1:
@@ -68,6 +72,15 @@ def draw_comparison(
     else:
         _draw_differences(right, pairs, short, looks[1:], counts[0], confidence)
     save(figure, path)
+
+
+def _legend_below(figure: Figure, axes: Axes, title: str) -> None:
+    """The names of the axes' lines across the figure, which grows by their rows, in inches."""
+    lines, names = axes.get_legend_handles_labels()
+    columns = 2 if max(map(len, names)) <= 45 else 1
+    figure.set_figheight(figure.get_figheight() + 0.25 * (1 + math.ceil(len(names) / columns)))
+    where: dict[str, Any] = {"loc": "outside lower left", "ncols": columns, "alignment": "left"}
+    figure.legend(lines, names, frameon=False, title=title, handlelength=3, **where)
 
 
 def _draw_difference(axes: Axes, pair: PairedCurve, a: str, b: str, n: int, confidence: float) -> None:
@@ -96,7 +109,7 @@ def _draw_differences(
     axes: Axes,
     pairs: Sequence[PairedCurve],
     names: Sequence[str],
-    looks: Sequence[tuple[str, Any]],
+    looks: Sequence[tuple[str, str]],
     n: int,
     confidence: float,
 ) -> None:
@@ -111,10 +124,12 @@ def _draw_differences(
     axes.set_title(f"How far from {a}? {_answer(pairs, others)}")
     axes.set_ylabel(f"difference to {a}, nats per token")
     set_limits(axes, [line for pair in pairs for line in _lines_of(pair)], from_share=0.2, include=0.0)
-    # room above the lines for the legend, wherever they end
+    # room above the lines for the legend, wherever they end; its rows are some 6.5% of the panel
     below, above = axes.get_ylim()
-    axes.set_ylim(below, above + (above - below) * 0.09 * (len(pairs) + 1))
-    axes.legend(frameon=False, loc="upper right", title=f"at the end; {_band_words(n, confidence)}", alignment="left")
+    share = min(0.5, 0.02 + 0.065 * (len(pairs) + 1))
+    axes.set_ylim(below, below + (above - below) / (1 - share))
+    title = f"at the end; {_band_words(n, confidence)}"
+    axes.legend(edgecolor="none", framealpha=0.9, loc="upper right", title=title, alignment="left")
 
 
 def _answer(pairs: Sequence[PairedCurve], names: Sequence[str]) -> str:

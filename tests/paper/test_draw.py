@@ -79,6 +79,45 @@ def test_comparison_says_what_it_shows(
         draw_arms.draw_comparison([runs_a, []], tmp_path / "c.png")
 
 
+@pytest.mark.parametrize(
+    ("seeds", "labels", "answer", "legend"),
+    [
+        (3, ("wd", "iwd", "owd", "nowd"), "How far from wd? iwd lower, owd higher", "nowd  {}, not resolved"),
+        (1, ("wd", "iwd", "owd", "nowd"), "How far from wd? One pair, no verdict", "nowd  {}"),
+        (3, ("wd", "iwd", "owd,weight_decay=0.05", "nowd"), "How far from A? B lower, C higher", "D  {}, not resolved"),
+        (3, ("hg+dp+or", "hg+dnp+or", "hg+dnp+or+owd", "hg+dnp+or+wd"), "1 lower, 1 higher", "{}, not resolved"),
+    ],
+)
+def test_several_arms_against_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: int, labels: tuple[str, ...], answer: str, legend: str
+) -> None:
+    """Every arm has its own look in both panels, its end in the legend, and no text covers a line."""
+    figures = []
+    save = draw_arms.save
+    monkeypatch.setattr(draw_arms, "save", lambda f, path: (figures.append(f), save(f, path)))
+    arms = [[synthetic(f"arm{i}", k, gain) for k in range(seeds)] for i, gain in enumerate((0.0, -0.1, 0.1, 0.0))]
+    rng = np.random.default_rng(7)
+    for run in (run for arm in arms for run in arm):
+        run.curve("val/loss").values[:] += rng.normal(0, 0.004, len(run.curve("val/loss").values))
+    draw_arms.draw_comparison(arms, tmp_path / "c.png", labels=labels)
+    left, right = figures[0].axes
+    assert answer in right.get_title(loc="left")
+    looks = [[(line.get_color(), line.get_linestyle()) for line in axes.lines] for axes in (left, right)]
+    means = [look for line, look in zip(left.lines, looks[0], strict=True) if line.get_linewidth() == 2]
+    assert len({colour for colour, _ in means}) == len({style for _, style in means}) == 4
+    assert looks[1][1:] == means[1:]  # after the line at zero
+    ends = [line.get_ydata()[-1] for line in right.lines[1:]]
+    words = right.get_legend_handles_labels()[1]
+    assert f"{ends[0]:+.3f}" in words[0]
+    assert words[2].endswith(legend.format(draw_arms._end_words(ends[2], "+")))
+    boxes = [text.get_window_extent() for text in (right.get_legend(), *figures[0].legends)]
+    for line in (line for axes in (left, right) for line in axes.lines):
+        late = line.get_transform().transform(line.get_xydata()) if len(line.get_xydata()) > 2 else []
+        assert not any(box.contains(*point) for box in boxes for point in late)
+    long = max(map(len, labels)) > 14
+    assert len(figures[0].legends) == long and (left.get_legend() is None) == long
+
+
 def test_a_run_with_and_without_branch_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two panels with branch norms, whose title gives their growth; one panel without."""
     figures = []
