@@ -32,7 +32,7 @@ def main() -> int:
     parser.add_argument("--seed_everything", dest="seed", type=int, required=True)
     parser.add_argument("--run_dir", type=Path, required=True)
     parser.add_argument("--delta", default="-0.02,-0.04,-0.03")
-    parser.add_argument("--optim.lr", dest="lr", type=float, default=1e-3)
+    parser.add_argument("--optim.lr", "--model.optim.lr", dest="lr", type=float, default=1e-3)
     parser.add_argument("--corpus_hash", default="c0ffee")
     parser.add_argument("--hidden.key", dest="hidden", default="same")
     parser.add_argument("--fail_seed", type=int, default=-1)
