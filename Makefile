@@ -30,7 +30,7 @@ help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
 	@echo
 	@echo "  variables    MODEL=$(MODEL) SCALE=$(SCALE) OPTIM=$(OPTIM) SCHEDULE=$(SCHEDULE) TRAINER=$(TRAINER) DATA=$(DATA)"
-	@echo "               A=$(A) B=$(B) SEEDS=$(SEEDS) A_ARGS= B_ARGS= ARGS='any key, e.g. --trainer.max_steps 500'"
+	@echo "               A=$(A) B='$(B)' SEEDS=$(SEEDS) A_ARGS= B_ARGS= ARGS='any key, e.g. --trainer.max_steps 500'"
 
 # torch first and alone: its build (CPU or CUDA) is the platform's choice. The rest without dependency
 # resolution, because litdata asks for torchvision, which it does not need and which breaks a CPU torch.
@@ -65,8 +65,8 @@ train: data  ## train MODEL with the strategy SCALE (unified; iwd for Gemma), en
 	@$(BIN)/lightning-sv fit $(call CONFIG,$(MODEL)) $(if $(SCALE),--model.scale '$(SCALE)') $(ARGS)
 
 compare: MODEL = tiny
-compare: data  ## strategies A and B in SEEDS pairs: difference with its interval, a picture
-	@$(BIN)/lightning-sv compare --a '$(A)' --b '$(B)' --seeds $(SEEDS) --a_args='$(A_ARGS)' --b_args='$(B_ARGS)' \
+compare: data  ## strategy A with one or several B, SEEDS pairs each: differences with their intervals, a picture
+	@$(BIN)/lightning-sv compare --a '$(A)' --b $(B) --seeds $(SEEDS) --a_args='$(A_ARGS)' --b_args='$(B_ARGS)' \
 		$(call CONFIG,$(MODEL)) $(ARGS)
 
 test: $(VENV)/.test  ## every test

@@ -13,7 +13,7 @@ COMMANDS = {
     "validate": "validation loss of a checkpoint (LightningCLI)",
     "prepare": "text -> tokens -> shards",
     "params": "parameter ledger of a model by role, beside the paper's figures",
-    "compare": "train two strategies in pairs and compare them",
+    "compare": "train strategies in pairs with a baseline and compare them",
     "generate": "continue a prompt with a trained model",
 }
 
