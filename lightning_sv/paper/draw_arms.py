@@ -94,7 +94,8 @@ def _draw_difference(axes: Axes, pair: PairedCurve, a: str, b: str, n: int, conf
         answer = "Not resolved"
         band += ", covers zero at the end"
     else:
-        answer = f"{b} ends {_end_words(abs(end))} {'lower' if end < 0 else 'higher'}"
+        digits = 3 if abs(end) >= 5e-3 else 4
+        answer = f"{b} ends {abs(end):.{digits}f} {'lower' if end < 0 else 'higher'}"
     axes.set_title(f"How far apart? {answer}")
     set_limits(axes, _lines_of(pair), from_share=0.2, include=0.0)
     axes.set_ylabel(f"{b} - {a}, nats per token")
@@ -116,7 +117,7 @@ def _draw_differences(
     axes.axhline(0, color=GREY, linewidth=1)
     a, *others = names
     for pair, b, (colour, style) in zip(pairs, others, looks, strict=True):
-        label = f"{b}  {_end_words(pair.mean[-1], '+')}"
+        label = f"{b}  {pair.mean[-1]:+.4f}"
         if n > 1:
             axes.fill_between(pair.tokens, pair.low, pair.high, color=colour, alpha=0.15, linewidth=0)
             label += "" if _resolved(pair) else ", not resolved"
@@ -151,10 +152,6 @@ def _answer(pairs: Sequence[PairedCurve], names: Sequence[str]) -> str:
 def _resolved(pair: PairedCurve) -> bool:
     """Whether the interval at the end excludes zero."""
     return bool(pair.low[-1] * pair.high[-1] > 0)
-
-
-def _end_words(end: float, sign: str = "") -> str:
-    return f"{end:{sign}.{3 if abs(end) >= 5e-3 else 4}f}"
 
 
 def _band_words(n: int, confidence: float) -> str:

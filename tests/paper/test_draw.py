@@ -108,8 +108,8 @@ def test_several_arms_against_the_first(
     assert looks[1][1:] == means[1:]  # after the line at zero
     ends = [line.get_ydata()[-1] for line in right.lines[1:]]
     words = right.get_legend_handles_labels()[1]
-    assert f"{ends[0]:+.3f}" in words[0]
-    assert words[2].endswith(legend.format(draw_arms._end_words(ends[2], "+")))
+    assert f"{ends[0]:+.4f}" in words[0]
+    assert words[2].endswith(legend.format(f"{ends[2]:+.4f}"))
     boxes = [text.get_window_extent() for text in (right.get_legend(), *figures[0].legends)]
     for line in (line for axes in (left, right) for line in axes.lines):
         late = line.get_transform().transform(line.get_xydata()) if len(line.get_xydata()) > 2 else []
