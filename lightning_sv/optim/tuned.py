@@ -34,6 +34,15 @@ TUNED_LR: dict[tuple[str, str, str, str], float] = {
     ("mini", "muon", "cos", "*"): 1e-2,
     ("mini", "adamw", "wsd", "*"): 3e-3,
     ("mini", "muon", "wsd", "*"): 3e-3,
+    # Measured for `llama`, 1,500 steps, the rest as above.
+    ("moe-tiny", "adamw", "cos", "*"): 1e-2,  # 3e-3: 3.846, 6e-3: 3.806, 1e-2: 3.781, 2e-2: 3.823
+    ("moe-tiny", "muon", "cos", "*"): 2e-2,  # 6e-3: 3.705, 1e-2: 3.691, 2e-2: 3.683, 4e-2: 3.749
+    ("moe-tiny", "adamw", "wsd", "*"): 3e-3,  # 3e-3: 3.817, 6e-3: 3.820, 1e-2: 3.827; lower was not tried
+    ("moe-tiny", "muon", "wsd", "*"): 6e-3,  # 3e-3: 3.748, 6e-3: 3.687, 1e-2: 3.722
+    ("gemma-tiny", "adamw", "cos", "*"): 4e-2,  # 6e-3: 3.805, 1e-2: 3.795, 2e-2: 3.761, 4e-2: 3.733
+    ("gemma-tiny", "muon", "cos", "*"): 2e-2,  # 6e-3: 3.700, 1e-2: 3.677, 2e-2: 3.674, 4e-2: 3.678
+    ("gemma-tiny", "adamw", "wsd", "*"): 6e-3,  # 3e-3: 3.806, 6e-3: 3.803, 1e-2: 3.807
+    ("gemma-tiny", "muon", "wsd", "*"): 6e-3,  # 3e-3: 3.745, 6e-3: 3.709, 1e-2: 3.718
 }
 
 #: (model, optimizer, schedule) of the paper without a learning rate in it: what it says instead
