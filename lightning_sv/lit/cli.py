@@ -23,7 +23,7 @@ from lightning_sv.lit.load import check_checkpoint
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.parser import Parser
 from lightning_sv.lit.refuse import refuse_trainer_keys
-from lightning_sv.lit.summary import SUMMARY_FILE, print_groups, summarize, write_summary
+from lightning_sv.lit.summary import SUMMARY_FILE, print_groups, summarize, write_parameters, write_summary
 
 #: tells the processes of the other ranks which run directory rank 0 has chosen
 RUN_DIR_VARIABLE = "LIGHTNING_SV_RUN_DIR"
@@ -135,6 +135,7 @@ class PretrainCLI(LightningCLI):
         if self.trainer.is_global_zero:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             Tokenizer.load(self.datamodule.corpus.dir).save(self.run_dir)  # `generate` needs the run alone
+            write_parameters(self.run_dir, self.model)
             print_groups(Console(stderr=self.json), self.model, self.trainer.max_steps, self.datamodule)
         self._began = time.perf_counter()
 

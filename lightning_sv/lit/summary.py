@@ -14,7 +14,7 @@ from rich.table import Table
 from lightning_sv.callbacks import tokens_seen
 from lightning_sv.lit.data import ShardDataModule
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.optim import build_optimizer, group_table
+from lightning_sv.optim import build_optimizer, group_table, parameter_table
 
 SUMMARY_FILE = "summary.json"
 
@@ -63,6 +63,14 @@ def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
     partial = run_dir / f".{SUMMARY_FILE}.partial"
     partial.write_text(json.dumps(summary, indent=2) + "\n")
     partial.replace(run_dir / SUMMARY_FILE)
+
+
+def write_parameters(run_dir: Path, module: PretrainModule) -> None:
+    """Write parameters.csv: name, shape, role, optimizer, peak lr and weight decay of every parameter."""
+    optimizer = build_optimizer(module.parameter_groups(), module.optim, module.lr)
+    rows = [["parameter", "shape", "role", "optimizer", "peak_lr", "weight_decay"]]
+    rows += parameter_table(module.net, optimizer)
+    (run_dir / "parameters.csv").write_text("".join(",".join(row) + "\n" for row in rows))
 
 
 def print_groups(console: Console, module: PretrainModule, steps: int, data: ShardDataModule) -> None:

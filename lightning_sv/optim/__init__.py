@@ -6,6 +6,7 @@ from lightning_sv.optim.groups import (
     group_table,
     parameter_groups,
     parameter_roles,
+    parameter_table,
 )
 from lightning_sv.optim.schedule import ScheduleConfig
 from lightning_sv.optim.tuned import tuned_lr
@@ -19,5 +20,6 @@ __all__ = [
     "group_table",
     "parameter_groups",
     "parameter_roles",
+    "parameter_table",
     "tuned_lr",
 ]

@@ -116,3 +116,17 @@ def group_table(optimizer: Optimizer) -> list[list[str]]:
         row = (role, f"{len(parameters):,}", f"{scalars:,}", group["kind"])
         rows.append([*row, f"{group['lr']:g}", f"{group['weight_decay']:g}"])
     return rows
+
+
+def parameter_table(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
+    """Rows (parameter, shape, role, optimizer, peak lr, weight decay), of each parameter; 'frozen' if not trained."""
+    group_of = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
+    rows = []
+    for named in parameter_roles(model):
+        row = [named.name, "x".join(map(str, named.parameter.shape)), named.role]
+        group = group_of.get(id(named.parameter))
+        how = (
+            ["frozen", "0", "0"] if group is None else [group["kind"], f"{group['lr']:g}", f"{group['weight_decay']:g}"]
+        )
+        rows.append(row + how)
+    return rows

@@ -84,6 +84,10 @@ def test_muon_and_wsd(run_args: list[str], tmp_path: Path, capsys: pytest.Captur
     for name, more in runs.items():
         assert main(["fit", *args, *more, "--run_dir", str(tmp_path / name)]) == 0
     assert re.search(r"matrix .* muon .* 0.01 .* 0.1", capsys.readouterr().out)
+    each = (tmp_path / "whole/parameters.csv").read_text().splitlines()
+    assert "layers.0.attn.qkv.q_proj.weight,32x32,matrix,muon,0.01,0.1" in each
+    assert "head.lm_head.weight,300x32,head,adamw,0.01,0.1" in each
+    assert "layers.1.ffn.gate_up.up_proj.scale_out.alpha,85,output,adamw,0.01,0" in each
     record = read_run(tmp_path / "whole")
     factors = [1 / 3, 2 / 3, *[1.0] * 9, 0.5]
     assert record.curve("lr").values == pytest.approx([0.01 * factor for factor in factors])

@@ -109,6 +109,25 @@ def test_sizes_of_the_paper(d_model: int, n_head: int, n_layer: int, total: floa
     assert activated_parameters(model, config) == by_hand
 
 
+@pytest.mark.parametrize(("d_model", "width"), [(640, 426), (768, 512), (960, 640), (1024, 682), (1280, 853)])
+def test_the_papers_expert_widths_run(d_model: int, width: int) -> None:
+    """In float32 and under bf16 autocast: nothing is padded in the weights, whatever the width."""
+    config = BackboneConfig(
+        d_model=d_model, n_head=2, n_layer=1, vocab_size=8, n_expert=4, n_expert_active=2, n_expert_shared=0
+    )
+    moe = Backbone(config, "unified").layers[0].ffn
+    assert moe.inputs.expert_up_proj.weight.shape == (4, width, d_model)
+    assert moe.inputs.expert_up_proj.scale_out.alpha.shape == (4, width)
+    x = torch.randn(1, 6, d_model)
+    ours = moe(x)[0]
+    torch.testing.assert_close(ours, plain(moe, x), rtol=1e-4, atol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = moe(x)[0]
+    rough.float().sum().backward()
+    assert (rough - ours).norm() < 0.02 * ours.norm()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in moe.parameters())
+
+
 def test_who_owns_scale_vectors(config: BackboneConfig) -> None:
     config = replace(config, **MOE)
 
