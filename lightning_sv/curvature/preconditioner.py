@@ -1,0 +1,206 @@
+"""How the scale vectors of one branch precondition its gradient flow, from W and its two gammas.
+
+Notation of the paper, Section 3.4: the branch multiplies by A = diag(u) W diag(v), with u = gamma_out
+(d_out,), v = gamma_in (d_in,) and W (d_out, d_in); None stands for ones that do not train. Under `dnp` a
+norm stands between W and u, and A's flow is no function of these tensors alone (end of Section 3.4): the
+figures then describe the scales as if it were absent. One matrix at a time; experts in a loop.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_sv.curvature.lanczos import Extremes, lanczos
+from lightning_sv.curvature.product import Estimate
+from lightning_sv.curvature.vectors import Vector
+
+#: fractions of the entries at which `scale_field` gives the distribution
+QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+
+
+@dataclass(frozen=True)
+class GammaFigures:
+    """One scale vector, whatever its parameterization.
+
+    Attributes:
+        drift: rms of gamma - 1, zero at initialization.
+        rms: ||gamma|| / sqrt(d), which is |beta| under `or`.
+        geometric_mean: exp(mean log |gamma|), which is e^beta under `er`.
+        dead: fraction of entries with |gamma| below the threshold.
+        negative: fraction of entries below 0.
+    """
+
+    drift: float
+    rms: float
+    geometric_mean: float
+    dead: float
+    negative: float
+
+
+def gamma_figures(gamma: Tensor, dead_below: float = 0.01) -> GammaFigures:
+    """Figures of one scale vector; rms and geometric mean make beta's course comparable between `direct`, `or`, `er`.
+
+    Args:
+        gamma: any shape.
+        dead_below: an entry is dead below this fraction of the vector's rms, a choice of ours.
+    """
+    g = gamma.detach().double()
+    rms = g.square().mean().sqrt()
+    figures = (
+        (g - 1).square().mean().sqrt(),
+        rms,
+        g.abs().log().mean().exp(),
+        (g.abs() <= dead_below * rms).double().mean(),
+        (g < 0).double().mean(),
+    )
+    return GammaFigures(*torch.stack(figures).tolist())
+
+
+@dataclass(frozen=True)
+class ScaleField:
+    """Distribution of the absolute entries of u v^T, the field that multiplies W.
+
+    Attributes:
+        smallest: min |u_i v_j|.
+        largest: max |u_i v_j|.
+        spread: largest / smallest; infinite with a dead entry.
+        log_std: standard deviation of log |u_i v_j|, 0 for a uniform field; nan with an entry of 0.
+        quantiles: fraction -> the least value that this fraction of the entries does not exceed.
+    """
+
+    smallest: float
+    largest: float
+    spread: float
+    log_std: float
+    quantiles: dict[float, float]
+
+
+def scale_field(gamma_in: Tensor | None, gamma_out: Tensor | None) -> ScaleField:
+    """Spread and distribution of the scale field u v^T (paper, eq. of the unified form, Section 3.4).
+
+    The field is not built: extremes and log variance follow from u and v alone, quantiles from
+    counting pairs in sorted vectors.
+
+    Args:
+        gamma_in: (d_in,) or None.
+        gamma_out: (d_out,) or None.
+    """
+    u, v = _ones_or(gamma_out), _ones_or(gamma_in)
+    smallest, largest = (u.min() * v.min()).item(), (u.max() * v.max()).item()
+    n = u.numel() * v.numel()
+    ranks = (torch.tensor(QUANTILES, dtype=torch.float64) * n).ceil().clamp(1, n)
+    log_std = (u.log().var(correction=0) + v.log().var(correction=0)).sqrt()  # u and v vary independently
+    return ScaleField(
+        smallest,
+        largest,
+        largest / smallest if smallest else float("inf"),
+        log_std.item(),
+        dict(zip(QUANTILES, _smallest(u, v, ranks).tolist(), strict=True)),
+    )
+
+
+def column_eigenvalues(weight: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues of P_j = gamma_j^2 I + w_j w_j^T, one P for each column of W (paper, Section 2.1).
+
+    P_j preconditions the flow of column j of W diag(gamma). Its condition number is high / low.
+
+    Args:
+        weight: (..., d_out, d_in).
+        gamma: (..., d_in).
+
+    Returns:
+        low, gamma_j^2, with multiplicity d_out - 1, and high, gamma_j^2 + ||w_j||^2, each (..., d_in).
+    """
+    low = gamma.detach().square()
+    return low, low + weight.detach().square().sum(-2)
+
+
+class FlowPreconditioner:
+    """P of A's gradient flow dA/dt = -P(dL/dA) when W, u and v all follow theirs, A = diag(u) W diag(v).
+
+        P(X) = (u v^T)^2 * X + C * colsum(C * X) + R * rowsum(R * X),    C = diag(u) W,  R = W diag(v)
+
+    with entrywise products; the second term is there when v trains, the third when u does. It is J J^T
+    of the map (u, W, v) -> A (paper, Section 3.4); without u its blocks are the P_j of Section 2.1, with
+    both it is the flow in the proof of the DP theorem. gamma's own parameterization (`or`, `er`) is not in it.
+
+    Args:
+        weight: (d_out, d_in).
+        gamma_in: (d_in,) or None.
+        gamma_out: (d_out,) or None.
+    """
+
+    def __init__(self, weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None):
+        weight = weight.detach()
+        self.parameters: Vector = (weight,)
+        u = torch.ones_like(weight[:, 0]) if gamma_out is None else gamma_out.detach()
+        v = torch.ones_like(weight[0]) if gamma_in is None else gamma_in.detach()
+        self._field = torch.outer(u, v).square()
+        self._by_column = None if gamma_in is None else weight * u.unsqueeze(1)
+        self._by_row = None if gamma_out is None else weight * v
+
+    def __call__(self, vector: Sequence[Tensor]) -> Vector:
+        """Return P(X), X (d_out, d_in) as the only tensor of the vector."""
+        (x,) = vector
+        out = self._field * x
+        for factor, axis in ((self._by_column, 0), (self._by_row, 1)):
+            if factor is not None:
+                out += factor * (factor * x).sum(axis, keepdim=True)
+        return (out,)
+
+
+def eigenvalue_range(
+    weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None, *, n_steps: int = 20, rtol: float = 1e-2
+) -> Extremes:
+    """Extreme eigenvalues of `FlowPreconditioner`; 1 and 1 without scale vectors.
+
+    With one vector in closed form, by `column_eigenvalues`. With both, the largest by `lanczos`, which
+    keeps n_steps matrices of W's size, and the smallest as the middle of an interval that holds it: P is
+    the diagonal (u_i v_j)^2 plus d_in + d_out positive terms of rank one, so by Weyl's inequalities its
+    smallest eigenvalue lies between the first and the (d_in + d_out + 1)-th smallest entry of that diagonal.
+
+    Args:
+        weight: (d_out, d_in).
+        gamma_in: (d_in,) or None.
+        gamma_out: (d_out,) or None.
+        n_steps: of lanczos.
+        rtol: of lanczos.
+
+    Raises:
+        ValueError: a weight that is no matrix.
+    """
+    if weight.dim() != 2:
+        raise ValueError(f"the weight has shape {tuple(weight.shape)}; give one matrix (d_out, d_in) at a time.")
+    if gamma_out is None or gamma_in is None:
+        if gamma_in is None:
+            weight, gamma_in = weight.T, gamma_out
+        if gamma_in is None:
+            return Extremes(Estimate(1.0, 0.0, 0), Estimate(1.0, 0.0, 0))
+        low, high = column_eigenvalues(weight, gamma_in)
+        least = (low if len(weight) > 1 else high).min().item()
+        return Extremes(Estimate(high.max().item(), 0.0, 0), Estimate(least, 0.0, 0))
+    largest = lanczos(FlowPreconditioner(weight, gamma_in, gamma_out), n_steps, rtol=rtol).largest
+    u, v = _ones_or(gamma_out), _ones_or(gamma_in)
+    last = min(sum(weight.shape) + 1, weight.numel())
+    between = _smallest(u, v, torch.tensor([1.0, last], dtype=torch.float64)).square()
+    low_end, high_end = between.tolist()
+    return Extremes(largest, Estimate((low_end + high_end) / 2, (high_end - low_end) / 2, 0))
+
+
+def _ones_or(gamma: Tensor | None) -> Tensor:
+    return torch.ones(1, dtype=torch.float64) if gamma is None else gamma.detach().double().abs().cpu()
+
+
+def _smallest(u: Tensor, v: Tensor, ranks: Tensor) -> Tensor:
+    """The rank-th smallest |u_i v_j| of each rank (from 1), to 2^-64 of the largest, by bisection."""
+    short, long = (u, v) if len(u) < len(v) else (v, u)
+    long = long.sort().values
+    low, high = torch.zeros_like(ranks), (short.max() * long[-1]).expand_as(ranks)
+    for _ in range(64):
+        middle = (low + high) / 2
+        below = torch.searchsorted(long, middle.unsqueeze(1) / short, right=True).sum(1)
+        enough = below >= ranks
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+    return high

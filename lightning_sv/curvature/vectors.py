@@ -1,0 +1,80 @@
+"""Vectors in parameter space: a tuple of tensors, shaped as the parameters, never one flat copy."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Vector = tuple[Tensor, ...]
+
+
+def inner(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """<a, b>, summed over the tensors in float64."""
+    dots = [torch.dot(x.flatten(), y.flatten()) for x, y in zip(a, b, strict=True)]
+    return torch.stack(dots).double().sum().item()
+
+
+def norm(a: Sequence[Tensor]) -> float:
+    """Euclidean norm of a."""
+    return inner(a, a) ** 0.5
+
+
+def dimension(a: Sequence[Tensor]) -> int:
+    """Number of entries of a."""
+    return sum(x.numel() for x in a)
+
+
+def rounding(a: Sequence[Tensor]) -> float:
+    """The largest machine epsilon among the tensors of a."""
+    return max(torch.finfo(x.dtype).eps for x in a)
+
+
+def seeded(generator: torch.Generator | None) -> torch.Generator:
+    """Return the generator given, or a CPU generator of seed 0."""
+    return torch.Generator().manual_seed(0) if generator is None else generator
+
+
+def rademacher(like: Sequence[Tensor], generator: torch.Generator) -> Vector:
+    """Independent signs -1 and 1, drawn on the generator's device: the same on every machine for the CPU's."""
+    return tuple(
+        (2 * torch.randint(0, 2, x.shape, generator=generator, device=generator.device) - 1).to(x) for x in like
+    )
+
+
+def gaussian(like: Sequence[Tensor], generator: torch.Generator) -> Vector:
+    """Independent standard normals, drawn in float32 on the generator's device."""
+    return tuple(torch.randn(x.shape, generator=generator, device=generator.device).to(x) for x in like)
+
+
+class Basis:
+    """Up to n_max orthonormal vectors; one (n_max, numel) matrix a parameter, so n_max times its memory."""
+
+    def __init__(self, like: Sequence[Tensor], n_max: int):
+        self._rows = [x.new_empty(n_max, x.numel()) for x in like]
+        self._shapes = [x.shape for x in like]
+        self._n = 0
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, index: int) -> Vector:
+        assert index < self._n
+        return tuple(rows[index].view(shape) for rows, shape in zip(self._rows, self._shapes, strict=True))
+
+    def reject(self, vector: Sequence[Tensor]) -> Vector:
+        """Return the part of the vector that is orthogonal to the basis.
+
+        Classical Gram-Schmidt, twice, which is orthogonal to rounding (Giraud et al. 2005).
+        """
+        flat = [x.detach().flatten() for x in vector]
+        for _ in range(2 if self._n else 0):
+            rows = [r[: self._n] for r in self._rows]
+            along = torch.stack([r @ x for r, x in zip(rows, flat, strict=True)]).sum(0)
+            flat = [torch.addmv(x, r.T, along, alpha=-1) for r, x in zip(rows, flat, strict=True)]
+        return tuple(x.view(shape) for x, shape in zip(flat, self._shapes, strict=True))
+
+    def append(self, vector: Sequence[Tensor], length: float) -> None:
+        """Add vector / length, which must be a unit vector orthogonal to the basis."""
+        for rows, x in zip(self._rows, vector, strict=True):
+            torch.div(x.flatten(), length, out=rows[self._n])
+        self._n += 1
