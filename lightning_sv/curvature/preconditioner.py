@@ -152,7 +152,7 @@ class FlowPreconditioner:
 
 
 def eigenvalue_range(
-    weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None, *, n_steps: int = 20, rtol: float = 1e-2
+    weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None, *, n_steps: int = 20, rtol: float = 1e-3
 ) -> Extremes:
     """Extreme eigenvalues of `FlowPreconditioner`; 1 and 1 without scale vectors.
 

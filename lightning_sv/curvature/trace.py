@@ -25,7 +25,7 @@ class Moments:
 
 
 def hutchinson(product: Product, n_probes: int = 30, *, generator: torch.Generator | None = None) -> Moments:
-    """tr H = E[v^T H v] and ||H||_F^2 = E[||H v||^2] over random signs v, from the same products.
+    """||H||_F^2 = E[||H v||^2] and tr H = E[v^T H v] over random signs v, from the same products.
 
     Hutchinson 1990 for the trace; the Frobenius norm is the trace of H^2. The error is the standard
     error of the mean. It falls as 1 / sqrt(n_probes): the variance of v^T H v is twice the squared

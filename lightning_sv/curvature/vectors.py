@@ -10,8 +10,9 @@ Vector = tuple[Tensor, ...]
 
 def inner(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """<a, b>, summed over the tensors in float64."""
-    dots = [torch.dot(x.flatten(), y.flatten()) for x, y in zip(a, b, strict=True)]
-    return torch.stack(dots).double().sum().item()
+    dots = [torch.dot(x.detach().flatten(), y.detach().flatten()) for x, y in zip(a, b, strict=True)]
+    total: float = torch.stack(dots).double().sum().item()
+    return total
 
 
 def norm(a: Sequence[Tensor]) -> float:

@@ -1,0 +1,144 @@
+"""Products against the dense Hessian of a Llama in plain operations."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_sv import Backbone
+from lightning_sv.curvature import DifferenceProduct, HessianProduct, lanczos, twice_differentiable
+from lightning_sv.nn import next_token_loss
+from tests.curvature.oracle import BLOCKS, CASES, CONFIG, STRATEGIES, case, split_like
+
+
+def flat(vector: tuple[Tensor, ...]) -> Tensor:
+    return torch.cat([x.flatten() for x in vector])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_product_is_the_dense_hessian_in_every_block(strategy: str) -> None:
+    c = case(strategy)
+    torch.testing.assert_close(c.loss(), c.plain_value, rtol=1e-12, atol=0)
+    for block in BLOCKS:
+        if (strategy, block) not in CASES:
+            assert not c.block(block)
+            continue
+        parameters = c.block(block)
+        dense = c.dense(parameters)
+        v = torch.randn(len(dense), dtype=torch.float64)
+        vector = split_like(v, parameters)
+        want = dense @ v
+        exact = flat(HessianProduct(c.loss, parameters)(vector))
+        torch.testing.assert_close(exact, want, rtol=0, atol=1e-11 * want.norm().item())
+        difference = flat(DifferenceProduct(c.loss, parameters)(vector))
+        assert (difference - want).norm() < 1e-6 * want.norm()
+
+
+def test_differences_in_float32_leave_the_model_as_it_was() -> None:
+    c = case("hg+dnp+or")
+    model = Backbone(CONFIG, "hg+dnp+or")
+    model.load_state_dict(c.model.state_dict())
+
+    def loss() -> Tensor:
+        return next_token_loss(model(c.tokens[:, :-1]), c.tokens[:, 1:])
+
+    parameters = list(model.parameters())
+    parameters[0].grad = torch.ones_like(parameters[0])
+    before = [p.detach().clone() for p in parameters]
+    v = torch.randn(len(c.hessian))
+    with torch.no_grad():  # where callbacks run
+        product = DifferenceProduct(loss, parameters)
+        found, want = flat(product(split_like(v, parameters))), c.hessian @ v.double()
+    assert (found - want).norm() < 5e-3 * want.norm()
+    assert lanczos(product).largest.value == pytest.approx(torch.linalg.eigvalsh(c.hessian)[-1].item(), rel=2e-3)
+    assert not flat(product(tuple(torch.zeros_like(p) for p in parameters))).any()
+
+    def broken() -> Tensor:
+        raise RuntimeError("no loss")
+
+    product.loss = broken
+    with pytest.raises(RuntimeError, match="no loss"):
+        product(split_like(v, parameters))
+    assert all(torch.equal(p, b) for p, b in zip(parameters, before, strict=True))
+    assert torch.equal(parameters[0].grad, torch.ones_like(parameters[0]))
+
+
+def test_fused_attention_has_no_second_derivative_and_the_math_kernel_has() -> None:
+    """The reason for `twice_differentiable`; when torch learns it, this test says so."""
+    q = torch.randn(1, 2, 8, 4, requires_grad=True)
+
+    def loss() -> Tensor:
+        return F.scaled_dot_product_attention(q, q, q).square().sum()
+
+    with pytest.raises(RuntimeError, match="not implemented"):
+        (gradient,) = torch.autograd.grad(loss(), q, create_graph=True)
+        torch.autograd.grad(gradient.sum(), q)
+    (image,) = HessianProduct(loss, [q])([torch.ones_like(q)])
+    assert image.isfinite().all()
+
+
+@pytest.mark.slow
+def test_a_compiled_model_runs_eagerly_and_gives_the_same() -> None:
+    c = case("hg+dnp+or")
+    model = Backbone(CONFIG, "hg+dnp+or").double()
+    model.load_state_dict(c.model.state_dict())
+    model.compile()
+
+    def loss() -> Tensor:
+        return next_token_loss(model(c.tokens[:, :-1]), c.tokens[:, 1:])
+
+    loss().backward()  # compiled by now
+    parameters = list(model.parameters())
+    v = torch.randn(len(c.hessian), dtype=torch.float64)
+    with torch.no_grad():
+        found = flat(HessianProduct(loss, parameters)(split_like(v, parameters)))
+    torch.testing.assert_close(found, c.hessian @ v, rtol=1e-9, atol=1e-10)
+
+    @torch.compile(backend="eager", fullgraph=False)
+    def inside(x: Tensor) -> Tensor:
+        with twice_differentiable():
+            return x + 1
+
+    with pytest.raises(Exception, match="enter it outside|set_stance|skipped|twice_differentiable"):
+        inside(torch.ones(2))
+
+
+def test_parameters_without_curvature() -> None:
+    used, linear, unused = (nn.Parameter(torch.ones(2, dtype=torch.float64)) for _ in range(3))
+    ones = tuple(torch.ones(2, dtype=torch.float64) for _ in range(3))
+    product = HessianProduct(lambda: used.pow(3).sum() + 2 * linear.sum(), [used, linear, unused])
+    image = product(ones)
+    assert [x.tolist() for x in image] == [[6, 6], [0, 0], [0, 0]]
+    assert [x.tolist() for x in HessianProduct(lambda: linear.sum(), [linear])(ones[:1])] == [[0, 0]]
+    # the diagonal 6, 6 and zeros
+    assert lanczos(product, ends="both").largest.value == pytest.approx(6)
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return 2 * grad * ctx.saved_tensors[0]
+
+
+def test_what_cannot_be_asked() -> None:
+    p = nn.Parameter(torch.ones(3))
+    frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+    for make, message in (
+        (lambda: HessianProduct(lambda: p.sum(), []), "no parameters"),
+        (lambda: HessianProduct(lambda: p.sum(), [p, p]), "twice"),
+        (lambda: HessianProduct(lambda: p.sum(), [p, frozen]), r"parameters \[1\]"),
+        (lambda: HessianProduct(lambda: p * p, [p]), r"shape \(3,\)"),
+        (lambda: HessianProduct(lambda: p.detach().sum(), [p]), "no gradient"),
+        (lambda: HessianProduct(lambda: _Once.apply(p).square().sum(), [p])([torch.ones(3)]), "use DifferenceProduct"),
+        (lambda: DifferenceProduct(lambda: p.sum(), [p], step=0.0), "must be positive"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
+    (image,) = DifferenceProduct(lambda: _Once.apply(p).square().sum(), [p])([torch.ones(3)])
+    torch.testing.assert_close(image, torch.full((3,), 12.0), rtol=1e-3, atol=0)

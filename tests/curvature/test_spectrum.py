@@ -1,0 +1,145 @@
+"""Eigenvalues, traces and norms against dense matrices, and their errors against what they promise."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lightning_sv.curvature import Estimate, HessianProduct, hutch_plus_plus, hutchinson, lanczos
+from tests.curvature.oracle import CASES, STRATEGIES, Dense, case
+
+
+def with_eigenvalues(values: list[float], seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    n = len(values)
+    q = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator)).Q
+    return q @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ q.T
+
+
+@pytest.mark.parametrize(("strategy", "block"), CASES)
+def test_lanczos_by_exact_products_on_a_llama(strategy: str, block: str) -> None:
+    c = case(strategy)
+    parameters = c.block(block)
+    true = torch.linalg.eigvalsh(c.dense(parameters))
+    found = lanczos(HessianProduct(c.loss, parameters), 60, ends="both")
+    assert found.largest.value == pytest.approx(true[-1].item(), rel=1e-3)
+    assert found.smallest.value == pytest.approx(true[0].item(), rel=1e-3)
+    one_percent = lanczos(HessianProduct(c.loss, parameters), rtol=1e-2).largest
+    assert one_percent.value == pytest.approx(true[-1].item(), rel=1e-2)
+    assert one_percent.products <= 30
+
+
+values = st.lists(st.floats(-1e3, 1e3).map(lambda x: round(x, 3)), min_size=1, max_size=12)
+
+
+@settings(deadline=None, max_examples=60)
+@given(values, st.integers(1, 14), st.integers(0, 3))
+def test_an_eigenvalue_lies_within_the_error(eigenvalues: list[float], n_steps: int, seed: int) -> None:
+    product = Dense(with_eigenvalues(eigenvalues, seed))
+    found = lanczos(product, n_steps, rtol=0)
+    top = max(map(abs, eigenvalues))
+    for end, extreme in ((found.largest, max(eigenvalues)), (found.smallest, min(eigenvalues))):
+        assert min(abs(end.value - x) for x in eigenvalues) <= end.error + 1e-12 * top
+        assert end.products == product.products <= min(n_steps, len(eigenvalues))
+        if n_steps >= len(eigenvalues):
+            assert end.value == pytest.approx(extreme, abs=1e-9 * top)
+            assert end.error <= 1e-6 * top
+    assert found.smallest.value >= min(eigenvalues) - 1e-9 * top
+    assert found.largest.value <= max(eigenvalues) + 1e-9 * top
+
+
+def test_lanczos_stops_when_it_may() -> None:
+    spread = Dense(with_eigenvalues([100.0, -30.0, *torch.linspace(-1, 1, 298).tolist()]))
+    loose, both = lanczos(spread, rtol=1e-2), lanczos(spread, rtol=1e-2, ends="both")
+    assert loose.largest.products <= both.largest.products < 10
+    assert both.smallest.error <= 0.3
+    assert lanczos(spread, rtol=0).largest.products == 30
+    assert lanczos(Dense(torch.eye(40, dtype=torch.float64))).largest.products == 1  # an invariant subspace
+    zero = lanczos(Dense(torch.zeros(5, 5, dtype=torch.float64))).largest
+    assert (zero.value, zero.products) == (0, 1)
+
+
+@pytest.mark.parametrize(("strategy", "block"), CASES)
+@pytest.mark.parametrize("method", [hutchinson, hutch_plus_plus])
+def test_moments_on_the_blocks_of_a_llama(method, strategy: str, block: str) -> None:
+    """As many probes as the dense matrix says that 4.5% take, up to 3,000: a trace may be near zero."""
+    c = case(strategy)
+    matrix = c.dense(c.block(block))
+    n = probes_for(matrix, 0.045)
+    check(method, Dense(matrix), min(n, 3000), matrix, reachable=n <= 3000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_moments_by_exact_products(strategy: str) -> None:
+    c = case(strategy)
+    parameters = c.block("all")
+    check(hutchinson, HessianProduct(c.loss, parameters), probes_for(c.hessian, 0.045), c.hessian)
+
+
+def probes_for(matrix: Tensor, relative: float) -> int:
+    """Var[v^T A v] = 2 sum of squares off the diagonal, for A = H and H^2."""
+    most = 0.0
+    for a in (matrix, matrix @ matrix):
+        off = a - a.diag().diag()
+        most = max(most, (2 * off.square().sum() / (relative * a.trace()) ** 2).item())
+    return max(30, math.ceil(most))
+
+
+def check(method, product, n: int, matrix: Tensor, reachable: bool = True) -> None:
+    moments = method(product, n)
+    square = matrix.square().sum().item()
+    for estimate, true in ((moments.trace, matrix.trace().item()), (moments.squared_frobenius, square)):
+        assert estimate.products <= n
+        assert abs(estimate.value - true) <= 3 * estimate.error + 1e-12 * square**0.5
+        if reachable or true == square:
+            assert estimate.error <= 0.05 * abs(true)
+
+
+@pytest.mark.parametrize("method", [hutchinson, hutch_plus_plus])
+def test_standard_errors_are_what_the_values_scatter_by(method) -> None:
+    matrix = with_eigenvalues([(-1) ** i * 3.0 / (1 + i) for i in range(50)])
+    true = (matrix.trace().item(), matrix.square().sum().item())
+    runs = [method(Dense(matrix), 30, generator=torch.Generator().manual_seed(s)) for s in range(400)]
+    for k, name in enumerate(("trace", "squared_frobenius")):
+        estimates: list[Estimate] = [getattr(run, name) for run in runs]
+        found = torch.tensor([e.value for e in estimates])
+        scatter = found.std().item()
+        assert abs(found.mean().item() - true[k]) < 3 * scatter / 20  # unbiased
+        said = torch.tensor([e.error for e in estimates]).square().mean().sqrt().item()
+        assert said == pytest.approx(scatter, rel=0.15)
+
+
+def test_hutch_plus_plus_is_exact_on_a_low_rank_and_better_on_a_steep_spectrum() -> None:
+    low = with_eigenvalues([5.0, -2.0, 1.0] + [0.0] * 60)
+    found = hutch_plus_plus(Dense(low), 18)
+    assert found.trace.value == pytest.approx(4.0, rel=1e-9)
+    assert found.squared_frobenius.value == pytest.approx(30.0, rel=1e-9)
+    assert found.trace.products == 6 + 3 + 6  # the sketch has rank 3
+    steep = Dense(with_eigenvalues([2.0**-i for i in range(60)]))
+    sharp, plain = hutch_plus_plus(steep, 30), hutchinson(steep, 30)
+    assert sharp.trace.error < plain.trace.error / 20
+    assert sharp.squared_frobenius.error < plain.squared_frobenius.error / 20
+
+
+def test_probes_repeat_with_their_generator() -> None:
+    product = Dense(with_eigenvalues([float(i) for i in range(20)]))
+    assert hutchinson(product, 5) == hutchinson(product, 5)
+    other = torch.Generator().manual_seed(1)
+    assert hutchinson(product, 5) != hutchinson(product, 5, generator=other)
+    assert lanczos(product, 4) == lanczos(product, 4)
+    assert lanczos(product, 4) != lanczos(product, 4, generator=other)
+
+
+def test_too_few_products() -> None:
+    product = Dense(torch.eye(3))
+    for run, message in (
+        (lambda: lanczos(product, 0), "n_steps of lanczos is 0"),
+        (lambda: hutchinson(product, 1), "at least 2"),
+        (lambda: hutch_plus_plus(product, 5), "at least 6"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run()
