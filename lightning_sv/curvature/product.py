@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lightning_sv.curvature.vectors import Vector, norm, rounding
 
 #: how torch says that a part of the graph cannot be differentiated a second time
-_NO_SECOND_DERIVATIVE = ("is not implemented", "differentiate twice", "double backward")
+_NO_SECOND_DERIVATIVE = ("is not implemented", "double backward")
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class HessianProduct:
     """v -> H v, H the Hessian of the loss in the parameters given, exact up to rounding.
 
     H v = d/dtheta <grad L, v> (Pearlmutter 1994). Loss and gradient are computed once, here, under
-    `twice_differentiable`; every product is one more backward through their graph, which lives as
-    long as this object (about twice the activations of a training step).
+    `twice_differentiable`; every product is one more backward through their graph, which lives, with
+    all that it saved, as long as this object.
 
     Args:
         loss: builds the loss, a scalar, from the parameters' present values; in nats per token for
@@ -72,14 +72,18 @@ class HessianProduct:
         parameters: the block, in any order; a parameter that the loss does not use has zero curvature.
 
     Raises:
-        ValueError: no parameters, a loss that is no scalar or does not depend on any of them, or, at a
-            product, an operation without second derivative.
+        ValueError: no parameters, a loss that is no scalar or has no gradient, an operation without
+            second derivative, or, at a product, a model that changed since.
     """
 
     def __init__(self, loss: Callable[[], Tensor], parameters: Sequence[Tensor]):
         self.parameters = _block(parameters)
         with twice_differentiable():
             self._gradient = _gradient(loss, self.parameters, create_graph=True)
+        if _has_dead_end(self._gradient):
+            raise ValueError(
+                "the loss has an autograd function marked once_differentiable; replace it, or use DifferenceProduct."
+            )
 
     def __call__(self, vector: Sequence[Tensor]) -> Vector:
         """Return H v, shaped as the parameters."""
@@ -93,6 +97,10 @@ class HessianProduct:
                 outputs, self.parameters, weights, retain_graph=True, allow_unused=True, materialize_grads=True
             )
         except RuntimeError as error:
+            if "modified by an inplace" in str(error):
+                raise ValueError(
+                    "the model has changed since HessianProduct was built (an optimizer step?); build another."
+                ) from error
             if not any(sign in str(error) for sign in _NO_SECOND_DERIVATIVE):
                 raise
             raise ValueError(
@@ -103,8 +111,8 @@ class HessianProduct:
 class DifferenceProduct:
     """v -> (grad L(theta + h v) - grad L(theta - h v)) / 2h: H v where no second derivative exists.
 
-    Two forward and backward passes a product, and the memory of one. The loss runs as it is, so with
-    flash attention and compiled. The displacement's norm is ||h v|| = step (1 + ||theta||): truncation
+    Two forward and backward passes a product, and the memory of one beside three copies of the block.
+    The loss runs as it is, so with flash attention and compiled. The displacement's norm is ||h v|| = step (1 + ||theta||): truncation
     grows as step^2, most along the sharpest directions, and the gradients' rounding as 1 / step. The
     parameters are moved in place and put back exactly.
 
@@ -171,3 +179,16 @@ def _gradient(loss: Callable[[], Tensor], parameters: Vector, *, create_graph: b
             "the loss has no gradient; compute it from the parameters, undetached and outside inference_mode."
         )
     return torch.autograd.grad(value, parameters, create_graph=create_graph, allow_unused=True, materialize_grads=True)
+
+
+def _has_dead_end(gradient: Vector) -> bool:
+    """Whether torch would drop second derivatives silently: its error node has no edges, and so is never run."""
+    todo = {g.grad_fn for g in gradient if g.grad_fn is not None}
+    seen: set[torch.autograd.graph.Node] = set()
+    while todo:
+        node = todo.pop()
+        if node.name().endswith("::Error"):
+            return True
+        seen.add(node)
+        todo |= {after for after, _ in node.next_functions if after is not None} - seen
+    return False

@@ -1,5 +1,6 @@
 """Vectors in parameter space: a tuple of tensors, shaped as the parameters, never one flat copy."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -17,7 +18,7 @@ def inner(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
 
 def norm(a: Sequence[Tensor]) -> float:
     """Euclidean norm of a."""
-    return inner(a, a) ** 0.5
+    return math.sqrt(inner(a, a))
 
 
 def dimension(a: Sequence[Tensor]) -> int:

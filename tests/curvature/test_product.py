@@ -82,13 +82,16 @@ def test_a_compiled_model_runs_eagerly_and_gives_the_same() -> None:
     c = case("hg+dnp+or")
     model = Backbone(CONFIG, "hg+dnp+or").double()
     model.load_state_dict(c.model.state_dict())
-    model.compile()
+    model.compile(backend="aot_eager")
 
     def loss() -> Tensor:
         return next_token_loss(model(c.tokens[:, :-1]), c.tokens[:, 1:])
 
     loss().backward()  # compiled by now
     parameters = list(model.parameters())
+    with pytest.raises(RuntimeError, match="double backward|donated buffers"):
+        gradient = torch.autograd.grad(loss(), parameters, create_graph=True)
+        torch.autograd.grad(gradient, parameters, gradient)
     v = torch.randn(len(c.hessian), dtype=torch.float64)
     with torch.no_grad():
         found = flat(HessianProduct(loss, parameters)(split_like(v, parameters)))
@@ -114,6 +117,15 @@ def test_parameters_without_curvature() -> None:
     assert lanczos(product, ends="both").largest.value == pytest.approx(6)
 
 
+def test_a_model_that_moved_on() -> None:
+    p = nn.Parameter(torch.ones(3))
+    product = HessianProduct(lambda: p.pow(3).sum(), [p])
+    with torch.no_grad():
+        p.add_(1)
+    with pytest.raises(ValueError, match="build another"):
+        product([torch.ones(3)])
+
+
 class _Once(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -135,7 +147,7 @@ def test_what_cannot_be_asked() -> None:
         (lambda: HessianProduct(lambda: p.sum(), [p, frozen]), r"parameters \[1\]"),
         (lambda: HessianProduct(lambda: p * p, [p]), r"shape \(3,\)"),
         (lambda: HessianProduct(lambda: p.detach().sum(), [p]), "no gradient"),
-        (lambda: HessianProduct(lambda: _Once.apply(p).square().sum(), [p])([torch.ones(3)]), "use DifferenceProduct"),
+        (lambda: HessianProduct(lambda: _Once.apply(p).square().sum(), [p]), "use DifferenceProduct"),
         (lambda: DifferenceProduct(lambda: p.sum(), [p], step=0.0), "must be positive"),
     ):
         with pytest.raises(ValueError, match=message):
