@@ -112,9 +112,10 @@ class DifferenceProduct:
     """v -> (grad L(theta + h v) - grad L(theta - h v)) / 2h: H v where no second derivative exists.
 
     Two forward and backward passes a product, and the memory of one beside three copies of the block.
-    The loss runs as it is, so with flash attention and compiled. The displacement's norm is ||h v|| = step (1 + ||theta||): truncation
-    grows as step^2, most along the sharpest directions, and the gradients' rounding as 1 / step. The
-    parameters are moved in place and put back exactly.
+    The loss runs as it is, so with flash attention and compiled. The displacement's norm is ||h v|| =
+    step (1 + ||theta||): truncation grows as step^2, most along the sharpest directions, and the
+    gradients' rounding as 1 / step. The parameters are moved in place and put back exactly; in-place
+    changes end the retained graph of a HessianProduct of the same model.
 
     Not quite symmetric nor linear in v: errors of `lanczos` and `hutchinson` do not include that.
 
