@@ -8,7 +8,7 @@ A figure is a pure function of (loss closure, parameters); the parameters given 
 Own code, because no library gives these figures: curvlinops 3.0.1 differentiates by torch.func, which
 refuses the autograd functions that fold scale vectors, installs torchvision, and has no errors of its
 estimates; hessian-eigenthings 1.0.0a5 runs, but is an alpha, repeats forward and gradient at every
-product, and has no Frobenius norm; PyHessian 0.1 takes every parameter of a model, by power iteration.
+product, and has no Frobenius norm; PyHessian 0.1 takes all that trains in a model, by power iteration.
 """
 
 from lightning_sv.curvature.lanczos import Extremes, lanczos
