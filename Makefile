@@ -10,6 +10,7 @@ MODEL ?= mini
 SCALE ?=
 OPTIM ?= adamw
 SCHEDULE ?= cos
+PROBES ?=
 TRAINER ?= cpu
 DATA ?= stdlib
 A ?= llama
@@ -19,9 +20,9 @@ ARGS ?=
 A_ARGS ?=
 B_ARGS ?=
 
-# The model comes last: it may set what depends on its size.
+# The model comes after these: it may set what depends on its size. Probes are measurements beside the training.
 LAYERS = base optim/$(OPTIM) schedule/$(SCHEDULE) trainer/$(TRAINER) data/$(DATA)
-CONFIG = $(foreach layer,$(LAYERS),--config conf/$(layer).yaml) --config conf/model/$(1).yaml
+CONFIG = $(foreach layer,$(LAYERS) model/$(1) $(PROBES:%=probes/%),--config conf/$(layer).yaml)
 
 .DEFAULT_GOAL := help
 .PHONY: help install data train compare test check bench tensorboard doctor clean
@@ -31,6 +32,7 @@ help:  ## this list
 	@echo
 	@echo "  variables    MODEL=$(MODEL) SCALE=$(SCALE) OPTIM=$(OPTIM) SCHEDULE=$(SCHEDULE) TRAINER=$(TRAINER) DATA=$(DATA)"
 	@echo "               A=$(A) B='$(B)' SEEDS=$(SEEDS) A_ARGS= B_ARGS= ARGS='any key, e.g. --trainer.max_steps 500'"
+	@echo "               PROBES=$(PROBES) measured beside the training: $(basename $(notdir $(wildcard conf/probes/*.yaml)))"
 
 # torch first and alone: its build (CPU or CUDA) is the platform's choice. The rest without dependency
 # resolution, because litdata asks for torchvision, which it does not need and which breaks a CPU torch.

@@ -2,7 +2,20 @@
 
 from lightning_sv.callbacks.branch_norms import BranchNorms, branch_norms
 from lightning_sv.callbacks.experts import Experts
+from lightning_sv.callbacks.preconditioner import Preconditioner, preconditioner_figures
 from lightning_sv.callbacks.progress import RunProgress
 from lightning_sv.callbacks.scalars import Scalars, tokens_seen, write_scalars
+from lightning_sv.callbacks.sharpness import Sharpness
 
-__all__ = ["BranchNorms", "Experts", "RunProgress", "Scalars", "branch_norms", "tokens_seen", "write_scalars"]
+__all__ = [
+    "BranchNorms",
+    "Experts",
+    "Preconditioner",
+    "RunProgress",
+    "Scalars",
+    "Sharpness",
+    "branch_norms",
+    "preconditioner_figures",
+    "tokens_seen",
+    "write_scalars",
+]

@@ -1,14 +1,14 @@
 """Per-branch norms of W, gamma and the effective W: how Q, K and V move apart (paper, Figure 4)."""
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
-from lightning_sv.callbacks.charts import chart_layout
+from lightning_sv.callbacks.charts import Pages, chart_layout
 from lightning_sv.callbacks.scalars import write_scalars
 from lightning_sv.scale import BranchGroup, RMSNorm
 
@@ -26,20 +26,29 @@ def branch_norms(model: nn.Module) -> dict[str, Tensor]:
     fed: set[str] = set()
     with torch.no_grad():
         for path, module in model.named_modules():
-            parts = path.split(".")
-            where = f"layer{parts[parts.index('layers') + 1]}" if "layers" in parts[:-1] else "head"
+            where = place_of(path)
             if isinstance(module, BranchGroup):
                 fed.add(f"{path}.norm")
                 for name in module.names:
                     out |= {f"{where}/{name}/{key}": value for key, value in _norms(module, name).items()}
             elif isinstance(module, RMSNorm) and path not in fed and module.scale is not None:
-                out[f"{where}/{parts[-1]}/gamma"] = module.scale().square().mean().sqrt()
+                out[f"{where}/{path.rpartition('.')[2]}/gamma"] = module.scale().square().mean().sqrt()
+    return out | means_over_layers(out)
+
+
+def place_of(path: str) -> str:
+    """Return 'layer3' for a module inside that block, else 'head'."""
+    parts = path.split(".")
+    return f"layer{parts[parts.index('layers') + 1]}" if "layers" in parts[:-1] else "head"
+
+
+def means_over_layers(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Average 'layer0/q_proj/W', 'layer1/q_proj/W', ... as 'mean/q_proj/W'; keys of more parts are left out."""
     over_layers: dict[str, list[Tensor]] = defaultdict(list)
-    for key, value in out.items():
+    for key, value in figures.items():
         if key.startswith("layer") and key.count("/") == 2:
             over_layers[key.partition("/")[2]].append(value)
-    out |= {f"mean/{key}": torch.stack(values).mean() for key, values in over_layers.items()}
-    return out
+    return {f"mean/{key}": torch.stack(values).mean() for key, values in over_layers.items()}
 
 
 def _norms(group: BranchGroup, name: str) -> dict[str, Tensor]:
@@ -69,11 +78,12 @@ class BranchNorms(L.Callback):
         self.every = every_n_steps
         self._written = -1
 
+    def charts(self, pl_module: Any) -> Pages:
+        """Return a page for each group of branches."""
+        return chart_layout(branch_norms(pl_module.net))
+
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Lay the charts out and write the starting norms."""
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_custom_scalars(chart_layout(branch_norms(pl_module.net)))
+        """Write the starting norms."""
         self._write(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -1,7 +1,13 @@
 """TensorBoard's Custom Scalars page: which curves belong in one chart."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
+
+import lightning as L
+from lightning.pytorch.loggers import TensorBoardLogger
+
+#: page -> chart -> ["Multiline", tags or patterns of tags]
+Pages = dict[str, dict[str, list[Any]]]
 
 #: page -> the branches whose norms share its charts
 BRANCH_PAGES = {
@@ -13,21 +19,41 @@ BRANCH_PAGES = {
 }
 #: page -> pattern of the curves, one an expert, that share the chart of a layer
 EXPERT_PAGES = {
-    "expert load": "moe/{layer}/load/expert.*",
     "experts, gate": "branch_norm/{layer}/expert_gate_proj/effective/expert.*",
     "experts, up": "branch_norm/{layer}/expert_up_proj/effective/expert.*",
 }
 
 
-def chart_layout(norms: Iterable[str]) -> dict[str, dict[str, list[Any]]]:
-    """Return the layout: a page a group of branches, a chart a layer and kind, a line a branch or expert.
+@runtime_checkable
+class HasCharts(Protocol):
+    """A callback with pages of its own."""
+
+    def charts(self, pl_module: Any) -> Pages:
+        """Return the pages; a chart a kind of figure, a line a branch, layer or subset."""
+        ...
+
+
+def lay_out(trainer: L.Trainer, pl_module: Any) -> None:
+    """Write the pages of all callbacks: together, because a second layout would replace the first."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    pages: Pages = {}
+    for callback in callbacks:
+        if isinstance(callback, HasCharts):
+            pages |= callback.charts(pl_module)
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger) and pages:
+            logger.experiment.add_custom_scalars(pages)
+
+
+def chart_layout(norms: Iterable[str]) -> Pages:
+    """Return the pages of `BranchNorms`: a group of branches each, a chart a layer and kind, a line a branch or expert.
 
     Args:
         norms: the keys of `branch_norms`, 'layer0/q_proj/effective'.
     """
     keys = dict.fromkeys(norms)
     places = sorted({key.split("/")[0] for key in keys}, key=lambda place: (place != "mean", len(place), place))
-    pages: dict[str, dict[str, list[Any]]] = {}
+    pages: Pages = {}
     for page, members in BRANCH_PAGES.items():
         for place in places:
             for kind in ("effective", "W", "gamma_in", "gamma_out", "gamma"):

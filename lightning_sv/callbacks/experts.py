@@ -6,7 +6,9 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from lightning_sv.callbacks.charts import Pages
 from lightning_sv.callbacks.scalars import write_scalars
+from lightning_sv.nn import MixtureOfExperts
 
 
 class Experts(L.Callback):
@@ -37,8 +39,17 @@ class Experts(L.Callback):
         """Continue the window that the checkpoint was in."""
         self._sum, self._batches = dict(state_dict["sum"]), state_dict["batches"]
 
+    def charts(self, pl_module: Any) -> Pages:
+        """Return the load of every expert, a chart a block; nothing for a dense model."""
+        loads = {
+            f"layer{i}": ["Multiline", [f"moe/layer{i}/load/expert.*"]]
+            for i, layer in enumerate(pl_module.net.layers)
+            if isinstance(layer.ffn, MixtureOfExperts)
+        }
+        return {"expert load": loads} if loads else {}
+
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Lay the charts out."""
+        """Move a resumed window to the device."""
         self._sum = {key: value.to(pl_module.device) for key, value in self._sum.items()}
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -11,6 +11,8 @@ import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 from torch import Tensor
 
+from lightning_sv.callbacks.charts import lay_out
+
 
 class Scalars(L.Callback):
     """Writes the run's scalars to the logger; the step of every scalar is training tokens.
@@ -43,10 +45,11 @@ class Scalars(L.Callback):
         self._loss, self._batches = state_dict["loss"], state_dict["batches"]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Start the clock."""
+        """Lay the charts of all callbacks out, and start the clock."""
+        lay_out(trainer, pl_module)
         if self._loss is not None:
             self._loss = self._loss.to(pl_module.device)
-        self._since = (time.perf_counter(), trainer.global_step)
+        self._since, self._idle = (time.perf_counter(), trainer.global_step), 0.0
         seq_len = trainer.datamodule.seq_len  # type: ignore[attr-defined]
         self._flops = pl_module.flops_per_token(seq_len)
         self._peak = peak_flops(pl_module.device, trainer.precision) * trainer.world_size
@@ -92,13 +95,17 @@ class Scalars(L.Callback):
         self._loss, self._batches = None, 0
         self._since, self._idle = (time.perf_counter(), trainer.global_step), 0.0
 
+    def pause(self, seconds: float) -> None:
+        """Leave `seconds` out of the throughput: they went into measuring, not training."""
+        self._idle += seconds
+
     def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Stop the throughput clock."""
         self._validation_began = time.perf_counter()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Write val/loss and val/perplexity, and restart the throughput clock."""
-        self._idle += time.perf_counter() - self._validation_began
+        self.pause(time.perf_counter() - self._validation_began)
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         loss = trainer.callback_metrics["val/loss"]
@@ -114,6 +121,13 @@ def write_scalars(trainer: L.Trainer, values: dict[str, float]) -> None:
     """Log `values` at the tokens seen so far."""
     for logger in trainer.loggers:
         logger.log_metrics(values, step=tokens_seen(trainer))
+
+
+def pause_throughput(trainer: L.Trainer, seconds: float) -> None:
+    """Leave `seconds` out of throughput/tokens_per_s, if it is logged."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, Scalars):
+            callback.pause(seconds)
 
 
 def peak_memory(device: torch.device) -> float:

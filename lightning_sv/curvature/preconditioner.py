@@ -77,7 +77,9 @@ class ScaleField:
     quantiles: dict[float, float]
 
 
-def scale_field(gamma_in: Tensor | None, gamma_out: Tensor | None) -> ScaleField:
+def scale_field(
+    gamma_in: Tensor | None, gamma_out: Tensor | None, fractions: Sequence[float] = QUANTILES
+) -> ScaleField:
     """Spread and distribution of the scale field u v^T (paper, eq. of the unified form, Section 3.4).
 
     The field is not built: extremes and log variance follow from u and v alone, quantiles from
@@ -86,18 +88,19 @@ def scale_field(gamma_in: Tensor | None, gamma_out: Tensor | None) -> ScaleField
     Args:
         gamma_in: (d_in,) or None.
         gamma_out: (d_out,) or None.
+        fractions: of the quantiles, which are nearly all of the cost; () for none.
     """
     u, v = _ones_or(gamma_out), _ones_or(gamma_in)
     smallest, largest = (u.min() * v.min()).item(), (u.max() * v.max()).item()
     n = u.numel() * v.numel()
-    ranks = (torch.tensor(QUANTILES, dtype=torch.float64) * n).ceil().clamp(1, n)
+    ranks = (torch.tensor(fractions, dtype=torch.float64) * n).ceil().clamp(1, n)
     log_std = (u.log().var(correction=0) + v.log().var(correction=0)).sqrt()  # u and v vary independently
     return ScaleField(
         smallest,
         largest,
         largest / smallest if smallest else float("inf"),
         log_std.item(),
-        dict(zip(QUANTILES, _smallest(u, v, ranks).tolist(), strict=True)),
+        dict(zip(fractions, _smallest(u, v, ranks).tolist() if fractions else [], strict=True)),
     )
 
 

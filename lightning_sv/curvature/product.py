@@ -1,5 +1,6 @@
 """Hessian-vector products: exact on a retained graph, or by differences of gradients."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,6 +85,19 @@ class HessianProduct:
             raise ValueError(
                 "the loss has an autograd function marked once_differentiable; replace it, or use DifferenceProduct."
             )
+
+    def block(self, parameters: Sequence[Tensor]) -> "HessianProduct":
+        """Return the product in a part of the block, on the same graph: no second forward and gradient.
+
+        Raises:
+            ValueError: parameters that this block does not have, or none.
+        """
+        part, gradient = _block(parameters), {id(p): g for p, g in zip(self.parameters, self._gradient, strict=True)}
+        if any(id(p) not in gradient for p in part):
+            raise ValueError("the part has parameters that the block does not have; build another HessianProduct.")
+        product = copy.copy(self)
+        product.parameters, product._gradient = part, tuple(gradient[id(p)] for p in part)
+        return product
 
     def __call__(self, vector: Sequence[Tensor]) -> Vector:
         """Return H v, shaped as the parameters."""

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from lightning_sv.corpus import CorpusConfig, Manifest, TokenDataset, TokenLoader, open_split
@@ -143,9 +144,21 @@ class ShardDataModule(L.LightningDataModule):
 
     def val_dataloader(self) -> DataLoader[Any]:
         """`val_sequences` blocks, evenly spread over the validation split: the same at each validation."""
+        subset = self._spread(self.val_sequences)
+        # Evaluation keeps no graph, so small micro-batches can be put together.
+        return DataLoader(subset, batch_size=max(self._micro, min(32, len(subset))))
+
+    def held_out(self, n_sequences: int) -> Tensor:
+        """Blocks (n, seq_len + 1) spread evenly over the validation split: the same in every run, on every rank.
+
+        Args:
+            n_sequences: fewer where the split is smaller.
+        """
+        subset = self._spread(n_sequences)
+        return torch.stack([subset[i] for i in range(len(subset))])
+
+    def _spread(self, n_sequences: int | None) -> "Subset[Any]":
         dataset = self._open("val", shuffle=False)
         n = self.manifest.val.blocks(self.seq_len)  # of all ranks, where len(dataset) is one rank's share
-        k = min(self.val_sequences or n, n)
-        subset: Subset[Any] = Subset(dataset, [i * n // k for i in range(k)])
-        # Evaluation keeps no graph, so small micro-batches can be put together.
-        return DataLoader(subset, batch_size=max(self._micro, min(32, k)))
+        k = min(n_sequences or n, n)
+        return Subset(dataset, [i * n // k for i in range(k)])

@@ -2,6 +2,7 @@
 
 from lightning_sv.optim.config import OPTIMIZERS, OptimConfig, build_optimizer
 from lightning_sv.optim.groups import (
+    PARAMETER_ROLES,
     ParameterGroup,
     group_table,
     parameter_groups,
@@ -13,6 +14,7 @@ from lightning_sv.optim.tuned import tuned_lr
 
 __all__ = [
     "OPTIMIZERS",
+    "PARAMETER_ROLES",
     "OptimConfig",
     "ParameterGroup",
     "ScheduleConfig",

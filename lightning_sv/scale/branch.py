@@ -132,16 +132,26 @@ class BranchGroup(nn.Module):
 
     def gammas(self, name: str) -> tuple[Tensor | None, Tensor | None]:
         """Return the (input-side, output-side) gamma that acts on branch `name`, shared or own."""
-        branch: ScaledLinear = getattr(self, name)
-        scale_in = self.norm.scale if branch.scale_in is None else branch.scale_in
-        scale_out = self._shared_out(name) if branch.scale_out is None else branch.scale_out
+        scale_in, scale_out = self.vectors(name)
         return (
             None if scale_in is None else scale_in(),
             None if scale_out is None else scale_out(),
         )
 
-    def _shared_out(self, name: str) -> nn.Module | None:
-        return self.scale_out[self._owner[name]] if name in self._owner else None
+    def vectors(self, name: str) -> tuple[ScaleVector | None, ScaleVector | None]:
+        """Return the (input-side, output-side) scale vector that acts on branch `name`, shared or own."""
+        branch: ScaledLinear = getattr(self, name)
+        return (
+            self.norm.scale if branch.scale_in is None else branch.scale_in,
+            self._shared_out(name) if branch.scale_out is None else branch.scale_out,
+        )
+
+    def _shared_out(self, name: str) -> ScaleVector | None:
+        if name not in self._owner:
+            return None
+        vector = self.scale_out[self._owner[name]]
+        assert isinstance(vector, ScaleVector)
+        return vector
 
     def effective_weight(self, name: str) -> Tensor:
         """Return diag(gamma_out) W diag(gamma_in), the shape of W; paper, Section 3.4.

@@ -1,0 +1,188 @@
+"""How the scale vectors of each branch precondition its gradient flow, as the run moves them."""
+
+import time
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor, nn
+
+from lightning_sv.callbacks.branch_norms import means_over_layers, place_of
+from lightning_sv.callbacks.charts import BRANCH_PAGES, Pages
+from lightning_sv.callbacks.probe import full, log_spaced
+from lightning_sv.callbacks.scalars import pause_throughput, tokens_seen, write_scalars
+from lightning_sv.curvature import column_eigenvalues, gamma_figures, scale_field
+from lightning_sv.scale import BranchGroup, RMSNorm, ScaleVector
+
+#: how many quantiles of each side stand for it in the histogram of a field
+_GRID = 64
+
+
+def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
+    """Figures of the scale vectors of every branch, as scalar tensors keyed 'layer0/q_proj/drift_in'.
+
+    field_spread, field_log_std: max / min of |u_i v_j| and the deviation of its log (`scale_field`).
+    Per side, in for gamma_in and out for gamma_out: drift, dead, negative (`gamma_figures`); beta, where
+    there is one; eig_low and eig_high, the ends over all columns j of the eigenvalues of gamma_j^2 I +
+    w_j w_j^T (paper, Section 2.1), of the rows on the output side. Each side as if alone: closed forms,
+    where the joint preconditioner of two sides needs Lanczos on vectors of W's size
+    (`curvature.eigenvalue_range`), too much for every branch every few steps. Means over experts; 'mean/...'
+    over layers. Norms that feed no branch have an output side alone. Of sharded weights, a collective.
+    """
+    out: dict[str, Tensor] = {}
+    with torch.no_grad():
+        for where, weight, sides in _sites(model):
+            gammas = {side: full(vector()) for side, vector in sides.items()}
+            if weight is not None:
+                out |= {f"{where}/{key}": value for key, value in _field(weight, gammas).items()}
+            for side, gamma in gammas.items():
+                figures = [gamma_figures(g) for g in gamma.reshape(-1, gamma.shape[-1])]
+                for key in ("drift", "dead", "negative"):
+                    out[f"{where}/{key}_{side}"] = _mean([getattr(figure, key) for figure in figures])
+                if (beta := getattr(sides[side], "beta", None)) is not None:
+                    out[f"{where}/beta_{side}"] = full(beta).mean().double().cpu()
+    return out | means_over_layers(out)
+
+
+def beta_gradients(model: nn.Module) -> dict[str, Tensor]:
+    """|dL / d beta| of the gradients at hand, keyed 'layer0/q_proj/beta_in_grad'; the mean over experts.
+
+    Under `dnp` the loss does not depend on the beta of scale_in, and its gradient is rounding and the
+    norm's eps, yet Adam, which divides by its size, moves it at full rate.
+    """
+    out: dict[str, Tensor] = {}
+    for where, _, sides in _sites(model):
+        for side, vector in sides.items():
+            beta = getattr(vector, "beta", None)
+            if beta is not None and beta.grad is not None:
+                out[f"{where}/beta_{side}_grad"] = full(beta.grad).abs().mean().double().cpu()
+    return out | means_over_layers(out)
+
+
+def _sites(model: nn.Module) -> list[tuple[str, Tensor | None, dict[str, ScaleVector]]]:
+    """Every branch, and every norm that feeds none, that has scale vectors: (name, weight, side -> vector)."""
+    found: list[tuple[str, Tensor | None, dict[str, ScaleVector]]] = []
+    fed: set[str] = set()
+    for path, module in model.named_modules():
+        if isinstance(module, BranchGroup):
+            fed.add(f"{path}.norm")
+            for name, branch in module.branches():
+                sides = zip(("in", "out"), module.vectors(name), strict=True)
+                found.append((f"{place_of(path)}/{name}", branch.weight, {s: v for s, v in sides if v is not None}))
+        elif isinstance(module, RMSNorm) and path not in fed and module.scale is not None:
+            found.append((f"{place_of(path)}/{path.rpartition('.')[2]}", None, {"out": module.scale}))
+    return [site for site in found if site[2]]
+
+
+def _field(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
+    weight, out = full(weight), {}
+    for side, gamma in gammas.items():
+        low, high = column_eigenvalues(weight if side == "in" else weight.mT, gamma)
+        out[f"eig_low_{side}"] = low.amin(-1).mean().double().cpu()
+        out[f"eig_high_{side}"] = high.amax(-1).mean().double().cpu()
+    fields = [scale_field(*pair, fractions=()) for pair in _experts(weight, gammas)]
+    return out | {f"field_{key}": _mean([getattr(field, key) for field in fields]) for key in ("spread", "log_std")}
+
+
+def _experts(weight: Tensor, gammas: dict[str, Tensor]) -> list[tuple[Tensor | None, Tensor | None]]:
+    """(gamma_in, gamma_out) of each expert of a branch, or of the one there is."""
+    n = weight.shape[0] if weight.ndim == 3 else 1
+    sides = [gammas.get(side) for side in ("in", "out")]
+    rows = [None if g is None else g.expand(n, g.shape[-1]) for g in sides]
+    return [tuple(None if r is None else r[e] for r in rows) for e in range(n)]  # type: ignore[misc]
+
+
+def _mean(values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64).mean()
+
+
+class Preconditioner(L.Callback):
+    """Logs `preconditioner_figures` and `beta_gradients` under preconditioner/, with a few histograms.
+
+    The gradients are those of the step before the write, before clipping. Histograms: gamma_in and gamma_out
+    of each branch, and log10 |u_i v_j| over a grid of their quantiles.
+
+    Args:
+        every_n_steps: optimizer steps between two writes; step 0 is always written.
+        histograms: writes of the histograms in a run: at the start, then from 1% of the run in equal ratios.
+
+    Raises:
+        ValueError: a value out of range.
+    """
+
+    def __init__(self, every_n_steps: int = 50, histograms: int = 9):
+        for key, value, least in (("every_n_steps", every_n_steps, 1), ("histograms", histograms, 2)):
+            if value < least:
+                raise ValueError(f"{key} of Preconditioner is {value}; it must be at least {least}.")
+        self.every, self.histograms = every_n_steps, histograms
+        self._gradients: dict[str, Tensor] = {}
+        self._written = -1
+
+    def charts(self, pl_module: Any) -> Pages:
+        """Return a page a group of branches: a chart a figure, a line a branch and side, of the mean over layers."""
+        tags: dict[tuple[str, str], list[str]] = {}
+        for where, weight, sides in _sites(pl_module.net):
+            place, _, name = where.partition("/")
+            page = next((page for page, members in BRANCH_PAGES.items() if name in members), None)
+            if page is None or place != "layer0":
+                continue
+            for side, vector in sides.items():
+                for figure in ("drift", "beta", "eig_low", "eig_high"):
+                    has = hasattr(vector, "beta") if figure == "beta" else weight is not None or figure == "drift"
+                    if has:
+                        tags.setdefault((page, f"{figure}, {side}"), []).append(f"mean/{name}/{figure}_{side}")
+                if hasattr(vector, "beta"):
+                    tags.setdefault((page, f"gradient of beta, {side}"), []).append(f"mean/{name}/beta_{side}_grad")
+            if weight is not None:
+                tags.setdefault((page, "log std of the field"), []).append(f"mean/{name}/field_log_std")
+        pages: Pages = {}
+        for (page, chart), lines in tags.items():
+            charts = pages.setdefault(f"preconditioner: {page}", {})
+            charts[chart] = ["Multiline", [f"preconditioner/{line}" for line in lines]]
+        return pages
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Write the starting figures; a resumed run has written those of its step."""
+        self._histogram_steps = frozenset(log_spaced(trainer.max_steps, self.histograms))
+        self._written = trainer.global_step
+        if trainer.global_step == 0:
+            self._write(trainer, pl_module)
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Any) -> None:
+        """Keep the gradients of beta of a step that will be written."""
+        if self._is_due(trainer, trainer.global_step + 1):
+            self._gradients = beta_gradients(pl_module.net)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Write every n optimizer steps, with a histogram, and at the last."""
+        if trainer.global_step != self._written and self._is_due(trainer, trainer.global_step):
+            self._written = trainer.global_step
+            self._write(trainer, pl_module)
+
+    def _is_due(self, trainer: L.Trainer, step: int) -> bool:
+        return step % self.every == 0 or step >= trainer.max_steps or step in self._histogram_steps
+
+    def _write(self, trainer: L.Trainer, pl_module: Any) -> None:
+        began = time.perf_counter()
+        figures = preconditioner_figures(pl_module.net) | self._gradients
+        values = torch.stack(list(figures.values())).tolist() if figures else []
+        write_scalars(trainer, {f"preconditioner/{k}": v for k, v in zip(figures, values, strict=True)})
+        if trainer.global_step in self._histogram_steps:
+            self._write_histograms(trainer, pl_module)
+        pause_throughput(trainer, time.perf_counter() - began)
+
+    def _write_histograms(self, trainer: L.Trainer, pl_module: Any) -> None:
+        writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        at = torch.linspace(0, 1, _GRID, dtype=torch.float64)
+        for where, weight, sides in _sites(pl_module.net):
+            gammas = {side: full(vector()).detach().double().cpu() for side, vector in sides.items()}
+            values = {f"gamma_{side}": gamma for side, gamma in gammas.items()}
+            if weight is not None:
+                quantiles = [g.abs().flatten().quantile(at).log10() for g in gammas.values()]
+                values["field"] = sum(torch.meshgrid(*quantiles, indexing="ij"), torch.zeros(()))
+            for key, value in values.items():
+                for writer in writers:
+                    finite = value[value.isfinite()]
+                    if len(finite):
+                        writer.add_histogram(f"preconditioner/{where}/{key}", finite, tokens_seen(trainer))

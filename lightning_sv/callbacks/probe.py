@@ -1,0 +1,128 @@
+"""Where curvature is probed: at which steps, in which parameters, on how many sequences, on which copy."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lightning_sv.nn import Backbone, BackboneConfig, flops_per_token, meta_backbone
+from lightning_sv.optim import PARAMETER_ROLES, parameter_roles
+from lightning_sv.scale import BranchGroup, RMSNorm, ScaledLinear, ScaleOptions, ScaleStrategy
+
+#: subset -> the parameters it holds; those of a role that a model lacks are empty
+Subsets = dict[str, tuple[nn.Parameter, ...]]
+
+# Costs in forward and backward passes over one sequence, the largest over strategies in
+# benchmarks/results/curvature.json; scale vectors alone are cheaper than all parameters.
+GRAPH, PRODUCT, SCALE_PRODUCT = 1.49, 2.15, 1.71
+#: what a block costs a product on top of its work, in FLOP: fitted to `unified`, d_model 64, 1 to 8 sequences of 64
+OVERHEAD = 84e6
+#: the retained graph of this many tokens is the largest that is taken unasked
+MOST_TOKENS = 4096
+
+
+def log_spaced(total: int, n: int) -> list[int]:
+    """Return at most n steps: 0, and from 1% of the run to its end in equal ratios.
+
+    >>> log_spaced(1000, 5)
+    [0, 10, 46, 215, 1000]
+    """
+    if n < 3:
+        return [0, total]
+    first = max(1.0, total / 100)
+    return sorted({0, *(round(first * (total / first) ** (i / (n - 2))) for i in range(n - 1))})
+
+
+def parameter_subsets(model: nn.Module) -> Subsets:
+    """Name the trained parameters of `model` by what they are and where.
+
+    all; matrix, router, head, embedding, scale_input, scale_output: by role; layer0, ...: one block;
+    q_proj, ...: the weights of that name in every block, with the scale vectors that act on them;
+    attn_norm, ...: the vectors of that norm.
+    """
+    always = ("all", *map(_role_name, PARAMETER_ROLES))
+    found: dict[str, list[nn.Parameter]] = {name: [] for name in always}
+    for named in parameter_roles(model):
+        found["all"].append(named.parameter)
+        found[_role_name(named.role)].append(named.parameter)
+    for path, module in model.named_modules():
+        parts = path.split(".")
+        own = list(module.parameters())
+        if parts[0] == "layers" and len(parts) == 2:
+            found[f"layer{parts[1]}"] = own
+        elif isinstance(module, ScaledLinear | nn.Linear) or (isinstance(module, RMSNorm) and parts[-1] != "norm"):
+            found.setdefault(parts[-1], []).extend(own)
+        elif isinstance(module, BranchGroup):
+            found.setdefault(module.site, []).extend(module.norm.parameters())
+            for name in module.names:
+                acting = (p for vector in module.vectors(name) if vector is not None for p in vector.parameters())
+                found.setdefault(name, []).extend(acting)
+    trained = {name: tuple({id(p): p for p in members if p.requires_grad}.values()) for name, members in found.items()}
+    return {name: members for name, members in trained.items() if members or name in always}
+
+
+def _role_name(role: str) -> str:
+    return f"scale_{role}" if role in ("input", "output") else role
+
+
+def fitting_sequences(
+    config: BackboneConfig, seq_len: int, work: float, probes: int, subsets: Sequence[str], products: int
+) -> int:
+    """How many sequences a probe can have, from the run's plan alone: compared runs have the same batch.
+
+    Neither strategy nor measured time enters, and subsets that a strategy lacks count. What a product
+    costs beyond its work, which is most of it in a small model, is an estimate.
+
+    Args:
+        config: the sizes.
+        seq_len: tokens a sequence.
+        work: what all probes may cost, in forward and backward passes over one sequence.
+        probes: in the run.
+        subsets: of a probe.
+        products: of a subset, at most.
+    """
+    each = GRAPH + sum(products * (SCALE_PRODUCT if name.startswith("scale_") else PRODUCT) for name in subsets)
+    flops = seq_len * flops_per_token(meta_backbone(config), config, seq_len)
+    n = work / probes / each - OVERHEAD * config.n_layer / flops
+    return max(1, min(int(n), MOST_TOKENS // seq_len))
+
+
+def plain_copy(
+    source: nn.Module,
+    config: BackboneConfig,
+    strategy: ScaleStrategy,
+    options: ScaleOptions,
+    device: torch.device,
+    *,
+    keep: bool,
+) -> Backbone | None:
+    """Build an eager float32 backbone with the present weights of `source`, compiled or sharded as that may be.
+
+    Gathering sharded weights is a collective: call it on every rank. No random number is drawn.
+
+    Args:
+        source: the module that trains.
+        config: its sizes.
+        strategy: its strategy.
+        options: and their finer choices.
+        device: of the copy.
+        keep: whether this rank wants it; None is returned elsewhere.
+    """
+    copy = meta_backbone(config, strategy, options).to_empty(device=device) if keep else None
+    target: Mapping[str, Tensor] = {} if copy is None else copy.state_dict()
+    state = source.state_dict()
+    assert copy is None or state.keys() == target.keys()
+    with torch.no_grad():
+        for key, value in state.items():
+            whole = full(value)
+            if copy is not None:
+                target[key].copy_(whole)
+    return copy
+
+
+def full(tensor: Tensor) -> Tensor:
+    """Return the whole of a sharded tensor, a collective; any other tensor as it is."""
+    if hasattr(tensor, "full_tensor"):
+        whole: Tensor = tensor.full_tensor()
+        return whole
+    return tensor

@@ -1,0 +1,221 @@
+"""How sharp the held-out loss is in all parameters and in the scale vectors, during a run."""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lightning_sv.callbacks.charts import Pages
+from lightning_sv.callbacks.probe import Subsets, fitting_sequences, log_spaced, parameter_subsets, plain_copy
+from lightning_sv.callbacks.scalars import pause_throughput, write_scalars
+from lightning_sv.curvature import DifferenceProduct, HessianProduct, Product, hutchinson, lanczos
+from lightning_sv.nn import document_numbers, meta_backbone, next_token_loss
+
+FIGURES = ("lambda_max", "trace", "fro2")
+
+
+@dataclass
+class _Books:
+    """What a resumed run continues: the last step handled, the batch, the probes; seconds of these and of the run."""
+
+    at: int = -1
+    sequences: int = 0
+    done: int = 0
+    skipped: int = 0
+    spent: float = 0.0
+    run: float = 0.0
+
+
+class Sharpness(L.Callback):
+    """Logs sharpness/{subset}/{lambda_max, trace, fro2} of the held-out loss, each with its error beside it.
+
+    The loss is the mean next-token loss in nats per token of one fixed batch, spread over the validation
+    split, on an eager float32 copy of the weights, so training may be compiled, sharded, in bfloat16 and with
+    fused attention. A router's auxiliary loss is not in it, and its choice of experts has zero curvature.
+    lambda_max is by Lanczos (its error bounds the distance to an eigenvalue; stopped early, the figure is too
+    low, see `curvature.lanczos`), trace and ||H||_F^2 by Hutchinson, from the same random vectors each time.
+    sharpness/{loss, seconds, products, sequences, skipped} go along. A probe draws no random number of the
+    run and leaves its weights and gradients alone. Rank 0 computes, the others wait. Memory: the copy, the
+    retained graph (`exact`), and lanczos_steps vectors of a subset's size.
+
+    Args:
+        subsets: names, see `parameter_subsets`; all, a role, a layer, or a branch. Roles that the model has no
+            parameters of are left out.
+        probes: in the run, at most: before the first step, then from 1% of the run to its end in equal ratios.
+        every_n_tokens: probe at equal distances instead; null for `probes`.
+        budget: share of the run's time that the probes may take. The batch is chosen to fit; a probe that
+            would exceed it is skipped and counted in sharpness/skipped. The first and last always run.
+        sequences: of the batch; null for what fits the budget by the run's plan, the same for every strategy.
+        method: exact: products on the graph of the gradient, with the math kernel of attention; difference:
+            central differences of gradients, with the fused kernels and less memory (curvature.DifferenceProduct).
+        lanczos_steps: products for a lambda_max, at most; fewer once its error is below 1%.
+        hutchinson_probes: products for a trace and squared Frobenius norm, at least 2.
+
+    Raises:
+        ValueError: a value out of range, or a subset that the model does not have.
+    """
+
+    def __init__(
+        self,
+        subsets: Sequence[str] = ("all", "scale_input", "scale_output"),
+        probes: int = 9,
+        every_n_tokens: int | None = None,
+        budget: float = 0.05,
+        sequences: int | None = None,
+        method: Literal["exact", "difference"] = "exact",
+        lanczos_steps: int = 7,
+        hutchinson_probes: int = 2,
+    ):
+        given = {"probes": (probes, 2), "every_n_tokens": (every_n_tokens, 1), "sequences": (sequences, 1)}
+        given |= {"lanczos_steps": (lanczos_steps, 1), "hutchinson_probes": (hutchinson_probes, 2)}
+        for key, (value, least) in given.items():
+            if value is not None and value < least:
+                raise ValueError(f"{key} of Sharpness is {value}; it must be at least {least}.")
+        if not 0 < budget <= 1:
+            raise ValueError(
+                f"budget of Sharpness is {budget}; it is a share of the run's time, above 0 and at most 1."
+            )
+        if not subsets:
+            raise ValueError("subsets of Sharpness is empty; give at least one, for instance all.")
+        self.subsets, self.probes, self.every_n_tokens, self.budget = tuple(subsets), probes, every_n_tokens, budget
+        self.sequences, self.method = sequences, method
+        self.lanczos_steps, self.hutchinson_probes = lanczos_steps, hutchinson_probes
+        self.clock: Callable[[], float] = time.perf_counter
+        self._steps: frozenset[int] = frozenset()
+        self._blocks: Tensor | None = None
+        self._books = _Books()
+        self._began: float | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The batch's size and the books of the budget, so that a resumed run probes as an uninterrupted one."""
+        return asdict(replace(self._books, run=self._elapsed()))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the books of the checkpoint."""
+        self._books = _Books(**state_dict)
+
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        """Refuse subsets that the model does not have."""
+        known = parameter_subsets(meta_backbone(pl_module.config, pl_module.strategy, pl_module.scale_options))
+        if wrong := [name for name in self.subsets if name not in known]:
+            raise ValueError(
+                f"subsets of Sharpness has {wrong[0]!r}, which this model lacks; known: {' '.join(known)}."
+            )
+        self._present = tuple(name for name in dict.fromkeys(self.subsets) if known[name])
+
+    def charts(self, pl_module: Any) -> Pages:
+        """Return a page: a chart a figure, a line a subset."""
+        tags = {figure: [f"sharpness/{name}/{figure}" for name in self._present] for figure in FIGURES}
+        tags["cost"] = ["sharpness/seconds"]
+        return {"sharpness": {chart: ["Multiline", lines] for chart, lines in tags.items()}}
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Fix the steps and the batch, say so, and probe the initialization."""
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        total = trainer.max_steps
+        if self.every_n_tokens is None:
+            steps = log_spaced(total, self.probes)
+        else:
+            steps = [*range(0, total, math.ceil(self.every_n_tokens / data.tokens_per_step)), total]
+        self._steps = frozenset(steps)
+        products = self.lanczos_steps + self.hutchinson_probes
+        # A forward pass of validation is a third of a training pass.
+        work = self.budget * (total * data.global_batch + data.validations * (data.val_sequences or 0) / 3)
+        fitting = fitting_sequences(pl_module.config, data.seq_len, work, len(steps), self.subsets, products)
+        self._books.sequences = self.sequences or self._books.sequences or fitting  # a resumed run keeps its batch
+        if trainer.is_global_zero:
+            self._blocks = data.held_out(self._books.sequences).to(pl_module.device)
+            self._books.sequences = len(self._blocks)
+            how = "exact products, math attention" if self.method == "exact" else "differences of gradients"
+            batch = f"{len(steps)} probes of {self._books.sequences} held-out sequences"
+            print(f"sharpness: {batch}; {how}, on an eager float32 copy", file=sys.stderr)
+        self._began = self.clock()
+        if trainer.global_step == 0:
+            self._probe(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Probe when due."""
+        if trainer.global_step in self._steps and trainer.global_step != self._books.at:
+            self._probe(trainer, pl_module)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Say what the probes cost."""
+        if trainer.is_global_zero:
+            share = self._books.spent / max(1e-9, self._elapsed())
+            skipped = f", {self._books.skipped} skipped" if self._books.skipped else ""
+            print(f"sharpness: {self._books.done} probes{skipped}, {share:.1%} of the run's time", file=sys.stderr)
+
+    def _elapsed(self) -> float:
+        return self._books.run + (0.0 if self._began is None else self.clock() - self._began)
+
+    def _affordable(self, step: int, total: int) -> bool:
+        """Whether the run's projected time has room for this probe and the last one."""
+        if step in (0, total) or not self._books.done:
+            return True
+        run = (self._elapsed() - self._books.spent) * total / step
+        probes = self._books.spent + 2 * self._books.spent / self._books.done
+        return probes <= self.budget * (run + probes)
+
+    def _probe(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._books.at = trainer.global_step
+        if pl_module.device.type == "cuda":
+            torch.cuda.synchronize(pl_module.device)  # steps under way are training's time
+        began = self.clock()
+        # Clocks differ between ranks, so rank 0 decides.
+        if not trainer.strategy.broadcast(self._affordable(trainer.global_step, trainer.max_steps)):
+            self._books.skipped += 1
+            write_scalars(trainer, {"sharpness/skipped": self._books.skipped})
+            return
+        model = plain_copy(
+            pl_module.net,
+            pl_module.config,
+            pl_module.strategy,
+            pl_module.scale_options,
+            pl_module.device,
+            keep=trainer.is_global_zero,
+        )
+        scalars: dict[str, float] = {}
+        if model is not None:
+            assert self._blocks is not None
+            tokens, targets = self._blocks[:, :-1], self._blocks[:, 1:]
+            eot = trainer.datamodule.eot if pl_module.mask_documents else None  # type: ignore[attr-defined]
+            documents = None if eot is None else document_numbers(tokens, eot)
+            with torch.autocast(pl_module.device.type, enabled=False):
+                scalars = self._measure(
+                    parameter_subsets(model), lambda: next_token_loss(model(tokens, documents), targets)
+                )
+        trainer.strategy.barrier()
+        self._books.done += 1
+        seconds = self.clock() - began
+        self._books.spent += seconds
+        scalars |= {"seconds": seconds, "sequences": self._books.sequences, "skipped": self._books.skipped}
+        write_scalars(trainer, {f"sharpness/{key}": value for key, value in scalars.items()})
+        pause_throughput(trainer, seconds)
+
+    def _measure(self, subsets: Subsets, loss: Callable[[], Tensor]) -> dict[str, float]:
+        with torch.no_grad():
+            value = loss().item()
+        if not math.isfinite(value):  # Lanczos has no answer; the run stops at its own next write
+            return {"loss": value}
+        scalars, spent = {"loss": value}, 0
+        products = self._products(subsets, loss)
+        for name, product in products.items():
+            sharpest = lanczos(product, self.lanczos_steps, rtol=1e-2).largest
+            moments = hutchinson(product, self.hutchinson_probes)
+            spent += sharpest.products + moments.trace.products
+            for figure, estimate in zip(FIGURES, (sharpest, moments.trace, moments.squared_frobenius), strict=True):
+                scalars |= {f"{name}/{figure}": estimate.value, f"{name}/{figure}_error": estimate.error}
+        return scalars | {"products": spent}
+
+    def _products(self, subsets: Subsets, loss: Callable[[], Tensor]) -> dict[str, Product]:
+        if self.method == "difference":
+            return {name: DifferenceProduct(loss, subsets[name]) for name in self._present}
+        together = {id(p): p for name in self._present for p in subsets[name]}
+        exact = HessianProduct(loss, tuple(together.values()))  # one graph for all subsets
+        return {name: exact.block(subsets[name]) for name in self._present}
