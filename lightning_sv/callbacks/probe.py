@@ -15,8 +15,8 @@ Subsets = dict[str, tuple[nn.Parameter, ...]]
 # Costs in forward and backward passes over one sequence, the largest over strategies in
 # benchmarks/results/curvature.json; scale vectors alone are cheaper than all parameters.
 GRAPH, PRODUCT, SCALE_PRODUCT = 1.49, 2.15, 1.71
-#: what a block costs a product on top of its work, in FLOP: fitted to `unified`, d_model 64, 1 to 8 sequences of 64
-OVERHEAD = 84e6
+#: what a product costs a block on top of its work, in FLOP, on one core of a CPU: from runs of `unified`, d_model 64
+OVERHEAD = 30e6
 #: the retained graph of this many tokens is the largest that is taken unasked
 MOST_TOKENS = 4096
 
@@ -45,18 +45,20 @@ def parameter_subsets(model: nn.Module) -> Subsets:
     for named in parameter_roles(model):
         found["all"].append(named.parameter)
         found[_role_name(named.role)].append(named.parameter)
+    sites: dict[str, list[nn.Parameter]] = {}
     for path, module in model.named_modules():
         parts = path.split(".")
         own = list(module.parameters())
         if parts[0] == "layers" and len(parts) == 2:
-            found[f"layer{parts[1]}"] = own
+            sites[f"layer{parts[1]}"] = own
         elif isinstance(module, ScaledLinear | nn.Linear) or (isinstance(module, RMSNorm) and parts[-1] != "norm"):
-            found.setdefault(parts[-1], []).extend(own)
+            sites.setdefault(parts[-1], []).extend(own)
         elif isinstance(module, BranchGroup):
-            found.setdefault(module.site, []).extend(module.norm.parameters())
+            sites.setdefault(module.site, []).extend(module.norm.parameters())
             for name in module.names:
                 acting = (p for vector in module.vectors(name) if vector is not None for p in vector.parameters())
-                found.setdefault(name, []).extend(acting)
+                sites.setdefault(name, []).extend(acting)
+    found |= {name: members for name, members in sites.items() if name not in found}  # router is the role
     trained = {name: tuple({id(p): p for p in members if p.requires_grad}.values()) for name, members in found.items()}
     return {name: members for name, members in trained.items() if members or name in always}
 

@@ -34,6 +34,19 @@ def test_product_is_the_dense_hessian_in_every_block(strategy: str) -> None:
         assert (difference - want).norm() < 1e-6 * want.norm()
 
 
+def test_a_part_of_a_block_shares_its_graph() -> None:
+    c = case("hg+dnp+or")
+    whole = HessianProduct(c.loss, c.block("all"))
+    for block in ("input", "output", "branch"):
+        part = c.block(block)
+        vector = tuple(torch.randn_like(p) for p in part)
+        torch.testing.assert_close(flat(whole.block(part)(vector)), flat(HessianProduct(c.loss, part)(vector)))
+    vector = tuple(torch.randn_like(p) for p in whole.parameters)
+    assert len(whole(vector)) == len(whole.parameters)  # unchanged by its parts
+    with pytest.raises(ValueError, match="parameters that the block does not have"):
+        whole.block(c.block("input")).block(c.block("output"))
+
+
 def test_differences_in_float32_leave_the_model_as_it_was() -> None:
     c = case("hg+dnp+or")
     model = Backbone(CONFIG, "hg+dnp+or")

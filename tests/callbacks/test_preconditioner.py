@@ -1,0 +1,91 @@
+"""The logged figures of the preconditioner against dense matrices."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.callbacks import Preconditioner, preconditioner_figures
+from lightning_sv.callbacks.preconditioner import beta_gradients
+from lightning_sv.nn import next_token_loss
+from tests.conftest import GEMMA, MOE, perturbed
+
+
+def dense_ends(weight: torch.Tensor, gamma: torch.Tensor) -> tuple[float, float]:
+    """Smallest and largest eigenvalue over the columns' gamma_j^2 I + w_j w_j^T."""
+    eye = torch.eye(len(weight), dtype=torch.float64)
+    values = torch.stack(
+        [
+            torch.linalg.eigvalsh(g**2 * eye + torch.outer(w, w))
+            for w, g in zip(weight.double().T, gamma.double(), strict=True)
+        ]
+    )
+    return values.min().item(), values.max().item()
+
+
+@pytest.mark.parametrize("text", ["llama", "hg+dp+or", "ap", "hg+dnp+er"])
+def test_figures_of_a_branch(text: str, config: BackboneConfig) -> None:
+    model = perturbed(Backbone(config, text))
+    figures = preconditioner_figures(model)
+    per_layer = []
+    for i, layer in enumerate(model.layers):
+        group = layer.ffn.gate_up
+        gamma_in, gamma_out = (g if g is None else g.detach() for g in group.gammas("up_proj"))
+        weight, where = group.up_proj.weight.detach(), f"layer{i}/up_proj"
+        u = torch.ones(len(weight)) if gamma_out is None else gamma_out
+        v = torch.ones(weight.shape[1]) if gamma_in is None else gamma_in
+        field = torch.outer(u, v).abs().double()
+        assert figures[f"{where}/field_spread"].item() == pytest.approx((field.max() / field.min()).item(), rel=1e-5)
+        assert figures[f"{where}/field_log_std"].item() == pytest.approx(field.log().std(correction=0).item(), rel=1e-4)
+        for side, gamma, matrix in (("in", gamma_in, weight), ("out", gamma_out, weight.T)):
+            assert (f"{where}/drift_{side}" in figures) == (gamma is not None)
+            if gamma is not None:
+                ends = figures[f"{where}/eig_low_{side}"].item(), figures[f"{where}/eig_high_{side}"].item()
+                assert ends == pytest.approx(dense_ends(matrix, gamma), rel=1e-5)
+                drift = (gamma - 1).square().mean().sqrt().item()
+                assert figures[f"{where}/drift_{side}"].item() == pytest.approx(drift, rel=1e-5)
+        per_layer.append(figures[f"{where}/field_log_std"])
+    assert figures["mean/up_proj/field_log_std"] == torch.stack(per_layer).mean()
+    assert "head/lm_head/field_spread" in figures
+    beta = [p for name, p in model.named_parameters() if name.endswith("layers.0.ffn.gate_up.up_proj.scale_out.beta")]
+    assert ("layer0/up_proj/beta_out" in figures) == bool(beta)
+    if beta:
+        assert figures["layer0/up_proj/beta_out"].item() == pytest.approx(beta[0].item())
+
+
+def test_dead_and_negative_entries_experts_and_norms_without_branches(config: BackboneConfig) -> None:
+    model = perturbed(Backbone(replace(config, **GEMMA, **MOE), "hg+dp"))
+    with torch.no_grad():
+        model.layers[0].attn.q_norm.scale.gamma[:4] *= -1
+        model.layers[0].attn.q_norm.scale.gamma[7] = 0
+        model.layers[1].ffn.inputs.expert_up_proj.scale_in.gamma[2, :8] *= -1
+    figures = preconditioner_figures(model)
+    assert figures["layer0/q_norm/negative_out"] == 4 / 16 and figures["layer0/q_norm/dead_out"] == 1 / 16
+    assert "layer0/q_norm/drift_in" not in figures and "layer0/q_norm/field_spread" not in figures
+    assert figures["layer1/expert_up_proj/negative_in"].item() == pytest.approx(8 / 32 / 6)
+    branch = model.layers[1].ffn.inputs.expert_up_proj
+    triples = list(zip(branch.weight, branch.scale_in(), branch.scale_out(), strict=True))
+    ends = [dense_ends(w.detach(), v.detach()) for w, v, _ in triples]
+    assert figures["layer1/expert_up_proj/eig_high_in"].item() == pytest.approx(sum(e[1] for e in ends) / 6, rel=1e-5)
+    spreads = [(torch.outer(u, v).abs().max() / torch.outer(u, v).abs().min()).item() for _, v, u in triples]
+    assert figures["layer1/expert_up_proj/field_spread"].item() == pytest.approx(sum(spreads) / 6, rel=1e-4)
+    assert figures["mean/q_norm/negative_out"] == 4 / 16 / 2
+    assert preconditioner_figures(Backbone(config, "nop")) == {}
+
+
+def test_the_gradient_of_the_input_beta_vanishes_under_dnp_alone(config: BackboneConfig) -> None:
+    """The loss depends on it through the norm's eps only, which is made small here."""
+    tokens = torch.randint(0, config.vocab_size, (4, 33))
+    ratios = {}
+    for text in ("hg+dnp+or", "hg+dp+or"):
+        model = perturbed(Backbone(replace(config, norm_eps=1e-12), text)).double()
+        next_token_loss(model(tokens[:, :-1]), tokens[:, 1:]).backward()
+        gradients = beta_gradients(model)
+        ratios[text] = gradients["mean/up_proj/beta_in_grad"] / gradients["mean/up_proj/beta_out_grad"]
+    assert ratios["hg+dnp+or"] < 1e-8 < 1e-2 < ratios["hg+dp+or"]
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="every_n_steps of Preconditioner is 0"):
+        Preconditioner(every_n_steps=0)

@@ -1,0 +1,179 @@
+"""Runs with conf/probes/sharpness.yaml: what they log, that they train as without, and that they resume."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
+
+from lightning_sv.__main__ import main
+from lightning_sv.callbacks import preconditioner_figures
+from lightning_sv.callbacks.probe import parameter_subsets
+from lightning_sv.corpus import Manifest, open_split
+from lightning_sv.curvature import HessianProduct, hutchinson, lanczos
+from lightning_sv.lit.load import load_backbone
+from lightning_sv.lit.module import PretrainModule
+from lightning_sv.nn import document_numbers, next_token_loss
+from lightning_sv.paper import Run, read_run
+
+CONFIG = Path(__file__).parents[2] / "conf/probes/sharpness.yaml"
+FAMILIES = {
+    "llama": ["--model.scale", "unified", "--model.mask_documents", "true"],
+    "gemma": ["--model.scale", "iwd", "--model.backbone.qk_norm", "true", "--model.backbone.post_norm", "true"],
+    "moe": ["--model.scale", "hg+dp+er", "--model.backbone.n_expert", "6", "--model.backbone.n_expert_active", "2"],
+}
+
+
+@pytest.fixture
+def probed(run_args: list[str], tmp_path: Path) -> list[str]:
+    """The keys of conf/probes/sharpness.yaml, with a budget that tests need not keep."""
+    text = CONFIG.read_text().replace("budget: 0.05", "budget: 1.0").replace("sequences: null", "sequences: 3")
+    text = text.replace("every_n_steps: 50", "every_n_steps: 5").replace("probes: 9", "probes: 4")
+    config = tmp_path / "probes.yaml"
+    config.write_text(text)
+    return [*run_args, "--config", str(config), "--model.optim.lr", "6e-3"]
+
+
+def sharpness_of(checkpoint: Path, corpus: Path, *, mask: bool) -> dict[str, float]:
+    """The figures by hand: three blocks spread over the validation split, a Hessian for each subset."""
+    model = load_backbone(str(checkpoint))
+    split = open_split(corpus, "val", seq_len=32, shuffle=False)
+    manifest = Manifest.load(corpus)
+    n = manifest.val.blocks(32)
+    blocks = torch.stack([split[i] for i in (0, n // 3, 2 * n // 3)])
+    documents = document_numbers(blocks[:, :-1], manifest.eot) if mask else None
+    figures = {}
+    for name, parameters in parameter_subsets(model).items():
+        if parameters and name in ("all", "scale_input", "scale_output"):
+            product = HessianProduct(
+                lambda: next_token_loss(model(blocks[:, :-1], documents), blocks[:, 1:]), parameters
+            )
+            sharpest, moments = lanczos(product, 7, rtol=1e-2).largest, hutchinson(product, 2)
+            estimates = {"lambda_max": sharpest, "trace": moments.trace, "fro2": moments.squared_frobenius}
+            for key, estimate in estimates.items():
+                figures |= {f"{name}/{key}": estimate.value, f"{name}/{key}_error": estimate.error}
+    return figures
+
+
+def pages_of(run: Path) -> dict[str, list[str]]:
+    accumulator = EventAccumulator(str(run)).Reload()
+    (tensor,) = accumulator.Tensors("custom_scalars__config__")
+    layout = layout_pb2.Layout.FromString(tensor.tensor_proto.string_val[0])
+    return {page.title: [tag for chart in page.chart for tag in chart.multiline.tag] for page in layout.category}
+
+
+def figures_of(run: Run) -> dict[str, list[tuple[int, float]]]:
+    """What a run logged of curvature, but for its wall time."""
+    tags = [tag for tag in run.curves if tag.startswith(("sharpness/", "preconditioner/"))]
+    return {tag: list(zip(*run.curve(tag), strict=True)) for tag in tags if tag != "sharpness/seconds"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_figures_are_those_of_the_checkpoint_and_the_run_is_unchanged(
+    family: str,
+    run_args: list[str],
+    probed: list[str],
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, plain = tmp_path / "run", tmp_path / "plain"
+    assert main(["fit", *probed, *FAMILIES[family], "--run_dir", str(run)]) == 0
+    assert "4 probes of 3 held-out sequences; exact products" in capsys.readouterr().err
+    assert main(["fit", *run_args, "--model.optim.lr", "6e-3", *FAMILIES[family], "--run_dir", str(plain)]) == 0
+    weights, unprobed = (
+        torch.load(path / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for path in (run, plain)
+    )
+    assert all(torch.equal(value, unprobed[name]) for name, value in weights.items())
+    record, without = read_run(run), read_run(plain)
+    assert record.curve("train/loss").values.tolist() == without.curve("train/loss").values.tolist()
+    assert not any(tag.startswith(("sharpness/", "preconditioner/")) for tag in without.curves)
+    assert set(record.curves) >= set(without.curves)
+
+    for key, value in sharpness_of(run / "checkpoints/last.ckpt", corpus, mask=family == "llama").items():
+        tokens, values = record.curve(f"sharpness/{key}")
+        assert tokens.tolist() == [0, 128, 3 * 128, 12 * 128], key
+        assert values[-1] == pytest.approx(value, rel=2e-4, abs=2e-5), key
+    assert (record.curve("sharpness/seconds").values > 0).all()
+    assert record.curve("sharpness/skipped").values.tolist() == [0.0] * 4
+    figures = preconditioner_figures(load_backbone(str(run / "checkpoints/last.ckpt")))
+    for key, value in figures.items():
+        assert record.curve(f"preconditioner/{key}").values[-1] == pytest.approx(value.item(), rel=1e-5, abs=1e-6), key
+    histograms = EventAccumulator(str(run)).Reload().Tags()["histograms"]
+    assert "preconditioner/layer0/q_proj/gamma_in" in histograms and "preconditioner/layer1/q_proj/field" in histograms
+
+    pages, before = pages_of(run), pages_of(plain)
+    assert before.items() <= pages.items() and "Q, K, V" in before
+    assert "sharpness/scale_input/trace" in pages["sharpness"]
+    for page in ("sharpness", "preconditioner: Q, K, V"):
+        assert set(pages[page]) <= set(record.curves)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_resumed_run_logs_the_same_figures(
+    family: str, probed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = [*probed, *FAMILIES[family], "--data.micro_batch", "2", "--checkpoint.every_n_steps", "3"]
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert main(["fit", *args, "--run_dir", str(whole)]) == 0
+
+    def stop(self: PretrainModule, batch: object, batch_idx: int) -> None:
+        if self.global_step == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PretrainModule, "on_train_batch_start", stop)
+        with pytest.raises(SystemExit):
+            main(["fit", *args, "--run_dir", str(stopped)])
+    assert main(["fit", *args, "--ckpt_path", str(stopped / "checkpoints/last.ckpt")]) == 0
+    ours, theirs = figures_of(read_run(whole)), figures_of(read_run(stopped))
+    assert ours == theirs and len(ours["sharpness/all/lambda_max"]) == 4
+    a, b = (torch.load(path / "checkpoints/last.ckpt", weights_only=True) for path in (whole, stopped))
+    assert all(torch.equal(value, b["state_dict"][name]) for name, value in a["state_dict"].items())
+
+
+def test_a_wrong_subset_is_refused_before_the_first_step(
+    probed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "probes.yaml"
+    for wrong, message in (
+        ("- scale_inptu", "subsets of Sharpness has 'scale_inptu', which this model lacks; known: all matrix router"),
+        ("- layer2", "subsets of Sharpness has 'layer2'"),
+    ):
+        text = config.read_text()
+        config.write_text(text.replace("- scale_input", wrong))
+        assert main(["fit", *probed, "--run_dir", str(tmp_path / "refused")]) == 2
+        error = capsys.readouterr().err
+        assert f"error: {message}" in error and "Traceback" not in error, error
+        assert not list(tmp_path.glob("refused/events*")) and not (tmp_path / "refused/config.yaml").exists()
+        config.write_text(text)
+    config.write_text(text.replace("budget: 1.0", "budget: 7"))
+    assert main(["fit", *probed, "--run_dir", str(tmp_path / "refused")]) == 2
+    assert "budget of Sharpness is 7" in (error := capsys.readouterr().err) and "Traceback" not in error, error
+
+
+@pytest.mark.slow
+def test_compiled_in_bfloat16_and_on_two_processes(probed: list[str], tmp_path: Path) -> None:
+    """The weights at step 0 are the same, so the figures are; afterwards they are near."""
+    runs = {"one": [], "bf16": ["--trainer.precision", "bf16-mixed", "--model.compile", "true"]}
+    runs["two"] = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    records = {}
+    for name, more in runs.items():
+        command = [sys.executable, "-m", "lightning_sv", "fit", *probed, *more, "--run_dir", str(tmp_path / name)]
+        done = subprocess.run(command, timeout=300, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("sharpness: 4 probes of 3 held-out sequences") == 1
+        records[name] = read_run(tmp_path / name)
+    one = records["one"]
+    for name, rel in (("bf16", 0.1), ("two", 1e-2)):
+        for tag in ("all/lambda_max", "scale_input/fro2", "scale_output/lambda_max"):
+            ours, theirs = (record.curve(f"sharpness/{tag}") for record in (one, records[name]))
+            assert ours.tokens.tolist() == theirs.tokens.tolist()
+            assert theirs.values[0] == pytest.approx(ours.values[0], rel=1e-6), (name, tag)
+            assert theirs.values == pytest.approx(ours.values, rel=rel), (name, tag)
+        assert records[name].curve("sharpness/loss").values == pytest.approx(
+            one.curve("sharpness/loss").values, rel=rel / 10
+        )
