@@ -111,7 +111,7 @@ class Preconditioner(L.Callback):
         ValueError: a value out of range.
     """
 
-    def __init__(self, every_n_steps: int = 50, histograms: int = 9):
+    def __init__(self, every_n_steps: int = 100, histograms: int = 9):
         for key, value, least in (("every_n_steps", every_n_steps, 1), ("histograms", histograms, 2)):
             if value < least:
                 raise ValueError(f"{key} of Preconditioner is {value}; it must be at least {least}.")

@@ -15,8 +15,8 @@ Subsets = dict[str, tuple[nn.Parameter, ...]]
 # Costs in forward and backward passes over one sequence, the largest over strategies in
 # benchmarks/results/curvature.json; scale vectors alone are cheaper than all parameters.
 GRAPH, PRODUCT, SCALE_PRODUCT = 1.49, 2.15, 1.71
-#: what a product costs a block on top of its work, in FLOP, on one core of a CPU: from runs of `unified`, d_model 64
-OVERHEAD = 30e6
+#: what a product costs a block on top of its work, in FLOP: fitted to `unified` at d_model 64 on one core of a CPU
+OVERHEAD = 84e6
 #: the retained graph of this many tokens is the largest that is taken unasked
 MOST_TOKENS = 4096
 
