@@ -1,0 +1,103 @@
+"""Two students on one teacher: ratio of losses along their flows, exact first difference, and rates."""
+
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lightning_sv.theory.dual import Array
+from lightning_sv.theory.flow import flow, loss_series
+from lightning_sv.theory.students import STUDENTS, Student
+
+#: from where the difference, of order t³, clears the integrator's error, to where losses are at rounding
+TIMES = np.concatenate([np.geomspace(0.01, 0.5, 25), np.linspace(0.52, 8, 188)])
+
+#: below this share of the first loss a residual is no larger than the integrator's error allows
+FLOOR = 1e-14
+
+#: what a ratio of losses may exceed 1 by and still be rounding
+MARGIN = 1e-9
+
+
+class Curve(NamedTuple):
+    """A quantity against the flow's time."""
+
+    times: Array
+    values: Array
+
+    @property
+    def peak(self) -> tuple[float, float]:
+        """Largest value and its time."""
+        k = int(self.values.argmax())
+        return float(self.values[k]), float(self.times[k])
+
+
+def loss_ratio(
+    student: Student,
+    baseline: Student,
+    teacher: Any,
+    times: Array = TIMES,
+    *,
+    initial: tuple[list[Array] | None, list[Array] | None] = (None, None),
+) -> Curve:
+    """L_student(t) / L_baseline(t), as long as the baseline's loss is above rounding.
+
+    Args:
+        student: The model in question.
+        baseline: The model it is compared with.
+        teacher: W*, shape (c, d).
+        times: Increasing, > 0.
+        initial: Parameters of both at t = 0, where they are not their own.
+    """
+    ours = flow(student, teacher, times, initial=initial[0]).loss
+    theirs = flow(baseline, teacher, times, initial=initial[1]).loss
+    alive = theirs > FLOOR * 0.5 * float((np.asarray(teacher, dtype=float) ** 2).sum())
+    return Curve(np.asarray(times)[alive], ours[alive] / theirs[alive])
+
+
+def difference_series(student: Student, baseline: Student, teacher: Any, order: int) -> tuple[Fraction, ...]:
+    """Coefficients of L_student(t) − L_baseline(t) at t = 0, exact to t^order."""
+    return (loss_series(student, teacher, order) - loss_series(baseline, teacher, order)).coefficients
+
+
+def starts_below(student: Student, baseline: Student, teacher: Any, order: int = 4) -> bool:
+    """Whether L_student < L_baseline just after t = 0: the first nonzero coefficient is negative, exactly."""
+    first = next((c for c in difference_series(student, baseline, teacher, order) if c), Fraction(0))
+    return first < 0
+
+
+def stays_below(student: Student, baseline: Student, teacher: Any) -> tuple[bool, Curve]:
+    """Whether L_student(t) < L_baseline(t) for all t > 0 that floats can tell, and the ratio of losses.
+
+    Exact just after t = 0, integrated from there.
+    """
+    curve = loss_ratio(student, baseline, teacher)
+    return starts_below(student, baseline, teacher) and curve.peak[0] < 1 - MARGIN, curve
+
+
+class Rates(NamedTuple):
+    """dL/dt of a student and of the standard model f at the same effective state."""
+
+    student: float
+    standard: float
+
+    @property
+    def slower(self) -> bool:
+        """Whether the student descends more slowly, beyond rounding."""
+        return self.student > self.standard + 1e-12 * (1 + abs(self.standard))
+
+
+def double_placement_rates(w: Array, a: Array, b: Array, teacher: Array) -> Rates:
+    """Rates of φ at (W, γa, γb) and of f at (diag(γa) W, γb): the pairing of DP (i)."""
+    return Rates(STUDENTS["dp"].rate([w, a, b], teacher), STUDENTS["f"].rate([a[:, None] * w, b], teacher))
+
+
+def original_space_rates(w: Array, alpha: Array, beta: Array, teacher: Array) -> Rates:
+    """Rates of ψ at (W, α, β) and of f at (W, β Norm(α)): the pairing of OR (i)."""
+    gamma = STUDENTS["or"].gamma(alpha, beta)  # type: ignore[attr-defined]
+    return Rates(STUDENTS["or"].rate([w, alpha, beta], teacher), STUDENTS["f"].rate([w, gamma], teacher))
+
+
+def rho(alpha: Array, beta: Array) -> float:
+    """ρ = β² d / ‖α‖², the weight of OR's preconditioner across γ."""
+    return float(beta[0] ** 2 * alpha.size / (alpha @ alpha))

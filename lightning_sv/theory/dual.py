@@ -1,0 +1,127 @@
+"""Forward-mode differentiation of numpy code, over floats and over exact numbers alike.
+
+Why not autograd: the same few lines of a model must give gradients in float64 (for an ODE solver) and in
+power series with rational coefficients (for exact Taylor coefficients), and torch has no rationals.
+"""
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class Dual(NDArrayOperatorsMixin):
+    """x + ε·dx with ε² = 0: an array and its derivatives with respect to n inputs.
+
+    Understands `+ - * /`, `np.sqrt`, `np.exp`, `sum`, `mean` and indexing, with numpy's broadcasting.
+
+    Args:
+        value: x, any shape S; float64, or objects such as Fractions or Series.
+        tangent: dx, shape S + (n,).
+    """
+
+    def __init__(self, value: Array, tangent: Array):
+        self.value, self.tangent = value, tangent
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of x."""
+        return self.value.shape
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """Numpy's hook: differentiate the functions of `_RULES`, refuse the others."""
+        if ufunc not in _RULES or method != "__call__" or kwargs:
+            return NotImplemented
+        return Dual(*_RULES[ufunc](*inputs))
+
+    def __getitem__(self, key: Any) -> "Dual":
+        keys = key if isinstance(key, tuple) else (key,)
+        if Ellipsis not in keys:
+            keys = (*keys, Ellipsis)
+        return Dual(self.value[keys], self.tangent[(*keys, slice(None))])
+
+    def sum(self, axis: int | None = None) -> "Dual":
+        """Sum over one axis, or over all."""
+        axes = tuple(range(self.value.ndim)) if axis is None else (axis % self.value.ndim,)
+        return Dual(np.asarray(self.value.sum(axes)), np.asarray(self.tangent.sum(axes)))
+
+    def mean(self, axis: int | None = None) -> "Dual":
+        """Mean over one axis, or over all."""
+        total: Dual = self.sum(axis) / (self.value.size if axis is None else self.value.shape[axis])
+        return total
+
+
+def variables(blocks: list[Array]) -> list[Dual]:
+    """Return the blocks as independent variables: input k of all n is entry k of the flattened blocks."""
+    n = sum(block.size for block in blocks)
+    exact = any(block.dtype == object for block in blocks)
+    # Fractions, as int / int would leave the rationals
+    identity = np.array([[Fraction(int(i == j)) for j in range(n)] for i in range(n)]) if exact else np.eye(n)
+    duals, start = [], 0
+    for block in blocks:
+        duals.append(Dual(block, identity[start : start + block.size].reshape(*block.shape, n)))
+        start += block.size
+    return duals
+
+
+def _parts(x: Any) -> tuple[Any, Any]:
+    return (x.value, x.tangent) if isinstance(x, Dual) else (np.asarray(x), 0)
+
+
+def _column(x: Any) -> Array:
+    return np.asarray(x)[..., None]
+
+
+def _spread(tangent: Any, shape: tuple[int, ...], own: tuple[int, ...]) -> Any:
+    """Give a tangent the axes that broadcasting added to its value."""
+    if isinstance(tangent, int):
+        return tangent
+    return tangent.reshape((1,) * (len(shape) - len(own)) + tangent.shape)
+
+
+def _add(x: Any, y: Any, sign: int = 1) -> tuple[Array, Array]:
+    (a, da), (b, db) = _parts(x), _parts(y)
+    value = np.asarray(a + b if sign > 0 else a - b)
+    da, db = _spread(da, value.shape, a.shape), _spread(db, value.shape, b.shape)
+    tangent = da + db if sign > 0 else da - db
+    return value, np.broadcast_to(tangent, (*value.shape, tangent.shape[-1]))
+
+
+def _multiply(x: Any, y: Any) -> tuple[Array, Array]:
+    (a, da), (b, db) = _parts(x), _parts(y)
+    value = np.asarray(a * b)
+    da, db = _spread(da, value.shape, a.shape), _spread(db, value.shape, b.shape)
+    return value, da * _column(b) + _column(a) * db
+
+
+def _divide(x: Any, y: Any) -> tuple[Array, Array]:
+    (a, da), (b, db) = _parts(x), _parts(y)
+    value = np.asarray(a / b)
+    da, db = _spread(da, value.shape, a.shape), _spread(db, value.shape, b.shape)
+    return value, (da - _column(value) * db) / _column(b)
+
+
+def _sqrt(x: Dual) -> tuple[Array, Array]:
+    root = np.asarray(np.sqrt(x.value))
+    return root, x.tangent / _column(2 * root)
+
+
+def _exp(x: Dual) -> tuple[Array, Array]:
+    value = np.asarray(np.exp(x.value))
+    return value, x.tangent * _column(value)
+
+
+_RULES: dict[Any, Callable[..., tuple[Array, Array]]] = {
+    np.add: _add,
+    np.subtract: lambda x, y: _add(x, y, -1),
+    np.negative: lambda x: (-x.value, -x.tangent),
+    np.multiply: _multiply,
+    np.divide: _divide,
+    np.sqrt: _sqrt,
+    np.exp: _exp,
+}

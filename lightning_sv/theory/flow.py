@@ -1,0 +1,121 @@
+"""Gradient flow θ̇ = −∇L(θ) of a student: integrated to high accuracy, and as an exact power series."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from scipy.integrate import solve_ivp
+
+from lightning_sv.theory.dual import Array
+from lightning_sv.theory.series import Series
+from lightning_sv.theory.students import Student, exact
+
+RTOL, ATOL = 1e-12, 1e-14
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A trajectory: times (T,), loss (T,) and the parameters at each time."""
+
+    times: Array
+    loss: Array
+    states: list[list[Array]]  #: T lists of the student's parameter blocks
+
+
+def flow(
+    student: Student,
+    teacher: Any,
+    times: Sequence[float] | Array,
+    *,
+    initial: list[Array] | None = None,
+    method: str = "DOP853",
+    rtol: float = RTOL,
+    atol: float = ATOL,
+) -> Flow:
+    """Integrate θ̇ = −∇L(θ) from t = 0.
+
+    Args:
+        student: The model.
+        teacher: W*, shape (c, d).
+        times: Where to report, increasing, ≥ 0; units of the flow.
+        initial: Parameters at t = 0; the student's own when None.
+        method: Of scipy's solve_ivp. Explicit Runge-Kutta of order 8 by default.
+        rtol: Relative tolerance of a step.
+        atol: Absolute tolerance of a step.
+
+    Raises:
+        ValueError: When the integration breaks down, or the teacher is no matrix.
+    """
+    target = _matrix(teacher).astype(float)
+    blocks = student.initial(*target.shape) if initial is None else [np.asarray(b, dtype=float) for b in initial]
+
+    def velocity(_: float, theta: Array) -> Array:
+        return -student.gradient(_split(theta, blocks), target)[1]
+
+    at = np.asarray(times, dtype=float)
+    solution = solve_ivp(velocity, (0.0, at[-1]), _join(blocks), method, t_eval=at, rtol=rtol, atol=atol)
+    if not solution.success:
+        raise ValueError(f"The flow of {student.name!r} broke down at t = {solution.t[-1]:g}: {solution.message}")
+    states = [_split(theta, blocks) for theta in solution.y.T]
+    loss = [0.5 * np.sum((student.effective(*state) - target) ** 2) for state in states]
+    return Flow(at, np.array(loss), states)
+
+
+def power_series(student: Student, teacher: Any, order: int) -> list[Array]:
+    """Power series of the parameters, exact: θ_(k+1) = −[tᵏ] ∇L(θ_0 + θ_1 t + ... + θ_k tᵏ) / (k + 1).
+
+    Args:
+        student: The model; its parameters at t = 0 must be rational, and so must A there.
+        teacher: W*, shape (c, d); floats are taken at their exact value.
+        order: Largest power of t.
+
+    Returns:
+        The student's blocks as arrays of `Series` of that order.
+    """
+    target = exact(_matrix(teacher))
+    shapes = student.initial(*target.shape)
+    known = [[Fraction(x)] for x in _join(shapes)]
+    for k in range(order):
+        theta = _split(_objects([Series(c) for c in known]), shapes)
+        _, gradient = student.gradient(theta, target)
+        for coefficients, g in zip(known, gradient, strict=True):
+            coefficients.append(-g.coefficients[k] / (k + 1) if isinstance(g, Series) else Fraction(0))
+    return _split(_objects([Series(c) for c in known]), shapes)
+
+
+def loss_series(student: Student, teacher: Any, order: int) -> Series:
+    """Power series of the loss along the flow, exact to t^order.
+
+    >>> from lightning_sv.theory.students import STUDENTS
+    >>> loss_series(STUDENTS["g"], [[2]], 3)  # 2 exp(-2t)
+    Series(2 -4 4 -8/3)
+    """
+    target = exact(_matrix(teacher))
+    residual = student.effective(*power_series(student, teacher, order)) - target
+    loss = (residual * residual).sum() / 2
+    assert isinstance(loss, Series)
+    return loss
+
+
+def _matrix(teacher: Any) -> Array:
+    matrix = np.asarray(teacher)
+    if matrix.ndim != 2 or not matrix.size:
+        raise ValueError(f"A teacher is a matrix of shape (outputs, inputs), got shape {matrix.shape}.")
+    return matrix
+
+
+def _objects(values: list[Any]) -> Array:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+def _join(blocks: list[Array]) -> Array:
+    return np.concatenate([block.ravel() for block in blocks])
+
+
+def _split(theta: Array, like: list[Array]) -> list[Array]:
+    parts = np.split(theta, np.cumsum([block.size for block in like])[:-1])
+    return [part.reshape(block.shape) for part, block in zip(parts, like, strict=True)]

@@ -1,0 +1,119 @@
+"""Power series in time with rational coefficients, truncated and exact.
+
+A `Series` is a number to numpy's object arrays: `+ - * /`, `np.sqrt` and `np.exp` work on arrays of them.
+"""
+
+from fractions import Fraction
+from math import isqrt
+from numbers import Rational
+
+
+class Series:
+    """c_0 + c_1 t + ... + c_n t^n + O(t^(n+1)), every c_k a Fraction.
+
+    Results are known to the order of the shorter operand; an int or a Fraction is exact to any order.
+
+    >>> one_plus_t = Series([1, 1, 0, 0])
+    >>> [str(c) for c in (1 / one_plus_t).coefficients]
+    ['1', '-1', '1', '-1']
+    >>> [str(c) for c in one_plus_t.sqrt().coefficients]
+    ['1', '1/2', '-1/8', '1/16']
+
+    Args:
+        coefficients: c_0, c_1, ...; ints, Fractions or finite floats (taken at their exact value).
+
+    Raises:
+        ValueError: Without a coefficient.
+    """
+
+    __slots__ = ("coefficients",)
+
+    def __init__(self, coefficients: "list[Fraction] | list[int] | list[Fraction | int]"):
+        self.coefficients = tuple(Fraction(c) for c in coefficients)
+        if not self.coefficients:
+            raise ValueError("A series needs at least its constant term; give [c_0, ...].")
+
+    @property
+    def order(self) -> int:
+        """Largest known power of t."""
+        return len(self.coefficients) - 1
+
+    def __repr__(self) -> str:
+        return f"Series({' '.join(map(str, self.coefficients))})"
+
+    def _as_series(self, other: object) -> "Series | None":
+        if isinstance(other, Series):
+            return other
+        if isinstance(other, Rational | float):
+            return Series([Fraction(other), *[Fraction(0)] * self.order])
+        return None
+
+    def __add__(self, other: object) -> "Series":
+        b = self._as_series(other)
+        if b is None:
+            return NotImplemented
+        return Series([x + y for x, y in zip(self.coefficients, b.coefficients, strict=False)])
+
+    def __neg__(self) -> "Series":
+        return Series([-x for x in self.coefficients])
+
+    def __sub__(self, other: object) -> "Series":
+        b = self._as_series(other)
+        return NotImplemented if b is None else self + -b
+
+    def __rsub__(self, other: object) -> "Series":
+        return -self + other
+
+    def __mul__(self, other: object) -> "Series":
+        b = self._as_series(other)
+        if b is None:
+            return NotImplemented
+        x, y = self.coefficients, b.coefficients
+        return Series([sum((x[i] * y[k - i] for i in range(k + 1)), Fraction(0)) for k in range(min(len(x), len(y)))])
+
+    def __truediv__(self, other: object) -> "Series":
+        b = self._as_series(other)
+        if b is None:
+            return NotImplemented
+        x, y = self.coefficients, b.coefficients
+        if not y[0]:
+            raise ZeroDivisionError("a series that is 0 at t = 0 has no inverse")
+        quotient: list[Fraction] = []
+        for k in range(min(len(x), len(y))):
+            known = sum((quotient[i] * y[k - i] for i in range(k)), Fraction(0))
+            quotient.append((x[k] - known) / y[0])
+        return Series(quotient)
+
+    def __rtruediv__(self, other: object) -> "Series":
+        a = self._as_series(other)
+        return NotImplemented if a is None else a / self
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def sqrt(self) -> "Series":
+        """Return the root r with r² = self and r_0 > 0; c_0 must be the square of a positive rational."""
+        first = self.coefficients[0]
+        root = Fraction(isqrt(max(first.numerator, 0)), isqrt(first.denominator))
+        if not root or root * root != first:
+            raise ValueError(f"The root of a series that starts at {first} is not rational; start at a positive square.")
+        found = [root]
+        for k in range(1, self.order + 1):
+            known = sum((found[i] * found[k - i] for i in range(1, k)), Fraction(0))
+            found.append((self.coefficients[k] - known) / (2 * root))
+        return Series(found)
+
+    def exp(self) -> "Series":
+        """Return e^self, from e' = self' e; c_0 must be 0, as e is not rational."""
+        if self.coefficients[0]:
+            raise ValueError(f"exp of a series that starts at {self.coefficients[0]} is not rational; start at 0.")
+        found = [Fraction(1)]
+        for k in range(1, self.order + 1):
+            found.append(sum((j * self.coefficients[j] * found[k - j] for j in range(1, k + 1)), Fraction(0)) / k)
+        return Series(found)
+
+    def __call__(self, t: float) -> float:
+        """Value of the polynomial at t."""
+        value = 0.0
+        for c in reversed(self.coefficients):
+            value = value * t + float(c)
+        return value

@@ -1,0 +1,173 @@
+"""The students of the theorems: linear maps of a normalized input, and what turns parameters into the map.
+
+Setting (paper, Section 2.1): x ~ N(0, I_d), so z = Norm(x) has E[z zᵀ] = I_d, and the squared loss of a
+student x -> A z against the teacher W* z is L = ½‖A − W*‖_F². A student is its map parameters -> A.
+
+Shapes: c outputs, d inputs; A, W* (c, d); n parameters in all.
+"""
+
+from abc import ABC, abstractmethod
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from lightning_sv.theory.dual import Array, variables
+
+
+class Student(ABC):
+    """A = effective(*blocks), where the blocks are the student's parameters.
+
+    A subclass says where its parameters start and how they make A, in `+ - * /`, `np.sqrt`, `np.exp`,
+    `sum`, `mean` and indexing. Its gradient, its flow, the flow's exact power series and its implicit
+    preconditioner follow, by differentiation of `effective`.
+    """
+
+    name: str  #: as in tables and legends
+
+    @abstractmethod
+    def initial(self, c: int, d: int) -> list[Array]:
+        """Return the parameters at t = 0 as arrays of whole numbers, W = 0 and every scale vector 1."""
+
+    @abstractmethod
+    def effective(self, *blocks: Any) -> Any:
+        """Return A, shape (c, d)."""
+
+    def gradient(self, blocks: list[Array], teacher: Array) -> tuple[Any, Array]:
+        """Loss ½‖A − W*‖_F² and its gradient with respect to all parameters, shape (n,)."""
+        a = self.effective(*variables(blocks))
+        residual = a.value - teacher
+        return (residual * residual).sum() / 2, np.tensordot(residual, a.tangent, axes=2)
+
+    def preconditioner(self, blocks: list[Array]) -> Array:
+        """K = J Jᵀ with J = ∂vec(A)/∂parameters: the flow of A is vec(Ȧ) = −K vec(A − W*).
+
+        Shape (c·d, c·d), A flattened row by row.
+        """
+        a = self.effective(*variables(blocks))
+        jacobian = a.tangent.reshape(a.value.size, -1)
+        return np.asarray(jacobian @ jacobian.T)
+
+    def rate(self, blocks: list[Array], teacher: Array) -> float:
+        """dL/dt of the gradient flow at these parameters: −‖∇L‖²."""
+        _, gradient = self.gradient(blocks, teacher)
+        return float(-gradient @ gradient)
+
+
+class Plain(Student):
+    """g: A = W, a linear map without scale vector."""
+
+    name = "g, no scale vector"
+
+    def initial(self, c: int, d: int) -> list[Array]:
+        """W = 0."""
+        return [np.zeros((c, d))]
+
+    def effective(self, *blocks: Any) -> Any:
+        """W itself."""
+        return blocks[0]
+
+
+class ScaledInput(Student):
+    """A = W diag(γ): a scale vector in front of the matrix, in some parameterization of γ.
+
+    A reparameterization is one subclass with `initial_scale` and `gamma`.
+    """
+
+    @abstractmethod
+    def initial_scale(self, d: int) -> list[Array]:
+        """Return the parameters of γ at t = 0, where γ = 1."""
+
+    @abstractmethod
+    def gamma(self, *scale: Any) -> Any:
+        """Return γ, shape (d,)."""
+
+    def initial(self, c: int, d: int) -> list[Array]:
+        """W = 0, γ = 1."""
+        return [np.zeros((c, d)), *self.initial_scale(d)]
+
+    def effective(self, *blocks: Any) -> Any:
+        """W diag(γ)."""
+        return blocks[0] * self.gamma(*blocks[1:])
+
+    def gamma_preconditioner(self, *scale: Array) -> Array:
+        """P = J Jᵀ with J = ∂γ/∂parameters: the flow of γ is γ̇ = −P ∇_γ L. Shape (d, d)."""
+        jacobian = self.gamma(*variables(list(scale))).tangent
+        return np.asarray(jacobian @ jacobian.T)
+
+
+class Direct(ScaledInput):
+    """f: γ is the parameter (paper, Section 2.1)."""
+
+    name = "f, scale vector"
+
+    def initial_scale(self, d: int) -> list[Array]:
+        """γ = 1."""
+        return [np.ones(d)]
+
+    def gamma(self, *scale: Any) -> Any:
+        """γ itself."""
+        return scale[0]
+
+
+class OriginalSpace(ScaledInput):
+    """OR, ψ: γ = β·Norm(α), Norm(α) = α / rms(α) (paper, Section 3.3)."""
+
+    name = "ψ, OR"
+
+    def initial_scale(self, d: int) -> list[Array]:
+        """α = 1, β = 1."""
+        return [np.ones(d), np.ones(1)]
+
+    def gamma(self, *scale: Any) -> Any:
+        """β·α / rms(α)."""
+        alpha, beta = scale
+        return alpha * (beta / np.sqrt((alpha * alpha).mean()))
+
+
+class Exponential(ScaledInput):
+    """ER: γ = exp(β)·exp(α − mean α) (paper, Section 3.3)."""
+
+    name = "ER"
+
+    def initial_scale(self, d: int) -> list[Array]:
+        """α = 0, β = 0."""
+        return [np.zeros(d), np.zeros(1)]
+
+    def gamma(self, *scale: Any) -> Any:
+        """exp(β + α − mean α)."""
+        alpha, beta = scale
+        return np.exp(alpha + (beta - alpha.mean()))
+
+
+class DoublePlacement(Student):
+    """DP, φ: A = diag(γa) W diag(γb), scale vectors on both sides (paper, Section 3.2)."""
+
+    name = "φ, DP"
+
+    def initial(self, c: int, d: int) -> list[Array]:
+        """W = 0, γa = 1, γb = 1."""
+        return [np.zeros((c, d)), np.ones(c), np.ones(d)]
+
+    def effective(self, *blocks: Any) -> Any:
+        """diag(γa) W diag(γb)."""
+        w, a, b = blocks
+        return a[:, None] * w * b
+
+
+#: the students by the word that names them; one of your own goes beside them
+STUDENTS: dict[str, Student] = {
+    "g": Plain(),
+    "f": Direct(),
+    "dp": DoublePlacement(),
+    "or": OriginalSpace(),
+    "er": Exponential(),
+}
+
+
+def exact(values: Any) -> Array:
+    """Return an array of Fractions: whole numbers, Fractions, or floats at their exact value."""
+    given = np.asarray(values)
+    fractions = np.empty(given.shape, dtype=object)
+    fractions.flat = [Fraction(x.item() if isinstance(x, np.generic) else x) for x in given.flat]
+    return fractions

@@ -1,0 +1,74 @@
+"""Teachers W*: a table of exact ones, and the conditions that the theorems put on them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from lightning_sv.theory.dual import Array
+from lightning_sv.theory.students import exact
+
+Number = int | Fraction
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A matrix W* of rationals with a name.
+
+    >>> Teacher("mine", ((8, 1),)).balanced
+    False
+
+    Args:
+        name: As in tables and legends.
+        rows: c rows of d numbers.
+    """
+
+    name: str
+    rows: tuple[tuple[Number, ...], ...]
+
+    @property
+    def matrix(self) -> Array:
+        """W* in Fractions, shape (c, d)."""
+        return exact(self.rows)
+
+    @property
+    def matching(self) -> bool:
+        """At most one nonzero entry in each row and column: the condition of DP (iii)."""
+        support = self.matrix != 0
+        return bool((support.sum(0) <= 1).all() and (support.sum(1) <= 1).all() and support.any())
+
+    @property
+    def balanced(self) -> bool:
+        """More than one column, all of the same positive norm: the condition of OR (iii)."""
+        squares = {sum(x * x for x in column) for column in self.matrix.T}
+        return len(squares) == 1 and self.matrix.shape[1] > 1 and squares != {0}
+
+
+_HALF = Fraction(1, 2)
+
+#: the teachers of every claim; a claim with a condition takes those that satisfy it
+TEACHERS = (
+    Teacher("scalar", ((2,),)),
+    Teacher("small row", ((_HALF, -_HALF / 2),)),
+    Teacher("column (2, 1)", ((2,), (1,))),
+    Teacher("row (3, 1)", ((3, 1),)),
+    Teacher("full 2×2", ((1, 2), (3, -1))),
+    Teacher("full 2×3", ((1, _HALF, -2), (0, 3 * _HALF, 1))),
+    Teacher("one entry", ((0, 0, 1), (0, 0, 0))),
+    Teacher("matching 2×3", ((0, 2, 0), (-1, 0, 0))),
+    Teacher("matching 3×3", ((0, 0, 3), (_HALF, 0, 0), (0, -1, 0))),
+    Teacher("balanced row", ((1, -1, 1),)),
+    Teacher("balanced 2×2", ((1, 0), (1, Fraction(-7, 5)), (0, Fraction(1, 5)))),
+    Teacher("balanced 3×3", ((1, 2, 2), (2, 1, -2), (2, -2, 1))),
+)
+
+
+def teachers(condition: Callable[[Teacher], bool] = lambda teacher: True) -> list[Teacher]:
+    """The table's teachers that satisfy a condition."""
+    return [teacher for teacher in TEACHERS if condition(teacher)]
+
+
+def random_teacher(rng: np.random.Generator, c: int, d: int) -> Array:
+    """W* with standard normal entries, shape (c, d)."""
+    return rng.standard_normal((c, d))
