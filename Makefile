@@ -25,7 +25,7 @@ LAYERS = base optim/$(OPTIM) schedule/$(SCHEDULE) trainer/$(TRAINER) data/$(DATA
 CONFIG = $(foreach layer,$(LAYERS) model/$(1) $(PROBES:%=probes/%),--config conf/$(layer).yaml)
 
 .DEFAULT_GOAL := help
-.PHONY: help install data train compare test check bench tensorboard doctor clean
+.PHONY: help install data train compare theory test check bench tensorboard doctor clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -70,6 +70,9 @@ compare: MODEL = tiny
 compare: data  ## strategy A with one or several B, SEEDS pairs each: differences with their intervals, a picture
 	@$(BIN)/lightning-sv compare --a '$(A)' --b $(B) --seeds $(SEEDS) --a_args='$(A_ARGS)' --b_args='$(B_ARGS)' \
 		$(call CONFIG,$(MODEL)) $(ARGS)
+
+theory: $(VENV)/.run  ## the paper's theorems: verdicts, counterexamples, pictures in results/theory
+	@$(BIN)/lightning-sv theory --out results/theory $(ARGS)
 
 test: $(VENV)/.test  ## every test
 	@$(BIN)/python -m pytest $(ARGS)

@@ -15,6 +15,7 @@ COMMANDS = {
     "params": "parameter ledger of a model by role, beside the paper's figures",
     "compare": "train strategies in pairs with a baseline and compare them",
     "generate": "continue a prompt with a trained model",
+    "theory": "check the paper's theorems, with the counterexamples beyond them",
 }
 
 USAGE = "usage: lightning-sv COMMAND [--help] ...\n\n" + "\n".join(
@@ -39,6 +40,7 @@ def main(args: Sequence[str] | None = None) -> int:
         "params": _params,
         "compare": _compare,
         "generate": _generate,
+        "theory": _theory,
     }
     try:
         if name in ("fit", "validate"):
@@ -145,6 +147,12 @@ def _compare(argv: list[str]) -> int:
     from lightning_sv.paper.command import run_compare
 
     return run_compare(argv)
+
+
+def _theory(argv: list[str]) -> int:
+    from lightning_sv.theory.command import run_theory
+
+    return run_theory(argv)
 
 
 def _generate(argv: list[str]) -> int:

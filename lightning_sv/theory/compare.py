@@ -1,4 +1,4 @@
-"""Two students on one teacher: ratio of losses along their flows, exact first difference, and rates."""
+"""Two students on one teacher: the ratio of losses along their flows, and their exact first difference."""
 
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.flow import flow, loss_series
-from lightning_sv.theory.students import STUDENTS, Student
+from lightning_sv.theory.students import Student
 
 #: from where the difference, of order t³, clears the integrator's error, to where losses are at rounding
 TIMES = np.concatenate([np.geomspace(0.01, 0.5, 25), np.linspace(0.52, 8, 188)])
@@ -30,6 +30,11 @@ class Curve(NamedTuple):
         """Largest value and its time."""
         k = int(self.values.argmax())
         return float(self.values[k]), float(self.times[k])
+
+    def first_above(self, level: float) -> float:
+        """First of the times at which the value exceeds `level`; infinite if it never does."""
+        above = self.values > level
+        return float(self.times[above.argmax()]) if above.any() else float("inf")
 
 
 def loss_ratio(
@@ -73,31 +78,3 @@ def stays_below(student: Student, baseline: Student, teacher: Any) -> tuple[bool
     """
     curve = loss_ratio(student, baseline, teacher)
     return starts_below(student, baseline, teacher) and curve.peak[0] < 1 - MARGIN, curve
-
-
-class Rates(NamedTuple):
-    """dL/dt of a student and of the standard model f at the same effective state."""
-
-    student: float
-    standard: float
-
-    @property
-    def slower(self) -> bool:
-        """Whether the student descends more slowly, beyond rounding."""
-        return self.student > self.standard + 1e-12 * (1 + abs(self.standard))
-
-
-def double_placement_rates(w: Array, a: Array, b: Array, teacher: Array) -> Rates:
-    """Rates of φ at (W, γa, γb) and of f at (diag(γa) W, γb): the pairing of DP (i)."""
-    return Rates(STUDENTS["dp"].rate([w, a, b], teacher), STUDENTS["f"].rate([a[:, None] * w, b], teacher))
-
-
-def original_space_rates(w: Array, alpha: Array, beta: Array, teacher: Array) -> Rates:
-    """Rates of ψ at (W, α, β) and of f at (W, β Norm(α)): the pairing of OR (i)."""
-    gamma = STUDENTS["or"].gamma(alpha, beta)  # type: ignore[attr-defined]
-    return Rates(STUDENTS["or"].rate([w, alpha, beta], teacher), STUDENTS["f"].rate([w, gamma], teacher))
-
-
-def rho(alpha: Array, beta: Array) -> float:
-    """ρ = β² d / ‖α‖², the weight of OR's preconditioner across γ."""
-    return float(beta[0] ** 2 * alpha.size / (alpha @ alpha))

@@ -2,8 +2,8 @@
 
     dw = −(γ ⊙ g + λ w) dt + √q dB_w,   dγ = −(w ⊙ g + μ γ) dt + √q dB_γ,   g = γ ⊙ w − a*
 
-Paper, Appendix "Proof of Theorem (Benefits of wd)"; q = η σ², learning rate times noise variance. Times are in units of the
-flow. Shapes: p paths, d coordinates, T recorded times, k values of μ.
+Paper, Appendix "Proof of Theorem (Benefits of wd)"; q = η σ², learning rate times noise variance. Times are in
+units of the flow. Shapes: p paths, d coordinates, T recorded times, k values of μ.
 """
 
 from collections.abc import Callable, Sequence

@@ -95,7 +95,9 @@ class Series:
         first = self.coefficients[0]
         root = Fraction(isqrt(max(first.numerator, 0)), isqrt(first.denominator))
         if not root or root * root != first:
-            raise ValueError(f"The root of a series that starts at {first} is not rational; start at a positive square.")
+            raise ValueError(
+                f"The root of a series that starts at {first} is not rational; start at a positive square."
+            )
         found = [root]
         for k in range(1, self.order + 1):
             known = sum((found[i] * found[k - i] for i in range(1, k)), Fraction(0))

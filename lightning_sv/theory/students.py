@@ -168,6 +168,6 @@ STUDENTS: dict[str, Student] = {
 def exact(values: Any) -> Array:
     """Return an array of Fractions: whole numbers, Fractions, or floats at their exact value."""
     given = np.asarray(values)
-    fractions = np.empty(given.shape, dtype=object)
-    fractions.flat = [Fraction(x.item() if isinstance(x, np.generic) else x) for x in given.flat]
-    return fractions
+    fractions = np.empty(given.size, dtype=object)
+    fractions[:] = [Fraction(x.item() if isinstance(x, np.generic) else x) for x in given.flat]
+    return fractions.reshape(given.shape)

@@ -1,0 +1,162 @@
+"""The three parts that DP's and OR's theorems share: (i) at an instant, (ii) early, (iii) throughout."""
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+
+from lightning_sv.theory.claims.base import Advance, Finding
+from lightning_sv.theory.compare import difference_series, stays_below
+from lightning_sv.theory.draw import BLUE, ORANGE, Line, Panel
+from lightning_sv.theory.dual import Array
+from lightning_sv.theory.flow import flow
+from lightning_sv.theory.instantaneous import PAIRINGS, State
+from lightning_sv.theory.students import STUDENTS, exact
+from lightning_sv.theory.teachers import TEACHERS, Teacher, teachers
+
+_F = STUDENTS["f"]
+#: beyond it the next terms of the series outweigh the first
+FIT_UNTIL = 0.08
+
+
+def at_an_instant(name: str, symbol: str) -> Callable[[Advance], Finding]:
+    """(i) on the student's trajectory, and off it where the guard of the proof is at least 1."""
+    pairing = PAIRINGS[name]
+
+    def check(advance: Advance) -> Finding:
+        rng = np.random.default_rng(0)
+        on: list[State] = []
+        for k in range(40):
+            on += pairing.on_trajectory(rng, np.linspace(0.05, 3, 20).tolist())
+            advance(k / 80)
+        off: list[State] = []
+        while len(off) < 2000:
+            state = pairing.random(rng)
+            if pairing.guard(state.blocks) >= 1:
+                off.append(state)
+                advance(0.5 + len(off) / 4000)
+        lines, violations, least = [], 0, np.inf
+        for label, states, colour in (("off the trajectory, guarded", off, ORANGE), ("on the trajectory", on, BLUE)):
+            rates = [pairing.rates(state) for state in states]
+            violations += sum(rate.violates for rate in rates)
+            ratio = [r.student / r.standard for r in rates if r.standard < -1e-12]
+            guard = [pairing.guard(s.blocks) for s, r in zip(states, rates, strict=True) if r.standard < -1e-12]
+            least = min(least, *ratio)
+            lines.append(Line(label, guard, ratio, marks=True, colour=colour))
+        panel = Panel(
+            f"(i) {symbol} descends at least as fast as f",
+            f"{pairing.guard_name} of the state",
+            f"(dL_{symbol}/dt) / (dL_f/dt)",
+            lines,
+            scale="xy",
+            level=1.0,
+        )
+        note = (
+            f"{violations} violations in {len(on)} states on and {len(off)} off the trajectory; least ratio {least:.6f}"
+        )
+        return Finding(0.0, violations, None, violations == 0, note, (panel,))
+
+    return check
+
+
+def rational_teachers(count: int, seed: int = 0) -> list[Array]:
+    """Random teachers with entries k/4, c and d from 1 to 3."""
+    rng = np.random.default_rng(seed)
+    drawn: list[Array] = []
+    while len(drawn) < count:
+        whole = rng.integers(-8, 9, rng.integers(1, 4, 2))
+        if whole.any():
+            drawn.append(exact(whole) / 4)
+    return drawn
+
+
+def ode_fit(name: str, teacher: Array) -> float:
+    """Coefficient of t³ in L_student − L_f, fitted to integrated flows below `FIT_UNTIL`: no series involved."""
+    times = np.linspace(0.004, FIT_UNTIL, 40)
+    losses = [flow(STUDENTS[key], teacher, times).loss for key in (name, "f")]
+    scaled = times / FIT_UNTIL
+    powers = np.stack([scaled**k for k in range(3, 10)], axis=-1)
+    solution = np.linalg.lstsq(powers, losses[0] - losses[1], rcond=None)[0]
+    return float(solution[0] / FIT_UNTIL**3)
+
+
+def early(name: str, symbol: str, stated: Callable[[Array], Fraction]) -> Callable[[Advance], Finding]:
+    """(ii) the coefficient of t³ from exact power series, against the paper's formula.
+
+    Args:
+        name: The student.
+        symbol: Its letter in the paper.
+        stated: The paper's coefficient of a teacher in Fractions.
+    """
+
+    def check(advance: Advance) -> Finding:
+        matrices = [*(teacher.matrix for teacher in TEACHERS), *rational_teachers(12)]
+        errors, lower = [], True
+        for k, matrix in enumerate(matrices):
+            series = difference_series(STUDENTS[name], _F, matrix, 3)
+            lower = lower and not any(series[:3])
+            errors.append(abs(series[3] - stated(matrix)))
+            advance((k + 1) / len(matrices))
+        shown = next(teacher for teacher in TEACHERS if teacher.name == "full 2×3").matrix
+        series = difference_series(STUDENTS[name], _F, shown, 4)
+        fitted = ode_fit(name, shown)
+        relative = abs(fitted / float(series[3]) - 1)
+        times = np.geomspace(0.01, 0.5, 60)
+        lines: list[Line] = []
+        for teacher in TEACHERS:
+            coefficient = float(stated(teacher.matrix))
+            if coefficient and len(lines) < 5:
+                losses = [flow(STUDENTS[key], teacher.matrix, times).loss for key in (name, "f")]
+                lines.append(Line(teacher.name, times, (losses[0] - losses[1]) / (coefficient * times**3)))
+        panel = Panel(
+            "(ii) The first difference is the stated t³",
+            "time t of the flow",
+            f"(L_{symbol} − L_f) / (stated coefficient · t³)",
+            lines,
+            scale="x",
+            level=1.0,
+            limits=(0, 1.15),
+        )
+        note = (
+            f"exact in all of {len(matrices)} teachers, shown for 2×3; the fit of the integrated flows below "
+            f"t = {FIT_UNTIL} is off by {relative:.0e}; t⁴ / t³ = {float(series[4] / series[3]):.2f}"
+        )
+        worst = float(max(errors))
+        agrees = worst <= 1e-6 and lower and relative < 1e-4
+        return Finding(float(stated(shown)), float(series[3]), worst, agrees, note, (panel,))
+
+    return check
+
+
+def throughout(name: str, symbol: str, word: str, condition: Callable[[Teacher], bool]) -> Callable[[Advance], Finding]:
+    """(iii) the ratio of losses stays below 1, for the teachers that satisfy the condition.
+
+    Args:
+        name: The student.
+        symbol: Its letter in the paper.
+        word: What the condition asks, for the title.
+        condition: Of the teacher.
+    """
+
+    def check(advance: Advance) -> Finding:
+        chosen = teachers(condition)
+        below, lines, worst = [], [], 0.0
+        for k, teacher in enumerate(chosen):
+            holds, curve = stays_below(STUDENTS[name], _F, teacher.matrix)
+            below.append(holds)
+            worst = max(worst, curve.peak[0])
+            lines.append(Line(teacher.name, *curve))
+            advance((k + 1) / len(chosen))
+        panel = Panel(
+            f"(iii) {symbol} stays below f: {word}",
+            "time t of the flow",
+            f"L_{symbol}(t) / L_f(t)",
+            lines,
+            scale="xy",
+            level=1.0,
+            limits=(1e-6, 3),
+        )
+        note = f"{len(chosen)} teachers; just after t = 0 by the exact first coefficient"
+        return Finding("< 1", worst, None, all(below), note, (panel,))
+
+    return check

@@ -1,0 +1,232 @@
+"""Where the claims stop: without what their proofs use, each with the smallest counterexample of a bounded search.
+
+The statements here are expected to fail; one that holds is CONTRADICTED.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from lightning_sv.theory.claims.base import Advance, Claim, Finding
+from lightning_sv.theory.compare import FLOOR, MARGIN, TIMES, Curve, loss_ratio
+from lightning_sv.theory.draw import BLUE, VERMILLION, Line, Panel
+from lightning_sv.theory.dual import Array
+from lightning_sv.theory.flow import flow
+from lightning_sv.theory.instantaneous import PAIRINGS
+from lightning_sv.theory.students import STUDENTS
+
+_F = STUDENTS["f"]
+RANDOM_STATES = 20_000
+
+
+def words(matrix: Array) -> str:
+    """A small matrix or vector on one line: (8, 1) for a row, (2, 1)ᵀ for a column."""
+    rows = np.atleast_2d(np.asarray(matrix, dtype=float))
+    if rows.shape[1] == 1 and rows.shape[0] > 1:
+        return words(rows.T) + "ᵀ"
+    text = ["(" + ", ".join(f"{x:g}" for x in row) + ")" for row in rows]
+    return text[0] if len(text) == 1 else "(" + ", ".join(text) + ")"
+
+
+def _anywhere(name: str, symbol: str, shape: tuple[int, int], grid: Sequence[float]) -> Callable[[Advance], Finding]:
+    """(i) as printed, for any state: random states, and the smallest violation on a grid."""
+    pairing = PAIRINGS[name]
+
+    def check(advance: Advance) -> Finding:
+        rng = np.random.default_rng(0)
+        guard, ratio, violated = np.empty((3, RANDOM_STATES))
+        for k in range(RANDOM_STATES):
+            state = pairing.random(rng)
+            rates = pairing.rates(state)
+            guard[k], ratio[k], violated[k] = (
+                pairing.guard(state.blocks),
+                rates.student / rates.standard,
+                rates.violates,
+            )
+            if k % 1000 == 0:
+                advance(0.9 * k / RANDOM_STATES)
+        share = float(violated.mean())
+        found = pairing.smallest_violation(*shape, grid)
+        smallest = "none on the grid"
+        if found is not None:
+            (blocks, teacher), rates = found
+            smallest = (
+                f"W* = {words(teacher)}, W = {words(blocks[0])}, scale parameters "
+                f"{', '.join(words(block) for block in blocks[1:])}: {rates.student:g} against f's {rates.standard:g}"
+            )
+        bad = violated > 0
+        some = slice(0, 2000)  # a picture needs no more
+        panel = Panel(
+            f"(i) off the trajectory {symbol} can be slower",
+            f"{pairing.guard_name} of the state",
+            f"(dL_{symbol}/dt) / (dL_f/dt)",
+            [
+                Line("at least as fast", guard[some][~bad[some]], ratio[some][~bad[some]], marks=True, colour=BLUE),
+                Line(
+                    f"slower: {share:.0%} of all",
+                    guard[some][bad[some]],
+                    ratio[some][bad[some]],
+                    True,
+                    None,
+                    VERMILLION,
+                ),
+            ],
+            scale="xy",
+            level=1.0,
+            limits=(0.03, 300),
+        )
+        safe = int(violated[guard >= 1].sum())
+        note = (
+            f"share of {RANDOM_STATES:,} random states that violate it ({safe} of them guarded); smallest: {smallest}"
+        )
+        error = float(np.sqrt(share * (1 - share) / RANDOM_STATES))
+        return Finding(0.0, share, error, share == 0 and found is None, note, (panel,))
+
+    return check
+
+
+def whole_number_search(name: str, column: bool, largest: int, advance: Advance) -> list[tuple[Array, Curve]]:
+    """Ratios of losses of all teachers (a, b), 1 ≤ b < a ≤ largest, from the smallest norm on.
+
+    Signs and order of the entries change nothing: all flows here are equivariant under them.
+    """
+    pairs = sorted(((a, b) for a in range(2, largest + 1) for b in range(1, a)), key=lambda p: p[0] ** 2 + p[1] ** 2)
+    found = []
+    for k, pair in enumerate(pairs):
+        teacher = np.array([pair], dtype=float)
+        teacher = teacher.T if column else teacher
+        found.append((teacher, loss_ratio(STUDENTS[name], _F, teacher, np.linspace(0.02, 4, 200))))
+        advance((k + 1) / len(pairs))
+    return found
+
+
+def _any_teacher(name: str, symbol: str, column: bool, largest: int, also: Array) -> Callable[[Advance], Finding]:
+    """(iii) without its condition on the teacher."""
+
+    def check(advance: Advance) -> Finding:
+        searched = whole_number_search(name, column, largest, advance)
+        failing = [(teacher, curve) for teacher, curve in searched if curve.peak[0] > 1 + MARGIN]
+        other = loss_ratio(STUDENTS[name], _F, also, np.linspace(0.01, 12, 600))
+        holding = [(teacher, curve) for teacher, curve in searched if curve.peak[0] <= 1 + MARGIN]
+        lines = [Line(f"W* = {words(teacher)}", *curve) for teacher, curve in [*holding[:1], *failing[:3]]]
+        lines.append(Line(f"W* = {words(also)}", *other))
+        panel = Panel(
+            f"(iii) for other teachers {symbol} can fall behind",
+            "time t of the flow",
+            f"L_{symbol}(t) / L_f(t)",
+            lines,
+            scale="xy",
+            level=1.0,
+            limits=(1e-2, 1e2),
+        )
+        panels = (panel, _decay_panel(name, symbol, failing[0][0])) if failing else (panel,)
+        if not failing:
+            return Finding("< 1", max(c.peak[0] for _, c in searched), None, other.peak[0] < 1, "", (panel,))
+        teacher, curve = failing[0]
+        note = (
+            f"{len(failing)} of {len(searched)} whole-number teachers fail; smallest {words(teacher)}: "
+            f"{_course(curve)}; smaller in norm {words(also)}: {_course(other)}"
+        )
+        return Finding("< 1", curve.peak[0], None, False, note, panels)
+
+    return check
+
+
+def _decay_panel(name: str, symbol: str, teacher: Array) -> Panel:
+    """How fast the residual shrinks, −½ d log L / dt: who has the slower direction at the end falls behind."""
+    times = np.linspace(0.02, 3.5, 120)
+    lines = []
+    for key, label in (("f", "f"), (name, symbol)):
+        run = flow(STUDENTS[key], teacher, times)
+        rates = np.array([-STUDENTS[key].rate(state, teacher) for state in run.states]) / (2 * run.loss)
+        alive = run.loss > FLOOR * run.loss[0]
+        lines.append(Line(label, times[alive], rates[alive]))
+    title = f"W* = {words(teacher)}: who shrinks faster when"
+    return Panel(title, "time t of the flow", "−½ d log L / dt, 1 / unit of t", lines)
+
+
+def _course(curve: Curve) -> str:
+    """When a ratio of losses exceeds 1, and how far it gets."""
+    ratio, at = curve.peak
+    end = ", still rising where the losses meet rounding" if at == curve.times[-1] else ""
+    return f"above 1 from t = {curve.first_above(1 + MARGIN):.2f}, {ratio:.2f} at t = {at:.2f}{end}"
+
+
+def _nonzero_start(advance: Advance) -> Finding:
+    """Theorem 1 for scalars that start at the same W(0) ≠ 0."""
+    steps = np.arange(1, 5) / 2
+    targets = np.concatenate([steps, -steps])
+    cases = sorted(((w, target) for w in steps for target in targets), key=lambda case: case[0] + abs(case[1]))
+    failing: list[tuple[float, float, Curve]] = []
+    lines = []
+    for k, (w, target) in enumerate(cases):
+        start = np.array([[w]])
+        if w != target:
+            curve = loss_ratio(_F, STUDENTS["g"], [[target]], TIMES[TIMES < 5], initial=([start, np.ones(1)], [start]))
+            if curve.peak[0] > 1 + MARGIN:
+                failing.append((w, target, curve))
+        advance((k + 1) / len(cases))
+    for w, target, curve in failing[:4]:
+        lines.append(Line(f"W(0) = {w:g}, W* = {target:g}", *curve))
+    panel = Panel(
+        "Theorem 1 needs W(0) = 0",
+        "time t of the flow",
+        "L_f(t) / L_g(t)",
+        lines,
+        scale="x",
+        level=1.0,
+    )
+    if not failing:
+        return Finding("< 1", 0.0, None, True, "", (panel,))
+    w, target, curve = failing[0]
+    note = f"{len(failing)} of {len(cases)} scalar cases fail; smallest W(0) = {w:g}, W* = {target:g}: {_course(curve)}"
+    return Finding("< 1", curve.peak[0], None, False, note, (panel,))
+
+
+CLAIMS = (
+    Claim(
+        "limits",
+        "DP (i)",
+        "Theorem 3.1 and D.1 (i), as printed",
+        "dL_φ/dt ≤ dL_f/dt at any state with γ = γb, W_f = diag(γa) W_φ",
+        "every parameter standard normal, c, d ≤ 4",
+        _anywhere("dp", "φ", (1, 1), (0.0, 0.5, 1.0, 1.5, 2.0, -0.5, -1.0)),
+        expected="fails",
+    ),
+    Claim(
+        "limits",
+        "OR (i)",
+        "Theorem 3.2 and D.2 (i), as printed",
+        "dL_ψ/dt ≤ dL_f/dt at any state with W_f = W_ψ, γ = β Norm(α)",
+        "every parameter standard normal, c, d ≤ 4",
+        _anywhere("or", "ψ", (1, 2), (0.0, 0.5, 1.0, 2.0, -1.0)),
+        expected="fails",
+    ),
+    Claim(
+        "limits",
+        "DP (iii)",
+        "Theorem D.1 (iii) without its condition",
+        "L_φ(t) < L_f(t) for every t > 0 and any W* ≠ 0",
+        "W* = (a, b)ᵀ, whole numbers up to 7, no matching",
+        _any_teacher("dp", "φ", True, 7, np.array([[1], [0.5]])),
+        expected="fails",
+    ),
+    Claim(
+        "limits",
+        "OR (iii)",
+        "Theorem D.2 (iii) without its condition",
+        "L_ψ(t) < L_f(t) for every t > 0 and any W* ≠ 0, d > 1",
+        "W* = (a, b), whole numbers up to 10, not balanced",
+        _any_teacher("or", "ψ", False, 10, np.array([[4, 0.01]])),
+        expected="fails",
+    ),
+    Claim(
+        "limits",
+        "Theorem 1",
+        "Theorem 2.2 without W(0) = 0",
+        "L_f(t) < L_g(t) for every t > 0 from the same W(0), γ(0) = 1",
+        "c = d = 1, W(0) and W* multiples of 1/2 up to 2",
+        _nonzero_start,
+        expected="fails",
+    ),
+)

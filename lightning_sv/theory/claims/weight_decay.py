@@ -1,0 +1,185 @@
+"""Weight decay on γ: without it γ and the Hessian's sharpness grow for ever, with it they settle."""
+
+import numpy as np
+from scipy.stats import norm
+
+from lightning_sv.theory.claims.base import Advance, Claim, Finding
+from lightning_sv.theory.draw import BLUE, GREEN, ORANGE, SKY, VERMILLION, Line, Panel
+from lightning_sv.theory.dual import Array
+from lightning_sv.theory.hessian import dense_hessian, dense_sharpness, sharpness
+from lightning_sv.theory.sde import NoisyTraining, Paths, simulate
+
+_SOURCE = "Theorem 2.3 and Appendix C.2"
+_SETTING = NoisyTraining()
+_CONDITIONS = (
+    f"λ = {_SETTING.lam}, q = {_SETTING.q}, a* = 1 in d = {len(_SETTING.target)}, {_SETTING.paths} paths, "
+    f"dt = {_SETTING.dt}, T = {_SETTING.end / 4:g}"
+)
+_METRICS = (("λ_max", "lambda_max"), ("trace", "trace"), ("Frobenius norm", "frobenius"))
+_Z = float(norm.ppf(0.99))  # one side
+_Z2 = float(norm.ppf(0.995))  # both sides
+_DONE: dict[NoisyTraining, Paths] = {}
+
+
+def growth(late: Array, early: Array) -> tuple[float, float]:
+    """Ratio of the means of two paired samples, and its standard error by the delta method."""
+    ratio = float(late.mean() / early.mean())
+    error = float((late - ratio * early).std(ddof=1) / np.sqrt(late.size) / early.mean())
+    return ratio, error
+
+
+def slopes(times: Array, values: Array) -> Array:
+    """Least-squares slope of each path; times (T,), values (T, p) -> (p,)."""
+    centred = times - times.mean()
+    return np.asarray(centred @ values / (centred @ centred))
+
+
+def _paths(advance: Advance) -> Paths:
+    """One simulation for all parts."""
+    if _SETTING not in _DONE:
+        _DONE[_SETTING] = simulate(_SETTING, advance=advance)
+    return _DONE[_SETTING]
+
+
+def _mean_line(label: str, times: Array, values: Array, colour: str) -> Line:
+    spread = _Z2 * values.std(-1, ddof=1) / np.sqrt(values.shape[-1])
+    return Line(label, times, values.mean(-1), spread=spread, colour=colour)
+
+
+def _no_decay_grows(advance: Advance) -> Finding:
+    paths = _paths(advance)
+    quarter = len(paths.times) // 4
+    ratio, error = growth(paths.gamma[-1, 0], paths.gamma[quarter, 0])
+    panel = Panel(
+        "Without decay of γ (μ = 0) its norm grows",
+        "time t of the flow",
+        "E‖γ‖², band: 99% interval",
+        [
+            _mean_line("μ = 0", paths.times, paths.gamma[:, 0], VERMILLION),
+            _mean_line(f"μ = {_SETTING.mus[1]}", paths.times, paths.gamma[:, 1], BLUE),
+            Line("the proof's bound, μ > 0", paths.times, _bounds(paths)[0], colour=GREEN),
+        ],
+    )
+    low = ratio - _Z * error
+    means = ", ".join(f"{paths.gamma[np.searchsorted(paths.times, t), 0].mean():.1f}" for t in (0, 30, 100, 400))
+    note = f"99% lower bound {low:.2f}; E‖γ‖² at t = 0, 30, 100, 400: {means}"
+    return Finding("> 1.5", ratio, error, low > 1.5, note, (panel,))
+
+
+def _no_decay_sharpens(advance: Advance) -> Finding:
+    paths = _paths(advance)
+    quarter = len(paths.times) // 4
+    found = {}
+    lines = []
+    for (label, name), colour in zip(_METRICS, (VERMILLION, ORANGE, SKY), strict=True):
+        values = getattr(paths, name)
+        found[label] = growth(values[-1, 0], values[quarter, 0])
+        lines.append(Line(f"{label}, μ = 0", paths.times, values[:, 0].mean(-1) / values[0, 0].mean(), colour=colour))
+    for (label, name), colour in zip(_METRICS, (BLUE, GREEN, "black"), strict=True):
+        values = getattr(paths, name)
+        lines.append(
+            Line(
+                f"{label}, μ = {_SETTING.mus[1]}",
+                paths.times,
+                values[:, 1].mean(-1) / values[0, 1].mean(),
+                colour=colour,
+            )
+        )
+    lows = {label: ratio - _Z * error for label, (ratio, error) in found.items()}
+    weakest = min(lows, key=lambda label: lows[label])
+    note = "99% lower bounds: " + ", ".join(f"{label} {low:.2f}" for label, low in lows.items())
+    panel = Panel(
+        "The Hessian sharpens with it",
+        "time t of the flow",
+        "E[sharpness] / its value at t = 0",
+        lines,
+        scale="y",
+    )
+    return Finding("> 1.5", found[weakest][0], found[weakest][1], min(lows.values()) > 1.5, note, (panel,))
+
+
+def _decay_settles(advance: Advance) -> Finding:
+    paths = _paths(advance)
+    late = paths.times >= _SETTING.end / 2
+    each = slopes(paths.times[late], paths.gamma[late, 1])
+    slope, error = float(each.mean()), float(each.std(ddof=1) / np.sqrt(each.size))
+    level = paths.gamma[late, 1].mean()
+    note = f"slope of E‖γ‖² from t = {_SETTING.end / 2:g}, standard error; the level is {level:.2f}"
+    # an interval that covers zero says something only if it is narrow: drift over the window within 10% of the level
+    narrow = (abs(slope) + _Z2 * error) * _SETTING.end / 2 < 0.1 * level
+    return Finding(0.0, slope, error, abs(slope) < _Z2 * error and narrow, note)
+
+
+def _bounds(paths: Paths) -> tuple[Array, Array]:
+    """The proof's bounds on E‖γ‖² for the second μ, and on E‖w‖² for any."""
+    d = len(_SETTING.target)
+    return _SETTING.bound(_SETTING.mus[1], d, paths.times), _SETTING.bound(_SETTING.lam, 0.0, paths.times)
+
+
+def _below_bounds(advance: Advance) -> Finding:
+    paths = _paths(advance)
+    gamma_bound, w_bound = _bounds(paths)
+    shares = []
+    for values, bound in ((paths.gamma[:, 1], gamma_bound), (paths.w[:, 0], w_bound), (paths.w[:, 1], w_bound)):
+        upper = values.mean(-1) + _Z * values.std(-1, ddof=1) / np.sqrt(values.shape[-1])
+        shares.append(float((upper[1:] / bound[1:]).max()))
+    note = "largest share of the bound reached: " + ", ".join(
+        f"{name} {share:.2f}"
+        for name, share in zip(("E‖γ‖² (μ > 0)", "E‖w‖² (μ = 0)", "E‖w‖² (μ > 0)"), shares, strict=True)
+    )
+    return Finding("< 1", max(shares), None, max(shares) < 1, note)
+
+
+def _closed_forms(advance: Advance) -> Finding:
+    rng = np.random.default_rng(0)
+    closed, dense, errors = [], [], []
+    for _ in range(60):
+        w, gamma, target = rng.standard_normal((3, rng.integers(1, 7)))
+        hessian = dense_hessian(w, gamma, target)
+        d = w.size
+        blocks = np.zeros((2 * d, 2 * d))
+        for i in range(d):
+            mixed = 2 * gamma[i] * w[i] - target[i]
+            blocks[np.ix_([i, d + i], [i, d + i])] = [[gamma[i] ** 2, mixed], [mixed, w[i] ** 2]]
+        ours, oracle = sharpness(w, gamma, target), dense_sharpness(hessian)
+        pairs = [(getattr(ours, name), getattr(oracle, name)) for _, name in _METRICS]
+        closed.append([float(a) for a, _ in pairs])
+        dense.append([float(b) for _, b in pairs])
+        errors.append(max(np.abs(hessian - blocks).max(), *(abs(a - b) for a, b in pairs)))
+    x, y = np.array(dense), np.array(closed)
+    panel = Panel(
+        "The block Hessian's closed forms are exact",
+        "sharpness from autograd's Hessian",
+        "sharpness from the closed form",
+        [Line(label, x[:, k], y[:, k], marks=True) for k, (label, _) in enumerate(_METRICS)],
+        scale="xy",
+    )
+    worst = float(max(errors))
+    return Finding(
+        0.0, worst, worst, worst < 1e-10, "blocks, λ_max, trace and Frobenius norm of 60 random states", (panel,)
+    )
+
+
+CLAIMS = (
+    Claim("weight-decay", "μ = 0: γ", _SOURCE, "E‖γ(4T)‖² / E‖γ(T)‖² > 1.5: unbounded", _CONDITIONS, _no_decay_grows),
+    Claim(
+        "weight-decay", "μ = 0: sharpness", _SOURCE, "λ_max, Tr, ‖·‖_F of ∇²L grow too", _CONDITIONS, _no_decay_sharpens
+    ),
+    Claim("weight-decay", "μ > 0: slope", _SOURCE, "E‖γ‖² stays bounded", _CONDITIONS, _decay_settles),
+    Claim(
+        "weight-decay",
+        "bounds",
+        "Appendix C.2, eq. (Grönwall)",
+        "E‖γ‖² and E‖w‖² below the proof's bounds",
+        _CONDITIONS,
+        _below_bounds,
+    ),
+    Claim(
+        "weight-decay",
+        "Hessian",
+        "Appendix C.2",
+        "∇²L = diag(H_1, ..., H_d) and its closed forms",
+        "any state",
+        _closed_forms,
+    ),
+)

@@ -1,0 +1,115 @@
+"""`lightning-sv theory`: check the claims, or see students on a teacher of your own."""
+
+import json
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from lightning_sv.theory.claims import CLAIMS, Claim, Result
+from lightning_sv.theory.draw import draw
+from lightning_sv.theory.study import load_student, parse_teacher, study
+
+_STYLE = {"holds": "green", "fails, as expected": "yellow", "CONTRADICTED": "bold red"}
+
+
+def run_theory(argv: list[str]) -> int:
+    """Parse the arguments of `theory`, check, show; 1 when a claim is contradicted."""
+    names = list(dict.fromkeys(claim.claim for claim in CLAIMS))
+    parser = ArgumentParser(
+        prog="lightning-sv theory",
+        description="Check the paper's theorems: exact power series, tight integration, a simulated SDE. "
+        "With --teacher: the flows of all students on your own teacher instead.",
+    )
+    parser.add_argument(
+        "claims", nargs="*", metavar="CLAIM", help=f"One or more of: {' '.join(names)}. All by default."
+    )
+    parser.add_argument("--json", action="store_true", help="Print the results as JSON on stdout.")
+    parser.add_argument("--out", default="runs/theory", help="Folder of the pictures and theory.json.")
+    parser.add_argument("--teacher", help='Rows of W*, e.g. "8 1" or "1 2; 3 -1/2".')
+    parser.add_argument(
+        "--student", action="append", default=[], help="module:Class, a Student of your own; repeatable."
+    )
+    options = parser.parse_args(argv)
+    out = Path(options.out)
+    if options.teacher is not None:
+        if options.claims:
+            raise ValueError(f"--teacher studies flows and checks no claims; leave out {' '.join(options.claims)!r}.")
+        found = study(parse_teacher(options.teacher), [load_student(path) for path in options.student])
+        draw(found.panels(), out / "study.png")
+        print(json.dumps(found.to_dict(), indent=2)) if options.json else found.print(Console(), out / "study.png")
+        return 0
+    if options.student:
+        raise ValueError('--student is compared on a teacher; add one, e.g. --teacher "8 1".')
+    unknown = [name for name in options.claims if name not in names]
+    if unknown:
+        raise ValueError(f"unknown claim {unknown[0]!r}; known: {' '.join(names)}")
+    chosen = [claim for claim in CLAIMS if not options.claims or claim.claim in options.claims]
+    results = check_all(chosen)
+    save(results, out)
+    if options.json:
+        print(json.dumps([result.to_dict() for result in results], indent=2, ensure_ascii=False))
+    else:
+        console = Console()
+        print_results(console, results)
+        console.print(f"Pictures and theory.json in {out}.", highlight=False)
+    return int(any(result.verdict == "CONTRADICTED" for result in results))
+
+
+def check_all(claims: Sequence[Claim]) -> list[Result]:
+    """Check one after the other, with a bar on stderr where that is a terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    results = []
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        whole = progress.add_task("theory", total=len(claims))
+        for k, claim in enumerate(claims):
+            progress.update(whole, description=f"{claim.claim} {claim.part}")
+            results.append(claim.run(lambda share, done=k: progress.update(whole, completed=done + share)))  # type: ignore[misc]
+    return results
+
+
+def save(results: Sequence[Result], out: Path) -> None:
+    """Write one PNG per claim that has panels, and theory.json with everything checked."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in dict.fromkeys(result.claim.claim for result in results):
+        panels = [panel for result in results if result.claim.claim == name for panel in result.finding.panels]
+        if panels:
+            draw(panels, out / f"{name}.png")
+    text = json.dumps([result.to_dict() for result in results], indent=2, ensure_ascii=False)
+    unfinished = out / "theory.json.part"
+    unfinished.write_text(text + "\n", encoding="utf-8")
+    unfinished.replace(out / "theory.json")
+
+
+def print_results(console: Console, results: Sequence[Result]) -> None:
+    """Print one row per claim, its note below it."""
+    table = Table(title="The paper's claims, checked", title_justify="left", show_lines=True)
+    for name in ("claim", "statement, conditions", "stated", "measured", "error", "verdict"):
+        table.add_column(name, overflow="fold")
+    for result in results:
+        claim, finding = result.claim, result.finding
+        text = f"{claim.statement}\n[dim]{claim.conditions}; {claim.source}[/dim]"
+        if finding.note:
+            text += f"\n[italic]{finding.note}[/italic]"
+        style = _STYLE[result.verdict]
+        table.add_row(
+            f"{claim.claim}\n{claim.part}",
+            text,
+            _number(finding.stated),
+            _number(finding.measured),
+            _number(finding.error),
+            f"[{style}]{result.verdict}[/{style}]",
+        )
+    console.print(table)
+    counts = {verdict: sum(result.verdict == verdict for result in results) for verdict in _STYLE}
+    console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count), highlight=False)
+
+
+def _number(value: float | str | None) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else f"{value:.8g}"

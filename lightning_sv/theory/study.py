@@ -1,0 +1,145 @@
+"""Students on a teacher of your own: their flows, their first differences to f, their implicit preconditioners."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from lightning_sv.theory.compare import FLOOR, difference_series
+from lightning_sv.theory.draw import Line, Panel
+from lightning_sv.theory.dual import Array
+from lightning_sv.theory.flow import flow
+from lightning_sv.theory.students import STUDENTS, Student, exact
+
+_BASELINE = STUDENTS["f"]
+TIMES = np.concatenate([np.geomspace(0.01, 0.5, 40), np.linspace(0.52, 8, 188)])
+
+
+@dataclass(frozen=True)
+class Studied:
+    """One student on the teacher.
+
+    Args:
+        name: Of the student.
+        loss: Along TIMES, shape (T,).
+        cubic: Coefficient of t³ in L − L_f; None where the student has no rational series at t = 0.
+        spectrum: Eigenvalues of its implicit preconditioner J Jᵀ at each time, ascending, shape (T, c·d).
+    """
+
+    name: str
+    loss: Array
+    cubic: Fraction | None
+    spectrum: Array
+
+
+@dataclass(frozen=True)
+class Study:
+    """All students on one teacher."""
+
+    teacher: Array
+    students: tuple[Studied, ...]
+
+    def panels(self) -> tuple[Panel, ...]:
+        """Losses, ratios to f, and the slowest direction of the preconditioner."""
+        time = "time t of the flow"
+        standard = next(student.loss for student in self.students if student.name == _BASELINE.name)
+        alive = standard > FLOOR * standard[0]
+        at = TIMES[alive]
+        losses = [Line(s.name, TIMES, np.maximum(s.loss, FLOOR * standard[0])) for s in self.students]
+        ratios = [Line(s.name, at, s.loss[alive] / standard[alive]) for s in self.students]
+        slowest = [Line(s.name, TIMES, s.spectrum[:, 0]) for s in self.students]
+        return (
+            Panel("Loss along the gradient flow", time, "L(t)", losses, scale="y"),
+            Panel("Relative to f", time, "L(t) / L_f(t)", ratios, scale="xy", level=1.0, limits=(1e-3, 1e3)),
+            Panel("Slowest direction", time, "least eigenvalue of J Jᵀ, 1 / unit of t", slowest, level=1.0),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; the exact coefficient of t³ as a string."""
+        rows = [
+            {
+                "student": s.name,
+                "loss": dict(zip(_SHOWN, _at_shown(s.loss), strict=True)),
+                "cubic": None if s.cubic is None else str(s.cubic),
+                "preconditioner_eigenvalues_at_start": s.spectrum[0].tolist(),
+                "preconditioner_eigenvalues_at_end": s.spectrum[-1].tolist(),
+            }
+            for s in self.students
+        ]
+        return {"teacher": [[str(x) for x in row] for row in self.teacher], "students": rows}
+
+    def print(self, console: Console, picture: Path) -> None:
+        """Print one row per student."""
+        table = Table(title="Gradient flows on your teacher", title_justify="left")
+        for column in ("student", *(f"L({t:g})" for t in _SHOWN), "L − L_f at t³", "eigenvalues of J Jᵀ at the end"):
+            table.add_column(column, overflow="fold")
+        for s in self.students:
+            ends = f"{s.spectrum[-1, 0]:.4g} to {s.spectrum[-1, -1]:.4g}"
+            cubic = "not rational" if s.cubic is None else str(s.cubic)
+            table.add_row(s.name, *(f"{x:.3e}" for x in _at_shown(s.loss)), cubic, ends)
+        console.print(table)
+        console.print(f"Picture in {picture}.", highlight=False)
+
+
+_SHOWN = (0.1, 0.5, 1.0, 2.0, 4.0)
+
+
+def _at_shown(values: Array) -> list[float]:
+    return [float(x) for x in np.interp(_SHOWN, TIMES, values)]
+
+
+def study(teacher: Any, own: Sequence[Student] = ()) -> Study:
+    """Flow of every student of `STUDENTS` and of your own on one teacher.
+
+    Args:
+        teacher: W*, shape (c, d); ints, Fractions or floats.
+        own: Further students, each an instance of a subclass of `Student` (or of `ScaledInput`).
+    """
+    matrix = exact(teacher)
+    studied = []
+    for student in (*STUDENTS.values(), *own):
+        run = flow(student, matrix, TIMES)
+        try:
+            cubic = difference_series(student, _BASELINE, matrix, 3)[3]
+        except (ValueError, TypeError, AttributeError):  # its A is not rational at t = 0, or uses other functions
+            cubic = None
+        spectrum = np.stack([np.linalg.eigvalsh(student.preconditioner(state)) for state in run.states])
+        studied.append(Studied(student.name, run.loss, cubic, spectrum))
+    return Study(matrix, tuple(studied))
+
+
+def parse_teacher(text: str) -> Array:
+    """Read "1 2; 3 -1/2" as a matrix of Fractions.
+
+    Raises:
+        ValueError: When an entry is no number, the rows differ in length, or every entry is 0.
+    """
+    try:
+        rows = [[Fraction(word) for word in row.replace(",", " ").split()] for row in text.split(";")]
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f'--teacher {text!r} is no matrix; write rows of numbers as "1 2; 3 -1/2".') from None
+    if len({len(row) for row in rows}) != 1 or not any(x for row in rows for x in row):
+        raise ValueError(f"--teacher {text!r} needs rows of equal length and one entry that is not 0.")
+    return exact(rows)
+
+
+def load_student(path: str) -> Student:
+    """Import "module:Class" and make one.
+
+    Raises:
+        ValueError: When there is no such class, or it is no Student.
+    """
+    module, _, name = path.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ValueError(f"--student {path!r} cannot be made ({error}); name a class as module:Class.") from None
+    if not isinstance(made, Student):
+        raise ValueError(f"--student {path!r} is no Student; subclass lightning_sv.theory.Student or ScaledInput.")
+    return made
