@@ -54,6 +54,7 @@ class Panel:
         scale: Which axes are logarithmic.
         level: Height of a grey horizontal line: what the claim compares with.
         limits: Of the ordinate.
+        x_limits: Of the abscissa.
     """
 
     title: str
@@ -63,6 +64,7 @@ class Panel:
     scale: Literal["", "x", "y", "xy"] = ""
     level: float | None = None
     limits: tuple[float, float] | None = None
+    x_limits: tuple[float, float] | None = None
 
 
 def draw(panels: Sequence[Panel], path: str | Path) -> None:
@@ -77,6 +79,7 @@ def draw(panels: Sequence[Panel], path: str | Path) -> None:
     # a Figure of its own canvas, not pyplot: no global state, no display
     figure = Figure(figsize=(4.9 * columns, 4.1 * rows), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
+    figure.get_layout_engine().set(w_pad=0.12, h_pad=0.1)  # type: ignore[union-attr, call-arg]
     for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=False):
         _draw_panel(axes, panel)
     for axes in figure.axes[len(panels) :]:
@@ -104,6 +107,8 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
         axes.set_yscale("log")
     if panel.limits is not None:
         axes.set_ylim(*panel.limits)
+    if panel.x_limits is not None:
+        axes.set_xlim(*panel.x_limits)
     axes.set_xlabel(panel.x)
     axes.set_ylabel(panel.y)
     axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold")

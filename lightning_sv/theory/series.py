@@ -3,9 +3,17 @@
 A `Series` is a number to numpy's object arrays: `+ - * /`, `np.sqrt` and `np.exp` work on arrays of them.
 """
 
+from collections.abc import Sequence
 from fractions import Fraction
 from math import isqrt
 from numbers import Rational
+
+
+def _fraction(x: Rational | float) -> Fraction:
+    if isinstance(x, Rational):
+        # numpy's integers would stay inside the Fraction, and overflow
+        return Fraction(int(x.numerator), int(x.denominator))
+    return Fraction(float(x))
 
 
 class Series:
@@ -28,8 +36,8 @@ class Series:
 
     __slots__ = ("coefficients",)
 
-    def __init__(self, coefficients: "list[Fraction] | list[int] | list[Fraction | int]"):
-        self.coefficients = tuple(Fraction(c) for c in coefficients)
+    def __init__(self, coefficients: Sequence[Rational | float]):
+        self.coefficients = tuple(_fraction(c) for c in coefficients)
         if not self.coefficients:
             raise ValueError("A series needs at least its constant term; give [c_0, ...].")
 
@@ -45,7 +53,7 @@ class Series:
         if isinstance(other, Series):
             return other
         if isinstance(other, Rational | float):
-            return Series([Fraction(other), *[Fraction(0)] * self.order])
+            return Series([_fraction(other), *[Fraction(0)] * self.order])
         return None
 
     def __add__(self, other: object) -> "Series":

@@ -1,6 +1,7 @@
 """Students on a teacher of your own: their flows, their first differences to f, their implicit preconditioners."""
 
 import importlib
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,7 +19,8 @@ from lightning_sv.theory.flow import flow
 from lightning_sv.theory.students import STUDENTS, Student, exact
 
 _BASELINE = STUDENTS["f"]
-TIMES = np.concatenate([np.geomspace(0.01, 0.5, 40), np.linspace(0.52, 8, 188)])
+_SHOWN = (0.1, 0.5, 1.0, 2.0, 4.0)
+TIMES = np.unique(np.concatenate([np.geomspace(0.01, 0.5, 40), np.linspace(0.52, 8, 188), _SHOWN]))
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class Study:
         slowest = [Line(s.name, TIMES, s.spectrum[:, 0]) for s in self.students]
         return (
             Panel("Loss along the gradient flow", time, "L(t)", losses, scale="y"),
-            Panel("Relative to f", time, "L(t) / L_f(t)", ratios, scale="xy", level=1.0, limits=(1e-3, 1e3)),
-            Panel("Slowest direction", time, "least eigenvalue of J Jᵀ, 1 / unit of t", slowest, level=1.0),
+            Panel("Relative to f", time, "$L(t) \\,/\\, L_f(t)$", ratios, scale="xy", level=1.0, limits=(1e-3, 1e3)),
+            Panel("Slowest direction", time, "least eigenvalue of J Jᵀ, per unit of t", slowest, level=1.0),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -87,11 +89,8 @@ class Study:
         console.print(f"Picture in {picture}.", highlight=False)
 
 
-_SHOWN = (0.1, 0.5, 1.0, 2.0, 4.0)
-
-
 def _at_shown(values: Array) -> list[float]:
-    return [float(x) for x in np.interp(_SHOWN, TIMES, values)]
+    return [float(x) for x in values[np.searchsorted(TIMES, _SHOWN)]]
 
 
 def study(teacher: Any, own: Sequence[Student] = ()) -> Study:
@@ -136,6 +135,8 @@ def load_student(path: str) -> Student:
         ValueError: When there is no such class, or it is no Student.
     """
     module, _, name = path.partition(":")
+    if "" not in sys.path:  # a console script does not look in the working folder
+        sys.path.insert(0, "")
     try:
         made = getattr(importlib.import_module(module), name)()
     except (ImportError, AttributeError, TypeError) as error:

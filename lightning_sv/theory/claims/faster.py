@@ -46,10 +46,12 @@ def at_an_instant(name: str, symbol: str) -> Callable[[Advance], Finding]:
         panel = Panel(
             f"(i) {symbol} descends at least as fast as f",
             f"{pairing.guard_name} of the state",
-            f"(dL_{symbol}/dt) / (dL_f/dt)",
+            f"$(dL_{{{symbol}}}/dt) \\,/\\, (dL_f/dt)$",
             lines,
             scale="xy",
             level=1.0,
+            limits=(0.8, 100),
+            x_limits=(0.8, 1000),
         )
         note = (
             f"{violations} violations in {len(on)} states on and {len(off)} off the trajectory; least ratio {least:.6f}"
@@ -109,9 +111,9 @@ def early(name: str, symbol: str, stated: Callable[[Array], Fraction]) -> Callab
                 losses = [flow(STUDENTS[key], teacher.matrix, times).loss for key in (name, "f")]
                 lines.append(Line(teacher.name, times, (losses[0] - losses[1]) / (coefficient * times**3)))
         panel = Panel(
-            "(ii) The first difference is the stated t³",
+            "(ii) Early on they differ by the stated t³ term",
             "time t of the flow",
-            f"(L_{symbol} − L_f) / (stated coefficient · t³)",
+            f"$(L_{{{symbol}}} - L_f)$ / (stated coefficient · t³)",
             lines,
             scale="x",
             level=1.0,
@@ -150,7 +152,7 @@ def throughout(name: str, symbol: str, word: str, condition: Callable[[Teacher],
         panel = Panel(
             f"(iii) {symbol} stays below f: {word}",
             "time t of the flow",
-            f"L_{symbol}(t) / L_f(t)",
+            f"$L_{{{symbol}}}(t) \\,/\\, L_f(t)$",
             lines,
             scale="xy",
             level=1.0,

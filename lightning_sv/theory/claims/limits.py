@@ -57,9 +57,9 @@ def _anywhere(name: str, symbol: str, shape: tuple[int, int], grid: Sequence[flo
         bad = violated > 0
         some = slice(0, 2000)  # a picture needs no more
         panel = Panel(
-            f"(i) off the trajectory {symbol} can be slower",
+            f"{name.upper()} (i): off the trajectory {symbol} can be slower",
             f"{pairing.guard_name} of the state",
-            f"(dL_{symbol}/dt) / (dL_f/dt)",
+            f"$(dL_{{{symbol}}}/dt) \\,/\\, (dL_f/dt)$",
             [
                 Line("at least as fast", guard[some][~bad[some]], ratio[some][~bad[some]], marks=True, colour=BLUE),
                 Line(
@@ -86,11 +86,14 @@ def _anywhere(name: str, symbol: str, shape: tuple[int, int], grid: Sequence[flo
 
 
 def whole_number_search(name: str, column: bool, largest: int, advance: Advance) -> list[tuple[Array, Curve]]:
-    """Ratios of losses of all teachers (a, b), 1 ≤ b < a ≤ largest, from the smallest norm on.
+    """Ratios of losses of all teachers (a, b), 1 ≤ b ≤ a ≤ largest, from the smallest norm on.
 
-    Signs and order of the entries change nothing: all flows here are equivariant under them.
+    Signs and order of the entries change nothing: all flows here are equivariant under them. Rows (a, a) are left
+    out, as they are balanced.
     """
-    pairs = sorted(((a, b) for a in range(2, largest + 1) for b in range(1, a)), key=lambda p: p[0] ** 2 + p[1] ** 2)
+    pairs = sorted(
+        ((a, b) for a in range(1, largest + 1) for b in range(1, a + column)), key=lambda p: p[0] ** 2 + p[1] ** 2
+    )
     found = []
     for k, pair in enumerate(pairs):
         teacher = np.array([pair], dtype=float)
@@ -111,13 +114,13 @@ def _any_teacher(name: str, symbol: str, column: bool, largest: int, also: Array
         lines = [Line(f"W* = {words(teacher)}", *curve) for teacher, curve in [*holding[:1], *failing[:3]]]
         lines.append(Line(f"W* = {words(also)}", *other))
         panel = Panel(
-            f"(iii) for other teachers {symbol} can fall behind",
+            f"{name.upper()} (iii): for other teachers {symbol} can fall behind",
             "time t of the flow",
-            f"L_{symbol}(t) / L_f(t)",
+            f"$L_{{{symbol}}}(t) \\,/\\, L_f(t)$",
             lines,
             scale="xy",
             level=1.0,
-            limits=(1e-2, 1e2),
+            limits=(0.05, 20),
         )
         panels = (panel, _decay_panel(name, symbol, failing[0][0])) if failing else (panel,)
         if not failing:
@@ -142,7 +145,7 @@ def _decay_panel(name: str, symbol: str, teacher: Array) -> Panel:
         alive = run.loss > FLOOR * run.loss[0]
         lines.append(Line(label, times[alive], rates[alive]))
     title = f"W* = {words(teacher)}: who shrinks faster when"
-    return Panel(title, "time t of the flow", "−½ d log L / dt, 1 / unit of t", lines)
+    return Panel(title, "time t of the flow", r"$-\frac{1}{2}\, d\log L / dt$, per unit of t", lines)
 
 
 def _course(curve: Curve) -> str:
@@ -171,10 +174,11 @@ def _nonzero_start(advance: Advance) -> Finding:
     panel = Panel(
         "Theorem 1 needs W(0) = 0",
         "time t of the flow",
-        "L_f(t) / L_g(t)",
+        "$L_f(t) \\,/\\, L_g(t)$",
         lines,
-        scale="x",
+        scale="xy",
         level=1.0,
+        limits=(0.01, 100),
     )
     if not failing:
         return Finding("< 1", 0.0, None, True, "", (panel,))
@@ -195,20 +199,20 @@ CLAIMS = (
     ),
     Claim(
         "limits",
-        "OR (i)",
-        "Theorem 3.2 and D.2 (i), as printed",
-        "dL_ψ/dt ≤ dL_f/dt at any state with W_f = W_ψ, γ = β Norm(α)",
-        "every parameter standard normal, c, d ≤ 4",
-        _anywhere("or", "ψ", (1, 2), (0.0, 0.5, 1.0, 2.0, -1.0)),
-        expected="fails",
-    ),
-    Claim(
-        "limits",
         "DP (iii)",
         "Theorem D.1 (iii) without its condition",
         "L_φ(t) < L_f(t) for every t > 0 and any W* ≠ 0",
         "W* = (a, b)ᵀ, whole numbers up to 7, no matching",
         _any_teacher("dp", "φ", True, 7, np.array([[1], [0.5]])),
+        expected="fails",
+    ),
+    Claim(
+        "limits",
+        "OR (i)",
+        "Theorem 3.2 and D.2 (i), as printed",
+        "dL_ψ/dt ≤ dL_f/dt at any state with W_f = W_ψ, γ = β Norm(α)",
+        "every parameter standard normal, c, d ≤ 4",
+        _anywhere("or", "ψ", (1, 2), (0.0, 0.5, 1.0, 2.0, -1.0)),
         expected="fails",
     ),
     Claim(

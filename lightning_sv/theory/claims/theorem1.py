@@ -26,7 +26,7 @@ def _faster(advance: Advance) -> Finding:
     panel = Panel(
         "f, with γ, is always below g, without",
         "time t of the flow",
-        "L_f(t) / L_g(t)",
+        "$L_f(t) \\,/\\, L_g(t)$",
         shown,
         scale="xy",
         level=1.0,
@@ -44,9 +44,9 @@ def _invariant(advance: Advance) -> Finding:
         advance((k + 1) / len(TEACHERS))
     worst = float(np.max(drifts))
     panel = Panel(
-        "γ_j² − ‖w_j‖² = 1 is conserved",
+        "The invariant is conserved (grey: tolerance)",
         "time t of the flow",
-        "|γ_j² − ‖w_j‖² − 1|, largest over j",
+        r"largest $|\gamma_j^2 - \|w_j\|^2 - 1|$",
         [Line("largest of all teachers", TIMES, np.maximum(np.max(drifts, axis=0), 1e-17))],
         scale="xy",
         level=1e-9,
@@ -65,7 +65,7 @@ def _plain_loss(advance: Advance) -> Finding:
     start = 0.5 * float((shown.matrix**2).sum())
     stated, measured = start * np.exp(-2), float(flow(_G, shown.matrix, [1.0]).loss[0])
     panel = Panel(
-        "L_g is ½ e⁻²ᵗ ‖W*‖², L_f falls faster",
+        "$L_g$ has its closed form; $L_f$ falls faster",
         "time t of the flow",
         "loss (W* = ((1, 2), (3, −1)))",
         [

@@ -1,0 +1,140 @@
+"""The claims: on drawn teachers and states, at their limits, and able to fail."""
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_sv.theory.claims import CLAIMS, placement, reparameterization, weight_decay
+from lightning_sv.theory.claims.base import Finding
+from lightning_sv.theory.claims.faster import early
+from lightning_sv.theory.claims.limits import words
+from lightning_sv.theory.compare import difference_series, loss_ratio, stays_below
+from lightning_sv.theory.instantaneous import PAIRINGS, State
+from lightning_sv.theory.students import STUDENTS
+from lightning_sv.theory.teachers import TEACHERS
+from tests.theory.strategies import balanced, matchings, rational_teachers, states
+
+F = STUDENTS["f"]
+
+
+@given(rational_teachers())
+@settings(max_examples=25, deadline=None)
+def test_cubic_coefficients_are_exact(teacher: np.ndarray) -> None:
+    """(ii) of DP and OR in exact rationals; ER shares OR's, as its P is the same at γ = 1."""
+    for name, stated in (("dp", placement), ("or", reparameterization), ("er", reparameterization)):
+        series = difference_series(STUDENTS[name], F, teacher, 3)
+        assert series == (0, 0, 0, stated.stated_coefficient(teacher))
+
+
+@pytest.mark.parametrize("name", PAIRINGS)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_guarded_states_never_violate(name: str, data: st.DataObject) -> None:
+    """(i) wherever γa² ≥ 1 or ρ ≥ 1; and the effective matrices of the pairing are equal."""
+    pairing = PAIRINGS[name]
+    blocks, teacher = data.draw(states(pairing.student))
+    ours, theirs = pairing.student.effective(*blocks), F.effective(*pairing.standard(blocks))
+    np.testing.assert_allclose(ours, theirs, atol=1e-12)
+    if pairing.guard(blocks) < 1:  # scale the guarded vector (γa, or β) up to the guard
+        k = {"dp": 1, "or": 2}[name]
+        blocks[k] = blocks[k] / math.sqrt(pairing.guard(blocks)) * (1 + 1e-12)
+    rates = pairing.rates(State(blocks, teacher))
+    assert not rates.violates and rates.standard <= 0
+
+
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_difference_of_rates_is_the_proof_s(data: st.DataObject) -> None:
+    """DP: Σ (γa_i² − 1) γb_j² R_ij² + Σ ⟨A_i, R_i⟩² / γa_i² (Appendix D.1, claim (i))."""
+    pairing = PAIRINGS["dp"]
+    (w, a, b), teacher = data.draw(states(pairing.student))
+    effective = a[:, None] * w * b
+    residual = teacher - effective
+    stated = (((a**2 - 1)[:, None] * b**2 * residual**2).sum()) + (((effective * residual).sum(1) / a) ** 2).sum()
+    rates = pairing.rates(State([w, a, b], teacher))
+    assert rates.standard - rates.student == pytest.approx(stated, rel=1e-9, abs=1e-8)
+
+
+@given(matchings())
+@settings(max_examples=6, deadline=None)
+def test_dp_stays_below_for_matchings(teacher: np.ndarray) -> None:
+    assert stays_below(STUDENTS["dp"], F, teacher)[0]
+
+
+@given(balanced())
+@settings(max_examples=6, deadline=None)
+def test_or_stays_below_for_balanced_columns(teacher: np.ndarray) -> None:
+    assert stays_below(STUDENTS["or"], F, teacher)[0]
+
+
+@given(rational_teachers())
+@settings(max_examples=6, deadline=None)
+def test_theorem_1_for_any_teacher(teacher: np.ndarray) -> None:
+    assert stays_below(F, STUDENTS["g"], teacher)[0]
+
+
+def test_counterexamples_beyond_the_conditions() -> None:
+    """DP (iii) at (2, 1)ᵀ, OR (iii) at (8, 1); their balanced or matching neighbours hold."""
+    late = np.linspace(0.02, 4, 100)
+    assert loss_ratio(STUDENTS["dp"], F, [[2], [1]], late).first_above(1) == pytest.approx(3.0, abs=0.06)
+    assert loss_ratio(STUDENTS["dp"], F, [[2], [0]], late).peak[0] < 1
+    peak, at = loss_ratio(STUDENTS["or"], F, [[8, 1]], np.linspace(0.02, 1, 99)).peak
+    assert peak == pytest.approx(1.09, abs=0.01) and at == pytest.approx(0.48, abs=0.02)
+    assert loss_ratio(STUDENTS["or"], F, [[7, 1]], np.linspace(0.02, 1, 99)).peak[0] < 1
+
+
+@pytest.mark.parametrize("name", PAIRINGS)
+def test_smallest_violation_violates(name: str) -> None:
+    """The search finds a state that is off the trajectory, by hand: γa = 1/2 with W = 0 is 4 times slower."""
+    pairing = PAIRINGS[name]
+    found = pairing.smallest_violation(*((1, 1) if name == "dp" else (1, 2)), (0.0, 0.5, 1.0))
+    assert found is not None
+    (blocks, teacher), rates = found
+    assert rates.violates and pairing.guard(blocks) < 1
+    if name == "dp":
+        assert [block.tolist() for block in blocks] == [[[0.0]], [0.5], [1.0]] and teacher.tolist() == [[0.5]]
+        assert rates.student == pytest.approx(rates.standard / 4)
+    assert pairing.smallest_violation(1, 1, (1.0,)) is None
+
+
+def test_teachers_meet_their_conditions() -> None:
+    assert sum(t.matching for t in TEACHERS) >= 4 and sum(t.balanced for t in TEACHERS) >= 3
+    by_name = {t.name: t for t in TEACHERS}
+    assert not by_name["row (3, 1)"].balanced and not by_name["column (2, 1)"].matching
+    assert words(by_name["column (2, 1)"].matrix) == "(2, 1)ᵀ"
+
+
+def test_a_wrong_statement_is_contradicted() -> None:
+    """A coefficient that is off by 1e-5 does not pass, a limit that holds neither."""
+    claim = next(c for c in CLAIMS if (c.claim, c.part) == ("or", "(ii)"))
+    wrong = early("or", "ψ", lambda teacher: reparameterization.stated_coefficient(teacher) + Fraction(1, 100_000))
+    result = replace(claim, check=wrong).run()
+    assert result.verdict == "CONTRADICTED" and result.finding.error == pytest.approx(1e-5)
+    limit = replace(claim, check=lambda advance: Finding("< 1", 0.5, None, True), expected="fails")
+    assert limit.run().verdict == "CONTRADICTED"
+    assert replace(claim, check=lambda advance: Finding("< 1", 2.0, None, False), expected="fails").run().verdict == (
+        "fails, as expected"
+    )
+
+
+@pytest.mark.parametrize("part", [c.part for c in CLAIMS if c.claim == "or" and c.part != "(i)"])
+def test_claims_of_or_hold(part: str) -> None:
+    claim = next(c for c in CLAIMS if (c.claim, c.part) == ("or", part))
+    assert claim.run().verdict == "holds"
+
+
+def test_growth_and_slopes() -> None:
+    """Against the ratio of means over resampled paths, and numpy's polyfit."""
+    rng = np.random.default_rng(0)
+    early_, noise = rng.gamma(4, 1, 4000), rng.normal(0, 1, 4000)
+    ratio, error = weight_decay.growth(2 * early_ + noise, early_)
+    picks = rng.integers(0, 4000, (400, 4000))
+    resampled = (2 * early_ + noise)[picks].mean(1) / early_[picks].mean(1)
+    assert ratio == pytest.approx(2, abs=4 * error) and error == pytest.approx(resampled.std(), rel=0.15)
+    t, y = np.linspace(0, 5, 20), rng.normal(size=(20, 3))
+    assert weight_decay.slopes(t, y) == pytest.approx(np.polyfit(t, y, 1)[0])

@@ -1,0 +1,72 @@
+"""`lightning-sv theory`: exit codes, JSON, pictures, a student and a teacher of one's own."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+from lightning_sv.__main__ import main
+from lightning_sv.theory import command
+from lightning_sv.theory.claims import CLAIMS, Finding
+from lightning_sv.theory.draw import Line, Panel
+
+KEYS = {
+    "claim", "part", "source", "statement", "conditions", "stated", "measured", "error", "verdict", "expected", "note",
+}  # fmt: skip
+
+
+def quick(agrees: bool) -> tuple:
+    """The first claim with a check that takes no time."""
+    panel = Panel("T", "t", "y", [Line("l", [1, 2], [1, 2])])
+    return (replace(CLAIMS[0], check=lambda advance: Finding(1.0, 1.0, 0.0, agrees, "a note", (panel,))),)
+
+
+@pytest.mark.parametrize(("agrees", "code"), [(True, 0), (False, 1)])
+def test_exit_code_and_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], agrees: bool, code: int
+) -> None:
+    monkeypatch.setattr(command, "CLAIMS", quick(agrees))
+    assert main(["theory", "theorem1", "--json", "--out", str(tmp_path)]) == code
+    (row,) = json.loads(capsys.readouterr().out)
+    assert set(row) == KEYS and row["verdict"] == ("holds" if agrees else "CONTRADICTED")
+    assert json.loads((tmp_path / "theory.json").read_text()) == [row]
+    assert imread(tmp_path / "theorem1.png").shape[1] > 500
+    assert main(["theory", "--out", str(tmp_path)]) == code
+    assert row["verdict"] in capsys.readouterr().out
+
+
+def test_wrong_words(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["theorem9"], ["--teacher", "1 2; 3"], ["--teacher", "0"], ["dp", "--teacher", "1"]):
+        assert main(["theory", *words]) == 2, words
+    assert main(["theory", "--teacher", "1", "--student", "os:getcwd"]) == 2
+    assert main(["theory", "--student", "a:B"]) == 2
+    assert main(["theory", "theorem9"]) == 2
+    assert "known: theorem1 weight-decay dp or limits" in capsys.readouterr().err
+
+
+def test_own_student_on_own_teacher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """γ = v² doubles γ's speed: P = 4 v² = 4 at the start, and the t³ coefficient is exact."""
+    args = ["--teacher", "1 1/2; 0 -1", "--student", "tests.theory.test_series:Squared", "--out", str(tmp_path)]
+    assert main(["theory", *args, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rows = {row["student"]: row for row in found["students"]}
+    assert found["teacher"] == [["1", "1/2"], ["0", "-1"]] and len(rows) == 6
+    # P = 4 I instead of I: L − L_f = −(2/3)·3·Σ_j ‖w*_j‖⁴ t³ = −2 (1 + 25/16) t³
+    assert rows["v²"]["cubic"] == "-41/8" and rows["f, scale vector"]["cubic"] == "0"
+    assert (
+        rows["v²"]["loss"]["2.0"] < rows["f, scale vector"]["loss"]["2.0"] < rows["g, no scale vector"]["loss"]["2.0"]
+    )
+    assert imread(tmp_path / "study.png").shape[1] > 1500
+    assert main(["theory", *args]) == 0
+    assert "-41/8" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_every_claim_is_as_expected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole command, every check at full size."""
+    assert main(["theory", "--json", "--out", str(tmp_path)]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert len(rows) == len(CLAIMS) and {row["verdict"] for row in rows} == {"holds", "fails, as expected"}
+    assert {path.stem for path in tmp_path.glob("*.png")} == {claim.claim for claim in CLAIMS}

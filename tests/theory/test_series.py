@@ -1,0 +1,90 @@
+"""Exact power series and forward-mode derivatives."""
+
+from fractions import Fraction
+from math import factorial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_sv.scale.vector import DirectScale, ExponentialScale, OriginalSpaceScale
+from lightning_sv.theory.series import Series
+from lightning_sv.theory.students import STUDENTS, ScaledInput
+from tests.theory.strategies import entries, states
+
+coefficients = st.lists(entries, min_size=5, max_size=5)
+
+
+@given(coefficients, coefficients.filter(lambda c: c[0] != 0))
+def test_ring_laws(a: list[Fraction], b: list[Fraction]) -> None:
+    """Products against numpy's polynomials; division and the root undo products."""
+    x, y = Series(a), Series(b)
+    assert (x * y).coefficients == tuple(np.polymul(a[::-1], b[::-1])[::-1][:5]) or not any(a)
+    assert ((x * y) / y).coefficients == x.coefficients
+    assert ((x - y) + y).coefficients == x.coefficients
+    assert (y * y).sqrt().coefficients in (y.coefficients, (-y).coefficients)
+    e = Series([0, *a[1:]]).exp()
+    assert (e * (-Series([0, *a[1:]])).exp()).coefficients == (1, 0, 0, 0, 0)
+
+
+def test_known_series_and_refusals() -> None:
+    assert Series([0, 1, 0, 0, 0]).exp().coefficients == tuple(Fraction(1, factorial(k)) for k in range(5))
+    assert (1 - Series([0, 1, 0])).coefficients == (1, -1, 0)
+    assert Series([1, 2, 3])(0.5) == 1 + 1 + 0.75
+    wide = Series([1, Fraction(1, 3**50)]) / np.int64(3)  # numpy's means divide by an int64
+    assert wide.coefficients == (Fraction(1, 3), Fraction(1, 3**51))
+    with pytest.raises(ValueError, match="not rational"):
+        Series([2, 1]).sqrt()
+    with pytest.raises(ValueError, match="not rational"):
+        Series([1, 1]).exp()
+
+
+ORACLES = {"f": DirectScale, "or": OriginalSpaceScale, "er": ExponentialScale}
+
+
+@pytest.mark.parametrize("name", STUDENTS)
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_gradients_against_autograd_and_the_package_s_own_scale_vectors(name: str, data: st.DataObject) -> None:
+    """The loss, its gradient and J Jᵀ of every student, with torch and lightning_sv.scale as oracle."""
+    student = STUDENTS[name]
+    blocks, teacher = data.draw(states(student))
+    tensors = [torch.tensor(block, requires_grad=True) for block in blocks]
+
+    def effective(*theta: torch.Tensor) -> torch.Tensor:
+        if name == "g":
+            return theta[0]
+        if name == "dp":
+            return torch.diag(theta[1]) @ theta[0] @ torch.diag(theta[2])
+        scale = ORACLES[name](teacher.shape[1], "input").double()
+        names = [key for key, _ in scale.named_parameters()]
+        return theta[0] * torch.func.functional_call(scale, dict(zip(names, theta[1:], strict=True)), ())
+
+    a = effective(*tensors)
+    loss = 0.5 * (a - torch.tensor(teacher)).square().sum()
+    gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, tensors)])
+    ours, ours_gradient = student.gradient(blocks, teacher)
+    np.testing.assert_allclose(ours, loss.item(), rtol=1e-12)
+    np.testing.assert_allclose(ours_gradient, gradient.numpy(), rtol=1e-9, atol=1e-9)
+    jacobians = torch.autograd.functional.jacobian(effective, tuple(tensors))
+    j = torch.cat([part.reshape(teacher.size, -1) for part in jacobians], 1).numpy()
+    np.testing.assert_allclose(student.preconditioner(blocks), j @ j.T, rtol=1e-9, atol=1e-9)
+
+
+class Squared(ScaledInput):
+    """A reparameterization of one's own: γ = v², in one class."""
+
+    name = "v²"
+
+    def initial_scale(self, d: int) -> list[np.ndarray]:
+        return [np.ones(d)]
+
+    def gamma(self, *scale: object) -> object:
+        return scale[0] * scale[0]  # type: ignore[operator]
+
+
+def test_one_s_own_reparameterization_has_its_preconditioner() -> None:
+    v = np.array([0.5, -2.0, 3.0])
+    assert Squared().gamma_preconditioner(v) == pytest.approx(np.diag(4 * v**2))
