@@ -18,7 +18,7 @@ Array = NDArray[Any]
 class Dual(NDArrayOperatorsMixin):
     """x + ε·dx with ε² = 0: an array and its derivatives with respect to n inputs.
 
-    Understands `+ - * /`, `np.sqrt`, `np.exp`, `sum`, `mean` and indexing, with numpy's broadcasting.
+    Understands `+ - * /`, whole powers, `np.sqrt`, `np.exp`, `sum`, `mean` and indexing, with numpy's broadcasting.
 
     Args:
         value: x, any shape S; float64, or objects such as Fractions or Series.
@@ -36,7 +36,8 @@ class Dual(NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         """Numpy's hook: differentiate the functions of `_RULES`, refuse the others."""
         if ufunc not in _RULES or method != "__call__" or kwargs:
-            return NotImplemented
+            known = " ".join(rule.__name__ for rule in _RULES)
+            raise ValueError(f"np.{ufunc.__name__} has no derivative here; a student may use: {known} sum mean.")
         return Dual(*_RULES[ufunc](*inputs))
 
     def __getitem__(self, key: Any) -> "Dual":
@@ -111,6 +112,12 @@ def _sqrt(x: Dual) -> tuple[Array, Array]:
     return root, x.tangent / _column(2 * root)
 
 
+def _power(x: Dual, exponent: int) -> tuple[Array, Array]:
+    if isinstance(exponent, Dual) or int(exponent) != exponent or exponent < 1:
+        raise ValueError(f"A student may take whole powers from 1 on, not {exponent!r}.")
+    return np.asarray(x.value**exponent), x.tangent * _column(exponent * x.value ** (exponent - 1))
+
+
 def _exp(x: Dual) -> tuple[Array, Array]:
     value = np.asarray(np.exp(x.value))
     return value, x.tangent * _column(value)
@@ -122,6 +129,7 @@ _RULES: dict[Any, Callable[..., tuple[Array, Array]]] = {
     np.negative: lambda x: (-x.value, -x.tangent),
     np.multiply: _multiply,
     np.divide: _divide,
+    np.power: _power,
     np.sqrt: _sqrt,
     np.exp: _exp,
 }

@@ -117,5 +117,8 @@ def _join(blocks: list[Array]) -> Array:
 
 
 def _split(theta: Array, like: list[Array]) -> list[Array]:
-    parts = np.split(theta, np.cumsum([block.size for block in like])[:-1])
-    return [part.reshape(block.shape) for part, block in zip(parts, like, strict=True)]
+    blocks, start = [], 0
+    for block in like:
+        blocks.append(theta[start : start + block.size].reshape(block.shape))
+        start += block.size
+    return blocks

@@ -96,6 +96,13 @@ class Series:
         a = self._as_series(other)
         return NotImplemented if a is None else a / self
 
+    def __pow__(self, exponent: int) -> "Series":
+        power = self._as_series(1)
+        assert power is not None and exponent >= 0, exponent
+        for _ in range(exponent):
+            power = power * self
+        return power
+
     __radd__, __rmul__ = __add__, __mul__
 
     def sqrt(self) -> "Series":

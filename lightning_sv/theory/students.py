@@ -18,9 +18,9 @@ from lightning_sv.theory.dual import Array, variables
 class Student(ABC):
     """A = effective(*blocks), where the blocks are the student's parameters.
 
-    A subclass says where its parameters start and how they make A, in `+ - * /`, `np.sqrt`, `np.exp`,
-    `sum`, `mean` and indexing. Its gradient, its flow, the flow's exact power series and its implicit
-    preconditioner follow, by differentiation of `effective`.
+    A subclass says where its parameters start and how they make A, in `+ - * /`, whole powers,
+    `np.sqrt`, `np.exp`, `sum`, `mean` and indexing. Its gradient, its flow, the flow's exact power series and its
+    implicit preconditioner follow, by differentiation of `effective`.
     """
 
     name: str  #: as in tables and legends
@@ -37,7 +37,8 @@ class Student(ABC):
         """Loss ½‖A − W*‖_F² and its gradient with respect to all parameters, shape (n,)."""
         a = self.effective(*variables(blocks))
         residual = a.value - teacher
-        return (residual * residual).sum() / 2, np.tensordot(residual, a.tangent, axes=2)
+        gradient = residual.ravel() @ a.tangent.reshape(residual.size, -1)
+        return (residual * residual).sum() / 2, gradient
 
     def preconditioner(self, blocks: list[Array]) -> Array:
         """K = J Jᵀ with J = ∂vec(A)/∂parameters: the flow of A is vec(Ȧ) = −K vec(A − W*).

@@ -53,13 +53,16 @@ class Study:
         standard = next(student.loss for student in self.students if student.name == _BASELINE.name)
         alive = standard > FLOOR * standard[0]
         at = TIMES[alive]
-        losses = [Line(s.name, TIMES, np.maximum(s.loss, FLOOR * standard[0])) for s in self.students]
+        clear = FLOOR * standard[0]
+        losses = [Line(s.name, TIMES[s.loss > clear], s.loss[s.loss > clear]) for s in self.students]
         ratios = [Line(s.name, at, s.loss[alive] / standard[alive]) for s in self.students]
         slowest = [Line(s.name, TIMES, s.spectrum[:, 0]) for s in self.students]
         return (
             Panel("Loss along the gradient flow", time, "L(t)", losses, scale="y"),
             Panel("Relative to f", time, "$L(t) \\,/\\, L_f(t)$", ratios, scale="xy", level=1.0, limits=(1e-3, 1e3)),
-            Panel("Slowest direction", time, "least eigenvalue of J Jᵀ, per unit of t", slowest, level=1.0),
+            Panel(
+                "Slowest direction of each student", time, "least eigenvalue of J Jᵀ, per unit of t", slowest, level=1.0
+            ),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.image import imread
 
@@ -11,6 +12,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.theory import command
 from lightning_sv.theory.claims import CLAIMS, Finding
 from lightning_sv.theory.draw import Line, Panel
+from lightning_sv.theory.students import ScaledInput
 
 KEYS = {
     "claim", "part", "source", "statement", "conditions", "stated", "measured", "error", "verdict", "expected", "note",
@@ -37,11 +39,25 @@ def test_exit_code_and_json(
     assert row["verdict"] in capsys.readouterr().out
 
 
+class Tanh(ScaledInput):
+    """A reparameterization that the derivatives do not cover."""
+
+    name = "tanh"
+
+    def initial_scale(self, d: int) -> list[np.ndarray]:
+        return [np.zeros(d)]
+
+    def gamma(self, *scale: object) -> object:
+        return 1 + np.tanh(scale[0])  # type: ignore[call-overload]
+
+
 def test_wrong_words(capsys: pytest.CaptureFixture[str]) -> None:
     for words in (["theorem9"], ["--teacher", "1 2; 3"], ["--teacher", "0"], ["dp", "--teacher", "1"]):
         assert main(["theory", *words]) == 2, words
     assert main(["theory", "--teacher", "1", "--student", "os:getcwd"]) == 2
     assert main(["theory", "--student", "a:B"]) == 2
+    assert main(["theory", "--teacher", "1", "--student", "tests.theory.test_command:Tanh"]) == 2
+    assert "np.tanh has no derivative here" in capsys.readouterr().err
     assert main(["theory", "theorem9"]) == 2
     assert "known: theorem1 weight-decay dp or limits" in capsys.readouterr().err
 

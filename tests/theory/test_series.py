@@ -82,7 +82,7 @@ class Squared(ScaledInput):
         return [np.ones(d)]
 
     def gamma(self, *scale: object) -> object:
-        return scale[0] * scale[0]  # type: ignore[operator]
+        return scale[0] ** 2  # type: ignore[operator]
 
 
 def test_one_s_own_reparameterization_has_its_preconditioner() -> None:

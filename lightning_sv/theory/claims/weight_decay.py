@@ -101,14 +101,20 @@ def _no_decay_sharpens(advance: Advance) -> Finding:
 
 def _decay_settles(advance: Advance) -> Finding:
     paths = _paths(advance)
-    late = paths.times >= _SETTING.end / 2
-    each = slopes(paths.times[late], paths.gamma[late, 1])
-    slope, error = float(each.mean()), float(each.std(ddof=1) / np.sqrt(each.size))
-    level = paths.gamma[late, 1].mean()
-    note = f"slope of E‖γ‖² from t = {_SETTING.end / 2:g}, standard error; the level is {level:.2f}"
-    # an interval that covers zero says something only if it is narrow: drift over the window within 10% of the level
-    narrow = (abs(slope) + _Z2 * error) * _SETTING.end / 2 < 0.1 * level
-    return Finding(0.0, slope, error, abs(slope) < _Z2 * error and narrow, note)
+    window = _SETTING.end / 2
+    late = paths.times >= window
+    settled, found = [], {}
+    for label, name in (("‖γ‖²", "gamma"), *_METRICS):
+        values = getattr(paths, name)[late, 1]
+        each = slopes(paths.times[late], values)
+        slope, error = float(each.mean()), float(each.std(ddof=1) / np.sqrt(each.size))
+        # an interval that covers zero says something only if it is narrow: drift over the window within 10% of the level
+        narrow = (abs(slope) + _Z2 * error) * window < 0.1 * values.mean()
+        settled.append(abs(slope) < _Z2 * error and narrow)
+        found[label] = (slope, error, float(values.mean()))
+    others = ", ".join(f"{label} {found[label][0]:.1e} ± {found[label][1]:.1e}" for label, _ in _METRICS)
+    note = f"slope of E‖γ‖² from t = {window:g} and its standard error, at level {found['‖γ‖²'][2]:.2f}; {others}"
+    return Finding(0.0, found["‖γ‖²"][0], found["‖γ‖²"][1], all(settled), note)
 
 
 def _bounds(paths: Paths) -> tuple[Array, Array]:
@@ -171,7 +177,14 @@ CLAIMS = (
     Claim(
         "weight-decay", "μ = 0: sharpness", _SOURCE, "λ_max, Tr, ‖·‖_F of ∇²L grow too", _CONDITIONS, _no_decay_sharpens
     ),
-    Claim("weight-decay", "μ > 0: slope", _SOURCE, "E‖γ‖² stays bounded", _CONDITIONS, _decay_settles),
+    Claim(
+        "weight-decay",
+        "μ > 0: slope",
+        _SOURCE,
+        "E‖γ‖² and the sharpness of ∇²L stay bounded: slope 0",
+        _CONDITIONS,
+        _decay_settles,
+    ),
     Claim(
         "weight-decay",
         "bounds",
