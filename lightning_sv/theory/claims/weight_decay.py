@@ -9,7 +9,7 @@ from lightning_sv.theory.dual import Array
 from lightning_sv.theory.hessian import dense_hessian, dense_sharpness, sharpness
 from lightning_sv.theory.sde import NoisyTraining, Paths, simulate
 
-_SOURCE = "Theorem 2.3 and Appendix C.2"
+_SOURCE = "Theorems 2.3 and C.1"
 _SETTING = NoisyTraining()
 _CONDITIONS = (
     f"λ = {_SETTING.lam}, q = {_SETTING.q}, a* = 1 in d = {len(_SETTING.target)}, {_SETTING.paths} paths, "
@@ -108,7 +108,7 @@ def _decay_settles(advance: Advance) -> Finding:
         values = getattr(paths, name)[late, 1]
         each = slopes(paths.times[late], values)
         slope, error = float(each.mean()), float(each.std(ddof=1) / np.sqrt(each.size))
-        # an interval that covers zero says something only if it is narrow: drift over the window within 10% of the level
+        # covering zero says something only where the interval is narrow: drift over the window within 10% of the level
         narrow = (abs(slope) + _Z2 * error) * window < 0.1 * values.mean()
         settled.append(abs(slope) < _Z2 * error and narrow)
         found[label] = (slope, error, float(values.mean()))
