@@ -50,8 +50,8 @@ def at_an_instant(name: str, symbol: str) -> Callable[[Advance], Finding]:
             lines,
             scale="xy",
             level=1.0,
-            limits=(0.8, 100),
-            x_limits=(0.8, 1000),
+            limits=(0.8, 1.5 * max(np.quantile(line.y, 0.999) for line in lines)),
+            x_limits=(0.8, 1.5 * max(np.quantile(line.x, 0.99) for line in lines)),
         )
         note = (
             f"{violations} violations in {len(on)} states on and {len(off)} off the trajectory; least ratio {least:.6f}"
@@ -158,7 +158,7 @@ def throughout(name: str, symbol: str, word: str, condition: Callable[[Teacher],
             level=1.0,
             limits=(1e-6, 3),
         )
-        note = f"{len(chosen)} teachers; just after t = 0 by the exact first coefficient, then until L_f is {FLOOR:g} of its start"
+        note = f"{len(chosen)} teachers; just after t = 0 by exact series, then until L_f is {FLOOR:g} of ½‖W*‖²"
         return Finding("< 1", worst, None, all(below), note, (panel,))
 
     return check

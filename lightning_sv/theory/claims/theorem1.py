@@ -32,7 +32,7 @@ def _faster(advance: Advance) -> Finding:
         level=1.0,
         limits=(1e-6, 3),
     )
-    note = f"{len(TEACHERS)} teachers; just after t = 0 by the exact first coefficient of L_f − L_g, then up to t = {TIMES[-1]:g}"
+    note = f"{len(TEACHERS)} teachers; just after t = 0 by exact series, then up to t = {TIMES[-1]:g}"
     return Finding("< 1", worst, None, all(below), note, (panel,))
 
 
