@@ -100,7 +100,8 @@ class Comparison:
             console.print(pair.tokens_sentence(), markup=False, highlight=False)
         for warning in self.warnings:
             console.print(f"Warning: {warning}", markup=False, highlight=False, style="yellow")
-        files = f"{self.out / 'comparison.json'}\n{self.out / 'comparison.png'}"
+        found = [self.out / name for name in ("comparison.json", "comparison.png", "sharpness.png")]
+        files = "\n".join(str(file) for file in found if file.exists())
         console.print(files, markup=False, highlight=False, soft_wrap=True)
 
     def _table(self) -> Table:

@@ -11,11 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lightning_sv.paper.events import VAL_LOSS, Curve, Run
-from lightning_sv.paper.figure import GREY, colours, new_figure, save, set_limits
+from lightning_sv.paper.figure import GREY, LINES, colours, new_figure, save, set_limits
 from lightning_sv.paper.stats import PairedCurve, on_common_tokens, paired_curve
 
-# apart without colours; four against five free colours, so that no pair of both comes again soon
-_LINES = ("-", "--", "-.", ":")
 _LONG = 14
 
 
@@ -48,7 +46,7 @@ def draw_comparison(
     long = max(map(len, names)) > _LONG
     short = list(ascii_uppercase[: len(names)]) if long else names
     legend = [f"{letter}: {name}" for letter, name in zip(short, names, strict=True)] if long else names
-    looks = list(zip(colours(names), islice(cycle(_LINES), len(names)), strict=True))
+    looks = list(zip(colours(names), islice(cycle(LINES), len(names)), strict=True))
 
     figure = new_figure()
     left, right = figure.subplots(1, 2)

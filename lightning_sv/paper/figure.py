@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,6 +23,9 @@ GREY = "#555555"
 # strategies that keep one colour in every figure; the others take what is free
 _FIXED = {"llama": BLUE, "unified": VERMILLION, "nop": PURPLE}
 _FREE = (VERMILLION, GREEN, PURPLE, SKY, ORANGE)
+
+# apart without colours; four against five free colours, so that no pair of both comes again soon
+LINES = ("-", "--", "-.", ":")
 
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
@@ -79,14 +83,18 @@ def new_figure(panels: int = 2) -> Figure:
     return figure
 
 
-def save(figure: Figure, path: str | Path) -> None:
+def save(figure: Figure, path: str | Path, *, tokens: Literal["linear", "log"] = "linear") -> None:
     """Give every panel the house's axes, tokens along x, and write the file, with its directory."""
     for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#E5E5E5", linewidth=0.8)
         axes.set_axisbelow(True)
-        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-        axes.xaxis.set_major_formatter(FuncFormatter(_tick_words(axes.get_xlim()[1])))
+        if tokens == "log":
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: human_tokens(x)))
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+            axes.xaxis.set_major_formatter(FuncFormatter(_tick_words(axes.get_xlim()[1])))
         axes.set_xlabel("training tokens")
         axes.set_title(axes.get_title(), loc="left", fontsize=11, fontweight="bold")
         axes.set_title("")

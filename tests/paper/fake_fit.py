@@ -33,6 +33,7 @@ def main() -> int:
     parser.add_argument("--run_dir", type=Path, required=True)
     parser.add_argument("--delta", default="-0.02,-0.04,-0.03")
     parser.add_argument("--optim.lr", "--model.optim.lr", dest="lr", type=float, default=1e-3)
+    parser.add_argument("--sharp", type=float, help="lambda_max in the first write")
     parser.add_argument("--corpus_hash", default="c0ffee")
     parser.add_argument("--hidden.key", dest="hidden", default="same")
     parser.add_argument("--fail_seed", type=int, default=-1)
@@ -49,6 +50,10 @@ def main() -> int:
     delta = 0.0 if args.scale == "llama" else float(args.delta.split(",")[args.seed])
     points = [(1000 * i, 4 - 0.1 * i + 0.01 * args.seed + delta) for i in range(1, 11)]
     write_scalars(args.run_dir, "val/loss", points, wall_time=1.0)
+    for tag in ("lambda_max", "trace", "fro2") if args.sharp else ():
+        for part, factor in (("all", 1.0), ("scale_input", 0.1)):
+            probes = [(tokens, factor * args.sharp / (1 + i)) for i, tokens in enumerate((0, 100, 1000, 10_000))]
+            write_scalars(args.run_dir, f"sharpness/{part}/{tag}", probes, wall_time=2.0)
     config = {
         "seed_everything": args.seed,
         "run_dir": str(args.run_dir),

@@ -201,3 +201,12 @@ def test_interrupt_stops_the_children_and_keeps_finished_runs(tmp_path: Path) ->
     assert str(tmp_path) not in left
     _, said = run(tmp_path, "--hang_seed", "1", seeds=1)
     assert "llama, seed 0: reused" in said and "unified, seed 0: reused" in said
+
+
+def test_sharpness_is_drawn_where_every_run_has_it(three: Comparison, tmp_path: Path) -> None:
+    assert not (three.out / "sharpness.png").exists()
+    found, _ = run(tmp_path / "sharp", "--sharp", "50", seeds=2)
+    assert (found.out / "sharpness.png").stat().st_size > 20_000
+    shown = Console(file=io.StringIO(), width=200)
+    found.print(shown)
+    assert "sharpness.png" in shown.file.getvalue()  # type: ignore[attr-defined]
