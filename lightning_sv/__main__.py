@@ -129,7 +129,7 @@ def _params(argv: list[str]) -> int:
         parser.add_argument(f"--model.{key}", type=dict, help="Not used here.")
     ignored = [f"model.{key}" for key in ("tokens_per_param", "mask_documents", "compile", "seed")]
     ignored += ["data", "trainer", "scalars", "branch_norms", "experts", "checkpoint", "progress"]
-    ignored += ["seed_everything", "run_dir", "ckpt_path", "weights_only"]
+    ignored += ["seed_everything", "run_dir", "ckpt_path", "weights_only", "optimizer", "lr_scheduler"]
     for key in ignored:
         parser.add_argument(f"--{key}", type=Any, help="Not used here.")
     parser.add_argument("--json", nargs="?", type=bool, const=True, default=False, help="Print JSON.")

@@ -11,6 +11,7 @@ import yaml
 
 from lightning_sv.__main__ import COMMANDS, main
 from lightning_sv.corpus import CorpusConfig, prepare
+from lightning_sv.lit.cli import parse_run
 from lightning_sv.optim.tuned import TUNED_LR
 
 ROOT = Path(__file__).parent.parent
@@ -100,6 +101,21 @@ def test_every_command_of_the_readme_exists(command: str) -> None:
     if words[0] in ("git", "cd", "torchrun", "pip"):
         return
     assert words[0] == "lightning-sv" and words[1] in COMMANDS, command
+
+
+@pytest.mark.parametrize("command", [c for c in readme_commands() if re.match("make (train|compare)", c)])
+def test_every_run_of_the_readme_has_a_learning_rate(command: str) -> None:
+    """The layers that make puts together build a module, as `fit` does before it looks at the corpus."""
+    words = dict(word.split("=", 1) for word in shlex.split(command)[2:])
+    default = {"MODEL": "tiny" if "compare" in command else "mini", "OPTIM": "adamw", "SCHEDULE": "cos"}
+    chosen = default | words
+    files = ["base", f"optim/{chosen['OPTIM']}", f"schedule/{chosen['SCHEDULE']}", "trainer/cpu", "data/stdlib"]
+    files += [f"model/{chosen['MODEL']}", *([f"probes/{chosen['PROBES']}"] if "PROBES" in chosen else [])]
+    args = [word for file in files for word in ("--config", str(ROOT / f"conf/{file}.yaml"))]
+    for scale in [chosen.get("SCALE"), chosen.get("A"), *chosen.get("B", "").split()]:
+        named = ["--model.scale", scale] if scale else []
+        module, *_ = parse_run([*args, *named, *shlex.split(chosen.get("B_ARGS", ""))], check_corpus=False)
+        assert module.lr > 0
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ class BranchNorms(L.Callback):
 
     def __init__(self, every_n_steps: int = 50):
         if every_n_steps < 1:
-            raise ValueError(f"every_n_steps is {every_n_steps}; it must be at least 1.")
+            raise ValueError(f"branch_norms.every_n_steps is {every_n_steps}; it must be at least 1.")
         self.every = every_n_steps
         self._written = -1
 

@@ -17,8 +17,9 @@ class Experts(L.Callback):
     moe/layer0/load/expert3: tokens that the expert received over those of an equal share, so 1 when
     balanced; load_max and load_min are the largest and smallest of a block. balance_loss is 1 when
     balanced and n_expert when collapsed; entropy is in nats, log(n_expert) when the router does not
-    choose. dropped counts tokens of the window that fewer than k experts received: 0, for none is.
-    All are means over the micro-batches since the last write. A dense model writes nothing.
+    choose; both are means over the micro-batches since the last write, load is of all their tokens.
+    dropped counts assignments in that window that no expert received: 0, for none is dropped. A
+    dense model writes nothing.
 
     Args:
         every_n_steps: optimizer steps between two writes.
@@ -26,7 +27,7 @@ class Experts(L.Callback):
 
     def __init__(self, every_n_steps: int = 50):
         if every_n_steps < 1:
-            raise ValueError(f"every_n_steps is {every_n_steps}; it must be at least 1.")
+            raise ValueError(f"experts.every_n_steps is {every_n_steps}; it must be at least 1.")
         self.every = every_n_steps
         self._sum: dict[str, Tensor] = {}
         self._batches = 0

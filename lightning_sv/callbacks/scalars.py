@@ -27,7 +27,7 @@ class Scalars(L.Callback):
 
     def __init__(self, every_n_steps: int = 10):
         if every_n_steps < 1:
-            raise ValueError(f"every_n_steps is {every_n_steps}; it must be at least 1.")
+            raise ValueError(f"scalars.every_n_steps is {every_n_steps}; it must be at least 1.")
         self.every = every_n_steps
         self._loss: Tensor | None = None
         self._batches = 0

@@ -134,7 +134,7 @@ class PretrainModule(L.LightningModule):
     def training_step(self, block: Tensor, batch_idx: int) -> dict[str, Any]:
         """Return the loss of one micro-batch, its part in nats per token, and the routings."""
         nats, routings = self.loss(block)
-        if routings:
+        if routings and self.config.router.balance == "bias":
             loads = torch.stack([routing.load for routing in routings])
             self._loads = loads if self._loads is None else self._loads + loads
         loss = nats + router_loss(routings, self.config)
@@ -205,10 +205,11 @@ class PretrainModule(L.LightningModule):
             keys = (*keys, "optim", "schedule", "data")
         here = self._settings()
         for key in keys:
-            if saved.get(key) != here[key]:
+            where, then, now = _first_difference(key, saved.get(key), here[key])
+            if then != now:
                 raise ValueError(
-                    f"the checkpoint was trained with {key} = {saved.get(key)}, this run has {here[key]}; resume with "
-                    "the same settings, or start a new run."
+                    f"the checkpoint was trained with {where} = {then}, this run has {now}; resume with the same "
+                    "settings, or start a new run."
                 )
 
     def _settings(self) -> dict[str, Any]:
@@ -222,3 +223,12 @@ class PretrainModule(L.LightningModule):
             "schedule": asdict(self.schedule),
             "data": {"seq_len": data.seq_len, "global_batch": data.global_batch},
         }
+
+
+def _first_difference(key: str, then: Any, now: Any) -> tuple[str, Any, Any]:
+    """Return the dotted key and both values where two settings first differ; the values are equal if they do not."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        for name in dict.fromkeys([*now, *then]):
+            if then.get(name) != now.get(name):
+                return _first_difference(f"{key}.{name}", then.get(name), now.get(name))
+    return key, then, now

@@ -1,5 +1,6 @@
 """The sizes of a backbone, and what the paper leaves open about it."""
 
+import math
 from dataclasses import dataclass, field
 
 BALANCES = ("loss", "bias", "none")
@@ -32,8 +33,8 @@ class RouterConfig:
         if self.balance not in BALANCES:
             raise ValueError(f"{where}.balance is {self.balance!r}; known: {' '.join(BALANCES)}")
         for key in ("balance_coef", "bias_rate", "z_coef"):
-            if getattr(self, key) < 0:
-                raise ValueError(f"{where}.{key} is {getattr(self, key)}; it must not be negative.")
+            if not 0 <= getattr(self, key) < math.inf:
+                raise ValueError(f"{where}.{key} is {getattr(self, key)}; it must be finite and not negative.")
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,18 @@ class BackboneConfig:
             )
         if self.head_width % 2:
             raise ValueError(f"{where}: the head width {self.head_width} is odd; RoPE needs an even one.")
-        if self.init_std <= 0:
-            raise ValueError(f"{where}.init_std is {self.init_std}; it must be positive.")
+        for key in ("init_std", "norm_eps", "rope_theta"):
+            if not 0 < getattr(self, key) < math.inf:
+                raise ValueError(f"{where}.{key} is {getattr(self, key)}; it must be positive and finite.")
+        if not self.n_expert and self.router != RouterConfig():
+            raise ValueError(f"{where}.router is set, but n_expert is 0 and nothing is routed; set n_expert.")
+        if self.n_expert and self.n_expert_active == 1 and self.router.renormalize:
+            raise ValueError(
+                f"{where}.n_expert_active is 1: its weight divided by itself is 1, and the router would learn nothing "
+                "from the loss; set router.renormalize to false."
+            )
+        if self.router.gate_shared and not self.n_expert_shared:
+            raise ValueError(f"{where}.router.gate_shared needs a shared expert; set n_expert_shared to 1.")
         if self.n_expert < 0 or 0 < self.n_expert <= self.n_expert_active:
             raise ValueError(
                 f"{where}.n_expert is {self.n_expert}, with n_expert_active {self.n_expert_active}; it must be larger "

@@ -75,13 +75,13 @@ def dispatch(x: Tensor, plan: Plan) -> Tensor:
     return rows
 
 
-def combine(y: Tensor, weights: Tensor | None, plan: Plan) -> Tensor:
-    """Return sum_j weights[n, j] * y[position[n, j]] of every token n, in y's dtype; (R, d), (N, k) -> (N, d).
+def combine(y: Tensor, plan: Plan) -> Tensor:
+    """Return sum_j y[position[n, j]] of every token n, in y's dtype; (R, d) -> (N, d).
 
-    Weights of None are 1. What gave y is usually linear, and to weight its input (`weights_by_row`) spares
-    keeping y for the gradient of the weights.
+    Weights go to what y is made from (`weights_by_row`): where that is linear it is the same, and y need not
+    be kept for their gradient.
     """
-    out: Tensor = _Combine.apply(y, weights, plan.source, plan.position)
+    out: Tensor = _Combine.apply(y, plan.source, plan.position)
     return out
 
 
@@ -91,7 +91,7 @@ def weights_by_row(weights: Tensor, plan: Plan) -> Tensor:
 
 
 class _Dispatch(torch.autograd.Function):
-    """Its derivative is the sum of a token's rows, `_Combine` with weights 1: a gather, the same in every run."""
+    """Its derivative is the sum of a token's rows, `_Combine`: a gather, the same in every run."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, source: Tensor, position: Tensor) -> Tensor:
@@ -100,26 +100,17 @@ class _Dispatch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        source, position = ctx.saved_tensors
-        return _Combine.apply(grads[0], None, source, position), None, None
+        return _Combine.apply(grads[0], *ctx.saved_tensors), None, None
 
 
 class _Combine(torch.autograd.Function):
-    """With G the gradient's rows: dy = weights * G and dweights = <G, y>, row by row."""
+    """Its derivative is `_Dispatch`."""
 
     @staticmethod
-    def forward(ctx: Any, y: Tensor, weights: Tensor | None, source: Tensor, position: Tensor) -> Tensor:
-        ctx.save_for_backward(None if weights is None else y, weights, source, position)
-        if weights is not None:
-            weights = weights.to(y.dtype)
-        return F.embedding_bag(position, y, mode="sum", per_sample_weights=weights)
+    def forward(ctx: Any, y: Tensor, source: Tensor, position: Tensor) -> Tensor:
+        ctx.save_for_backward(source, position)
+        return F.embedding_bag(position, y, mode="sum")
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
-        y, weights, source, position = ctx.saved_tensors
-        rows = _Dispatch.apply(grads[0], source, position)
-        if weights is None:
-            return rows, None, None, None
-        by_row = weights.new_zeros(len(y)).scatter(0, position.flatten(), weights.flatten())
-        grad_weights = (rows * y).sum(-1)[position].to(weights.dtype)
-        return rows * by_row.to(rows.dtype).unsqueeze(-1), grad_weights, None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _Dispatch.apply(grads[0], *ctx.saved_tensors), None, None

@@ -83,7 +83,7 @@ class MixtureOfExperts(nn.Module):
         up = self.inputs.branch("expert_up_proj", buffer, plans.rows)
         # down is linear: weighed before it, its output need not be kept for the weights' gradient
         hidden = swiglu(gate, up, weights_by_row(weights, plans))
-        out = combine(self.expert_down_proj(hidden, rows=plans.rows), None, plans)
+        out = combine(self.expert_down_proj(hidden, rows=plans.rows), plans)
         if self.has_shared:
             gate, up = (self.inputs.branch(name, xhat) for name in ("shared_gate_proj", "shared_up_proj"))
             shared = self.shared_down_proj(F.silu(gate) * up)

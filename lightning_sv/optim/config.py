@@ -44,6 +44,8 @@ class OptimConfig:
         for key in ("beta1", "beta2", "muon_momentum"):
             if not 0 <= getattr(self, key) < 1:
                 raise ValueError(f"model.optim.{key} is {getattr(self, key)}; it must be in [0, 1).")
+        if self.eps <= 0:
+            raise ValueError(f"model.optim.eps is {self.eps}; it must be positive.")
         if self.weight_decay < 0:
             raise ValueError(f"model.optim.weight_decay is {self.weight_decay}; it must not be negative.")
 

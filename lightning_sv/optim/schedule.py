@@ -13,13 +13,13 @@ class ScheduleConfig:
         name: 'cos': cosine from the peak to `final_ratio` of it at the last step; 'wsd': the peak until
             `stable_ratio` of all steps, then linear, see `stable_then_linear`.
         warmup_ratio: share of the steps spent in linear warm-up (not stated in the paper).
-        final_ratio: last learning rate over the peak; in the paper 1/20 for cos, 0 for wsd.
+        final_ratio: last learning rate over the peak; null for the paper's, 1/20 for cos and 0 for wsd.
         stable_ratio: share of all steps, warm-up included, after which wsd decays; cos does not read it.
     """
 
     name: str = "cos"
     warmup_ratio: float = 0.01
-    final_ratio: float = 0.05
+    final_ratio: float | None = None
     stable_ratio: float = 0.8
 
     def __post_init__(self) -> None:
@@ -27,7 +27,7 @@ class ScheduleConfig:
             raise ValueError(f"model.schedule.name is {self.name!r}; known: {' '.join(SCHEDULES)}")
         for key in ("warmup_ratio", "final_ratio"):
             value = getattr(self, key)
-            if not 0 <= value < 1:
+            if value is not None and not 0 <= value < 1:
                 raise ValueError(f"model.schedule.{key} is {value}; it must be in [0, 1).")
         if not 0 <= self.stable_ratio <= 1:
             raise ValueError(f"model.schedule.stable_ratio is {self.stable_ratio}; it must be in [0, 1].")
@@ -36,6 +36,11 @@ class ScheduleConfig:
                 f"model.schedule.warmup_ratio {self.warmup_ratio} is beyond stable_ratio {self.stable_ratio}, "
                 "where wsd begins to decay; lower the one or raise the other."
             )
+
+    @property
+    def final(self) -> float:
+        """Last learning rate over the peak."""
+        return FINAL_RATIOS.get(self.name, 0.0) if self.final_ratio is None else self.final_ratio
 
     def warmup_steps(self, total_steps: int) -> int:
         """Return the steps before the first one at the peak."""
@@ -51,7 +56,7 @@ class ScheduleConfig:
 
 def cosine(step: int, total_steps: int, config: ScheduleConfig) -> float:
     """Final + (1 - final) (1 + cos(pi p)) / 2, where p goes from 0 after warm-up to 1 at the last step."""
-    warmup, final = config.warmup_steps(total_steps), config.final_ratio
+    warmup, final = config.warmup_steps(total_steps), config.final
     progress = min(1.0, (step - warmup) / max(1, total_steps - 1 - warmup))
     return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
 
@@ -65,9 +70,11 @@ def stable_then_linear(step: int, total_steps: int, config: ScheduleConfig) -> f
     stable = round(config.stable_ratio * total_steps)
     if step <= stable:
         return 1.0
-    return config.final_ratio + (1 - config.final_ratio) * (total_steps - step) / (total_steps - stable)
+    return config.final + (1 - config.final) * (total_steps - step) / (total_steps - stable)
 
 
+#: last learning rate over the peak, where `final_ratio` does not say; a schedule that is not here ends at 0
+FINAL_RATIOS = {"cos": 0.05, "wsd": 0.0}
 #: name -> factor(step, total_steps, config) after warm-up
 SCHEDULES: dict[str, Callable[[int, int, ScheduleConfig], float]] = {
     "cos": cosine,

@@ -97,6 +97,10 @@ class ScaleBuilder:
         built = {}
         for name, branch in branches.items():
             row = sides[name]
+            if name in self.options.placement_at and row.norm_out and branch.norm_width is None:
+                raise ValueError(
+                    f"scale_options.placement_at normalizes the output of {name}, which is never normalized; use dp."
+                )
             norm_width = branch.norm_width if row.norm_out else None
             scale_in = self._vector(name, "scale_in", d_in, "input", branch.lead) if own_in and row.scale_in else None
             scale_out = None

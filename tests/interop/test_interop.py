@@ -61,6 +61,14 @@ def test_exceptions_of_single_sites_are_folded_too(config: BackboneConfig) -> No
 UNGATED, UNSHARED = MOE | {"router": RouterConfig(renormalize=False, gate_shared=True)}, MOE | {"n_expert_shared": 0}
 
 
+@pytest.mark.parametrize("d_expert", [21, 24])  # aligned to 16 bytes or not: theirs must run as exported
+def test_exported_experts_of_any_width_run(d_expert: int, config: BackboneConfig) -> None:
+    model = Backbone(replace(config, **MOE, d_expert=d_expert))
+    tokens = torch.randint(0, config.vocab_size, (2, 16))
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), to_hugging_face(model).eval()(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "family"),
     [

@@ -61,9 +61,8 @@ def test_dispatch_and_combine_equal_plain_indexing_with_gradients(routing: tuple
     ones = torch.ones_like(weights)
     pairs = [
         (dispatch(x, made), padded, [x]),
-        (combine(y, weights, made), plain_combine(y, weights, made), [y, weights]),
-        (combine(y, None, made), plain_combine(y, ones, made), [y]),
-        (combine(y * weights_by_row(weights, made).unsqueeze(-1), None, made), plain_combine(y, weights, made), [y]),
+        (combine(y, made), plain_combine(y, ones, made), [y]),
+        (combine(y * weights_by_row(weights, made).unsqueeze(-1), made), plain_combine(y, weights, made), [y, weights]),
         (weights_by_row(weights, made)[made.position], weights, [weights]),
     ]
     for ours, theirs, leaves in pairs:
@@ -84,8 +83,8 @@ def test_first_and_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = len(made.source)
     for function, tensors in (
         (lambda x: dispatch(x, made), (make(3, 2),)),
-        (lambda y, w: combine(y, w, made), (make(rows, 2), make(3, 2))),
-        (lambda y: combine(y, None, made), (make(rows, 2),)),
+        (lambda y, w: combine(y * weights_by_row(w, made).unsqueeze(-1), made), (make(rows, 2), make(3, 2))),
+        (lambda y: combine(y, made), (make(rows, 2),)),
         (lambda w: weights_by_row(w, made), (make(3, 2),)),
         (swiglu, (make(5, 3), make(5, 3))),
         (swiglu, (make(5, 3), make(5, 3), make(5))),
@@ -101,7 +100,7 @@ def block(x: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> 
     hidden = swiglu(
         grouped_product(rows, gate, made.rows), grouped_product(rows, up, made.rows), weights_by_row(weights, made)
     )
-    return combine(grouped_product(hidden, down, made.rows), None, made)
+    return combine(grouped_product(hidden, down, made.rows), made)
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -8,8 +8,17 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.nn import RouterConfig, activated_parameters, meta_backbone, next_token_loss, router_loss
+from lightning_sv.nn import (
+    RouterConfig,
+    activated_parameters,
+    flops_per_token,
+    meta_backbone,
+    next_token_loss,
+    router_loss,
+)
 from lightning_sv.nn.moe import MixtureOfExperts
+from lightning_sv.optim import OptimConfig, build_optimizer, parameter_groups, parameter_table
+from lightning_sv.scale import ScaleOptions
 from tests.conftest import BUILDS, MOE, perturbed
 
 
@@ -128,6 +137,40 @@ def test_the_papers_expert_widths_run(d_model: int, width: int) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in moe.parameters())
 
 
+def test_router_and_head_stay_under_adamw_and_experts_go_to_muon(config: BackboneConfig) -> None:
+    model = Backbone(replace(config, **MOE, router=RouterConfig(gate_shared=True)), "unified")
+    optimizer = build_optimizer(parameter_groups(model, frozenset({"input"})), OptimConfig("muon"), 1e-3)
+    kinds = {row[0]: (row[2], row[3], row[5]) for row in parameter_table(model, optimizer)}
+    block = "layers.0.ffn"
+    assert kinds[f"{block}.inputs.router.weight"] == ("router", "adamw", "0.1")
+    assert kinds[f"{block}.inputs.shared_router.weight"] == ("router", "adamw", "0.1")
+    assert kinds["head.lm_head.weight"] == ("head", "adamw", "0.1")
+    for name in ("inputs.expert_gate_proj", "inputs.expert_up_proj", "expert_down_proj", "shared_down_proj"):
+        assert kinds[f"{block}.{name}.weight"] == ("matrix", "muon", "0.1")
+    assert kinds[f"{block}.inputs.expert_up_proj.scale_in.alpha"] == ("input", "adamw", "0.1")
+    assert kinds[f"{block}.inputs.expert_up_proj.scale_out.beta"] == ("output", "adamw", "0")
+
+
+def test_flops_count_what_a_token_visits(config: BackboneConfig) -> None:
+    config = replace(config, **MOE)
+    model = meta_backbone(config)
+    idle = config.n_layer * 4 * 3 * config.expert_width * config.d_model
+    embedding = config.vocab_size * config.d_model
+    visited = sum(p.numel() for p in model.parameters()) - idle - embedding
+    attention = 12 * config.n_layer * 16 * config.d_model
+    assert flops_per_token(model, config, 16) == 6 * visited + attention
+
+
+def test_the_router_is_in_float32_under_autocast(config: BackboneConfig) -> None:
+    moe = Backbone(replace(config, **MOE)).layers[0].ffn
+    seen: list[Tensor] = []
+    moe.inputs.router.register_forward_hook(lambda _m, _i, out: seen.append(out))
+    moe.inputs.expert_up_proj.register_forward_hook(lambda _m, _i, out: seen.append(out))
+    with torch.autocast("cpu", torch.bfloat16):
+        moe(torch.randn(1, 8, config.d_model))
+    assert [out.dtype for out in seen] == [torch.float32, torch.bfloat16]
+
+
 def test_who_owns_scale_vectors(config: BackboneConfig) -> None:
     config = replace(config, **MOE)
 
@@ -147,6 +190,8 @@ def test_who_owns_scale_vectors(config: BackboneConfig) -> None:
         "shared_gate_proj.scale_in.gamma": (d,), "shared_gate_proj.scale_out.gamma": (ff,),
         "shared_up_proj.scale_in.gamma": (d,), "shared_up_proj.scale_out.gamma": (ff,),
     }  # fmt: skip
+    with pytest.raises(ValueError, match="placement_at normalizes the output of router, which is never normalized"):
+        meta_backbone(config, "unified", ScaleOptions(placement_at={"router": "dnp"}))
     unified = meta_backbone(config, "unified").layers[0].ffn.inputs
     assert unified.router.norm_width is None  # never normalized
     assert unified.expert_up_proj.norm_width == w == 21 and unified.shared_up_proj.norm_width == ff

@@ -47,7 +47,7 @@ def test_recipe(
     assert (module.lr, data.seq_len, data.global_batch) == (lr, seq_len, 480)
     optimizer = module.optim
     assert (optimizer.beta1, optimizer.beta2, optimizer.weight_decay, optimizer.muon_momentum) == (0.9, 0.95, 0.1, 0.95)
-    assert module.schedule.final_ratio == {"cos": 0.05, "wsd": 0.0}[schedule]
+    assert module.schedule.final == {"cos": 0.05, "wsd": 0.0}[schedule]
     if billions is None:
         assert trainer.get("max_steps", -1) == -1
         tokens = module.steps_for_budget(data.tokens_per_step) * data.tokens_per_step
