@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from lightning_sv.paper.events import Run
 from lightning_sv.paper.figure import LINES, colours, new_figure, save
 from lightning_sv.paper.stats import on_common_tokens
 
-_FIGURES = {"lambda_max": "λmax", "trace": "trace", "fro2": "squared Frobenius norm"}
+_FIGURES = {"lambda_max": "λmax", "trace": "trace", "fro2": "‖H‖² (Frobenius)"}
 _PARTS = {
     "all": "all parameters",
     "scale_input": "Input-Norm scale vectors",
@@ -51,5 +52,9 @@ def draw_sharpness(arms: Sequence[Sequence[Run]], path: str | Path, *, labels: S
                     axes.set_yscale("log")
             axes.set_title(f"{name}: {_PARTS.get(part, part)}")
     seeds = f"mean of {len(arms[0])} seeds" if len(arms[0]) > 1 else "one seed"
-    grid[0][0].legend(frameon=False, title=f"Hessian of the held-out loss, {seeds}", alignment="left")
+    lines, names = grid[0][0].get_legend_handles_labels()
+    where: dict[str, Any] = {"loc": "outside lower left", "ncols": len(names), "alignment": "left"}
+    figure.legend(
+        lines, names, frameon=False, title=f"Hessian H of the held-out loss, {seeds}", handlelength=3, **where
+    )
     save(figure, path, tokens="log")
