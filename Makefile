@@ -82,11 +82,12 @@ check: $(VENV)/.dev  ## format, lint, types
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
-# The peers get an environment of their own, so that tests and runs never see them. ARGS goes to both: --rounds 10
-bench:  ## our blocks and models against the peers', in .venv-bench: one training step each
+# The peers get an environment of their own, so that tests and runs never see them. ARGS goes to all three: --rounds 10
+bench:  ## one training step of models and blocks against the peers', and Hessian-vector products, in .venv-bench
 	@$(MAKE) --no-print-directory VENV=$(VENV)-bench $(VENV)-bench/.bench
 	@$(VENV)-bench/bin/python -m benchmarks.step $(ARGS)
 	@$(VENV)-bench/bin/python -m benchmarks.moe $(ARGS)
+	@$(VENV)-bench/bin/python -m benchmarks.curvature $(ARGS)
 
 tensorboard: $(VENV)/.run  ## charts of every run, on 127.0.0.1
 	@$(BIN)/tensorboard --logdir runs --host 127.0.0.1 $(ARGS)
