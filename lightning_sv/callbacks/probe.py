@@ -17,6 +17,9 @@ Subsets = dict[str, tuple[nn.Parameter, ...]]
 GRAPH, PRODUCT, SCALE_PRODUCT = 1.49, 2.15, 1.71
 #: what a product costs a block on top of its work, in FLOP: fitted to `unified` at d_model 64 on one core of a CPU
 OVERHEAD = 84e6
+#: share of the budget that is planned for: a small batch keeps fewer cores busy than the training's does (`mini` on
+#: two cores took 1.4 times the plan)
+PLANNED = 0.6
 #: the retained graph of this many tokens is the largest that is taken unasked
 MOST_TOKENS = 4096
 
@@ -85,7 +88,7 @@ def fitting_sequences(
     """
     each = GRAPH + sum(products * (SCALE_PRODUCT if name.startswith("scale_") else PRODUCT) for name in subsets)
     flops = seq_len * flops_per_token(meta_backbone(config), config, seq_len)
-    n = work / probes / each - OVERHEAD * config.n_layer / flops
+    n = PLANNED * work / probes / each - OVERHEAD * config.n_layer / flops
     return max(1, min(int(n), MOST_TOKENS // seq_len))
 
 
