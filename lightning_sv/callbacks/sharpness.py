@@ -125,8 +125,9 @@ class Sharpness(L.Callback):
             steps = [*range(0, total, math.ceil(self.every_n_tokens / data.tokens_per_step)), total]
         self._steps = frozenset(steps)
         products = self.lanczos_steps + self.hutchinson_probes
-        # A forward pass of validation is a third of a training pass.
-        work = self.budget * (total * data.global_batch + data.validations * (data.val_sequences or 0) / 3)
+        # A forward pass of validation is a third of a training pass. One device probes while the others wait.
+        run = total * data.global_batch + data.validations * (data.val_sequences or 0) / 3
+        work = self.budget * run / trainer.world_size
         fitting = fitting_sequences(pl_module.config, data.seq_len, work, len(steps), self.subsets, products)
         self._books.sequences = self.sequences or self._books.sequences or fitting  # a resumed run keeps its batch
         if trainer.is_global_zero:

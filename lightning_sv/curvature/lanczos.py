@@ -1,5 +1,6 @@
 """Extreme eigenvalues by the Lanczos method (Lanczos 1950; Golub and Van Loan, chapter 10)."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,6 +48,9 @@ def lanczos(
         ends: which ends must be that near; both are returned, each with its error.
         generator: of the start; None for seed 0.
 
+    Returns:
+        Both ends, nan where a product is not finite.
+
     Raises:
         ValueError: n_steps below 1.
     """
@@ -64,6 +68,9 @@ def lanczos(
     while True:
         image = product(basis[len(basis) - 1])
         diagonal.append(inner(basis[len(basis) - 1], image))
+        if not math.isfinite(diagonal[-1]):  # overflow in the product: there is no answer
+            nothing = Estimate(math.nan, math.nan, len(diagonal))
+            return Extremes(nothing, nothing)
         rest = basis.reject(image)
         beta = norm(rest)
         tridiagonal = torch.diag(torch.tensor(diagonal, dtype=torch.float64))

@@ -189,6 +189,8 @@ def eigenvalue_range(
     last = min(sum(weight.shape) + 1, weight.numel())
     between = _smallest(u, v, torch.tensor([1.0, last], dtype=torch.float64)).square()
     low_end, high_end = between.tolist()
+    if sum(weight.shape) >= weight.numel():  # one row or column: as many positive terms as entries, no such bound
+        high_end = largest.value + largest.error
     return Extremes(largest, Estimate((low_end + high_end) / 2, (high_end - low_end) / 2, 0))
 
 

@@ -1,6 +1,6 @@
 """Train a baseline and other arms on the same seeds, side by side, and compare them in pairs.
 
-    out/  a-seed0/ b-seed0/ c-seed0/ ... a-seed1/ ...  comparison.json  comparison.png  [sharpness.png]
+    out/  a-seed0/ b-seed0/ c-seed0/ ... a-seed1/ ...  comparison.json  comparison.png  [sharpness.png .csv]
 
 Called again with the same arguments it trains only what is missing; with more seeds or further
 arms, only those.
@@ -21,7 +21,7 @@ from lightning_sv.paper.checks import (
 )
 from lightning_sv.paper.comparison import Comparison
 from lightning_sv.paper.draw_arms import draw_comparison
-from lightning_sv.paper.draw_sharpness import draw_sharpness, has_sharpness
+from lightning_sv.paper.draw_sharpness import draw_sharpness, has_sharpness, sharpness_table
 from lightning_sv.paper.events import read_run
 from lightning_sv.paper.launch import LAUNCHER, Job, default_parallel, run_jobs
 from lightning_sv.paper.pair import Arm, TrainedArm
@@ -114,7 +114,9 @@ def compare(
         confidence=confidence,
     )
     if has_sharpness(list(runs.values())):
-        draw_sharpness([arm.runs for arm in trained], out / "sharpness.png", labels=[arm.label for arm in arms])
+        labels = [arm.label for arm in arms]
+        draw_sharpness([arm.runs for arm in trained], out / "sharpness.png", labels=labels)
+        (out / "sharpness.csv").write_text(sharpness_table([arm.runs for arm in trained], labels))
     return comparison
 
 

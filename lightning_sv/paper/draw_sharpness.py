@@ -1,11 +1,12 @@
 """A figure from event files alone: the Hessian of the held-out loss along the runs of several arms."""
 
 from collections.abc import Sequence
-from itertools import cycle, islice
+from itertools import cycle, islice, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.lines import Line2D
 
 from lightning_sv.paper.events import Run
 from lightning_sv.paper.figure import LINES, colours, new_figure, save
@@ -25,36 +26,58 @@ def has_sharpness(runs: Sequence[Run]) -> bool:
     return all(any(tag.startswith(_PREFIX) and tag.endswith("/lambda_max") for tag in run.curves) for run in runs)
 
 
+def sharpness_table(arms: Sequence[Sequence[Run]], labels: Sequence[str]) -> str:
+    """Every logged figure as CSV: arm, seed, parameters, figure, tokens, value, error."""
+    rows = ["arm,seed,parameters,figure,tokens,value,error"]
+    for label, runs in zip(labels, arms, strict=True):
+        for run, part, key in product(runs, _parts(arms), _FIGURES):
+            tag = f"{_PREFIX}{part}/{key}"
+            if tag in run.curves and f"{tag}_error" in run.curves:
+                seed, error = run.config.get("seed_everything"), run.curve(f"{tag}_error").values
+                for tokens, value, bound in zip(*run.curve(tag), error, strict=True):
+                    rows.append(f"{label},{seed},{part},{key},{tokens:.0f},{value:.6g},{bound:.3g}")
+    return "\n".join(rows) + "\n"
+
+
 def draw_sharpness(arms: Sequence[Sequence[Run]], path: str | Path, *, labels: Sequence[str]) -> None:
     """One row a set of parameters, one column a figure: mean over seeds, a thin line a seed, against training tokens.
+
+    A panel shows the arms that have such parameters: `nop` has no scale vectors.
 
     Args:
         arms: Runs of every arm, one per seed, that `has_sharpness`.
         path: The PNG to write.
         labels: Names of the arms.
     """
-    first = arms[0][0].curves
-    parts = list(dict.fromkeys(tag.split("/")[1] for tag in first if tag.startswith(_PREFIX) and tag.count("/") == 2))
+    parts = _parts(arms)
     figure = new_figure(panels=len(_FIGURES))
     figure.set_figheight(3.2 * len(parts))
     grid = figure.subplots(len(parts), len(_FIGURES), squeeze=False)
     looks = list(zip(labels, colours(labels), islice(cycle(LINES), len(arms)), arms, strict=True))
-    for row, part in zip(grid, parts, strict=True):
-        for axes, (key, name) in zip(row, _FIGURES.items(), strict=True):
-            for label, colour, style, runs in looks:
-                curves = [run.curve(f"{_PREFIX}{part}/{key}") for run in runs]
-                tokens, values = on_common_tokens(curves)
-                later = tokens > 0  # the axis is logarithmic, as the probes are
-                for seed in values if len(curves) > 1 else []:
-                    axes.plot(tokens[later], seed[later], color=colour, linewidth=0.7, alpha=0.45)
-                axes.plot(tokens[later], values.mean(0)[later], style, color=colour, linewidth=2, label=label)
-                if key != "trace" and np.all(values > 0) and axes.get_yscale() == "linear":
-                    axes.set_yscale("log")
-            axes.set_title(f"{name}: {_PARTS.get(part, part)}")
+    shown: dict[str, Line2D] = {}
+    for (i, part), (j, (key, name)) in product(enumerate(parts), enumerate(_FIGURES.items())):
+        axes, tag, everything = grid[i][j], f"{_PREFIX}{part}/{key}", []
+        for label, colour, style, runs in looks:
+            if not all(tag in run.curves for run in runs):
+                continue
+            tokens, values = on_common_tokens([run.curve(tag) for run in runs])
+            later = tokens > 0  # the axis is logarithmic, as the probes are
+            for seed in values if len(runs) > 1 else []:
+                axes.plot(tokens[later], seed[later], color=colour, linewidth=0.7, alpha=0.45)
+            look: dict[str, Any] = {"linestyle": style, "color": colour, "marker": "o", "markersize": 3}
+            (shown[label],) = axes.plot(tokens[later], values.mean(0)[later], linewidth=2, **look)
+            everything.append(values[:, later])
+        if key != "trace" and all(np.all(values > 0) for values in everything):
+            axes.set_yscale("log")
+        axes.set_title(f"{name}: {_PARTS.get(part, part)}")
     seeds = f"mean of {len(arms[0])} seeds" if len(arms[0]) > 1 else "one seed"
-    lines, names = grid[0][0].get_legend_handles_labels()
-    where: dict[str, Any] = {"loc": "outside lower left", "ncols": len(names), "alignment": "left"}
-    figure.legend(
-        lines, names, frameon=False, title=f"Hessian H of the held-out loss, {seeds}", handlelength=3, **where
-    )
+    where: dict[str, Any] = {"loc": "outside lower left", "ncols": len(shown), "alignment": "left", "handlelength": 3}
+    title = f"Hessian H of the held-out loss, {seeds}"
+    figure.legend(list(shown.values()), list(shown), frameon=False, title=title, **where)
     save(figure, path, tokens="log")
+
+
+def _parts(arms: Sequence[Sequence[Run]]) -> list[str]:
+    """The sets of parameters that any run has figures of."""
+    tags = (tag for runs in arms for run in runs for tag in run.curves)
+    return list(dict.fromkeys(t.split("/")[1] for t in tags if t.startswith(_PREFIX) and t.endswith("/lambda_max")))

@@ -79,7 +79,12 @@ def save(results: Sequence[Result], out: Path) -> None:
         panels = [panel for result in results if result.claim.claim == name for panel in result.finding.panels]
         if panels:
             draw(panels, out / f"{name}.png")
-    text = json.dumps([result.to_dict() for result in results], indent=2, ensure_ascii=False)
+    rows = [result.to_dict() for result in results]
+    if (out / "theory.json").exists():  # claims that were not asked for this time keep theirs
+        checked = {row["claim"] for row in rows}
+        before = json.loads((out / "theory.json").read_text(encoding="utf-8"))
+        rows = [*(row for row in before if row["claim"] not in checked), *rows]
+    text = json.dumps(rows, indent=2, ensure_ascii=False)
     unfinished = out / "theory.json.part"
     unfinished.write_text(text + "\n", encoding="utf-8")
     unfinished.replace(out / "theory.json")

@@ -126,6 +126,8 @@ def parse_teacher(text: str) -> Array:
         rows = [[Fraction(word) for word in row.replace(",", " ").split()] for row in text.split(";")]
     except (ValueError, ZeroDivisionError):
         raise ValueError(f'--teacher {text!r} is no matrix; write rows of numbers as "1 2; 3 -1/2".') from None
+    if any(abs(x) > 10**6 for row in rows for x in row):
+        raise ValueError(f"--teacher {text!r} has an entry beyond a million; scale it down.")
     if len({len(row) for row in rows}) != 1 or not any(x for row in rows for x in row):
         raise ValueError(f"--teacher {text!r} needs rows of equal length and one entry that is not 0.")
     return exact(rows)
@@ -146,4 +148,6 @@ def load_student(path: str) -> Student:
         raise ValueError(f"--student {path!r} cannot be made ({error}); name a class as module:Class.") from None
     if not isinstance(made, Student):
         raise ValueError(f"--student {path!r} is no Student; subclass lightning_sv.theory.Student or ScaledInput.")
+    if not getattr(made, "name", ""):
+        raise ValueError(f"--student {path!r} has no name; give the class a `name`, which figures show.")
     return made

@@ -97,7 +97,7 @@ class Harness:
         )
         strategy = SimpleNamespace(broadcast=lambda value: value, barrier=lambda: None)
         self.trainer: Any = SimpleNamespace(
-            max_steps=steps, global_step=0, is_global_zero=True, datamodule=data, strategy=strategy, loggers=[logger],
+            max_steps=steps, global_step=0, is_global_zero=True, world_size=1, datamodule=data, strategy=strategy, loggers=[logger],
             callbacks=[],
         )  # fmt: skip
         self.module: Any = SimpleNamespace(

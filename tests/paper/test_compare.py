@@ -210,3 +210,15 @@ def test_sharpness_is_drawn_where_every_run_has_it(three: Comparison, tmp_path: 
     shown = Console(file=io.StringIO(), width=200)
     found.print(shown)
     assert "sharpness.png" in shown.file.getvalue()  # type: ignore[attr-defined]
+    rows = (found.out / "sharpness.csv").read_text().splitlines()
+    assert len(rows) == 1 + 2 * 2 * 2 * 3 * 4 and "unified,1,scale_input,fro2,10000,1.25,0.5" in rows
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_arms_that_lack_scale_vectors_are_drawn_where_they_have_some(order: int, tmp_path: Path) -> None:
+    a, b = (LLAMA, Arm("nop", "nop"))[::order]
+    found, _ = run(tmp_path / "sharp", "--sharp", "50", seeds=1, a=a, b=b)
+    rows = (found.out / "sharpness.csv").read_text().splitlines()
+    assert {tuple(row.split(",")[:3]) for row in rows[1:]} == {
+        ("llama", "0", "all"), ("llama", "0", "scale_input"), ("nop", "0", "all"),
+    }  # fmt: skip

@@ -113,7 +113,10 @@ def _decay_settles(advance: Advance) -> Finding:
         settled.append(abs(slope) < _Z2 * error and narrow)
         found[label] = (slope, error, float(values.mean()))
     others = ", ".join(f"{label} {found[label][0]:.1e} ± {found[label][1]:.1e}" for label, _ in _METRICS)
-    note = f"slope of E‖γ‖² from t = {window:g} and its standard error, at level {found['‖γ‖²'][2]:.2f}; {others}"
+    note = (
+        f"slope of E‖γ‖² from t = {window:g} and its standard error; holds when 0 lies in the 99% interval of every "
+        f"slope; level {found['‖γ‖²'][2]:.2f}; {others}"
+    )
     return Finding(0.0, found["‖γ‖²"][0], found["‖γ‖²"][1], all(settled), note)
 
 
