@@ -97,8 +97,8 @@ class Harness:
         )
         strategy = SimpleNamespace(broadcast=lambda value: value, barrier=lambda: None)
         self.trainer: Any = SimpleNamespace(
-            max_steps=steps, global_step=0, is_global_zero=True, world_size=1, datamodule=data, strategy=strategy, loggers=[logger],
-            callbacks=[],
+            max_steps=steps, global_step=0, is_global_zero=True, world_size=1, datamodule=data, strategy=strategy,
+            loggers=[logger], callbacks=[],
         )  # fmt: skip
         self.module: Any = SimpleNamespace(
             config=config, strategy=ScaleStrategy.parse(text), scale_options=ScaleOptions(), mask_documents=False,
