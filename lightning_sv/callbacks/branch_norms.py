@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lightning_sv.callbacks.charts import Pages, chart_layout
 from lightning_sv.callbacks.scalars import write_scalars
-from lightning_sv.scale import BranchGroup, RMSNorm
+from lightning_sv.scale import BranchGroup, lone_norms
 
 
 def branch_norms(model: nn.Module) -> dict[str, Tensor]:
@@ -23,16 +23,14 @@ def branch_norms(model: nn.Module) -> dict[str, Tensor]:
     feed no branch (Q/K-norm, Post-Norm) are keyed 'layer0/q_norm/gamma'.
     """
     out: dict[str, Tensor] = {}
-    fed: set[str] = set()
     with torch.no_grad():
         for path, module in model.named_modules():
-            where = place_of(path)
             if isinstance(module, BranchGroup):
-                fed.add(f"{path}.norm")
                 for name in module.names:
-                    out |= {f"{where}/{name}/{key}": value for key, value in _norms(module, name).items()}
-            elif isinstance(module, RMSNorm) and path not in fed and module.scale is not None:
-                out[f"{where}/{path.rpartition('.')[2]}/gamma"] = module.scale().square().mean().sqrt()
+                    out |= {f"{place_of(path)}/{name}/{key}": value for key, value in _norms(module, name).items()}
+        for path, norm in lone_norms(model):
+            assert norm.scale is not None
+            out[f"{place_of(path)}/{path.rpartition('.')[2]}/gamma"] = norm.scale().square().mean().sqrt()
     return out | means_over_layers(out)
 
 

@@ -13,7 +13,7 @@ from lightning_sv.callbacks.charts import BRANCH_PAGES, Pages
 from lightning_sv.callbacks.probe import full, log_spaced
 from lightning_sv.callbacks.scalars import pause_throughput, tokens_seen, write_scalars
 from lightning_sv.curvature import column_eigenvalues, gamma_figures, scale_field
-from lightning_sv.scale import BranchGroup, RMSNorm, ScaleVector
+from lightning_sv.scale import BranchGroup, ScaleVector, lone_norms
 
 #: how many quantiles of each side stand for it in the histogram of a field
 _GRID = 64
@@ -63,15 +63,14 @@ def beta_gradients(model: nn.Module) -> dict[str, Tensor]:
 def _sites(model: nn.Module) -> list[tuple[str, Tensor | None, dict[str, ScaleVector]]]:
     """Every branch, and every norm that feeds none, that has scale vectors: (name, weight, side -> vector)."""
     found: list[tuple[str, Tensor | None, dict[str, ScaleVector]]] = []
-    fed: set[str] = set()
     for path, module in model.named_modules():
         if isinstance(module, BranchGroup):
-            fed.add(f"{path}.norm")
             for name, branch in module.branches():
                 sides = zip(("in", "out"), module.vectors(name), strict=True)
                 found.append((f"{place_of(path)}/{name}", branch.weight, {s: v for s, v in sides if v is not None}))
-        elif isinstance(module, RMSNorm) and path not in fed and module.scale is not None:
-            found.append((f"{place_of(path)}/{path.rpartition('.')[2]}", None, {"out": module.scale}))
+    for path, norm in lone_norms(model):
+        assert norm.scale is not None
+        found.append((f"{place_of(path)}/{path.rpartition('.')[2]}", None, {"out": norm.scale}))
     return [site for site in found if site[2]]
 
 

@@ -3,7 +3,7 @@
 import torch
 
 from lightning_sv.nn import Backbone
-from lightning_sv.scale import BranchGroup, RMSNorm
+from lightning_sv.scale import BranchGroup, lone_norms
 
 
 @torch.no_grad()
@@ -18,12 +18,11 @@ def fold(model: Backbone) -> Backbone:
     """
     refuse_normalized_outputs(model)
     groups = {path: m for path, m in model.named_modules() if isinstance(m, BranchGroup)}
-    for path, module in model.named_modules():
-        if isinstance(module, RMSNorm) and module.scale is not None and path.removesuffix(".norm") not in groups:
-            raise ValueError(
-                f"the scale vector of {path} cannot be folded into a matrix, for none follows it; fold models without "
-                "qk_norm and post_norm."
-            )
+    for path, _ in lone_norms(model):
+        raise ValueError(
+            f"the scale vector of {path} cannot be folded into a matrix, for none follows it; fold models without "
+            "qk_norm and post_norm."
+        )
     plain = {name for name, _ in model.named_parameters() if name.endswith(".weight")}
     weights = {name: value for name, value in model.state_dict().items() if name in plain or name.endswith("_bias")}
     for path, group in groups.items():

@@ -93,6 +93,14 @@ class ScaledLinear(nn.Module):
         return f"{lead}{self.d_in} -> {self.d_out}{norm}"
 
 
+def lone_norms(model: nn.Module) -> Iterator[tuple[str, RMSNorm]]:
+    """Yield (path, norm) of the norms that no branch reads and that have a scale vector: Q/K-norm, Post-Norm."""
+    fed = {id(module.norm) for module in model.modules() if isinstance(module, BranchGroup)}
+    for path, module in model.named_modules():
+        if isinstance(module, RMSNorm) and module.scale is not None and id(module) not in fed:
+            yield path, module
+
+
 class BranchGroup(nn.Module):
     """A norm and the branches that read it: {q, k, v}, {gate, up}, {router, experts, ...} or {lm_head}.
 

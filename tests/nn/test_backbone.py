@@ -12,6 +12,7 @@ from lightning_sv.nn import (
     flops_per_token,
     meta_backbone,
     next_token_loss,
+    router_loss,
 )
 from tests.conftest import BUILDS, MOE
 
@@ -123,8 +124,10 @@ def test_loss_and_flops(config: BackboneConfig) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", [{}, MOE], ids=["dense", "moe"])
 @pytest.mark.parametrize("text", ["llama", "unified"])
-def test_compiled_equals_eager_with_gradients(text: str, config: BackboneConfig) -> None:
+def test_compiled_equals_eager_with_gradients(text: str, family: dict, config: BackboneConfig) -> None:
+    config = replace(config, **family)
     tokens = torch.randint(0, config.vocab_size, (2, 16))
     results = []
     for compiled in (False, True):
@@ -132,7 +135,8 @@ def test_compiled_equals_eager_with_gradients(text: str, config: BackboneConfig)
         if compiled:
             model.compile(fullgraph=True)
             assert all("_orig_mod" not in key for key in model.state_dict())
-        loss = next_token_loss(model(tokens), tokens.roll(-1, 1))
+        logits, routings = model(tokens, with_routing=True)
+        loss = next_token_loss(logits, tokens.roll(-1, 1)) + router_loss(routings, config)
         loss.backward()
         results.append([loss.detach(), *(p.grad for p in model.parameters())])
     for eager, fast in zip(*results, strict=True):

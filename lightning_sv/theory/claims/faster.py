@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 
 from lightning_sv.theory.claims.base import Advance, Finding
-from lightning_sv.theory.compare import FLOOR, difference_series, stays_below
+from lightning_sv.theory.compare import FLOOR, TIMES, difference_series, stays_below
 from lightning_sv.theory.draw import BLUE, ORANGE, Line, Panel
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.flow import flow
@@ -158,7 +158,10 @@ def throughout(name: str, symbol: str, word: str, condition: Callable[[Teacher],
             level=1.0,
             limits=(1e-6, 3),
         )
-        note = f"{len(chosen)} teachers; just after t = 0 by exact series, then until L_f is {FLOOR:g} of ½‖W*‖²"
+        note = (
+            f"{len(chosen)} teachers; just after t = 0 by exact series, then until t = {TIMES[-1]:g} or L_f is "
+            f"{FLOOR:g} of ½‖W*‖², whichever comes first"
+        )
         return Finding("< 1", worst, None, all(below), note, (panel,))
 
     return check
