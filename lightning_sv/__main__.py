@@ -72,10 +72,20 @@ def cli() -> None:
 
 
 def _fit(argv: list[str]) -> int:
+    from contextlib import ExitStack
+
     from lightning_sv.lit.cli import PretrainCLI, quiet
+    from lightning_sv.lit.run_dir import rank
+    from lightning_sv.lit.signals import STOPPED, StoppedError, requeue
 
     quiet()
-    run = PretrainCLI(argv)
+    try:
+        with ExitStack() as cleanup:
+            run = PretrainCLI(argv, cleanup)
+    except StoppedError as stopped:
+        if stopped.requeue and rank():
+            return 0
+        return 0 if stopped.requeue and requeue() else STOPPED
     if run.summary is not None:
         from rich.console import Console
 
@@ -127,8 +137,11 @@ def _params(argv: list[str]) -> int:
     parser.add_class_arguments(ScaleOptions, "model.scale_options")
     for key in ("optim", "schedule"):
         parser.add_argument(f"--model.{key}", type=dict, help="Not used here.")
-    ignored = [f"model.{key}" for key in ("tokens_per_param", "mask_documents", "compile", "seed")]
-    ignored += ["data", "trainer", "scalars", "branch_norms", "experts", "checkpoint", "progress"]
+    ignored = [
+        f"model.{key}"
+        for key in ("tokens_per_param", "mask_documents", "compile", "activation_checkpointing", "nonfinite", "seed")
+    ]
+    ignored += ["data", "trainer", "scalars", "branch_norms", "experts", "batch_hash", "checkpoint", "progress"]
     ignored += ["seed_everything", "run_dir", "ckpt_path", "weights_only", "optimizer", "lr_scheduler"]
     for key in ignored:
         parser.add_argument(f"--{key}", type=Any, help="Not used here.")

@@ -1,5 +1,6 @@
 """What a run shows and records."""
 
+from lightning_sv.callbacks.batch_hash import BatchHash
 from lightning_sv.callbacks.branch_norms import BranchNorms, branch_norms
 from lightning_sv.callbacks.experts import Experts
 from lightning_sv.callbacks.preconditioner import Preconditioner, preconditioner_figures
@@ -8,6 +9,7 @@ from lightning_sv.callbacks.scalars import Scalars, tokens_seen, write_scalars
 from lightning_sv.callbacks.sharpness import Sharpness
 
 __all__ = [
+    "BatchHash",
     "BranchNorms",
     "Experts",
     "Preconditioner",

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.callbacks.charts import Pages, chart_layout
+from lightning_sv.callbacks.probe import full
 from lightning_sv.callbacks.scalars import write_scalars
 from lightning_sv.scale import BranchGroup, lone_norms
+from lightning_sv.scale.fold import effective_weight
 
 
 def branch_norms(model: nn.Module) -> dict[str, Tensor]:
@@ -30,7 +32,7 @@ def branch_norms(model: nn.Module) -> dict[str, Tensor]:
                     out |= {f"{place_of(path)}/{name}/{key}": value for key, value in _norms(module, name).items()}
         for path, norm in lone_norms(model):
             assert norm.scale is not None
-            out[f"{place_of(path)}/{path.rpartition('.')[2]}/gamma"] = norm.scale().square().mean().sqrt()
+            out[f"{place_of(path)}/{path.rpartition('.')[2]}/gamma"] = full(norm.scale()).square().mean().sqrt()
     return out | means_over_layers(out)
 
 
@@ -51,9 +53,9 @@ def means_over_layers(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _norms(group: BranchGroup, name: str) -> dict[str, Tensor]:
     """Return the norms of one branch; the last axes are its own, a leading one counts experts."""
-    weight: Tensor = getattr(group, name).weight
-    gamma_in, gamma_out = group.gammas(name)
-    effective = torch.linalg.matrix_norm(group.effective_weight(name))
+    weight = full(getattr(group, name).weight)
+    gamma_in, gamma_out = (None if gamma is None else full(gamma) for gamma in group.gammas(name))
+    effective = torch.linalg.matrix_norm(effective_weight(weight, gamma_in, gamma_out))
     out = {"W": torch.linalg.matrix_norm(weight).mean(), "effective": effective.mean()}
     if effective.ndim:
         out |= {f"effective/expert{e}": value for e, value in enumerate(effective)}

@@ -4,10 +4,10 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor
 
 from lightning_sv.callbacks.charts import Pages
 from lightning_sv.callbacks.scalars import write_scalars
+from lightning_sv.callbacks.window import Window
 from lightning_sv.nn import MixtureOfExperts
 
 
@@ -26,19 +26,15 @@ class Experts(L.Callback):
     """
 
     def __init__(self, every_n_steps: int = 50):
-        if every_n_steps < 1:
-            raise ValueError(f"experts.every_n_steps is {every_n_steps}; it must be at least 1.")
-        self.every = every_n_steps
-        self._sum: dict[str, Tensor] = {}
-        self._batches = 0
+        self._window = Window("experts", every_n_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """The window not yet written, so that a resumed run writes what an uninterrupted one would."""
-        return {"sum": self._sum, "batches": self._batches}
+        return self._window.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the window that the checkpoint was in."""
-        self._sum, self._batches = dict(state_dict["sum"]), state_dict["batches"]
+        self._window.load_state_dict(state_dict)
 
     def charts(self, pl_module: Any) -> Pages:
         """Return the load of every expert, a chart a block; nothing for a dense model."""
@@ -50,8 +46,8 @@ class Experts(L.Callback):
         return {"expert load": loads} if loads else {}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Move a resumed window to the device."""
-        self._sum = {key: value.to(pl_module.device) for key, value in self._sum.items()}
+        """Begin the window, or continue a resumed one."""
+        self._window.start(trainer)
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Accumulate on the device; write every n optimizer steps, and at the last."""
@@ -65,17 +61,14 @@ class Experts(L.Callback):
             "balance_loss": torch.stack([r.balance_loss for r in routings]),
             "entropy": torch.stack([r.entropy for r in routings]),
         }
-        self._sum = {key: value + self._sum[key] if key in self._sum else value for key, value in values.items()}
-        self._batches += 1
-        last = trainer.global_step >= trainer.max_steps
-        if self._batches % trainer.accumulate_grad_batches == 0 and (trainer.global_step % self.every == 0 or last):
+        if self._window.add(values, keep=not pl_module.nonfinite.skipped_now):
             self._write(trainer)
 
     def _write(self, trainer: L.Trainer) -> None:
-        mean: dict[str, Any] = {}
-        for key, value in self._sum.items():
-            reduced = trainer.strategy.reduce(value, reduce_op="sum" if key in ("load", "dropped") else "mean")
-            mean[key] = reduced if key in ("load", "dropped") else reduced / self._batches
+        sums, n = self._window.take()
+        if not n:  # every step was skipped
+            return
+        mean = {key: value if key in ("load", "dropped") else value / n for key, value in sums.items()}
         load = mean["load"] / mean["load"].mean(-1, keepdim=True)
         scalars: dict[str, float] = {}
         for i, row in enumerate(load.tolist()):
@@ -86,4 +79,3 @@ class Experts(L.Callback):
         for key in ("balance_loss", "entropy", "dropped"):
             scalars[f"moe/mean/{key}"] = float(mean[key].mean())
         write_scalars(trainer, scalars)
-        self._sum, self._batches = {}, 0

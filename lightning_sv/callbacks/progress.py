@@ -58,7 +58,7 @@ class RunProgress(ProgressBar):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Move the bar, or write a line."""
         step = trainer.global_step
-        if not self._enabled or step == self._shown:
+        if not self._enabled or step in (0, self._shown):
             return
         if self._bar is not None:
             self._shown = step

@@ -1,6 +1,5 @@
 """Loss, learning rate, gradient norm, speed and memory, against training tokens."""
 
-import math
 import resource
 import sys
 import time
@@ -9,9 +8,9 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.utilities.throughput import get_available_flops
-from torch import Tensor
 
 from lightning_sv.callbacks.charts import lay_out
+from lightning_sv.callbacks.window import Window
 
 
 class Scalars(L.Callback):
@@ -26,11 +25,7 @@ class Scalars(L.Callback):
     """
 
     def __init__(self, every_n_steps: int = 10):
-        if every_n_steps < 1:
-            raise ValueError(f"scalars.every_n_steps is {every_n_steps}; it must be at least 1.")
-        self.every = every_n_steps
-        self._loss: Tensor | None = None
-        self._batches = 0
+        self._window = Window("scalars", every_n_steps)
         self._since = (0.0, 0)
         self._idle = 0.0
         self.tokens_per_s = 0.0
@@ -38,17 +33,16 @@ class Scalars(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """The losses not yet written, so that a resumed run writes what an uninterrupted one would."""
-        return {"loss": self._loss, "batches": self._batches}
+        return self._window.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the window that the checkpoint was in."""
-        self._loss, self._batches = state_dict["loss"], state_dict["batches"]
+        self._window.load_state_dict(state_dict)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Lay the charts of all callbacks out, and start the clock."""
         lay_out(trainer, pl_module)
-        if self._loss is not None:
-            self._loss = self._loss.to(pl_module.device)
+        self._window.start(trainer)
         self._since, self._idle = (time.perf_counter(), trainer.global_step), 0.0
         seq_len = trainer.datamodule.seq_len  # type: ignore[attr-defined]
         self._flops = pl_module.flops_per_token(seq_len)
@@ -56,43 +50,28 @@ class Scalars(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Accumulate the loss on the device; write every n optimizer steps."""
-        loss = outputs["nats"]
-        self._loss = loss if self._loss is None else self._loss + loss
-        self._batches += 1
-        last = trainer.global_step >= trainer.max_steps
-        if last:
+        if trainer.global_step >= trainer.max_steps:
             trainer.should_stop = True  # makes Lightning validate at the last step as well
-        accumulated = self._batches % trainer.accumulate_grad_batches == 0
-        if not accumulated or (trainer.global_step % self.every and not last):
-            return
-        self._write(trainer, pl_module)
+        if self._window.add({"loss": outputs["nats"]}, keep=not pl_module.nonfinite.skipped_now):
+            self._write(trainer, pl_module)
 
     def _write(self, trainer: L.Trainer, pl_module: Any) -> None:
-        assert self._loss is not None
-        mean = trainer.strategy.reduce(self._loss / self._batches, reduce_op="mean")
-        assert isinstance(mean, Tensor)
-        self.last_loss = mean.item()
-        if not math.isfinite(self.last_loss):
-            raise RuntimeError(
-                f"train/loss is {self.last_loss} at step {trainer.global_step}; lower model.optim.lr, or look at the "
-                "gradient norm before it."
-            )
+        sums, n = self._window.take()
         now, steps = time.perf_counter(), trainer.global_step - self._since[1]
         tokens_per_step = trainer.datamodule.tokens_per_step  # type: ignore[attr-defined]
         self.tokens_per_s = steps * tokens_per_step / max(1e-9, now - self._since[0] - self._idle)
-        norm = pl_module.grad_norm
-        write_scalars(
-            trainer,
-            {
-                "train/loss": self.last_loss,
-                "lr": pl_module.step_lr,
-                "grad_norm": float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm),
-                "throughput/tokens_per_s": self.tokens_per_s,
-                "throughput/mfu": self.tokens_per_s * self._flops / self._peak,
-                "memory/peak_gib": peak_memory(pl_module.device) / 2**30,
-            },
-        )
-        self._loss, self._batches = None, 0
+        scalars = {
+            "lr": pl_module.step_lr,
+            "grad_norm": float(pl_module.grad_norm),
+            "throughput/tokens_per_s": self.tokens_per_s,
+            "throughput/mfu": self.tokens_per_s * self._flops / self._peak,
+            "memory/peak_gib": peak_memory(pl_module.device) / 2**30,
+        }
+        if n:  # not if every step was skipped
+            self.last_loss = scalars["train/loss"] = sums["loss"].item() / n
+        if pl_module.nonfinite.skipped:
+            scalars["skipped_steps"] = pl_module.nonfinite.skipped
+        write_scalars(trainer, scalars)
         self._since, self._idle = (time.perf_counter(), trainer.global_step), 0.0
 
     def pause(self, seconds: float) -> None:

@@ -9,6 +9,8 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 
+from lightning_sv.lit.signals import StopSignals
+
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Lightning's checkpoint files, replaced in one step.
@@ -24,7 +26,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         final = Path(path)
         final.parent.mkdir(parents=True, exist_ok=True)
-        partial = final.with_name(f".{final.name}.partial")
+        partial = _partial(final)
         writer = None
         try:
             with partial.open("wb") as file:
@@ -41,6 +43,28 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                     cause.errno, f"could not write {final} ({cause.strerror}); what it held before is untouched"
                 ) from error
             raise
+
+
+def _partial(final: Path) -> Path:
+    """Where a checkpoint is written; its own name says that it is whole."""
+    return final.with_name(f".{final.name}.partial")
+
+
+def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> None:
+    """Count Lightning's micro-batches as this run does: a step may have another number of them on other devices.
+
+    Args:
+        checkpoint: written after a whole step; changed in place.
+        then: micro-batches of a step in the run that wrote it.
+        now: in this run.
+    """
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    for counts in (progress["total"], progress["current"]):
+        open_batches = counts["ready"] - counts["completed"]
+        assert counts["ready"] % then == 0, "saved inside a step"
+        for name in ("ready", "started", "processed"):
+            counts[name] = counts[name] // then * now
+        counts["completed"] = counts["ready"] - open_batches
 
 
 class _Writer:
@@ -64,6 +88,8 @@ class _Writer:
 class LastCheckpoint(Checkpoint):
     """Keeps one checkpoint, <run_dir>/checkpoints/last.ckpt, of the latest n-th and the last step.
 
+    SIGTERM and SIGUSR1 end the run after the step under way, with a checkpoint of it.
+
     Args:
         every_n_steps: optimizer steps between two writes.
     """
@@ -73,31 +99,43 @@ class LastCheckpoint(Checkpoint):
             raise ValueError(f"checkpoint.every_n_steps is {every_n_steps}; it must be at least 1.")
         self.every = every_n_steps
         self.path: Path | None = None
-        self._saved = 0
+        self._signals = StopSignals()
+        self._step = 0
         self._wait = False
+        self._stop = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """A resumed run does not write again what it was resumed from."""
-        self._saved = trainer.global_step
+        """Listen to signals; a resumed run does not write again what it was resumed from."""
+        self._step = trainer.global_step
+        self._signals.listen()
+        if self.path is not None and trainer.is_global_zero:
+            _partial(self.path).unlink(missing_ok=True)  # of a process that was killed while it wrote
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Write when due."""
-        step = trainer.global_step
-        due = step % self.every == 0 or step >= trainer.max_steps
-        if due and step != self._saved:
-            self._saved = step
-            if self._validates_now(trainer):
-                self._wait = True  # for this step's validation: a resumed run would not repeat it
-            else:
-                self._save(trainer)
+        """Write when due, or when asked to stop; after a whole step only."""
+        if trainer.global_step == self._step:
+            return
+        self._step = trainer.global_step
+        self._stop = self._signals.asked(trainer)
+        due = self._step % self.every == 0 or self._step >= trainer.max_steps
+        if not due and not self._stop:
+            return
+        if self._validates_now(trainer):
+            self._wait = True  # for this step's validation: a resumed run would not repeat it
+        else:
+            self._save(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write what waited for the validation."""
         if self._wait:
             self._wait = False
             self._save(trainer)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Give the signals back."""
+        self._signals.leave()
 
     @staticmethod
     def _validates_now(trainer: L.Trainer) -> bool:
@@ -108,6 +146,8 @@ class LastCheckpoint(Checkpoint):
     def _save(self, trainer: L.Trainer) -> None:
         assert self.path is not None, "the command line sets the path"
         trainer.save_checkpoint(self.path)
+        if self._stop and self._step < trainer.max_steps:
+            self._signals.stop(self._step)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Say how to go on after a Ctrl-C or a failure."""

@@ -2,10 +2,10 @@
 
 import json
 import logging
-import os
 import sys
 import time
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
-from lightning_sv.callbacks import BranchNorms, Experts, RunProgress, Scalars
+from lightning_sv.callbacks import BatchHash, BranchNorms, Experts, RunProgress, Scalars
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.lit.checkpoint import AtomicCheckpointIO, LastCheckpoint
 from lightning_sv.lit.data import ShardDataModule
@@ -23,10 +23,8 @@ from lightning_sv.lit.load import check_checkpoint
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.parser import Parser
 from lightning_sv.lit.refuse import refuse_trainer_keys
+from lightning_sv.lit.run_dir import LAST, choose, claim, is_first_of_node, last_checkpoint
 from lightning_sv.lit.summary import SUMMARY_FILE, print_groups, summarize, write_parameters, write_summary
-
-#: tells the processes of the other ranks which run directory rank 0 has chosen
-RUN_DIR_VARIABLE = "LIGHTNING_SV_RUN_DIR"
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -51,7 +49,8 @@ class PretrainCLI(LightningCLI):
     #: figures of the finished run; None where there are none (validate, another rank, a stopped run)
     summary: dict[str, Any] | None = None
 
-    def __init__(self, args: list[str]):
+    def __init__(self, args: list[str], cleanup: ExitStack):
+        self._cleanup = cleanup  # run when the command ends, however it does
         set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
         super().__init__(
             PretrainModule,
@@ -67,6 +66,7 @@ class PretrainCLI(LightningCLI):
                 "num_sanity_val_steps": 0,
                 "check_val_every_n_epoch": None,
                 "enable_model_summary": False,
+                "use_distributed_sampler": False,
             },
         )
 
@@ -91,6 +91,7 @@ class PretrainCLI(LightningCLI):
         parser.add_lightning_class_args(Scalars, "scalars")
         parser.add_lightning_class_args(BranchNorms, "branch_norms")
         parser.add_lightning_class_args(Experts, "experts")
+        parser.add_lightning_class_args(BatchHash, "batch_hash")
         parser.add_lightning_class_args(LastCheckpoint, "checkpoint")
         parser.add_lightning_class_args(RunProgress, "progress")
 
@@ -104,21 +105,24 @@ class PretrainCLI(LightningCLI):
         if self.subcommand == "fit":
             if given["max_steps"] == -1:
                 kwargs["max_steps"] = model.steps_for_budget(data.tokens_per_step)
-            self.run_dir = self._new_run_dir(model)
-            os.environ[RUN_DIR_VARIABLE] = str(self.run_dir)
+            name = f"{model.config.name}/{model.label}-seed{self._get(self.config, 'seed_everything')}"
+            self.run_dir = choose(name, *(self._get(self.config, key) for key in ("run_dir", "ckpt_path")))
             kwargs["plugins"] = [AtomicCheckpointIO(), *_several(given["plugins"])]
             ours = TensorBoardLogger(self.run_dir.parent, name="", version=self.run_dir.name, default_hp_metric=False)
             kwargs["logger"] = [ours, *_several(given["logger"])]
             self._get(self.config_init, "progress").stream = sys.stderr if self.json else sys.stdout
-            self._get(self.config_init, "checkpoint").path = self.run_dir / "checkpoints" / "last.ckpt"
+            self._get(self.config_init, "checkpoint").path = self.run_dir / LAST
         return super().instantiate_trainer(**kwargs)
 
     def _parse_ckpt_path(self) -> None:
         """Read no settings from a checkpoint: those of the command line count, and loading compares them."""
 
     def before_instantiate_classes(self) -> None:
-        """Check the checkpoint before anything is built."""
-        path = self._get(self.config, "ckpt_path")
+        """Find and check the checkpoint before anything is built."""
+        section = self.config[self.subcommand]
+        path = section["ckpt_path"]
+        if path == "last":
+            section["ckpt_path"] = path = last_checkpoint(section["run_dir"])
         if path is not None:
             check_checkpoint(path)
 
@@ -128,12 +132,12 @@ class PretrainCLI(LightningCLI):
         return bool(self._get(self.config, "json"))
 
     def before_fit(self) -> None:
-        """Check the corpus before anything is written, then say what is about to be trained."""
-        self.datamodule.check(self.model.config.vocab_size)
-        self.datamodule.micro_batches(self.trainer.world_size)
-        self.model.configure_model()
+        """Check the corpus before anything is written, claim the directory, say what is about to be trained."""
+        self.datamodule.check(self.model.config.vocab_size, checksums=None if is_first_of_node() else False)
+        self.datamodule.share(self.trainer.world_size)
         if self.trainer.is_global_zero:
             self.run_dir.mkdir(parents=True, exist_ok=True)
+            self._cleanup.callback(claim(self.run_dir).release)
             Tokenizer.load(self.datamodule.corpus.dir).save(self.run_dir)  # `generate` needs the run alone
             write_parameters(self.run_dir, self.model)
             print_groups(Console(stderr=self.json), self.model, self.trainer.max_steps, self.datamodule)
@@ -173,29 +177,6 @@ class PretrainCLI(LightningCLI):
             figures = {"val_loss": float(loss), "val_perplexity": float(loss.exp())}
             text = f"val/loss {figures['val_loss']:.4f} nats/token, perplexity {figures['val_perplexity']:.2f}"
             print(json.dumps(figures) if self.json else text)
-
-    def _new_run_dir(self, model: PretrainModule) -> Path:
-        if int(os.environ.get("LOCAL_RANK", 0)) > 0 and RUN_DIR_VARIABLE in os.environ:
-            return Path(os.environ[RUN_DIR_VARIABLE])  # rank 0 started this process and has chosen
-        given = self._get(self.config, "run_dir")
-        resumes = self._get(self.config, "ckpt_path")
-        if given is None and resumes:
-            return Path(resumes).resolve().parent.parent
-        if given is None:
-            seed = self._get(self.config, "seed_everything")
-            base = Path("runs") / model.config.name / f"{model.label}-seed{seed}"
-            path, number = base, 1
-            while path.exists():
-                number += 1
-                path = base.with_name(f"{base.name}-{number}")
-            return path
-        path = Path(given)
-        if (path / "config.yaml").exists() and not resumes:
-            raise ValueError(
-                f"run_dir {path} already holds a run; choose another, delete it, or resume it with "
-                f"--ckpt_path {path / 'checkpoints' / 'last.ckpt'}."
-            )
-        return path
 
 
 def _several(value: Any) -> list[Any]:

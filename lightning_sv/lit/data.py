@@ -1,29 +1,33 @@
 """The LightningDataModule: blocks of tokens from a prepared corpus, in an order fixed by the seed."""
 
+import itertools
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
-from lightning_sv.corpus import CorpusConfig, Manifest, TokenDataset, TokenLoader, open_split
+from lightning_sv.corpus import Blocks, CorpusConfig, Manifest, Share, TokenLoader, open_split
+
+#: validation reads at least this many tokens at once, as far as whole sequences go
+VALIDATION_TOKENS = 2048
 
 
 class ShardDataModule(L.LightningDataModule):
     """Streams (micro_batch, seq_len + 1) blocks of token ids from litdata shards.
 
-    The global batch is reached by gradient accumulation: each optimizer step sees `global_batch`
-    sequences on any number of devices.
+    Each optimizer step sees `global_batch` sequences, the same on any number of devices, workers and
+    micro-batches: `global_batch / (micro_batch x devices)` micro-batches are accumulated.
 
     Args:
         corpus: the corpus; `lightning-sv prepare` makes it, training reads corpus.dir.
         seq_len: tokens a sequence predicts.
         global_batch: sequences an optimizer step, over all devices.
         micro_batch: sequences a device processes at once; null for global_batch / devices.
-        num_workers: loader processes a device; 0 reads in the training process.
+        num_workers: loader processes a device; 0 reads in the training process. The order does not depend on it.
         validations: validations in a run, evenly spaced, the last at the end.
         val_sequences: sequences each validation reads, spread evenly over the split and always the same;
             null for the whole split.
@@ -76,8 +80,12 @@ class ShardDataModule(L.LightningDataModule):
         """Id of the end-of-text token between documents."""
         return self.manifest.eot
 
-    def check(self, vocab_size: int) -> None:
+    def check(self, vocab_size: int, *, checksums: bool | None = None) -> None:
         """Refuse a corpus that cannot be trained on, before any step.
+
+        Args:
+            vocab_size: of the model.
+            checksums: whether to hash every shard, see `corpus.verify`.
 
         Raises:
             ValueError: names the file or key, and what to do.
@@ -87,19 +95,22 @@ class ShardDataModule(L.LightningDataModule):
             vocab_size=vocab_size,
             seq_len=self.seq_len,
             tokenizer=self.corpus.tokenizer,
+            checksums=checksums,
         )
 
-    def micro_batches(self, devices: int) -> tuple[int, int]:
-        """Return (sequences a device processes at once, micro-batches an optimizer step).
+    def share(self, devices: int, rank: int = 0) -> Share:
+        """Return what one of so many devices reads of every optimizer step.
 
         Raises:
             ValueError: the global batch cannot be shared evenly.
         """
         per_device, rest = divmod(self.global_batch, devices)
         if rest:
+            near = [n for n in range(1, self.global_batch + 1) if self.global_batch % n == 0]
+            below, above = max(n for n in near if n <= devices), min((n for n in near if n > devices), default=None)
             raise ValueError(
-                f"data.global_batch {self.global_batch} cannot be shared evenly by {devices} devices; "
-                "change one of them."
+                f"data.global_batch {self.global_batch} cannot be shared evenly by {devices} devices; use "
+                f"{below if above is None else f'{below} or {above}'} devices, or change the batch."
             )
         micro = self.micro_batch or per_device
         if per_device % micro:
@@ -107,46 +118,56 @@ class ShardDataModule(L.LightningDataModule):
                 f"data.micro_batch {micro} does not divide the {per_device} sequences a device has of "
                 f"data.global_batch {self.global_batch} on {devices} devices; change one of them."
             )
-        return micro, per_device // micro
+        if self.validation_sequences < devices:
+            raise ValueError(
+                f"data.val_sequences {self.validation_sequences} gives some of the {devices} devices nothing to "
+                "validate on; raise it, or prepare more validation text."
+            )
+        return Share(self.global_batch, micro, rank, devices)
+
+    @property
+    def validation_sequences(self) -> int:
+        """Sequences each validation reads, over all devices."""
+        available = self.manifest.val.blocks(self.seq_len)
+        return min(self.val_sequences or available, available)
 
     def setup(self, stage: str) -> None:
         """Derive what depends on the number of devices: accumulation and when to validate."""
         trainer = self.trainer
         assert trainer is not None
         module: Any = trainer.lightning_module
-        self.check(module.config.vocab_size)
-        self._micro, self._accumulate = self.micro_batches(trainer.world_size)
+        self.check(module.config.vocab_size, checksums=False)  # `before_fit` has hashed the shards
+        self._share = self.share(trainer.world_size, trainer.global_rank)
         if stage == "fit":
             every = math.ceil(trainer.max_steps / self.validations)
-            trainer.accumulate_grad_batches = self._accumulate
-            trainer.val_check_interval = every * self._accumulate
+            trainer.accumulate_grad_batches = self._share.accumulate
+            trainer.val_check_interval = every * self._share.accumulate
 
-    def _open(self, split: Literal["train", "val"], *, shuffle: bool) -> TokenDataset:
-        seed = torch.initial_seed() if self.seed is None else self.seed
-        return open_split(
-            Path(self.corpus.dir),
-            split,
-            seq_len=self.seq_len,
-            seed=seed % 2**31,
-            shuffle=shuffle,
-            unit=self._micro * self._accumulate if shuffle else 1,
-        )
-
-    def train_dataloader(self) -> DataLoader[Any]:
+    def train_dataloader(self) -> TokenLoader:
         """Shuffled blocks; its state_dict is the exact position in the corpus."""
-        loader: DataLoader[Any] = TokenLoader(
-            self._open("train", shuffle=True),
-            batch_size=self._micro,
+        return TokenLoader(
+            open_split(self.corpus.dir, "train", seq_len=self.seq_len),
+            self._share,
+            seed=(torch.initial_seed() if self.seed is None else self.seed) % 2**31,
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
         )
-        return loader
 
-    def val_dataloader(self) -> DataLoader[Any]:
-        """`val_sequences` blocks, evenly spread over the validation split: the same at each validation."""
-        subset = self._spread(self.val_sequences)
-        # Evaluation keeps no graph, so small micro-batches can be put together.
-        return DataLoader(subset, batch_size=max(self._micro, min(32, len(subset))))
+    def val_dataloader(self) -> "DataLoader[Tensor]":
+        """`val_sequences` blocks, evenly spread over the validation split: the same at each validation.
+
+        Devices read different parts of them, in equally many batches: sharded forward passes wait for each other.
+        """
+        blocks = open_split(self.corpus.dir, "val", seq_len=self.seq_len)
+        numbers = self._spread(len(blocks), self.validation_sequences)
+        # Evaluation keeps no graph, so small micro-batches are put together.
+        size = max(self._share.micro_batch, VALIDATION_TOKENS // self.seq_len)
+        batches = math.ceil(len(numbers) // self._share.ranks / size)
+        mine = numbers[self._share.rank :: self._share.ranks]
+        cuts = [i * len(mine) // batches for i in range(batches + 1)]
+        return DataLoader(
+            blocks, batch_sampler=[mine[a:b] for a, b in itertools.pairwise(cuts)], generator=torch.Generator()
+        )
 
     def held_out(self, n_sequences: int) -> Tensor:
         """Blocks (n, seq_len + 1) spread evenly over the validation split: the same in every run, on every rank.
@@ -154,11 +175,11 @@ class ShardDataModule(L.LightningDataModule):
         Args:
             n_sequences: fewer where the split is smaller.
         """
-        subset = self._spread(n_sequences)
-        return torch.stack([subset[i] for i in range(len(subset))])
+        blocks: Blocks = open_split(self.corpus.dir, "val", seq_len=self.seq_len)
+        return torch.stack([blocks[i] for i in self._spread(len(blocks), n_sequences)])
 
-    def _spread(self, n_sequences: int | None) -> "Subset[Any]":
-        dataset = self._open("val", shuffle=False)
-        n = self.manifest.val.blocks(self.seq_len)  # of all ranks, where len(dataset) is one rank's share
-        k = min(n_sequences or n, n)
-        return Subset(dataset, [i * n // k for i in range(k)])
+    @staticmethod
+    def _spread(n: int, k: int) -> list[int]:
+        """At most k of the numbers below n, evenly spread."""
+        k = min(k, n)
+        return [i * n // k for i in range(k)]

@@ -9,6 +9,8 @@ from lightning_sv.scale import ScaleOptions
 
 #: key of a checkpoint under which `PretrainModule` describes the backbone
 CHECKPOINT_KEY = "lightning_sv"
+#: and under which it keeps the states of the random number generators
+RNG_KEY = "rng_states"
 
 
 def check_checkpoint(path: str) -> dict[str, Any]:
@@ -18,7 +20,7 @@ def check_checkpoint(path: str) -> dict[str, Any]:
         ValueError: the file is missing, damaged, or was not written by `PretrainModule`.
     """
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except FileNotFoundError as error:
         raise ValueError(f"no checkpoint at {path}; give a run directory that holds one.") from error
     except Exception as error:

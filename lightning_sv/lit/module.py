@@ -1,7 +1,7 @@
 """The LightningModule: a backbone, its loss, its optimizer and schedule."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -9,7 +9,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import MeanMetric
 
-from lightning_sv.lit.load import CHECKPOINT_KEY
+from lightning_sv.callbacks.probe import full
+from lightning_sv.lit.checkpoint import restart_between_steps
+from lightning_sv.lit.load import CHECKPOINT_KEY, RNG_KEY
+from lightning_sv.lit.nonfinite import NonFinite
+from lightning_sv.lit.rng import restore_rng, rng_states
+from lightning_sv.lit.settings import refuse_other
+from lightning_sv.lit.shard import shard
 from lightning_sv.nn import (
     Backbone,
     BackboneConfig,
@@ -47,7 +53,11 @@ class PretrainModule(L.LightningModule):
             follows unless that is set; 100 in the paper.
         mask_documents: keep attention inside a document of a packed sequence (the paper does not
             say; attention across is the default).
-        compile: compile the backbone with torch.compile.
+        compile: with torch.compile: 'none'; 'model', the whole backbone; 'block', each block and the head
+            apart, which FSDP2 needs and which compiles in the time of one block.
+        activation_checkpointing: keep only the blocks' inputs for backward, and run them again there.
+        nonfinite: what to do where a loss or gradient is not finite: 'stop', before the step and with the
+            batch's identity saved; 'skip' the step and record it (which biases comparisons).
         seed: of the initialization; null for seed_everything's.
 
     Raises:
@@ -63,7 +73,9 @@ class PretrainModule(L.LightningModule):
         schedule: ScheduleConfig = ScheduleConfig(),  # noqa: B008
         tokens_per_param: float = 100.0,
         mask_documents: bool = False,
-        compile: bool = False,
+        compile: Literal["none", "model", "block"] = "none",
+        activation_checkpointing: bool = False,
+        nonfinite: Literal["stop", "skip"] = "stop",
         seed: int | None = None,
     ):
         super().__init__()
@@ -75,21 +87,25 @@ class PretrainModule(L.LightningModule):
         self.optim = optim
         self.schedule = schedule
         self.tokens_per_param = tokens_per_param
-        self.mask_documents, self.compile_backbone, self.seed = mask_documents, compile, seed
+        self.mask_documents, self.compile_how, self.seed = mask_documents, compile, seed
+        self.activation_checkpointing = activation_checkpointing
+        self.nonfinite = NonFinite(skip=nonfinite == "skip")
         self.lr = self.optim.lr or tuned_lr(backbone.name, self.optim.name, self.schedule.name, self.strategy)
         # Before any data is touched: strategy and optimizer fit the sizes, and the number of parameters.
-        meta = meta_backbone(backbone, self.strategy, self.scale_options)
+        meta = self.meta()
         self.n_params = sum(p.numel() for p in meta.parameters())
         #: of which one token uses; a sparse expert counts by the share of tokens it sees
         self.n_activated = activated_parameters(meta, backbone)
         self.meaning = meta.meaning
-        build_optimizer(parameter_groups(meta, self.strategy.decayed_roles), self.optim, self.lr)
+        build_optimizer(self.parameter_groups(meta), self.optim, self.lr)
         self.backbone: Backbone | None = None
         self.val_nats = MeanMetric(nan_strategy="disable")  # a NaN must show
         #: norm of the last gradient before clipping, over all parameters
         self.grad_norm: Tensor | None = None
         #: (blocks, experts) tokens of each expert in the micro-batches since the last step
         self._loads: Tensor | None = None
+        #: states of the random number generators in the checkpoint, until training starts
+        self._rng: list[dict[str, Any]] | None = None
         #: learning rate of the last step (the scheduler has moved on when callbacks see the optimizer)
         self.step_lr = self.lr
 
@@ -104,14 +120,32 @@ class PretrainModule(L.LightningModule):
         assert self.backbone is not None, "configure_model has not run"
         return self.backbone
 
+    def meta(self) -> Backbone:
+        """Return the backbone without storage: names, sizes and roles before anything is built or sharded."""
+        return meta_backbone(self.config, self.strategy, self.scale_options)
+
     def configure_model(self) -> None:
-        """Build and initialize the backbone; Lightning calls this before sharding."""
+        """Build and initialize the backbone, then shard it where the strategy does; Lightning calls this.
+
+        Raises:
+            ValueError: the whole backbone is to be compiled, and sharded.
+        """
         if self.backbone is not None:
             return
         seed = torch.initial_seed() if self.seed is None else self.seed
+        # Whole on every rank, then cut: a matrix is the same on any number of devices.
         self.backbone = Backbone(self.config, self.strategy, self.scale_options, seed=seed)
-        if self.compile_backbone:
-            self.backbone.compile()  # in place: the checkpoint's keys stay clean
+        self.backbone.activation_checkpointing = self.activation_checkpointing
+        if self.device_mesh is not None:
+            if self.compile_how == "model":
+                raise ValueError("model.compile 'model' does not go with a sharded model; use 'block'.")
+            self.backbone.to(self.trainer.strategy.root_device)
+            shard(self.backbone, self.device_mesh["data_parallel"])
+        # In place: the checkpoint's keys stay clean.
+        if self.compile_how == "model":
+            self.backbone.compile()
+        elif self.compile_how == "block":
+            self.backbone.compile_blocks()
 
     def steps_for_budget(self, tokens_per_step: int) -> int:
         """Return the optimizer steps that see `tokens_per_param` tokens per activated parameter, rounded up."""
@@ -134,18 +168,21 @@ class PretrainModule(L.LightningModule):
     def training_step(self, block: Tensor, batch_idx: int) -> dict[str, Any]:
         """Return the loss of one micro-batch, its part in nats per token, and the routings."""
         nats, routings = self.loss(block)
-        if routings and self.config.router.balance == "bias":
-            loads = torch.stack([routing.load for routing in routings])
-            self._loads = loads if self._loads is None else self._loads + loads
+        if routings:
+            totals = torch.stack([routing.load for routing in routings])  # (blocks, experts)
+            if self.trainer.world_size > 1:
+                totals = self.trainer.strategy.reduce(totals, reduce_op="sum")
+            routings = [routing._replace(total=total) for routing, total in zip(routings, totals, strict=True)]
+            self._loads = totals if self._loads is None else self._loads + totals
         loss = nats + router_loss(routings, self.config)
+        self.nonfinite.see(loss.detach())
         return {"loss": loss, "nats": nats.detach(), "routings": [routing.detach() for routing in routings]}
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Step, then move the experts' biases by the loads of the step's micro-batches on all devices."""
         super().optimizer_step(*args, **kwargs)
-        if self._loads is not None:
-            loads, self._loads = self.trainer.strategy.reduce(self._loads, reduce_op="sum"), None
-            assert isinstance(loads, Tensor)
+        loads, self._loads = self._loads, None
+        if loads is not None and not self.nonfinite.skipped_now:
             mixtures = (m for m in self.net.modules() if isinstance(m, MixtureOfExperts))
             for mixture, load in zip(mixtures, loads, strict=True):
                 mixture.move_bias(load)
@@ -159,13 +196,13 @@ class PretrainModule(L.LightningModule):
         self.log("val/loss", self.val_nats.compute(), logger=False)
         self.val_nats.reset()
 
-    def parameter_groups(self) -> list[ParameterGroup]:
-        """Return the trained parameters by role, and which roles decay."""
-        return parameter_groups(self.net, self.strategy.decayed_roles)
+    def parameter_groups(self, model: Backbone) -> list[ParameterGroup]:
+        """Return the trained parameters of `model`, this module's backbone or `meta()`, by role."""
+        return parameter_groups(model, self.strategy.decayed_roles)
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer over the groups, and the schedule by step."""
-        optimizer = build_optimizer(self.parameter_groups(), self.optim, self.lr)
+        optimizer = build_optimizer(self.parameter_groups(self.net), self.optim, self.lr)
         total = int(self.trainer.estimated_stepping_batches)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: self.schedule.factor(min(step, total - 1), total)
@@ -184,33 +221,34 @@ class PretrainModule(L.LightningModule):
         """Clip by the global norm, and keep the norm for the log (one pass over the gradients)."""
         limit = gradient_clip_val or float("inf")  # Lightning's 0 means no clipping
         norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit, foreach=True)
-        self.grad_norm = norm.detach()
+        self.grad_norm = full(norm.detach())
+        self.nonfinite.check(self, self.grad_norm)
         self.step_lr = float(optimizer.param_groups[0]["lr"])
+
+    def on_train_start(self) -> None:
+        """Draw random numbers from where the checkpoint left off, if there is one."""
+        if self._rng is not None:
+            restore_rng(self._rng, self.global_rank)
+            self._rng = None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store what rebuilds the backbone, as plain values that load with weights_only=True."""
-        checkpoint[CHECKPOINT_KEY] = self._settings()
+        progress = {"accumulate": self.trainer.accumulate_grad_batches, "skipped_steps": self.nonfinite.skipped}
+        checkpoint[CHECKPOINT_KEY] = self._settings() | progress
+        checkpoint[RNG_KEY] = rng_states()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse to resume under other settings: the optimizer's state would silently win over them.
-
-        Raises:
-            ValueError: names the first key that differs, and both values.
-        """
-        saved = checkpoint.get(CHECKPOINT_KEY)
-        if not isinstance(saved, dict):
-            raise ValueError(f"the checkpoint was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
-        keys: tuple[str, ...] = ("backbone", "scale", "scale_options", "mask_documents")
+        """Refuse to resume under other settings; continue after the saved step on another number of devices."""
+        self.refuse_other_settings(checkpoint)
         if self.trainer.state.fn == "fit":
-            keys = (*keys, "optim", "schedule", "data")
-        here = self._settings()
-        for key in keys:
-            where, then, now = _first_difference(key, saved.get(key), here[key])
-            if then != now:
-                raise ValueError(
-                    f"the checkpoint was trained with {where} = {then}, this run has {now}; resume with the same "
-                    "settings, or start a new run."
-                )
+            saved = checkpoint[CHECKPOINT_KEY]
+            self._rng = checkpoint[RNG_KEY]
+            self.nonfinite.skipped = saved["skipped_steps"]
+            restart_between_steps(checkpoint, saved["accumulate"], self.trainer.accumulate_grad_batches)
+
+    def refuse_other_settings(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse to continue under other settings, see `settings.refuse_other`."""
+        refuse_other(checkpoint, self._settings(), training=self.trainer.state.fn == "fit")
 
     def _settings(self) -> dict[str, Any]:
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
@@ -223,12 +261,3 @@ class PretrainModule(L.LightningModule):
             "schedule": asdict(self.schedule),
             "data": {"seq_len": data.seq_len, "global_batch": data.global_batch},
         }
-
-
-def _first_difference(key: str, then: Any, now: Any) -> tuple[str, Any, Any]:
-    """Return the dotted key and both values where two settings first differ; the values are equal if they do not."""
-    if isinstance(then, dict) and isinstance(now, dict):
-        for name in dict.fromkeys([*now, *then]):
-            if then.get(name) != now.get(name):
-                return _first_difference(f"{key}.{name}", then.get(name), now.get(name))
-    return key, then, now

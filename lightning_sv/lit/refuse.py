@@ -9,6 +9,7 @@ DERIVED = {
     "limit_val_batches": ((1.0, None), "data.val_sequences"),
     "check_val_every_n_epoch": ((None,), "data.validations"),
     "gradient_clip_algorithm": ((None, "norm"), "trainer.gradient_clip_val (the paper clips by the global norm)"),
+    "use_distributed_sampler": ((False,), "nothing: every device reads its share of the global batch"),
     "max_epochs": ((None, -1), "trainer.max_steps or model.tokens_per_param"),
     "max_time": ((None,), "trainer.max_steps or model.tokens_per_param"),
 }

@@ -42,6 +42,7 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: ShardDataModule,
         "model": module.config.name,
         "seed": torch.initial_seed() if module.seed is None else module.seed,
         "steps": trainer.global_step,
+        "skipped_steps": module.nonfinite.skipped,
         "tokens": tokens_seen(trainer),
         "parameters": module.n_params,
         "activated_parameters": module.n_activated,
@@ -67,9 +68,10 @@ def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
 
 def write_parameters(run_dir: Path, module: PretrainModule) -> None:
     """Write parameters.csv: name, shape, role, optimizer, peak lr and weight decay of every parameter."""
-    optimizer = build_optimizer(module.parameter_groups(), module.optim, module.lr)
+    meta = module.meta()
+    optimizer = build_optimizer(module.parameter_groups(meta), module.optim, module.lr)
     rows = [["parameter", "shape", "role", "optimizer", "peak_lr", "weight_decay"]]
-    rows += parameter_table(module.net, optimizer)
+    rows += parameter_table(meta, optimizer)
     (run_dir / "parameters.csv").write_text("".join(",".join(row) + "\n" for row in rows))
 
 
@@ -86,7 +88,7 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Sha
     table = Table()
     for column in ("role", "tensors", "parameters", "optimizer", "peak lr", "weight decay"):
         table.add_column(column, justify="left" if column in ("role", "optimizer") else "right")
-    for row in group_table(build_optimizer(module.parameter_groups(), module.optim, module.lr)):
+    for row in group_table(build_optimizer(module.parameter_groups(module.meta()), module.optim, module.lr)):
         table.add_row(*row)
     console.print(table)
 
@@ -102,6 +104,8 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> N
     table.add_row("  of a bigram", f"{summary['bigram_bits_per_byte']:.4f}")
     table.add_row("  of a unigram", f"{summary['unigram_bits_per_byte']:.4f}")
     table.add_row("training tokens", f"{summary['tokens']:,}")
+    if summary["skipped_steps"]:
+        table.add_row("steps skipped (not finite)", f"{summary['skipped_steps']:,}")
     minutes, seconds = divmod(round(summary["seconds"]), 60)
     table.add_row("time", f"{minutes}:{seconds:02d}")
     console.print(table)

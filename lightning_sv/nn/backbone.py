@@ -4,6 +4,7 @@ from typing import Literal, overload
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lightning_sv.nn.attention import Attention
 from lightning_sv.nn.config import BackboneConfig
@@ -75,10 +76,17 @@ class Backbone(nn.Module):
         self.layers = nn.ModuleList(Block(config, build) for _ in range(config.n_layer))
         head = Branch(config.vocab_size, norm_width=config.vocab_size, role="head")
         self.head = build.group("final_norm", config.d_model, {"lm_head": head})
+        #: keep only the inputs of the blocks for backward, and run them again there
+        self.activation_checkpointing = False
         #: the simplest strategy that is this model; two models of one meaning are not compared
         self.meaning = build.finish()
         if not self.embed.weight.is_meta:
             init_weights(self, config, seed)
+
+    def compile_blocks(self) -> None:
+        """Compile each block and the head apart: one compilation serves all blocks, and hooks around them stay."""
+        for module in (*self.layers, self.head):
+            module.forward = torch.compile(module.forward)
 
     @overload
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor: ...
@@ -108,7 +116,10 @@ class Backbone(nn.Module):
             mask = same.tril().unsqueeze(1)
         routings = []
         for layer in self.layers:
-            x, routing = layer(x, rope, mask)
+            if self.activation_checkpointing and torch.is_grad_enabled():
+                x, routing = checkpoint(layer, x, rope, mask, use_reentrant=False)
+            else:
+                x, routing = layer(x, rope, mask)
             if routing is not None:
                 routings.append(routing)
         logits: Tensor

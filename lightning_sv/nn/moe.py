@@ -24,16 +24,26 @@ class Routing(NamedTuple):
 
     Attributes:
         load: (E,) tokens that each expert received; their sum is k N, for none is dropped.
-        balance_loss: E sum_e f_e P_e, with f the share of the k N assignments and P the mean
-            probability of each expert: 1 when balanced, E when collapsed (arXiv:2101.03961, eq. 4).
+        total: load over all devices, which the balance loss counts; load itself until it is reduced.
+        probability: (E,) mean probability of each expert.
         z_loss: mean squared log-sum-exp of the logits (arXiv:2202.08906, eq. 5).
         entropy: mean entropy of the router's probabilities, nats; log E when it does not choose.
     """
 
     load: Tensor
-    balance_loss: Tensor
+    total: Tensor
+    probability: Tensor
     z_loss: Tensor
     entropy: Tensor
+
+    @property
+    def balance_loss(self) -> Tensor:
+        """E sum_e f_e P_e: 1 when balanced, E when collapsed (arXiv:2101.03961, eq. 4).
+
+        f is the share of all devices' assignments that an expert received, P its mean probability here.
+        f has no gradient, so the mean over devices is the loss of their batches put together (arXiv:2501.11873).
+        """
+        return len(self.total) * (self.total / self.total.sum() * self.probability).sum()
 
     def detach(self) -> "Routing":
         """Drop the graph, for logging."""
@@ -106,13 +116,13 @@ class MixtureOfExperts(nn.Module):
             load = torch.zeros_like(probabilities[0]).index_add_(
                 0, experts.flatten(), torch.ones_like(weights).flatten()
             )
-            mean = probabilities.mean(0)
             return (
                 weights,
                 experts,
                 Routing(
                     load=load,
-                    balance_loss=self.n_expert * (load / load.sum() * mean).sum(),
+                    total=load,
+                    probability=probabilities.mean(0),
                     z_loss=logits.logsumexp(-1).square().mean(),
                     entropy=-torch.special.xlogy(probabilities, probabilities).sum(-1).mean(),
                 ),

@@ -160,7 +160,7 @@ def test_a_wrong_subset_is_refused_before_the_first_step(
     "more",
     [
         ["--trainer.devices", "2", "--trainer.strategy", "ddp"],
-        ["--trainer.precision", "bf16-mixed", "--model.compile", "true"],
+        ["--trainer.precision", "bf16-mixed", "--model.compile", "model"],
     ],
     ids=["two processes", "compiled, bf16"],
 )

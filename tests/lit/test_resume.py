@@ -13,6 +13,7 @@ import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.lit.checkpoint import AtomicCheckpointIO
+from lightning_sv.lit.load import RNG_KEY
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.paper import read_run
 from tests.conftest import listen_to_interrupts
@@ -79,6 +80,8 @@ def same_checkpoint(whole: Path, other: Path) -> dict:
         for key, state in ours["state"].items():
             for name, value in state.items():
                 assert torch.equal(torch.as_tensor(value), torch.as_tensor(theirs["state"][key][name]))
+    for key in ("lr_schedulers", "global_step", "loops", "callbacks", RNG_KEY):
+        assert str(one[key]) == str(two[key]), key
     return one
 
 

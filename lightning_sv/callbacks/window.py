@@ -1,0 +1,85 @@
+"""Sums over the steps between two writes, which survive a checkpoint and a change of the number of devices."""
+
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+
+class Window:
+    """Sums of what micro-batches give, on the device, until the next write.
+
+    Args:
+        name: of the callback's section in the config, for messages.
+        every_n_steps: optimizer steps between two writes.
+
+    Raises:
+        ValueError: every_n_steps is below 1.
+    """
+
+    def __init__(self, name: str, every_n_steps: int):
+        if every_n_steps < 1:
+            raise ValueError(f"{name}.every_n_steps is {every_n_steps}; it must be at least 1.")
+        self.every = every_n_steps
+        self._trainer: L.Trainer | None = None
+        self._step = 0
+        #: of the step under way, and of the steps since the last write
+        self._open: dict[str, Tensor] = {}
+        self._sums: dict[str, Tensor] = {}
+        #: micro-batches on this device in `_open` and `_sums`; those of all devices before the last resume
+        self._open_count, self._count, self._before = 0, 0, 0
+
+    def start(self, trainer: L.Trainer) -> None:
+        """Begin, or continue what a checkpoint held: rank 0 has the sums of all devices, the others start at zero."""
+        self._trainer, self._step = trainer, trainer.global_step
+        device = trainer.strategy.root_device
+        self._sums = {
+            key: value.to(device) if trainer.is_global_zero else torch.zeros_like(value, device=device)
+            for key, value in self._sums.items()
+        }
+
+    def add(self, values: dict[str, Tensor], *, keep: bool = True) -> bool:
+        """Add a micro-batch; return whether it ended a step after which one writes.
+
+        Args:
+            values: the same keys each time.
+            keep: whether the step counts, asked at its end: one that was skipped does not.
+        """
+        assert self._trainer is not None, "start comes first"
+        self._open = {key: self._open[key] + value if self._open else value for key, value in values.items()}
+        self._open_count += 1
+        step = self._trainer.global_step
+        if step == self._step:
+            return False
+        self._step = step
+        if keep:
+            self._sums = {key: self._sums[key] + value if self._sums else value for key, value in self._open.items()}
+            self._count += self._open_count
+        self._open, self._open_count = {}, 0
+        return step % self.every == 0 or step >= self._trainer.max_steps
+
+    def take(self) -> tuple[dict[str, Tensor], int]:
+        """Return the sums over micro-batches and devices, with the number of micro-batches, and start anew."""
+        taken = self._total()
+        self._sums, self._count, self._before = {}, 0, 0
+        return taken
+
+    def _total(self) -> tuple[dict[str, Tensor], int]:
+        assert self._trainer is not None
+        world, strategy = self._trainer.world_size, self._trainer.strategy
+        # A copy, for Lightning reduces in place.
+        sums = {key: strategy.reduce(value.clone(), reduce_op="sum") for key, value in self._sums.items()}
+        return sums, self._count * world + self._before  # type: ignore[return-value]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums of all devices; to be called by all of them, after a step."""
+        if self._trainer is None:
+            return {"sums": {}, "count": 0}
+        assert not self._open_count, "inside a step"
+        sums, count = self._total()
+        return {"sums": sums, "count": count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the window that the checkpoint was in, see `start`."""
+        self._sums, self._count, self._before = dict(state["sums"]), 0, state["count"]

@@ -1,0 +1,170 @@
+"""The order in which a run reads the blocks: fixed by the seed alone, on any number of devices and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Sampler
+
+from lightning_sv.corpus.shards import Blocks
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one device reads of every optimizer step.
+
+    Attributes:
+        global_batch: Sequences an optimizer step, over all devices.
+        micro_batch: Sequences this device reads at once.
+        rank: Of this device.
+        ranks: How many devices there are.
+    """
+
+    global_batch: int
+    micro_batch: int
+    rank: int = 0
+    ranks: int = 1
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.rank < self.ranks
+        assert self.global_batch % (self.micro_batch * self.ranks) == 0, self
+
+    @property
+    def accumulate(self) -> int:
+        """Micro-batches a device reads for one optimizer step."""
+        return self.global_batch // (self.micro_batch * self.ranks)
+
+
+class GlobalOrder(Sampler[list[int]]):
+    """Each epoch is a permutation of all blocks, cut into global batches, of which every device reads its share.
+
+    Step s of epoch e has the blocks p[s G], ..., p[s G + G - 1], with G the global batch and p the permutation of
+    (seed, e). Rank r of R reads the r-th of R equal parts of them, in micro-batches. So the step's sequences do not
+    depend on devices, workers or micro-batch. Blocks that fill no global batch are left out, others each epoch.
+
+    Args:
+        n_blocks: In the split.
+        share: What this device reads.
+        seed: Of the permutations.
+
+    Raises:
+        ValueError: There are fewer blocks than a global batch has sequences.
+    """
+
+    def __init__(self, n_blocks: int, share: Share, seed: int):
+        if n_blocks < share.global_batch:
+            raise ValueError(
+                f"The training split has {n_blocks} blocks, fewer than the {share.global_batch} sequences of a global "
+                "batch; lower data.global_batch or data.seq_len, or prepare more text."
+            )
+        self.n_blocks, self.share, self.seed = n_blocks, share, seed
+        self.epoch = 0
+        #: micro-batches of the epoch to leave out, because they were read before
+        self.start = 0
+
+    def __len__(self) -> int:
+        """Micro-batches a device reads in an epoch."""
+        return self.n_blocks // self.share.global_batch * self.share.accumulate
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The numbers of the blocks of each micro-batch of this device."""
+        order = self._permutation(self.epoch)
+        for micro_batch in range(self.start, len(self)):
+            first = self._first(micro_batch)
+            yield order[first : first + self.share.micro_batch].tolist()
+
+    def blocks(self, epoch: int, step: int) -> list[int]:
+        """The numbers of the blocks of a step over all devices: step counts from 0 in each epoch."""
+        first = step * self.share.global_batch
+        return self._permutation(epoch)[first : first + self.share.global_batch].tolist()
+
+    def _permutation(self, epoch: int) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        return torch.randperm(self.n_blocks, generator=generator, dtype=torch.int32)
+
+    def _first(self, micro_batch: int) -> int:
+        step, part = divmod(micro_batch, self.share.accumulate)
+        share = self.share
+        return step * share.global_batch + (share.rank * share.accumulate + part) * share.micro_batch
+
+
+class TokenLoader(DataLoader[Tensor]):
+    """Micro-batches (B, seq_len + 1), int64, in `GlobalOrder`, with a position that any number of devices can resume.
+
+    Args:
+        blocks: Of the training split.
+        share: What this device reads.
+        seed: Of the order.
+        num_workers: Processes that read; 0 reads in this one. The order does not depend on it.
+        pin_memory: Whether batches lie in page-locked memory.
+    """
+
+    def __init__(self, blocks: Blocks, share: Share, *, seed: int = 0, num_workers: int = 0, pin_memory: bool = False):
+        self.blocks, self.order = blocks, GlobalOrder(len(blocks), share, seed)
+        # A generator of its own: else each epoch would draw from the one that training may use.
+        super().__init__(
+            blocks,
+            batch_sampler=self.order,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        self._epoch, self._read = -1, 0
+        self._loaded = False
+
+    def __iter__(self) -> Iterator[Tensor]:  # type: ignore[override]
+        """Start an epoch, or continue the one that was loaded."""
+        if not self._loaded:
+            self._epoch, self._read = self._epoch + 1, 0
+        self._loaded = False
+        self.order.epoch, self.order.start = self._epoch, self._read
+        # Lightning stops after len() batches without exhausting the iterator: all that counts is set before a yield.
+        for batch in super().__iter__():
+            self._read += 1
+            yield batch
+
+    def position(self) -> tuple[int, int]:
+        """Epoch, and step in it (from 0), of the last micro-batch handed out."""
+        return self._epoch, max(0, self._read - 1) // self.order.share.accumulate
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the last batch handed out: plain values, the same on every rank."""
+        share = self.order.share
+        return {
+            "epoch": self._epoch,
+            "sequences": self._read * share.micro_batch * share.ranks,
+            "global_batch": share.global_batch,
+            "seed": self.order.seed,
+            "seq_len": self.blocks.seq_len,
+            "corpus_hash": self.blocks.corpus_hash,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a saved position in the next iteration.
+
+        Raises:
+            ValueError: The position is one of another corpus, seed, length or batch, or lies inside a step.
+        """
+        mine = self.state_dict()
+        if set(state) != set(mine):
+            raise ValueError("The checkpoint's data position is not one of this version; start a new run.")
+        if state["corpus_hash"] != mine["corpus_hash"]:
+            raise ValueError(
+                f"The checkpoint was trained on the corpus {str(state['corpus_hash'])[:12]}, this is "
+                f"{mine['corpus_hash'][:12]}; resume with the same corpus, or start a new run."
+            )
+        for name in ("seed", "seq_len", "global_batch"):
+            if state[name] != mine[name]:
+                raise ValueError(
+                    f"The checkpoint's data has {name}={state[name]}, this run has {mine[name]}; "
+                    "resume with the same value, or start a new run."
+                )
+        share = self.order.share
+        if state["sequences"] % share.global_batch:
+            raise ValueError("The checkpoint was saved inside an optimizer step; resume from one saved after a step.")
+        self._epoch, self._read = state["epoch"], state["sequences"] // (share.micro_batch * share.ranks)
+        self._loaded = self._epoch >= 0

@@ -1,0 +1,39 @@
+"""States of the random number generators, as plain values that load with weights_only=True."""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed
+
+
+def rng_states() -> list[dict[str, Any]]:
+    """Return the states of torch, CUDA, Python and NumPy of every rank; a collective."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    here = {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": (kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest),
+    }
+    if torch.cuda.is_available():
+        here["cuda"] = torch.cuda.get_rng_state()
+    if not distributed.is_initialized() or distributed.get_world_size() == 1:
+        return [here]
+    states: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(states, here)
+    return states
+
+
+def restore_rng(states: list[dict[str, Any]], rank: int) -> None:
+    """Set the generators of this rank; a rank that the checkpoint does not know keeps its own."""
+    if rank >= len(states):
+        return
+    state = states[rank]
+    torch.set_rng_state(state["torch"])
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,95 @@
+"""The run directory: chosen by rank 0, claimed by one run at a time."""
+
+import os
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+#: tells the processes of the other ranks which run directory rank 0 has chosen
+RUN_DIR_VARIABLE = "LIGHTNING_SV_RUN_DIR"
+#: how long a start waits for the run directory: loader workers outlive a killed run by a few seconds
+LOCK_SECONDS = 15
+#: the checkpoint, inside a run directory
+LAST = Path("checkpoints") / "last.ckpt"
+
+
+def choose(name: str, given: str | None, ckpt_path: str | None) -> Path:
+    """Return the directory of a run about to start.
+
+    Args:
+        name: of the model, strategy and seed; where no directory is given, runs/<name>, with a number if taken.
+        given: run_dir on the command line.
+        ckpt_path: what the run resumes from; its directory is the default then.
+
+    Raises:
+        ValueError: the given directory holds a run, and this one does not resume it.
+    """
+    if rank() and RUN_DIR_VARIABLE in os.environ:  # rank 0 started this process and has chosen
+        return Path(os.environ[RUN_DIR_VARIABLE])
+    if rank():  # torchrun or SLURM started it; only rank 0 writes
+        return Path(given or "runs")
+    path = _choose(name, given, ckpt_path)
+    os.environ[RUN_DIR_VARIABLE] = str(path)
+    return path
+
+
+def _choose(name: str, given: str | None, ckpt_path: str | None) -> Path:
+    if given is None and ckpt_path:
+        return Path(ckpt_path).resolve().parent.parent
+    if given is None:
+        base, number = Path("runs") / name, 1
+        path = base
+        while path.exists():
+            number += 1
+            path = base.with_name(f"{base.name}-{number}")
+        return path
+    path = Path(given)
+    if (path / "config.yaml").exists() and not ckpt_path:
+        raise ValueError(
+            f"run_dir {path} already holds a run; choose another, delete it, or resume it with --ckpt_path last."
+        )
+    return path
+
+
+def last_checkpoint(run_dir: str | None) -> str | None:
+    """What --ckpt_path last means: the checkpoint of `run_dir` if there is one, so that one command starts and resumes.
+
+    A directory that was begun, but holds no checkpoint yet, is begun again.
+
+    Raises:
+        ValueError: no run_dir is given.
+    """
+    if run_dir is None:
+        raise ValueError("ckpt_path 'last' needs a run_dir whose checkpoint it means; add --run_dir.")
+    last = Path(run_dir) / LAST
+    if last.exists():
+        return str(last)
+    if not rank():
+        for file in (*Path(run_dir).glob("events.out.tfevents.*"), Path(run_dir) / "config.yaml"):
+            file.unlink(missing_ok=True)
+    return None
+
+
+def claim(run_dir: Path) -> FileLock:
+    """Lock a run directory until this process ends, however it ends.
+
+    Raises:
+        ValueError: another process trains there.
+    """
+    lock = FileLock(run_dir / ".lock")
+    try:
+        lock.acquire(timeout=LOCK_SECONDS)
+    except Timeout:
+        raise ValueError(f"run_dir {run_dir} is in use by another run; wait for it, or choose another.") from None
+    return lock
+
+
+def rank() -> int:
+    """Rank of this process, before anything is connected."""
+    return int(getattr(rank_zero_only, "rank", 0) or 0)
+
+
+def is_first_of_node() -> bool:
+    """Whether this process reads the shards for all of its node."""
+    return int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0))) == 0
