@@ -53,7 +53,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run_args(corpus: Path, tmp_path: Path) -> list[str]:
     """Arguments of a fit that takes seconds; the train split is 12 steps long or more."""
-    config = tmp_path / "base.yaml"
+    return write_run_args(corpus, tmp_path)
+
+
+def write_run_args(corpus: Path, folder: Path) -> list[str]:
+    """Write the config of `run_args` and return them."""
+    config = folder / "base.yaml"
     config.write_text(
         f"""
 model:

@@ -83,8 +83,10 @@ class BranchNorms(L.Callback):
         return chart_layout(branch_norms(pl_module.net))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Write the starting norms."""
-        self._write(trainer, pl_module)
+        """Write the starting norms; a resumed run has written those of its step."""
+        if trainer.global_step == 0:
+            self._write(trainer, pl_module)
+        self._written = trainer.global_step
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write every n optimizer steps, and at the last."""

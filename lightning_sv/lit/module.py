@@ -7,7 +7,7 @@ import lightning as L
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torchmetrics import MeanMetric
+from torchmetrics import SumMetric
 
 from lightning_sv.callbacks.probe import full
 from lightning_sv.lit.checkpoint import restart_between_steps
@@ -99,7 +99,8 @@ class PretrainModule(L.LightningModule):
         self.meaning = meta.meaning
         build_optimizer(self.parameter_groups(meta), self.optim, self.lr)
         self.backbone: Backbone | None = None
-        self.val_nats = MeanMetric(nan_strategy="disable")  # a NaN must show
+        # Two sums, in float64: MeanMetric ignores its weights where a NaN must show (nan_strategy="disable").
+        self.val_nats, self.val_tokens = (SumMetric(nan_strategy="disable").set_dtype(torch.float64) for _ in range(2))
         #: norm of the last gradient before clipping, over all parameters
         self.grad_norm: Tensor | None = None
         #: (blocks, experts) tokens of each expert in the micro-batches since the last step
@@ -189,12 +190,15 @@ class PretrainModule(L.LightningModule):
 
     def validation_step(self, block: Tensor, batch_idx: int) -> None:
         """Accumulate nats, weighted by tokens."""
-        self.val_nats.update(self.loss(block)[0], weight=block.shape[0] * (block.shape[1] - 1))
+        tokens = block[:, 1:].numel()
+        self.val_nats.update(self.loss(block)[0].double() * tokens)
+        self.val_tokens.update(tokens)
 
     def on_validation_epoch_end(self) -> None:
         """Log val/loss (nats per token); the callbacks write it against tokens."""
-        self.log("val/loss", self.val_nats.compute(), logger=False)
+        self.log("val/loss", self.val_nats.compute() / self.val_tokens.compute(), logger=False)
         self.val_nats.reset()
+        self.val_tokens.reset()
 
     def parameter_groups(self, model: Backbone) -> list[ParameterGroup]:
         """Return the trained parameters of `model`, this module's backbone or `meta()`, by role."""

@@ -58,7 +58,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         assert self.model is not None
         optimizer = getattr(optimizer, "_optimizer", optimizer)  # Lightning wraps it
         named: dict[str, Any] = get_optimizer_state_dict(self.model, optimizer, options=_FULL)
-        if not named["param_groups"]:
+        if not named.get("param_groups"):
             return {}
         number = {name: i for i, name in enumerate(chain.from_iterable(g["params"] for g in named["param_groups"]))}
         return {

@@ -108,8 +108,7 @@ class MixtureOfExperts(nn.Module):
         with torch.autocast(xhat.device.type, enabled=False):
             logits = self.inputs.branch("router", xhat if xhat.dtype == torch.float64 else xhat.float())  # N E
             probabilities = logits.softmax(-1)
-            choice = probabilities + self.router_bias if self.router.balance == "bias" else probabilities
-            experts = choice.topk(self.n_active, dim=-1).indices
+            experts = self._choose(probabilities)
             weights = probabilities.gather(-1, experts)
             if self.router.renormalize:
                 weights = weights / weights.sum(-1, keepdim=True)
@@ -127,6 +126,11 @@ class MixtureOfExperts(nn.Module):
                     entropy=-torch.special.xlogy(probabilities, probabilities).sum(-1).mean(),
                 ),
             )
+
+    def _choose(self, probabilities: Tensor) -> Tensor:
+        """(N, E) -> (N, k) experts of each token; the bias of loss-free balancing moves the choice, not the weights."""
+        choice = probabilities + self.router_bias if self.router.balance == "bias" else probabilities
+        return choice.topk(self.n_active, dim=-1).indices
 
     @torch.no_grad()
     def move_bias(self, load: Tensor) -> None:
