@@ -13,6 +13,7 @@ COMMANDS = {
     "validate": "validation loss of a checkpoint (LightningCLI)",
     "prepare": "text -> tokens -> shards",
     "params": "parameter ledger of a model by role, beside the paper's figures",
+    "plan": "memory, hours, checkpoint and data of a run on so many GPUs, before it is started",
     "compare": "train strategies in pairs with a baseline and compare them",
     "generate": "continue a prompt with a trained model",
     "theory": "check the paper's theorems, with the counterexamples beyond them",
@@ -38,6 +39,7 @@ def main(args: Sequence[str] | None = None) -> int:
     commands: dict[str, Callable[[list[str]], int]] = {
         "prepare": _prepare,
         "params": _params,
+        "plan": _plan,
         "compare": _compare,
         "generate": _generate,
         "theory": _theory,
@@ -154,6 +156,13 @@ def _params(argv: list[str]) -> int:
     else:
         book.print(Console())
     return 0
+
+
+def _plan(argv: list[str]) -> int:
+    from lightning_sv.paper import read_run
+    from lightning_sv.plan.command import run_plan
+
+    return run_plan(argv, lambda run: read_run(run, complete=False).curve("throughput/mfu"))
 
 
 def _compare(argv: list[str]) -> int:

@@ -1,0 +1,21 @@
+"""What a run will take before it is started: memory of a GPU, hours, checkpoint, data."""
+
+from lightning_sv.plan.device import GpuMemory, gpu_memory
+from lightning_sv.plan.hours import GPUS, MFUS, Gpu, find_gpu, train_hours
+from lightning_sv.plan.memory import StepMemory, step_memory
+from lightning_sv.plan.plan import Plan, make_plan, plan_steps
+
+__all__ = [
+    "GPUS",
+    "MFUS",
+    "Gpu",
+    "GpuMemory",
+    "Plan",
+    "StepMemory",
+    "find_gpu",
+    "gpu_memory",
+    "make_plan",
+    "plan_steps",
+    "step_memory",
+    "train_hours",
+]

@@ -1,0 +1,124 @@
+"""`lightning-sv plan`: its arguments and its table."""
+
+import json
+import math
+import warnings
+from argparse import ArgumentParser
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lightning_sv.lit.cli import parse_run
+from lightning_sv.plan.device import STRATEGIES, USABLE
+from lightning_sv.plan.hours import GPUS, MFUS, find_gpu, measured_mfu
+from lightning_sv.plan.plan import Plan, make_plan
+
+#: run directory -> (training tokens, throughput/mfu), as the event files have it
+ReadMfu = Callable[[Path], tuple[NDArray[np.int64], NDArray[np.float64]]]
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise ValueError where argparse would print its usage and exit."""
+        raise ValueError(f"plan: {message}; see lightning-sv plan --help.")
+
+
+def run_plan(argv: list[str], read_mfu: ReadMfu) -> int:
+    """Parse the arguments of `plan`, show the plan, return the exit code.
+
+    Args:
+        argv: on the command line after `plan`.
+        read_mfu: reads the MFU that a run logged.
+    """
+    parser = _Parser(
+        prog="lightning-sv plan",
+        description="Memory of a GPU, hours, checkpoint size and data of a run, before it is started. Arguments that "
+        "are not listed here are those of `fit` (--config, any key).",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--gpus", type=int, required=True, help="Number of GPUs.")
+    parser.add_argument("--gpu", default=GPUS[0].name, help=f"Kind: {' '.join(gpu.name for gpu in GPUS)}.")
+    parser.add_argument("--gpu_memory", type=float, help="GiB of a GPU, where it is not the kind's own.")
+    parser.add_argument("--strategy", choices=STRATEGIES, help="By default what trainer.strategy says.")
+    speed = parser.add_mutually_exclusive_group()
+    speed.add_argument("--mfu", type=float, help="Share of the peak FLOP/s that the model's FLOPs reach, e.g. 0.4.")
+    speed.add_argument("--run", type=Path, help="A run directory, whose logged MFU is taken.")
+    parser.add_argument("--json", action="store_true", help="Print the plan as JSON.")
+    options, rest = parser.parse_known_args(argv)
+    gpu = find_gpu(options.gpu, options.gpu_memory)
+    mfus: tuple[float, ...] = MFUS
+    source = "no MFU is given or measured"
+    if options.mfu is not None:
+        mfus, source = (options.mfu,), "given"
+    elif options.run is not None:
+        mfus, source = (measured_mfu(*read_mfu(options.run)),), f"measured in {options.run}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module, data, trainer = parse_run(rest, check_corpus=False)
+    plan = make_plan(module, data, trainer, gpu, options.gpus, strategy=options.strategy, mfus=mfus)
+    if options.json:
+        print(json.dumps(plan.to_dict() | {"mfu_source": source}, indent=2))
+    else:
+        print_plan(Console(), plan, source)
+    return 0
+
+
+def print_plan(console: Console, plan: Plan, source: str) -> None:
+    """Show the plan.
+
+    Args:
+        console: where.
+        plan: what.
+        source: where its MFU comes from.
+    """
+    where = f"{plan.gpus} x {plan.gpu}, {plan.strategy}, {plan.precision}"
+    table = Table(title=escape(f"{plan.model}, {plan.label}, on {where}"), title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column()
+    recomputed = ", blocks recomputed" if plan.activation_checkpointing else ""
+    batch = f"{plan.micro_batches} micro-batches of {plan.micro_batch} x {plan.seq_len:,} tokens{recomputed}"
+    names = {
+        "weights": "",
+        "gradients": "",
+        "optimizer": "its state",
+        "communication": {"ddp": "buckets of the gradients", "fsdp": "gathered blocks, embedding and head"}.get(
+            plan.strategy, ""
+        ),
+        "activations": "and temporaries, in eager mode",
+    }
+    for name, comment in names.items():
+        if value := getattr(plan.memory, name):
+            table.add_row(name, f"{value / 2**30:.2f} GiB", comment)
+    room = (
+        f"{'fits' if plan.fits else 'does not fit'}: {USABLE:.0%} of {plan.gpu_memory / 2**30:.1f} GiB are for tensors"
+    )
+    table.add_row("peak of a GPU", f"{plan.memory.peak / 2**30:.2f} GiB", f"[bold]{room}[/bold]")
+    largest = plan.largest_micro_batch
+    table.add_row("micro-batch", str(plan.micro_batch), f"largest that fits: {'none' if largest is None else largest}")
+    table.add_section()
+    table.add_row("run", f"{plan.steps:,} steps", f"{plan.tokens:,} tokens, {plan.flops:.3g} FLOPs")
+    for mfu, hours, gpu_hours in plan.hours:
+        table.add_row(f"at {mfu:.1%} MFU", _duration(hours), f"{gpu_hours:,.1f} GPU-hours ({source})")
+    table.add_row("checkpoint", f"{plan.checkpoint / 2**30:.2f} GiB", "weights and optimizer state")
+    table.add_section()
+    reads = plan.reads
+    table.add_row("a GPU reads a step", f"{reads.sequences_per_step:,} sequences", batch)
+    table.add_row("", f"{reads.bytes_per_step / 2**10:,.0f} KiB", f"{reads.tokens_per_step:,} tokens")
+    epochs = "the corpus is not prepared here" if reads.epochs is None else f"all GPUs: {reads.epochs:.3g} epochs"
+    table.add_row("in the run", f"{reads.bytes / 2**30:.2f} GiB", f"{reads.tokens:,} tokens; {epochs}")
+    console.print(table)
+
+
+def _duration(hours: float) -> str:
+    if hours >= 100:
+        return f"{hours / 24:,.1f} days"
+    if hours >= 1:
+        return f"{hours:.1f} hours"
+    return f"{math.ceil(hours * 60)} minutes"

@@ -1,0 +1,159 @@
+"""Memory of one optimizer step, found by running the step on tensors that have shapes and no storage."""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from lightning_sv.lit.module import PretrainModule
+from lightning_sv.nn import Backbone, meta_backbone
+from lightning_sv.optim import build_optimizer
+
+
+class Held(NamedTuple):
+    """What one parameter holds between two steps, in bytes; `rows` is the length of its first axis."""
+
+    rows: int
+    weight: int
+    gradient: int
+    optimizer: int
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes of one device that holds the whole model, in a step after the first.
+
+    Attributes:
+        held: of every parameter.
+        buffers: of the model.
+        activations: the rest at the peak: what backward needs, and temporaries.
+    """
+
+    held: tuple[Held, ...]
+    buffers: int
+    activations: int
+
+    def parts(self, shards: int = 1) -> tuple[int, int, int]:
+        """Return (weights, gradients, optimizer), each parameter cut along its first axis, uneven cuts rounded up."""
+        shares = [(-(-one.rows // shards) / one.rows, one) for one in self.held]
+        weights = self.buffers + round(sum(share * one.weight for share, one in shares))
+        gradients = round(sum(share * one.gradient for share, one in shares))
+        return weights, gradients, round(sum(share * one.optimizer for share, one in shares))
+
+    @property
+    def peak(self) -> int:
+        """Most bytes allocated at a time."""
+        return sum(self.parts()) + self.activations
+
+
+class AllocatedBytes(TorchDispatchMode):
+    """Bytes of the storages that operators have returned and that are still alive: now, and at most.
+
+    torch.distributed's MemTracker counts the same and names every module's part, at twelve times the cost on
+    Llama-1B. What a kernel allocates and frees inside one operator is not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._alive: dict[int, Any] = {}
+
+    def add(self, tensor: Tensor) -> None:
+        """Count the tensor's storage until it is freed, if it is not counted yet."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._alive:
+            size = storage.nbytes()
+            self._alive[key] = weakref.finalize(storage, self._freed, key, size)
+            self.now += size
+            self.peak = max(self.peak, self.now)
+
+    def _freed(self, key: int, size: int) -> None:
+        self.now -= size
+        del self._alive[key]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in (out,) if isinstance(out, Tensor) else tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                self.add(leaf)
+        return out
+
+
+def step_memory(
+    module: PretrainModule, micro_batch: int, seq_len: int, *, precision: str = "32-true", accumulate: bool = False
+) -> StepMemory:
+    """Return the memory of one training step in eager mode; the compiler needs less, as it recomputes.
+
+    The step is `training_step`, backward, clipping and the optimizer, in Lightning's order: the old gradients
+    live through the forward pass, and with accumulation through backward as well. Routing is not looked at:
+    the experts' buffer has one size whatever they get.
+
+    Args:
+        module: whose backbone is not built yet, and stays so.
+        micro_batch: sequences at once.
+        seq_len: tokens a sequence predicts.
+        precision: trainer.precision, '32-true' or 'bf16-mixed'.
+        accumulate: whether a step has several micro-batches.
+    """
+    counter = AllocatedBytes()
+    with fake_backbone(module) as net, counter:
+        for tensor in (*net.parameters(), *net.buffers()):
+            counter.add(tensor)
+        optimizer = build_optimizer(module.parameter_groups(), module.optim, module.lr)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.empty_like(parameter)
+        optimizer.step()  # creates the state
+        held = tuple(_held(parameter, optimizer) for parameter in net.parameters())
+        between = counter.peak = counter.now
+        block = torch.zeros(micro_batch, seq_len + 1, dtype=torch.long)
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+            loss: Tensor = module.training_step(block, 0)["loss"]
+        if not accumulate:
+            optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        module.configure_gradient_clipping(optimizer, 1.0)
+        optimizer.step()
+        return StepMemory(held, sum(buffer.nbytes for buffer in net.buffers()), counter.peak - between)
+
+
+def _held(parameter: Tensor, optimizer: torch.optim.Optimizer) -> Held:
+    gradient = 0 if parameter.grad is None else parameter.grad.nbytes
+    state = sum(value.nbytes for value in optimizer.state[parameter].values() if isinstance(value, Tensor))
+    return Held(len(parameter), parameter.nbytes, gradient, state)
+
+
+@contextmanager
+def fake_backbone(module: PretrainModule) -> Iterator[Backbone]:
+    """Give `module` a backbone without storage, in a mode in which operators compute shapes alone."""
+    assert module.backbone is None, "a plan is made before configure_model"
+    # On the meta device outside the mode: parameters made inside cannot change their device.
+    net = meta_backbone(module.config, module.strategy, module.scale_options)
+    trainer, seen = module._trainer, (module.grad_norm, module._loads)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            module.backbone = net.to_empty(device="cpu")
+            if getattr(module, "activation_checkpointing", False):
+                recompute(net.layers)
+            module._trainer = SimpleNamespace(datamodule=SimpleNamespace(eot=0))  # type: ignore[assignment]
+            yield net
+    finally:
+        module.backbone, module._trainer = None, trainer
+        module.grad_norm, module._loads = seen
+
+
+def recompute(blocks: nn.ModuleList) -> None:
+    """Let backward run each block again: of its activations only the input is kept."""
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)

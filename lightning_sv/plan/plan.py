@@ -1,0 +1,184 @@
+"""The plan of a run: what one GPU holds, how long it takes, what it writes and reads."""
+
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_sv.corpus.manifest import FILENAME
+from lightning_sv.lit.data import ShardDataModule
+from lightning_sv.lit.module import PretrainModule
+from lightning_sv.nn import flops_per_token, meta_backbone
+from lightning_sv.plan.device import USABLE, GpuMemory, find_strategy, gpu_memory, largest_micro_batch
+from lightning_sv.plan.hours import MFUS, Gpu, train_hours
+from lightning_sv.plan.memory import StepMemory, step_memory
+
+PRECISIONS = ("32-true", "bf16-mixed")
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What one rank reads for training: sequences, tokens it predicts, and bytes of token ids.
+
+    Attributes:
+        epochs: passes of all ranks over the corpus; None where it is not prepared.
+    """
+
+    sequences_per_step: int
+    tokens_per_step: int
+    bytes_per_step: int
+    sequences: int
+    tokens: int
+    bytes: int
+    epochs: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run takes; memory in bytes, time in hours.
+
+    Attributes:
+        largest_micro_batch: the largest that divides the GPU's share of the batch and fits; None if none does.
+        hours: (MFU, hours, GPU-hours).
+        flops: of the whole run.
+        checkpoint: bytes of weights and optimizer state.
+    """
+
+    model: str
+    label: str
+    parameters: int
+    gpu: str
+    gpu_memory: int
+    gpus: int
+    strategy: str
+    precision: str
+    activation_checkpointing: bool
+    global_batch: int
+    micro_batch: int
+    micro_batches: int
+    seq_len: int
+    steps: int
+    tokens: int
+    memory: GpuMemory
+    fits: bool
+    largest_micro_batch: int | None
+    flops: float
+    hours: tuple[tuple[float, float, float], ...]
+    checkpoint: int
+    reads: Reads
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        plain = asdict(self)
+        plain["memory"]["peak"] = self.memory.peak
+        plain["hours"] = [{"mfu": mfu, "hours": hours, "gpu_hours": gpu_hours} for mfu, hours, gpu_hours in self.hours]
+        return plain
+
+
+def make_plan(
+    module: PretrainModule,
+    data: ShardDataModule,
+    trainer: dict[str, Any],
+    gpu: Gpu,
+    gpus: int,
+    *,
+    strategy: str | None = None,
+    mfus: tuple[float, ...] = MFUS,
+) -> Plan:
+    """Plan the run that `fit` would make of these on `gpus` GPUs.
+
+    Args:
+        module: not yet built.
+        data: its corpus need not be there.
+        trainer: the trainer's keys; of them count max_steps, precision and strategy.
+        gpu: their kind.
+        gpus: their number.
+        strategy: one of `STRATEGIES`; None for the trainer's.
+        mfus: shares of the peak to give the hours for.
+
+    Raises:
+        ValueError: what `fit` would refuse about batch, steps or precision, or a strategy that is not planned for.
+    """
+    if gpus < 1:
+        raise ValueError(f"--gpus is {gpus}; it must be at least 1.")
+    micro, accumulation = data.micro_batches(gpus)
+    steps, precision = plan_steps(module, data, trainer), _precision(trainer)
+    chosen, bucket_view = find_strategy(trainer, gpus) if strategy is None else (strategy, False)
+    if chosen == "single" and gpus > 1:
+        raise ValueError(f"--strategy single holds the model on one GPU, and --gpus is {gpus}; use ddp or fsdp.")
+    tokens, meta = steps * data.tokens_per_step, meta_backbone(module.config, module.strategy, module.scale_options)
+    flops = flops_per_token(meta, module.config, data.seq_len)
+    hours = tuple((mfu, train_hours(tokens, flops, gpus, gpu.peak(precision), mfu)) for mfu in mfus)
+    share = micro * accumulation
+
+    @cache
+    def step(micro_batch: int) -> StepMemory:
+        several = micro_batch < share or chosen == "fsdp"  # FSDP's gradients are counted apart, so they must stay
+        return step_memory(module, micro_batch, data.seq_len, precision=precision, accumulate=several)
+
+    def memory(micro_batch: int) -> GpuMemory:
+        return gpu_memory(step(micro_batch), meta.layers, chosen, gpus, bucket_view=bucket_view)
+
+    limit = int(USABLE * gpu.memory)
+    weights, _, state = step(micro).parts()
+    return Plan(
+        model=module.config.name,
+        label=module.label,
+        parameters=module.n_params,
+        gpu=gpu.name,
+        gpu_memory=gpu.memory,
+        gpus=gpus,
+        strategy=chosen,
+        precision=precision,
+        activation_checkpointing=bool(getattr(module, "activation_checkpointing", False)),
+        global_batch=data.global_batch,
+        micro_batch=micro,
+        micro_batches=accumulation,
+        seq_len=data.seq_len,
+        steps=steps,
+        tokens=tokens,
+        memory=memory(micro),
+        fits=memory(micro).peak <= limit,
+        largest_micro_batch=largest_micro_batch(lambda size: memory(size).peak, share, micro, limit),
+        flops=tokens * flops,
+        hours=tuple((mfu, each, each * gpus) for mfu, each in hours),
+        checkpoint=weights + state,
+        reads=_reads(data, module.config.vocab_size, share, steps),
+    )
+
+
+def plan_steps(module: PretrainModule, data: ShardDataModule, trainer: dict[str, Any]) -> int:
+    """Return the optimizer steps of a run: trainer.max_steps, or those of the token budget.
+
+    Raises:
+        ValueError: trainer.max_steps is neither -1 nor positive.
+    """
+    steps = int(trainer.get("max_steps", -1))
+    if steps == -1:
+        return module.steps_for_budget(data.tokens_per_step)
+    if steps < 1:
+        raise ValueError(f"trainer.max_steps is {steps}; it must be at least 1, or -1 for the budget.")
+    return steps
+
+
+def _precision(trainer: dict[str, Any]) -> str:
+    given = str(trainer.get("precision") or "32-true")
+    precision = {"32": "32-true"}.get(given, given)
+    if precision not in PRECISIONS:
+        raise ValueError(f"trainer.precision {given} is not planned for; use {' or '.join(PRECISIONS)}.")
+    return precision
+
+
+def _reads(data: ShardDataModule, vocab_size: int, share: int, steps: int) -> Reads:
+    manifest = data.manifest if (Path(data.corpus.dir) / FILENAME).is_file() else None
+    width = np.dtype(manifest.dtype if manifest else "uint16" if vocab_size <= 1 << 16 else "uint32").itemsize
+    size = (data.seq_len + 1) * width
+    epochs = None
+    if manifest and (blocks := manifest.train.blocks(data.seq_len)):
+        epochs = steps * data.global_batch / blocks
+    return Reads(
+        share, share * data.seq_len, share * size, steps * share, steps * share * data.seq_len, steps * share * size,
+        epochs,
+    )  # fmt: skip

@@ -1,0 +1,123 @@
+"""The memory that a plan foretells, against what the allocator gives out in real steps on the CPU."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from lightning_sv.__main__ import main
+from lightning_sv.lit.module import PretrainModule
+from lightning_sv.nn import BackboneConfig
+from lightning_sv.nn.config import RouterConfig
+from lightning_sv.optim import OptimConfig, build_optimizer
+from lightning_sv.plan import step_memory
+from lightning_sv.plan.memory import recompute
+from tests.conftest import GEMMA
+
+B, T = 8, 256
+SPARSE = {"n_expert": 8, "n_expert_active": 2}
+MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "llama": ("llama", {}, "adamw"),
+    "unified": ("unified", {}, "adamw"),
+    "gemma": ("hg+er", GEMMA, "adamw"),
+    "moe": ("hg+dp", SPARSE, "adamw"),
+    "muon": ("hg+or", {}, "muon"),
+    "moe-muon": ("unified", SPARSE | {"router": RouterConfig(balance="bias")}, "muon"),
+}
+
+
+def allocated(work: Callable[[], Any]) -> int:
+    """Peak of the bytes that torch's CPU allocator has given out and not taken back since `work` began."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+        kept = work()
+    assert kept is not None
+    now = peak = 0
+    for event in sorted(trace.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    return peak
+
+
+def make(name: str) -> PretrainModule:
+    scale, sizes, optimizer = MODELS[name]
+    backbone = BackboneConfig(name="x", d_model=192, n_layer=3, n_head=3, vocab_size=1024, **sizes)
+    return PretrainModule(backbone, scale, optim=OptimConfig(name=optimizer, lr=1e-3))
+
+
+def two_steps(module: PretrainModule, precision: str, micro_batches: int, *, again: bool = False) -> PretrainModule:
+    """Lightning's automatic optimization, written out."""
+    module.configure_model()
+    if again:
+        recompute(module.net.layers)
+    optimizer = build_optimizer(module.parameter_groups(), module.optim, module.lr)
+    for _ in range(2):
+        for index in range(micro_batches):
+            block = torch.randint(module.config.vocab_size, (B, T + 1))
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+                loss = module.training_step(block, index)["loss"]
+            if index == 0:
+                optimizer.zero_grad()
+            loss.backward()
+        module.configure_gradient_clipping(optimizer, 1.0)
+        optimizer.step()
+    return module
+
+
+@pytest.mark.parametrize(("precision", "micro_batches"), [("32-true", 1), ("bf16-mixed", 2)])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_peak_is_that_of_a_real_step(name: str, precision: str, micro_batches: int) -> None:
+    plan = step_memory(make(name), B, T, precision=precision, accumulate=micro_batches > 1)
+    real = allocated(lambda: two_steps(make(name), precision, micro_batches))
+    assert plan.activations > 2 * plan.parts()[0]  # the tensors that are hard to foretell dominate
+    assert plan.peak == pytest.approx(real, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["unified", "moe"])
+def test_blocks_that_are_run_again_keep_less(name: str) -> None:
+    module = make(name)
+    module.activation_checkpointing = True  # type: ignore[assignment]
+    plan = step_memory(module, B, T, precision="bf16-mixed")
+    real = allocated(lambda: two_steps(make(name), "bf16-mixed", 1, again=True))
+    assert plan.peak == pytest.approx(real, rel=0.01)
+    assert plan.activations < 0.7 * step_memory(make(name), B, T, precision="bf16-mixed").activations
+
+
+def test_parts_are_those_of_the_parameters_and_the_module_is_as_before() -> None:
+    module = make("muon")
+    plan = step_memory(module, 1, 8)
+    assert module.backbone is None and module._trainer is None and module.grad_norm is None
+    module.configure_model()
+    size = {name: p.nbytes for name, p in module.net.named_parameters()}
+    matrices = sum(n for name, n in size.items() if name.startswith("layers") and name.endswith("proj.weight"))
+    weights, gradients, state = plan.parts()
+    assert weights == gradients == sum(size.values())
+    # one buffer of a matrix, two of everything else, and AdamW's step counts
+    assert state - (2 * weights - matrices) in range(0, 4 * len(size) + 1)
+    whole = sum(-(-len(p) // 5) / len(p) * p.nbytes for p in module.net.parameters())
+    assert plan.parts(5)[0] == pytest.approx(whole, abs=1)
+
+
+def test_documents_are_masked_in_the_fake_step_as_well() -> None:
+    plain, masked = make("llama"), make("llama")
+    masked.mask_documents = True
+    assert step_memory(masked, B, T).peak > step_memory(plain, B, T).peak
+
+
+@pytest.mark.parametrize("micro_batch", [4, 2])
+def test_the_plan_of_a_run_is_what_fit_allocates(
+    run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], micro_batch: int
+) -> None:
+    sizes = ["--model.backbone.d_model", "192", "--model.backbone.n_head", "3", "--data.seq_len", "256"]
+    args = [*run_args, *sizes, "--data.micro_batch", str(micro_batch), "--trainer.max_steps", "3"]
+    assert main(["plan", *args, "--gpus", "1", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    run = str(tmp_path / "run")
+    real = allocated(lambda: main(["fit", *args, "--run_dir", run, "--data.val_sequences", "2"]))
+    assert plan["memory"]["peak"] == pytest.approx(real, rel=0.1)
+    file = tmp_path / "run/checkpoints/last.ckpt"
+    assert plan["checkpoint"] == pytest.approx(file.stat().st_size, rel=0.02)
