@@ -116,14 +116,22 @@ class ShardDataModule(L.LightningDataModule):
         if per_device % micro:
             raise ValueError(
                 f"data.micro_batch {micro} does not divide the {per_device} sequences a device has of "
-                f"data.global_batch {self.global_batch} on {devices} devices; change one of them."
+                f"data.global_batch {self.global_batch} on {devices} devices; "
+                f"{', '.join(str(n) for n in range(1, per_device + 1) if per_device % n == 0)} do."
             )
+        return Share(self.global_batch, micro, rank, devices)
+
+    def check_validation(self, devices: int) -> None:
+        """Refuse a validation that gives a device nothing.
+
+        Raises:
+            ValueError: there are fewer sequences than devices.
+        """
         if self.validation_sequences < devices:
             raise ValueError(
                 f"data.val_sequences {self.validation_sequences} gives some of the {devices} devices nothing to "
                 "validate on; raise it, or prepare more validation text."
             )
-        return Share(self.global_batch, micro, rank, devices)
 
     @property
     def validation_sequences(self) -> int:
@@ -138,6 +146,7 @@ class ShardDataModule(L.LightningDataModule):
         module: Any = trainer.lightning_module
         self.check(module.config.vocab_size, checksums=False)  # `before_fit` has hashed the shards
         self._share = self.share(trainer.world_size, trainer.global_rank)
+        self.check_validation(trainer.world_size)
         if stage == "fit":
             every = math.ceil(trainer.max_steps / self.validations)
             trainer.accumulate_grad_batches = self._share.accumulate

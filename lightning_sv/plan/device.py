@@ -100,6 +100,6 @@ def find_strategy(trainer: dict[str, Any], gpus: int) -> tuple[str, bool]:
         return ("single" if gpus == 1 else "ddp"), False
     if "ddp" in name:
         return ("single" if gpus == 1 else "ddp"), bool(options.get("gradient_as_bucket_view"))
-    if "fsdp" in name or "modelparallel" in name:
+    if "fsdp" in name or "modelparallel" in name or "sharded" in name:
         return "fsdp", False
     raise ValueError(f"trainer.strategy {given!r} is not planned for; give --strategy {' or '.join(STRATEGIES)}.")

@@ -4,19 +4,18 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.nn import Backbone, meta_backbone
+from lightning_sv.lit.nonfinite import NonFinite
+from lightning_sv.nn import Backbone
 from lightning_sv.optim import build_optimizer
 
 
@@ -110,7 +109,7 @@ def step_memory(
     with fake_backbone(module) as net, counter:
         for tensor in (*net.parameters(), *net.buffers()):
             counter.add(tensor)
-        optimizer = build_optimizer(module.parameter_groups(), module.optim, module.lr)
+        optimizer = build_optimizer(module.parameter_groups(net), module.optim, module.lr)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = torch.empty_like(parameter)
@@ -123,7 +122,7 @@ def step_memory(
         if not accumulate:
             optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
-        module.configure_gradient_clipping(optimizer, 1.0)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0, foreach=True)
         optimizer.step()
         return StepMemory(held, sum(buffer.nbytes for buffer in net.buffers()), counter.peak - between)
 
@@ -139,21 +138,16 @@ def fake_backbone(module: PretrainModule) -> Iterator[Backbone]:
     """Give `module` a backbone without storage, in a mode in which operators compute shapes alone."""
     assert module.backbone is None, "a plan is made before configure_model"
     # On the meta device outside the mode: parameters made inside cannot change their device.
-    net = meta_backbone(module.config, module.strategy, module.scale_options)
-    trainer, seen = module._trainer, (module.grad_norm, module._loads)
+    net = module.meta()
+    before = module._trainer, module.nonfinite, module._loads
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             module.backbone = net.to_empty(device="cpu")
-            if getattr(module, "activation_checkpointing", False):
-                recompute(net.layers)
-            module._trainer = SimpleNamespace(datamodule=SimpleNamespace(eot=0))  # type: ignore[assignment]
+            net.activation_checkpointing = module.activation_checkpointing
+            module.nonfinite = NonFinite(skip=False)
+            trainer: Any = SimpleNamespace(world_size=1, datamodule=SimpleNamespace(eot=0))
+            module._trainer = trainer
             yield net
     finally:
-        module.backbone, module._trainer = None, trainer
-        module.grad_norm, module._loads = seen
-
-
-def recompute(blocks: nn.ModuleList) -> None:
-    """Let backward run each block again: of its activations only the input is kept."""
-    for block in blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        module.backbone = None
+        module._trainer, module.nonfinite, module._loads = before

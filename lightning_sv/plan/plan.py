@@ -10,7 +10,7 @@ import numpy as np
 from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.lit.data import ShardDataModule
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.nn import flops_per_token, meta_backbone
+from lightning_sv.nn import flops_per_token
 from lightning_sv.plan.device import USABLE, GpuMemory, find_strategy, gpu_memory, largest_micro_batch
 from lightning_sv.plan.hours import MFUS, Gpu, train_hours
 from lightning_sv.plan.memory import StepMemory, step_memory
@@ -103,15 +103,15 @@ def make_plan(
     """
     if gpus < 1:
         raise ValueError(f"--gpus is {gpus}; it must be at least 1.")
-    micro, accumulation = data.micro_batches(gpus)
+    shared = data.share(gpus)
+    micro, share = shared.micro_batch, data.global_batch // gpus
     steps, precision = plan_steps(module, data, trainer), _precision(trainer)
     chosen, bucket_view = find_strategy(trainer, gpus) if strategy is None else (strategy, False)
     if chosen == "single" and gpus > 1:
         raise ValueError(f"--strategy single holds the model on one GPU, and --gpus is {gpus}; use ddp or fsdp.")
-    tokens, meta = steps * data.tokens_per_step, meta_backbone(module.config, module.strategy, module.scale_options)
+    tokens, meta = steps * data.tokens_per_step, module.meta()
     flops = flops_per_token(meta, module.config, data.seq_len)
     hours = tuple((mfu, train_hours(tokens, flops, gpus, gpu.peak(precision), mfu)) for mfu in mfus)
-    share = micro * accumulation
 
     @cache
     def step(micro_batch: int) -> StepMemory:
@@ -132,10 +132,10 @@ def make_plan(
         gpus=gpus,
         strategy=chosen,
         precision=precision,
-        activation_checkpointing=bool(getattr(module, "activation_checkpointing", False)),
+        activation_checkpointing=module.activation_checkpointing,
         global_batch=data.global_batch,
         micro_batch=micro,
-        micro_batches=accumulation,
+        micro_batches=shared.accumulate,
         seq_len=data.seq_len,
         steps=steps,
         tokens=tokens,

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,6 @@ from lightning_sv.nn import BackboneConfig
 from lightning_sv.nn.config import RouterConfig
 from lightning_sv.optim import OptimConfig, build_optimizer
 from lightning_sv.plan import step_memory
-from lightning_sv.plan.memory import recompute
 from tests.conftest import GEMMA
 
 B, T = 8, 256
@@ -43,18 +43,18 @@ def allocated(work: Callable[[], Any]) -> int:
     return peak
 
 
-def make(name: str) -> PretrainModule:
+def make(name: str, again: bool = False) -> PretrainModule:
     scale, sizes, optimizer = MODELS[name]
     backbone = BackboneConfig(name="x", d_model=192, n_layer=3, n_head=3, vocab_size=1024, **sizes)
-    return PretrainModule(backbone, scale, optim=OptimConfig(name=optimizer, lr=1e-3))
+    module = PretrainModule(backbone, scale, optim=OptimConfig(name=optimizer, lr=1e-3), activation_checkpointing=again)
+    module._trainer = SimpleNamespace(world_size=1)  # all that a step asks it
+    return module
 
 
-def two_steps(module: PretrainModule, precision: str, micro_batches: int, *, again: bool = False) -> PretrainModule:
+def two_steps(module: PretrainModule, precision: str, micro_batches: int) -> PretrainModule:
     """Lightning's automatic optimization, written out."""
     module.configure_model()
-    if again:
-        recompute(module.net.layers)
-    optimizer = build_optimizer(module.parameter_groups(), module.optim, module.lr)
+    optimizer = build_optimizer(module.parameter_groups(module.net), module.optim, module.lr)
     for _ in range(2):
         for index in range(micro_batches):
             block = torch.randint(module.config.vocab_size, (B, T + 1))
@@ -63,7 +63,7 @@ def two_steps(module: PretrainModule, precision: str, micro_batches: int, *, aga
             if index == 0:
                 optimizer.zero_grad()
             loss.backward()
-        module.configure_gradient_clipping(optimizer, 1.0)
+        torch.nn.utils.clip_grad_norm_(module.net.parameters(), 1.0, foreach=True)
         optimizer.step()
     return module
 
@@ -79,10 +79,8 @@ def test_the_peak_is_that_of_a_real_step(name: str, precision: str, micro_batche
 
 @pytest.mark.parametrize("name", ["unified", "moe"])
 def test_blocks_that_are_run_again_keep_less(name: str) -> None:
-    module = make(name)
-    module.activation_checkpointing = True  # type: ignore[assignment]
-    plan = step_memory(module, B, T, precision="bf16-mixed")
-    real = allocated(lambda: two_steps(make(name), "bf16-mixed", 1, again=True))
+    plan = step_memory(make(name, again=True), B, T, precision="bf16-mixed")
+    real = allocated(lambda: two_steps(make(name, again=True), "bf16-mixed", 1))
     assert plan.peak == pytest.approx(real, rel=0.01)
     assert plan.activations < 0.7 * step_memory(make(name), B, T, precision="bf16-mixed").activations
 
@@ -90,7 +88,7 @@ def test_blocks_that_are_run_again_keep_less(name: str) -> None:
 def test_parts_are_those_of_the_parameters_and_the_module_is_as_before() -> None:
     module = make("muon")
     plan = step_memory(module, 1, 8)
-    assert module.backbone is None and module._trainer is None and module.grad_norm is None
+    assert module.backbone is None and module._loads is None
     module.configure_model()
     size = {name: p.nbytes for name, p in module.net.named_parameters()}
     matrices = sum(n for name, n in size.items() if name.startswith("layers") and name.endswith("proj.weight"))
