@@ -105,7 +105,8 @@ def print_plan(console: Console, plan: Plan, source: str) -> None:
     table.add_section()
     table.add_row("run", f"{plan.steps:,} steps", f"{plan.tokens:,} tokens, {plan.flops:.3g} FLOPs")
     for mfu, hours, gpu_hours in plan.hours:
-        table.add_row(f"at {mfu:.1%} MFU", _duration(hours), f"{gpu_hours:,.1f} GPU-hours ({source})")
+        table.add_row(f"at {mfu:.1%} MFU", _duration(hours), f"{gpu_hours:,.1f} GPU-hours")
+    table.add_row("MFU", "", source)
     table.add_row("checkpoint", f"{plan.checkpoint / 2**30:.2f} GiB", "weights and optimizer state")
     table.add_section()
     reads = plan.reads

@@ -1,0 +1,174 @@
+"""Hours, checkpoint, data, strategies; what is refused, and the SLURM script."""
+
+import json
+import os
+import re
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from lightning.fabric.utilities.throughput import _CUDA_FLOPS
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.tensorboard import SummaryWriter
+
+from lightning_sv.__main__ import main
+from lightning_sv.corpus.manifest import Manifest
+from lightning_sv.lit.cli import parse_run
+from lightning_sv.nn import BackboneConfig, activated_parameters, meta_backbone
+from lightning_sv.plan import find_gpu, gpu_memory, train_hours
+from lightning_sv.plan.device import largest_micro_batch
+from lightning_sv.plan.memory import Held, StepMemory
+from tests.plan.test_memory import allocated
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def plan(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
+    assert main(["plan", *args, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_hours_are_tokens_times_flops_over_speed(capsys: pytest.CaptureFixture[str], run_args: list[str]) -> None:
+    sizes = BackboneConfig(name="tiny", d_model=32, n_layer=2, n_head=2, vocab_size=300)
+    n = activated_parameters(meta_backbone(sizes, "unified"), sizes) - 300 * 32
+    flops = 6 * n + 12 * 2 * 32 * 32  # 12 layers T d
+    found = plan(capsys, *run_args, "--gpus", "4", "--mfu", "0.5", "--trainer.precision", "bf16-mixed")
+    assert found["tokens"] == 12 * 4 * 32 and found["flops"] == 12 * 4 * 32 * flops
+    (row,) = found["hours"]
+    assert row["hours"] == pytest.approx(12 * 4 * 32 * flops / (4 * 989.4e12 * 0.5) / 3600)
+    assert row["gpu_hours"] == pytest.approx(4 * row["hours"])
+    assert [row["mfu"] for row in plan(capsys, *run_args, "--gpus", "4")["hours"]] == [0.3, 0.4, 0.5]
+    budget = plan(capsys, *run_args, "--gpus", "4", "--trainer.max_steps", "-1", "--model.tokens_per_param", "3")
+    assert budget["steps"] == -(-3 * budget["parameters"] // 128)
+
+
+def test_a_measured_mfu_gives_the_time_of_the_run(
+    capsys: pytest.CaptureFixture[str], run_args: list[str], tmp_path: Path
+) -> None:
+    with SummaryWriter(str(tmp_path / "run")) as writer:
+        for step in range(1, 21):  # half the tokens at 0.2, half at 0.6, after a start that does not count
+            writer.add_scalar("throughput/mfu", 0.001 if step <= 2 else 0.2 if step <= 11 else 0.6, step)
+    found = plan(capsys, *run_args, "--gpus", "1", "--run", str(tmp_path / "run"))
+    assert found["hours"][0]["mfu"] == pytest.approx(0.3) and "measured" in found["mfu_source"]
+
+
+def test_what_a_rank_reads(capsys: pytest.CaptureFixture[str], run_args: list[str], corpus: Path) -> None:
+    two = [*run_args, "--gpus", "2", "--data.micro_batch", "1"]
+    reads, blocks = plan(capsys, *two)["reads"], Manifest.load(corpus).train.blocks(32)
+    assert (reads["sequences_per_step"], reads["tokens_per_step"], reads["bytes_per_step"]) == (2, 64, 2 * 33 * 2)
+    assert (reads["sequences"], reads["tokens"], reads["bytes"]) == (24, 24 * 32, 24 * 33 * 2)
+    assert reads["epochs"] == pytest.approx(12 * 4 / blocks)
+    absent = plan(capsys, *two, "--data.corpus.dir", "nowhere")
+    assert absent["reads"]["epochs"] is None and absent["micro_batches"] == 2
+    assert main(["plan", *two, "--data.corpus.dir", "nowhere"]) == 0
+    assert "not prepared" in capsys.readouterr().out
+
+
+def test_the_peaks_are_those_of_lightning() -> None:
+    for name, listed in {"h100": "h100 sxm", "a100-80gb": "a100", "a100-40gb": "a100"}.items():
+        for precision, dtype in {"bf16-mixed": torch.bfloat16, "32-true": torch.float32}.items():
+            assert find_gpu(name).peak(precision) == _CUDA_FLOPS[listed][dtype]
+    assert train_hours(3600, 2.0, 1, 4.0, 0.5) == 1.0
+
+
+def test_shards_are_rounded_up_and_buckets_are_a_copy_of_the_gradients(tmp_path: Path) -> None:
+    blocks = torch.nn.ModuleList(torch.nn.Linear(10, 6, bias=False) for _ in range(2))
+    held = (Held(6, 240, 240, 480), Held(6, 240, 240, 480), Held(1, 40, 40, 0))
+    step = StepMemory(held, 0, 1000)
+    fsdp = gpu_memory(step, blocks, "fsdp", 4)  # two of six rows each, and a row that cannot be cut
+    assert (fsdp.weights, fsdp.gradients, fsdp.optimizer, fsdp.activations) == (200, 200, 320, 1000)
+    assert fsdp.communication == 2 * (2 * 240 + 40)
+    assert gpu_memory(step, blocks, "ddp", 4).communication == 520
+    assert gpu_memory(step, blocks, "ddp", 4, bucket_view=True).communication == 0
+    model = torch.nn.Linear(1000, 1000, bias=False)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        assert allocated(lambda: DistributedDataParallel(model)) == pytest.approx(4e6, rel=0.01)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_the_largest_micro_batch_is_the_largest_divisor_that_fits() -> None:
+    for share in (1, 7, 10, 60):
+        divisors = [d for d in range(1, share + 1) if share % d == 0]
+        for micro in divisors:
+            for limit in (3, 7, 20, 25, 60, 300):
+                best = max((d for d in divisors if 5 + 3 * d <= limit), default=None)
+                assert largest_micro_batch(lambda size: 5 + 3 * size, share, micro, limit) == best
+
+
+def test_strategy_and_room_follow_the_config(capsys: pytest.CaptureFixture[str], run_args: list[str]) -> None:
+    four = [*run_args, "--gpus", "4"]
+    assert plan(capsys, *four)["strategy"] == "ddp" and plan(capsys, *run_args, "--gpus", "1")["strategy"] == "single"
+    given = '{"class_path": "lightning_sv.lit.shard.FullyShardedStrategy"}'
+    sharded = plan(capsys, *four, "--trainer.strategy", given)
+    assert sharded["strategy"] == "fsdp" and sharded["fits"] and sharded["largest_micro_batch"] == 1
+    small = plan(capsys, *four, "--gpu_memory", "0.0001")
+    assert not small["fits"] and small["largest_micro_batch"] is None
+    view = '{"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": {"gradient_as_bucket_view": true}}'
+    assert plan(capsys, *four, "--trainer.strategy", view)["memory"]["communication"] == 0
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["--gpus", "64", "--data.global_batch", "480"], "data.global_batch 480 cannot be shared evenly by 64 devices"),
+        (["--gpus", "2", "--data.micro_batch", "3"], "data.micro_batch 3 does not divide the 2 .* 1, 2 do"),
+        ([], "--gpus"),
+        (["--gpus", "0"], "--gpus is 0; it must be at least 1"),
+        (["--gpus", "two"], "--gpus: invalid int value: 'two'"),
+        (["--gpus", "2", "--mfu", "40"], "the MFU is 40.0; it must be above 0 and at most 1"),
+        (["--gpus", "2", "--mfu", "0.4", "--run", "x"], "not allowed with argument"),
+        (["--gpus", "2", "--run", "nowhere"], "no run directory"),
+        (["--gpus", "2", "--gpu", "h1000"], "--gpu 'h1000' is unknown; known: h100"),
+        (["--gpus", "2", "--gpu_memory", "-1"], "--gpu_memory is -1.0 GiB; it must be positive"),
+        (["--gpus", "2", "--strategy", "single"], "--strategy single holds the model on one GPU"),
+        (["--gpus", "2", "--trainer.strategy", "deepspeed"], "trainer.strategy 'deepspeed' is not planned for"),
+        (["--gpus", "2", "--trainer.precision", "16-mixed"], "trainer.precision 16-mixed is not planned for"),
+        (["--gpus", "2", "--trainer.max_steps", "0"], "trainer.max_steps is 0; it must be at least 1"),
+        (["--gpus", "2", "--model.scael", "llama"], "Did you mean 'model.scale'"),
+    ],
+)
+def test_what_is_refused(
+    capsys: pytest.CaptureFixture[str], run_args: list[str], args: list[str], sentence: str
+) -> None:
+    assert main(["plan", *run_args, *args]) == 2
+    error = capsys.readouterr().err
+    assert re.search(sentence, error) and error.count("\n") == 1
+
+
+TRAINERS = [path.stem for path in sorted((ROOT / "conf/trainer").glob("*.yaml")) if path.stem != "cpu"]
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("nodes", [1, 6])
+def test_the_sbatch_script_starts_a_run_that_fit_knows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], nodes: int, trainer: str
+) -> None:
+    script = ROOT / "conf/slurm/train.sbatch"
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/bash\nprintf "%s\\0" "$@"\n')
+    srun.chmod(srun.stat().st_mode | stat.S_IXUSR)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    env = {"PATH": path, "SLURM_NNODES": str(nodes), "TRAINER": trainer, "ARGS": "--trainer.max_steps 7"}
+    done = subprocess.run(["bash", str(script)], env=env, cwd=ROOT, capture_output=True, text=True, check=True)
+    program, *args = done.stdout.removesuffix("\0").split("\0")
+    assert program == ".venv/bin/lightning-sv" and args[0] == "fit"
+    # a batch of 480 can be shared
+    fit_only = {args.index(key) + offset for key in ("--run_dir", "--ckpt_path") for offset in (0, 1)}
+    rest = [word for i, word in enumerate(args) if i and i not in fit_only]
+    with pytest.raises(SystemExit) as stop:
+        main([*args, "--print_config"])
+    assert stop.value.code == 0
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert (config["trainer"]["num_nodes"], int(config["trainer"]["devices"]), config["ckpt_path"]) == (
+        nodes,
+        8,
+        "last",
+    )
+    _, data, keys = parse_run(rest, check_corpus=False)
+    assert data.share(8 * nodes).accumulate == 30 // nodes and keys["max_steps"] == 7
