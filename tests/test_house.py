@@ -98,7 +98,7 @@ def test_every_command_of_the_readme_exists(command: str) -> None:
             name, is_variable, _ = word.partition("=")
             assert name in (variables if is_variable else targets), command
         return
-    if words[0] in ("git", "cd", "torchrun", "pip"):
+    if words[0] in ("git", "cd", "torchrun", "pip", "sbatch"):
         return
     assert words[0] == "lightning-sv" and words[1] in COMMANDS, command
 

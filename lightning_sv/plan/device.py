@@ -45,7 +45,8 @@ def gpu_memory(
     DDP keeps its buckets beside the gradients unless these are views of them (gradient_as_bucket_view). FSDP2
     shards everything along the first axis; weights are gathered in float32, as autocast casts them later: two
     blocks, one in use and one on its way, and what belongs to no block (embedding and head) throughout. Their
-    gradients are whole until they are scattered: as much again.
+    gradients are whole until they are scattered: as much again. In two gloo processes on a CPU the sum was 0.96 to
+    1.01 of the real peak in three small models, but 0.65 and 0.76 in two with 32 and 64 tokens; DDP's was exact.
 
     Args:
         step: of the whole model.

@@ -155,12 +155,12 @@ def plan_steps(module: PretrainModule, data: ShardDataModule, trainer: dict[str,
     Raises:
         ValueError: trainer.max_steps is neither -1 nor positive.
     """
-    steps = int(trainer.get("max_steps", -1))
-    if steps == -1:
+    given = str(trainer.get("max_steps", -1))  # text, where it comes from the command line
+    if given == "-1":
         return module.steps_for_budget(data.tokens_per_step)
-    if steps < 1:
-        raise ValueError(f"trainer.max_steps is {steps}; it must be at least 1, or -1 for the budget.")
-    return steps
+    if not given.isdecimal() or int(given) < 1:
+        raise ValueError(f"trainer.max_steps is {given}; it must be at least 1, or -1 for the budget.")
+    return int(given)
 
 
 def _precision(trainer: dict[str, Any]) -> str:

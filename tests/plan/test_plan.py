@@ -130,6 +130,7 @@ def test_strategy_and_room_follow_the_config(capsys: pytest.CaptureFixture[str],
         (["--gpus", "2", "--trainer.strategy", "deepspeed"], "trainer.strategy 'deepspeed' is not planned for"),
         (["--gpus", "2", "--trainer.precision", "16-mixed"], "trainer.precision 16-mixed is not planned for"),
         (["--gpus", "2", "--trainer.max_steps", "0"], "trainer.max_steps is 0; it must be at least 1"),
+        (["--gpus", "2", "--trainer.max_steps", "many"], "trainer.max_steps is many; it must be"),
         (["--gpus", "2", "--model.scael", "llama"], "Did you mean 'model.scale'"),
     ],
 )
@@ -171,4 +172,4 @@ def test_the_sbatch_script_starts_a_run_that_fit_knows(
         "last",
     )
     _, data, keys = parse_run(rest, check_corpus=False)
-    assert data.share(8 * nodes).accumulate == 30 // nodes and keys["max_steps"] == 7
+    assert data.share(8 * nodes).accumulate == 30 // nodes and int(keys["max_steps"]) == 7
