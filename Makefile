@@ -25,7 +25,7 @@ LAYERS = base optim/$(OPTIM) schedule/$(SCHEDULE) trainer/$(TRAINER) data/$(DATA
 CONFIG = $(foreach layer,$(LAYERS) model/$(1) $(PROBES:%=probes/%),--config conf/$(layer).yaml)
 
 .DEFAULT_GOAL := help
-.PHONY: help install data train compare theory test check bench tensorboard doctor clean
+.PHONY: help install data train compare theory test test-faults check bench tensorboard doctor clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -76,6 +76,9 @@ theory: $(VENV)/.run  ## the paper's theorems: verdicts, counterexamples, pictur
 
 test: $(VENV)/.test  ## every test
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-faults: $(VENV)/.test  ## provoked faults and 10,000 hostile inputs; the table goes to results/faults.json
+	@FAULTS_JSON=results/faults.json $(BIN)/python -m pytest -m faults tests/faults $(ARGS)
 
 check: $(VENV)/.dev  ## format, lint, types
 	@$(BIN)/ruff format --check .
