@@ -193,18 +193,24 @@ def _generate(argv: list[str]) -> int:
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the most likely token.")
     parser.add_argument("--top_k", type=int, default=50, help="Sample among this many tokens.")
     parser.add_argument("--seed", type=int, default=0, help="Of the sampling.")
+    parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE", help="Modules its strategy may import.")
     parser.add_argument("--json", action="store_true", help="Print prompt and continuation as JSON.")
     options = parser.parse_args(argv)
     directory = Path(options.run)
     run = read_run(directory, complete=False)
-    model = load_backbone(str(directory / "checkpoints" / "last.ckpt"))
+    model = load_backbone(str(directory / "checkpoints" / "last.ckpt"), options.allow)
     tokenizer = Tokenizer.load(directory)
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise ValueError(
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens and the model {model.config.vocab_size}; "
+            "they are not of one run."
+        )
     ids = [tokenizer.eot, *tokenizer.encode(options.prompt)]
     out = generate(
         model,
         ids,
         options.tokens,
-        context=int(run.config["data"]["seq_len"]),
+        context=run.seq_len,
         temperature=options.temperature,
         top_k=options.top_k,
         eot=tokenizer.eot,

@@ -120,7 +120,7 @@ def _jsonl_reader(
 def _read_line(line: bytes, where: str, text_field: str) -> Iterator[Document]:
     try:
         record = json.loads(line)
-    except ValueError as error:  # bad JSON, or bytes that are no UTF-8
+    except (ValueError, RecursionError) as error:  # bad JSON, bytes that are no UTF-8, brackets without end
         raise ValueError(f"{where}: no valid JSON ({error}); repair or remove the line.") from None
     if not isinstance(record, dict):
         raise ValueError(f"{where}: not a JSON object; write one object with a {text_field!r} key a line.")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
 from lightning_sv.corpus.ngram import NgramBaseline
@@ -14,7 +14,16 @@ from lightning_sv.corpus.ngram import NgramBaseline
 FORMAT_VERSION = 1
 FILENAME = "manifest.json"
 SPLITS = ("train", "val")
-_PLAIN = {"int": int, "float": float, "str": str}
+DTYPES = ("uint16", "uint32")
+#: types of fields -> those of their values in JSON
+_PLAIN: dict[str, Any] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "str | None": (str, type(None)),
+    "dict[str, str]": dict,
+    "dict[str, Any]": dict,
+}
 _T = TypeVar("_T")
 
 
@@ -147,7 +156,7 @@ class Manifest:
             raise ValueError(f"{path} does not exist, so there is no complete corpus in {dir}; prepare it first.")
         try:
             data = json.loads(path.read_text())
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: no valid JSON ({error}); delete {dir} and prepare it again.") from None
         version = data.get("version") if isinstance(data, dict) else None
         if version != FORMAT_VERSION:
@@ -160,11 +169,13 @@ class Manifest:
             manifest = _build(cls, data | {"splits": splits, "ngram": _build(NgramBaseline, data["ngram"])})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}: is incomplete ({error!r}); delete {dir} and prepare it again.") from None
+        if manifest.dtype not in DTYPES:
+            raise ValueError(f"{path}: dtype is {manifest.dtype!r}; known: {' '.join(DTYPES)}.")
         for name in (
             manifest.tokenizer_file,
             *(shard.file for split in splits.values() for shard in split.shards),
         ):
-            if not isinstance(name, str) or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            if not _inside(name):
                 raise ValueError(f"{path}: names the file {name!r} outside {dir}; do not use this corpus.")
         if manifest.corpus_hash != corpus_hash(manifest.tokenizer_sha256, splits):
             raise ValueError(f"{path}: its hashes do not add up to its corpus_hash; it was edited, prepare it again.")
@@ -180,6 +191,13 @@ def corpus_hash(tokenizer_sha256: str, splits: dict[str, SplitInfo]) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
+def _inside(name: str) -> bool:
+    """Whether a path stays in the folder it is relative to, on every system."""
+    return name.isprintable() and not any(
+        path.drive or path.root or ".." in path.parts for path in (PurePosixPath(name), PureWindowsPath(name))
+    )
+
+
 def _split(data: dict[str, Any]) -> SplitInfo:
     return _build(SplitInfo, data | {"shards": tuple(_build(Shard, shard) for shard in data["shards"])})
 
@@ -187,10 +205,13 @@ def _split(data: dict[str, Any]) -> SplitInfo:
 def _build(cls: type[_T], data: dict[str, Any]) -> _T:
     """An instance from the keys it knows.
 
-    A missing key is a KeyError and a number or text of another type a TypeError; unknown keys are ignored.
+    A missing key is a KeyError and a value of another type a TypeError, as are numbers below 0 or beyond 64 bits;
+    unknown keys are ignored.
     """
     for field in fields(cls):  # type: ignore[arg-type]
         kind = _PLAIN.get(str(field.type))
-        if kind is not None and not isinstance(data[field.name], kind):
-            raise TypeError(f"{field.name} is {data[field.name]!r}")
+        value = data[field.name]
+        plain = kind is None or (isinstance(value, kind) and not isinstance(value, bool))
+        if not plain or (kind is int and not 0 <= value < 1 << 63):
+            raise TypeError(f"{field.name} is {value!r}"[:200])
     return cls(**{field.name: data[field.name] for field in fields(cls)})  # type: ignore[arg-type]

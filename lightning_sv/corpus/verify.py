@@ -19,6 +19,13 @@ from lightning_sv.corpus.writer import file_sha256
 CHECKSUM_BYTES = 2 << 30
 # What litdata calls 1-D NumPy arrays of these types. Nothing else is read: some of its formats are pickles.
 _DATA_FORMATS = {"uint16": ["no_header_numpy:5"], "uint32": ["no_header_numpy:6"]}
+# What its index says of shards that hold one array a document, and nothing packed or locked.
+_PLAIN = {
+    "compression": None,
+    "data_spec": '[1, {"type": null, "context": null, "children_spec": []}]',
+    "encryption": None,
+    "item_loader": "TokensLoader",
+}
 
 
 def verify(
@@ -64,9 +71,7 @@ def verify(
 
 
 def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
-    path = root / manifest.tokenizer_file
-    if not path.is_file():
-        raise ValueError(f"{path} is missing; {_again(root)}")
+    path = _file(root, manifest.tokenizer_file)
     if file_sha256(path) != manifest.tokenizer_sha256:
         raise ValueError(f"{path} is not the tokenizer that made the shards; {_again(root)}")
     if spec is None or spec == manifest.tokenizer:
@@ -86,34 +91,35 @@ def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
 
 def _check_split(manifest: Manifest, root: Path, name: str, checksums: bool) -> None:
     split = manifest.splits[name]
-    index_path = root / name / "index.json"
-    if not index_path.is_file():
-        raise ValueError(f"{index_path} is missing; {_again(root)}")
+    index_path = _file(root, f"{name}/index.json")
     try:
         index = json.loads(index_path.read_text())
         config, chunks = index["config"], index["chunks"]
         listed = [(f"{name}/{c['filename']}", c["chunk_bytes"], c["chunk_size"], c["dim"]) for c in chunks]
-        plain = config["data_format"] == _DATA_FORMATS[manifest.dtype] and not (
-            config["compression"] or config["encryption"]
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{index_path} is damaged ({error!r}); {_again(root)}") from None
+        wanted = _PLAIN | {"data_format": _DATA_FORMATS[manifest.dtype]}
+        plain = all(config[key] == value for key, value in wanted.items())
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{index_path} is damaged ({error!r:.200}); {_again(root)}") from None
     if not plain:
         raise ValueError(f"{index_path} does not describe plain {manifest.dtype} tokens; {_again(root)}")
     if listed != [(s.file, s.bytes, s.documents, s.tokens) for s in split.shards]:
         raise ValueError(f"{index_path} lists other shards than manifest.json; {_again(root)}")
     itemsize = np.dtype(manifest.dtype).itemsize
     for shard in split.shards:
-        path = root / shard.file
-        if not path.is_file():
-            raise ValueError(f"{path} is missing; {_again(root)}")
+        path = _file(root, shard.file)
         size = path.stat().st_size
         # A shard is: number of documents, their offsets and the end (uint32), tokens.
         expected = 4 * (shard.documents + 2) + itemsize * shard.tokens
         if not size == shard.bytes == expected:
             raise ValueError(f"{path} has {size:,} bytes instead of {expected:,}; {_again(root)}")
-        if checksums and file_sha256(path) != shard.sha256:
+        if not checksums:
+            continue
+        if file_sha256(path) != shard.sha256:
             raise ValueError(f"{path} was altered: its sha256 is not the one in manifest.json; {_again(root)}")
+        offset = 4 * (shard.documents + 2)
+        largest = np.memmap(path, manifest.dtype, mode="r", offset=offset).max() if shard.tokens else 0
+        if largest > split.largest_token:
+            raise ValueError(f"{path} holds token {largest}, beyond {name}'s largest; {_again(root)}")
     totals = sum(s.tokens for s in split.shards), sum(s.documents for s in split.shards)
     if totals != (split.tokens, split.documents):
         raise ValueError(f"{root}/manifest.json: the shards of {name} do not add up to its totals; {_again(root)}")
@@ -122,6 +128,16 @@ def _check_split(manifest: Manifest, root: Path, name: str, checksums: bool) -> 
             f"{root}/manifest.json: token {split.largest_token} of {name} or the end-of-text token {manifest.eot} "
             f"is outside the vocabulary of {manifest.vocab_size}; {_again(root)}"
         )
+
+
+def _file(root: Path, name: str) -> Path:
+    """The file of a corpus, which must lie in its folder: links that lead out of it are not followed."""
+    path = root / name
+    if not path.is_file():
+        raise ValueError(f"{path} is missing; {_again(root)}")
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise ValueError(f"{path} is a link out of {root}; copy the file, or link the whole folder.")
+    return path
 
 
 def _again(root: Path) -> str:

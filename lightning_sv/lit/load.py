@@ -1,16 +1,22 @@
 """What a checkpoint says about its model, read without executing anything that it names."""
 
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from lightning_sv.nn import Backbone, BackboneConfig
-from lightning_sv.scale import ScaleOptions
+from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
+from lightning_sv.scale import ScaleOptions, ScaleStrategy
+from lightning_sv.scale.strategy import modules_named
 
 #: key of a checkpoint under which `PretrainModule` describes the backbone
 CHECKPOINT_KEY = "lightning_sv"
 #: and under which it keeps the states of the random number generators
 RNG_KEY = "rng_states"
+#: what `PretrainModule` names its backbone
+_PREFIX = "backbone."
 
 
 def check_checkpoint(path: str) -> dict[str, Any]:
@@ -27,21 +33,66 @@ def check_checkpoint(path: str) -> dict[str, Any]:
         raise ValueError(f"{path} is not a readable checkpoint ({type(error).__name__}).") from error
     if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:
         raise ValueError(f"{path} was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
+    if not isinstance(checkpoint[CHECKPOINT_KEY], dict) or not isinstance(checkpoint.get("state_dict"), dict):
+        raise ValueError(f"{path} is damaged: its {CHECKPOINT_KEY!r} or 'state_dict' entry holds no keys.")
     return checkpoint
 
 
-def load_backbone(path: str) -> Backbone:
+def load_backbone(path: str, allow: Collection[str] = ()) -> Backbone:
     """Rebuild the backbone of a checkpoint, on the CPU, without its optimizer.
 
+    Args:
+        path: the checkpoint's file.
+        allow: modules that the checkpoint's strategy may import: `my_module` for 'my_module:MyScale'.
+
     Raises:
-        ValueError: see `check_checkpoint`.
+        ValueError: see `check_checkpoint`; the strategy names a module that is not allowed; or the weights are not
+            those of the model that the checkpoint describes.
     """
     checkpoint = check_checkpoint(path)
-    made = checkpoint[CHECKPOINT_KEY]
-    model = Backbone(BackboneConfig(**made["backbone"]), made["scale"], ScaleOptions(**made["scale_options"]))
-    prefix = "backbone."
-    weights = {
-        name.removeprefix(prefix): value for name, value in checkpoint["state_dict"].items() if name.startswith(prefix)
-    }
+    made, weights = checkpoint[CHECKPOINT_KEY], _weights(checkpoint["state_dict"], path)
+    foreign = sorted(modules_named(made.get("scale")) - set(allow))
+    if foreign:
+        raise ValueError(
+            f"{path}: its strategy {made['scale']!r} would import {foreign[0]}; if you trust that module, allow it "
+            f"(--allow {foreign[0]})."
+        )
+    try:
+        config = BackboneConfig(**made["backbone"])
+        # Every block has weights: a number of blocks beyond theirs would be built for hours.
+        if config.n_layer > len(weights):
+            raise ValueError(f"{config.n_layer} blocks, {len(weights)} weights")
+        description = config, ScaleStrategy.parse(made["scale"]), ScaleOptions(**made["scale_options"])
+        expected = {name: value.shape for name, value in meta_backbone(*description).state_dict().items()}
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
+        raise ValueError(f"{path} describes no model that can be built ({error!r}); use another checkpoint.") from error
+    found = {name: value.shape for name, value in weights.items()}
+    if found != expected:
+        wrong = next(name for name in {**expected, **found} if expected.get(name) != found.get(name))
+        raise ValueError(
+            f"{path}: the weight {wrong!r} is {_shape(found.get(wrong))}, and the model that the checkpoint describes "
+            f"has {_shape(expected.get(wrong))}; use another checkpoint."
+        )
+    model = Backbone(*description)
     model.load_state_dict(weights)
     return model
+
+
+def _weights(state: dict[Any, Any], path: str) -> dict[str, Tensor]:
+    """Return the backbone's weights by their names in it, if they are plain and no more than the file can hold."""
+    weights = {
+        name.removeprefix(_PREFIX): value
+        for name, value in state.items()
+        if isinstance(name, str) and name.startswith(_PREFIX)
+    }
+    for name, value in weights.items():
+        if not isinstance(value, Tensor) or value.layout != torch.strided or not value.is_floating_point():
+            raise ValueError(f"{path}: the weight {name!r} is no dense tensor of real numbers; use another checkpoint.")
+    # Strides of 0 make any size out of one number.
+    if sum(value.numel() * value.element_size() for value in weights.values()) > Path(path).stat().st_size:
+        raise ValueError(f"{path}: its weights claim more bytes than the file has; use another checkpoint.")
+    return weights
+
+
+def _shape(shape: torch.Size | None) -> str:
+    return "absent" if shape is None else str(list(shape))

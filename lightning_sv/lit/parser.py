@@ -5,11 +5,11 @@ import re
 import sys
 from argparse import ArgumentParser
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from lightning.pytorch.cli import LightningArgumentParser
+
+from lightning_sv.lit.yaml_file import check_yaml
 
 
 class Parser(LightningArgumentParser):
@@ -25,7 +25,7 @@ class Parser(LightningArgumentParser):
             for flag, value in itertools.pairwise([*words, ""]):
                 name, _, inline = flag.partition("=")
                 if name in ("--config", "-c"):
-                    _check_yaml(inline or value)
+                    check_yaml(inline or value, f"--config {inline or value}")
         return super().parse_args(args, *rest, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
@@ -58,16 +58,3 @@ def _keys(parser: ArgumentParser) -> set[str]:
         elif action.dest not in ("help", "config"):
             keys.add(action.dest)
     return keys
-
-
-def _check_yaml(path: str) -> None:
-    """Raise ValueError naming the file, where jsonargparse would not."""
-    if not Path(path).is_file():
-        raise ValueError(f"--config {path}: there is no such file.")
-    try:
-        content = yaml.safe_load(Path(path).read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        problem = " ".join(str(error).split())
-        raise ValueError(f"--config {path} is not valid YAML: {problem}") from error
-    if content is not None and not isinstance(content, dict):
-        raise ValueError(f"--config {path} holds a {type(content).__name__}; it must hold keys and values.")

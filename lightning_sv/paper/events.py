@@ -17,6 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from yaml import YAMLError
 
+from lightning_sv.lit.yaml_file import check_yaml
+
 VAL_LOSS = "val/loss"
 TRAIN_LOSS = "train/loss"
 
@@ -58,6 +60,17 @@ class Run:
         return self.curves[tag]
 
     @property
+    def seq_len(self) -> int:
+        """Tokens of a training sequence, from the config."""
+        data = self.config.get("data")
+        value = data.get("seq_len") if isinstance(data, Mapping) else None
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(
+                f"{self.dir / 'config.yaml'}: data.seq_len is {value!r}; it must be a whole number above 0."
+            )
+        return value
+
+    @property
     def val_loss(self) -> float:
         """The last validation loss of the run, nats per token."""
         return float(self.curve(VAL_LOSS).values[-1])
@@ -89,7 +102,8 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
         raise ValueError(f"{directory} has no config.yaml; give a directory that `fit` wrote.")
     summary = _read_summary(directory / "summary.json")
     config = _read_config(directory / "config.yaml")
-    fallback = OmegaConf.select(OmegaConf.create(dict(config)), "model.scale")
+    model = config.get("model")
+    fallback = model.get("scale") if isinstance(model, Mapping) else None
     label = summary.get("label") or (fallback if isinstance(fallback, str) else directory.name)
     return Run(directory, str(label), config, summary, _read_curves(directory))
 
@@ -99,7 +113,7 @@ def _read_summary(path: Path) -> dict[str, Any]:
         return {}
     try:
         summary = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}); run this seed again.") from error
     if not isinstance(summary, dict):
         raise ValueError(f"{path} must hold one JSON object; run this seed again.")
@@ -109,13 +123,15 @@ def _read_summary(path: Path) -> dict[str, Any]:
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
+    check_yaml(path, str(path))
     try:
-        # OmegaConf rather than yaml: YAML 1.1 reads 1e-5 as text
+        # OmegaConf rather than yaml: YAML 1.1 reads 1e-5 as text. What `fit` writes is resolved; interpolations in
+        # somebody else's file stay text, or they would read the environment.
         config = OmegaConf.load(path)
         assert isinstance(config, DictConfig)
-        return {str(k): v for k, v in OmegaConf.to_container(config, resolve=True).items()}  # type: ignore[union-attr]
-    except (OmegaConfBaseException, YAMLError, AssertionError) as error:
-        raise ValueError(f"{path} is not a readable config ({error}); run it again.") from error
+        return {str(k): v for k, v in OmegaConf.to_container(config, resolve=False).items()}  # type: ignore[union-attr]
+    except (OmegaConfBaseException, YAMLError, AssertionError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a readable config ({' '.join(str(error).split())}); run it again.") from error
 
 
 def _read_curves(directory: Path) -> dict[str, Curve]:
@@ -123,7 +139,10 @@ def _read_curves(directory: Path) -> dict[str, Curve]:
     # (no purge, no reservoir of 10,000 points); of one step, the last written value counts.
     accumulator = EventAccumulator(str(directory), size_guidance={"scalars": 0}, purge_orphaned_data=False)
     if any(directory.glob("*tfevents*")):
-        accumulator.Reload()
+        try:
+            accumulator.Reload()
+        except Exception as error:  # whatever TensorBoard and protobuf raise on damaged records
+            raise ValueError(f"{directory}: its event files are damaged ({error!r}); run it again.") from error
     tags = accumulator.Tags()["scalars"]
     if not tags:
         raise ValueError(

@@ -86,7 +86,12 @@ class Job:
             )
         if not (self.run_dir / "summary.json").is_file():
             return "restart"
-        before, now = json.loads(record.read_text()), self.record()
+        try:
+            before, now = json.loads(record.read_text()), self.record()
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{record} is not valid JSON ({error}); remove {self.run_dir}.") from error
+        if not isinstance(before, dict):
+            raise ValueError(f"{record} holds no command; remove {self.run_dir}.")
         if before != now:
             raise ValueError(
                 f"{self.run_dir} holds a finished run of another command ({_change(before, now)}); "

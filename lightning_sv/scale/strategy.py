@@ -182,6 +182,16 @@ class ScaleStrategy:
         return replace(out, decay=same)
 
 
+def modules_named(text: object) -> set[str]:
+    """Return the modules that reading `text` would import; imports none of them.
+
+    >>> sorted(modules_named("hg+my_module:MyScale"))
+    ['my_module']
+    """
+    tokens = text.split("+") if isinstance(text, str) else []
+    return {token.strip().partition(":")[0] for token in tokens if ":" in token}
+
+
 def _row(axis: str, token: str) -> Any:
     """Look `token` up in the table of `axis`, importing 'package.module:Name'."""
     if ":" in token:
@@ -226,7 +236,7 @@ def _imported(token: str) -> Any:
     module, _, name = token.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
-    except Exception as error:  # whatever the user's module raises when it is imported
+    except (Exception, SystemExit) as error:  # whatever the user's module raises when it is imported
         raise ValueError(
             f"scale token {token!r} cannot be imported ({error}); it must read 'package.module:Name' "
             "with the package on PYTHONPATH."

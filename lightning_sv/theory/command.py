@@ -82,8 +82,11 @@ def save(results: Sequence[Result], out: Path) -> None:
     rows = [result.to_dict() for result in results]
     if (out / "theory.json").exists():  # claims that were not asked for this time keep theirs
         checked = {row["claim"] for row in rows}
-        before = json.loads((out / "theory.json").read_text(encoding="utf-8"))
-        rows = [*(row for row in before if row["claim"] not in checked), *rows]
+        try:
+            before = json.loads((out / "theory.json").read_text(encoding="utf-8"))
+            rows = [*(row for row in before if row["claim"] not in checked), *rows]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ValueError(f"{out / 'theory.json'} holds no results ({error!r}); remove it.") from error
     text = json.dumps(rows, indent=2, ensure_ascii=False)
     unfinished = out / "theory.json.part"
     unfinished.write_text(text + "\n", encoding="utf-8")

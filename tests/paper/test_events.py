@@ -57,7 +57,7 @@ def test_refused_directories(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'val/lost'; it has val/loss"):
         read_run(tmp_path).curve("val/lost")
     (tmp_path / "config.yaml").write_text("model: [")
-    with pytest.raises(ValueError, match="not a readable config"):
+    with pytest.raises(ValueError, match=r"config\.yaml is not valid YAML"):
         read_run(tmp_path)
     (tmp_path / "summary.json").write_text("{")
     with pytest.raises(ValueError, match="not valid JSON"):

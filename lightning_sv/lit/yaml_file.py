@@ -1,0 +1,49 @@
+"""Is a YAML file what a config may be? Without Lightning, so that reading a run stays quick."""
+
+from pathlib import Path
+
+import yaml
+from yaml.nodes import MappingNode, Node, SequenceNode
+
+#: values of a config after its aliases are written out; a run's own has some two hundred
+MAX_NODES = 100_000
+_MAX_DEPTH = 100
+
+
+def check_yaml(path: str | Path, where: str) -> None:
+    """Refuse a file that is no plain YAML of keys and values: tags that name Python objects, aliases that explode.
+
+    Args:
+        path: the file.
+        where: names it in errors.
+
+    Raises:
+        ValueError: says what is wrong with the file.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"{where}: there is no such file.")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        node = yaml.compose(text, yaml.SafeLoader)
+        if node is not None and _size(node, {}, 0) > MAX_NODES:
+            raise yaml.YAMLError(f"more than {MAX_NODES:,} values with its aliases written out")
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: bytes that are no UTF-8, a 13th month
+        problem = " ".join(str(error).split())
+        raise ValueError(f"{where} is not valid YAML: {problem}") from error
+    if content is not None and not isinstance(content, dict):
+        raise ValueError(f"{where} holds a {type(content).__name__}; it must hold keys and values.")
+
+
+def _size(node: Node, known: dict[int, int], depth: int) -> int:
+    """Count the nodes below `node`, each alias as often as it stands; aliases of what holds them never end."""
+    if depth > _MAX_DEPTH:
+        raise RecursionError(f"nested more than {_MAX_DEPTH} deep")
+    if id(node) not in known:
+        children: list[Node] = []
+        if isinstance(node, MappingNode):
+            children = [child for pair in node.value for child in pair]
+        elif isinstance(node, SequenceNode):
+            children = node.value
+        known[id(node)] = 1 + sum(_size(child, known, depth + 1) for child in children)
+    return known[id(node)]
