@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, iter_tokens, open_split, prepare
+from lightning_sv.corpus.manifest import corpus_hash
 from tests.faults.conftest import Tally
 from tests.faults.fuzz import attempt, budget, edited, json_bytes, mangled
 
@@ -76,6 +79,33 @@ def test_a_few_hostile_files(copy: Path, tally: Tally, kind: str) -> None:
 @pytest.mark.parametrize("kind", FILES)
 def test_hostile_files(copy: Path, tally: Tally, kind: str) -> None:
     fuzz_file(tally, f"hostile {kind}", copy, FILES[kind], INPUTS[kind])
+
+
+def fuzz_consistent(tally: Tally, root: Path, n: int) -> None:
+    """Shards of other bytes under a manifest with the right hashes: somebody made it so."""
+    path, manifest = root / "val/chunk-0-0.bin", Manifest.load(root)
+    good = path.read_bytes()
+    table = (root / "manifest.json").read_bytes()
+
+    @budget(n)
+    @given(mangled(good))
+    def run(raw: bytes) -> None:
+        raw = raw[: len(good)].ljust(len(good), b"\xff")
+        shard = replace(manifest.val.shards[0], sha256=hashlib.sha256(raw).hexdigest())
+        splits = manifest.splits | {"val": replace(manifest.val, shards=(shard, *manifest.val.shards[1:]))}
+        hashed = corpus_hash(manifest.tokenizer_sha256, splits)
+        try:
+            replace(manifest, splits=splits, corpus_hash=hashed).save(root)
+            try_file(tally, "hostile shard with its hash", root, "val/chunk-0-0.bin", raw)
+        finally:
+            (root / "manifest.json").write_bytes(table)
+
+    run()
+
+
+@pytest.mark.faults
+def test_hostile_shards_with_their_hashes(copy: Path, tally: Tally) -> None:
+    fuzz_consistent(tally, copy, 400)
 
 
 def fuzz_tokenizer(tally: Tally, root: Path, n: int) -> None:
