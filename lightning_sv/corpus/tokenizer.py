@@ -114,7 +114,9 @@ class JsonTokenizer(Tokenizer):
         """Read a tokenizer.json; `where` names it in errors."""
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(raw)
-        except Exception as error:  # the library raises ValueError or a bare Exception
+        except BaseException as error:  # the library raises ValueError, a bare Exception, or panics
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
             raise ValueError(f"{where}: is no tokenizer.json ({error}); check the path.") from None
         return cls(tokenizer, raw, where)
 

@@ -5,8 +5,9 @@ import re
 import sys
 from argparse import ArgumentParser
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
+from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_sv.lit.yaml_file import check_yaml
@@ -26,7 +27,13 @@ class Parser(LightningArgumentParser):
                 name, _, inline = flag.partition("=")
                 if name in ("--config", "-c"):
                     check_yaml(inline or value, f"--config {inline or value}")
-        return super().parse_args(args, *rest, **kwargs)
+        try:
+            config = super().parse_args(args, *rest, **kwargs)
+        except (OverflowError, TypeError, RecursionError, AttributeError, KeyError) as error:
+            # jsonargparse meets 10**400 for a float, or a list for a section
+            self.error(f"a value cannot be read ({error!r})", None)
+        _check_values(self, config)
+        return config
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
         """Raise ValueError with the cause in one line."""
@@ -46,6 +53,22 @@ class Parser(LightningArgumentParser):
             leaves = {name.rpartition(".")[2]: name for name in known}
             near = [leaves[m] for m in get_close_matches(key.rpartition(".")[2], leaves, n=1, cutoff=0.7)]
         return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _check_values(parser: ArgumentParser, config: Any) -> None:
+    """Raise ValueError where jsonargparse lets pass a single value for a section of keys, or null for a value."""
+    for group in parser._action_groups:
+        section = getattr(group, "dest", None) if getattr(group, "group_class", None) else None
+        value = config.get(section) if section else None
+        if value is not None and not isinstance(value, dict | Namespace):
+            raise ValueError(f"{section} is {value!r}; it must hold keys and values.")
+    for action in parser._actions:
+        if isinstance(action.choices, dict) and (name := config.get(action.dest)) in action.choices:
+            _check_values(action.choices[name], config[name])
+        hint = getattr(action, "_typehint", None)
+        nullable = hint in (None, Any) or type(None) in get_args(hint) or action.default is None
+        if not nullable and action.dest in config and config[action.dest] is None:
+            raise ValueError(f"{action.dest} is null; it needs a value, or leave it out for {action.default!r}.")
 
 
 def _keys(parser: ArgumentParser) -> set[str]:

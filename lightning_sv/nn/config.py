@@ -4,6 +4,9 @@ import math
 from dataclasses import dataclass, field
 
 BALANCES = ("loss", "bias", "none")
+#: the product of three widths, in bytes, still fits 64 bits: what is larger is a slip of the keyboard
+MAX_WIDTH = 1 << 20
+MAX_LAYERS = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,9 @@ class BackboneConfig:
             object.__setattr__(self, "router", RouterConfig(**self.router))
         for key in ("d_model", "n_layer", "n_head", "vocab_size", "d_head", "d_ff", "d_expert", "n_expert_active"):
             value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ValueError(f"{where}.{key} is {value}; it must be at least 1.")
+            limit = MAX_LAYERS if key == "n_layer" else MAX_WIDTH
+            if value is not None and not 1 <= value <= limit:
+                raise ValueError(f"{where}.{key} is {value}; it must be at least 1, and at most {limit:,}.")
         if self.d_head is None and self.d_model % self.n_head:
             raise ValueError(
                 f"{where}.d_model {self.d_model} is not divisible by n_head {self.n_head}; "
@@ -111,7 +115,7 @@ class BackboneConfig:
             )
         if self.router.gate_shared and not self.n_expert_shared:
             raise ValueError(f"{where}.router.gate_shared needs a shared expert; set n_expert_shared to 1.")
-        if self.n_expert < 0 or 0 < self.n_expert <= self.n_expert_active:
+        if not 0 <= self.n_expert <= MAX_WIDTH or 0 < self.n_expert <= self.n_expert_active:
             raise ValueError(
                 f"{where}.n_expert is {self.n_expert}, with n_expert_active {self.n_expert_active}; it must be larger "
                 "than that, or 0 for a dense FFN."

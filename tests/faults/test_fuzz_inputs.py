@@ -23,27 +23,33 @@ from lightning_sv.scale.strategy import AXES, PRESETS
 from tests.faults.conftest import Tally
 from tests.faults.fuzz import ODD, attempt, budget, edited, mangled
 
-CONFIG: dict[str, Any] = {
-    "seed_everything": 0,
-    "model": {
-        "backbone": {
-            "d_model": 32, "n_layer": 1, "n_head": 2, "vocab_size": 48, "name": "fuzz", "d_head": 16, "d_ff": 8, "qk_norm": False,
-            "post_norm": True, "n_expert": 6, "n_expert_active": 2, "n_expert_shared": 1, "d_expert": 21,
-            "router": {"renormalize": True, "balance": "loss", "balance_coef": 0.01, "bias_rate": 1e-3, "z_coef": 0.0},
-            "rope_theta": 1e4, "norm_eps": 1e-5, "init_std": 0.02, "init_residual_scaling": True,
-        },
-        "scale": "hg+dp+or",
-        "scale_options": {"placement_at": {"lm_head": "dp"}, "role_at": {"v_proj.scale_out": "input"}, "share_scale_out": False},
-        "optim": {"name": "muon", "lr": 0.01, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "ns_dtype": "float32"},
-        "schedule": {"name": "wsd", "warmup_ratio": 0.01, "final_ratio": 0.0, "stable_ratio": 0.8},
-        "tokens_per_param": 100.0, "mask_documents": False, "compile": False, "seed": 1,
-    },
-    "data": {
-        "corpus": {"dir": "nowhere", "source": "stdlib", "tokenizer": "bpe:300", "val_fraction": 0.1, "chunk_bytes": "64MB"},
-        "seq_len": 32, "global_batch": 4, "micro_batch": 2, "num_workers": 0, "validations": 2, "val_sequences": 16, "seed": 0,
-    },
-    "trainer": {"accelerator": "cpu", "max_steps": 12},
-}  # fmt: skip
+CONFIG: dict[str, Any] = yaml.safe_load("""
+seed_everything: 0
+model:
+  backbone:
+    {d_model: 32, n_layer: 1, n_head: 2, vocab_size: 48, name: fuzz, d_head: 16, d_ff: 8, qk_norm: false,
+     post_norm: true, n_expert: 6, n_expert_active: 2, n_expert_shared: 1, d_expert: 21, rope_theta: 1.0e+4,
+     norm_eps: 1.0e-5, init_std: 0.02, init_residual_scaling: true,
+     router: {renormalize: true, balance: loss, balance_coef: 0.01, bias_rate: 1.0e-3, z_coef: 0.0}}
+  scale: hg+dp+or
+  scale_options: {placement_at: {lm_head: dp}, role_at: {v_proj.scale_out: input}, share_scale_out: false}
+  optim: {name: muon, lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1.0e-8, weight_decay: 0.1, ns_dtype: float32}
+  schedule: {name: wsd, warmup_ratio: 0.01, final_ratio: 0.0, stable_ratio: 0.8}
+  tokens_per_param: 100.0
+  mask_documents: false
+  compile: false
+  seed: 1
+data:
+  corpus: {dir: nowhere, source: stdlib, tokenizer: "bpe:300", val_fraction: 0.1, chunk_bytes: 64MB}
+  seq_len: 32
+  global_batch: 4
+  micro_batch: 2
+  num_workers: 0
+  validations: 2
+  val_sequences: 16
+  seed: 0
+trainer: {accelerator: cpu, max_steps: 12}
+""")
 #: as ODD; a count of a million blocks is no crash, only long
 VALUES = ODD.filter(lambda value: not isinstance(value, int) or value < 100 or value >= 1 << 31)
 

@@ -1,0 +1,109 @@
+"""Golden losses: 20 steps of every strategy on the CPU in float32, to the last bit.
+
+`python -m tests.golden.record` records them for this torch and CPU capability in losses.json; with `--print` they go
+to stdout. Both run under ENVIRONMENT: the plain kernels of torch and one code path of MKL for all CPUs, one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.nn import next_token_loss, router_loss
+from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, parameter_groups
+from tests.conftest import BUILDS, GEMMA, MOE
+
+ROOT = Path(__file__).parents[2]
+FILE = Path(__file__).with_name("losses.json")
+ENVIRONMENT = {
+    "ATEN_CPU_CAPABILITY": "default",
+    "MKL_CBWR": "COMPATIBLE",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+STEPS = 20
+#: case -> (strategy, what differs from the smallest Llama, optimizer, schedule)
+CASES: dict[str, tuple[str, dict[str, Any], OptimConfig, ScheduleConfig]] = {
+    **{build: (f"{build}+iwd", {}, OptimConfig(), ScheduleConfig()) for build in BUILDS},
+    "gemma, hg+dp+or": ("hg+dp+or+iwd", GEMMA, OptimConfig(), ScheduleConfig()),
+    "experts, llama": ("llama", MOE, OptimConfig(), ScheduleConfig()),
+    "experts, unified": ("unified", MOE, OptimConfig(), ScheduleConfig()),
+    "muon, float32": ("unified", {}, OptimConfig("muon", ns_dtype="float32"), ScheduleConfig()),
+    "muon, bfloat16": ("unified", {}, OptimConfig("muon"), ScheduleConfig()),
+    "muon, experts": ("unified", MOE, OptimConfig("muon", ns_dtype="float32"), ScheduleConfig()),
+    "wsd": ("unified", {}, OptimConfig(), ScheduleConfig("wsd")),
+}
+
+
+def key() -> str:
+    """What the last bit depends on."""
+    return f"torch {torch.__version__.partition('+')[0]} / {torch.backends.cpu.get_cpu_capability()}"
+
+
+def stream(vocab: int, n: int) -> Tensor:
+    """A Markov chain in integers: each token is one of four successors of the last, the first ones likelier."""
+    generator = torch.Generator().manual_seed(7)
+    successors = torch.randint(vocab, (vocab, 4), generator=generator).tolist()
+    choices = torch.randint(10, (n,), generator=generator).tolist()
+    ids = [0]
+    for choice in choices[1:]:
+        ids.append(successors[ids[-1]][(0, 0, 0, 0, 0, 0, 1, 1, 2, 3)[choice]])
+    return torch.tensor(ids)
+
+
+def losses(case: str, steps: int = STEPS) -> list[float]:
+    """Training losses of one case: the backbone, its loss, clipping, optimizer and schedule as `fit` runs them."""
+    scale, changes, optim, schedule = CASES[case]
+    config = BackboneConfig(**{"d_model": 32, "n_layer": 2, "n_head": 2, "vocab_size": 48, "init_std": 0.08, **changes})
+    batch, length = 4, 16
+    blocks = stream(config.vocab_size, steps * batch * (length + 1)).view(steps, batch, length + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # strategies that are the same model
+        model = Backbone(config, scale, seed=3)
+    optimizer = build_optimizer(parameter_groups(model, model.strategy.decayed_roles), optim, 1e-2)
+    found = []
+    for step, block in enumerate(blocks):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * schedule.factor(step, steps)
+        logits, routings = model(block[:, :-1], with_routing=True)
+        loss = next_token_loss(logits, block[:, 1:]) + router_loss(routings, config)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def measure(environment: dict[str, str] = ENVIRONMENT) -> dict[str, Any]:
+    """Return {"key": ..., "losses": {case: [...]}} of a process of its own: what decides kernels is read at its start."""
+    command = [sys.executable, "-m", "tests.golden.record", "--print"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def main(argv: list[str]) -> None:
+    if "--print" in argv:
+        print(json.dumps({"key": key(), "losses": {case: losses(case) for case in CASES}}))
+        return
+    found = measure()
+    golden = json.loads(FILE.read_text()) if FILE.exists() else {}
+    golden[found["key"]] = found["losses"]
+    FILE.write_text(json.dumps(golden, indent=1) + "\n")
+    print(f"{FILE.name}: {len(found['losses'])} cases under {found['key']!r}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
