@@ -1,0 +1,211 @@
+"""Files that would run something when read carelessly: none does, each is refused with one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
+from lightning_sv.__main__ import main
+from lightning_sv.corpus import Manifest, open_split
+from lightning_sv.lit.load import CHECKPOINT_KEY, load_backbone
+from lightning_sv.scale import ScaleOptions
+
+ROOT = Path(__file__).parents[2]
+
+
+class Payload:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, int]]:
+        return os.open, (str(self.marker), os.O_CREAT | os.O_WRONLY)
+
+
+@pytest.fixture
+def marker(tmp_path: Path) -> Path:
+    """The file that a payload would make; that it would is checked once."""
+    path = tmp_path / "marker"
+    os.close(pickle.loads(pickle.dumps(Payload(path))))
+    assert path.exists()
+    path.unlink()
+    return path
+
+
+@pytest.fixture
+def module(tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module whose import makes the marker."""
+    (tmp_path / "payload_module.py").write_text(
+        f"open({str(marker)!r}, 'w').close()\nfrom lightning_sv.scale.vector import DirectScale as MyScale\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "payload_module", raising=False)
+    return "payload_module"
+
+
+def refused(capsys: pytest.CaptureFixture[str], *command: str, words: str) -> None:
+    """The command ends with exit code 2 and one line that holds `words`."""
+    assert main(list(command)) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and words in lines[0], lines
+
+
+def write_run(folder: Path, corpus: Path, scale: str = "unified", **more: object) -> Path:
+    """A run directory as `generate` reads it."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300)
+    state = {f"backbone.{name}": value for name, value in Backbone(config, "unified").state_dict().items()}
+    made = {"backbone": asdict(config), "scale": scale, "scale_options": asdict(ScaleOptions())}
+    (folder / "checkpoints").mkdir(parents=True)
+    torch.save({CHECKPOINT_KEY: made, "state_dict": state, **more}, folder / "checkpoints/last.ckpt")
+    (folder / "config.yaml").write_text("data: {seq_len: 8}\nmodel: {scale: unified}\n")
+    shutil.copy(corpus / "tokenizer.json", folder)
+    with SummaryWriter(str(folder)) as writer:
+        writer.add_scalar("val/loss", 1.0, 10)
+    return folder
+
+
+def test_a_good_run_generates(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the refusals below differ from."""
+    assert main(["generate", str(write_run(tmp_path / "run", corpus)), "--tokens", "3"]) == 0
+
+
+def test_a_checkpoint_with_a_pickled_call(
+    corpus: Path, tmp_path: Path, marker: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", corpus, payload=Payload(marker))
+    path = run / "checkpoints/last.ckpt"
+    refused(capsys, "generate", str(run), words="not a readable checkpoint")
+    (tmp_path / "c.yaml").write_text("model: {backbone: {d_model: 16, n_layer: 1, n_head: 2, name: tiny}}\n")
+    data = ("--data.corpus.dir", str(corpus), "--data.seq_len", "8", "--data.global_batch", "2")
+    for command in ("fit", "validate"):
+        arguments = ("--config", str(tmp_path / "c.yaml"), *data, "--ckpt_path", str(path))
+        refused(capsys, command, *arguments, words="not a readable checkpoint")
+    assert not marker.exists()
+
+
+def test_a_checkpoint_whose_strategy_names_a_module(
+    corpus: Path, tmp_path: Path, marker: Path, module: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not imported unless the user allows it by name."""
+    run = write_run(tmp_path / "run", corpus, scale=f"hg+dnp+iwd+{module}:MyScale")
+    refused(capsys, "generate", str(run), words=f"--allow {module}")
+    refused(capsys, "generate", str(run), "--allow", "another", words=f"--allow {module}")
+    assert not marker.exists()
+    with pytest.raises(ValueError, match="the weight .* is"):  # OR's weights under a direct scale
+        load_backbone(str(run / "checkpoints/last.ckpt"), allow=[module])
+    assert marker.exists()
+
+
+def test_a_config_with_a_python_tag(tmp_path: Path, marker: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(f"model: !!python/object/apply:os.open [{marker}, 65]\n")
+    for command in ("fit", "validate", "params", "prepare"):
+        refused(capsys, command, "--config", str(config), words="is not valid YAML")
+    assert not marker.exists()
+
+
+def test_a_run_whose_config_holds_a_tag_or_reads_the_environment(
+    corpus: Path, tmp_path: Path, marker: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "run", corpus)
+    (run / "config.yaml").write_text(f"model: !!python/object/apply:os.open [{marker}, 65]\n")
+    refused(capsys, "generate", str(run), words="is not valid YAML")
+    assert not marker.exists()
+    monkeypatch.setenv("SECRET_LENGTH", "41772")
+    (run / "config.yaml").write_text("data: {seq_len: '${oc.env:SECRET_LENGTH}'}\n")
+    refused(capsys, "generate", str(run), words="'${oc.env:SECRET_LENGTH}'")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
+        + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)),
+        "a: &a {b: *a}\n",
+        "a: " + "[" * 5_000,
+    ],
+    ids=["laughs", "cycle", "deep"],
+)
+def test_yaml_that_never_ends(tmp_path: Path, corpus: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", corpus)
+    (run / "config.yaml").write_text(text)
+    refused(capsys, "generate", str(run), words="is not valid YAML")
+    refused(capsys, "fit", "--config", str(run / "config.yaml"), words="is not valid YAML")
+
+
+def test_a_tokenizer_that_is_a_pickle(
+    corpus: Path, tmp_path: Path, marker: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", corpus)
+    (run / "tokenizer.json").write_bytes(pickle.dumps(Payload(marker)))
+    refused(capsys, "generate", str(run), words="is no tokenizer.json")
+    assert not marker.exists()
+
+
+@pytest.fixture
+def copy(corpus: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(corpus, tmp_path / "copy"))
+
+
+def test_an_index_that_says_pickle(copy: Path, marker: Path) -> None:
+    index = json.loads((copy / "train/index.json").read_text())
+    (copy / "train/chunk-0-0.bin").write_bytes(pickle.dumps(Payload(marker)))
+    for change in ({"data_format": ["pickle"]}, {"item_loader": "PyTreeLoader"}, {"compression": "zstd"}):
+        (copy / "train/index.json").write_text(json.dumps(index | {"config": index["config"] | change}))
+        with pytest.raises(ValueError, match="does not describe plain"):
+            open_split(copy, "train", seq_len=8, shuffle=False)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "..\\x", "C:x", "\\\\host\\x", "a\0b", "\ud800"])
+def test_a_manifest_that_names_a_file_elsewhere(copy: Path, name: str) -> None:
+    plain = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps(plain | {"tokenizer_file": name}))
+    with pytest.raises(ValueError, match="outside"):
+        Manifest.load(copy)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "val/index.json", "val/chunk-0-0.bin"])
+def test_a_link_out_of_the_corpus(copy: Path, tmp_path: Path, name: str) -> None:
+    (copy / name).rename(tmp_path / "elsewhere")
+    (copy / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="is a link out of"):
+        Manifest.load(copy).verify(copy)
+    (tmp_path / "linked").symlink_to(copy)  # a link to the whole folder is fine
+    (copy / name).unlink()
+    (tmp_path / "elsewhere").rename(copy / name)
+    Manifest.load(tmp_path / "linked").verify(tmp_path / "linked")
+
+
+def test_damaged_events_are_refused(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", corpus)
+    (events,) = run.glob("*tfevents*")
+    events.write_bytes(os.urandom(200))
+    assert main(["generate", str(run)]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_strategies_of_the_user_are_imported(module: str, marker: Path) -> None:
+    """On the command line a name is the user's own word."""
+    ScaleStrategy.parse(f"hg+{module}:MyScale")
+    assert marker.exists()
+
+
+def test_tensorboard_listens_on_loopback_alone() -> None:
+    done = subprocess.run(["make", "-n", "tensorboard"], cwd=ROOT, capture_output=True, text=True, check=True)
+    (line,) = [line for line in done.stdout.splitlines() if "tensorboard --logdir" in line]
+    assert "--host 127.0.0.1" in line and "--bind_all" not in line
