@@ -1,7 +1,8 @@
 """Golden losses: 20 steps of every strategy on the CPU in float32, to the last bit.
 
 `python -m tests.golden.record` records them for this torch and CPU capability in losses.json; with `--print` they go
-to stdout. Both run under ENVIRONMENT: the plain kernels of torch and one code path of MKL for all CPUs, one thread.
+to stdout. The measuring process has ENVIRONMENT: torch's plain kernels, one code path of MKL and oneDNN for all CPUs,
+one thread. The C library's exp and log remain: a machine with another one may need a record of its own.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from tests.conftest import BUILDS, GEMMA, MOE
 
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("losses.json")
+#: Without MKL's switch, with two threads, or (Muon's bfloat16 products) with oneDNN's free choice, losses differ.
 ENVIRONMENT = {
     "ATEN_CPU_CAPABILITY": "default",
     "MKL_CBWR": "COMPATIBLE",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
 }
@@ -85,7 +88,7 @@ def losses(case: str, steps: int = STEPS) -> list[float]:
 
 
 def measure(environment: dict[str, str] = ENVIRONMENT) -> dict[str, Any]:
-    """Return {"key": ..., "losses": {case: [...]}} of a process of its own: what decides kernels is read at its start."""
+    """Return key and losses of a process of its own: what decides the kernels is read at its start."""
     command = [sys.executable, "-m", "tests.golden.record", "--print"]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=True
