@@ -77,6 +77,7 @@ def _fit(argv: list[str]) -> int:
     from contextlib import ExitStack
 
     from lightning_sv.lit.cli import PretrainCLI, quiet
+    from lightning_sv.lit.load import while_restoring
     from lightning_sv.lit.run_dir import rank
     from lightning_sv.lit.signals import STOPPED, StoppedError, requeue
 
@@ -88,6 +89,11 @@ def _fit(argv: list[str]) -> int:
         if stopped.requeue and rank():
             return 0
         return 0 if stopped.requeue and requeue() else STOPPED
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+        if any(word.startswith("--ckpt_path") for word in argv) and while_restoring(error):
+            why = " ".join(str(error).split())
+            raise ValueError(f"the checkpoint cannot be resumed ({type(error).__name__}: {why}).") from error
+        raise
     if run.summary is not None:
         from rich.console import Console
 

@@ -1,5 +1,6 @@
 """What a checkpoint says about its model, read without executing anything that it names."""
 
+import traceback
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,17 @@ def check_checkpoint(path: str) -> dict[str, Any]:
     if not isinstance(checkpoint[CHECKPOINT_KEY], dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise ValueError(f"{path} is damaged: its {CHECKPOINT_KEY!r} or 'state_dict' entry holds no keys.")
     return checkpoint
+
+
+def while_restoring(error: BaseException) -> bool:
+    """Whether Lightning, or an optimizer that reads its restored state, raised `error`: the checkpoint is at fault.
+
+    Lightning restores a checkpoint without a check of its entries, and gives no place to catch what that raises.
+    """
+    files = [Path(frame.filename).as_posix() for frame in traceback.extract_tb(error.__traceback__)]
+    return any(file.endswith("connectors/checkpoint_connector.py") for file in files) or (
+        isinstance(error, LookupError) and any("/torch/optim/" in file for file in files)
+    )
 
 
 def load_backbone(path: str, allow: Collection[str] = ()) -> Backbone:

@@ -1,0 +1,62 @@
+"""A run resumed from somebody else's checkpoint: trains on, or says in one line why not."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+
+from lightning_sv.__main__ import main
+from tests.faults.conftest import Tally
+from tests.faults.fuzz import attempt, budget, edited
+from tests.faults.test_fuzz_inputs import VALUES
+
+
+def fuzz_resume(tally: Tally, run_args: list[str], folder: Path, n: int) -> None:
+    fit = ["fit", *run_args, "--trainer.max_steps"]
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        assert main([*fit, "2", "--run_dir", str(folder / "run")]) == 0
+    good = torch.load(folder / "run/checkpoints/last.ckpt", weights_only=True)
+    path = folder / "hostile.ckpt"
+
+    def resume() -> None:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main([*fit, "3", "--run_dir", str(folder / "resumed"), "--ckpt_path", str(path)])
+        if code == 2:
+            raise ValueError(err.getvalue())
+        assert code == 0, err.getvalue()
+
+    @budget(n)
+    @given(edited(good, VALUES))
+    def run(value: Any) -> None:
+        torch.save(value, path)
+        attempt(tally, "hostile checkpoint resumed", resume)
+
+    run()
+
+
+@pytest.mark.faults
+def test_hostile_resume(tally: Tally, run_args: list[str], tmp_path: Path) -> None:
+    fuzz_resume(tally, run_args, tmp_path, 100)
+
+
+@pytest.mark.parametrize(
+    "key", ["pytorch-lightning_version", "optimizer_states", "lr_schedulers", "loops", "callbacks"]
+)
+def test_a_checkpoint_without_sense(
+    key: str, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit = ["fit", *run_args, "--run_dir", str(tmp_path / "run"), "--trainer.max_steps"]
+    assert main([*fit, "1"]) == 0
+    path = tmp_path / "run/checkpoints/last.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    torch.save(checkpoint | {key: 7}, path)
+    capsys.readouterr()
+    assert main([*fit, "2", "--ckpt_path", str(path)]) == 2
+    assert "error: the checkpoint cannot be resumed" in capsys.readouterr().err
