@@ -18,6 +18,8 @@ CHECKPOINT_KEY = "lightning_sv"
 RNG_KEY = "rng_states"
 #: what `PretrainModule` names its backbone
 _PREFIX = "backbone."
+#: where torch and Lightning read restored counters and moments, at the next step
+_READERS = ("pytorch/loops/", "/torch/optim/")
 
 
 def check_checkpoint(path: str) -> dict[str, Any]:
@@ -40,14 +42,14 @@ def check_checkpoint(path: str) -> dict[str, Any]:
 
 
 def while_restoring(error: BaseException) -> bool:
-    """Whether Lightning, or an optimizer that reads its restored state, raised `error`: the checkpoint is at fault.
+    """Whether what reads a restored state raised `error`: in a resumed run the checkpoint is at fault.
 
     Lightning restores a checkpoint without a check of its entries, and gives no place to catch what that raises.
     """
     files = [Path(frame.filename).as_posix() for frame in traceback.extract_tb(error.__traceback__)]
-    return any(file.endswith("connectors/checkpoint_connector.py") for file in files) or (
-        isinstance(error, LookupError) and any("/torch/optim/" in file for file in files)
-    )
+    if any(file.endswith("connectors/checkpoint_connector.py") for file in files):
+        return True
+    return not isinstance(error, RuntimeError) and any(reader in file for file in files[-4:] for reader in _READERS)
 
 
 def load_backbone(path: str, allow: Collection[str] = ()) -> Backbone:
