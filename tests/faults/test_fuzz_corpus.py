@@ -30,7 +30,7 @@ def read(root: Path) -> None:
     manifest = Manifest.load(root)
     manifest.verify(root, vocab_size=1 << 16, seq_len=8)
     for split in ("train", "val"):
-        block = open_split(root, split, seq_len=8, shuffle=False)[0]
+        block = open_split(root, split, seq_len=8)[0]
         assert block.max() < manifest.vocab_size
         next(iter_tokens(root, split))
     Tokenizer.load(root).encode("word")

@@ -167,7 +167,7 @@ def test_an_index_that_says_pickle(copy: Path, marker: Path) -> None:
     for change in ({"data_format": ["pickle"]}, {"item_loader": "PyTreeLoader"}, {"compression": "zstd"}):
         (copy / "train/index.json").write_text(json.dumps(index | {"config": index["config"] | change}))
         with pytest.raises(ValueError, match="does not describe plain"):
-            open_split(copy, "train", seq_len=8, shuffle=False)
+            open_split(copy, "train", seq_len=8)
     assert not marker.exists()
 
 
