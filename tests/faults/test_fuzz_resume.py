@@ -1,7 +1,7 @@
 """A run resumed from somebody else's checkpoint: trains on, or says in one line why not.
 
-The optimizer's state is left as it is: whoever reads a learning rate in its groups (callbacks, schedulers) trusts it, and
-a group without one ends a resumed run in a traceback.
+The optimizer's state is left as it is: callbacks and schedulers read a learning rate in its groups, and one without
+it ends a resumed run in a traceback.
 """
 
 from __future__ import annotations
