@@ -65,9 +65,9 @@ def candidates(compiled: bool) -> dict[str, Callable[[], None]]:
 
 def reading(folder: str, seq_len: int = 64, batch: int = 8) -> float:
     """Return tokens a second of reading a prepared corpus, batches made."""
-    from lightning_sv.corpus import TokenLoader, open_split
+    from lightning_sv.corpus import Share, TokenLoader, open_split
 
-    loader = TokenLoader(open_split(folder, "train", seq_len=seq_len, shuffle=True), batch_size=batch)
+    loader = TokenLoader(open_split(folder, "train", seq_len=seq_len), Share(batch, batch))
     iterator = iter(loader)
     next(iterator)
     began, n = time.perf_counter(), 0

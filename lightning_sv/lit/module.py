@@ -1,6 +1,5 @@
 """The LightningModule: a backbone, its loss, its optimizer and schedule."""
 
-from dataclasses import asdict
 from typing import Any, Literal
 
 import lightning as L
@@ -14,7 +13,7 @@ from lightning_sv.lit.checkpoint import restart_between_steps
 from lightning_sv.lit.load import CHECKPOINT_KEY, RNG_KEY
 from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.lit.rng import restore_rng, rng_states
-from lightning_sv.lit.settings import refuse_other
+from lightning_sv.lit.settings import refuse_other, settings_of
 from lightning_sv.lit.shard import shard
 from lightning_sv.nn import (
     Backbone,
@@ -93,9 +92,11 @@ class PretrainModule(L.LightningModule):
         self.lr = self.optim.lr or tuned_lr(backbone.name, self.optim.name, self.schedule.name, self.strategy)
         # Before any data is touched: strategy and optimizer fit the sizes, and the number of parameters.
         meta = self.meta()
-        self.n_params = sum(p.numel() for p in meta.parameters())
-        #: of which one token uses; a sparse expert counts by the share of tokens it sees
-        self.n_activated = activated_parameters(meta, backbone)
+        #: parameters, and those that one token uses: a sparse expert counts by the share of tokens it sees
+        self.n_params, self.n_activated = (
+            sum(p.numel() for p in meta.parameters()),
+            activated_parameters(meta, backbone),
+        )
         self.meaning = meta.meaning
         build_optimizer(self.parameter_groups(meta), self.optim, self.lr)
         self.backbone: Backbone | None = None
@@ -103,12 +104,10 @@ class PretrainModule(L.LightningModule):
         self.val_nats, self.val_tokens = (SumMetric(nan_strategy="disable").set_dtype(torch.float64) for _ in range(2))
         #: norm of the last gradient before clipping, over all parameters
         self.grad_norm: Tensor | None = None
-        #: (blocks, experts) tokens of each expert in the micro-batches since the last step
+        #: (blocks, experts) tokens of each expert, on all devices, in the micro-batches since the last step
         self._loads: Tensor | None = None
-        #: states of the random number generators in the checkpoint, until training starts
-        self._rng: list[dict[str, Any]] | None = None
-        #: learning rate of the last step (the scheduler has moved on when callbacks see the optimizer)
-        self.step_lr = self.lr
+        self._rng: list[dict[str, Any]] | None = None  # of the checkpoint, until training starts
+        self.step_lr = self.lr  # of the last step: the scheduler has moved on when callbacks see the optimizer
 
     @property
     def label(self) -> str:
@@ -238,7 +237,7 @@ class PretrainModule(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store what rebuilds the backbone, as plain values that load with weights_only=True."""
         progress = {"accumulate": self.trainer.accumulate_grad_batches, "skipped_steps": self.nonfinite.skipped}
-        checkpoint[CHECKPOINT_KEY] = self._settings() | progress
+        checkpoint[CHECKPOINT_KEY] = settings_of(self) | progress
         checkpoint[RNG_KEY] = rng_states()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -252,16 +251,4 @@ class PretrainModule(L.LightningModule):
 
     def refuse_other_settings(self, checkpoint: dict[str, Any]) -> None:
         """Refuse to continue under other settings, see `settings.refuse_other`."""
-        refuse_other(checkpoint, self._settings(), training=self.trainer.state.fn == "fit")
-
-    def _settings(self) -> dict[str, Any]:
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        return {
-            "backbone": asdict(self.config),
-            "scale": str(self.strategy),
-            "scale_options": asdict(self.scale_options),
-            "mask_documents": self.mask_documents,
-            "optim": asdict(self.optim) | {"lr": self.lr},
-            "schedule": asdict(self.schedule),
-            "data": {"seq_len": data.seq_len, "global_batch": data.global_batch},
-        }
+        refuse_other(checkpoint, settings_of(self), training=self.trainer.state.fn == "fit")

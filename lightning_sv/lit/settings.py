@@ -1,8 +1,23 @@
 """What a checkpoint must share with the run that loads it."""
 
+from dataclasses import asdict
 from typing import Any
 
 from lightning_sv.lit.load import CHECKPOINT_KEY
+
+
+def settings_of(module: Any) -> dict[str, Any]:
+    """Return the settings of a `PretrainModule` and its data that weights, optimizer state and order depend on."""
+    data: Any = module.trainer.datamodule
+    return {
+        "backbone": asdict(module.config),
+        "scale": str(module.strategy),
+        "scale_options": asdict(module.scale_options),
+        "mask_documents": module.mask_documents,
+        "optim": asdict(module.optim) | {"lr": module.lr},
+        "schedule": asdict(module.schedule),
+        "data": {"seq_len": data.seq_len, "global_batch": data.global_batch},
+    }
 
 
 def refuse_other(checkpoint: dict[str, Any], here: dict[str, Any], *, training: bool) -> None:
@@ -10,7 +25,7 @@ def refuse_other(checkpoint: dict[str, Any], here: dict[str, Any], *, training: 
 
     Args:
         checkpoint: as loaded.
-        here: the settings of this run, see `PretrainModule`.
+        here: the settings of this run, see `settings_of`.
         training: whether optimizer, schedule and batch count as well.
 
     Raises:

@@ -40,7 +40,7 @@ def probed(run_args: list[str], tmp_path: Path) -> list[str]:
 def sharpness_of(checkpoint: Path, corpus: Path, *, mask: bool) -> dict[str, float]:
     """The figures by hand: three blocks spread over the validation split, a Hessian for each subset."""
     model = load_backbone(str(checkpoint))
-    split = open_split(corpus, "val", seq_len=32, shuffle=False)
+    split = open_split(corpus, "val", seq_len=32)
     manifest = Manifest.load(corpus)
     n = manifest.val.blocks(32)
     blocks = torch.stack([split[i] for i in (0, n // 3, 2 * n // 3)])

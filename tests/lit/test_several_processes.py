@@ -9,8 +9,8 @@ import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.nn import MixtureOfExperts
-from lightning_sv.paper import read_run
-from tests.lit.several_processes import MODELS, STEPS, STOP_AT, STRATEGIES, arguments, fixed_choice
+from lightning_sv.paper import Run, read_run
+from tests.lit.several_processes import MODELS, STEPS, STRATEGIES, arguments, fixed_choice
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +41,18 @@ def test_two_processes_are_one(
     done = subprocess.run(command, timeout=500, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     for name in MODELS:
-        one = read_run(alone / name)
-        tags = {tag for tag in one.curves if not tag.startswith(("throughput", "memory"))}
-        for other in (tmp_path / name, tmp_path / f"{name}-stopped"):
-            two = read_run(other)
-            assert two.curves.keys() == one.curves.keys()
-            for tag in tags:
-                assert two.curve(tag).tokens.tolist() == one.curve(tag).tokens.tolist(), (name, tag)
-                a, b = (torch.tensor(run.curve(tag).values) for run in (one, two))
-                exact = tag == "data/batch_hash"
-                torch.testing.assert_close(
-                    b, a, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-5, msg=lambda m, t=tag: f"{name} {t}: {m}"
-                )
-        saved = torch.load(tmp_path / f"{name}-stopped/checkpoints/last.ckpt", weights_only=True)
-        assert saved["global_step"] == STEPS and STOP_AT < STEPS
+        for other in (name, f"{name}-stopped"):
+            assert_same_run(read_run(alone / name), read_run(tmp_path / other))
+    # the checkpoint of two processes, saved at their stop, goes on on one
+    stopped = tmp_path / "muon-stopped" / "checkpoints" / "last.ckpt"
+    assert torch.load(stopped, weights_only=True)["global_step"] == STEPS
+
+
+def assert_same_run(one: Run, two: Run) -> None:
+    """Every curve has the same steps; losses agree to 1e-5, the data exactly, all else to 1e-4."""
+    assert two.curves.keys() == one.curves.keys()
+    for tag, curve in one.curves.items():
+        assert two.curve(tag).tokens.tolist() == curve.tokens.tolist(), (two.dir, tag)
+        if not tag.startswith(("throughput", "memory")):
+            close = 0 if tag == "data/batch_hash" else 1e-5 if tag.endswith("/loss") else 1e-4
+            assert two.curve(tag).values == pytest.approx(curve.values, rel=close, abs=close), (two.dir, tag)

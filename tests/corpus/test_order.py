@@ -1,0 +1,140 @@
+"""The order of a run: the seed's alone, whatever shares the work, and resumed exactly anywhere."""
+
+import shutil
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lightning_sv.corpus import Share, TokenLoader, open_split
+from lightning_sv.corpus.order import GlobalOrder
+
+SEQ, GLOBAL = 96, 8
+
+
+def loader(corpus: Path, micro: int = 4, rank: int = 0, ranks: int = 1, **kwargs) -> TokenLoader:
+    share = Share(kwargs.pop("global_batch", GLOBAL), micro, rank, ranks)
+    return TokenLoader(open_split(corpus, "train", seq_len=kwargs.pop("seq_len", SEQ)), share, **{"seed": 1} | kwargs)
+
+
+def stream(made: TokenLoader, stop_at_len: bool = True) -> Iterator[Tensor]:
+    """Epoch after epoch; Lightning stops after len() batches and leaves the iterator unfinished."""
+    while True:
+        yield from islice(iter(made), len(made)) if stop_at_len else made
+
+
+def steps(batches: list[Tensor]) -> Tensor:
+    """(steps, sequences of a step, SEQ + 1)."""
+    return torch.cat(batches).unflatten(0, (-1, GLOBAL))
+
+
+@settings(max_examples=60)
+@given(
+    parts=st.tuples(*[st.integers(1, 4)] * 3), steps=st.integers(1, 5), rest=st.integers(0, 3), seed=st.integers(0, 9)
+)
+def test_each_step_is_shared_out_and_each_epoch_has_every_block_at_most_once(
+    parts: tuple[int, int, int], steps: int, rest: int, seed: int
+) -> None:
+    micro, accumulate, ranks = parts
+    size = micro * accumulate * ranks
+    n = steps * size + min(rest, size - 1)
+    orders = [GlobalOrder(n, Share(size, micro, rank, ranks), seed) for rank in range(ranks)]
+    epochs = []
+    for epoch in range(2):
+        seen: list[int] = []
+        for order in orders:
+            order.epoch = epoch
+            assert len(list(order)) == len(order) == steps * accumulate
+        for step in range(steps):
+            parts_of_step = [list(order)[step * accumulate : (step + 1) * accumulate] for order in orders]
+            blocks = [block for part in parts_of_step for micro_batch in part for block in micro_batch]
+            # all devices together read the step that one device would
+            assert (
+                blocks == orders[0].blocks(epoch, step) == GlobalOrder(n, Share(size, size), seed).blocks(epoch, step)
+            )
+            seen += blocks
+        assert len(set(seen)) == len(seen) == steps * size and set(seen) <= set(range(n))
+        epochs.append(seen)
+    assert steps * size < 8 or epochs[0] != epochs[1]
+
+
+def test_devices_workers_and_micro_batches_do_not_change_a_step(corpus: Path) -> None:
+    whole = steps(list(islice(stream(loader(corpus, GLOBAL)), 60)))
+    assert len(whole) > len(loader(corpus, GLOBAL))
+    for workers in (0, 2):
+        assert torch.equal(steps(list(islice(stream(loader(corpus, 2, num_workers=workers)), 240))), whole)
+    halves = [list(islice(stream(loader(corpus, 2, rank, 2)), 120)) for rank in range(2)]
+    together = [torch.cat([half[2 * i + j] for half in halves for j in range(2)]) for i in range(60)]
+    assert torch.equal(steps(together), whole)
+    assert not torch.equal(steps(list(islice(stream(loader(corpus, GLOBAL, seed=2)), 60))), whole)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("stop_at_len", [True, False])
+def test_a_resumed_stream_is_the_uninterrupted_one(corpus: Path, workers: int, stop_at_len: bool) -> None:
+    length = len(loader(corpus))
+    total = 2 * length + 4
+    whole = list(islice(stream(loader(corpus)), total))
+    for point in (2, length - 2, length, length + 2):
+        before = loader(corpus, num_workers=workers)
+        running = stream(before, stop_at_len)
+        batches = list(islice(running, point))
+        state = before.state_dict()
+        after = loader(corpus, num_workers=2 - workers)  # another number of workers
+        after.load_state_dict(state)
+        assert after.state_dict() == state  # saved again before a batch was taken
+        batches += islice(stream(after, stop_at_len), total - point)
+        assert all(map(torch.equal, batches, whole)) and len(batches) == len(whole), point
+
+
+def test_two_devices_resume_as_one_and_back(corpus: Path) -> None:
+    """Three steps on two devices, three on one with other micro-batches, three on two."""
+    whole = steps(list(islice(stream(loader(corpus, GLOBAL)), 9)))
+    seen: list[Tensor] = []
+    state = None
+    for ranks, micro in ((2, 2), (1, 4), (2, 4)):
+        made = [loader(corpus, micro, rank, ranks) for rank in range(ranks)]
+        for each in made:
+            if state is not None:
+                each.load_state_dict(state)
+        accumulate = made[0].order.share.accumulate
+        read = [list(islice(stream(each), 3 * accumulate)) for each in made]
+        for step in range(3):
+            seen += [torch.cat([b for part in read for b in part[step * accumulate : (step + 1) * accumulate]])]
+        states = [each.state_dict() for each in made]
+        assert all(other == states[0] for other in states)
+        state = states[0]
+    assert torch.equal(steps(seen), whole)
+
+
+def test_what_cannot_resume_exactly_is_refused(corpus: Path, tmp_path: Path) -> None:
+    before = loader(corpus)
+    _ = list(islice(stream(before), 3))
+    with pytest.raises(ValueError, match="inside an optimizer step"):
+        loader(corpus).load_state_dict(before.state_dict())
+    _ = next(stream(before))
+    before = loader(corpus)
+    _ = list(islice(stream(before), 4))
+    state = before.state_dict()
+    for change, match in (
+        ({"seed": 5}, "seed=1, this run has 5"),
+        ({"seq_len": 32}, "seq_len=96, this run has 32"),
+        ({"global_batch": 4}, "global_batch=8, this run has 4"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            loader(corpus, **change).load_state_dict(state)
+    with pytest.raises(ValueError, match="not one of this version"):
+        loader(corpus).load_state_dict({"dataset": {}})
+    loader(Path(shutil.copytree(corpus, tmp_path / "moved"))).load_state_dict(state)
+    with pytest.raises(ValueError, match="trained on the corpus 000000000000, this is"):
+        loader(corpus).load_state_dict(state | {"corpus_hash": "0" * 64})
+
+
+def test_too_few_blocks_are_refused(corpus: Path) -> None:
+    with pytest.raises(ValueError, match="fewer than the 100000 sequences of a global batch; lower data.global_batch"):
+        loader(corpus, 100_000, global_batch=100_000)
