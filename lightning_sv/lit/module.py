@@ -80,12 +80,8 @@ class PretrainModule(L.LightningModule):
         super().__init__()
         if tokens_per_param <= 0:
             raise ValueError(f"model.tokens_per_param is {tokens_per_param}; it must be positive.")
-        self.config = backbone
-        self.strategy = ScaleStrategy.parse(scale)
-        self.scale_options = scale_options
-        self.optim = optim
-        self.schedule = schedule
-        self.tokens_per_param = tokens_per_param
+        self.config, self.strategy, self.scale_options = backbone, ScaleStrategy.parse(scale), scale_options
+        self.optim, self.schedule, self.tokens_per_param = optim, schedule, tokens_per_param
         self.mask_documents, self.compile_how, self.seed = mask_documents, compile, seed
         self.activation_checkpointing = activation_checkpointing
         self.nonfinite = NonFinite(skip=nonfinite == "skip")
