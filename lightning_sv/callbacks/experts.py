@@ -58,10 +58,10 @@ class Experts(L.Callback):
         values = {
             "load": torch.stack([r.load for r in routings]),
             "dropped": expected - torch.stack([r.load.sum() for r in routings]),
-            "balance_loss": torch.stack([r.balance_loss for r in routings]),
-            "entropy": torch.stack([r.entropy for r in routings]),
+            "balance_loss": torch.stack([r.balance_loss for r in routings]) * len(batch),
+            "entropy": torch.stack([r.entropy for r in routings]) * len(batch),
         }
-        if self._window.add(values, keep=not pl_module.nonfinite.skipped_now):
+        if self._window.add(values, len(batch), keep=not pl_module.nonfinite.skipped_now):
             self._write(trainer)
 
     def _write(self, trainer: L.Trainer) -> None:

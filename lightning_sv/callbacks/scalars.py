@@ -52,7 +52,8 @@ class Scalars(L.Callback):
         """Accumulate the loss on the device; write every n optimizer steps."""
         if trainer.global_step >= trainer.max_steps:
             trainer.should_stop = True  # makes Lightning validate at the last step as well
-        if self._window.add({"loss": outputs["nats"]}, keep=not pl_module.nonfinite.skipped_now):
+        n = len(batch)
+        if self._window.add({"loss": outputs["nats"] * n}, n, keep=not pl_module.nonfinite.skipped_now):
             self._write(trainer, pl_module)
 
     def _write(self, trainer: L.Trainer, pl_module: Any) -> None:

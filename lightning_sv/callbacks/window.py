@@ -27,7 +27,7 @@ class Window:
         #: of the step under way, and of the steps since the last write
         self._open: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
-        #: micro-batches on this device in `_open` and `_sums`; those of all devices before the last resume
+        #: sequences on this device in `_open` and `_sums`; those of all devices before the last resume
         self._open_count, self._count, self._before = 0, 0, 0
 
     def start(self, trainer: L.Trainer) -> None:
@@ -39,16 +39,17 @@ class Window:
             for key, value in self._sums.items()
         }
 
-    def add(self, values: dict[str, Tensor], *, keep: bool = True) -> bool:
+    def add(self, values: dict[str, Tensor], sequences: int, *, keep: bool = True) -> bool:
         """Add a micro-batch; return whether it ended a step after which one writes.
 
         Args:
-            values: the same keys each time.
+            values: sums over its sequences; the same keys each time.
+            sequences: how many it has.
             keep: whether the step counts, asked at its end: one that was skipped does not.
         """
         assert self._trainer is not None, "start comes first"
         self._open = {key: self._open[key] + value if self._open else value for key, value in values.items()}
-        self._open_count += 1
+        self._open_count += sequences
         step = self._trainer.global_step
         if step == self._step:
             return False
@@ -60,7 +61,7 @@ class Window:
         return step % self.every == 0 or step >= self._trainer.max_steps
 
     def take(self) -> tuple[dict[str, Tensor], int]:
-        """Return the sums over micro-batches and devices, with the number of micro-batches, and start anew."""
+        """Return the sums over micro-batches and devices, with the number of sequences, and start anew."""
         taken = self._total()
         self._sums, self._count, self._before = {}, 0, 0
         return taken

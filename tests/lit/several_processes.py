@@ -1,9 +1,11 @@
-"""Fits of several models in one launch: `torchrun --nproc-per-node 2 -m tests.lit.several_processes OUT STRATEGY ARGS`.
+"""Fits of several models in one launch: `torchrun -m tests.lit.several_processes OUT STRATEGY MOVED ARGS`.
 
 Each model is trained whole, and once more with a stop in the middle, asked for by a signal to the last rank alone.
+One is also resumed from MOVED, a checkpoint of one process.
 """
 
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -14,17 +16,22 @@ from torch import Tensor
 
 from lightning_sv.__main__ import main
 from lightning_sv.lit.module import PretrainModule
+from lightning_sv.lit.signals import STOPPED
 from lightning_sv.nn import MixtureOfExperts
+from lightning_sv.scale import ScaleVector
 
 STEPS, STOP_AT, SEQ_LEN = 20, 10, 32
 MUON = ["--model.optim.name", "muon", "--model.optim.ns_dtype", "float32"]
 MIXTURE = ["--model.backbone.n_expert", "6", "--model.backbone.n_expert_active", "2"]
+PROBES = ["--config", "tests/lit/probes.yaml"]
+MIXED = ["--trainer.precision", "bf16-mixed", "--model.activation_checkpointing", "true"]
 MODELS: dict[str, list[str]] = {
     "llama": ["--model.scale", "llama"],
-    "unified": ["--model.scale", "unified"],
+    "unified": ["--model.scale", "unified", *PROBES],
     "muon": ["--model.scale", "unified", *MUON],
     "moe": ["--model.scale", "hg+dp+or", *MIXTURE, "--model.backbone.router.balance_coef", "1.0"],
     "moe-muon": ["--model.scale", "unified", *MIXTURE, *MUON, "--model.backbone.router.balance", "bias"],
+    "mixed": ["--model.scale", "unified", *MIXED],
 }
 #: the strategies that are shipped, on a CPU
 STRATEGIES = {"ddp": Path("conf/trainer/ddp.yaml"), "fsdp": Path("conf/trainer/fsdp.yaml")}
@@ -32,7 +39,7 @@ CPU = ["--trainer.accelerator", "cpu", "--trainer.precision", "32-true", "--mode
 
 
 def arguments(args: list[str], name: str) -> list[str]:
-    """Of a fit of 20 steps with accumulation, clipping that bites, and an epoch of about nine steps."""
+    """Of a fit of 20 steps with clipping that bites, and an epoch of about nine steps."""
     args = [*args, *MODELS[name], "--model.optim.lr", "6e-3", "--trainer.max_steps", str(STEPS)]
     args += ["--data.global_batch", "256", "--data.val_sequences", "33", "--trainer.gradient_clip_val", "0.5"]
     return [*args, "--checkpoint.every_n_steps", "7", "--scalars.every_n_steps", "2", "--experts.every_n_steps", "4"]
@@ -50,18 +57,55 @@ def stop_here(self: PretrainModule, batch: Any, batch_idx: int) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def run(out: Path, strategy: str, args: list[str]) -> None:
+def stop_in_the_middle(fit: list[str], run_dir: Path) -> Path:
+    """Train until the signal; return a copy of the checkpoint."""
+    PretrainModule.on_train_batch_start = stop_here
+    try:
+        assert main([*fit, "--run_dir", str(run_dir), "--ckpt_path", "last"]) == STOPPED
+    finally:
+        del PretrainModule.on_train_batch_start
+    copy = run_dir / "stopped.ckpt"
+    if os.environ.get("RANK", "0") == "0":
+        shutil.copy(run_dir / "checkpoints/last.ckpt", copy)
+    return copy
+
+
+@torch.no_grad()
+def scale_vectors_keep_their_digits(module: PretrainModule) -> None:
+    """gamma = 1 + 1e-3 changes the logits, which it would not if it were gathered in bf16 (spacing 4e-3 to 8e-3)."""
+    tokens = torch.arange(SEQ_LEN, device=module.device).unsqueeze(0)
+    before = module.net(tokens).float()
+    vectors = [p for m in module.net.modules() if isinstance(m, ScaleVector) for p in m.parameters(recurse=False)]
+    for sign in (1, -1):
+        for vector in vectors:
+            vector.add_(sign * 1e-3)
+        if sign == 1:
+            assert not torch.equal(module.net(tokens).float(), before)
+
+
+def run(out: Path, strategy: str, moved: str, args: list[str]) -> None:
     MixtureOfExperts._choose = fixed_choice
     for name in MODELS:
-        fit = ["fit", *arguments(args, name), "--config", str(STRATEGIES[strategy]), *CPU, "--data.micro_batch", "64"]
+        fit = ["fit", "--config", str(STRATEGIES[strategy]), *CPU, *arguments(args, name), "--data.micro_batch", "64"]
         fit += ["--trainer.devices", os.environ["WORLD_SIZE"]]
         assert main([*fit, "--run_dir", str(out / name)]) == 0, name
-        PretrainModule.on_train_batch_start = stop_here
-        stopped = [*fit, "--run_dir", str(out / f"{name}-stopped"), "--ckpt_path", "last"]
-        assert main(stopped) == 128 + signal.SIGTERM, name
-        del PretrainModule.on_train_batch_start
-        assert main(stopped) == 0, name
+        if name == "mixed":
+            continue
+        stopped = out / f"{name}-stopped"
+        stop_in_the_middle(fit, stopped)
+        assert main([*fit, "--run_dir", str(stopped), "--ckpt_path", "last"]) == 0, name
+        if name == "muon":
+            assert main([*fit, "--run_dir", str(out / "muon-moved"), "--ckpt_path", moved]) == 0
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])
+    start = PretrainModule.on_train_start
+
+    def checked_start(self: PretrainModule) -> None:
+        start(self)
+        if self.trainer.precision == "bf16-mixed":
+            with self.trainer.precision_plugin.forward_context():
+                scale_vectors_keep_their_digits(self)
+
+    PretrainModule.on_train_start = checked_start
+    run(Path(sys.argv[1]), *sys.argv[2:4], sys.argv[4:])
