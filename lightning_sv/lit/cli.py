@@ -23,7 +23,7 @@ from lightning_sv.lit.load import check_checkpoint
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.parser import Parser
 from lightning_sv.lit.refuse import refuse_trainer_keys
-from lightning_sv.lit.run_dir import LAST, choose, claim, is_first_of_node, last_checkpoint
+from lightning_sv.lit.run_dir import LAST, choose, claim, clear, is_first_of_node, last_checkpoint
 from lightning_sv.lit.summary import SUMMARY_FILE, print_groups, summarize, write_parameters, write_summary
 
 
@@ -106,7 +106,8 @@ class PretrainCLI(LightningCLI):
             if given["max_steps"] == -1:
                 kwargs["max_steps"] = model.steps_for_budget(data.tokens_per_step)
             name = f"{model.config.name}/{model.label}-seed{self._get(self.config, 'seed_everything')}"
-            self.run_dir = choose(name, *(self._get(self.config, key) for key in ("run_dir", "ckpt_path")))
+            run_dir, ckpt_path = (self._get(self.config, key) for key in ("run_dir", "ckpt_path"))
+            self.run_dir = choose(name, run_dir, ckpt_path, again=self._again)
             kwargs["plugins"] = [AtomicCheckpointIO(), *_several(given["plugins"])]
             ours = TensorBoardLogger(self.run_dir.parent, name="", version=self.run_dir.name, default_hp_metric=False)
             kwargs["logger"] = [ours, *_several(given["logger"])]
@@ -121,7 +122,8 @@ class PretrainCLI(LightningCLI):
         """Find and check the checkpoint before anything is built."""
         section = self.config[self.subcommand]
         path = section["ckpt_path"]
-        if path == "last":
+        self._again = path == "last"
+        if self._again:
             section["ckpt_path"] = path = last_checkpoint(section["run_dir"])
         if path is not None:
             check_checkpoint(path)
@@ -139,6 +141,8 @@ class PretrainCLI(LightningCLI):
         if self.trainer.is_global_zero:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             self._cleanup.callback(claim(self.run_dir).release)
+            if not (self.run_dir / LAST).exists():
+                clear(self.run_dir)
             Tokenizer.load(self.datamodule.corpus.dir).save(self.run_dir)  # `generate` needs the run alone
             write_parameters(self.run_dir, self.model)
             print_groups(Console(stderr=self.json), self.model, self.trainer.max_steps, self.datamodule)

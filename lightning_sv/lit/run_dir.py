@@ -14,13 +14,14 @@ LOCK_SECONDS = 15
 LAST = Path("checkpoints") / "last.ckpt"
 
 
-def choose(name: str, given: str | None, ckpt_path: str | None) -> Path:
+def choose(name: str, given: str | None, ckpt_path: str | None, *, again: bool = False) -> Path:
     """Return the directory of a run about to start.
 
     Args:
         name: of the model, strategy and seed; where no directory is given, runs/<name>, with a number if taken.
         given: run_dir on the command line.
         ckpt_path: what the run resumes from; its directory is the default then.
+        again: a directory that was begun, but holds no checkpoint, is begun again; see `clear`.
 
     Raises:
         ValueError: the given directory holds a run, and this one does not resume it.
@@ -29,12 +30,12 @@ def choose(name: str, given: str | None, ckpt_path: str | None) -> Path:
         return Path(os.environ[RUN_DIR_VARIABLE])
     if rank():  # torchrun or SLURM started it; only rank 0 writes
         return Path(given or "runs")
-    path = _choose(name, given, ckpt_path)
+    path = _choose(name, given, ckpt_path, again)
     os.environ[RUN_DIR_VARIABLE] = str(path)
     return path
 
 
-def _choose(name: str, given: str | None, ckpt_path: str | None) -> Path:
+def _choose(name: str, given: str | None, ckpt_path: str | None, again: bool) -> Path:
     if given is None and ckpt_path:
         return Path(ckpt_path).resolve().parent.parent
     if given is None:
@@ -45,7 +46,8 @@ def _choose(name: str, given: str | None, ckpt_path: str | None) -> Path:
             path = base.with_name(f"{base.name}-{number}")
         return path
     path = Path(given)
-    if (path / "config.yaml").exists() and not ckpt_path:
+    begun = (path / "config.yaml").exists() and not ckpt_path
+    if begun and not (again and not (path / LAST).exists()):
         raise ValueError(
             f"run_dir {path} already holds a run; choose another, delete it, or resume it with --ckpt_path last."
         )
@@ -55,20 +57,19 @@ def _choose(name: str, given: str | None, ckpt_path: str | None) -> Path:
 def last_checkpoint(run_dir: str | None) -> str | None:
     """What --ckpt_path last means: the checkpoint of `run_dir` if there is one, so that one command starts and resumes.
 
-    A directory that was begun, but holds no checkpoint yet, is begun again.
-
     Raises:
         ValueError: no run_dir is given.
     """
     if run_dir is None:
         raise ValueError("ckpt_path 'last' needs a run_dir whose checkpoint it means; add --run_dir.")
     last = Path(run_dir) / LAST
-    if last.exists():
-        return str(last)
-    if not rank():
-        for file in (*Path(run_dir).glob("events.out.tfevents.*"), Path(run_dir) / "config.yaml"):
-            file.unlink(missing_ok=True)
-    return None
+    return str(last) if last.exists() else None
+
+
+def clear(run_dir: Path) -> None:
+    """Remove the events and the config of a run that ended before its first checkpoint; to be called once claimed."""
+    for file in (*run_dir.glob("events.out.tfevents.*"), run_dir / "config.yaml"):
+        file.unlink(missing_ok=True)
 
 
 def claim(run_dir: Path) -> FileLock:

@@ -135,7 +135,7 @@ def test_budget_bf16_compile_masks_and_validate(
         (["--trainer.max_steps", "0"], "trainer.max_steps is 0"),
         (["--trainer.gradient_clip_algorithm", "value"], "the paper clips by the global norm"),
         (["--trainer.enable_progress_bar", "false"], "enable_progress_bar"),
-        (["--ckpt_path", "last"], "no checkpoint at last"),
+        (["--ckpt_path", "last.ckpt"], "no checkpoint at last.ckpt"),
         (["--ckpt_path", __file__], "is not a readable checkpoint"),
         (["--data.micro_batch", "3"], "data.micro_batch 3 does not divide"),
         (["--trainer.accumulate_grad_batches", "2"], "set data.global_batch and data.micro_batch instead"),

@@ -1,9 +1,11 @@
 """The Llama against the paper's counts, and against itself at initialization."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.nn import (
@@ -141,3 +143,49 @@ def test_compiled_equals_eager_with_gradients(text: str, family: dict, config: B
         results.append([loss.detach(), *(p.grad for p in model.parameters())])
     for eager, fast in zip(*results, strict=True):
         torch.testing.assert_close(fast, eager, rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [{}, MOE], ids=["dense", "moe"])
+def test_blocks_compile_once_whatever_their_number(
+    family: dict, config: BackboneConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = torch.randint(0, config.vocab_size, (2, 16))
+    compile, compilations = torch.compile, []
+    for n_layer in (2, 4):
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend("aot_eager")
+        monkeypatch.setattr(torch, "compile", partial(compile, backend=counter))
+        deep = replace(config, n_layer=n_layer, **family)
+        plain, model = (Backbone(deep, "unified") for _ in range(2))
+        model.compile_blocks()
+        assert model.state_dict().keys() == plain.state_dict().keys()
+        for each in (plain, model):
+            next_token_loss(each(tokens), tokens.roll(-1, 1)).backward()
+        for eager, fast in zip(plain.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(fast.grad, eager.grad, rtol=2e-4, atol=1e-6)
+        compilations.append(counter.frame_count)
+    assert compilations[0] == compilations[1] > 0
+
+
+@pytest.mark.parametrize("family", [{}, MOE, {"qk_norm": True, "post_norm": True}], ids=["dense", "moe", "gemma"])
+def test_activation_checkpointing_keeps_less_and_gives_the_same_gradients(family: dict, config: BackboneConfig) -> None:
+    tokens = torch.randint(0, config.vocab_size, (4, 64))
+    kept, gradients = [], []
+    for on in (False, True):
+        model = Backbone(replace(config, n_layer=4, **family), "iwd" if "qk_norm" in family else "unified")
+        model.activation_checkpointing = on
+        saved: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor, saved: dict[int, int] = saved) -> torch.Tensor:
+            saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            logits, routings = model(tokens, with_routing=True)
+            loss = next_token_loss(logits, tokens.roll(-1, 1)) + router_loss(routings, model.config)
+        kept.append(sum(saved.values()))
+        loss.backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(map(torch.equal, *gradients))
+    assert kept[1] < 0.5 * kept[0]
