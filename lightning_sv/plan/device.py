@@ -19,7 +19,7 @@ class GpuMemory:
 
     Attributes:
         weights: parameters and buffers, or its shard of them.
-        gradients: likewise.
+        gradients: likewise, as far as they are there at that moment.
         optimizer: likewise.
         communication: DDP's buckets, or what FSDP has gathered and not yet scattered.
         activations: what backward needs, and temporaries.
@@ -38,15 +38,18 @@ class GpuMemory:
 
 
 def gpu_memory(
-    step: StepMemory, blocks: nn.ModuleList, strategy: str, gpus: int, *, bucket_view: bool = False
+    step: StepMemory,
+    blocks: nn.ModuleList,
+    strategy: str,
+    gpus: int,
+    *,
+    bucket_view: bool = False,
+    accumulate: bool = False,
 ) -> GpuMemory:
     """Return what one GPU holds.
 
-    DDP keeps its buckets beside the gradients unless these are views of them (gradient_as_bucket_view). FSDP2
-    shards everything along the first axis; weights are gathered in float32, as autocast casts them later: two
-    blocks, one in use and one on its way, and what belongs to no block (embedding and head) throughout. Their
-    gradients are whole until they are scattered: as much again. In two gloo processes on a CPU the sum was 0.96 to
-    1.01 of the real peak in three small models, but 0.65 and 0.76 in two with 32 and 64 tokens; DDP's was exact.
+    DDP keeps its buckets beside the gradients unless these are views of them (gradient_as_bucket_view); FSDP2 see
+    `_fully_sharded`.
 
     Args:
         step: of the whole model.
@@ -54,15 +57,37 @@ def gpu_memory(
         strategy: one of `STRATEGIES`.
         gpus: their number.
         bucket_view: DDP's gradient_as_bucket_view.
+        accumulate: whether a step has several micro-batches, so that gradients are there when one begins.
     """
     if strategy != "fsdp" or gpus == 1:
         weights, gradients, optimizer = step.parts()
         buckets = gradients if strategy == "ddp" and not bucket_view else 0
         return GpuMemory(weights, gradients, optimizer, buckets, step.activations)
+    return _fully_sharded(step, blocks, gpus, accumulate)
+
+
+def _fully_sharded(step: StepMemory, blocks: nn.ModuleList, gpus: int, accumulate: bool) -> GpuMemory:
+    """FSDP2: weights, gradients and optimizer state are cut, the rest is the largest of three moments of backward.
+
+    A block is gathered in float32, as autocast casts it later; what belongs to no block (embedding, head) is whole
+    throughout. At the start of backward there are all activations, a block and the gradient of the head; in the
+    middle a block with its gradient, the next one on its way and a gradient being scattered; at the end the
+    gradients of embedding and head, and a copy of them being scattered. Counted from FSDP2's buffers, and within 7%
+    of the peak of a real step in eight small models on two gloo processes (tests/plan/test_sharded.py holds 10%).
+    """
     weights, gradients, optimizer = step.parts(gpus)
     sizes = [sum(parameter.nbytes for parameter in block.parameters()) for block in blocks]
-    root = step.parts()[0] - step.buffers - sum(sizes)
-    return GpuMemory(weights, gradients, optimizer, 2 * (2 * max(sizes) + root), step.activations)
+    root, block = step.parts()[0] - step.buffers - sum(sizes), max(sizes)
+    shards = round(gradients * sum(sizes) / (root + sum(sizes)))  # of the blocks' gradients
+    moments = [
+        (0, root + root // 2 + block, step.activations),
+        (shards, 2 * root + 4 * block, step.activations // len(sizes)),
+        (shards, 3 * root, 0),
+    ]
+    if accumulate:
+        moments = [(gradients, gathered, kept) for _, gathered, kept in moments]
+    held, communication, activations = max(moments, key=sum)
+    return GpuMemory(weights, held, optimizer, communication, activations)
 
 
 def largest_micro_batch(peak: Callable[[int], int], share: int, micro: int, limit: int) -> int | None:

@@ -115,11 +115,11 @@ def make_plan(
 
     @cache
     def step(micro_batch: int) -> StepMemory:
-        several = micro_batch < share or chosen == "fsdp"  # FSDP's gradients are counted apart, so they must stay
-        return step_memory(module, micro_batch, data.seq_len, precision=precision, accumulate=several)
+        return step_memory(module, micro_batch, data.seq_len, precision=precision, accumulate=micro_batch < share)
 
     def memory(micro_batch: int) -> GpuMemory:
-        return gpu_memory(step(micro_batch), meta.layers, chosen, gpus, bucket_view=bucket_view)
+        several = micro_batch < share
+        return gpu_memory(step(micro_batch), meta.layers, chosen, gpus, bucket_view=bucket_view, accumulate=several)
 
     limit = int(USABLE * gpu.memory)
     weights, _, state = step(micro).parts()

@@ -1,0 +1,66 @@
+"""Peaks of sharded steps, planned and allocated: `torchrun --nproc-per-node 2 -m tests.plan.sharded_steps`."""
+
+import json
+from types import SimpleNamespace
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+
+from lightning_sv.lit.module import PretrainModule
+from lightning_sv.lit.shard import shard
+from lightning_sv.nn import BackboneConfig
+from lightning_sv.optim import OptimConfig, build_optimizer
+from lightning_sv.plan import step_memory
+from lightning_sv.plan.device import gpu_memory
+from tests.plan.test_memory import allocated
+
+#: d_model, blocks, vocabulary, sequences, tokens, micro-batches; blocks, embedding or activations dominate
+CASES = [
+    (256, 4, 512, 1, 32, 1),
+    (256, 2, 8192, 1, 32, 1),
+    (128, 4, 16384, 1, 32, 1),
+    (192, 6, 1024, 4, 128, 1),
+    (256, 8, 2048, 1, 16, 1),
+    (256, 4, 4096, 2, 128, 1),
+    (192, 6, 1024, 4, 128, 2),
+    (256, 4, 512, 1, 32, 2),
+]
+
+
+def make(d_model: int, n_layer: int, vocab_size: int) -> PretrainModule:
+    backbone = BackboneConfig(name="x", d_model=d_model, n_layer=n_layer, n_head=4, vocab_size=vocab_size)
+    module = PretrainModule(backbone, "unified", optim=OptimConfig(lr=1e-3))
+    module._trainer = SimpleNamespace(world_size=1)  # all that a step asks it
+    return module
+
+
+def measure(d_model: int, n_layer: int, vocab_size: int, sequences: int, tokens: int, n: int) -> tuple[int, int]:
+    plan = step_memory(make(d_model, n_layer, vocab_size), sequences, tokens, accumulate=n > 1)
+    module = make(d_model, n_layer, vocab_size)
+    module.configure_model()
+    shard(module.net, init_device_mesh("cpu", (2,)))
+    optimizer = build_optimizer(module.parameter_groups(module.net), module.optim, module.lr)
+
+    def step() -> PretrainModule:
+        optimizer.zero_grad()
+        for index in range(n):
+            module.training_step(torch.randint(vocab_size, (sequences, tokens + 1)), index)["loss"].backward()
+        torch.nn.utils.clip_grad_norm_(module.net.parameters(), 1.0)
+        optimizer.step()
+        return module
+
+    step()
+    optimizer.zero_grad()
+    weights, _, state = plan.parts(2)  # allocated before the profiler looks
+    planned = gpu_memory(plan, module.net.layers, "fsdp", 2, accumulate=n > 1)
+    return planned.peak, allocated(step) + weights + state
+
+
+if __name__ == "__main__":
+    distributed.init_process_group("gloo")
+    for case in CASES:
+        planned, real = measure(*case)
+        if distributed.get_rank() == 0:
+            print(json.dumps({"case": case, "planned": planned, "real": real}), flush=True)
+    distributed.destroy_process_group()
