@@ -1,6 +1,7 @@
 """The run directory: chosen by rank 0, claimed by one run at a time."""
 
 import os
+import sys
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -83,6 +84,8 @@ def claim(run_dir: Path) -> FileLock:
         lock.acquire(timeout=LOCK_SECONDS)
     except Timeout:
         raise ValueError(f"run_dir {run_dir} is in use by another run; wait for it, or choose another.") from None
+    except NotImplementedError:  # a file system without locks
+        print(f"warning: {run_dir} cannot be locked; start no second run there", file=sys.stderr)
     return lock
 
 

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from types import FrameType
 from typing import Any
 
@@ -35,7 +36,9 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def listen(self) -> None:
-        """Take the signals over."""
+        """Take the signals over; Python allows that in the main thread only."""
+        if threading.current_thread() is not threading.main_thread():
+            return
         self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
 
     def leave(self) -> None:
