@@ -112,18 +112,18 @@ class Pair:
                 f"No verdict: one pair gives no interval; {self.title} is {d.mean:+.3f} nats per "
                 "token for this seed alone. Add seeds."
             )
-        digits = _digits(d.smallest_resolvable)
+        n = digits(d.smallest_resolvable)
         level = f"{self.confidence:.0%} interval"
         if not d.resolved:
             return (
-                f"Not resolved: the {level} of {self.title}, {d.low:+.{digits}f} to "
-                f"{d.high:+.{digits}f} nats per token, covers zero; {d.n} pairs could show a "
-                f"difference of about {d.smallest_resolvable:.{digits}f}."
+                f"Not resolved: the {level} of {self.title}, {d.low:+.{n}f} to "
+                f"{d.high:+.{n}f} nats per token, covers zero; {d.n} pairs could show a "
+                f"difference of about {d.smallest_resolvable:.{n}f}."
             )
         low, high = sorted((abs(d.low), abs(d.high)))
         return (
             f"{self.b.label} is {'lower' if d.mean < 0 else 'higher'} than {self.a.label} by "
-            f"{abs(d.mean):.{digits}f} nats per token ({level} {low:.{digits}f} to {high:.{digits}f}, {d.n} pairs)."
+            f"{abs(d.mean):.{n}f} nats per token ({level} {low:.{n}f} to {high:.{n}f}, {d.n} pairs)."
         )
 
     def tokens_sentence(self) -> str:
@@ -155,6 +155,6 @@ class Pair:
         }
 
 
-def _digits(scale: float) -> int:
+def digits(scale: float) -> int:
     """Decimals that show two figures of ``scale``, at least three."""
     return 3 if scale <= 0 else min(6, max(3, 1 - math.floor(math.log10(scale))))

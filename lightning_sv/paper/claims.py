@@ -1,0 +1,237 @@
+"""The kinds of claims that runs can check: a table, one row each, and the verdict on a claim.
+
+A - B is a paired difference of validation losses, nats per token, over runs that share seed and data. A claim with
+two parts (leads early, is overtaken) holds where both parts hold at 95% each, so its own error is at most theirs.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lightning_sv.paper.events import Run
+from lightning_sv.paper.figures import unknown
+from lightning_sv.paper.grids import optimum
+from lightning_sv.paper.judge import (
+    NOT_RESOLVED,
+    NOT_TESTABLE,
+    Found,
+    all_of,
+    below,
+    difference,
+    inside,
+    interval,
+    opposite,
+)
+from lightning_sv.paper.results import ArmResult, PanelResult, Verdict
+from lightning_sv.paper.spec import ClaimSpec
+from lightning_sv.paper.stats import paired_difference, token_efficiency
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of claim: its statement as a template, and what decides it."""
+
+    statement: str
+    judge: Callable[[ClaimSpec, PanelResult], Found]
+
+
+def verdicts(claim: ClaimSpec, panel: PanelResult) -> tuple[Verdict, ...]:
+    """Verdict on a claim; on a scaling panel one per size, where the claim is about two arms of one size.
+
+    Raises:
+        ValueError: An unknown kind, or an arm that the panel does not have.
+    """
+    if claim.kind not in KINDS:
+        raise unknown("claim of kind", claim.kind, list(KINDS))
+    if panel.kind == "scaling" and claim.kind != "slope":
+        sizes = panel.extra["series"][0]["sizes"]
+        return tuple(_verdict(replace(claim, a=f"{claim.a}, {s}", b=f"{claim.b}, {s}"), panel) for s in sizes)
+    return (_verdict(claim, panel),)
+
+
+def statement(claim: ClaimSpec) -> str:
+    """The claim in words."""
+    return claim.text or KINDS[claim.kind].statement.format(
+        a=claim.a, b=claim.b, margin=claim.margin, at=claim.at,
+        tags=" and ".join(f"{tag.split('/')[-2]} goes {way}" for tag, way in claim.tags.items()),
+        more=f" by more than {claim.margin:g}" if claim.margin else "",
+    )  # fmt: skip
+
+
+def not_testable(claim: ClaimSpec, why: str) -> Verdict:
+    """The verdict on what this scale cannot show."""
+    return Verdict(statement(claim), NOT_TESTABLE, f"Not testable at this scale: {why}.", None, None, None, 0, None,
+                   claim.paper)  # fmt: skip
+
+
+def _verdict(claim: ClaimSpec, panel: PanelResult) -> Verdict:
+    word, d, detail = KINDS[claim.kind].judge(claim, panel)
+    word = word if d.n > 1 else NOT_RESOLVED  # never a verdict from one run
+    hint = ""
+    if word == NOT_RESOLVED and d.smallest_resolvable is not None:
+        hint = f"; {d.n} pairs could show about {d.smallest_resolvable:.3f}"
+    sentence = f"{word.capitalize()}: {detail}{hint}."
+    return Verdict(statement(claim), word, sentence, d.mean, d.low, d.high, d.n, d.smallest_resolvable, claim.paper)
+
+
+def _arm(panel: PanelResult, label: str) -> ArmResult:
+    for arm in panel.arms:
+        if arm.label == label:
+            return arm
+    raise unknown(f"panel {panel.title!r}: arm", label, [arm.label for arm in panel.arms])
+
+
+def _two(claim: ClaimSpec, panel: PanelResult) -> tuple[ArmResult, ArmResult, str]:
+    return _arm(panel, claim.a), _arm(panel, claim.b), f"{claim.a} - {claim.b}"
+
+
+def _less(claim: ClaimSpec, panel: PanelResult) -> Found:
+    a, b, name = _two(claim, panel)
+    d = difference(a, b)
+    return Found(below(d, -claim.margin), d, interval(d, name))
+
+
+def _not_less(claim: ClaimSpec, panel: PanelResult) -> Found:
+    a, b, name = _two(claim, panel)
+    d = difference(a, b, confidence=0.9)  # each end is a one-sided bound at 95%
+    word = opposite(below(d, -claim.margin))
+    return Found(word, d, f"{interval(d, name)}, each end a one-sided bound at 95%")
+
+
+def _crosses(claim: ClaimSpec, panel: PanelResult) -> Found:
+    a, b, name = _two(claim, panel)
+    early, end = difference(a, b, claim.at), difference(a, b)
+    word = all_of([below(early), opposite(below(end))])
+    return Found(word, end, f"{interval(early, f'at {claim.at:.0%} of the tokens {name}')}; at the end "
+                            f"{interval(end, name)}")  # fmt: skip
+
+
+def _widens(claim: ClaimSpec, panel: PanelResult) -> Found:
+    a, b, name = _two(claim, panel)
+    early = [difference(_only(a, i), _only(b, i), claim.at).mean for i in range(len(a.runs))]
+    end = [difference(_only(a, i), _only(b, i)).mean for i in range(len(a.runs))]
+    d = paired_difference(early, end)
+    # a lead that grows is no lead where A is behind at the end
+    word = all_of([below(d), below(difference(a, b))])
+    return Found(word, d, interval(d, f"the change of {name} from {claim.at:.0%} of the tokens to the end, "
+                                      f"{np.mean(early):+.3f} to {np.mean(end):+.3f},"))  # fmt: skip
+
+
+def _only(arm: ArmResult, i: int) -> ArmResult:
+    return replace(arm, runs=(arm.runs[i],))
+
+
+def _reaches(claim: ClaimSpec, panel: PanelResult) -> Found:
+    a, b, name = _two(claim, panel)
+    d = difference(a, b)
+    share = float(np.mean([x.tokens / y.tokens for x, y in zip(a.runs, b.runs, strict=True)]))
+    return Found(below(d, claim.margin), d, f"with {share:.2f} times the tokens {interval(d, name)}")
+
+
+def _equal(claim: ClaimSpec, panel: PanelResult) -> Found:
+    a, b, name = _two(claim, panel)
+    d = difference(a, b)
+    return Found(inside(d, claim.margin), d, interval(d, name))
+
+
+def _efficiency(claim: ClaimSpec, panel: PanelResult) -> Found:
+    a, b, _ = _two(claim, panel)
+    # B's tokens to B's end over A's tokens to the same loss, on logarithms
+    e = token_efficiency([r.curve("val/loss") for r in b.runs], [r.curve("val/loss") for r in a.runs])
+    loss = difference(a, b)
+    if e.factor is None:
+        reached = f"{a.label} reaches {b.label}'s final loss in {e.reached} of {e.n} pairs: no token factor"
+        return Found(NOT_RESOLVED if below(loss) != "contradicted" else "contradicted", loss, reached)
+    d = paired_difference(
+        [math.log(t) for t in e.tokens_a if t is not None], [math.log(t) for t in e.tokens_b if t is not None]
+    )
+    within = "one pair, no interval" if e.low is None else f"95% interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs"
+    factor = replace(d, mean=e.factor, low=e.low, high=e.high)
+    return Found(below(d), factor, f"{b.label} needs {e.factor:.2f} times the tokens of {a.label} ({within})")
+
+
+def _trend(claim: ClaimSpec, panel: PanelResult) -> Found:
+    arm, found = _arm(panel, claim.a), []
+    for tag, way in claim.tags.items():
+        curves = [run.curve(tag) for run in arm.runs]
+        d = paired_difference([math.log(c.values[0]) for c in curves], [math.log(c.values[-1]) for c in curves])
+        word = opposite(below(d)) if way == "up" else below(d)
+        found.append((word, d, f"{tag.split('/')[-2]} by {math.exp(d.mean):.2f}"))
+    weakest = min(found, key=lambda each: abs(each[1].mean))[1]
+    changes = ", ".join(each for *_, each in found)
+    detail = f"{arm.label} from its first to its last norm: {changes} (geometric means of {weakest.n} runs; the "
+    detail += "estimate is the log of the one that moves least)"
+    return Found(all_of([word for word, *_ in found]), weakest, detail)
+
+
+def _slope(claim: ClaimSpec, panel: PanelResult) -> Found:
+    def slopes(label: str) -> list[float]:
+        (series,) = [each for each in panel.extra["series"] if each["label"] == label]
+        arms = [_arm(panel, name) for name in series["arms"]]
+        x = np.log(series["parameters"])
+        return [float(np.polyfit(x, np.log([arm.runs[i].val_loss for arm in arms]), 1)[0])
+                for i in range(len(arms[0].runs))]  # fmt: skip
+
+    d = paired_difference(slopes(claim.b), slopes(claim.a))
+    what = f"the slope of log loss over log parameters, {claim.a} - {claim.b},"
+    sizes = len(panel.extra["series"][0]["sizes"])
+    return Found(below(d), d, f"{interval(d, what, '')} over {sizes} sizes")
+
+
+def _grid_gap(claim: ClaimSpec, panel: PanelResult) -> Found:
+    best, arms = {}, {}
+    for series in panel.extra["series"]:
+        of = [_arm(panel, name) for name in series["arms"]]
+        best[series["label"]] = optimum(series["values"], [float(np.mean([r.val_loss for r in x.runs])) for x in of])
+        arms[series["label"]] = of[best[series["label"]].index]
+    d = difference(arms[claim.a], arms[claim.b])
+    # the grid may have missed B's optimum by its error, and A's by A's: the gap must be larger than either
+    words = below(d, -best[claim.b].error), opposite(below(d, best[claim.a].error))
+    word = words[0] if words[0] == "holds" else opposite(words[1]) if words[1] == "holds" else NOT_RESOLVED
+    at = "; ".join(f"{label} is best at {o.value:g}, {_error(o.error)}" for label, o in best.items())
+    return Found(word, d, f"{interval(d, f'{claim.a} - {claim.b}')}, each at its best value ({at})")
+
+
+def _error(error: float) -> str:
+    return "the grid's end" if math.isinf(error) else f"where the grid may be {error:.3f} off"
+
+
+def _decided(claim: ClaimSpec, panel: PanelResult) -> Found:
+    rule, (a, b, name) = panel.extra["rule"], _two(claim, panel)
+    d = difference(a, b)
+    needed = rule["needed"]
+    if needed is None or needed > rule["budget"]:
+        many = "more pairs than can be" if needed is None else f"{needed} pairs"
+        return Found(NOT_RESOLVED, d, f"{interval(d, name)}; the margin of {rule['margin']:g} needs {many}, "
+                                      f"and the budget is {rule['budget']}")  # fmt: skip
+    return Found(below(d, -rule["margin"]), d, f"{interval(d, name)}, decided at a margin of {rule['margin']:g}")
+
+
+def _cost(claim: ClaimSpec, panel: PanelResult) -> Found:
+    def speed(run: Run) -> float:
+        values = run.curve("throughput/tokens_per_s").values
+        return float(np.log(np.median(values[len(values) // 2 :])))
+
+    a, b, _ = _two(claim, panel)
+    log = paired_difference([speed(r) for r in a.runs], [speed(r) for r in b.runs])
+    d = replace(log, mean=math.exp(log.mean), low=None if log.low is None else math.exp(log.low),
+                high=None if log.high is None else math.exp(log.high))  # fmt: skip
+    return Found(below(log, math.log(claim.margin)), d, interval(d, f"time of a step, {a.label} / {b.label},", ""))
+
+
+KINDS: dict[str, Kind] = {
+    "less": Kind("{a} ends below {b}{more}", _less),
+    "not_less": Kind("{a} does not end below {b}{more}", _not_less),
+    "equal": Kind("{a} ends within {margin:g} of {b}", _equal),
+    "crosses": Kind("{a} leads {b} at {at:.0%} of the tokens and is overtaken", _crosses),
+    "widens": Kind("the lead of {a} over {b} is larger at the end than at {at:.0%} of the tokens", _widens),
+    "reaches": Kind("{a}, trained longer, ends no more than {margin:g} above {b}", _reaches),
+    "efficiency": Kind("{a} reaches the final loss of {b} with fewer tokens", _efficiency),
+    "trend": Kind("in {a} {tags}", _trend),
+    "slope": Kind("the loss of {a} falls faster with size than that of {b}", _slope),
+    "grid_gap": Kind("{a} ends below {b}, each at its best value, by more than the grid's error", _grid_gap),
+    "decided": Kind("{a} ends below {b} by more than the margin, each at its own best value", _decided),
+    "cost": Kind("a step of {a} takes less than {margin:g} times that of {b}", _cost),
+}

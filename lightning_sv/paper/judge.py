@@ -1,0 +1,89 @@
+"""Paired numbers -> one of four words: what an interval says about a bound."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lightning_sv.paper.events import VAL_LOSS
+from lightning_sv.paper.pair import digits
+from lightning_sv.paper.results import ArmResult, VerdictWord
+from lightning_sv.paper.stats import PairedDifference, paired_difference
+
+HOLDS: VerdictWord = "holds"
+CONTRADICTED: VerdictWord = "contradicted"
+NOT_RESOLVED: VerdictWord = "not resolved"
+NOT_TESTABLE: VerdictWord = "not testable at this scale"
+
+
+class Found(NamedTuple):
+    """What one claim came to: the word, the figures behind it, and the sentence about them."""
+
+    word: VerdictWord
+    d: PairedDifference
+    detail: str
+
+
+def below(d: PairedDifference, bound: float = 0.0) -> VerdictWord:
+    """Whether the interval lies below a bound, above it, or covers it. One pair has no interval: not resolved."""
+    if d.low is None or d.high is None:
+        return NOT_RESOLVED
+    return HOLDS if d.high < bound else CONTRADICTED if d.low > bound else NOT_RESOLVED
+
+
+def inside(d: PairedDifference, margin: float) -> VerdictWord:
+    """Whether the interval lies within +-margin, outside it, or crosses an end."""
+    if d.low is None or d.high is None:
+        return NOT_RESOLVED
+    if d.low > -margin and d.high < margin:
+        return HOLDS
+    return CONTRADICTED if d.low > margin or d.high < -margin else NOT_RESOLVED
+
+
+def opposite(word: VerdictWord) -> VerdictWord:
+    """The word of the negated claim."""
+    return {HOLDS: CONTRADICTED, CONTRADICTED: HOLDS}.get(word, word)
+
+
+def all_of(words: Sequence[VerdictWord]) -> VerdictWord:
+    """The word of a claim with several parts: each must hold, and one that is contradicted is enough."""
+    if CONTRADICTED in words:
+        return CONTRADICTED
+    return HOLDS if all(word == HOLDS for word in words) else NOT_RESOLVED
+
+
+def losses_at(arm: ArmResult, tokens: Sequence[float]) -> list[float]:
+    """Validation loss of every run at its number of tokens, linear between evaluations.
+
+    Raises:
+        ValueError: A run ends before, or begins after, its number of tokens.
+    """
+    found = []
+    for run, at in zip(arm.runs, tokens, strict=True):
+        curve = run.curve(VAL_LOSS)
+        if not curve.tokens[0] <= at <= curve.tokens[-1]:
+            raise ValueError(
+                f"{run.dir} has no validation loss around {at:,.0f} tokens, only from {curve.tokens[0]:,} to "
+                f"{curve.tokens[-1]:,}; set data.validations, or another share in the claim."
+            )
+        found.append(float(np.interp(at, curve.tokens, curve.values)))
+    return found
+
+
+def difference(a: ArmResult, b: ArmResult, share: float = 1.0, confidence: float = 0.95) -> PairedDifference:
+    """A - B over the pairs, at a share of B's tokens; at 1 each at its own end."""
+    if share == 1.0:
+        return paired_difference([r.val_loss for r in b.runs], [r.val_loss for r in a.runs], confidence)
+    tokens = [share * run.tokens for run in b.runs]
+    return paired_difference(losses_at(b, tokens), losses_at(a, tokens), confidence)
+
+
+def interval(d: PairedDifference, what: str, unit: str = "nats per token") -> str:
+    """`unified - llama is -0.086 nats per token (95% interval -0.132 to -0.041, 3 pairs)`."""
+    unit = f" {unit}" if unit else ""
+    if d.low is None or d.high is None:
+        return f"{what} is {d.mean:+.3f}{unit} in the only pair, which gives no interval"
+    n = digits((d.high - d.low) / 2)
+    return (
+        f"{what} is {d.mean:+.{n}f}{unit} ({d.confidence:.0%} interval {d.low:+.{n}f} to {d.high:+.{n}f}, {d.n} pairs)"
+    )

@@ -1,0 +1,153 @@
+"""An arm of a figure, settled at a scale: arguments of `fit`, steps, tokens, and what a run of it takes.
+
+Two arms that come to the same configuration have the same key, so they are trained once.
+"""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from lightning_sv.lit.cli import parse_run
+from lightning_sv.nn import flops_per_token
+from lightning_sv.paper.figures import unknown
+from lightning_sv.paper.spec import ArmSpec, ModelSpec, PanelSpec, ScaleSpec
+from lightning_sv.plan import find_gpu, plan_steps, train_hours
+
+#: share of a GPU's peak that hours are given for; the middle of `lightning_sv.plan.MFUS`
+MFU = 0.4
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides the runs of an arm but their seed.
+
+    Args:
+        name: Model and strategy, the readable half of a run's directory.
+        args: Of `fit`, without seed and directory.
+        identity: The resolved configuration as JSON.
+        steps: Optimizer steps.
+        tokens: Training tokens.
+        parameters: Activated parameters.
+        seconds: Of one core; None on a GPU.
+        gpu_hours: At `MFU`; None on a CPU.
+    """
+
+    name: str
+    args: tuple[str, ...]
+    identity: str
+    steps: int
+    tokens: int
+    parameters: int
+    seconds: float | None
+    gpu_hours: float | None
+
+    @property
+    def tokens_per_param(self) -> float:
+        """Training tokens per activated parameter; 100 in the paper."""
+        return self.tokens / self.parameters
+
+    def key(self, seed: int) -> str:
+        """Name of the run's directory: readable, and a hash of what decides the result."""
+        digest = hashlib.sha256(f"{self.identity} {seed}".encode()).hexdigest()[:10]
+        return f"{self.name}-seed{seed}-{digest}"
+
+
+class Recipes:
+    """Settles arms at one scale.
+
+    Args:
+        scale: The scale.
+        extra: Further keys of every run, e.g. ``data.corpus.dir``.
+        conf: The folder of all YAML.
+    """
+
+    def __init__(self, scale: ScaleSpec, extra: Mapping[str, Any], conf: Path):
+        self.scale, self.extra, self.conf = scale, dict(extra), conf
+        self._made: dict[str, Recipe] = {}
+
+    def model(self, role: str) -> ModelSpec | str:
+        """The model of a role, or why this scale has none.
+
+        Raises:
+            ValueError: The scale says nothing of the role.
+        """
+        if role in self.scale.models:
+            return self.scale.models[role]
+        if role not in self.scale.lacks:
+            known = [*self.scale.models, *self.scale.lacks]
+            raise unknown(f"scale {self.scale.name}: model", role, known)
+        return self.scale.lacks[role]
+
+    def make(self, panel: PanelSpec, arm: ArmSpec, role: str, more: Mapping[str, Any] | None = None) -> Recipe:
+        """Settle one arm.
+
+        Args:
+            panel: Its panel.
+            arm: The arm.
+            role: Of its model.
+            more: Further keys: a value of a grid.
+
+        Raises:
+            ValueError: What `fit` would refuse.
+        """
+        model = self.model(role)
+        assert isinstance(model, ModelSpec), role
+        files = ["base", f"optim/{panel.optim}", f"schedule/{panel.schedule}", *self.scale.layers]
+        paths = [self.conf / f"{file}.yaml" for file in [*files, f"model/{model.config}"]]
+        given = {**self.scale.set, **model.set, **panel.set, **arm.set, **(more or {}), **self.extra}
+        if self.scale.name in arm.lr:
+            given["model.optim.lr"] = arm.lr[self.scale.name]
+        asked = json.dumps([[str(p) for p in paths], given, arm.scale, arm.longer], sort_keys=True)
+        if asked not in self._made:
+            self._made[asked] = self._make(paths, given, arm, model, panel.optim)
+        return self._made[asked]
+
+    def _make(self, paths: list[Path], given: dict[str, Any], arm: ArmSpec, model: ModelSpec, optim: str) -> Recipe:
+        layered = OmegaConf.merge(*(OmegaConf.load(path) for path in paths))
+        # what a file says already is not said again: one configuration, one command
+        changes = {k: v for k, v in sorted(given.items()) if OmegaConf.select(layered, k) != v}
+        configs = [word for path in paths for word in ("--config", path.as_posix())]
+        words = [*configs, *(word for k, v in changes.items() for word in (f"--{k}", _text(v)))]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module, data, trainer = parse_run([*words, "--model.scale", arm.scale], check_corpus=False)
+        steps = round(plan_steps(module, data, trainer) * arm.longer)
+        exceptions = any(k.startswith("model.scale_options") for k in changes)
+        strategy = str(module.strategy if exceptions else module.meaning)
+        settled = {"model.optim.lr": module.lr, "model.scale": strategy, "trainer.max_steps": steps}
+        args = list(configs)
+        for key, value in {**changes, **settled}.items():
+            OmegaConf.update(layered, key, value, force_add=True)
+            args += [f"--{key}", _text(value)]
+        identity = OmegaConf.to_container(layered)
+        assert isinstance(identity, dict)
+        identity.pop("seed_everything", None)
+        tokens = steps * data.tokens_per_step
+        seconds = gpu_hours = None
+        if self.scale.gpu is not None:
+            flops = flops_per_token(module.meta(), module.config, data.seq_len)
+            peak = find_gpu(self.scale.gpu).peak(str(trainer.get("precision")))
+            gpu_hours = train_hours(tokens, flops, 1, peak, MFU)
+        elif model.pace is not None:
+            cost = self.scale.cost
+            seconds = model.pace * steps / 1000 * cost.get(module.strategy.placement, 1.0) * cost.get(optim, 1.0)
+        return Recipe(
+            name=f"{module.config.name}-{strategy}{module.scale_options.label()}",
+            args=tuple(args),
+            identity=json.dumps(identity, sort_keys=True),
+            steps=steps,
+            tokens=tokens,
+            parameters=module.n_activated,
+            seconds=seconds,
+            gpu_hours=gpu_hours,
+        )
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, bool) or value is None else str(value)
