@@ -26,7 +26,7 @@ from lightning_sv.paper.events import read_run
 from lightning_sv.paper.launch import LAUNCHER, Job, default_parallel, run_jobs
 from lightning_sv.paper.pair import Arm, TrainedArm
 
-_OURS = ("--model.scale", "--seed_everything", "--run_dir")
+_OURS = ("--model.scale", "--seed_everything", "--run_dir", "--ckpt_path")
 
 
 def compare(
@@ -86,7 +86,7 @@ def compare(
         try:
             run_jobs(missing, parallel=parallel, console=console)
         except KeyboardInterrupt:
-            console.print("Stopped. Finished runs are kept, the same command reuses them.")
+            console.print("Stopped. Finished runs are kept, the same command reuses them and resumes the others.")
             raise
 
     runs = {job.name: read_run(job.run_dir) for job in plan}
@@ -99,7 +99,7 @@ def compare(
         others=tuple(trained[1:]),
         seeds=tuple(seeds),
         runs=runs,
-        commands={job.name: [*job.record()["command"], *job.command[-2:]] for job in plan},
+        commands={job.name: [*job.record()["command"], *job.here[:2]] for job in plan},
         reused=reused,
         differences=tuple(differences),
         warnings=tuple(comparability_warnings(runs, differences)),

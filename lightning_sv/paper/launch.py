@@ -1,7 +1,7 @@
-"""Training runs as child processes: a few at a time, watched, stopped together, reused when done.
+"""Training runs as child processes: a few at a time, watched, stopped together, resumed, reused when done.
 
 A run's directory holds ``command.json``, the command it answers to with a hash of every file that
-the command names, so that a second call trains only what is missing.
+the command names, so that a second call trains only what is missing, from the last checkpoint on.
 """
 
 import hashlib
@@ -28,7 +28,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 LAUNCHER = (sys.executable, "-m", "lightning_sv", "fit")
 _STEP = re.compile(rb"step (\d+)/(\d+)")
 _TAIL_LINES = 20
-_GRACE_S = 5.0
+_GRACE_S = 20.0  # a run that is asked to stop ends its step and writes a checkpoint
+_SIGNALLED = (128 + signal.SIGTERM, -signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGINT)
 _POLL_S = 0.1
 
 
@@ -54,8 +55,13 @@ class Job:
 
     @property
     def command(self) -> list[str]:
-        """The full command line."""
-        return [*self.launcher, *self.arguments, "--run_dir", str(self.run_dir)]
+        """The full command line: it goes on from the run's checkpoint, or begins where there is none."""
+        return [*self.launcher, *self.arguments, *self.here]
+
+    @property
+    def here(self) -> list[str]:
+        """The arguments that follow from the directory."""
+        return ["--run_dir", str(self.run_dir), "--ckpt_path", "last"]
 
     @property
     def log(self) -> Path:
@@ -70,8 +76,13 @@ class Job:
         program = ["python" if part == sys.executable else part for part in self.launcher]
         return {"command": [*program, *self.arguments], "files": files, "context": dict(self.context)}
 
-    def state(self) -> Literal["new", "restart", "complete"]:
-        """Whether the run is complete, absent, or left unfinished by an earlier call.
+    def write_record(self) -> None:
+        """Claim the directory for this command."""
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        (self.run_dir / "command.json").write_text(json.dumps(self.record(), indent=2) + "\n")
+
+    def state(self) -> Literal["new", "resume", "restart", "complete"]:
+        """Whether the run is complete, absent, or unfinished: by this command, or by another, which begins again.
 
         Raises:
             ValueError: When the directory holds something that must not be overwritten.
@@ -84,19 +95,18 @@ class Job:
                 f"{self.run_dir} is not empty and not a run of this comparison (no command.json); "
                 "choose another output directory."
             )
-        if not (self.run_dir / "summary.json").is_file():
-            return "restart"
+        complete = (self.run_dir / "summary.json").is_file()
         try:
             before, now = json.loads(record.read_text()), self.record()
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{record} is not valid JSON ({error}); remove {self.run_dir}.") from error
+        if not complete:
+            return "resume" if before == now else "restart"
         if not isinstance(before, dict):
             raise ValueError(f"{record} holds no command; remove {self.run_dir}.")
         if before != now:
-            raise ValueError(
-                f"{self.run_dir} holds a finished run of another command ({_change(before, now)}); "
-                "remove it or choose another output directory."
-            )
+            change = f"holds a finished run of another command ({_change(before, now)})"
+            raise ValueError(f"{self.run_dir} {change}; remove it or choose another output directory.")
         return "complete"
 
 
@@ -167,11 +177,10 @@ class _Child:
     def __init__(self, job: Job, env: dict[str, str], progress: Progress) -> None:
         if job.state() == "restart":
             shutil.rmtree(job.run_dir)  # ours (command.json) and unfinished (no summary.json)
-        job.run_dir.mkdir(parents=True, exist_ok=True)
-        (job.run_dir / "command.json").write_text(json.dumps(job.record(), indent=2) + "\n")
+        job.write_record()
         self.job, self.progress, self.share, self.start = job, progress, 0.0, time.monotonic()
         self.task: TaskID = progress.add_task(job.title, total=1.0, steps="starting")
-        with job.log.open("wb") as log:
+        with job.log.open("ab") as log:  # a resumed run goes on in its log
             # a session of its own: Ctrl-C reaches us alone, and stopping it reaches its workers
             self.process = subprocess.Popen(
                 job.command,
@@ -199,6 +208,8 @@ class _Child:
         if code == 0 and (self.job.run_dir / "summary.json").is_file():
             self.progress.console.print(f"{self.job.title}: done in {seconds:.0f} s", markup=False)
             return
+        if code in _SIGNALLED:
+            raise RuntimeError(f"The run of {self.job.title} was stopped by a signal; the same command resumes it.")
         why = f"exit code {code}" if code else "it ended without a summary.json"
         text = _end_of(self.job.log).decode(errors="replace").replace("\r", "\n")
         tail = "\n".join(text.splitlines()[-_TAIL_LINES:])

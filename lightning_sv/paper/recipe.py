@@ -5,6 +5,7 @@ Two arms that come to the same configuration have the same key, so they are trai
 
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ class Recipe:
     """Everything that decides the runs of an arm but their seed.
 
     Args:
-        name: Model and strategy, the readable half of a run's directory.
+        model: Name of the model.
+        strategy: Label of the strategy.
         args: Of `fit`, without seed and directory.
         identity: The resolved configuration as JSON.
         steps: Optimizer steps.
@@ -38,7 +40,8 @@ class Recipe:
         gpu_hours: At `MFU`; None on a CPU.
     """
 
-    name: str
+    model: str
+    strategy: str
     args: tuple[str, ...]
     identity: str
     steps: int
@@ -55,7 +58,7 @@ class Recipe:
     def key(self, seed: int) -> str:
         """Name of the run's directory: readable, and a hash of what decides the result."""
         digest = hashlib.sha256(f"{self.identity} {seed}".encode()).hexdigest()[:10]
-        return f"{self.name}-seed{seed}-{digest}"
+        return re.sub(r"[^\w.+-]+", "_", f"{self.model}-{self.strategy}-seed{seed}-{digest}")
 
 
 class Recipes:
@@ -138,7 +141,8 @@ class Recipes:
             cost = self.scale.cost
             seconds = model.pace * steps / 1000 * cost.get(module.strategy.placement, 1.0) * cost.get(optim, 1.0)
         return Recipe(
-            name=f"{module.config.name}-{strategy}{module.scale_options.label()}",
+            model=module.config.name,
+            strategy=f"{strategy}{module.scale_options.label()}",
             args=tuple(args),
             identity=json.dumps(identity, sort_keys=True),
             steps=steps,

@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument("--model.scale", dest="scale", required=True)
     parser.add_argument("--seed_everything", dest="seed", type=int, required=True)
     parser.add_argument("--run_dir", type=Path, required=True)
+    parser.add_argument("--ckpt_path", choices=["last"], required=True)
     parser.add_argument("--delta", default="-0.02,-0.04,-0.03")
     parser.add_argument("--optim.lr", "--model.optim.lr", dest="lr", type=float, default=1e-3)
     parser.add_argument("--sharp", type=float, help="lambda_max in the first write")

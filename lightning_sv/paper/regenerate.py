@@ -1,0 +1,182 @@
+"""Train what the figures need and is not there yet, then read the runs and judge every claim.
+
+    out/  runs/<model>-<strategy>-seed<n>-<hash>/ ...  slurm.sh      the runs are shared by all figures
+
+A run that is complete is skipped, one that is not is resumed.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from lightning_sv.paper.checks import check_same_corpus, comparability_warnings, config_differences
+from lightning_sv.paper.claims import not_testable, verdicts
+from lightning_sv.paper.events import Run, read_run
+from lightning_sv.paper.experiment import ArmRuns, PlannedFigure, PlannedPanel, Question, by_seed, question
+from lightning_sv.paper.launch import LAUNCHER, Job, default_parallel, run_jobs
+from lightning_sv.paper.recipe import Recipe
+from lightning_sv.paper.results import ArmResult, FigureResult, PanelResult, Verdict
+from lightning_sv.paper.tables import benchmark_table, throughput_table
+
+Wanted = Sequence[tuple[Recipe, int]]
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The shared runs of one scale.
+
+    Args:
+        out: Their folder's parent.
+        context: What else decides the results (corpus, versions); finished runs of another are refused.
+        launcher: The program that trains one run.
+    """
+
+    out: Path
+    context: Mapping[str, str] = field(default_factory=dict)
+    launcher: Sequence[str] = LAUNCHER
+
+    def dir(self, recipe: Recipe, seed: int) -> Path:
+        """Directory of one run."""
+        return self.out / "runs" / recipe.key(seed)
+
+    def job(self, recipe: Recipe, seed: int) -> Job:
+        """The run as a child process."""
+        title = f"{recipe.model}, {recipe.strategy}, {recipe.steps:,} steps, seed {seed}"
+        args = (*recipe.args, "--seed_everything", str(seed))
+        return Job(recipe.key(seed), title, tuple(self.launcher), args, self.dir(recipe, seed), self.context)
+
+    def missing(self, wanted: Wanted) -> list[Job]:
+        """Those that are not complete.
+
+        Raises:
+            ValueError: A directory holds a finished run of another command, corpus or version.
+        """
+        return [job for job in (self.job(*run) for run in wanted) if job.state() != "complete"]
+
+    def loss(self, recipe: Recipe, seed: int) -> float | None:
+        """Loss of a finished run, nats per token."""
+        summary = self.dir(recipe, seed) / "summary.json"
+        return float(json.loads(summary.read_text())["val_loss"]) if summary.is_file() else None
+
+
+def questions(figures: Sequence[PlannedFigure], runs: Runs) -> dict[str, Question]:
+    """What the rules of these figures ask for now, by figure and panel."""
+    found = {}
+    for figure in figures:
+        for panel in figure.panels:
+            if panel.spec.rule is not None and panel.arms and (asked := question(panel, runs.loss)):
+                found[f"{figure.spec.name}/{panel.spec.title}"] = asked
+    return found
+
+
+def train(figures: Sequence[PlannedFigure], runs: Runs, *, parallel: int | None, console: Console) -> None:
+    """Train what is missing; then what the rules ask for in view of it, until they ask for nothing more.
+
+    Raises:
+        RuntimeError: A run fails; the message ends with the last lines of its log.
+    """
+    wanted = by_seed(run for figure in figures for run in figure.runs())
+    while True:
+        missing = runs.missing(wanted)
+        console.print(f"{len(wanted) - len(missing)} of {len(wanted)} runs are complete", markup=False)
+        if missing:
+            try:
+                run_jobs(missing, parallel=min(parallel or default_parallel(), len(missing)), console=console)
+            except KeyboardInterrupt:
+                console.print("Stopped. The same command goes on from here.")
+                raise
+        asked = [run for each in questions(figures, runs).values() for arm in each.arms for run in arm.runs]
+        wanted = by_seed(asked)
+        if not runs.missing(wanted):
+            return
+
+
+def result(figure: PlannedFigure, runs: Runs, scale: str, command: str) -> FigureResult:
+    """Read the runs of a figure and judge its claims.
+
+    Raises:
+        ValueError: A run is not complete, or is of another corpus, tokenizer or validation set.
+    """
+    panels: list[PanelResult] = []
+    judged: list[Verdict] = []
+    warnings: list[str] = []
+    for panel in figure.panels:
+        claims = [claim for claim in panel.spec.claims if scale not in claim.not_at]
+        judged += [not_testable(c, c.not_at[scale]) for c in panel.spec.claims if scale in c.not_at]
+        if panel.why_not is not None:
+            judged += [not_testable(claim, panel.why_not) for claim in claims]
+            continue
+        made = [_panel(panel, runs)]
+        warnings += [*panel.warnings, *_check(panel, panel.arms, made[0])]
+        if panel.spec.rule is not None and (asked := question(panel, runs.loss)):
+            made.append(_question_panel(panel, asked, runs))
+            warnings += _check(panel, asked.arms, made[-1])
+        panels += made
+        for claim in claims:
+            judged += verdicts(claim, made[-1] if claim.kind == "decided" else made[0])
+    arms = [arm.recipe for panel in figure.panels for arm in panel.arms]
+    spec = figure.spec
+    return FigureResult(
+        name=spec.name, title=spec.title, section=spec.section, summary=spec.summary, panels=tuple(panels),
+        verdicts=tuple(judged), warnings=tuple(dict.fromkeys(warnings)), command=command,
+        tokens_per_param=min((recipe.tokens_per_param for recipe in arms), default=0.0),
+        paper_numbers=tuple(spec.paper.items()),
+    )  # fmt: skip
+
+
+def _read(arm: ArmRuns, runs: Runs) -> ArmResult:
+    read = tuple(read_run(runs.dir(*run)) for run in arm.runs)
+    return ArmResult(arm.label, read, arm.ours, arm.baseline)
+
+
+def _panel(panel: PlannedPanel, runs: Runs) -> PanelResult:
+    arms = tuple(_read(arm, runs) for arm in panel.arms)
+    extra: dict[str, Any] = {}
+    if panel.spec.kind in ("grid", "scaling"):
+        extra = {"series": [dict(each) for each in panel.series]}
+    if panel.spec.kind == "grid":
+        extra["axis"] = panel.spec.axis
+    if panel.spec.kind == "scaling":
+        extra["x"] = "parameters"
+    if panel.spec.kind == "table":
+        extra = benchmark_table(Path(panel.spec.file)) if panel.spec.file else throughput_table(arms)
+    return PanelResult(panel.spec.title, arms, panel.spec.kind, extra)
+
+
+def _question_panel(panel: PlannedPanel, asked: Question, runs: Runs) -> PanelResult:
+    rule = panel.spec.rule
+    assert rule is not None
+    arms = tuple(_read(arm, runs) for arm in asked.arms)
+    extra = {"rule": {"margin": rule.margin, "pilot": rule.pilot, "budget": rule.budget, "needed": asked.needed}}
+    return PanelResult(f"{panel.spec.title}: each at its own best, other seeds", arms, "curves", extra)
+
+
+def _check(panel: PlannedPanel, planned: Sequence[ArmRuns], made: PanelResult) -> list[str]:
+    """Refuse runs without a common unit; warn where configs differ in more than the panel asked for."""
+    found: list[str] = []
+    sizes = {arm.label: arm.recipe.model for arm in planned} if made.kind == "scaling" else {}
+    for size in dict.fromkeys(sizes.values()) or [""]:
+        arms = [arm for arm in made.arms if sizes.get(arm.label, "") == size]
+        named: dict[str, Run] = {f"{arm.label}, run {i}": run for arm in arms for i, run in enumerate(arm.runs)}
+        if not named:
+            continue
+        check_same_corpus(named)
+        asked = [f"--{key}" for arm in panel.spec.arms.values() for key in arm.set]
+        asked += [f"--{panel.spec.axis}"] * bool(panel.spec.axis)
+        for arm in panel.spec.arms.values():
+            asked += ["--trainer.max_steps"] * (arm.longer != 1) + ["--model.optim.lr"] * bool(arm.lr)
+            asked += ["--model.backbone", "--model.optim.lr"] * (arm.model is not None)
+        differences = [replace_expected(d) for d in config_differences(named, asked)]
+        text = comparability_warnings(named, differences)
+        longer = any(arm.longer != 1 for arm in panel.spec.arms.values())
+        found += [f"{made.title}: {w}" for w in text if not (longer and "end at different tokens" in w)]
+    return found
+
+
+def replace_expected(difference: Any) -> Any:
+    """A retrained directory or seed is no difference."""
+    return difference
