@@ -15,6 +15,7 @@ COMMANDS = {
     "params": "parameter ledger of a model by role, beside the paper's figures",
     "plan": "memory, hours, checkpoint and data of a run on so many GPUs, before it is started",
     "compare": "train strategies in pairs with a baseline and compare them",
+    "paper": "the paper's figures at a scale: missing runs, verdicts on its claims, a report",
     "generate": "continue a prompt with a trained model",
     "theory": "check the paper's theorems, with the counterexamples beyond them",
 }
@@ -41,6 +42,7 @@ def main(args: Sequence[str] | None = None) -> int:
         "params": _params,
         "plan": _plan,
         "compare": _compare,
+        "paper": _paper,
         "generate": _generate,
         "theory": _theory,
     }
@@ -175,6 +177,12 @@ def _compare(argv: list[str]) -> int:
     from lightning_sv.paper.command import run_compare
 
     return run_compare(argv)
+
+
+def _paper(argv: list[str]) -> int:
+    from lightning_sv.paper.paper_command import run_paper
+
+    return run_paper(argv)
 
 
 def _theory(argv: list[str]) -> int:

@@ -35,7 +35,7 @@ def check_same_corpus(runs: Mapping[str, Run]) -> None:
         runs: Completed runs by name.
 
     Raises:
-        ValueError: When ``corpus_hash`` or ``tokenizer_sha256`` is absent or differs.
+        ValueError: When ``corpus_hash`` or ``tokenizer_sha256`` is absent or differs, or the validation set does.
     """
     names = list(runs)
     for key, what in (("corpus_hash", "corpora"), ("tokenizer_sha256", "tokenizers")):
@@ -50,6 +50,14 @@ def check_same_corpus(runs: Mapping[str, Run]) -> None:
                     f"The runs {names[0]} and {name} used different {what} "
                     f"({key} {runs[names[0]].summary[key]} and {runs[name].summary[key]}); "
                     "compare runs of one corpus, or remove the older runs."
+                )
+    for key in ("val_sequences", "seq_len"):
+        first, *others = ((name, (run.config.get("data") or {}).get(key)) for name, run in runs.items())
+        for name, value in others:
+            if value != first[1]:
+                raise ValueError(
+                    f"The runs {first[0]} and {name} were validated on different sets (data.{key} {first[1]} and "
+                    f"{value}); compare runs of one validation set."
                 )
 
 

@@ -185,7 +185,7 @@ def _grid_gap(claim: ClaimSpec, panel: PanelResult) -> Found:
     for series in panel.extra["series"]:
         of = [_arm(panel, name) for name in series["arms"]]
         best[series["label"]] = optimum(series["values"], [float(np.mean([r.val_loss for r in x.runs])) for x in of])
-        arms[series["label"]] = of[best[series["label"]].index]
+        arms[series["label"]] = of[best[series["label"]].at]
     d = difference(arms[claim.a], arms[claim.b])
     # the grid may have missed B's optimum by its error, and A's by A's: the gap must be larger than either
     words = below(d, -best[claim.b].error), opposite(below(d, best[claim.a].error))

@@ -158,7 +158,7 @@ def question(panel: PlannedPanel, loss: Loss) -> Question | None:
         means = [float(np.mean([x for x in row if x is not None])) for row in losses if None not in row]
         if len(means) < len(of):
             return None
-        best.append(of[optimum(series["values"], means).index])
+        best.append(of[optimum(series["values"], means).at])
 
     def at(pairs: int, needed: int | None = None) -> Question:
         seeds = tuple(range(first, first + pairs))

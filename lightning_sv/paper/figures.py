@@ -61,7 +61,9 @@ def _load(cls: type[T], name: str, folder: Path, known: list[str], what: str) ->
         raise unknown(what, name, known)
     path = folder / f"{name}.yaml"
     check_yaml(path, str(path))
-    return _made(cls, {"name": name} | dict(OmegaConf.to_container(OmegaConf.load(path))), str(path))  # type: ignore[arg-type]
+    given = OmegaConf.to_container(OmegaConf.load(path))
+    made: T = _made(cls, {"name": name, **given} if isinstance(given, dict) else given, str(path))
+    return made
 
 
 def _made(hint: Any, value: Any, where: str) -> Any:

@@ -12,14 +12,14 @@ class Optimum(NamedTuple):
     """The best value of a grid.
 
     Attributes:
-        index: of the value.
+        at: index of the value.
         value: of the axis.
         loss: mean over the seeds, nats per token.
         error: by how much the loss at the true optimum may be lower; infinite where the best value is the grid's
             end, for then the optimum may lie outside.
     """
 
-    index: int
+    at: int
     value: float
     loss: float
     error: float

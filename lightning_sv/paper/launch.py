@@ -76,8 +76,10 @@ class Job:
         program = ["python" if part == sys.executable else part for part in self.launcher]
         return {"command": [*program, *self.arguments], "files": files, "context": dict(self.context)}
 
-    def write_record(self) -> None:
-        """Claim the directory for this command."""
+    def prepare(self) -> None:
+        """Claim the directory for this command; what another one left unfinished there is removed."""
+        if self.state() == "restart":
+            shutil.rmtree(self.run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         (self.run_dir / "command.json").write_text(json.dumps(self.record(), indent=2) + "\n")
 
@@ -175,9 +177,7 @@ class _Child:
     """A running job: its process and its bar."""
 
     def __init__(self, job: Job, env: dict[str, str], progress: Progress) -> None:
-        if job.state() == "restart":
-            shutil.rmtree(job.run_dir)  # ours (command.json) and unfinished (no summary.json)
-        job.write_record()
+        job.prepare()
         self.job, self.progress, self.share, self.start = job, progress, 0.0, time.monotonic()
         self.task: TaskID = progress.add_task(job.title, total=1.0, steps="starting")
         with job.log.open("ab") as log:  # a resumed run goes on in its log

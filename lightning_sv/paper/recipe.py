@@ -31,6 +31,7 @@ class Recipe:
     Args:
         model: Name of the model.
         strategy: Label of the strategy.
+        details: Optimizer, schedule and the values that differ from the model's file, for a reader.
         args: Of `fit`, without seed and directory.
         identity: The resolved configuration as JSON.
         steps: Optimizer steps.
@@ -42,6 +43,7 @@ class Recipe:
 
     model: str
     strategy: str
+    details: str
     args: tuple[str, ...]
     identity: str
     steps: int
@@ -131,6 +133,8 @@ class Recipes:
         identity = OmegaConf.to_container(layered)
         assert isinstance(identity, dict)
         identity.pop("seed_everything", None)
+        hidden = ("model.optim.lr", "model.backbone.name", "trainer.", "data.", "scalars.", "model.scale_options")
+        told = [f"{k.rpartition('.')[2]} {v}" for k, v in changes.items() if not k.startswith(hidden)]
         tokens = steps * data.tokens_per_step
         seconds = gpu_hours = None
         if self.scale.gpu is not None:
@@ -143,6 +147,7 @@ class Recipes:
         return Recipe(
             model=module.config.name,
             strategy=f"{strategy}{module.scale_options.label()}",
+            details=", ".join([f"{module.optim.name} {module.schedule.name}", f"lr {module.lr:g}", *told]),
             args=tuple(args),
             identity=json.dumps(identity, sort_keys=True),
             steps=steps,

@@ -7,7 +7,7 @@ A run that is complete is skipped, one that is not is resumed.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class Runs:
 
     def job(self, recipe: Recipe, seed: int) -> Job:
         """The run as a child process."""
-        title = f"{recipe.model}, {recipe.strategy}, {recipe.steps:,} steps, seed {seed}"
+        title = f"{recipe.model}, {recipe.strategy}, {recipe.details}, {recipe.steps:,} steps, seed {seed}"
         args = (*recipe.args, "--seed_everything", str(seed))
         return Job(recipe.key(seed), title, tuple(self.launcher), args, self.dir(recipe, seed), self.context)
 
@@ -170,13 +170,7 @@ def _check(panel: PlannedPanel, planned: Sequence[ArmRuns], made: PanelResult) -
         for arm in panel.spec.arms.values():
             asked += ["--trainer.max_steps"] * (arm.longer != 1) + ["--model.optim.lr"] * bool(arm.lr)
             asked += ["--model.backbone", "--model.optim.lr"] * (arm.model is not None)
-        differences = [replace_expected(d) for d in config_differences(named, asked)]
-        text = comparability_warnings(named, differences)
+        text = comparability_warnings(named, config_differences(named, asked))
         longer = any(arm.longer != 1 for arm in panel.spec.arms.values())
         found += [f"{made.title}: {w}" for w in text if not (longer and "end at different tokens" in w)]
     return found
-
-
-def replace_expected(difference: Any) -> Any:
-    """A retrained directory or seed is no difference."""
-    return difference

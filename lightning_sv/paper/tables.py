@@ -21,6 +21,7 @@ def benchmark_table(path: Path) -> dict[str, Any]:
         rows = [
             [f"{row['name']}, {mode}", row["milliseconds"], row["ratio"], row["low"], row["high"], row["pairs"]]
             for mode, groups in modes.items()
+            if isinstance(groups, dict) and "strategies" in groups
             for row in groups["strategies"]
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

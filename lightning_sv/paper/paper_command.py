@@ -1,0 +1,138 @@
+"""`lightning-sv paper`: the paper's figures at a scale, from missing runs to verdicts."""
+
+import shlex
+import warnings
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import yaml
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lightning_sv import __version__
+from lightning_sv.lit.cli import parse_run
+from lightning_sv.paper.dry_run import print_dry_run
+from lightning_sv.paper.experiment import PlannedFigure, plan_figure
+from lightning_sv.paper.figures import CONF, figure_names, load_figure, load_scale
+from lightning_sv.paper.launch import LAUNCHER, default_parallel
+from lightning_sv.paper.recipe import Recipes
+from lightning_sv.paper.regenerate import Runs, questions, result, train
+from lightning_sv.paper.results import FigureResult
+from lightning_sv.paper.slurm import array_script, submit
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise ValueError where argparse would print its usage and exit."""
+        raise ValueError(f"paper: {message}; see lightning-sv paper --help.")
+
+
+def run_paper(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
+    """Parse the arguments of `paper`, do what they say, return the exit code.
+
+    Args:
+        argv: On the command line after `paper`.
+        launcher: The program that trains one run.
+
+    Raises:
+        ValueError: An unknown figure or scale, a wrong key, or runs that cannot be compared.
+    """
+    parser = _Parser(
+        prog="lightning-sv paper",
+        description="Run the paper's experiments at a scale and judge its claims. Arguments that are not listed here "
+        "are keys of `fit` for every run, e.g. --data.corpus.dir DIR.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--scale", default="cpu", help="A file of conf/paper/scales.")
+    parser.add_argument("--fig", nargs="+", default=[], help="Files of conf/paper; all by default.")
+    parser.add_argument("--out", type=Path, help="Directory; runs/paper/SCALE by default.")
+    parser.add_argument("--jobs", type=int, help="Runs at a time; one a core, four at most, by default.")
+    parser.add_argument("--dry-run", action="store_true", help="List runs, steps, tokens a parameter and time.")
+    parser.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
+    parser.add_argument("--submit", action="store_true", help="With --slurm: submit it.")
+    options, rest = parser.parse_known_args(argv)
+    if options.submit and not options.slurm:
+        raise ValueError("--submit submits what --slurm prints; add --slurm.")
+    if options.jobs is not None and options.jobs < 1:
+        raise ValueError(f"--jobs is {options.jobs}; give the number of runs at a time, at least 1.")
+    scale = load_scale(options.scale)
+    recipes = Recipes(scale, _keys(rest), CONF)
+    figures = [plan_figure(load_figure(name), recipes) for name in dict.fromkeys(options.fig or figure_names())]
+    out: Path = options.out or Path("runs/paper", scale.name)
+    parallel = options.jobs or default_parallel()
+    console = Console()
+    if options.dry_run:
+        print_dry_run(console, figures, Runs(out), scale, parallel)
+        return 0
+    runs = Runs(out, _context(figures), launcher)
+    if options.slurm:
+        return _slurm(console, figures, runs, recipes, options.submit)
+    train(figures, runs, parallel=parallel, console=Console(stderr=True))
+    words = [f"lightning-sv paper --scale {scale.name}", *(shlex.quote(word) for word in rest)]
+    found = [result(f, runs, scale.name, " ".join([*words, "--fig", f.spec.name])) for f in figures]
+    print_verdicts(console, found)
+    # drawing loads matplotlib, which a dry run does without
+    import_module("lightning_sv.paper.report").write_report(found, out, scale.name)
+    console.print(f"report: {out / 'report.html'}", markup=False)
+    return 0
+
+
+def print_verdicts(console: Console, figures: Sequence[FigureResult]) -> None:
+    """Show every claim with its verdict, figure by figure."""
+    for figure in figures:
+        tokens = f"{figure.tokens_per_param:.1f} tokens a parameter (the paper: 100)"
+        table = Table(title=escape(f"{figure.title}, {tokens}"), title_justify="left", show_lines=True)
+        for column in ("claim", "verdict", "paper"):
+            table.add_column(column)
+        for verdict in figure.verdicts:
+            table.add_row(escape(verdict.claim), escape(verdict.sentence), escape(verdict.paper))
+        console.print(table)
+        for warning in figure.warnings:
+            console.print(f"warning: {warning}", markup=False, style="yellow")
+
+
+def _keys(rest: list[str]) -> dict[str, Any]:
+    """`--key value` or `--key=value`, for every run."""
+    words = [part for word in rest for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    if len(words) % 2 or not all(word.startswith("--") and "." in word for word in words[::2]):
+        raise ValueError(f"paper: {' '.join(rest)} is not understood; keys of fit are given as --data.corpus.dir DIR.")
+    return {key.removeprefix("--"): yaml.safe_load(value) for key, value in zip(words[::2], words[1::2], strict=True)}
+
+
+def _context(figures: Sequence[PlannedFigure]) -> dict[str, str]:
+    """What the runs' results depend on beside their commands.
+
+    Raises:
+        ValueError: The corpus is not there.
+    """
+    versions = {"torch": torch.__version__, "lightning_sv": __version__}
+    for recipe, _ in (run for figure in figures for run in figure.runs()):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _, data, _ = parse_run(list(recipe.args))
+        return versions | {"corpus_hash": data.manifest.corpus_hash}
+    return versions
+
+
+def _slurm(console: Console, figures: Sequence[PlannedFigure], runs: Runs, recipes: Recipes, submitted: bool) -> int:
+    """Print the array of the missing runs; what a rule asks for comes with the call after the runs it depends on."""
+    asked = [run for each in questions(figures, runs).values() for arm in each.arms for run in arm.runs]
+    wanted = {r.key(s): (r, s) for r, s in [*(run for figure in figures for run in figure.runs()), *asked]}
+    missing = runs.missing(list(wanted.values()))
+    if not missing:
+        console.print("every run is complete; call without --slurm for the verdicts.")
+        return 0
+    for job in missing:
+        job.prepare()
+    script = runs.out / "slurm.sh"
+    script.write_text(text := array_script(missing, recipes.scale))
+    script.chmod(0o755)
+    print(text)
+    if submitted:
+        console.print(submit(script), markup=False)
+    return 0
