@@ -19,13 +19,14 @@ SEEDS ?= 3
 ARGS ?=
 A_ARGS ?=
 B_ARGS ?=
+FIG ?=
 
 # The model comes after these: it may set what depends on its size. Probes are measurements beside the training.
 LAYERS = base optim/$(OPTIM) schedule/$(SCHEDULE) trainer/$(TRAINER) data/$(DATA)
 CONFIG = $(foreach layer,$(LAYERS) model/$(1) $(PROBES:%=probes/%),--config conf/$(layer).yaml)
 
 .DEFAULT_GOAL := help
-.PHONY: help install data train compare theory test test-faults check bench tensorboard doctor clean
+.PHONY: help install data train compare paper theory test test-faults check bench tensorboard doctor clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -70,6 +71,10 @@ compare: MODEL = tiny
 compare: data  ## strategy A with one or several B, SEEDS pairs each: differences with their intervals, a picture
 	@$(BIN)/lightning-sv compare --a '$(A)' --b $(B) --seeds $(SEEDS) --a_args='$(A_ARGS)' --b_args='$(B_ARGS)' \
 		$(call CONFIG,$(MODEL)) $(ARGS)
+
+# Here SCALE is the size of the experiments (conf/paper/scales), not a strategy. Only the embedded corpus is prepared unasked.
+paper: $(if $(filter gpu paper,$(SCALE)),$(VENV)/.run,data)  ## the paper's figures FIG (all) at SCALE (cpu): runs, verdicts; ARGS=--dry-run first
+	@$(BIN)/lightning-sv paper --scale '$(or $(SCALE),cpu)' $(if $(FIG),--fig $(FIG)) $(ARGS)
 
 theory: $(VENV)/.run  ## the paper's theorems: verdicts, counterexamples, pictures in results/theory
 	@$(BIN)/lightning-sv theory --out results/theory $(ARGS)

@@ -70,11 +70,12 @@ def print_dry_run(
         recipe, each = of[0][0], cost(of[:1]) * (pace or 1.0)
         complete = sum(recipe.key(seed) not in missing for recipe, seed in of)
         table.add_row(
-            escape(recipe.model), escape(recipe.strategy), escape(recipe.details), f"{recipe.steps:,}", f"{recipe.tokens:,}",
+            escape(recipe.model), escape(recipe.strategy), escape(recipe.details), f"{recipe.steps:,}",
+            f"{recipe.tokens:,}",
             f"{recipe.tokens_per_param:.1f}", f"{each:,.0f}" if scale.gpu is None else f"{each:,.1f}",
             str(len(of)), str(complete),
         )  # fmt: skip
-    console.print(table, soft_wrap=True)
+    console.print(table)
     for figure in figures:
         alone = by_seed([*figure.runs(), *rule_runs(figure)])
         console.print(

@@ -1,6 +1,7 @@
 """`lightning-sv paper`: the paper's figures at a scale, from missing runs to verdicts."""
 
 import shlex
+import sys
 import warnings
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ def run_paper(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     figures = [plan_figure(load_figure(name), recipes) for name in dict.fromkeys(options.fig or figure_names())]
     out: Path = options.out or Path("runs/paper", scale.name)
     parallel = options.jobs or default_parallel()
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 150)
     if options.dry_run:
         print_dry_run(console, figures, Runs(out), scale, parallel)
         return 0

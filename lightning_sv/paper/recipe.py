@@ -122,6 +122,7 @@ class Recipes:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module, data, trainer = parse_run([*words, "--model.scale", arm.scale], check_corpus=False)
+            flops = flops_per_token(module.meta(), module.config, data.seq_len)
         steps = round(plan_steps(module, data, trainer) * arm.longer)
         exceptions = any(k.startswith("model.scale_options") for k in changes)
         strategy = str(module.strategy if exceptions else module.meaning)
@@ -138,8 +139,8 @@ class Recipes:
         tokens = steps * data.tokens_per_step
         seconds = gpu_hours = None
         if self.scale.gpu is not None:
-            flops = flops_per_token(module.meta(), module.config, data.seq_len)
-            peak = find_gpu(self.scale.gpu).peak(str(trainer.get("precision")))
+            # of all layers: parse_run returns the trainer's keys of the last one that has any
+            peak = find_gpu(self.scale.gpu).peak(str(OmegaConf.select(layered, "trainer.precision")))
             gpu_hours = train_hours(tokens, flops, 1, peak, MFU)
         elif model.pace is not None:
             cost = self.scale.cost
