@@ -1,0 +1,189 @@
+"""Figures end to end with the stand-in for training: shared runs, resumption, the rule, verdicts, the command."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lightning_sv.paper.experiment import PlannedFigure, plan_figure
+from lightning_sv.paper.figures import load_figure, load_scale
+from lightning_sv.paper.launch import Job, run_jobs
+from lightning_sv.paper.paper_command import run_paper
+from lightning_sv.paper.recipe import Recipes
+from lightning_sv.paper.regenerate import Runs, questions, result, train
+from lightning_sv.paper.results import FigureResult
+from tests.paper.test_compare import FAKE
+from tests.paper.test_figures import ROOT
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def plan(*names: str) -> list[PlannedFigure]:
+    recipes = Recipes(load_scale("cpu"), {}, Path("conf"))
+    return [plan_figure(load_figure(name), recipes) for name in names]
+
+
+def job(run_dir: Path, *args: str, seed: int = 0, launcher: tuple[str, ...] = FAKE) -> Job:
+    words = ("--model.scale", "hg", *args, "--seed_everything", str(seed))
+    return Job("x", f"hg, seed {seed}", launcher, words, run_dir)
+
+
+def test_an_interrupted_run_is_resumed_and_another_command_begins_again(tmp_path: Path) -> None:
+    first = job(tmp_path / "r")
+    assert first.state() == "new" and first.command[-2:] == ["--ckpt_path", "last"]
+    first.prepare()
+    (first.run_dir / "checkpoint").touch()
+    first.log.write_text("of the first attempt\n")
+    assert first.state() == "resume" and job(tmp_path / "r", "--optim.lr", "0.1").state() == "restart"
+    run_jobs([first], parallel=1, console=quiet())
+    assert first.state() == "complete" and (first.run_dir / "checkpoint").exists()
+    assert first.log.read_text().startswith("of the first attempt\n") and "step 1/10" in first.log.read_text()
+    (first.run_dir / "summary.json").unlink()
+    other = job(tmp_path / "r", "--optim.lr", "0.1")
+    run_jobs([other], parallel=1, console=quiet())
+    assert other.state() == "complete" and not (first.run_dir / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("code", ["sys.exit(143)", "os.kill(os.getpid(), 15)"])
+def test_a_signal_is_no_failure_of_the_run(tmp_path: Path, code: str) -> None:
+    launcher = (sys.executable, "-c", f"import os, sys; {code}")
+    with pytest.raises(RuntimeError, match=r"hg, seed 0 was stopped by a signal; the same command resumes it"):
+        run_jobs([job(tmp_path / "r", launcher=launcher)], parallel=1, console=quiet())
+    assert job(tmp_path / "r", launcher=launcher).state() == "resume"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("paper"), launcher=FAKE)
+
+
+def test_arms_are_trained_once_and_skipped_when_complete(shared: Runs) -> None:
+    (figure,) = plan("heterogeneity")
+    train([figure], shared, parallel=2, console=quiet())
+    before = {path.name: path.stat().st_mtime_ns for path in (shared.out / "runs").glob("*/summary.json")}
+    assert len(list((shared.out / "runs").iterdir())) == 12
+    stamps = {path: path.stat().st_mtime_ns for path in (shared.out / "runs").glob("*/summary.json")}
+    # one run is lost; qkv-dynamics adds unified alone
+    gone = shared.dir(*figure.runs()[0]) / "summary.json"
+    gone.unlink()
+    said = Console(file=io.StringIO(), width=200)
+    train(plan("heterogeneity", "qkv-dynamics"), shared, parallel=2, console=said)
+    text = said.file.getvalue()  # type: ignore[attr-defined]
+    assert "11 of 16 runs are complete" in text and text.count(": done in") == 5 and before
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items() if path != gone)
+
+
+def test_a_figure_is_judged(shared: Runs) -> None:
+    """The stand-in's differences are -0.02, -0.04, -0.03, -0.02 for every strategy but llama."""
+    (figure,) = plan("heterogeneity")
+    train([figure], shared, parallel=2, console=quiet())
+    found = result(figure, shared, "cpu", "lightning-sv paper --fig heterogeneity")
+    (verdict,) = found.verdicts
+    assert (verdict.verdict, verdict.n, verdict.paper) == ("holds", 4, "lower throughout")
+    assert verdict.estimate == pytest.approx(-0.0275, abs=1e-6)
+    (panel,) = found.panels
+    assert [(a.label, a.ours, a.baseline, len(a.runs)) for a in panel.arms] == [
+        ("shared", False, True, 4), ("hg", False, False, 4), ("hg+dp+or", True, False, 4),
+    ]  # fmt: skip
+    assert found.tokens_per_param == pytest.approx(6.6, abs=0.1) and found.warnings == ()
+    assert found.command.endswith("--fig heterogeneity") and found.paper_numbers
+
+
+def test_the_rule_trains_pilot_then_pairs_and_no_more(tmp_path: Path) -> None:
+    """The grid's best is 0.05 for both; spread 0.01 of the pilot wants 7 pairs, above the budget of 6."""
+    (figure,) = plan("open-question")
+    runs = Runs(tmp_path, launcher=FAKE)
+    assert questions([figure], runs) == {}
+    train([figure], runs, parallel=2, console=quiet())
+    (asked,) = questions([figure], runs).values()
+    assert asked.needed == 7 and [arm.seeds for arm in asked.arms] == [(2, 3, 4)] * 2
+    assert all("0.05" in arm.recipe.details for arm in asked.arms)
+    found = result(figure, runs, "cpu", "")
+    (verdict,) = found.verdicts
+    assert verdict.verdict == "not resolved" and "needs 7 pairs, and the budget is 6" in verdict.sentence
+    grid, pairs = found.panels
+    assert grid.kind == "grid" and grid.extra["axis"] == "model.backbone.init_std"
+    assert grid.extra["series"][1]["values"] == [0.03, 0.05, 0.08] and len(grid.extra["series"][1]["arms"]) == 3
+    assert pairs.extra["rule"] == {"margin": 0.01, "pilot": 3, "budget": 6, "needed": 7}
+    assert len(list((tmp_path / "runs").iterdir())) == 2 * 3 * 2 + 2 * 3
+
+
+def edit(path: Path, change: dict[str, Any]) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+
+def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path) -> None:
+    (figure,) = plan("heterogeneity")
+    runs = Runs(tmp_path, launcher=FAKE)
+    train([figure], runs, parallel=2, console=quiet())
+    last = runs.dir(*figure.runs()[-1])
+    config = json.loads((last / "config.yaml").read_text())
+    edit(last / "config.yaml", {"hidden": {"key": "other"}})
+    (warning,) = result(figure, runs, "cpu", "").warnings
+    assert "The configs differ in hidden.key: same against other" in warning
+    edit(last / "config.yaml", {"data": config["data"] | {"val_sequences": 7}})
+    with pytest.raises(ValueError, match=r"validated on different sets \(data.val_sequences None and 7\)"):
+        result(figure, runs, "cpu", "")
+    edit(last / "config.yaml", config)
+    edit(last / "summary.json", {"tokenizer_sha256": "7002"})
+    with pytest.raises(ValueError, match="used different tokenizers"):
+        result(figure, runs, "cpu", "")
+    edit(last / "summary.json", {"tokenizer_sha256": "7001"})
+    for events in last.glob("*tfevents*"):
+        events.unlink()
+    with pytest.raises(ValueError, match="holds no TensorBoard scalars"):
+        result(figure, runs, "cpu", "")
+
+
+def test_the_command(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Dry run: nothing starts; SLURM: a script and claimed folders; then runs, verdicts and the report."""
+    out = tmp_path / "out"
+    words = ["--scale", "cpu", "--fig", "heterogeneity", "overhead", "--out", str(out), "--jobs", "2"]
+    words += ["--data.corpus.dir", str(corpus), "--data.corpus.tokenizer=bpe:300"]
+    assert run_paper([*words, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "heterogeneity        12 runs, alone about 4 min" in said and "at the scale's pace" in said
+    assert "Throughput of training runs: not testable here" in said and not out.exists()
+    assert run_paper([*words, "--slurm"]) == 0
+    assert capsys.readouterr().out.startswith("#!/bin/bash\n# 12 runs") and (out / "slurm.sh").exists()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match=r"there is no sbatch here; copy .*slurm\.sh"):
+        run_paper([*words, "--slurm", "--submit"])
+    reported: list[tuple[list[FigureResult], Path, str]] = []
+    report = SimpleNamespace(write_report=lambda *given: reported.append(given))
+    monkeypatch.setitem(sys.modules, "lightning_sv.paper.report", report)  # type: ignore[arg-type]
+    assert run_paper(words, launcher=FAKE) == 0
+    ((figures, where, scale),) = reported
+    assert ([figure.name for figure in figures], where, scale) == (["heterogeneity", "overhead"], out, "cpu")
+    table = figures[1].panels[0]
+    assert table.kind == "table" and table.extra["columns"][0] == "strategy"
+    assert any(row[0] == "unified, compiled" for row in table.extra["rows"])
+    assert [v.verdict for v in figures[1].verdicts] == ["not testable at this scale"]
+    assert "Holds: hg - shared is" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--fig", "plcement"], "figure 'plcement' is unknown; known: .* Did you mean 'placement'"),
+    (["--scale", "gpuu"], "scale 'gpuu' is unknown; known: cpu cpu-long gpu paper"),
+    (["--submit"], "add --slurm"),
+    (["--jobs", "0"], "--jobs is 0"),
+    (["--fig", "iwd", "--data.corpus.dir"], "is not understood; keys of fit are given as"),
+    (["--fig", "iwd", "--dry-run", "--modl.scale", "x"], "modl"),
+])  # fmt: skip
+def test_wrong_words(words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run_paper(words)
