@@ -52,12 +52,12 @@ def check_same_corpus(runs: Mapping[str, Run]) -> None:
                     "compare runs of one corpus, or remove the older runs."
                 )
     for key in ("val_sequences", "seq_len"):
-        first, *others = ((name, (run.config.get("data") or {}).get(key)) for name, run in runs.items())
-        for name, value in others:
-            if value != first[1]:
+        values = {name: (run.config.get("data") or {}).get(key) for name, run in runs.items()}
+        for name, value in values.items():
+            if value != values[names[0]]:
                 raise ValueError(
-                    f"The runs {first[0]} and {name} were validated on different sets (data.{key} {first[1]} and "
-                    f"{value}); compare runs of one validation set."
+                    f"The runs {names[0]} and {name} were validated on different sets (data.{key} "
+                    f"{values[names[0]]} and {value}); compare runs of one validation set."
                 )
 
 
