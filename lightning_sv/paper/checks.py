@@ -51,13 +51,13 @@ def check_same_corpus(runs: Mapping[str, Run]) -> None:
                     f"({key} {runs[names[0]].summary[key]} and {runs[name].summary[key]}); "
                     "compare runs of one corpus, or remove the older runs."
                 )
-    for key in ("val_sequences", "seq_len"):
-        values = {name: (run.config.get("data") or {}).get(key) for name, run in runs.items()}
-        for name, value in values.items():
-            if value != values[names[0]]:
+    for key in ("val_sequences", "seq_len") if runs else ():
+        first, *others = ((name, (run.config.get("data") or {}).get(key)) for name, run in runs.items())
+        for name, value in others:
+            if value != first[1]:
                 raise ValueError(
-                    f"The runs {names[0]} and {name} were validated on different sets (data.{key} "
-                    f"{values[names[0]]} and {value}); compare runs of one validation set."
+                    f"The runs {first[0]} and {name} were validated on different sets (data.{key} {first[1]} and "
+                    f"{value}); compare runs of one validation set."
                 )
 
 
