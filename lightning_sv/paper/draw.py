@@ -1,5 +1,6 @@
 """A figure from event files alone: one training run, complete or not."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -40,8 +41,7 @@ def draw_run(run: Run, path: str | Path) -> None:
     Raises:
         ValueError: When the run has logged neither a training nor a validation loss.
     """
-    tags = {name: f"branch_norm/mean/{name}/effective" for name in _PROJECTIONS}
-    branches = {name: run.curve(tag) for name, tag in tags.items() if tag in run.curves}
+    branches = branch_norms(run)
     losses = [tag for tag in (TRAIN_LOSS, VAL_LOSS) if tag in run.curves]
     if not losses:
         raise ValueError(f"{run.dir} has logged no loss yet; draw it once training has begun.")
@@ -50,9 +50,15 @@ def draw_run(run: Run, path: str | Path) -> None:
     panels = figure.subplots(1, 2 if branches else 1, squeeze=False)[0]
     _draw_losses(panels[0], run)
     if branches:
-        _draw_branches(panels[1], branches)
+        draw_branches(panels[1], branches)
     figure.suptitle(run.label, x=0.012, ha="left", fontsize=10, color=GREY)
     save(figure, path)
+
+
+def branch_norms(run: Run) -> dict[str, Curve]:
+    """Norms of the effective q, k and v weights, averaged over the layers; empty where they were not logged."""
+    tags = {name: f"branch_norm/mean/{name}/effective" for name in _PROJECTIONS}
+    return {name: run.curve(tag) for name, tag in tags.items() if tag in run.curves}
 
 
 def _draw_losses(axes: Axes, run: Run) -> None:
@@ -75,7 +81,13 @@ def _draw_losses(axes: Axes, run: Run) -> None:
     axes.legend(frameon=False, loc="upper right")
 
 
-def _draw_branches(axes: Axes, branches: dict[str, Curve]) -> None:
+def draw_branches(axes: Axes, branches: Mapping[str, Curve]) -> None:
+    """Norms of the Q, K and V branches relative to their start, against training tokens.
+
+    Args:
+        axes: Where to draw.
+        branches: Curves by ``q_proj``, ``k_proj``, ``v_proj``.
+    """
     shown = []
     for name, curve in branches.items():
         symbol, colour, style = _PROJECTIONS[name]

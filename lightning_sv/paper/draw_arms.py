@@ -8,10 +8,9 @@ from string import ascii_uppercase
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from lightning_sv.paper.events import VAL_LOSS, Curve, Run
-from lightning_sv.paper.figure import GREY, LINES, colours, new_figure, save, set_limits
+from lightning_sv.paper.figure import GREY, LINES, colours, legend_below, new_figure, save, set_limits
 from lightning_sv.paper.stats import PairedCurve, on_common_tokens, paired_curve
 
 _LONG = 14
@@ -50,17 +49,11 @@ def draw_comparison(
 
     figure = new_figure()
     left, right = figure.subplots(1, 2)
-    for label, (colour, style), arm in zip(legend, looks, curves, strict=True):
-        for curve in arm if len(arm) > 1 else []:
-            left.plot(*curve, color=colour, linewidth=0.7, alpha=0.45)
-        tokens, values = on_common_tokens(arm)
-        left.plot(tokens, values.mean(axis=0), linestyle=style, color=colour, linewidth=2, label=label)
-    set_limits(left, [curve for arm in curves for curve in arm], from_share=0.2)
-    left.set_ylabel("validation loss, nats per token")
+    draw_losses(left, curves, legend, looks)
     left.set_title("Which ends lower?" if len(arms) == 2 else "Which ends lowest?")
     seeds = f"mean of {counts[0]} seeds" if counts[0] > 1 else "one seed"
     if long:
-        _legend_below(figure, left, seeds)
+        legend_below(figure, left, seeds)
     else:
         left.legend(frameon=False, loc="upper right", title=seeds, alignment="left")
 
@@ -68,17 +61,34 @@ def draw_comparison(
     if len(pairs) == 1:
         _draw_difference(right, pairs[0], short[0], short[1], counts[0], confidence)
     else:
-        _draw_differences(right, pairs, short, looks[1:], counts[0], confidence)
+        title = draw_differences(right, pairs, short, looks[1:], counts[0], confidence)
+        _legend_above(right, title)
     save(figure, path)
 
 
-def _legend_below(figure: Figure, axes: Axes, title: str) -> None:
-    """The names of the axes' lines across the figure, which grows by their rows, in inches."""
-    lines, names = axes.get_legend_handles_labels()
-    columns = 2 if max(map(len, names)) <= 45 else 1
-    figure.set_figheight(figure.get_figheight() + 0.25 * (1 + math.ceil(len(names) / columns)))
-    where: dict[str, Any] = {"loc": "outside lower left", "ncols": columns, "alignment": "left"}
-    figure.legend(lines, names, frameon=False, title=title, handlelength=3, **where)
+def draw_losses(
+    axes: Axes,
+    arms: Sequence[Sequence[Curve]],
+    names: Sequence[str],
+    looks: Sequence[tuple[str, str]],
+    from_share: float = 0.2,
+) -> None:
+    """Validation loss of every arm: the mean over its seeds, and a thin line a seed.
+
+    Args:
+        axes: Where to draw.
+        arms: Validation curves of each arm, one per seed.
+        names: Of the arms, for the legend.
+        looks: Colour and line style of each arm.
+        from_share: The part of training from which the limits of the loss are taken.
+    """
+    for name, (colour, style), arm in zip(names, looks, arms, strict=True):
+        for curve in arm if len(arm) > 1 else []:
+            axes.plot(*curve, color=colour, linewidth=0.7, alpha=0.45)
+        tokens, values = on_common_tokens(arm)
+        axes.plot(tokens, values.mean(axis=0), linestyle=style, color=colour, linewidth=2, label=name)
+    set_limits(axes, [curve for arm in arms for curve in arm], from_share)
+    axes.set_ylabel("validation loss, nats per token")
 
 
 def _draw_difference(axes: Axes, pair: PairedCurve, a: str, b: str, n: int, confidence: float) -> None:
@@ -104,14 +114,24 @@ def _draw_difference(axes: Axes, pair: PairedCurve, a: str, b: str, n: int, conf
     axes.text(0.985, place[0], band, color=GREY, fontsize=9, **where)
 
 
-def _draw_differences(
+def draw_differences(
     axes: Axes,
     pairs: Sequence[PairedCurve],
     names: Sequence[str],
     looks: Sequence[tuple[str, str]],
     n: int,
     confidence: float,
-) -> None:
+) -> str:
+    """Difference of every arm to the first, with its band; the legend's title is returned.
+
+    Args:
+        axes: Where to draw.
+        pairs: Differences of the other arms to the first.
+        names: Of all arms, the first one's first.
+        looks: Colour and line style of each other arm.
+        n: Number of pairs.
+        confidence: Coverage of the bands.
+    """
     axes.axhline(0, color=GREY, linewidth=1)
     a, *others = names
     for pair, b, (colour, style) in zip(pairs, others, looks, strict=True):
@@ -123,11 +143,15 @@ def _draw_differences(
     axes.set_title(f"How far from {a}? {_answer(pairs, others)}")
     axes.set_ylabel(f"difference to {a}, nats per token")
     set_limits(axes, [line for pair in pairs for line in _lines_of(pair)], from_share=0.2, include=0.0)
-    # room above the lines for the legend, wherever they end; its rows are some 6.5% of the panel
+    return f"at the end; {_band_words(n, confidence)}"
+
+
+def _legend_above(axes: Axes, title: str) -> None:
+    """A legend inside, with room above the lines wherever they end; its rows are some 6.5% of the panel."""
     below, above = axes.get_ylim()
-    share = min(0.5, 0.02 + 0.065 * (len(pairs) + 1))
+    rows = 1 + len(axes.get_legend_handles_labels()[1])
+    share = min(0.5, 0.02 + 0.065 * rows)
     axes.set_ylim(below, below + (above - below) / (1 - share))
-    title = f"at the end; {_band_words(n, confidence)}"
     axes.legend(edgecolor="none", framealpha=0.9, loc="upper right", title=title, alignment="left")
 
 

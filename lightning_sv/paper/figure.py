@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -83,20 +83,39 @@ def new_figure(panels: int = 2) -> Figure:
     return figure
 
 
+def legend_below(figure: Figure, axes: Axes, title: str) -> None:
+    """The names of the axes' lines across the figure, which grows by their rows, in inches."""
+    lines, names = axes.get_legend_handles_labels()
+    columns = 2 if max(map(len, names)) <= 4.5 * figure.get_figwidth() else 1
+    figure.set_figheight(figure.get_figheight() + 0.25 * (1 + math.ceil(len(names) / columns)))
+    where: dict[str, Any] = {"loc": "outside lower left", "ncols": columns, "alignment": "left"}
+    figure.legend(lines, names, frameon=False, title=title, handlelength=3, **where)
+
+
+def set_style(axes: Axes) -> None:
+    """The house's axes: a faint grid, the title at the left."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#E5E5E5", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_title(axes.get_title(), loc="left", fontsize=11, fontweight="bold")
+    axes.set_title("")
+
+
+def set_token_axis(axes: Axes, scale: Literal["linear", "log"] = "linear") -> None:
+    """Training tokens along x, in words."""
+    if scale == "log":
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: human_tokens(x)))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+        axes.xaxis.set_major_formatter(FuncFormatter(_tick_words(axes.get_xlim()[1])))
+    axes.set_xlabel("training tokens")
+
+
 def save(figure: Figure, path: str | Path, *, tokens: Literal["linear", "log"] = "linear") -> None:
     """Give every panel the house's axes, tokens along x, and write the file, with its directory."""
     for axes in figure.axes:
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="#E5E5E5", linewidth=0.8)
-        axes.set_axisbelow(True)
-        if tokens == "log":
-            axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: human_tokens(x)))
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-            axes.xaxis.set_major_formatter(FuncFormatter(_tick_words(axes.get_xlim()[1])))
-        axes.set_xlabel("training tokens")
-        axes.set_title(axes.get_title(), loc="left", fontsize=11, fontweight="bold")
-        axes.set_title("")
+        set_token_axis(axes, tokens)
+        set_style(axes)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
