@@ -16,6 +16,7 @@ COMMANDS = {
     "plan": "memory, hours, checkpoint and data of a run on so many GPUs, before it is started",
     "compare": "train strategies in pairs with a baseline and compare them",
     "paper": "the paper's figures at a scale: missing runs, verdicts on its claims, a report",
+    "report": "draw your own runs from their event files: one page, pictures, CSV",
     "generate": "continue a prompt with a trained model",
     "theory": "check the paper's theorems, with the counterexamples beyond them",
 }
@@ -43,6 +44,7 @@ def main(args: Sequence[str] | None = None) -> int:
         "plan": _plan,
         "compare": _compare,
         "paper": _paper,
+        "report": _report,
         "generate": _generate,
         "theory": _theory,
     }
@@ -183,6 +185,12 @@ def _paper(argv: list[str]) -> int:
     from lightning_sv.paper.paper_command import run_paper
 
     return run_paper(argv)
+
+
+def _report(argv: list[str]) -> int:
+    from lightning_sv.paper.report_command import run_report
+
+    return run_report(argv)
 
 
 def _theory(argv: list[str]) -> int:

@@ -1,6 +1,7 @@
 """May these runs be compared? Same corpus and tokenizer (refused), same config (warned)."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 from lightning_sv.paper.events import Run
@@ -59,6 +60,25 @@ def check_same_corpus(runs: Mapping[str, Run]) -> None:
                     f"The runs {first[0]} and {name} were validated on different sets (data.{key} {first[1]} and "
                     f"{value}); compare runs of one validation set."
                 )
+
+
+def check_same_validation(runs: Mapping[str, Run]) -> None:
+    """Refuse runs of one corpus that validate on other blocks of it: another number, or another length.
+
+    Args:
+        runs: Completed runs by name; a key that no config has is not compared.
+
+    Raises:
+        ValueError: When ``data.val_sequences`` or ``data.seq_len`` differs.
+    """
+    first, *others = runs
+    for name, key in product(others, ("val_sequences", "seq_len")):
+        a, b = (_leaves(runs[x]).get(f"data.{key}") for x in (first, name))
+        if a != b:
+            raise ValueError(
+                f"The runs {first} and {name} have different validation sets (data.{key} {a} and {b}); "
+                "compare runs that validate on the same text."
+            )
 
 
 def config_differences(runs: Mapping[str, Run], arm_args: Sequence[str]) -> list[ConfigDifference]:

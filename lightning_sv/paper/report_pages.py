@@ -1,0 +1,147 @@
+"""A report as one HTML page that needs nothing else, and as Markdown beside its pictures."""
+
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+from lightning_sv.paper.provenance import Provenance
+from lightning_sv.paper.report_rows import PAPER_TOKENS_PER_PARAM, ours_words, panel_table
+from lightning_sv.paper.results import FigureResult
+
+_STYLE = """
+:root { color-scheme: light; }
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto; padding: 1rem;
+  max-width: 80rem; }
+h1, h2, h3 { line-height: 1.2; } h2 { border-top: 2px solid #ddd; padding-top: 1.5rem; margin-top: 2.5rem; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; margin: .5rem 0 1rem; }
+th, td { text-align: left; vertical-align: top; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid #ddd; }
+.views { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1rem; }
+.views img { width: 100%; height: auto; }
+pre { background: #f4f4f4; padding: .6rem; overflow-x: auto; }
+.warning { border-left: 4px solid #D55E00; background: #fdf3ec; padding: .5rem .8rem; margin: .4rem 0; }
+.note { color: #555; font-size: .9rem; } .verdict { font-weight: 600; white-space: nowrap; }
+"""
+
+
+class PanelPages(NamedTuple):
+    """A panel's pictures, as (path below the report without its suffix, words), and the sentences under them."""
+
+    pictures: list[tuple[str, str]]
+    notes: list[str]
+
+
+Drawn = Mapping[tuple[str, int], PanelPages]
+
+
+def head_lines(figures: Sequence[FigureResult], scale: str, made: Provenance) -> list[tuple[str, str]]:
+    """What stands above everything: (what, its value)."""
+    budgets = sorted(figure.tokens_per_param for figure in figures)
+    words = " to ".join(dict.fromkeys(f"{x:.3g}" for x in (budgets[0], budgets[-1]))) if budgets else "none"
+    return [
+        ("scale", scale),
+        ("training tokens per parameter", f"{words} (the paper's are {PAPER_TOKENS_PER_PARAM})"),
+        ("commit", made.commit),
+        ("date", made.date),
+        ("written on", made.machine),
+        ("torch of the runs", ", ".join(_torch_versions(figures)) or "not stated"),
+    ]
+
+
+def _torch_versions(figures: Sequence[FigureResult]) -> list[str]:
+    arms = (arm for figure in figures for panel in figure.panels for arm in panel.arms)
+    return sorted({str(run.summary["torch"]) for arm in arms for run in arm.runs if run.summary.get("torch")})
+
+
+def _claims(figure: FigureResult) -> list[list[str]]:
+    return [[v.claim, v.verdict, v.sentence, ours_words(v), v.paper or "not stated"] for v in figure.verdicts]
+
+
+def html_page(figures: Sequence[FigureResult], drawn: Drawn, head: list[tuple[str, str]], out: Path) -> str:
+    """The whole page; pictures are read from below ``out`` and set into it."""
+    parts = [
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(figures_title(figures))}</title>',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<style>{_STYLE}</style></head><body>\n<h1>{escape(figures_title(figures))}</h1>",
+        _html_table([], head),
+    ]
+    summary = [[f.title, c[0], c[1], c[3], c[4]] for f in figures for c in _claims(f)]
+    if summary:
+        parts += ["<h2>Claims</h2>", _html_table(["figure", "claim", "verdict", "ours", "the paper's"], summary, 2)]
+    for figure in figures:
+        parts.append(f'<h2 id="{escape(figure.name)}">{escape(figure.title)}</h2>')
+        budget = f"{figure.tokens_per_param:.3g} tokens per parameter, the paper's are {PAPER_TOKENS_PER_PARAM}."
+        parts.append(f"<p>{escape(figure.section)}. {escape(figure.summary)} {budget}</p>")
+        parts += [f'<p class="warning"><strong>Warning:</strong> {escape(w)}</p>' for w in figure.warnings]
+        if figure.verdicts:
+            claims = ["claim", "verdict", "in words", "ours", "the paper's"]
+            parts.append(_html_table(claims, _claims(figure), 1))
+        if figure.paper_numbers:
+            parts.append(_html_table(["in the paper", ""], figure.paper_numbers))
+        for i, panel in enumerate(figure.panels):
+            pages = drawn[figure.name, i]
+            parts.append(f"<h3>{escape(panel.title)}</h3>")
+            images = [_html_image(out / f"{stem}.svg", alt) for stem, alt in pages.pictures]
+            parts += [f'<div class="views">{"".join(images)}</div>'] if images else []
+            columns, rows = panel_table(panel)
+            parts += [_html_table(columns, rows)] if columns else []
+            parts += [f'<p class="note">{escape(note)}</p>' for note in pages.notes]
+        parts.append(f"<pre>{escape(figure.command)}</pre>")
+    return "\n".join([*parts, "</body></html>", ""])
+
+
+def figures_title(figures: Sequence[FigureResult]) -> str:
+    """The heading of a report: of its only figure, or of the paper's."""
+    return figures[0].title if len(figures) == 1 else "Scale vectors: the paper's figures, regenerated"
+
+
+def _html_image(path: Path, alt: str) -> str:
+    # as an image rather than as elements: the ids of one picture's clips and glyphs would meet another's
+    data = b64encode(path.read_bytes()).decode()
+    return f'<img alt="{escape(alt)}" src="data:image/svg+xml;base64,{data}">'
+
+
+def _html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], verdict: int | None = None) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = []
+    for row in rows:
+        marks = [' class="verdict"' if i == verdict else "" for i in range(len(row))]
+        body.append("".join(f"<td{mark}>{escape(cell)}</td>" for mark, cell in zip(marks, row, strict=True)))
+    lines = "".join(f"<tr>{line}</tr>" for line in ([head] if columns else []) + body)
+    return f'<div class="wide"><table>{lines}</table></div>'
+
+
+def markdown_page(figures: Sequence[FigureResult], drawn: Drawn, head: list[tuple[str, str]]) -> str:
+    """The same in Markdown, with the pictures as links relative to the report."""
+    parts = [f"# {_md(figures_title(figures))}", _md_table(["", ""], head)]
+    summary = [[f.title, c[0], c[1], c[3], c[4]] for f in figures for c in _claims(f)]
+    if summary:
+        parts += ["## Claims", _md_table(["figure", "claim", "verdict", "ours", "the paper's"], summary)]
+    for figure in figures:
+        budget = f"{figure.tokens_per_param:.3g} tokens per parameter, the paper's are {PAPER_TOKENS_PER_PARAM}."
+        parts += [f"## {_md(figure.title)}", f"{_md(figure.section)}. {_md(figure.summary)} {budget}"]
+        parts += [f"> **Warning:** {_md(warning)}" for warning in figure.warnings]
+        if figure.verdicts:
+            parts.append(_md_table(["claim", "verdict", "in words", "ours", "the paper's"], _claims(figure)))
+        if figure.paper_numbers:
+            parts.append(_md_table(["in the paper", ""], figure.paper_numbers))
+        for i, panel in enumerate(figure.panels):
+            pages = drawn[figure.name, i]
+            parts.append(f"### {_md(panel.title)}")
+            parts += [f"![{_md(alt)}]({stem}.png)" for stem, alt in pages.pictures]
+            columns, rows = panel_table(panel)
+            parts += [_md_table(columns, rows)] if columns else []
+            parts += [_md(note) for note in pages.notes]
+        parts.append(f"```sh\n{figure.command}\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+def _md(text: str) -> str:
+    plain = " ".join(escape(text, quote=False).split())
+    return "".join(f"\\{c}" if c in "\\|*_[]`" else c for c in plain)
+
+
+def _md_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *([_md(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
