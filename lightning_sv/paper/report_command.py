@@ -125,7 +125,8 @@ def _figure(arms: tuple[ArmResult, ...], warnings: tuple[str, ...], command: str
 
 def _verdict(a: ArmResult, b: ArmResult) -> Verdict:
     """Whether B ends below the baseline A."""
-    pair = Pair(*(TrainedArm(Arm(arm.label, arm.label), arm.runs) for arm in (a, b)))
+    first, second = (TrainedArm(Arm(arm.label, arm.label), arm.runs) for arm in (a, b))
+    pair = Pair(first, second)
     claim, d = f"{b.label} ends below {a.label}", pair.difference
     word: VerdictWord = "not resolved" if not d.resolved else "holds" if d.mean < 0 else "contradicted"
     return Verdict(claim, word, pair.sentence(), d.mean, d.low, d.high, d.n, d.smallest_resolvable, "")

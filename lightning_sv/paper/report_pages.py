@@ -1,5 +1,6 @@
 """A report as one HTML page that needs nothing else, and as Markdown beside its pictures."""
 
+import math
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -37,8 +38,8 @@ Drawn = Mapping[tuple[str, int], PanelPages]
 
 def head_lines(figures: Sequence[FigureResult], scale: str, made: Provenance) -> list[tuple[str, str]]:
     """What stands above everything: (what, its value)."""
-    budgets = sorted(figure.tokens_per_param for figure in figures)
-    words = " to ".join(dict.fromkeys(f"{x:.3g}" for x in (budgets[0], budgets[-1]))) if budgets else "none"
+    budgets = sorted(x for figure in figures if not math.isnan(x := figure.tokens_per_param))
+    words = " to ".join(dict.fromkeys(f"{x:.3g}" for x in (budgets[0], budgets[-1]))) if budgets else "not stated"
     return [
         ("scale", scale),
         ("training tokens per parameter", f"{words} (the paper's are {PAPER_TOKENS_PER_PARAM})"),
@@ -71,8 +72,7 @@ def html_page(figures: Sequence[FigureResult], drawn: Drawn, head: list[tuple[st
         parts += ["<h2>Claims</h2>", _html_table(["figure", "claim", "verdict", "ours", "the paper's"], summary, 2)]
     for figure in figures:
         parts.append(f'<h2 id="{escape(figure.name)}">{escape(figure.title)}</h2>')
-        budget = f"{figure.tokens_per_param:.3g} tokens per parameter, the paper's are {PAPER_TOKENS_PER_PARAM}."
-        parts.append(f"<p>{escape(figure.section)}. {escape(figure.summary)} {budget}</p>")
+        parts.append(f"<p>{escape(_about(figure))}</p>")
         parts += [f'<p class="warning"><strong>Warning:</strong> {escape(w)}</p>' for w in figure.warnings]
         if figure.verdicts:
             claims = ["claim", "verdict", "in words", "ours", "the paper's"]
@@ -89,6 +89,14 @@ def html_page(figures: Sequence[FigureResult], drawn: Drawn, head: list[tuple[st
             parts += [f'<p class="note">{escape(note)}</p>' for note in pages.notes]
         parts.append(f"<pre>{escape(figure.command)}</pre>")
     return "\n".join([*parts, "</body></html>", ""])
+
+
+def _about(figure: FigureResult) -> str:
+    budget = "not stated" if math.isnan(figure.tokens_per_param) else f"{figure.tokens_per_param:.3g}"
+    return (
+        f"{figure.section}. {figure.summary} Training tokens per parameter: {budget}; "
+        f"the paper's are {PAPER_TOKENS_PER_PARAM}."
+    )
 
 
 def figures_title(figures: Sequence[FigureResult]) -> str:
@@ -119,8 +127,7 @@ def markdown_page(figures: Sequence[FigureResult], drawn: Drawn, head: list[tupl
     if summary:
         parts += ["## Claims", _md_table(["figure", "claim", "verdict", "ours", "the paper's"], summary)]
     for figure in figures:
-        budget = f"{figure.tokens_per_param:.3g} tokens per parameter, the paper's are {PAPER_TOKENS_PER_PARAM}."
-        parts += [f"## {_md(figure.title)}", f"{_md(figure.section)}. {_md(figure.summary)} {budget}"]
+        parts += [f"## {_md(figure.title)}", _md(_about(figure))]
         parts += [f"> **Warning:** {_md(warning)}" for warning in figure.warnings]
         if figure.verdicts:
             parts.append(_md_table(["claim", "verdict", "in words", "ours", "the paper's"], _claims(figure)))
