@@ -1,7 +1,6 @@
 """May these runs be compared? Same corpus and tokenizer (refused), same config (warned)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
 from typing import Any, NamedTuple
 
 from lightning_sv.paper.events import Run
@@ -53,6 +52,7 @@ def check_same_corpus(runs: Mapping[str, Run]) -> None:
                     "compare runs of one corpus, or remove the older runs."
                 )
     for key in ("val_sequences", "seq_len") if runs else ():
+    for key in ("val_sequences", "seq_len"):
         first, *others = ((name, (run.config.get("data") or {}).get(key)) for name, run in runs.items())
         for name, value in others:
             if value != first[1]:

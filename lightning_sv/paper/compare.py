@@ -16,7 +16,6 @@ from rich.console import Console
 
 from lightning_sv.paper.checks import (
     check_same_corpus,
-    check_same_validation,
     comparability_warnings,
     config_differences,
 )
@@ -92,7 +91,6 @@ def compare(
 
     runs = {job.name: read_run(job.run_dir) for job in plan}
     check_same_corpus(runs)
-    check_same_validation(runs)
     trained = [TrainedArm(arm, tuple(runs[_run_name(i, seed)] for seed in seeds)) for i, arm in enumerate(arms)]
     _check_arms_differ(trained)
     differences = config_differences(runs, [argument for arm in arms for argument in arm.args])

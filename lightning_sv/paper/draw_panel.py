@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from lightning_sv.paper.draw import branch_norms, draw_branches
 from lightning_sv.paper.draw_arms import draw_differences, draw_losses
 from lightning_sv.paper.events import VAL_LOSS, Curve
-from lightning_sv.paper.figure import LINES, colours, legend_below, new_figure, set_style, set_token_axis
+from lightning_sv.paper.figure import LINES, colours, human_tokens, legend_below, new_figure, set_style, set_token_axis
 from lightning_sv.paper.results import ArmResult, PanelResult
 from lightning_sv.paper.stats import on_common_tokens, paired_curve
 
@@ -86,6 +86,12 @@ def curve_views(panel: PanelResult, confidence: float = 0.95) -> tuple[list[View
     if not arms[0].baseline or len(arms) == 1:
         return views, []
     pairs, shown, notes = [], [], []
+    if len({run.tokens for arm in arms for run in arm.runs}) > 1:
+        told = ", ".join(f"{name} {human_tokens(arm.runs[0].tokens)}" for name, arm in zip(names, arms, strict=True))
+        notes.append(
+            f"The runs end at different tokens ({told}): the picture's differences are at equal tokens, the last that "
+            "both have; the table's are between the ends."
+        )
     for i, arm in enumerate(curves[1:], 1):
         try:
             pairs.append(paired_curve(curves[0], arm, confidence))
@@ -117,11 +123,11 @@ def _loss_view(
 ) -> View:
     figure = new_figure(panels=1)
     axes = figure.subplots()
-    draw_losses(axes, curves, names, looks, from_share)
+    ends = [float(curve.tokens[-1]) for arm in curves for curve in arm]
+    draw_losses(axes, curves, names, looks, from_share * min(ends) / max(ends))
     axes.set_title("Which ends lowest?" if len(curves) > 1 else "How low does the loss get?")
     if name == "end":
-        end = max(float(curve.tokens[-1]) for arm in curves for curve in arm)
-        axes.set_xlim(from_share * end, end * 1.01)
+        axes.set_xlim(from_share * min(ends), max(ends) * 1.01)
         axes.set_title(f"The last {1 - from_share:.0%} of training")
     set_token_axis(axes)
     set_style(axes)

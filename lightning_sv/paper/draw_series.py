@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from lightning_sv.paper.draw_panel import View, arm_name, axis_words, end_losses, looks_of
 from lightning_sv.paper.figure import GREY, human_tokens, legend_below, new_figure, set_style
 from lightning_sv.paper.results import PanelResult
-from lightning_sv.paper.scaling import Interval, Scaling, fit_scaling
+from lightning_sv.paper.scaling import Scaling, fit_scaling
 from lightning_sv.paper.stats import paired_difference
 
 
@@ -21,9 +21,17 @@ def series_losses(panel: PanelResult, series: dict[str, Any]) -> list[Any]:
     return [end_losses(by_label[label]) for label in series["arms"]]
 
 
+def series_sizes(panel: PanelResult, series: dict[str, Any]) -> list[float]:
+    """What a scaling panel has along x, one per point of the series."""
+    return [float(x) for x in series["parameters" if panel.extra["x"] == "parameters" else "sizes"]]
+
+
 @lru_cache(maxsize=64)
 def panel_fits(panel: PanelResult) -> tuple[tuple[tuple[str, bool, Scaling], ...], tuple[str, ...]]:
-    """(label, ours, fit with the baseline) of every other series of a scaling panel, and sentences on them."""
+    """(label, ours, fit with the baseline) of every other series of a scaling panel, and what weakens them.
+
+    Both arms are fitted at the baseline's sizes: what a strategy adds in scale vectors is part of it.
+    """
     base = next((s for s in panel.extra["series"] if s["baseline"]), None)
     found, notes = [], []
     for series in panel.extra["series"]:
@@ -33,26 +41,14 @@ def panel_fits(panel: PanelResult) -> tuple[tuple[tuple[str, bool, Scaling], ...
         try:
             if list(series["sizes"]) != list(base["sizes"]):
                 raise ValueError(f"its sizes {series['sizes']} are not the baseline's {base['sizes']}.")
-            fit = fit_scaling(list(base["sizes"]), *(np.stack(series_losses(panel, s)) for s in (base, series)))
+            losses = (np.stack(series_losses(panel, s)) for s in (base, series))
+            fit = fit_scaling(series_sizes(panel, base), *losses)
         except ValueError as error:
             notes.append(f"{name} has no scaling fit: {error}")
             continue
         found.append((series["label"], series["ours"], fit))
         notes += [f"{name}: {warning}" for warning in fit.warnings]
-        for form in fit.fits:
-            unit = "in the exponent" if form.form == "power" else "nats per token and e-fold"
-            notes.append(
-                f"{name} - {base['label']}, {form.form}: offset in the middle of the sizes {_words(form.offset)} nats "
-                f"per token; slope {_words(form.slope)} {unit} (above 0: falls faster); {base['label']} "
-                f"{form.a.formula()}, {name} {form.b.formula()}; residual {form.residual:.4f}."
-            )
     return tuple(found), tuple(notes)
-
-
-def _words(x: Interval) -> str:
-    if x.low is None or x.high is None:
-        return f"{x.value:+.4f} (no interval)"
-    return f"{x.value:+.4f} (95% interval {x.low:+.4f} to {x.high:+.4f}{'' if x.resolved else ', not resolved'})"
 
 
 def scaling_views(panel: PanelResult) -> tuple[list[View], list[str]]:
@@ -70,7 +66,7 @@ def scaling_views(panel: PanelResult) -> tuple[list[View], list[str]]:
     figure = new_figure(panels=1)
     axes = figure.subplots()
     for s, (colour, style) in zip(series, looks, strict=True):
-        sizes, losses = np.array(s["sizes"], dtype=np.float64), series_losses(panel, s)
+        sizes, losses = np.array(series_sizes(panel, s)), series_losses(panel, s)
         for size, values in zip(sizes, losses, strict=True):
             axes.plot(np.full(len(values), size), values, ".", color=colour, alpha=0.45, markersize=5)
         means = [float(np.mean(values)) for values in losses]
@@ -109,7 +105,7 @@ def _gap_view(panel: PanelResult, series: list[dict[str, Any]], looks: list[tupl
     for i, (s, (colour, style)) in enumerate(zip(series[1:], looks[1:], strict=True)):
         if s["label"] not in by_label:
             continue
-        sizes = np.array(s["sizes"], dtype=np.float64) * 1.03**i  # side by side, where intervals would overlap
+        sizes = np.array(series_sizes(panel, s)) * 1.03**i  # side by side, where intervals would overlap
         pairs = [paired_difference(a, b) for a, b in zip(base, series_losses(panel, s), strict=True)]
         half = [p.smallest_resolvable or 0.0 for p in pairs]
         look: dict[str, Any] = {"color": colour, "capsize": 3, "label": arm_name(s["label"], s["ours"])}
@@ -127,7 +123,8 @@ def _gap_view(panel: PanelResult, series: list[dict[str, Any]], looks: list[tupl
 
 
 def _size_axis(axes: Axes, panel: PanelResult) -> None:
-    _log_axis(axes, sorted({float(x) for s in panel.extra["series"] for x in s["sizes"]}), human_tokens)
+    # the first series' alone: the others' differ by their scale vectors
+    _log_axis(axes, series_sizes(panel, panel.extra["series"][0]), human_tokens)
     axes.set_xlabel({"tokens": "training tokens", "parameters": "parameters"}[panel.extra["x"]])
     set_style(axes)
 

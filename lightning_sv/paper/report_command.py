@@ -9,7 +9,6 @@ from rich.console import Console
 
 from lightning_sv.paper.checks import (
     check_same_corpus,
-    check_same_validation,
     comparability_warnings,
     config_differences,
 )
@@ -85,7 +84,6 @@ def own_figure(
     warnings = []
     if len(found) > 1:
         check_same_corpus(checked)
-        check_same_validation(checked)
         warnings = comparability_warnings(checked, config_differences(checked, ()))
     shared = sorted(set.intersection(*(set(seeds) for seeds in arms.values())))
     if not shared:
@@ -118,7 +116,7 @@ def _figure(arms: tuple[ArmResult, ...], warnings: tuple[str, ...], command: str
         verdicts=tuple(_verdict(arms[0], arm) for arm in arms[1:]),
         warnings=warnings,
         command=command,
-        tokens_per_param=min(budgets, default=float("nan")),
+        tokens_per_param=min(budgets, default=0.0),
         paper_numbers=(),
     )
 

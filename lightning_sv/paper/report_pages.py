@@ -1,6 +1,5 @@
 """A report as one HTML page that needs nothing else, and as Markdown beside its pictures."""
 
-import math
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -17,12 +16,13 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; marg
   max-width: 80rem; }
 h1, h2, h3 { line-height: 1.2; } h2 { border-top: 2px solid #ddd; padding-top: 1.5rem; margin-top: 2.5rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; margin: .5rem 0 1rem; }
-th, td { text-align: left; vertical-align: top; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid #ddd; }
+th, td { text-align: left; vertical-align: top; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid #ddd;
+  min-width: 4rem; } td:last-child { overflow-wrap: anywhere; min-width: 7rem; }
 .views { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 1rem; }
-.views img { width: 100%; height: auto; }
+.views img { width: 100%; height: auto; max-width: 36rem; }
 pre { background: #f4f4f4; padding: .6rem; overflow-x: auto; }
 .warning { border-left: 4px solid #D55E00; background: #fdf3ec; padding: .5rem .8rem; margin: .4rem 0; }
-.note { color: #555; font-size: .9rem; } .verdict { font-weight: 600; white-space: nowrap; }
+.note { color: #555; font-size: .9rem; } .verdict { font-weight: 600; }
 """
 
 
@@ -38,7 +38,7 @@ Drawn = Mapping[tuple[str, int], PanelPages]
 
 def head_lines(figures: Sequence[FigureResult], scale: str, made: Provenance) -> list[tuple[str, str]]:
     """What stands above everything: (what, its value)."""
-    budgets = sorted(x for figure in figures if not math.isnan(x := figure.tokens_per_param))
+    budgets = sorted(x for figure in figures if (x := figure.tokens_per_param) > 0)
     words = " to ".join(dict.fromkeys(f"{x:.3g}" for x in (budgets[0], budgets[-1]))) if budgets else "not stated"
     return [
         ("scale", scale),
@@ -92,7 +92,7 @@ def html_page(figures: Sequence[FigureResult], drawn: Drawn, head: list[tuple[st
 
 
 def _about(figure: FigureResult) -> str:
-    budget = "not stated" if math.isnan(figure.tokens_per_param) else f"{figure.tokens_per_param:.3g}"
+    budget = f"{figure.tokens_per_param:.3g}" if figure.tokens_per_param > 0 else "not stated"
     return (
         f"{figure.section}. {figure.summary} Training tokens per parameter: {budget}; "
         f"the paper's are {PAPER_TOKENS_PER_PARAM}."

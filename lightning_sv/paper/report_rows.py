@@ -98,9 +98,11 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def panel_table(panel: PanelResult) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a panel's table: final losses and differences, or the panel's own; empty for other kinds."""
+    """Header and rows of a panel's table: final losses, the laws of a scaling, the panel's own; empty for other kinds."""
     if panel.kind == "table":
         return list(panel.extra["columns"]), [[_cell(x) for x in row] for row in panel.extra["rows"]]
+    if panel.kind == "scaling":
+        return _law_table(panel)
     if panel.kind != "curves":
         return [], []
     differences = {arm: d for arm, _, d in _final(panel)}
@@ -111,6 +113,25 @@ def panel_table(panel: PanelResult) -> tuple[list[str], list[list[str]]]:
         shown = ["baseline" if arm.baseline else "", ""] if d is None else [f"{d.mean:+.4f}", interval(d.low, d.high)]
         rows.append([arm_name(arm.label, arm.ours), f"{losses.mean():.4f}", seeds, *shown])
     return ["arm", "final loss, nats per token", "each seed", "difference", "95% interval"], rows
+
+
+def _law_table(panel: PanelResult) -> tuple[list[str], list[list[str]]]:
+    against = next((s["label"] for s in panel.extra["series"] if s["baseline"]), "")
+    rows = [
+        [
+            arm_name(label, ours),
+            fit.b.formula(),
+            fit.a.formula(),
+            f"{fit.offset.value:+.4f} ({interval(fit.offset.low, fit.offset.high)})",
+            f"{fit.slope.value:+.4f} ({interval(fit.slope.low, fit.slope.high)})",
+            f"{fit.residual:.4f}",
+        ]
+        for label, ours, scaling in panel_fits(panel)[0]
+        for fit in scaling.fits
+    ]
+    offset = "offset in the middle of the sizes, nats per token (95% interval)"
+    slope = "slope difference, above 0: falls faster (95% interval)"
+    return (["arm", "law", f"law of {against}", offset, slope, "residual, nats per token"], rows) if rows else ([], [])
 
 
 def ours_words(verdict: Verdict) -> str:

@@ -12,6 +12,7 @@ from lightning_sv.paper.draw_panel import branch_views, curve_views, looks_of
 from lightning_sv.paper.draw_series import grid_views, panel_fits, scaling_views
 from lightning_sv.paper.events import Curve
 from lightning_sv.paper.figure import BLUE
+from lightning_sv.paper.report_rows import panel_table
 from lightning_sv.paper.results import ArmResult, PanelResult
 from tests.paper import fake_results as fake
 
@@ -74,7 +75,8 @@ def test_arms_that_cannot_be_paired_are_named() -> None:
         run.curves["val/loss"] = Curve(curve.tokens + 1, curve.values)  # type: ignore[index]
     views, notes = curve_views(PanelResult("p", (*panel.arms, odd), "curves"))
     assert "odd" in legend(views[0].figure.axes[0]) and len(legend(views[1].figure.axes[0])) == 2
-    assert len(notes) == 1 and "odd - llama cannot be drawn: The runs share no evaluation" in notes[0]
+    assert len(notes) == 2 and "odd - llama cannot be drawn: The runs share no evaluation" in notes[1]
+    assert notes[0].startswith("The runs end at different tokens (llama 1.5M, ")
     alone = [ArmResult(arm.label, arm.runs, False, False) for arm in panel.arms]
     assert [view.name for view in curve_views(PanelResult("p", tuple(alone), "curves"))[0]] == ["loss", "end"]
 
@@ -90,7 +92,10 @@ def test_scaling_shows_both_fits_and_the_difference() -> None:
     smooth = [line for line in axes.lines if len(line.get_xdata()) == 100]
     assert len(smooth) == 6 and axes.get_xscale() == "log" and axes.get_xlabel() == "parameters"
     assert smooth[0].get_ydata() == pytest.approx(law.power.a(smooth[0].get_xdata()))
-    assert len(notes) == 4 and f"slope {law.power.slope.value:+.4f} (95% interval" in notes[0]
+    columns, rows = panel_table(panel)
+    assert not notes and len(rows) == 4 and columns[2] == "law of llama"
+    assert rows[0][:3] == ["unified", law.power.b.formula(), law.power.a.formula()]
+    assert rows[0][4].startswith(f"{law.power.slope.value:+.4f} (") and rows[2][0] == "hg+dp+or (ours)"
     bars = gap.figure.axes[0].containers
     assert [bar.get_label() for bar in bars] == ["unified", "hg+dp+or (ours)"]
     few = scaling_views(fake.scaling_panel(sizes=fake.SIZES[:3]))[1]

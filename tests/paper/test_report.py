@@ -14,8 +14,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.paper.events import read_run
 from lightning_sv.paper.report import write_report
 from lightning_sv.paper.report_command import own_figure
-from tests.paper.fake_results import figure
-from tests.paper.test_compare import FAKE
+from tests.paper.fake_results import figure, write_run
 
 
 class Page(HTMLParser):
@@ -107,19 +106,12 @@ def test_tables_hold_every_final_figure(report: Path) -> None:
     assert verdicts[2]["estimate"] == ""
 
 
-def run_fake(directory: Path, scale: str, seed: int, *more: str) -> Path:
-    directory.mkdir(parents=True)
-    argv = ["--model.scale", scale, "--seed_everything", str(seed), "--run_dir", str(directory), *more]
-    subprocess.run([*FAKE, *argv], check=True, capture_output=True, cwd=Path(__file__).parents[2])
-    return directory
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("own")
     for scale in ("unified", "llama"):
         for seed in range(3):
-            run_fake(root / f"{scale}{seed}", scale, seed)
+            write_run(root / f"{scale}{seed}", scale, seed)
     return root
 
 
@@ -168,7 +160,7 @@ def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path, capsys: 
     (tmp_path / "empty").mkdir()
     assert "no run directory" in fails(tmp_path / "nowhere")
     assert "not complete" in fails(tmp_path / "empty")
-    bare = run_fake(tmp_path / "bare", "llama", 0)
+    bare = write_run(tmp_path / "bare", "llama", 0)
     for file in bare.glob("*tfevents*"):
         file.unlink()
     assert "holds no TensorBoard scalars" in fails(bare)
@@ -176,16 +168,15 @@ def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path, capsys: 
     assert "share no seed" in fails(runs / "llama0", runs / "unified1")
     assert "--baseline takes one of llama" in fails(runs / "llama0", "--baseline", "hg")
     assert "--labels names 1 runs and there are 2" in fails(runs / "llama0", runs / "unified0", "--labels", "a")
-    other = run_fake(tmp_path / "corpus", "hg", 0, "--corpus_hash", "dead")
+    other = write_run(tmp_path / "corpus", "hg", 0, corpus="dead")
     assert "used different corpora" in fails(runs / "llama0", other)
-    tokens = run_fake(tmp_path / "tokens", "hg", 0)
+    tokens = write_run(tmp_path / "tokens", "hg", 0)
     edited = (tokens / "summary.json").read_text().replace("7001", "7002")
     (tokens / "summary.json").write_text(edited)
     assert "used different tokenizers" in fails(runs / "llama0", tokens)
-    val = run_fake(tmp_path / "val", "hg", 0)
-    (val / "config.yaml").write_text((val / "config.yaml").read_text().replace('"data": {', '"data": {"seq_len": 9, '))
-    assert "different validation sets (data.seq_len None and 9)" in fails(runs / "llama0", val)
-    rate = run_fake(tmp_path / "rate", "hg", 0, "--optim.lr", "0.5")
+    val = write_run(tmp_path / "val", "hg", 0, val_sequences=9)
+    assert "validated on different sets (data.val_sequences None and 9)" in fails(runs / "llama0", val)
+    rate = write_run(tmp_path / "rate", "hg", 0, lr=0.5)
     assert own_figure([runs / "llama0", rate]).warnings == (
         f"The configs differ in optim.lr: 0.001 against 0.5 ({runs / 'llama0'}, {rate}).",
     )
