@@ -98,7 +98,7 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def panel_table(panel: PanelResult) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a panel's table: final losses, the laws of a scaling, the panel's own; empty for other kinds."""
+    """Header and rows of a panel's table: final losses, fitted laws, or the panel's own; empty for other kinds."""
     if panel.kind == "table":
         return list(panel.extra["columns"]), [[_cell(x) for x in row] for row in panel.extra["rows"]]
     if panel.kind == "scaling":
