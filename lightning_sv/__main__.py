@@ -19,7 +19,6 @@ COMMANDS = {
     "report": "draw your own runs from their event files: one page, pictures, CSV",
     "generate": "continue a prompt with a trained model",
     "theory": "check the paper's theorems, with the counterexamples beyond them",
-    "report": "draw your own runs from their event files: one page, pictures, CSV",
 }
 
 USAGE = "usage: lightning-sv COMMAND [--help] ...\n\n" + "\n".join(
@@ -48,7 +47,6 @@ def main(args: Sequence[str] | None = None) -> int:
         "report": _report,
         "generate": _generate,
         "theory": _theory,
-        "report": _report,
     }
     try:
         if name in ("fit", "validate"):
@@ -243,12 +241,6 @@ def _generate(argv: list[str]) -> int:
     text = tokenizer.decode(out)
     print(json.dumps({"prompt": options.prompt, "text": text}) if options.json else options.prompt + text)
     return 0
-
-
-def _report(argv: list[str]) -> int:
-    from lightning_sv.paper.report_command import run_report
-
-    return run_report(argv)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,6 @@ def check_same_corpus(runs: Mapping[str, Run]) -> None:
                     "compare runs of one corpus, or remove the older runs."
                 )
     for key in ("val_sequences", "seq_len") if runs else ():
-    for key in ("val_sequences", "seq_len"):
         first, *others = ((name, (run.config.get("data") or {}).get(key)) for name, run in runs.items())
         for name, value in others:
             if value != first[1]:
@@ -60,25 +59,6 @@ def check_same_corpus(runs: Mapping[str, Run]) -> None:
                     f"The runs {first[0]} and {name} were validated on different sets (data.{key} {first[1]} and "
                     f"{value}); compare runs of one validation set."
                 )
-
-
-def check_same_validation(runs: Mapping[str, Run]) -> None:
-    """Refuse runs of one corpus that validate on other blocks of it: another number, or another length.
-
-    Args:
-        runs: Completed runs by name; a key that no config has is not compared.
-
-    Raises:
-        ValueError: When ``data.val_sequences`` or ``data.seq_len`` differs.
-    """
-    first, *others = runs
-    for name, key in product(others, ("val_sequences", "seq_len")):
-        a, b = (_leaves(runs[x]).get(f"data.{key}") for x in (first, name))
-        if a != b:
-            raise ValueError(
-                f"The runs {first} and {name} have different validation sets (data.{key} {a} and {b}); "
-                "compare runs that validate on the same text."
-            )
 
 
 def config_differences(runs: Mapping[str, Run], arm_args: Sequence[str]) -> list[ConfigDifference]:
