@@ -33,6 +33,7 @@ help:  ## this list
 	@echo
 	@echo "  variables    MODEL=$(MODEL) SCALE=$(SCALE) OPTIM=$(OPTIM) SCHEDULE=$(SCHEDULE) TRAINER=$(TRAINER) DATA=$(DATA)"
 	@echo "               A=$(A) B='$(B)' SEEDS=$(SEEDS) A_ARGS= B_ARGS= ARGS='any key, e.g. --trainer.max_steps 500'"
+	@echo "               FIG='$(FIG)' of: $(sort $(basename $(notdir $(wildcard conf/paper/*.yaml))))"
 	@echo "               PROBES=$(PROBES) measured beside the training: $(basename $(notdir $(wildcard conf/probes/*.yaml)))"
 
 # torch first and alone: its build (CPU or CUDA) is the platform's choice. The rest without dependency

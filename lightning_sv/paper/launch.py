@@ -44,6 +44,7 @@ class Job:
         arguments: Everything after it but the run directory.
         run_dir: Where the run writes.
         context: What else decides the result: the corpus, versions. Runs of another are not reused.
+        addressed: Whether the directory's name is a hash of the resolved configuration, as which the files then count.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Job:
     arguments: tuple[str, ...]
     run_dir: Path
     context: Mapping[str, str] = field(default_factory=dict)
+    addressed: bool = False
 
     @property
     def command(self) -> list[str]:
@@ -71,7 +73,7 @@ class Job:
     def record(self) -> dict[str, Any]:
         """What a finished run is known by: the command without its directory, and file hashes."""
         values = (argument.split("=", 1)[-1] for argument in self.arguments)
-        files = {value: _sha256(Path(value)) for value in values if Path(value).is_file()}
+        files = {value: _sha256(Path(value)) for value in values if not self.addressed and Path(value).is_file()}
         # the interpreter's path says nothing about the result
         program = ["python" if part == sys.executable else part for part in self.launcher]
         return {"command": [*program, *self.arguments], "files": files, "context": dict(self.context)}
@@ -93,10 +95,8 @@ class Job:
             return "new"
         record = self.run_dir / "command.json"
         if not record.is_file():
-            raise ValueError(
-                f"{self.run_dir} is not empty and not a run of this comparison (no command.json); "
-                "choose another output directory."
-            )
+            why = "is not empty and not a run of this comparison (no command.json)"
+            raise ValueError(f"{self.run_dir} {why}; choose another output directory.")
         complete = (self.run_dir / "summary.json").is_file()
         try:
             before, now = json.loads(record.read_text()), self.record()
@@ -165,8 +165,7 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> None:
                         child.check()
                         finished += 1
                 share = sum(child.share for child in running)
-                steps = f"{finished}/{len(jobs)} runs"
-                progress.update(overall, completed=finished + share, steps=steps)
+                progress.update(overall, completed=finished + share, steps=f"{finished}/{len(jobs)} runs")
                 time.sleep(_POLL_S)
         finally:
             # reached with children alive only on an error or an interrupt

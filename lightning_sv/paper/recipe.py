@@ -134,8 +134,9 @@ class Recipes:
         identity = OmegaConf.to_container(layered)
         assert isinstance(identity, dict)
         identity.pop("seed_everything", None)
-        hidden = ("model.optim.lr", "model.backbone.name", "trainer.", "data.", "scalars.", "model.scale_options")
-        told = [f"{k.rpartition('.')[2]} {v}" for k, v in changes.items() if not k.startswith(hidden)]
+        hidden = ("model.optim.lr", "model.backbone.name", "model.scale_options")
+        shown = {k: v for k, v in changes.items() if k.startswith("model.") and not k.startswith(hidden)}
+        told = [f"{k.rpartition('.')[2]} {v}" for k, v in shown.items()]
         tokens = steps * data.tokens_per_step
         seconds = gpu_hours = None
         if self.scale.gpu is not None:

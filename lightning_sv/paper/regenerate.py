@@ -47,7 +47,7 @@ class Runs:
         """The run as a child process."""
         title = f"{recipe.model}, {recipe.strategy}, {recipe.details}, {recipe.steps:,} steps, seed {seed}"
         args = (*recipe.args, "--seed_everything", str(seed))
-        return Job(recipe.key(seed), title, tuple(self.launcher), args, self.dir(recipe, seed), self.context)
+        return Job(recipe.key(seed), title, tuple(self.launcher), args, self.dir(recipe, seed), self.context, True)
 
     def missing(self, wanted: Wanted) -> list[Job]:
         """Those that are not complete.

@@ -61,11 +61,12 @@ class PanelResult:
         title: Its heading.
         arms: In the order of the figure.
         kind: How it is drawn: ``curves`` (validation loss against tokens), ``scaling``, ``grid``, ``qkv``, ``table``.
-        extra: What the kind needs beside the runs. ``curves``, ``qkv``: empty. ``grid``: ``axis`` (the key that
-            varies, e.g. ``model.optim.lr``) and ``series``, a list of ``{"label", "ours", "baseline", "values",
-            "arms"}``: the values of the axis and the labels of the arms trained at them, in the same order.
-            ``scaling``: ``x`` (``tokens`` or ``parameters``) and ``series``, a list of ``{"label", "ours",
-            "baseline", "sizes", "parameters", "arms"}``. ``table``: ``columns`` and ``rows``, of text and numbers.
+        extra: What the kind needs beside the runs. ``qkv``: empty. ``curves``: empty, or ``rule``, what was fixed
+            before the runs: ``{"margin", "pilot", "budget", "needed"}``, the last in pairs. ``grid``: ``axis`` (the
+            key that varies, e.g. ``model.optim.lr``) and ``series``, a list of ``{"label", "ours", "baseline",
+            "values", "arms"}``: the values of the axis and the labels of the arms trained at them, in the same order.
+            ``scaling``: ``x`` (``parameters``) and ``series``, a list of ``{"label", "ours", "baseline", "sizes",
+            "parameters", "arms"}``. ``table``: ``columns`` and ``rows``, of text and numbers.
     """
 
     title: str

@@ -18,7 +18,9 @@ from lightning_sv.paper.recipe import Recipes
 from lightning_sv.paper.regenerate import Runs, questions, result, train
 from lightning_sv.paper.results import FigureResult
 from tests.paper.test_compare import FAKE
-from tests.paper.test_figures import ROOT
+from tests.paper.test_figures import FIGURE, ROOT, conf
+
+__all__ = ["conf"]  # a fixture
 
 
 def quiet() -> Console:
@@ -83,6 +85,23 @@ def test_arms_are_trained_once_and_skipped_when_complete(shared: Runs) -> None:
     text = said.file.getvalue()  # type: ignore[attr-defined]
     assert "11 of 16 runs are complete" in text and text.count(": done in") == 5 and before
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items() if path != gone)
+
+
+def test_a_comment_in_a_config_trains_nothing_again(conf: Path, tmp_path: Path) -> None:
+    """The key is that of the resolved configuration; a value that changes is another run."""
+    (conf / "paper/mine.yaml").write_text(FIGURE)
+    tiny = (ROOT / "conf/model/tiny.yaml").read_text()
+    (conf / "model").unlink()
+    (conf / "model").mkdir()
+
+    def planned(text: str) -> PlannedFigure:
+        (conf / "model/tiny.yaml").write_text(text)
+        return plan_figure(load_figure("mine", conf), Recipes(load_scale("cpu", conf), {}, conf))
+
+    runs = Runs(tmp_path / "out", launcher=FAKE)
+    train([planned(tiny)], runs, parallel=2, console=quiet())
+    assert runs.missing(planned(f"# a word\n{tiny}").runs()) == []
+    assert len(runs.missing(planned(tiny.replace("d_model: 64", "d_model: 96")).runs())) == 4
 
 
 def test_a_figure_is_judged(shared: Runs) -> None:
