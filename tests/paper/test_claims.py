@@ -14,10 +14,12 @@ from lightning_sv.paper.events import Curve, Run
 from lightning_sv.paper.grids import optimum, pairs_needed
 from lightning_sv.paper.results import ArmResult, PanelResult, Verdict
 from lightning_sv.paper.spec import ClaimSpec
+from lightning_sv.paper.tables import benchmark_table, throughput_table
 
 TOKENS = np.arange(100, 2001, 100)
 NOISE = (0.001, -0.001, 0.0005, -0.0005)  # of the pairs; sums to zero
 Q, V = "branch_norm/mean/q_proj/effective", "branch_norm/mean/v_proj/effective"
+SPEED = "throughput/tokens_per_s"
 
 
 def run(values: np.ndarray, **curves: np.ndarray) -> Run:
@@ -153,6 +155,21 @@ def test_slope_is_that_of_a_power_law() -> None:
     assert [v.verdict for v in each] == ["not resolved", "holds", "holds", "holds"]
 
 
+def test_cost_is_the_ratio_of_speeds() -> None:
+    """1.1 times the time after the first half, whatever the warm-up; the interval is that of the logarithms."""
+    warm = np.where(np.arange(20) < 10, 5.0, 1.0)
+    runs = {
+        label: tuple(run(4 - TOKENS / 2000, **{SPEED: 1e4 * warm * (1 + x) / ratio}) for x in NOISE)
+        for label, ratio in (("a", 1.1), ("b", 1.0))
+    }
+    arms = [ArmResult(label, made, False, label == "b") for label, made in runs.items()]
+    found = judge("cost", *arms, margin=1.2)
+    assert found.verdict == "holds" and (found.estimate, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
+    assert judge("cost", *arms, margin=1.05).verdict == "contradicted"
+    rows = throughput_table(arms)["rows"]
+    assert [(row[0], row[2]) for row in rows] == [("a", 4), ("b", 4)] and rows[1][1] == pytest.approx(1e4)
+
+
 def test_optimum_of_a_parabola() -> None:
     """Losses on a parabola in log(value): its depth below the best point is the error, to the last digit."""
     values = [8.0, 2.0, 4.0]  # in any order
@@ -209,6 +226,8 @@ def test_wrong_claims_and_untestable_ones() -> None:
         judge("les", arm("a"), flat())
     with pytest.raises(ValueError, match="panel 'panel': arm 'a' is unknown; known: A b"):
         judge("less", arm("A"), flat())
+    with pytest.raises(ValueError, match="absent.json has no step times .*make bench writes it"):
+        benchmark_table(Path("absent.json"))
     claim = ClaimSpec("less", "0.028", a="a", b="b", margin=0.02)
     found = not_testable(claim, "no GPU")
     assert (found.verdict, found.n) == ("not testable at this scale", 0)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from lightning_sv.paper.dry_run import measured_pace, print_dry_run
 from lightning_sv.paper.experiment import PlannedFigure, plan_figure
 from lightning_sv.paper.figures import load_figure, load_scale
 from lightning_sv.paper.launch import Job, run_jobs
@@ -102,6 +103,19 @@ def test_a_comment_in_a_config_trains_nothing_again(conf: Path, tmp_path: Path) 
     train([planned(tiny)], runs, parallel=2, console=quiet())
     assert runs.missing(planned(f"# a word\n{tiny}").runs()) == []
     assert len(runs.missing(planned(tiny.replace("d_model: 64", "d_model: 96")).runs())) == 4
+
+
+def test_the_pace_is_measured_on_finished_runs(shared: Runs) -> None:
+    (figure,) = plan("heterogeneity")
+    train([figure], shared, parallel=2, console=quiet())
+    assert measured_pace(figure.runs(), shared) is None  # the stand-in takes no time
+    for factor, (recipe, seed) in zip((1.5, 2.0, 9.0), figure.runs(), strict=False):
+        assert recipe.seconds is not None
+        edit(shared.dir(recipe, seed) / "summary.json", {"seconds": factor * recipe.seconds})
+    assert measured_pace(figure.runs(), shared) == pytest.approx(2.0)
+    said = Console(file=io.StringIO(), width=200)
+    print_dry_run(said, [figure], shared, load_scale("cpu"), parallel=2)
+    assert "missing: 0 runs, about 0 min, 2 at a time, measured: 2.00 times" in said.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_figure_is_judged(shared: Runs) -> None:
