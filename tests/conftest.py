@@ -36,18 +36,36 @@ def config() -> BackboneConfig:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty modules of the standard library: about 100,000 tokens."""
-    root = tmp_path_factory.mktemp("corpus")
+    """Forty modules of the standard library: about 200,000 tokens."""
+    return make_corpus(tmp_path_factory.mktemp("corpus"), max_bytes=400_000)
+
+
+@pytest.fixture(scope="session")
+def short_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first of them: an epoch of `short_args` is five steps."""
+    return make_corpus(tmp_path_factory.mktemp("short"), max_bytes=26_000, chunk_bytes=2_000)
+
+
+def make_corpus(root: Path, **settings: int) -> Path:
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:40]
     config = CorpusConfig(
         dir=str(root / "shards"),
         source="files:" + ",".join(map(str, files)),
         tokenizer="bpe:300",
         val_fraction=0.2,
-        max_bytes=400_000,
+        **settings,
     )
     prepare(config, progress=False)
     return root / "shards"
+
+
+@pytest.fixture
+def short_args(short_corpus: Path, tmp_path: Path) -> list[str]:
+    """Arguments of a fit of short epochs, two micro-batches a step, with windows that end between checkpoints."""
+    return [
+        *write_run_args(short_corpus, tmp_path), "--data.global_batch", "32", "--data.micro_batch", "16",
+        "--scalars.every_n_steps", "4", "--batch_hash.every_n_steps", "1",
+    ]  # fmt: skip
 
 
 @pytest.fixture

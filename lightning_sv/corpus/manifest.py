@@ -120,7 +120,7 @@ class Manifest:
         vocab_size: int | None = None,
         seq_len: int | None = None,
         tokenizer: str | None = None,
-        checksums: bool | None = None,
+        checksums: bool = True,
     ) -> None:
         """Check that the files in `dir` are what this manifest says; see `lightning_sv.corpus.verify`."""
         from lightning_sv.corpus.verify import verify  # it imports this module for the types

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -111,6 +114,7 @@ class TokenLoader(DataLoader[Tensor]):
             batch_sampler=self.order,
             num_workers=num_workers,
             pin_memory=pin_memory,
+            worker_init_fn=_outlive_signals,
             generator=torch.Generator().manual_seed(seed),
         )
         self._epoch, self._read = -1, 0
@@ -167,4 +171,24 @@ class TokenLoader(DataLoader[Tensor]):
         if state["sequences"] % share.global_batch:
             raise ValueError("The checkpoint was saved inside an optimizer step; resume from one saved after a step.")
         self._epoch, self._read = state["epoch"], state["sequences"] // (share.micro_batch * share.ranks)
+        if self._read == len(self.order):  # nothing is left of it: Lightning would count an epoch without a batch
+            self._epoch, self._read = self._epoch + 1, 0
         self._loaded = self._epoch >= 0
+
+
+def _outlive_signals(worker: int) -> None:
+    """What asks a run to stop often reaches its workers too, and they are needed to the end of the step.
+
+    From the run itself SIGTERM ends a worker: that is how Python ends what is left of them when it exits.
+    """
+    if not hasattr(signal, "sigwaitinfo"):  # macOS
+        return
+    numbers = {signal.SIGTERM, signal.SIGUSR1}
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+    def listen() -> None:
+        while signal.sigwaitinfo(numbers).si_pid != os.getppid():
+            pass
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()

@@ -145,6 +145,8 @@ class LastCheckpoint(Checkpoint):
 
     def _save(self, trainer: L.Trainer) -> None:
         assert self.path is not None, "the command line sets the path"
+        for logger in trainer.loggers:
+            logger.save()  # a resumed run does not write again what it logged up to here
         trainer.save_checkpoint(self.path)
         if self._stop and self._step < trainer.max_steps:
             self._signals.stop(self._step)

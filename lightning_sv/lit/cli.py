@@ -135,7 +135,7 @@ class PretrainCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Check the corpus before anything is written, claim the directory, say what is about to be trained."""
-        self.datamodule.check(self.model.config.vocab_size, checksums=None if is_first_of_node() else False)
+        self.datamodule.check(self.model.config.vocab_size, checksums=is_first_of_node())
         self.datamodule.share(self.trainer.world_size)
         self.datamodule.check_validation(self.trainer.world_size)
         if self.trainer.is_global_zero:

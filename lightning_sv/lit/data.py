@@ -80,7 +80,7 @@ class ShardDataModule(L.LightningDataModule):
         """Id of the end-of-text token between documents."""
         return self.manifest.eot
 
-    def check(self, vocab_size: int, *, checksums: bool | None = None) -> None:
+    def check(self, vocab_size: int, *, checksums: bool = True) -> None:
         """Refuse a corpus that cannot be trained on, before any step.
 
         Args:

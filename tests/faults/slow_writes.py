@@ -1,0 +1,36 @@
+"""`python -m tests.faults.slow_writes fit ...`: the command, whose second checkpoint takes for ever to write.
+
+The disk is slow, and nothing else: bytes reach the file a few at a time, as they do anyway.
+"""
+
+import os
+import time
+from typing import Any
+
+from lightning_sv.__main__ import cli
+from lightning_sv.lit import checkpoint
+
+#: bytes of the second checkpoint that are written fast
+FAST = int(os.environ.get("SLOW_AFTER", "0"))
+
+
+class SlowWriter(checkpoint._Writer):
+    made = 0
+
+    def __init__(self, file: Any):
+        super().__init__(file)
+        SlowWriter.made += 1
+        self.written = 0
+
+    def write(self, data: Any) -> int:
+        n = super().write(data)
+        self.written += n
+        if SlowWriter.made > 1 and self.written > FAST:
+            self.file.flush()
+            time.sleep(60)
+        return n
+
+
+if __name__ == "__main__":
+    checkpoint._Writer = SlowWriter  # type: ignore[misc]
+    cli()

@@ -1,0 +1,142 @@
+"""SIGTERM and SIGUSR1: the run ends after the step under way, and goes on as if it had not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from lightning_sv.__main__ import main
+from lightning_sv.lit.module import PretrainModule
+from tests.faults.conftest import Tally
+from tests.lit.runs import differences, finish, load, same_curves, start, wait_for
+
+pytestmark = pytest.mark.faults
+STEPS, STOPPED = 30, 128 + signal.SIGTERM
+#: what sbatch gives a job of one task, and what srun adds
+BATCH = {"SLURM_JOB_ID": "12", "SLURM_JOB_NAME": "train"}
+SRUN = BATCH | {
+    "SLURM_NTASKS": "1", "SLURM_NTASKS_PER_NODE": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
+    "SLURM_NNODES": "1", "SLURM_NODELIST": "localhost", "SLURM_STEP_ID": "0",
+}  # fmt: skip
+ARRAY = SRUN | {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
+
+
+@pytest.fixture
+def args(short_args: list[str]) -> list[str]:
+    """A fit with two micro-batches a step, which checkpoints only when asked."""
+    return [
+        *short_args, "--trainer.max_steps", str(STEPS), "--checkpoint.every_n_steps", "10000",
+        "--progress.lines", str(STEPS),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which a scontrol on PATH writes its arguments; it fails where there is a file `fail` beside."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    program, calls = folder / "scontrol", folder / "calls"
+    fail = f"[ -e {folder}/fail ] && echo 'slurm_requeue error: not permitted' >&2 && exit 1"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n{fail}\nexit 0\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return calls
+
+
+def stop_in_a_step(monkeypatch: pytest.MonkeyPatch, step: int, micro_batch: int, number: int) -> None:
+    """Signal the process itself in a micro-batch of the step after `step`."""
+    seen = {"now": 0}
+
+    def send(self: PretrainModule, batch: object, batch_idx: int) -> None:
+        if self.global_step == step:
+            seen["now"] += 1
+            if seen["now"] == micro_batch:
+                os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(PretrainModule, "on_train_batch_start", send)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_stops_after_the_step(
+    number: int, micro_batch: int, args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
+) -> None:
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert main(["fit", *args, "--run_dir", str(whole)]) == 0
+    handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1)]
+    fit = ["fit", *args, "--run_dir", str(run), "--ckpt_path", "last"]
+    steps = (0, 6, 13)
+    for step in steps:
+        with monkeypatch.context() as patch:
+            stop_in_a_step(patch, step, micro_batch, number)
+            code = main(fit)
+        exact = code == STOPPED and load(run)["global_step"] == step + 1
+        assert exact and not (run / "summary.json").exists()
+        assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1)] == handlers
+    assert main(fit) == 0
+    different = differences(load(whole), load(run))
+    for _ in steps:
+        tally(f"{signal.Signals(number).name}, in process", not different)
+    assert not different
+    same_curves(whole, run)
+
+
+@pytest.mark.parametrize(
+    ("number", "environment", "workers", "group"),
+    [
+        (signal.SIGTERM, {}, 0, False),
+        (signal.SIGTERM, {}, 1, True),
+        (signal.SIGUSR1, {}, 1, True),
+        (signal.SIGUSR1, BATCH, 0, False),
+        (signal.SIGUSR1, SRUN, 0, False),
+        (signal.SIGUSR1, ARRAY, 0, False),
+        (signal.SIGTERM, SRUN, 0, False),
+    ],
+)
+def test_a_process_is_signalled(
+    number: int, environment: dict[str, str], workers: int, group: bool, args: list[str], tmp_path: Path,
+    scontrol: Path, tally: Tally,
+) -> None:  # fmt: skip
+    """Alone, or with its loader workers as SLURM and a terminal do."""
+    args = [*args, "--data.num_workers", str(workers)]
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    assert main(["fit", *args, "--run_dir", str(whole)]) == 0
+    process = start(args, run, env={**os.environ, **environment}, start_new_session=True)
+    wait_for(process, f"step 7/{STEPS}")
+    (os.killpg if group else os.kill)(process.pid, number)
+    code, output = finish(process)
+    requeues = number == signal.SIGUSR1 and bool(environment)
+    assert (code, "Traceback" in output) == (0 if requeues else STOPPED, False), output
+    job = "12_3" if environment is ARRAY else "12"
+    assert (scontrol.read_text() if scontrol.exists() else "") == (f"requeue {job}\n" if requeues else "")
+    assert 7 <= load(run)["global_step"] < STEPS
+    assert main(["fit", *args, "--run_dir", str(run), "--ckpt_path", "last"]) == 0
+    different = differences(load(whole), load(run))
+    name = signal.Signals(number).name + (", requeued by SLURM" if requeues else ", to a process")
+    tally(name + (" and its workers" if group else ""), not different)
+    assert not different
+    same_curves(whole, run)
+
+
+@pytest.mark.parametrize("broken", ["refuses", "is missing", "has no number"])
+def test_a_requeue_that_fails(
+    broken: str, args: list[str], tmp_path: Path, scontrol: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], tally: Tally,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("SLURM_JOB_ID", "12; rm" if broken == "has no number" else "12")
+    if broken == "refuses":
+        (scontrol.parent / "fail").touch()
+    elif broken == "is missing":
+        (scontrol.parent / "scontrol").unlink()
+        monkeypatch.setenv("PATH", str(scontrol.parent))
+    with monkeypatch.context() as patch:
+        stop_in_a_step(patch, 3, 1, signal.SIGUSR1)
+        code = main(["fit", *args, "--run_dir", str(tmp_path / "run")])
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    fine = code == STOPPED and len(lines) == 1 and load(tmp_path / "run")["global_step"] == 4
+    tally("SIGUSR1, and scontrol fails", fine)
+    assert fine, (code, lines)
+    assert scontrol.exists() == (broken == "refuses")

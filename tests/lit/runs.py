@@ -1,0 +1,87 @@
+"""Fits in processes of their own, and whether two runs are the same to the last bit."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_sv.paper import read_run
+from tests.conftest import listen_to_interrupts
+
+LAST = "checkpoints/last.ckpt"
+#: what the clock and the machine decide
+MEASURED = ("throughput/", "memory/")
+
+
+def start(args: list[str], run_dir: Path, module: str = "lightning_sv", **kwargs: Any) -> subprocess.Popen:
+    kwargs = {"preexec_fn": listen_to_interrupts} | kwargs
+    command = [sys.executable, "-m", module, "fit", *args, "--run_dir", str(run_dir)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **kwargs)
+
+
+def wait_for(process: subprocess.Popen, text: str) -> None:
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if text in line:
+            return
+    raise AssertionError(f"{text!r} never came:\n{''.join(seen)}")
+
+
+def kill(process: subprocess.Popen) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+
+def finish(process: subprocess.Popen, seconds: float = 120) -> tuple[int, str]:
+    """Exit code and the rest of the output."""
+    output = process.communicate(timeout=seconds)[0]
+    return process.returncode, output
+
+
+def load(run: Path) -> dict[str, Any]:
+    return torch.load(run / LAST, weights_only=True)
+
+
+def differences(one: Any, two: Any, path: str = "") -> list[str]:
+    """The places where two checkpoints differ in type, length, key or bit; NaN equals NaN."""
+    if isinstance(one, dict) and isinstance(two, dict) and one.keys() == two.keys():
+        return [place for key in one for place in differences(one[key], two[key], f"{path}.{key}")]
+    if isinstance(one, list | tuple) and type(one) is type(two) and len(one) == len(two):
+        return [
+            place for i, pair in enumerate(zip(one, two, strict=True)) for place in differences(*pair, f"{path}.{i}")
+        ]
+    if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
+        same = one.dtype == two.dtype and one.shape == two.shape
+        return [] if same and torch.equal(one.view(-1).view(torch.uint8), two.view(-1).view(torch.uint8)) else [path]
+    return [] if type(one) is type(two) and (one == two or (one != one and two != two)) else [path]
+
+
+def same_checkpoint(whole: Path, other: Path) -> dict[str, Any]:
+    """Assert that all of two runs' last checkpoints is the same bit for bit; return it."""
+    one, two = load(whole), load(other)
+    assert differences(one, two) == []
+    return one
+
+
+def same_curves(whole: Path, other: Path, complete: bool = True) -> dict[str, Any]:
+    """Assert that all that is logged is the same, step by step, but for what is measured; return the curves."""
+    a, b = (read_run(path, complete=complete).curves for path in (whole, other))
+    assert a.keys() == b.keys()
+    for tag in a:
+        assert b[tag].tokens.tolist() == a[tag].tokens.tolist(), tag
+        if not tag.startswith(MEASURED):
+            assert b[tag].values.tolist() == a[tag].values.tolist(), tag
+    return a
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    """The lines of nonfinite.jsonl."""
+    path = run / "nonfinite.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -1,0 +1,144 @@
+"""20 steps are 10, a stop, and 10 more, to the last bit of everything a checkpoint holds and a run logs."""
+
+import contextlib
+import itertools
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+
+from lightning_sv.__main__ import main
+from lightning_sv.callbacks.scalars import write_scalars
+from lightning_sv.lit.checkpoint import AtomicCheckpointIO
+from lightning_sv.optim.config import OPTIMIZERS
+from lightning_sv.paper import read_run
+from lightning_sv.scale.strategy import PARAMETERIZATIONS, PLACEMENTS
+from tests.lit.runs import differences, load, same_checkpoint, same_curves
+
+STEPS, STOP = 20, 10
+#: from the tables: a new row is tested without an edit
+GRID = list(itertools.product(PARAMETERIZATIONS, PLACEMENTS, OPTIMIZERS))
+#: each row of each table, and each of the first with each of the last
+COVER = [(p, list(PLACEMENTS)[(i + j) % len(PLACEMENTS)], o)
+         for i, p in enumerate(PARAMETERIZATIONS) for j, o in enumerate(OPTIMIZERS)]  # fmt: skip
+COVER += [
+    (next(iter(PARAMETERIZATIONS)), p, next(iter(OPTIMIZERS))) for p in PLACEMENTS if p not in {c[1] for c in COVER}
+]
+
+
+class Dice(L.Callback):
+    """Draws from every generator in every micro-batch, and logs what it drew, as exact as a float is."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: object) -> None:
+        values = {"torch": float(torch.rand(())), "numpy": np.random.normal(), "python": random.gauss(0.0, 1.0)}
+        write_scalars(trainer, {f"dice/{name}": value for name, value in values.items()})
+
+
+@contextlib.contextmanager
+def leaving(stopped: Path, step: int = STOP) -> Iterator[None]:
+    """Keep a copy of the run directory as a kill right after the checkpoint of `step` leaves it."""
+    save = AtomicCheckpointIO.save_checkpoint
+
+    def keep(self: AtomicCheckpointIO, checkpoint: dict, path: object, **more: object) -> None:
+        save(self, checkpoint, path)
+        if checkpoint["global_step"] == step:
+            shutil.copytree(Path(str(path)).parents[1], stopped)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AtomicCheckpointIO, "save_checkpoint", keep)
+        yield
+
+
+def fit(args: list[str], run: Path, *more: str) -> None:
+    dice = ["--trainer.callbacks", f"{__name__}.Dice", "--checkpoint.every_n_steps", str(STOP)]
+    args = [*args, "--trainer.max_steps", str(STEPS), "--model.optim.lr", "6e-3", *dice, *more]
+    assert main(["fit", *args, "--run_dir", str(run), "--ckpt_path", "last"]) == 0
+
+
+def resumes_exactly(args: list[str], folder: Path) -> None:
+    whole, resumed = folder / "whole", folder / "resumed"
+    with leaving(resumed):
+        fit(args, whole)
+    assert load(resumed)["global_step"] == STOP
+    fit(args, resumed)
+    checkpoint = same_checkpoint(whole, resumed)
+    curves = same_curves(whole, resumed)
+    seen = [32 * 32 * step for step in range(1, STEPS + 1)]
+    assert curves["data/batch_hash"].tokens.tolist() == curves["dice/numpy"].tokens.tolist() == seen
+    assert curves["train/loss"].tokens.tolist() == seen[3::4]
+    for name in ("torch", "numpy", "python"):
+        assert len(set(curves[f"dice/{name}"].values)) == STEPS
+    assert checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["started"] == 4
+
+
+def arguments(short_args: list[str], parameterization: str, placement: str, optim: str) -> list[str]:
+    return [*short_args, "--model.scale", f"hg+{placement}+{parameterization}", "--model.optim.name", optim]
+
+
+@pytest.mark.parametrize("row", COVER, ids="-".join)
+def test_resumes_exactly(row: tuple[str, str, str], short_args: list[str], tmp_path: Path) -> None:
+    resumes_exactly(arguments(short_args, *row), tmp_path)
+
+
+@pytest.mark.parametrize("validations", [1, 2, 5, 20])
+def test_resumes_exactly_around_an_epoch(validations: int, short_args: list[str], tmp_path: Path) -> None:
+    """One step before its end, at its end and after it, with a validation between the step and its checkpoint or not."""
+    args = [*short_args, "--data.validations", str(validations)]
+    with contextlib.ExitStack() as stack:
+        for step in (4, 5, 6):
+            stack.enter_context(leaving(tmp_path / f"from{step}", step))
+        fit(args, tmp_path / "whole", "--checkpoint.every_n_steps", "1")
+    for step in (4, 5, 6):
+        fit(args, tmp_path / f"from{step}", "--checkpoint.every_n_steps", "1")
+        same_checkpoint(tmp_path / "whole", tmp_path / f"from{step}")
+        same_curves(tmp_path / "whole", tmp_path / f"from{step}")
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("row", [row for row in GRID if row not in COVER], ids="-".join)
+def test_resumes_exactly_everywhere(row: tuple[str, str, str], short_args: list[str], tmp_path: Path) -> None:
+    resumes_exactly(arguments(short_args, *row), tmp_path)
+
+
+def test_other_workers_and_micro_batches_see_the_same(short_args: list[str], tmp_path: Path) -> None:
+    """Workers change no bit; micro-batches round otherwise, and draw other random numbers."""
+    whole = tmp_path / "whole"
+    with leaving(tmp_path / "stopped"):
+        fit(short_args, whole)
+    for name, more in {"workers": ["--data.num_workers", "2"], "micro": ["--data.micro_batch", "8"]}.items():
+        run = Path(shutil.copytree(tmp_path / "stopped", tmp_path / name))
+        fit(short_args, run, *more)
+        if name == "workers":
+            same_checkpoint(whole, run)
+            same_curves(whole, run)
+            continue
+        ours, theirs = load(whole), load(run)
+        for key, weight in ours["state_dict"].items():
+            assert torch.allclose(theirs["state_dict"][key], weight, rtol=1e-5, atol=1e-6), key
+        for part in ("train_dataloader", "data"):
+            assert part not in ours or differences(ours[part], theirs[part]) == []
+        hashes = [same_hashes(path) for path in (whole, run)]
+        assert hashes[0] == hashes[1] and len(hashes[0]) == STEPS
+
+
+def same_hashes(run: Path) -> list[float]:
+    return read_run(run).curve("data/batch_hash").values.tolist()
+
+
+def test_what_a_comparison_of_checkpoints_sees() -> None:
+    """The comparison above fails where a bit, a type or a key differs."""
+    long = torch.arange(2000.0)
+    other = long.clone()
+    other[1000] += 1e-4
+    for one, two in (
+        (long, other), (long, long.double()), ([1, 2], (1, 2)), ({"a": 1}, {"b": 1}),
+        (1, 1.0), (torch.tensor(0.0), torch.tensor(-0.0)), ([long], [long, long]),
+    ):  # fmt: skip
+        assert differences({"x": one}, {"x": two})
+        assert not differences(one, one)
+    assert not differences(torch.tensor(float("nan")), torch.tensor(float("nan")))
