@@ -127,9 +127,12 @@ class TokenLoader(DataLoader[Tensor]):
         self._loaded = False
         self.order.epoch, self.order.start = self._epoch, self._read
         # Lightning stops after len() batches without exhausting the iterator: all that counts is set before a yield.
-        for batch in super().__iter__():
-            self._read += 1
-            yield batch
+        try:
+            for batch in super().__iter__():
+                self._read += 1
+                yield batch
+        except (EOFError, ConnectionError) as error:  # of a pipe whose other end is gone; torch names the rest
+            raise RuntimeError(f"a data loader worker died ({type(error).__name__} while it was read from)") from error
 
     def position(self) -> tuple[int, int]:
         """Epoch, and step in it (from 0), of the last micro-batch handed out."""

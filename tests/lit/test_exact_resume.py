@@ -69,10 +69,10 @@ def resumes_exactly(args: list[str], folder: Path) -> None:
     checkpoint = same_checkpoint(whole, resumed)
     curves = same_curves(whole, resumed)
     seen = [32 * 32 * step for step in range(1, STEPS + 1)]
-    assert curves["data/batch_hash"].tokens.tolist() == curves["dice/numpy"].tokens.tolist() == seen
+    assert curves["data/batch_hash"].tokens.tolist() == seen
     assert curves["train/loss"].tokens.tolist() == seen[3::4]
     for name in ("torch", "numpy", "python"):
-        assert len(set(curves[f"dice/{name}"].values)) == STEPS
+        assert len(set(curves[f"dice/{name}"].values)) == STEPS + 1  # of a step, and the first micro-batch's
     assert checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["started"] == 4
 
 
@@ -87,7 +87,7 @@ def test_resumes_exactly(row: tuple[str, str, str], short_args: list[str], tmp_p
 
 @pytest.mark.parametrize("validations", [1, 2, 5, 20])
 def test_resumes_exactly_around_an_epoch(validations: int, short_args: list[str], tmp_path: Path) -> None:
-    """One step before its end, at its end and after it, with a validation between the step and its checkpoint or not."""
+    """Before its end, at its end and after it, with a validation between the step and its checkpoint or not."""
     args = [*short_args, "--data.validations", str(validations)]
     with contextlib.ExitStack() as stack:
         for step in (4, 5, 6):
