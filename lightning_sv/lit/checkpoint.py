@@ -58,13 +58,7 @@ def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> No
         then: micro-batches of a step in the run that wrote it.
         now: in this run.
     """
-    loops = checkpoint["loops"]["fit_loop"]
-    progress = loops["epoch_loop.batch_progress"]
-    if progress["is_last_batch"] and progress["total"]["completed"] < progress["total"]["ready"]:
-        # Saved at an epoch's end, Lightning would not count the next epoch; saved after it, it does.
-        for counts in (progress["total"], progress["current"]):
-            counts["completed"] = counts["ready"]
-        loops["epoch_loop.state_dict"]["_batches_that_stepped"] += 1
+    progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     for counts in (progress["total"], progress["current"]):
         open_batches = counts["ready"] - counts["completed"]
         assert counts["ready"] % then == 0, "saved inside a step"
