@@ -84,7 +84,7 @@ test: $(VENV)/.test  ## every test
 	@$(BIN)/python -m pytest $(ARGS)
 
 test-faults: $(VENV)/.test  ## provoked faults and 10,000 hostile inputs; the table goes to results/faults.json
-	@FAULTS_JSON=results/faults.json $(BIN)/python -m pytest -m faults tests/faults $(ARGS)
+	@FAULTS_JSON=results/faults.json $(BIN)/python -m pytest -m faults tests/faults tests/lit/test_exact_resume.py $(ARGS)
 
 check: $(VENV)/.dev  ## format, lint, types
 	@$(BIN)/ruff format --check .

@@ -13,28 +13,11 @@ import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.lit.checkpoint import AtomicCheckpointIO
-from lightning_sv.lit.load import RNG_KEY
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.paper import read_run
-from tests.conftest import listen_to_interrupts
+from tests.lit.runs import same_checkpoint, start, wait_for
 
 STEPS = 40
-
-
-def start(args: list[str], run_dir: Path, **kwargs) -> subprocess.Popen:
-    kwargs = {"preexec_fn": listen_to_interrupts} | kwargs
-    command = [sys.executable, "-m", "lightning_sv", "fit", *args, "--run_dir", str(run_dir)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **kwargs)
-
-
-def wait_for(process: subprocess.Popen, text: str) -> None:
-    assert process.stdout is not None
-    seen = []
-    for line in process.stdout:
-        seen.append(line)
-        if text in line:
-            return
-    raise AssertionError(f"{text!r} never came:\n{''.join(seen)}")
 
 
 @pytest.fixture
@@ -68,21 +51,6 @@ def test_killed_and_resumed_equals_uninterrupted(optim: str, long_args: list[str
         assert b.curve(tag).values.tolist() == a.curve(tag).values.tolist(), tag
     assert len(a.curve("train/loss").tokens) == STEPS // 4 and len(a.curve("val/loss").tokens) == 8
     assert same_checkpoint(whole, killed)["loops"]["fit_loop"]["epoch_progress"]["current"]["started"] > 2
-
-
-def same_checkpoint(whole: Path, other: Path) -> dict:
-    """Assert that weights, buffers and optimizer are the same bit for bit; return the first checkpoint."""
-    one, two = (torch.load(d / "checkpoints/last.ckpt", weights_only=True) for d in (whole, other))
-    assert one["state_dict"].keys() == two["state_dict"].keys()
-    for name, value in one["state_dict"].items():
-        assert torch.equal(value, two["state_dict"][name]), name
-    for ours, theirs in zip(one["optimizer_states"], two["optimizer_states"], strict=True):
-        for key, state in ours["state"].items():
-            for name, value in state.items():
-                assert torch.equal(torch.as_tensor(value), torch.as_tensor(theirs["state"][key][name]))
-    for key in ("lr_schedulers", "global_step", "loops", "callbacks", RNG_KEY):
-        assert str(one[key]) == str(two[key]), key
-    return one
 
 
 MIXTURE = {"n_expert": 6, "n_expert_active": 2}
