@@ -206,14 +206,17 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainMo
     parser.add_argument("--seed_everything", type=bool | int, default=0)
     parser.add_lightning_class_args(PretrainModule, "model")
     parser.add_lightning_class_args(ShardDataModule, "data")
-    for key in ("trainer", "scalars", "branch_norms", "experts", "checkpoint", "progress"):
+    parser.add_lightning_class_args(L.Trainer, "trainer")  # parsed, not built
+    for key in ("scalars", "branch_norms", "experts", "batch_hash", "checkpoint", "progress"):
         parser.add_argument(f"--{key}", type=dict)
-    made = parser.instantiate(parser.parse_args(args))
+    config = parser.parse_args(args)
+    trainer: dict[str, Any] = config.pop("trainer").as_dict()
+    made = parser.instantiate(config)
     model: PretrainModule = made.model
     data: ShardDataModule = made.data
     if check_corpus:
         data.check(model.config.vocab_size)
-    return model, data, dict(made.trainer or {})
+    return model, data, trainer
 
 
 def quiet() -> None:

@@ -5,7 +5,6 @@ import sys
 import warnings
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +22,7 @@ from lightning_sv.paper.figures import CONF, figure_names, load_figure, load_sca
 from lightning_sv.paper.launch import LAUNCHER, default_parallel
 from lightning_sv.paper.recipe import Recipes
 from lightning_sv.paper.regenerate import Runs, questions, result, train
+from lightning_sv.paper.report import write_report
 from lightning_sv.paper.results import FigureResult
 from lightning_sv.paper.slurm import array_script, submit
 
@@ -77,8 +77,7 @@ def run_paper(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     words = [f"lightning-sv paper --scale {scale.name}", *(shlex.quote(word) for word in rest)]
     found = [result(f, runs, scale.name, " ".join([*words, "--fig", f.spec.name])) for f in figures]
     print_verdicts(console, found)
-    # drawing loads matplotlib, which a dry run does without
-    import_module("lightning_sv.paper.report").write_report(found, out, scale.name)
+    write_report(found, out, scale.name)
     console.print(f"report: {out / 'report.html'}", markup=False)
     return 0
 

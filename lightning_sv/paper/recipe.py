@@ -140,8 +140,7 @@ class Recipes:
         tokens = steps * data.tokens_per_step
         seconds = gpu_hours = None
         if self.scale.gpu is not None:
-            # of all layers: parse_run returns the trainer's keys of the last one that has any
-            peak = find_gpu(self.scale.gpu).peak(str(OmegaConf.select(layered, "trainer.precision")))
+            peak = find_gpu(self.scale.gpu).peak(str(trainer["precision"]))
             gpu_hours = train_hours(tokens, flops, 1, peak, MFU)
         elif model.pace is not None:
             cost = self.scale.cost

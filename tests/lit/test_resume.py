@@ -147,7 +147,7 @@ def test_two_processes_share_batch_run_directory_and_validation(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     two = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
-    process = subprocess.run([sys.executable, "-m", "lightning_sv", "fit", *run_args, *two], timeout=200, check=False)
+    process = subprocess.run([sys.executable, "-m", "lightning_sv", "fit", *run_args, *two], timeout=600, check=False)
     assert process.returncode == 0, capfd.readouterr()
     (run,) = (tmp_path / "runs/tiny").iterdir()
     assert read_run(run).curve("train/loss").tokens.tolist() == [128 * step for step in range(1, 13)]
