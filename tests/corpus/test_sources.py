@@ -83,7 +83,7 @@ def test_empty_texts_are_left_out(tmp_path: Path) -> None:
         ("a.jsonl.gz", b"no gzip", r"a\.jsonl\.gz: the compressed data is damaged"),
         (
             "a.jsonl.gz",
-            gzip.compress(b'{"text": "x"}\n' * 999)[:-9],
+            gzip.compress(b'{"text": "x"}\n' * 999, mtime=0)[:-9],
             r"a\.jsonl\.gz: the compressed data is damaged",
         ),
         ("a.jsonl.zst", b"no zstd", r"a\.jsonl\.zst: the compressed data is damaged"),
