@@ -84,7 +84,8 @@ test: $(VENV)/.test  ## every test, two files at a time
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-faults: $(VENV)/.test  ## provoked faults and 10,000 hostile inputs; the table goes to results/faults.json
-	@FAULTS_JSON=results/faults.json $(BIN)/python -m pytest -m faults tests/faults tests/lit/test_exact_resume.py $(ARGS)
+	@OMP_NUM_THREADS=1 FAULTS_JSON=results/faults.json $(BIN)/python -m pytest -n 2 -m faults tests/faults \
+		tests/lit/test_exact_resume.py $(ARGS)
 
 check: $(VENV)/.dev  ## format, lint, types
 	@$(BIN)/ruff format --check .

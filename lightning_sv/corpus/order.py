@@ -141,9 +141,11 @@ class TokenLoader(DataLoader[Tensor]):
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch handed out: plain values, the same on every rank."""
         share = self.order.share
+        # The end of an epoch is the start of the next: Lightning would count an epoch without a batch.
+        ended = self._read == len(self.order)
         return {
-            "epoch": self._epoch,
-            "sequences": self._read * share.micro_batch * share.ranks,
+            "epoch": self._epoch + ended,
+            "sequences": 0 if ended else self._read * share.micro_batch * share.ranks,
             "global_batch": share.global_batch,
             "seed": self.order.seed,
             "seq_len": self.blocks.seq_len,
@@ -174,8 +176,6 @@ class TokenLoader(DataLoader[Tensor]):
         if state["sequences"] % share.global_batch:
             raise ValueError("The checkpoint was saved inside an optimizer step; resume from one saved after a step.")
         self._epoch, self._read = state["epoch"], state["sequences"] // (share.micro_batch * share.ranks)
-        if self._read == len(self.order):  # nothing is left of it: Lightning would count an epoch without a batch
-            self._epoch, self._read = self._epoch + 1, 0
         self._loaded = self._epoch >= 0
 
 

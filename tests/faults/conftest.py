@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -20,32 +20,45 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self.tries: dict[str, int] = {}
-        self.recovered: dict[str, int] = {}
+        #: fault -> [tries, recovered]: plain values, which cross from a worker of pytest-xdist in its test's report
+        self.counts: dict[str, list[int]] = {}
 
     def __call__(self, fault: str, recovered: bool) -> None:
-        self.tries[fault] = self.tries.get(fault, 0) + 1
-        self.recovered[fault] = self.recovered.get(fault, 0) + recovered
+        self.add(fault, 1, int(recovered))
+
+    def add(self, fault: str, tries: int, recovered: int) -> None:
+        count = self.counts.setdefault(fault, [0, 0])
+        count[0] += tries
+        count[1] += recovered
 
     def rows(self) -> list[dict[str, str | int]]:
         """One row a fault, in the order of the first try."""
         return [
-            {"fault": fault, "tries": n, "recovered": self.recovered[fault], "lost": n - self.recovered[fault]}
-            for fault, n in self.tries.items()
+            {"fault": fault, "tries": tries, "recovered": recovered, "lost": tries - recovered}
+            for fault, (tries, recovered) in self.counts.items()
         ]
 
 
-_TALLY = pytest.StashKey[Tally]()
+@pytest.fixture
+def tally(request: pytest.FixtureRequest) -> Tally:
+    """The test's tally; count a try also where the test then fails."""
+    made = Tally()
+    request.node.user_properties.append(("faults", made.counts))
+    return made
 
 
-@pytest.fixture(scope="session")
-def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
-    """The session's tally; count a try also where the test then fails."""
-    yield request.config.stash.setdefault(_TALLY, Tally())
+def together(reports: Iterable[object]) -> Tally:
+    """The tallies of all tests, in the order of their names."""
+    whole = Tally()
+    called = [report for report in reports if isinstance(report, pytest.TestReport) and report.when == "call"]
+    for report in sorted(called, key=lambda report: report.nodeid):
+        for fault, (tries, recovered) in dict(report.user_properties).get("faults", {}).items():  # type: ignore[attr-defined]
+            whole.add(fault, tries, recovered)
+    return whole
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    rows = config.stash.get(_TALLY, Tally()).rows()
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    rows = together(report for reports in terminalreporter.stats.values() for report in reports).rows()
     if not rows:
         return
     terminalreporter.section("faults")

@@ -4,7 +4,6 @@ import io
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -197,8 +196,7 @@ def test_the_command(
     with pytest.raises(ValueError, match=r"there is no sbatch here; copy .*slurm\.sh"):
         run_paper([*words, "--slurm", "--submit"])
     reported: list[tuple[list[FigureResult], Path, str]] = []
-    report = SimpleNamespace(write_report=lambda *given: reported.append(given))
-    monkeypatch.setitem(sys.modules, "lightning_sv.paper.report", report)  # type: ignore[arg-type]
+    monkeypatch.setattr("lightning_sv.paper.paper_command.write_report", lambda *given: reported.append(given))
     assert run_paper(words, launcher=FAKE) == 0
     ((figures, where, scale),) = reported
     assert ([figure.name for figure in figures], where, scale) == (["heterogeneity", "overhead"], out, "cpu")
