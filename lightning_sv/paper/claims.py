@@ -25,8 +25,9 @@ from lightning_sv.paper.judge import (
     opposite,
 )
 from lightning_sv.paper.results import ArmResult, PanelResult, Verdict
+from lightning_sv.paper.scaling import FEWEST_SIZES, fit_scaling
 from lightning_sv.paper.spec import ClaimSpec
-from lightning_sv.paper.stats import paired_difference, token_efficiency
+from lightning_sv.paper.stats import PairedDifference, paired_difference, token_efficiency
 
 
 @dataclass(frozen=True)
@@ -167,17 +168,21 @@ def _trend(claim: ClaimSpec, panel: PanelResult) -> Found:
 
 
 def _slope(claim: ClaimSpec, panel: PanelResult) -> Found:
-    def slopes(label: str) -> list[float]:
-        (series,) = [each for each in panel.extra["series"] if each["label"] == label]
-        arms = [_arm(panel, name) for name in series["arms"]]
-        x = np.log(series["parameters"])
-        return [float(np.polyfit(x, np.log([arm.runs[i].val_loss for arm in arms]), 1)[0])
-                for i in range(len(arms[0].runs))]  # fmt: skip
-
-    d = paired_difference(slopes(claim.b), slopes(claim.a))
-    what = f"the slope of log loss over log parameters, {claim.a} - {claim.b},"
-    sizes = len(panel.extra["series"][0]["sizes"])
-    return Found(below(d), d, f"{interval(d, what, '')} over {sizes} sizes")
+    """The joint fits of the report: both forms must say the same, for that the form is wrong is in neither interval."""
+    a, b = (next(each for each in panel.extra["series"] if each["label"] == label) for label in (claim.a, claim.b))
+    losses = [np.array([[run.val_loss for run in _arm(panel, x).runs] for x in each["arms"]]) for each in (b, a)]
+    fits = fit_scaling(b["parameters"], *losses).fits
+    n = losses[0].shape[1]
+    found = [PairedDifference(f.slope.value, f.slope.low, f.slope.high, None, n, 0.95) for f in fits]
+    words = {opposite(below(d)) for d in found}
+    if len(b["sizes"]) < FEWEST_SIZES:
+        words.add(NOT_RESOLVED)
+    name = {"power": "the exponent of the power law", "log-linear": "the slope in ln N"}
+    detail = "; ".join(
+        interval(d, f"{name[fit.form]}, {claim.a} - {claim.b},", "") for fit, d in zip(fits, found, strict=True)
+    )
+    word = words.pop() if len(words) == 1 else NOT_RESOLVED
+    return Found(word, found[0], f"{detail}; above 0 {claim.a} falls faster, over {len(b['sizes'])} sizes")
 
 
 def _grid_gap(claim: ClaimSpec, panel: PanelResult) -> Found:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
 from lightning_sv.paper.claims import KINDS, not_testable, statement, verdicts
+from lightning_sv.paper.draw_series import panel_fits
 from lightning_sv.paper.events import Curve, Run
 from lightning_sv.paper.grids import optimum, pairs_needed
 from lightning_sv.paper.results import ArmResult, PanelResult, Verdict
@@ -138,21 +139,32 @@ def test_trend_needs_every_direction() -> None:
     assert judge("trend", a, tags={Q: "up", V: "up"}).verdict == "contradicted"
 
 
-def test_slope_is_that_of_a_power_law() -> None:
-    sizes = [1e5, 2e5, 4e5, 8e5]
+def scaling_panel(slopes: dict[str, float], sizes: tuple[float, ...] = (1e5, 2e5, 4e5, 8e5)) -> PanelResult:
+    """Power laws without a floor, with noise that grows with size; `b` is the baseline."""
     arms, series = [], []
-    for label, slope in (("a", -0.08), ("b", -0.05)):
+    for label, slope in slopes.items():
         for n in sizes:
             made = [run(np.array([9 * (n / 1e5) ** slope * (1 + x * (n / 1e5))])) for x in (1e-4, -1e-4, 0.0)]
             arms.append(ArmResult(f"{label}, {n:g}", tuple(made), False, label == "b"))
-        series.append({"label": label, "sizes": [f"{n:g}" for n in sizes], "parameters": sizes,
-                       "arms": [f"{label}, {n:g}" for n in sizes]})  # fmt: skip
-    panel = PanelResult("sizes", tuple(arms), "scaling", {"series": series})
-    (found,) = verdicts(ClaimSpec("slope", "steeper", a="a", b="b"), panel)
-    assert found.verdict == "holds" and found.estimate == pytest.approx(-0.03, abs=1e-5)
+        series.append({"label": label, "sizes": [f"{n:g}" for n in sizes], "parameters": sizes, "ours": False,
+                       "baseline": label == "b", "arms": [f"{label}, {n:g}" for n in sizes]})  # fmt: skip
+    return PanelResult("sizes", tuple(arms), "scaling", {"series": series, "x": "parameters"})
+
+
+def test_slope_is_that_of_the_joint_fit() -> None:
+    claim, panel = ClaimSpec("slope", "steeper", a="a", b="b"), scaling_panel({"a": -0.08, "b": -0.05})
+    (found,) = verdicts(claim, panel)
+    ((_, _, fits),) = panel_fits(panel)[0]
+    assert fits.power is not None
+    assert found.verdict == "holds" and found.estimate == pytest.approx(0.03, abs=1e-3)
+    assert (found.estimate, found.low, found.high) == fits.power.slope
     each = verdicts(ClaimSpec("less", "lower", a="a", b="b"), panel)
     assert [v.claim for v in each][:2] == ["a, 100000 ends below b, 100000", "a, 200000 ends below b, 200000"]
     assert [v.verdict for v in each] == ["not resolved", "holds", "holds", "holds"]
+    (other,) = verdicts(claim, scaling_panel({"a": -0.05, "b": -0.08}))
+    assert other.verdict == "contradicted"
+    (three,) = verdicts(claim, scaling_panel({"a": -0.08, "b": -0.05}, (1e5, 2e5, 4e5)))
+    assert three.verdict == "not resolved"
 
 
 def test_cost_is_the_ratio_of_speeds() -> None:
