@@ -149,7 +149,7 @@ class LastCheckpoint(Checkpoint):
             logger.save()  # a resumed run does not write again what it logged up to here
         trainer.save_checkpoint(self.path)
         if self._stop and self._step < trainer.max_steps:
-            self._signals.stop(self._step)
+            self._signals.stop(trainer)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Say how to go on after a Ctrl-C or a failure."""

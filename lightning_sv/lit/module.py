@@ -247,4 +247,4 @@ class PretrainModule(L.LightningModule):
 
     def refuse_other_settings(self, checkpoint: dict[str, Any]) -> None:
         """Refuse to continue under other settings, see `settings.refuse_other`."""
-        refuse_other(checkpoint, settings_of(self), training=self.trainer.state.fn == "fit")
+        refuse_other(checkpoint, self)

@@ -1,9 +1,13 @@
 """What a checkpoint must share with the run that loads it."""
 
 from dataclasses import asdict
+from math import isfinite
 from typing import Any
 
+from torch.optim import Optimizer
+
 from lightning_sv.lit.load import CHECKPOINT_KEY
+from lightning_sv.optim import build_optimizer
 
 
 def settings_of(module: Any) -> dict[str, Any]:
@@ -20,17 +24,17 @@ def settings_of(module: Any) -> dict[str, Any]:
     }
 
 
-def refuse_other(checkpoint: dict[str, Any], here: dict[str, Any], *, training: bool) -> None:
+def refuse_other(checkpoint: dict[str, Any], module: Any) -> None:
     """Refuse to load under other settings: the checkpoint's weights or optimizer state would silently win over them.
 
     Args:
         checkpoint: as loaded.
-        here: the settings of this run, see `settings_of`.
-        training: whether optimizer, schedule and batch count as well.
+        module: the `PretrainModule`; where it trains, optimizer, schedule and batch count as well.
 
     Raises:
-        ValueError: names the first key that differs, and both values.
+        ValueError: names the first key that differs, and both values; or the optimizer state is damaged.
     """
+    here, training = settings_of(module), module.trainer.state.fn == "fit"
     saved = checkpoint.get(CHECKPOINT_KEY)
     if not isinstance(saved, dict):
         raise ValueError(f"the checkpoint was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
@@ -44,6 +48,22 @@ def refuse_other(checkpoint: dict[str, Any], here: dict[str, Any], *, training: 
                 f"the checkpoint was trained with {where} = {then}, this run has {now}; resume with the same "
                 "settings, or start a new run."
             )
+    if training:
+        _refuse_damaged(checkpoint, build_optimizer(module.parameter_groups(module.meta()), module.optim, module.lr))
+
+
+def _refuse_damaged(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
+    """Refuse groups other than those of `optimizer`, but for the scheduled rate: torch would fail in a step."""
+    try:
+        saved = [group for state in checkpoint["optimizer_states"] for group in state["param_groups"]]
+        for own, group in zip(optimizer.state_dict()["param_groups"], saved, strict=True):
+            for key, value in own.items():
+                fine = isinstance(group[key], float) and isfinite(group[key]) if key == "lr" else group[key] == value
+                if not fine:
+                    raise ValueError(f"{key!r} of a group is {group[key]!r}")
+    except (LookupError, TypeError, ValueError) as error:
+        what = f"a group lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"the checkpoint's optimizer state is damaged ({what}); resume from another.") from error
 
 
 def _first_difference(key: str, then: Any, now: Any) -> tuple[str, Any, Any]:

@@ -55,13 +55,16 @@ class StopSignals:
         here = self._received is not None
         return here if trainer.world_size == 1 else bool(trainer.strategy.reduce_boolean_decision(here, all=False))
 
-    def stop(self, step: int) -> None:
-        """End the run after `step`, whose checkpoint is written.
+    def stop(self, trainer: L.Trainer) -> None:
+        """End the run after the last step, whose checkpoint is written: a collective.
 
         Raises:
-            StoppedError: always; requeue if SLURM gave the signal that announces the end of the job's time.
+            StoppedError: always; requeue if SLURM gave any device the signal that announces the end of the job's time.
         """
-        raise StoppedError(step, self._received == signal.SIGUSR1 and "SLURM_JOB_ID" in os.environ)
+        announced = self._received == signal.SIGUSR1
+        if trainer.world_size > 1:  # the signal reaches one process before another
+            announced = trainer.strategy.reduce_boolean_decision(announced, all=False)
+        raise StoppedError(trainer.global_step, announced and "SLURM_JOB_ID" in os.environ)
 
 
 def requeue() -> bool:
