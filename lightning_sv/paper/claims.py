@@ -14,6 +14,7 @@ from lightning_sv.paper.events import Run
 from lightning_sv.paper.figures import unknown
 from lightning_sv.paper.grids import optimum
 from lightning_sv.paper.judge import (
+    HOLDS,
     NOT_RESOLVED,
     NOT_TESTABLE,
     Found,
@@ -56,7 +57,7 @@ def statement(claim: ClaimSpec) -> str:
     """The claim in words."""
     return claim.text or KINDS[claim.kind].statement.format(
         a=claim.a, b=claim.b, margin=claim.margin, at=claim.at,
-        tags=" and ".join(f"{tag.split('/')[-2]} goes {way}" for tag, way in claim.tags.items()),
+        tags=" and ".join(tag.split("/")[-2] for tag in claim.tags), until=claim.until,
         more=f" by more than {claim.margin:g}" if claim.margin else "",
     )  # fmt: skip
 
@@ -71,7 +72,7 @@ def _verdict(claim: ClaimSpec, panel: PanelResult) -> Verdict:
     word, d, detail = KINDS[claim.kind].judge(claim, panel)
     word = word if d.n > 1 else NOT_RESOLVED  # never a verdict from one run
     hint = ""
-    if word == NOT_RESOLVED and d.smallest_resolvable is not None:
+    if word == NOT_RESOLVED and claim.kind in SINGLE and d.smallest_resolvable is not None:
         hint = f"; {d.n} pairs could show about {d.smallest_resolvable:.3f}"
     sentence = f"{word.capitalize()}: {detail}{hint}."
     return Verdict(statement(claim), word, sentence, d.mean, d.low, d.high, d.n, d.smallest_resolvable, claim.paper)
@@ -96,9 +97,8 @@ def _less(claim: ClaimSpec, panel: PanelResult) -> Found:
 
 def _not_less(claim: ClaimSpec, panel: PanelResult) -> Found:
     a, b, name = _two(claim, panel)
-    d = difference(a, b, confidence=0.9)  # each end is a one-sided bound at 95%
-    word = opposite(below(d, -claim.margin))
-    return Found(word, d, f"{interval(d, name)}, each end a one-sided bound at 95%")
+    d = difference(a, b)
+    return Found(opposite(below(d, -claim.margin)), d, interval(d, name))
 
 
 def _crosses(claim: ClaimSpec, panel: PanelResult) -> Found:
@@ -109,32 +109,38 @@ def _crosses(claim: ClaimSpec, panel: PanelResult) -> Found:
                             f"{interval(end, name)}")  # fmt: skip
 
 
-def _widens(claim: ClaimSpec, panel: PanelResult) -> Found:
+def _change(claim: ClaimSpec, panel: PanelResult, until: float) -> tuple[PairedDifference, PairedDifference, str]:
+    """How a - b moves from one share of the tokens to another; a - b at the later one; the sentence."""
     a, b, name = _two(claim, panel)
     early = [difference(_only(a, i), _only(b, i), claim.at).mean for i in range(len(a.runs))]
-    end = [difference(_only(a, i), _only(b, i)).mean for i in range(len(a.runs))]
-    d = paired_difference(early, end)
-    # a lead that grows is no lead where A is behind at the end
-    word = all_of([below(d), below(difference(a, b))])
-    return Found(word, d, interval(d, f"the change of {name} from {claim.at:.0%} of the tokens to the end, "
-                                      f"{np.mean(early):+.3f} to {np.mean(end):+.3f},"))  # fmt: skip
+    late = [difference(_only(a, i), _only(b, i), until).mean for i in range(len(a.runs))]
+    d = paired_difference(early, late)
+    to = "the end" if until == 1 else f"{until:.0%}"
+    values = f"{np.mean(early):+.3f} to {np.mean(late):+.3f}"
+    words = interval(d, f"the change of {name} from {claim.at:.0%} of the tokens to {to}, {values},")
+    return d, difference(a, b, until), words
+
+
+def _widens(claim: ClaimSpec, panel: PanelResult) -> Found:
+    d, late, words = _change(claim, panel, claim.until)
+    return Found(all_of([below(d), below(late)]), d, words)  # a lead that grows is no lead where A is behind
+
+
+def _keeps(claim: ClaimSpec, panel: PanelResult) -> Found:
+    d, _, words = _change(claim, panel, claim.until)
+    return Found(below(d, claim.margin), d, words)
 
 
 def _only(arm: ArmResult, i: int) -> ArmResult:
     return replace(arm, runs=(arm.runs[i],))
 
 
-def _reaches(claim: ClaimSpec, panel: PanelResult) -> Found:
-    a, b, name = _two(claim, panel)
-    d = difference(a, b)
-    share = float(np.mean([x.tokens / y.tokens for x, y in zip(a.runs, b.runs, strict=True)]))
-    return Found(below(d, claim.margin), d, f"with {share:.2f} times the tokens {interval(d, name)}")
-
-
 def _equal(claim: ClaimSpec, panel: PanelResult) -> Found:
     a, b, name = _two(claim, panel)
     d = difference(a, b)
-    return Found(inside(d, claim.margin), d, interval(d, name))
+    share = float(np.mean([x.tokens / y.tokens for x, y in zip(a.runs, b.runs, strict=True)]))
+    longer = f"with {share:.2f} times the tokens " if abs(share - 1) > 0.01 else ""
+    return Found(inside(d, claim.margin), d, f"{longer}{interval(d, name)}")
 
 
 def _efficiency(claim: ClaimSpec, panel: PanelResult) -> Found:
@@ -153,18 +159,14 @@ def _efficiency(claim: ClaimSpec, panel: PanelResult) -> Found:
     return Found(below(d), factor, f"{b.label} needs {e.factor:.2f} times the tokens of {a.label} ({within})")
 
 
-def _trend(claim: ClaimSpec, panel: PanelResult) -> Found:
-    arm, found = _arm(panel, claim.a), []
-    for tag, way in claim.tags.items():
-        curves = [run.curve(tag) for run in arm.runs]
-        d = paired_difference([math.log(c.values[0]) for c in curves], [math.log(c.values[-1]) for c in curves])
-        word = opposite(below(d)) if way == "up" else below(d)
-        found.append((word, d, f"{tag.split('/')[-2]} by {math.exp(d.mean):.2f}"))
-    weakest = min(found, key=lambda each: abs(each[1].mean))[1]
-    changes = ", ".join(each for *_, each in found)
-    detail = f"{arm.label} from its first to its last norm: {changes} (geometric means of {weakest.n} runs; the "
-    detail += "estimate is the log of the one that moves least)"
-    return Found(all_of([word for word, *_ in found]), weakest, detail)
+def _apart(claim: ClaimSpec, panel: PanelResult) -> Found:
+    arm = _arm(panel, claim.a)
+    one, two = ([math.log(c.values[-1] / c.values[0]) for c in (run.curve(t) for run in arm.runs)] for t in claim.tags)
+    d = paired_difference(two, one)
+    names = [tag.split("/")[-2] for tag in claim.tags]
+    grown = " and ".join(f"{name} by {math.exp(np.mean(x)):.2f}" for name, x in zip(names, (one, two), strict=True))
+    detail = f"{arm.label} from its first to its last norm: {grown}; {interval(d, 'the logarithms apart', '')}"
+    return Found(HOLDS if d.resolved else NOT_RESOLVED, d, detail)
 
 
 def _slope(claim: ClaimSpec, panel: PanelResult) -> Found:
@@ -206,11 +208,16 @@ def _error(error: float) -> str:
 def _decided(claim: ClaimSpec, panel: PanelResult) -> Found:
     rule, (a, b, name) = panel.extra["rule"], _two(claim, panel)
     d = difference(a, b)
-    needed = rule["needed"]
-    if needed is None or needed > rule["budget"]:
+    needed, why = rule["needed"], ""
+    if rule["ends"]:
+        why = f"{' and '.join(rule['ends'])} {'are' if rule['ends'][1:] else 'is'} best at the end of the grid"
+    elif needed is None or needed > rule["budget"]:
         many = "more pairs than can be" if needed is None else f"{needed} pairs"
-        return Found(NOT_RESOLVED, d, f"{interval(d, name)}; the margin of {rule['margin']:g} needs {many}, "
-                                      f"and the budget is {rule['budget']}")  # fmt: skip
+        why = f"the margin of {rule['margin']:g} needs {many}, and the budget is {rule['budget']}"
+    elif d.smallest_resolvable is None or d.smallest_resolvable > rule["margin"]:
+        why = f"the interval is wider than the margin of {rule['margin']:g}, against the pilot's spread"
+    if why:
+        return Found(NOT_RESOLVED, d, f"{interval(d, name)}; {why}")
     return Found(below(d, -rule["margin"]), d, f"{interval(d, name)}, decided at a margin of {rule['margin']:g}")
 
 
@@ -226,15 +233,18 @@ def _cost(claim: ClaimSpec, panel: PanelResult) -> Found:
     return Found(below(log, math.log(claim.margin)), d, interval(d, f"time of a step, {a.label} / {b.label},", ""))
 
 
+#: kinds that one interval in nats per token decides: more pairs would help
+SINGLE = ("less", "not_less", "equal", "keeps")
+
 KINDS: dict[str, Kind] = {
     "less": Kind("{a} ends below {b}{more}", _less),
     "not_less": Kind("{a} does not end below {b}{more}", _not_less),
     "equal": Kind("{a} ends within {margin:g} of {b}", _equal),
     "crosses": Kind("{a} leads {b} at {at:.0%} of the tokens and is overtaken", _crosses),
-    "widens": Kind("the lead of {a} over {b} is larger at the end than at {at:.0%} of the tokens", _widens),
-    "reaches": Kind("{a}, trained longer, ends no more than {margin:g} above {b}", _reaches),
+    "widens": Kind("the lead of {a} over {b} is larger at {until:.0%} of the tokens than at {at:.0%}", _widens),
+    "keeps": Kind("the lead of {a} over {b} shrinks by less than {margin:g} after {at:.0%} of the tokens", _keeps),
     "efficiency": Kind("{a} reaches the final loss of {b} with fewer tokens", _efficiency),
-    "trend": Kind("in {a} {tags}", _trend),
+    "apart": Kind("in {a} the norms of {tags} grow or shrink at different rates", _apart),
     "slope": Kind("the loss of {a} falls faster with size than that of {b}", _slope),
     "grid_gap": Kind("{a} ends below {b}, each at its best value, by more than the grid's error", _grid_gap),
     "decided": Kind("{a} ends below {b} by more than the margin, each at its own best value", _decided),

@@ -1,5 +1,6 @@
 """A figure at a scale: the runs of its panels, and the further runs that a rule asks for once some are known."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,10 +57,12 @@ class Question:
     Args:
         arms: With the seeds that are wanted so far.
         needed: Pairs for the margin, from the pilot's spread; None before the pilot, or where no number would do.
+        ends: Arms whose best value is an end of the grid: it may not be their best.
     """
 
     arms: tuple[ArmRuns, ...]
     needed: int | None = None
+    ends: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,7 @@ def question(panel: PlannedPanel, loss: Loss) -> Question | None:
     rule = panel.spec.rule
     assert rule is not None
     best: list[ArmRuns] = []
+    ends: list[str] = []
     first = len(panel.arms[0].seeds)
     for series in panel.series:
         of = [next(arm for arm in panel.arms if arm.label == name) for name in series["arms"]]
@@ -158,12 +162,16 @@ def question(panel: PlannedPanel, loss: Loss) -> Question | None:
         means = [float(np.mean([x for x in row if x is not None])) for row in losses if None not in row]
         if len(means) < len(of):
             return None
-        best.append(of[optimum(series["values"], means).at])
+        found = optimum(series["values"], means)
+        best.append(of[found.at])
+        ends += [series["label"]] * math.isinf(found.error)
 
     def at(pairs: int, needed: int | None = None) -> Question:
         seeds = tuple(range(first, first + pairs))
         arms = zip(best, panel.series, strict=True)
-        return Question(tuple(ArmRuns(s["label"], a.recipe, seeds, s["ours"], s["baseline"]) for a, s in arms), needed)
+        return Question(
+            tuple(ArmRuns(s["label"], a.recipe, seeds, s["ours"], s["baseline"]) for a, s in arms), needed, tuple(ends)
+        )
 
     pilot = at(rule.pilot)
     a, b = ([loss(*run) for run in arm.runs] for arm in pilot.arms)

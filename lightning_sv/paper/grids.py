@@ -46,8 +46,9 @@ def optimum(values: Sequence[float], losses: Sequence[float]) -> Optimum:
 def pairs_needed(spread: float, margin: float, confidence: float = 0.95, most: int = 10_000) -> int | None:
     """min{n >= 2 : t(confidence, n - 1) spread / sqrt(n) <= margin}; None where that is more than `most`.
 
-    Two-stage sampling after Stein (Annals of Mathematical Statistics 16, 1945): the spread is the pilot's, and the
-    pilot's pairs count among the n.
+    In two stages: the spread is the pilot's, taken as known, and the pilot's pairs count among the n. Stein's n (Annals
+    of Mathematical Statistics 16, 1945) keeps the quantile of the pilot's own size, which for pilots of three pairs is
+    more than twice as wide; here the final interval is checked against the margin instead.
 
     Args:
         spread: standard deviation of the pilot's differences, nats per token.

@@ -151,7 +151,15 @@ def _question_panel(panel: PlannedPanel, asked: Question, runs: Runs) -> PanelRe
     rule = panel.spec.rule
     assert rule is not None
     arms = tuple(_read(arm, runs) for arm in asked.arms)
-    extra = {"rule": {"margin": rule.margin, "pilot": rule.pilot, "budget": rule.budget, "needed": asked.needed}}
+    extra = {
+        "rule": {
+            "margin": rule.margin,
+            "pilot": rule.pilot,
+            "budget": rule.budget,
+            "needed": asked.needed,
+            "ends": asked.ends,
+        }
+    }
     return PanelResult(f"{panel.spec.title}: each at its own best, other seeds", arms, "curves", extra)
 
 

@@ -86,7 +86,8 @@ class ClaimSpec:
         b: Arm it is compared with.
         margin: In the unit of the claim, nats per token where it is a loss.
         at: Earlier share of the training, where the claim has one.
-        tags: Scalar -> up or down.
+        until: Later share.
+        tags: Two scalars.
         text: The statement, where the kind's own words do not fit.
         not_at: Scale -> why it cannot be tested there.
     """
@@ -97,19 +98,21 @@ class ClaimSpec:
     b: str = ""
     margin: float = 0.0
     at: float = 0.25
-    tags: dict[str, str] = field(default_factory=dict)
+    until: float = 1.0
+    tags: list[str] = field(default_factory=list)
     text: str | None = None
     not_at: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What was fixed before the runs: pairs are added until the interval's half width is within the margin.
+    """What was fixed before the runs: as many pairs as the pilot's spread asks for, once; no look in between.
 
     Args:
         margin: Nats per token: the difference that counts.
         pilot: Pairs whose spread gives the number needed.
-        budget: Pairs at most; where more are needed the verdict is ``not resolved``.
+        budget: Pairs at most; where more are needed, or the interval is wider than the margin after all, the verdict
+            is ``not resolved``.
     """
 
     margin: float
