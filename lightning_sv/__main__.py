@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 a check or a run failed, 2 wrong input.
 """
 
+import atexit
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -82,10 +83,11 @@ def _fit(argv: list[str]) -> int:
 
     from lightning_sv.lit.cli import PretrainCLI, quiet
     from lightning_sv.lit.load import while_restoring
-    from lightning_sv.lit.run_dir import rank
+    from lightning_sv.lit.run_dir import leave_group, rank
     from lightning_sv.lit.signals import STOPPED, StoppedError, requeue
 
     quiet()
+    atexit.register(leave_group)
     try:
         with ExitStack() as cleanup:
             run = PretrainCLI(argv, cleanup)

@@ -119,14 +119,14 @@ def peak_memory(device: torch.device) -> float:
 
 
 def peak_flops(device: torch.device, precision: Any) -> float:
-    """Peak FLOP/s of the device: the vendor's figure where listed, else measured in float32."""
+    """Peak FLOP/s of the device: the vendor's figure where listed, else the best of five large products."""
     half = str(precision).startswith(("bf16", "16"))
     dtype = torch.bfloat16 if half else torch.float32
     listed = get_available_flops(device, dtype) if device.type == "cuda" else None
     if listed:
         return float(listed)
-    n, best = 1024, float("inf")
-    a = torch.randn(n, n, device=device)
+    n, best = (8192 if device.type == "cuda" else 1024), float("inf")
+    a = torch.randn(n, n, device=device, dtype=dtype if device.type == "cuda" else torch.float32)
     for _ in range(5):
         began = time.perf_counter()
         float((a @ a)[0, 0])

@@ -24,6 +24,7 @@ from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.parser import Parser
 from lightning_sv.lit.refuse import refuse_trainer_keys
 from lightning_sv.lit.run_dir import LAST, choose, claim, clear, is_first_of_node, last_checkpoint
+from lightning_sv.lit.shard import FullyShardedStrategy
 from lightning_sv.lit.summary import SUMMARY_FILE, print_groups, summarize, write_parameters, write_summary
 
 
@@ -134,7 +135,13 @@ class PretrainCLI(LightningCLI):
         return bool(self._get(self.config, "json"))
 
     def before_fit(self) -> None:
-        """Check the corpus before anything is written, claim the directory, say what is about to be trained."""
+        """Check the corpus before anything is written, claim the directory, say what is about to be trained.
+
+        Raises:
+            ValueError: the whole backbone is to be compiled, and sharded.
+        """
+        if self.model.compile_how == "model" and isinstance(self.trainer.strategy, FullyShardedStrategy):
+            raise ValueError("model.compile 'model' does not go with a sharded model; use 'block'.")
         self.datamodule.check(self.model.config.vocab_size, checksums=is_first_of_node())
         self.datamodule.share(self.trainer.world_size)
         self.datamodule.check_validation(self.trainer.world_size)
@@ -152,13 +159,17 @@ class PretrainCLI(LightningCLI):
         """Write and show the summary of a run that reached its last step."""
         trainer = self.trainer
         complete = trainer.global_step >= trainer.max_steps and not trainer.fast_dev_run  # type: ignore[attr-defined]
-        if not trainer.is_global_zero or not complete:
+        if not complete:
             return
         if "val/loss" not in trainer.callback_metrics:  # resumed at the last step
-            if (self.run_dir / SUMMARY_FILE).exists():
-                print(f"nothing to do: the checkpoint is at step {trainer.global_step}, the last", file=sys.stderr)
+            # All devices validate, or none: only the first knows the run's directory.
+            if trainer.strategy.broadcast((self.run_dir / SUMMARY_FILE).exists()):
+                if trainer.is_global_zero:
+                    print(f"nothing to do: the checkpoint is at step {trainer.global_step}, the last", file=sys.stderr)
                 return
             trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
+        if not trainer.is_global_zero:
+            return
         summary = summarize(trainer, self.model, self.datamodule, time.perf_counter() - self._began)
         hparams = {key: summary[key] for key in ("model", "label", "seed", "lr", "parameters")}
         for logger in trainer.loggers:

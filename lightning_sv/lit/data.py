@@ -154,12 +154,13 @@ class ShardDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> TokenLoader:
         """Shuffled blocks; its state_dict is the exact position in the corpus."""
+        assert self.trainer is not None
         return TokenLoader(
             open_split(self.corpus.dir, "train", seq_len=self.seq_len),
             self._share,
             seed=(torch.initial_seed() if self.seed is None else self.seed) % 2**31,
             num_workers=self.num_workers,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=self.trainer.strategy.root_device.type == "cuda",
         )
 
     def val_dataloader(self) -> "DataLoader[Tensor]":

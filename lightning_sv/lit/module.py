@@ -121,11 +121,7 @@ class PretrainModule(L.LightningModule):
         return meta_backbone(self.config, self.strategy, self.scale_options)
 
     def configure_model(self) -> None:
-        """Build and initialize the backbone, then shard it where the strategy does; Lightning calls this.
-
-        Raises:
-            ValueError: the whole backbone is to be compiled, and sharded.
-        """
+        """Build and initialize the backbone, then shard it where the strategy does; Lightning calls this."""
         if self.backbone is not None:
             return
         seed = torch.initial_seed() if self.seed is None else self.seed
@@ -133,8 +129,7 @@ class PretrainModule(L.LightningModule):
         self.backbone = Backbone(self.config, self.strategy, self.scale_options, seed=seed)
         self.backbone.activation_checkpointing = self.activation_checkpointing
         if self.device_mesh is not None:
-            if self.compile_how == "model":
-                raise ValueError("model.compile 'model' does not go with a sharded model; use 'block'.")
+            assert self.compile_how != "model"  # the command line refuses it
             self.backbone.to(self.trainer.strategy.root_device)
             shard(self.backbone, self.device_mesh["data_parallel"])
         # In place: the checkpoint's keys stay clean.
@@ -167,7 +162,7 @@ class PretrainModule(L.LightningModule):
         if routings:
             totals = torch.stack([routing.load for routing in routings])  # (blocks, experts)
             if self.trainer.world_size > 1:
-                totals = self.trainer.strategy.reduce(totals, reduce_op="sum")
+                torch.distributed.all_reduce(totals)  # the strategy's own would hold the host at a barrier
             routings = [routing._replace(total=total) for routing, total in zip(routings, totals, strict=True)]
             self._loads = totals if self._loads is None else self._loads + totals
         loss = nats + router_loss(routings, self.config)
@@ -227,14 +222,14 @@ class PretrainModule(L.LightningModule):
     def on_train_start(self) -> None:
         """Draw random numbers from where the checkpoint left off, if there is one."""
         if self._rng is not None:
-            restore_rng(self._rng, self.global_rank)
+            restore_rng(self._rng, self.global_rank, self.device)
             self._rng = None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store what rebuilds the backbone, as plain values that load with weights_only=True."""
         progress = {"accumulate": self.trainer.accumulate_grad_batches, "skipped_steps": self.nonfinite.skipped}
         checkpoint[CHECKPOINT_KEY] = settings_of(self) | progress
-        checkpoint[RNG_KEY] = rng_states()
+        checkpoint[RNG_KEY] = rng_states(self.device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse to resume under other settings; continue after the saved step on another number of devices."""

@@ -19,7 +19,7 @@ class NonFinite:
     """Looks at every step's losses and gradient norm before the step, and stops or skips.
 
     Each event is a line of <run_dir>/nonfinite.jsonl that identifies the batch: step, epoch, the numbers of its
-    blocks in the training split, the losses of this device's micro-batches and the gradient's norm.
+    blocks in the training split, the losses of the micro-batches, device by device, and the gradient's norm.
 
     Args:
         skip: leave the step out instead of stopping. What is left out is not random, so a comparison of
@@ -51,10 +51,11 @@ class NonFinite:
         self.skipped_now = not fine
         if fine:
             return
+        losses, folder = trainer.strategy.all_gather(losses).flatten(), trainer.log_dir  # collectives, both
         event = {"step": trainer.global_step, **_identity(trainer), "grad_norm": _plain(float(norm))}
         event["losses"] = [_plain(loss) for loss in losses.tolist()]
-        if trainer.is_global_zero and trainer.log_dir:
-            with (Path(trainer.log_dir) / FILENAME).open("a") as file:
+        if trainer.is_global_zero and folder:
+            with (Path(folder) / FILENAME).open("a") as file:
                 file.write(json.dumps(event) + "\n")
         what = f"loss {event['losses']}, gradient norm {event['grad_norm']} before step {trainer.global_step + 1}"
         if not self.skip:

@@ -8,16 +8,16 @@ import torch
 from torch import distributed
 
 
-def rng_states() -> list[dict[str, Any]]:
-    """Return the states of torch, CUDA, Python and NumPy of every rank; a collective."""
+def rng_states(device: torch.device) -> list[dict[str, Any]]:
+    """Return the states of torch, Python, NumPy and a CUDA `device` of every rank; a collective."""
     kind, keys, *rest = np.random.get_state(legacy=True)
     here = {
         "torch": torch.get_rng_state(),
         "python": random.getstate(),
         "numpy": (kind, torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest),
     }
-    if torch.cuda.is_available():
-        here["cuda"] = torch.cuda.get_rng_state()
+    if device.type == "cuda":
+        here["cuda"] = torch.cuda.get_rng_state(device)
     if not distributed.is_initialized() or distributed.get_world_size() == 1:
         return [here]
     states: list[Any] = [None] * distributed.get_world_size()
@@ -25,7 +25,7 @@ def rng_states() -> list[dict[str, Any]]:
     return states
 
 
-def restore_rng(states: list[dict[str, Any]], rank: int) -> None:
+def restore_rng(states: list[dict[str, Any]], rank: int, device: torch.device) -> None:
     """Set the generators of this rank; a rank that the checkpoint does not know keeps its own."""
     if rank >= len(states):
         return
@@ -35,5 +35,5 @@ def restore_rng(states: list[dict[str, Any]], rank: int) -> None:
     random.setstate((version, tuple(internal), gauss))
     kind, keys, *rest = state["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 from lightning.fabric.utilities.rank_zero import rank_zero_only
+from torch import distributed
 
 #: tells the processes of the other ranks which run directory rank 0 has chosen
 RUN_DIR_VARIABLE = "LIGHTNING_SV_RUN_DIR"
@@ -97,3 +98,9 @@ def rank() -> int:
 def is_first_of_node() -> bool:
     """Whether this process reads the shards for all of its node."""
     return int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0))) == 0
+
+
+def leave_group() -> None:
+    """At exit: Lightning does so for NCCL alone, and the threads of gloo can abort an exit that leaves them behind."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()

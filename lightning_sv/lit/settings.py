@@ -54,14 +54,17 @@ def refuse_other(checkpoint: dict[str, Any], module: Any) -> None:
 
 def _refuse_damaged(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
     """Refuse groups other than those of `optimizer`, but for the scheduled rate: torch would fail in a step."""
+    own = [dict(group) for group in optimizer.state_dict()["param_groups"]]
     try:
-        saved = [group for state in checkpoint["optimizer_states"] for group in state["param_groups"]]
-        for own, group in zip(optimizer.state_dict()["param_groups"], saved, strict=True):
-            for key, value in own.items():
+        (saved,) = checkpoint["optimizer_states"]
+        # loading adds what an older torch did not have, and nothing else
+        optimizer.load_state_dict({"state": {}, "param_groups": saved["param_groups"]})
+        for here, group in zip(own, optimizer.state_dict()["param_groups"], strict=True):
+            for key, value in here.items():
                 fine = isinstance(group[key], float) and isfinite(group[key]) if key == "lr" else group[key] == value
                 if not fine:
                     raise ValueError(f"{key!r} of a group is {group[key]!r}")
-    except (LookupError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         what = f"a group lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"the checkpoint's optimizer state is damaged ({what}); resume from another.") from error
 

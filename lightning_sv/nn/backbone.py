@@ -84,7 +84,11 @@ class Backbone(nn.Module):
             init_weights(self, config, seed)
 
     def compile_blocks(self) -> None:
-        """Compile each block and the head apart: one compilation serves all blocks, and hooks around them stay."""
+        """Compile each block and the head apart: one compilation serves all blocks, and hooks around them stay.
+
+        Blocks are graphs of their own, between which DDP's hooks run: dynamo need not cut them at DDP's buckets again.
+        """
+        torch._dynamo.config.optimize_ddp = False
         for module in (*self.layers, self.head):
             module.forward = torch.compile(module.forward)
 

@@ -106,7 +106,7 @@ def make_plan(
     shared = data.share(gpus)
     micro, share = shared.micro_batch, data.global_batch // gpus
     steps, precision = plan_steps(module, data, trainer), _precision(trainer)
-    chosen, bucket_view = find_strategy(trainer, gpus) if strategy is None else (strategy, False)
+    chosen, bucket_view = find_strategy(trainer, gpus) if strategy is None else _given_strategy(strategy, trainer, gpus)
     if chosen == "single" and gpus > 1:
         raise ValueError(f"--strategy single holds the model on one GPU, and --gpus is {gpus}; use ddp or fsdp.")
     tokens, meta = steps * data.tokens_per_step, module.meta()
@@ -115,7 +115,9 @@ def make_plan(
 
     @cache
     def step(micro_batch: int) -> StepMemory:
-        return step_memory(module, micro_batch, data.seq_len, precision=precision, accumulate=micro_batch < share)
+        # views of DDP's buckets are gradients that are never freed, as in accumulation
+        kept = micro_batch < share or (chosen == "ddp" and bucket_view)
+        return step_memory(module, micro_batch, data.seq_len, precision=precision, accumulate=kept)
 
     def memory(micro_batch: int) -> GpuMemory:
         several = micro_batch < share
@@ -161,6 +163,15 @@ def plan_steps(module: PretrainModule, data: ShardDataModule, trainer: dict[str,
     if not given.isdecimal() or int(given) < 1:
         raise ValueError(f"trainer.max_steps is {given}; it must be at least 1, or -1 for the budget.")
     return int(given)
+
+
+def _given_strategy(strategy: str, trainer: dict[str, Any], gpus: int) -> tuple[str, bool]:
+    """The strategy asked for, with what the trainer says of it."""
+    try:
+        chosen, bucket_view = find_strategy(trainer, gpus)
+    except ValueError:  # one that is not planned for: the given one is the way out
+        return strategy, False
+    return strategy, bucket_view and chosen == strategy
 
 
 def _precision(trainer: dict[str, Any]) -> str:

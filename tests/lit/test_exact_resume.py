@@ -120,8 +120,6 @@ def test_other_workers_and_micro_batches_see_the_same(short_args: list[str], tmp
         ours, theirs = load(whole), load(run)
         for key, weight in ours["state_dict"].items():
             assert torch.allclose(theirs["state_dict"][key], weight, rtol=1e-5, atol=1e-6), key
-        for part in ("train_dataloader", "data"):
-            assert part not in ours or differences(ours[part], theirs[part]) == []
         hashes = [same_hashes(path) for path in (whole, run)]
         assert hashes[0] == hashes[1] and len(hashes[0]) == STEPS
 

@@ -1,0 +1,88 @@
+"""Faults of one process of two: `torchrun --nproc-per-node 2 -m tests.faults.two_processes OUT ARGS`.
+
+Rank 0 prints one JSON line with what each fault came to; a rank that is left waiting ends the launch by its time limit.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_sv.__main__ import main
+from lightning_sv.lit.module import PretrainModule
+from lightning_sv.lit.signals import STOPPED
+from tests.lit.runs import events, load
+
+STEPS, STEP = 4, 1
+RANK = int(os.environ.get("RANK", "0"))
+LAST_RANK = int(os.environ.get("WORLD_SIZE", "1")) - 1 == RANK
+
+
+def not_finite_on_the_last_rank(patch: pytest.MonkeyPatch) -> None:
+    loss_of = PretrainModule.loss
+
+    def spoiled(module: PretrainModule, block: Tensor) -> Any:
+        loss, routings = loss_of(module, block)
+        wrong = LAST_RANK and module.trainer.training and module.global_step == STEP
+        return loss * (float("nan") if wrong else 1.0), routings
+
+    patch.setattr(PretrainModule, "loss", spoiled)
+
+
+def signal_to_the_last_rank(patch: pytest.MonkeyPatch) -> None:
+    def start(module: PretrainModule, batch: Any, batch_idx: int) -> None:
+        if LAST_RANK and module.global_step == STEP:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    patch.setattr(PretrainModule, "on_train_batch_start", start, raising=False)
+
+
+def run(out: Path, args: list[str]) -> dict[str, bool]:
+    fit = ["fit", "--config", "conf/trainer/ddp.yaml", "--trainer.accelerator", "cpu", "--trainer.precision", "32-true"]
+    fit += ["--model.compile", "none", *args, "--trainer.devices", "2", "--trainer.max_steps", str(STEPS)]
+    found = {}
+    for how in ("stop", "skip"):
+        with pytest.MonkeyPatch.context() as patch:
+            not_finite_on_the_last_rank(patch)
+            code = main([*fit, "--model.nonfinite", how, "--run_dir", str(out / how)])
+        fine = code == (1 if how == "stop" else 0)
+        if RANK == 0:
+            (event,) = events(out / how)
+            fine &= event["step"] == STEP and event["losses"].count("nan") == len(event["losses"]) // 2 > 0
+            fine &= (out / how / "summary.json").exists() == (how == "skip")
+        found[f"nan loss on one of two devices, {how}"] = fine
+    with pytest.MonkeyPatch.context() as patch:
+        signal_to_the_last_rank(patch)
+        patch.setenv("SLURM_JOB_ID", "12")
+        patch.setenv("PATH", str(out), prepend=os.pathsep)  # a scontrol of the test's
+        code = main([*fit, "--run_dir", str(out / "signal")])
+    fine = code == 0 and code != STOPPED
+    if RANK == 0:
+        fine &= (out / "asked").read_text() == "requeue 12\n" and load(out / "signal")["global_step"] == STEP + 1
+    found["SIGUSR1 to one of two devices, requeued by SLURM"] = fine
+    again = [*fit, "--run_dir", str(out / "signal"), "--ckpt_path", "last"]
+    assert main(again) == 0
+    summary = out / "signal/summary.json"
+    before = json.loads(summary.read_text())["val_loss"] if RANK == 0 else 0.0
+    torch.distributed.barrier()
+    if RANK == 0:
+        summary.unlink()
+    fine = main(again) == 0
+    if RANK == 0:
+        fine &= json.loads(summary.read_text())["val_loss"] == pytest.approx(before, abs=1e-6)
+    found["killed after the last step on two devices"] = fine
+    return found
+
+
+if __name__ == "__main__":
+    result = run(Path(sys.argv[1]), sys.argv[2:])
+    every: list[Any] = [None, None]
+    torch.distributed.all_gather_object(every, result)
+    if RANK == 0:
+        print(json.dumps({name: all(each[name] for each in every) for name in result}))
