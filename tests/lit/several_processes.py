@@ -18,13 +18,15 @@ from lightning_sv.__main__ import main
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.signals import STOPPED
 from lightning_sv.nn import MixtureOfExperts
+from lightning_sv.optim import build_optimizer
 from lightning_sv.scale import ScaleVector
 
 STEPS, STOP_AT, SEQ_LEN = 20, 10, 32
 MUON = ["--model.optim.name", "muon", "--model.optim.ns_dtype", "float32"]
 MIXTURE = ["--model.backbone.n_expert", "6", "--model.backbone.n_expert_active", "2"]
 PROBES = ["--config", "tests/lit/probes.yaml"]
-MIXED = ["--trainer.precision", "bf16-mixed", "--model.activation_checkpointing", "true"]
+#: as shipped but for the compiler, Newton-Schulz in bf16 included
+MIXED = ["--trainer.precision", "bf16-mixed", "--model.activation_checkpointing", "true", "--model.optim.name", "muon"]
 MODELS: dict[str, list[str]] = {
     "llama": ["--model.scale", "llama"],
     "unified": ["--model.scale", "unified", *PROBES],
@@ -83,6 +85,17 @@ def scale_vectors_keep_their_digits(module: PretrainModule) -> None:
             assert not torch.equal(module.net(tokens).float(), before)
 
 
+def the_table_is_what_is_trained(module: PretrainModule) -> None:
+    """parameters.csv and the printed groups come from `meta()`: the sharded optimizer has the same groups and sizes."""
+
+    optimizer = module.trainer.optimizers[0]
+    here = [[tuple(p.shape) for p in group["params"]] for group in optimizer.param_groups]
+    planned = build_optimizer(module.parameter_groups(module.meta()), module.optim, module.lr)
+    assert here == [[tuple(p.shape) for p in group["params"]] for group in planned.param_groups]
+    for key in ("weight_decay", "initial_lr"):
+        assert [g[key] for g in optimizer.param_groups] == [g.get(key, g["lr"]) for g in planned.param_groups]
+
+
 def run(out: Path, strategy: str, moved: str, args: list[str]) -> None:
     MixtureOfExperts._choose = fixed_choice
     for name in MODELS:
@@ -103,6 +116,7 @@ if __name__ == "__main__":
 
     def checked_start(self: PretrainModule) -> None:
         start(self)
+        the_table_is_what_is_trained(self)
         if self.trainer.precision == "bf16-mixed":
             with self.trainer.precision_plugin.forward_context():
                 scale_vectors_keep_their_digits(self)
