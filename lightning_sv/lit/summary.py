@@ -14,6 +14,7 @@ from rich.table import Table
 from lightning_sv.callbacks import tokens_seen
 from lightning_sv.lit.data import ShardDataModule
 from lightning_sv.lit.module import PretrainModule
+from lightning_sv.lit.provenance import Provenance
 from lightning_sv.optim import build_optimizer, group_table, parameter_table
 
 SUMMARY_FILE = "summary.json"
@@ -56,6 +57,7 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: ShardDataModule,
         "corpus_hash": manifest.corpus_hash,
         "tokenizer_sha256": manifest.tokenizer_sha256,
         "torch": torch.__version__,
+        **Provenance.now()._asdict(),
     }
 
 

@@ -86,13 +86,14 @@ def curve_views(panel: PanelResult, confidence: float = 0.95) -> tuple[list[View
     if not arms[0].baseline or len(arms) == 1:
         return views, []
     pairs, shown, notes = [], [], []
-    if len({run.tokens for arm in arms for run in arm.runs}) > 1:
-        told = ", ".join(f"{name} {human_tokens(arm.runs[0].tokens)}" for name, arm in zip(names, arms, strict=True))
-        notes.append(
-            f"The runs end at different tokens ({told}): the picture's differences are at equal tokens, the last that "
-            "both have; the table's are between the ends."
-        )
     for i, arm in enumerate(curves[1:], 1):
+        if arms[i].runs[0].tokens != arms[0].runs[0].tokens:
+            ends = [human_tokens(arms[j].runs[0].tokens) for j in (i, 0)]
+            notes.append(
+                f"{names[i]} ends at {ends[0]} tokens, {names[0]} at {ends[1]}: its difference, from end to end, is "
+                "in the table alone."
+            )
+            continue
         try:
             pairs.append(paired_curve(curves[0], arm, confidence))
             shown.append(i)

@@ -21,7 +21,7 @@ BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"
 ORANGE, PURPLE, SKY = "#E69F00", "#CC79A7", "#56B4E9"
 GREY = "#555555"
 # strategies that keep one colour in every figure; the others take what is free
-_FIXED = {"llama": BLUE, "unified": VERMILLION, "nop": PURPLE}
+_FIXED = {"llama": BLUE, "unified": VERMILLION, "hg+dnp+or+iwd": VERMILLION, "nop": PURPLE}
 _FREE = (VERMILLION, GREEN, PURPLE, SKY, ORANGE)
 
 # apart without colours; four against five free colours, so that no pair of both comes again soon

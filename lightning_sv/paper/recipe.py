@@ -39,6 +39,7 @@ class Recipe:
         parameters: Activated parameters.
         seconds: Of one core; None on a GPU.
         gpu_hours: At `MFU`; None on a CPU.
+        note: Of its model.
     """
 
     model: str
@@ -51,6 +52,7 @@ class Recipe:
     parameters: int
     seconds: float | None
     gpu_hours: float | None
+    note: str = ""
 
     @property
     def tokens_per_param(self) -> float:
@@ -75,6 +77,7 @@ class Recipes:
     def __init__(self, scale: ScaleSpec, extra: Mapping[str, Any], conf: Path):
         self.scale, self.extra, self.conf = scale, dict(extra), conf
         self._made: dict[str, Recipe] = {}
+        self._budgets: dict[tuple[str, ...], int] = {}
 
     def model(self, role: str) -> ModelSpec | str:
         """The model of a role, or why this scale has none.
@@ -102,18 +105,33 @@ class Recipes:
             ValueError: What `fit` would refuse.
         """
         model = self.model(role)
-        assert isinstance(model, ModelSpec), role
-        files = ["base", f"optim/{panel.optim}", f"schedule/{panel.schedule}", *self.scale.layers]
-        paths = [self.conf / f"{file}.yaml" for file in [*files, f"model/{model.config}"]]
-        given = {**self.scale.set, **model.set, **panel.set, **arm.set, **(more or {}), **self.extra}
-        if self.scale.name in arm.lr:
-            given["model.optim.lr"] = arm.lr[self.scale.name]
+        of = model if panel.kind == "scaling" or arm.model is None else self.model(panel.model)
+        assert isinstance(model, ModelSpec) and isinstance(of, ModelSpec), role
+        lr = {"model.optim.lr": arm.lr[self.scale.name]} if self.scale.name in arm.lr else {}
+        paths, given = self._layers(panel, model, {**arm.set, **(more or {}), **self.extra, **lr})
         asked = json.dumps([[str(p) for p in paths], given, arm.scale, arm.longer], sort_keys=True)
         if asked not in self._made:
-            self._made[asked] = self._make(paths, given, arm, model, panel.optim)
+            steps = round(self._budget(*self._layers(panel, of, self.extra)) * arm.longer)
+            self._made[asked] = self._make(paths, given, arm, model, panel.optim, steps)
         return self._made[asked]
 
-    def _make(self, paths: list[Path], given: dict[str, Any], arm: ArmSpec, model: ModelSpec, optim: str) -> Recipe:
+    def _layers(self, panel: PanelSpec, model: ModelSpec, more: Mapping[str, Any]) -> tuple[list[Path], dict[str, Any]]:
+        files = ["base", f"optim/{panel.optim}", f"schedule/{panel.schedule}", *self.scale.layers]
+        paths = [self.conf / f"{file}.yaml" for file in [*files, f"model/{model.config}"]]
+        return paths, {**self.scale.set, **model.set, **panel.set, **more}
+
+    def _budget(self, paths: list[Path], given: Mapping[str, Any]) -> int:
+        """Steps of ``llama``, for every arm: a few scale vectors more must not give an arm more of them."""
+        words = [word for path in paths for word in ("--config", path.as_posix())]
+        words += [word for key, value in given.items() for word in (f"--{key}", _text(value))]
+        if tuple(words) not in self._budgets:
+            run = parse_run([*words, "--model.scale", "llama"], check_corpus=False)
+            self._budgets[tuple(words)] = plan_steps(*run)
+        return self._budgets[tuple(words)]
+
+    def _make(
+        self, paths: list[Path], given: dict[str, Any], arm: ArmSpec, model: ModelSpec, optim: str, steps: int
+    ) -> Recipe:
         layered = OmegaConf.merge(*(OmegaConf.load(path) for path in paths))
         # what a file says already is not said again: one configuration, one command
         changes = {k: v for k, v in sorted(given.items()) if OmegaConf.select(layered, k) != v}
@@ -123,7 +141,6 @@ class Recipes:
             warnings.simplefilter("ignore")
             module, data, trainer = parse_run([*words, "--model.scale", arm.scale], check_corpus=False)
             flops = flops_per_token(module.meta(), module.config, data.seq_len)
-        steps = round(plan_steps(module, data, trainer) * arm.longer)
         exceptions = any(k.startswith("model.scale_options") for k in changes)
         strategy = str(module.strategy if exceptions else module.meaning)
         settled = {"model.optim.lr": module.lr, "model.scale": strategy, "trainer.max_steps": steps}
@@ -156,6 +173,7 @@ class Recipes:
             parameters=module.n_activated,
             seconds=seconds,
             gpu_hours=gpu_hours,
+            note=model.note,
         )
 
 

@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lightning_sv.lit.provenance import Provenance
 from lightning_sv.paper.draw_panel import View, branch_views, curve_views
 from lightning_sv.paper.draw_series import grid_views, scaling_views
-from lightning_sv.paper.provenance import Provenance
 from lightning_sv.paper.report_pages import PanelPages, head_lines, html_page, markdown_page
 from lightning_sv.paper.report_rows import difference_rows, run_rows, verdict_rows, write_csv
 from lightning_sv.paper.results import FigureResult, PanelKind, PanelResult

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_sv.paper.provenance import Provenance
+from lightning_sv.lit.provenance import Provenance
 from lightning_sv.paper.report_rows import PAPER_TOKENS_PER_PARAM, ours_words, panel_table
 from lightning_sv.paper.results import FigureResult
 

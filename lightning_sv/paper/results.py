@@ -67,12 +67,14 @@ class PanelResult:
             "values", "arms"}``: the values of the axis and the labels of the arms trained at them, in the same order.
             ``scaling``: ``x`` (``parameters``) and ``series``, a list of ``{"label", "ours", "baseline", "sizes",
             "parameters", "arms"}``. ``table``: ``columns`` and ``rows``, of text and numbers.
+        notes: Sentences for the reader: what was trained, and how far it can be trusted.
     """
 
     title: str
     arms: tuple[ArmResult, ...]
     kind: PanelKind
     extra: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

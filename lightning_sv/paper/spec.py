@@ -14,11 +14,13 @@ class ModelSpec:
         config: File of conf/model, without its ending.
         set: Keys of a run that differ from it.
         pace: Seconds of one core for 1,000 steps of ``llama`` with AdamW; None where hours follow from FLOPs.
+        note: What a reader of its losses must know.
     """
 
     config: str
     set: dict[str, Any] = field(default_factory=dict)
     pace: float | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True)

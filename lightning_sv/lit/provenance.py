@@ -1,4 +1,4 @@
-"""Where figures come from: commit, date and machine."""
+"""Where runs and figures come from: commit, date and machine."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ import lightning_sv
 
 
 class Provenance(NamedTuple):
-    """When and where a report was written, and with which code."""
+    """When and where something was made, and with which code."""
 
     commit: str
     date: str
