@@ -23,7 +23,8 @@ from lightning_sv.paper.comparison import Comparison
 from lightning_sv.paper.draw_arms import draw_comparison
 from lightning_sv.paper.draw_sharpness import draw_sharpness, has_sharpness, sharpness_table
 from lightning_sv.paper.events import read_run
-from lightning_sv.paper.launch import LAUNCHER, Job, default_parallel, run_jobs
+from lightning_sv.paper.job import Job
+from lightning_sv.paper.launch import LAUNCHER, default_parallel, run_jobs
 from lightning_sv.paper.pair import Arm, TrainedArm
 
 _OURS = ("--model.scale", "--seed_everything", "--run_dir", "--ckpt_path")

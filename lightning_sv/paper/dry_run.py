@@ -62,7 +62,8 @@ def print_dry_run(
     table = Table(title=f"scale {scale.name}: {escape(scale.summary)}", title_justify="left")
     unit = "seconds a run" if scale.gpu is None else f"GPU-hours a run ({scale.gpu}, {MFU:.0%} MFU)"
     for column in ("model", "strategy", "with", "steps", "tokens", "a parameter", unit, "runs", "complete"):
-        table.add_column(column, justify="left" if column in ("model", "strategy", "with") else "right", no_wrap=True)
+        words = column in ("model", "strategy", "with")
+        table.add_column(column, justify="left" if words else "right", no_wrap=not words, overflow="fold")
     grouped: dict[str, list[tuple[Recipe, int]]] = {}
     for recipe, seed in total:
         grouped.setdefault(recipe.identity, []).append((recipe, seed))

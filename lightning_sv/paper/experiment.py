@@ -99,7 +99,7 @@ def _plan_panel(panel: PanelSpec, recipes: Recipes, figure: str) -> PlannedPanel
     here = [role for role in roles if isinstance(recipes.model(role), ModelSpec)]
     if panel.file is not None or why_not is not None:
         return PlannedPanel(panel, why_not=why_not)
-    if not here or (panel.kind == "scaling" and len(here) < 2):
+    if not here:
         lacking = next(why for role in roles if isinstance(why := recipes.model(role), str))
         return PlannedPanel(panel, why_not=lacking)
     values = panel.values.get(scale.name, []) if panel.kind == "grid" else []

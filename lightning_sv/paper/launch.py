@@ -1,29 +1,22 @@
-"""Training runs as child processes: a few at a time, watched, stopped together, resumed, reused when done.
+"""Training runs as child processes: a few at a time, watched, stopped together."""
 
-A run's directory holds ``command.json``, the command it answers to with a hash of every file that
-the command names, so that a second call trains only what is missing, from the last checkpoint on.
-"""
-
-import hashlib
-import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from lightning_sv.paper.job import Job
 
 LAUNCHER = (sys.executable, "-m", "lightning_sv", "fit")
 _STEP = re.compile(rb"step (\d+)/(\d+)")
@@ -31,103 +24,6 @@ _TAIL_LINES = 20
 _GRACE_S = 20.0  # a run that is asked to stop ends its step and writes a checkpoint
 _SIGNALLED = (128 + signal.SIGTERM, -signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGINT)
 _POLL_S = 0.1
-
-
-@dataclass(frozen=True)
-class Job:
-    """One training run to be had.
-
-    Args:
-        name: Short name, e.g. ``a-seed0``.
-        title: What a reader sees, e.g. ``llama, seed 0``.
-        launcher: The program, e.g. ``python -m lightning_sv fit``.
-        arguments: Everything after it but the run directory.
-        run_dir: Where the run writes.
-        context: What else decides the result: the corpus, versions. Runs of another are not reused.
-        addressed: Whether the directory's name is a hash of the resolved configuration, as which the files then count.
-    """
-
-    name: str
-    title: str
-    launcher: tuple[str, ...]
-    arguments: tuple[str, ...]
-    run_dir: Path
-    context: Mapping[str, str] = field(default_factory=dict)
-    addressed: bool = False
-
-    @property
-    def command(self) -> list[str]:
-        """The full command line: it goes on from the run's checkpoint, or begins where there is none."""
-        return [*self.launcher, *self.arguments, *self.here]
-
-    @property
-    def here(self) -> list[str]:
-        """The arguments that follow from the directory."""
-        return ["--run_dir", str(self.run_dir), "--ckpt_path", "last"]
-
-    @property
-    def log(self) -> Path:
-        """Where stdout and stderr of the run go."""
-        return self.run_dir / "train.log"
-
-    def record(self) -> dict[str, Any]:
-        """What a finished run is known by: the command without its directory, and file hashes."""
-        values = (argument.split("=", 1)[-1] for argument in self.arguments)
-        files = {value: _sha256(Path(value)) for value in values if not self.addressed and Path(value).is_file()}
-        # the interpreter's path says nothing about the result
-        program = ["python" if part == sys.executable else part for part in self.launcher]
-        return {"command": [*program, *self.arguments], "files": files, "context": dict(self.context)}
-
-    def prepare(self) -> None:
-        """Claim the directory for this command; what another one left unfinished there is removed."""
-        if self.state() == "restart":
-            shutil.rmtree(self.run_dir)
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        (self.run_dir / "command.json").write_text(json.dumps(self.record(), indent=2) + "\n")
-
-    def state(self) -> Literal["new", "resume", "restart", "complete"]:
-        """Whether the run is complete, absent, or unfinished: by this command, or by another, which begins again.
-
-        Raises:
-            ValueError: When the directory holds something that must not be overwritten.
-        """
-        if not self.run_dir.exists() or not any(self.run_dir.iterdir()):
-            return "new"
-        record = self.run_dir / "command.json"
-        if not record.is_file():
-            why = "is not empty and not a run of this comparison (no command.json)"
-            raise ValueError(f"{self.run_dir} {why}; choose another output directory.")
-        complete = (self.run_dir / "summary.json").is_file()
-        try:
-            before, now = json.loads(record.read_text()), self.record()
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{record} is not valid JSON ({error}); remove {self.run_dir}.") from error
-        if not complete:
-            return "resume" if before == now else "restart"
-        if not isinstance(before, dict):
-            raise ValueError(f"{record} holds no command; remove {self.run_dir}.")
-        if before != now:
-            change = f"holds a finished run of another command ({_change(before, now)})"
-            raise ValueError(f"{self.run_dir} {change}; remove it or choose another output directory.")
-        return "complete"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _change(before: dict[str, Any], now: dict[str, Any]) -> str:
-    old, new = before.get("command", []), now["command"]
-    if old != new:
-        gone = [part for part in old if part not in new] or ["the same words in another order"]
-        return f"then {' '.join(gone)}; now {' '.join(p for p in new if p not in old) or 'absent'}"
-    before_context = before.get("context", {})
-    for key, value in now["context"].items():
-        if before_context.get(key) != value:
-            return f"{key} was {before_context.get(key)}, now {value}"
-    changed = [name for name in now["files"] if before["files"].get(name) != now["files"][name]]
-    return f"{', '.join(changed) or 'a file it names'} has changed since"
 
 
 def available_cores() -> int:
@@ -140,14 +36,20 @@ def default_parallel() -> int:
     return 1 if torch.cuda.is_available() else min(4, available_cores())
 
 
-def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> None:
-    """Run all jobs in order, ``parallel`` at a time, with a progress bar each.
+class FailedError(RuntimeError):
+    """A run failed by itself, and would fail again."""
 
-    A failure or an interrupt stops the other children; finished runs stay for reuse.
+
+def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going: bool = False) -> dict[str, str]:
+    """Run all jobs in order, ``parallel`` at a time, with a progress bar each; return key -> why it failed.
+
+    An interrupt stops the other children, and so does a failure unless the rest keeps going; finished runs stay.
 
     Raises:
-        RuntimeError: When a run fails; the message ends with the last lines of its log.
+        RuntimeError: When a run is stopped, or fails and the rest does not keep going; the message ends with the last
+            lines of its log.
     """
+    failed: dict[str, str] = {}
     threads = str(max(1, available_cores() // parallel))
     env = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
     waiting, running, finished = deque(jobs), list[_Child](), 0
@@ -162,7 +64,13 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> None:
                 for child in list(running):
                     if child.poll():
                         running.remove(child)
-                        child.check()
+                        try:
+                            child.check()
+                        except FailedError as error:
+                            if not keep_going:
+                                raise
+                            failed[child.job.name] = str(error)
+                            console.print(str(error), markup=False, style="red")
                         finished += 1
                 share = sum(child.share for child in running)
                 progress.update(overall, completed=finished + share, steps=f"{finished}/{len(jobs)} runs")
@@ -170,6 +78,7 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> None:
         finally:
             # reached with children alive only on an error or an interrupt
             _stop([child.process for child in running])
+    return failed
 
 
 class _Child:
@@ -212,7 +121,7 @@ class _Child:
         why = f"exit code {code}" if code else "it ended without a summary.json"
         text = _end_of(self.job.log).decode(errors="replace").replace("\r", "\n")
         tail = "\n".join(text.splitlines()[-_TAIL_LINES:])
-        raise RuntimeError(f"The run of {self.job.title} failed ({why}); the end of {self.job.log}:\n{tail}")
+        raise FailedError(f"The run of {self.job.title} failed ({why}); the end of {self.job.log}:\n{tail}")
 
 
 def _end_of(path: Path, size: int = 8192) -> bytes:

@@ -72,14 +72,18 @@ def run_paper(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         return 0
     runs = Runs(out, _context(figures), launcher)
     if options.slurm:
+        print_dry_run(Console(stderr=True), figures, runs, scale, parallel)
         return _slurm(console, figures, runs, recipes, options.submit)
-    train(figures, runs, parallel=parallel, console=Console(stderr=True))
+    if scale.gpu is not None:
+        print_dry_run(console, figures, runs, scale, parallel)
+    failed = train(figures, runs, parallel=parallel, console=Console(stderr=True))
     words = [f"lightning-sv paper --scale {scale.name}", *(shlex.quote(word) for word in rest)]
+    words += ["--out", shlex.quote(str(out))] * (options.out is not None)
     found = [result(f, runs, scale.name, " ".join([*words, "--fig", f.spec.name])) for f in figures]
     print_verdicts(console, found)
-    write_report(found, out, scale.name)
+    write_report(found, out, f"{scale.name}: {scale.summary}")
     console.print(f"report: {out / 'report.html'}", markup=False)
-    return 0
+    return 1 if failed else 0
 
 
 def print_verdicts(console: Console, figures: Sequence[FigureResult]) -> None:

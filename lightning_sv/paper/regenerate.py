@@ -17,7 +17,8 @@ from lightning_sv.paper.checks import check_same_corpus, comparability_warnings,
 from lightning_sv.paper.claims import not_testable, verdicts
 from lightning_sv.paper.events import Run, read_run
 from lightning_sv.paper.experiment import ArmRuns, PlannedFigure, PlannedPanel, Question, by_seed, question
-from lightning_sv.paper.launch import LAUNCHER, Job, default_parallel, run_jobs
+from lightning_sv.paper.job import Job
+from lightning_sv.paper.launch import LAUNCHER, default_parallel, run_jobs
 from lightning_sv.paper.recipe import Recipe
 from lightning_sv.paper.results import ArmResult, FigureResult, PanelResult, Verdict
 from lightning_sv.paper.tables import benchmark_table, throughput_table
@@ -73,33 +74,38 @@ def questions(figures: Sequence[PlannedFigure], runs: Runs) -> dict[str, Questio
     return found
 
 
-def train(figures: Sequence[PlannedFigure], runs: Runs, *, parallel: int | None, console: Console) -> None:
+def train(figures: Sequence[PlannedFigure], runs: Runs, *, parallel: int | None, console: Console) -> dict[str, str]:
     """Train what is missing; then what the rules ask for in view of it, until they ask for nothing more.
 
+    Returns:
+        Key of a run that failed -> why; the others are trained all the same.
+
     Raises:
-        RuntimeError: A run fails; the message ends with the last lines of its log.
+        RuntimeError: A run was stopped by a signal.
     """
+    failed: dict[str, str] = {}
     wanted = by_seed(run for figure in figures for run in figure.runs())
     while True:
         missing = runs.missing(wanted)
         console.print(f"{len(wanted) - len(missing)} of {len(wanted)} runs are complete", markup=False)
         if missing:
             try:
-                run_jobs(missing, parallel=min(parallel or default_parallel(), len(missing)), console=console)
+                at_once = min(parallel or default_parallel(), len(missing))
+                failed |= run_jobs(missing, parallel=at_once, console=console, keep_going=True)
             except KeyboardInterrupt:
                 console.print("Stopped. The same command goes on from here.")
                 raise
         asked = [run for each in questions(figures, runs).values() for arm in each.arms for run in arm.runs]
         wanted = by_seed(asked)
-        if not runs.missing(wanted):
-            return
+        if all(job.name in failed for job in runs.missing(wanted)):
+            return failed
 
 
 def result(figure: PlannedFigure, runs: Runs, scale: str, command: str) -> FigureResult:
     """Read the runs of a figure and judge its claims.
 
     Raises:
-        ValueError: A run is not complete, or is of another corpus, tokenizer or validation set.
+        ValueError: A run is of another corpus, tokenizer or validation set.
     """
     panels: list[PanelResult] = []
     judged: list[Verdict] = []
@@ -107,8 +113,12 @@ def result(figure: PlannedFigure, runs: Runs, scale: str, command: str) -> Figur
     for panel in figure.panels:
         claims = [claim for claim in panel.spec.claims if scale not in claim.not_at]
         judged += [not_testable(c, c.not_at[scale]) for c in panel.spec.claims if scale in c.not_at]
-        if panel.why_not is not None:
-            judged += [not_testable(claim, panel.why_not) for claim in claims]
+        why_not = panel.why_not
+        if left := runs.missing([run for arm in panel.arms for run in arm.runs]):
+            why_not = f"{len(left)} of its runs did not finish, the first being {left[0].title} ({left[0].log})"
+            warnings.append(f"{panel.spec.title} is left out: {why_not}.")
+        if why_not is not None:
+            judged += [not_testable(claim, why_not) for claim in claims]
             continue
         made = [_panel(panel, runs)]
         warnings += [*panel.warnings, *_check(panel, panel.arms, made[0])]
@@ -144,7 +154,19 @@ def _panel(panel: PlannedPanel, runs: Runs) -> PanelResult:
         extra["x"] = "parameters"
     if panel.spec.kind == "table":
         extra = benchmark_table(Path(panel.spec.file)) if panel.spec.file else throughput_table(arms)
-    return PanelResult(panel.spec.title, arms, panel.spec.kind, extra)
+    notes = (*([extra.pop("note")] if "note" in extra else []), *trained(panel.arms))
+    return PanelResult(panel.spec.title, arms, panel.spec.kind, extra, notes)
+
+
+def trained(arms: Sequence[ArmRuns]) -> tuple[str, ...]:
+    """What a reader must know of the runs: one sentence for all arms that are alike but for their strategy."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for arm in arms:
+        recipe = arm.recipe
+        budget = f"{recipe.steps:,} steps, {recipe.tokens_per_param:.1f} tokens a parameter, {len(arm.seeds)} seeds"
+        alike.setdefault((recipe.model, recipe.details, budget), []).append(arm.label)
+    notes = dict.fromkeys(arm.recipe.note for arm in arms if arm.recipe.note)
+    return (*(f"{', '.join(what)}: {'; '.join(labels)}." for what, labels in alike.items()), *notes)
 
 
 def _question_panel(panel: PlannedPanel, asked: Question, runs: Runs) -> PanelResult:
@@ -160,7 +182,8 @@ def _question_panel(panel: PlannedPanel, asked: Question, runs: Runs) -> PanelRe
             "ends": asked.ends,
         }
     }
-    return PanelResult(f"{panel.spec.title}: each at its own best, other seeds", arms, "curves", extra)
+    title = f"{panel.spec.title}: each at its own best, other seeds"
+    return PanelResult(title, arms, "curves", extra, trained(asked.arms))
 
 
 def _check(panel: PlannedPanel, planned: Sequence[ArmRuns], made: PanelResult) -> list[str]:

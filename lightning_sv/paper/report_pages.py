@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_sv.lit.provenance import Provenance
-from lightning_sv.paper.report_rows import PAPER_TOKENS_PER_PARAM, ours_words, panel_table
+from lightning_sv.paper.events import Run
+from lightning_sv.paper.report_rows import PAPER_TOKENS_PER_PARAM, ours_words, panel_table, tokens_per_param
 from lightning_sv.paper.results import FigureResult
 
 _STYLE = """
@@ -38,21 +39,29 @@ Drawn = Mapping[tuple[str, int], PanelPages]
 
 def head_lines(figures: Sequence[FigureResult], scale: str, made: Provenance) -> list[tuple[str, str]]:
     """What stands above everything: (what, its value)."""
-    budgets = sorted(x for figure in figures if (x := figure.tokens_per_param) > 0)
+    runs = _runs(figures)
+    budgets = sorted(x for run in runs if (x := tokens_per_param(run)) is not None)
     words = " to ".join(dict.fromkeys(f"{x:.3g}" for x in (budgets[0], budgets[-1]))) if budgets else "not stated"
     return [
         ("scale", scale),
         ("training tokens per parameter", f"{words} (the paper's are {PAPER_TOKENS_PER_PARAM})"),
-        ("commit", made.commit),
-        ("date", made.date),
-        ("written on", made.machine),
-        ("torch of the runs", ", ".join(_torch_versions(figures)) or "not stated"),
+        *((f"{key} of the runs", _stated(runs, key)) for key in ("commit", "machine", "torch")),
+        ("runs", f"{len({run.dir for run in runs})}, finished {_dates(runs)}"),
+        ("report written", f"{made.date}, at commit {made.commit}, on {made.machine}"),
     ]
 
 
-def _torch_versions(figures: Sequence[FigureResult]) -> list[str]:
-    arms = (arm for figure in figures for panel in figure.panels for arm in panel.arms)
-    return sorted({str(run.summary["torch"]) for arm in arms for run in arm.runs if run.summary.get("torch")})
+def _runs(figures: Sequence[FigureResult]) -> list[Run]:
+    return [run for figure in figures for panel in figure.panels for arm in panel.arms for run in arm.runs]
+
+
+def _stated(runs: Sequence[Run], key: str) -> str:
+    return ", ".join(sorted({str(run.summary[key]) for run in runs if run.summary.get(key)})) or "not stated"
+
+
+def _dates(runs: Sequence[Run]) -> str:
+    dates = sorted(run.summary["date"] for run in runs if run.summary.get("date"))
+    return f"from {dates[0]} to {dates[-1]}" if dates else "at a time that they do not state"
 
 
 def _claims(figure: FigureResult) -> list[list[str]]:
@@ -86,7 +95,7 @@ def html_page(figures: Sequence[FigureResult], drawn: Drawn, head: list[tuple[st
             parts += [f'<div class="views">{"".join(images)}</div>'] if images else []
             columns, rows = panel_table(panel)
             parts += [_html_table(columns, rows)] if columns else []
-            parts += [f'<p class="note">{escape(note)}</p>' for note in pages.notes]
+            parts += [f'<p class="note">{escape(note)}</p>' for note in (*pages.notes, *panel.notes)]
         parts.append(f"<pre>{escape(figure.command)}</pre>")
     return "\n".join([*parts, "</body></html>", ""])
 
@@ -139,7 +148,7 @@ def markdown_page(figures: Sequence[FigureResult], drawn: Drawn, head: list[tupl
             parts += [f"![{_md(alt)}]({stem}.png)" for stem, alt in pages.pictures]
             columns, rows = panel_table(panel)
             parts += [_md_table(columns, rows)] if columns else []
-            parts += [_md(note) for note in pages.notes]
+            parts += [_md(note) for note in (*pages.notes, *panel.notes)]
         parts.append(f"```sh\n{figure.command}\n```")
     return "\n\n".join(parts) + "\n"
 

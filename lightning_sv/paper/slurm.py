@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_sv.paper.launch import Job
+from lightning_sv.paper.job import Job
 from lightning_sv.paper.spec import ScaleSpec
 
 

@@ -79,7 +79,7 @@ class ArmSpec:
 
 @dataclass(frozen=True)
 class ClaimSpec:
-    """A statement that runs can check; which fields count depends on the kind (`lightning_sv.paper.claims.KINDS`).
+    """A statement that runs can check; which fields count depends on the kind (`lightning_sv.paper.kinds.KINDS`).
 
     Args:
         kind: Name of the row.

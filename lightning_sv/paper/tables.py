@@ -11,7 +11,7 @@ from lightning_sv.paper.results import ArmResult
 
 
 def benchmark_table(path: Path) -> dict[str, Any]:
-    """Step times over llama's, as `make bench` wrote them.
+    """Step times over llama's, as `make bench` wrote them, and on what.
 
     Raises:
         ValueError: The file is not there, or not what `make bench` writes.
@@ -26,13 +26,23 @@ def benchmark_table(path: Path) -> dict[str, Any]:
         ]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} has no step times ({error!r}); make bench writes it.") from error
-    return {"columns": ["strategy", "ms a step", "over llama", "low", "high", "pairs"], "rows": rows}
+    machine = ", ".join(f"{key} {value}" for key, value in modes.get("machine", {}).items()) or "machine not stated"
+    note = f"Measured apart from this page ({path}): {machine}."
+    return {"columns": ["strategy", "ms a step", "over llama", "low", "high", "pairs"], "rows": rows, "note": note}
 
 
 def throughput_table(arms: Sequence[ArmResult]) -> dict[str, Any]:
-    """Median tokens per second of each arm's runs, after the first half of the run."""
-    rows = []
-    for arm in arms:
-        speeds = [run.curve("throughput/tokens_per_s").values for run in arm.runs]
-        rows.append([arm.label, float(np.mean([np.median(x[len(x) // 2 :]) for x in speeds])), len(speeds)])
-    return {"columns": ["strategy", "tokens per second", "runs"], "rows": rows}
+    """Medians after the first half of each arm's runs: tokens per second, peak memory; sequences at a time."""
+
+    def late(arm: ArmResult, tag: str) -> float:
+        return float(np.mean([np.median(x[len(x) // 2 :]) for x in (run.curve(tag).values for run in arm.runs)]))
+
+    columns = ["strategy", "tokens per second", "peak memory, GiB", "micro-batch", "runs"]
+    rows = [
+        [
+            arm.label, late(arm, "throughput/tokens_per_s"), late(arm, "memory/peak_gib"),
+            (arm.runs[0].config.get("data") or {}).get("micro_batch", "not stated"), len(arm.runs),
+        ]
+        for arm in arms
+    ]  # fmt: skip
+    return {"columns": columns, "rows": rows}

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from lightning_sv.paper.claims import KINDS, not_testable, statement, verdicts
+from lightning_sv.paper.claims import not_testable, statement, verdicts
 from lightning_sv.paper.draw_series import panel_fits
 from lightning_sv.paper.events import Curve, Run
 from lightning_sv.paper.grids import optimum, pairs_needed
+from lightning_sv.paper.kinds import KINDS
 from lightning_sv.paper.results import ArmResult, PanelResult, Verdict
 from lightning_sv.paper.spec import ClaimSpec
 from lightning_sv.paper.tables import benchmark_table, throughput_table

@@ -12,7 +12,8 @@ from rich.console import Console
 from lightning_sv.paper.dry_run import measured_pace, print_dry_run
 from lightning_sv.paper.experiment import PlannedFigure, plan_figure
 from lightning_sv.paper.figures import load_figure, load_scale
-from lightning_sv.paper.launch import Job, run_jobs
+from lightning_sv.paper.job import Job
+from lightning_sv.paper.launch import run_jobs
 from lightning_sv.paper.paper_command import run_paper
 from lightning_sv.paper.recipe import Recipes
 from lightning_sv.paper.regenerate import Runs, questions, result, train

@@ -1,0 +1,111 @@
+"""A training run that is to be had: its command, its directory, and whether it is there already.
+
+A run's directory holds ``command.json``, the command it answers to with a hash of every file that
+the command names, so that a second call trains only what is missing, from the last checkpoint on.
+"""
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training run to be had.
+
+    Args:
+        name: Short name, e.g. ``a-seed0``.
+        title: What a reader sees, e.g. ``llama, seed 0``.
+        launcher: The program, e.g. ``python -m lightning_sv fit``.
+        arguments: Everything after it but the run directory.
+        run_dir: Where the run writes.
+        context: What else decides the result: the corpus, versions. Runs of another are not reused.
+        addressed: Whether the directory's name is a hash of the resolved configuration, as which the files then count.
+    """
+
+    name: str
+    title: str
+    launcher: tuple[str, ...]
+    arguments: tuple[str, ...]
+    run_dir: Path
+    context: Mapping[str, str] = field(default_factory=dict)
+    addressed: bool = False
+
+    @property
+    def command(self) -> list[str]:
+        """The full command line: it goes on from the run's checkpoint, or begins where there is none."""
+        return [*self.launcher, *self.arguments, *self.here]
+
+    @property
+    def here(self) -> list[str]:
+        """The arguments that follow from the directory."""
+        return ["--run_dir", str(self.run_dir), "--ckpt_path", "last"]
+
+    @property
+    def log(self) -> Path:
+        """Where stdout and stderr of the run go."""
+        return self.run_dir / "train.log"
+
+    def record(self) -> dict[str, Any]:
+        """What a finished run is known by: the command without its directory, and file hashes."""
+        values = (argument.split("=", 1)[-1] for argument in self.arguments)
+        files = {value: _sha256(Path(value)) for value in values if not self.addressed and Path(value).is_file()}
+        # the interpreter's path says nothing about the result
+        program = ["python" if part == sys.executable else part for part in self.launcher]
+        return {"command": [*program, *self.arguments], "files": files, "context": dict(self.context)}
+
+    def prepare(self) -> None:
+        """Claim the directory for this command; what another one left unfinished there is removed."""
+        if self.state() == "restart":
+            shutil.rmtree(self.run_dir)
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        (self.run_dir / "command.json").write_text(json.dumps(self.record(), indent=2) + "\n")
+
+    def state(self) -> Literal["new", "resume", "restart", "complete"]:
+        """Whether the run is complete, absent, or unfinished: by this command, or by another, which begins again.
+
+        Raises:
+            ValueError: When the directory holds something that must not be overwritten.
+        """
+        if not self.run_dir.exists() or not any(self.run_dir.iterdir()):
+            return "new"
+        record = self.run_dir / "command.json"
+        if not record.is_file():
+            why = "is not empty and not a run of this comparison (no command.json)"
+            raise ValueError(f"{self.run_dir} {why}; choose another output directory.")
+        complete = (self.run_dir / "summary.json").is_file()
+        try:
+            before, now = json.loads(record.read_text()), self.record()
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{record} is not valid JSON ({error}); remove {self.run_dir}.") from error
+        if not complete:
+            return "resume" if before == now else "restart"
+        if not isinstance(before, dict):
+            raise ValueError(f"{record} holds no command; remove {self.run_dir}.")
+        if before != now:
+            change = f"holds a finished run of another command ({_change(before, now)})"
+            raise ValueError(f"{self.run_dir} {change}; remove it or choose another output directory.")
+        return "complete"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _change(before: dict[str, Any], now: dict[str, Any]) -> str:
+    old, new = before.get("command", []), now["command"]
+    if old != new:
+        gone = [part for part in old if part not in new] or ["the same words in another order"]
+        return f"then {' '.join(gone)}; now {' '.join(p for p in new if p not in old) or 'absent'}"
+    before_context = before.get("context", {})
+    for key, value in now["context"].items():
+        if before_context.get(key) != value:
+            return f"{key} was {before_context.get(key)}, now {value}"
+    changed = [name for name in now["files"] if before["files"].get(name) != now["files"][name]]
+    return f"{', '.join(changed) or 'a file it names'} has changed since"
