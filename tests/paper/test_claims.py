@@ -21,7 +21,7 @@ from lightning_sv.paper.tables import benchmark_table, throughput_table
 TOKENS = np.arange(100, 2001, 100)
 NOISE = (0.001, -0.001, 0.0005, -0.0005)  # of the pairs; sums to zero
 Q, V = "branch_norm/mean/q_proj/effective", "branch_norm/mean/v_proj/effective"
-SPEED = "throughput/tokens_per_s"
+SPEED, MEMORY = "throughput/tokens_per_s", "memory/peak_gib"
 
 
 def run(values: np.ndarray, **curves: np.ndarray) -> Run:
@@ -73,7 +73,9 @@ def test_a_verdict_is_what_the_interval_says(gap: float, margin: float, noise: l
     assert {found.verdict, other.verdict} not in ({"holds"}, {"contradicted"})
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if k not in ("slope", "grid_gap", "decided", "trend", "cost")])
+@pytest.mark.parametrize(
+    "kind", [k for k in KINDS if k not in ("slope", "grid_gap", "decided", "apart", "cost", "memory")]
+)
 def test_one_pair_decides_nothing(kind: str) -> None:
     gap = np.linspace(-0.5, 0.5, len(TOKENS))
     for sign in (1, -1):
@@ -81,12 +83,11 @@ def test_one_pair_decides_nothing(kind: str) -> None:
         assert found.verdict == "not resolved" and found.n == 1 and found.low is None
 
 
-def test_not_less_is_one_sided() -> None:
-    """Both ends are those of the 90% interval, so that each is a one-sided bound at 95%."""
-    found = judge("not_less", arm("a", 0.0013), flat())
-    half = scipy_stats.t.ppf(0.95, 3) * np.std(NOISE, ddof=1) / 2
-    assert found.verdict == "holds" and found.low == pytest.approx(0.0013 - half)
-    assert judge("less", arm("a", -0.0013), flat()).verdict == "not resolved"  # with both sides it is not
+def test_not_less_is_the_converse_of_less() -> None:
+    found = judge("not_less", arm("a", 0.002), flat())
+    half = scipy_stats.t.ppf(0.975, 3) * np.std(NOISE, ddof=1) / 2
+    assert found.verdict == "holds" and found.low == pytest.approx(0.002 - half)
+    assert judge("not_less", arm("a", 0.0013), flat()).verdict == "not resolved"
     assert judge("not_less", arm("a", -0.02), flat()).verdict == "contradicted"
 
 
@@ -108,12 +109,23 @@ def test_widens_is_a_difference_of_differences() -> None:
     assert behind.verdict == "contradicted"  # it gains, but it leads nowhere
 
 
-def test_reaches_allows_the_margin() -> None:
+def test_widens_until_and_keeps_from_there() -> None:
+    """A lead of 0.04 at 80% of the tokens, and 0.03 at the end: it widened, and lost a quarter."""
+    gap = np.interp(TOKENS, [100, 1600, 2000], [0, -0.04, -0.03])
+    found = judge("widens", arm("a", gap), flat(), at=0.4, until=0.8)
+    assert found.verdict == "holds" and "from 40% of the tokens to 80%" in found.sentence
+    assert found.claim == "the lead of a over b is larger at 80% of the tokens than at 40%"
+    kept = judge("keeps", arm("a", gap), flat(), at=0.8, margin=0.02)
+    assert kept.verdict == "holds" and kept.estimate == pytest.approx(0.01)
+    assert judge("keeps", arm("a", gap), flat(), at=0.8, margin=0.005).verdict == "contradicted"
+
+
+def test_equal_at_other_lengths_says_so() -> None:
     longer = ArmResult("a", tuple(run(4 - np.arange(1, 29) / 20 + 0.405 + x) for x in NOISE), False, False)
-    found = judge("reaches", longer, flat(), margin=0.01)
+    found = judge("equal", longer, flat(), margin=0.01)
     assert found.verdict == "holds" and found.estimate == pytest.approx(0.005)
     assert "with 1.40 times the tokens" in found.sentence
-    assert judge("reaches", longer, flat(), margin=0.001).verdict == "contradicted"
+    assert judge("equal", longer, flat(), margin=0.001).verdict == "contradicted"
 
 
 def test_equal_within_a_margin() -> None:
@@ -131,13 +143,19 @@ def test_efficiency_is_the_ratio_of_tokens() -> None:
     assert worse.verdict == "contradicted" and "in 0 of 4 pairs" in worse.sentence
 
 
-def test_trend_needs_every_direction() -> None:
+def test_apart_compares_growth() -> None:
+    """Q doubles, V halves: their logarithms are 2 ln 2 apart, whatever the sign; alike they are not resolved."""
     up, down = np.linspace(1, 2, len(TOKENS)), np.linspace(1, 0.5, len(TOKENS))
-    a = ArmResult("a", tuple(run(4 - TOKENS / 2000, **{Q: up * (1 + x), V: down}) for x in NOISE), False, False)
-    found = judge("trend", a, tags={Q: "up", V: "down"})
-    assert found.verdict == "holds" and abs(found.estimate or 0) == pytest.approx(math.log(2))
-    assert found.claim == "in a q_proj goes up and v_proj goes down"
-    assert judge("trend", a, tags={Q: "up", V: "up"}).verdict == "contradicted"
+
+    def grown(q: np.ndarray, v: np.ndarray) -> Verdict:
+        runs = tuple(run(4 - TOKENS / 2000, **{Q: q ** (1 + x), V: v ** (1 - x)}) for x in NOISE)
+        return judge("apart", ArmResult("a", runs, False, False), tags=[Q, V])
+
+    found = grown(up, down)
+    assert found.verdict == "holds" and found.estimate == pytest.approx(2 * math.log(2))
+    assert found.claim == "in a the norms of q_proj and v_proj grow or shrink at different rates"
+    assert "q_proj by 2.00 and v_proj by 0.50" in found.sentence
+    assert grown(down, up).verdict == "holds" and grown(up, up).verdict == "not resolved"
 
 
 def scaling_panel(slopes: dict[str, float], sizes: tuple[float, ...] = (1e5, 2e5, 4e5, 8e5)) -> PanelResult:
@@ -172,7 +190,10 @@ def test_cost_is_the_ratio_of_speeds() -> None:
     """1.1 times the time after the first half, whatever the warm-up; the interval is that of the logarithms."""
     warm = np.where(np.arange(20) < 10, 5.0, 1.0)
     runs = {
-        label: tuple(run(4 - TOKENS / 2000, **{SPEED: 1e4 * warm * (1 + x) / ratio}) for x in NOISE)
+        label: tuple(
+            run(4 - TOKENS / 2000, **{SPEED: 1e4 * warm * (1 + x) / ratio, MEMORY: 2.0 * ratio + 0 * warm})
+            for x in NOISE
+        )
         for label, ratio in (("a", 1.1), ("b", 1.0))
     }
     arms = [ArmResult(label, made, False, label == "b") for label, made in runs.items()]
@@ -180,7 +201,11 @@ def test_cost_is_the_ratio_of_speeds() -> None:
     assert found.verdict == "holds" and (found.estimate, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
     assert judge("cost", *arms, margin=1.05).verdict == "contradicted"
     rows = throughput_table(arms)["rows"]
-    assert [(row[0], row[2]) for row in rows] == [("a", 4), ("b", 4)] and rows[1][1] == pytest.approx(1e4)
+    assert [(row[0], row[3], row[4]) for row in rows] == [("a", "not stated", 4), ("b", "not stated", 4)]
+    assert rows[1][1:3] == [pytest.approx(1e4), pytest.approx(2.0)]
+    grown = judge("memory", *arms, margin=1.2)
+    assert grown.verdict == "holds" and grown.estimate == pytest.approx(1.1)
+    assert judge("memory", *arms, margin=1.05).verdict == "contradicted"
 
 
 def test_optimum_of_a_parabola() -> None:
@@ -223,15 +248,18 @@ def test_pairs_needed_are_the_fewest(spread: float, margin: float) -> None:
     assert half[0] <= margin and (n == 2 or half[1] > margin)
 
 
-@pytest.mark.parametrize(("needed", "gap", "word"), [
-    (4, -0.03, "holds"), (4, 0.0, "contradicted"), (4, -0.0105, "not resolved"),
-    (9, -0.03, "not resolved"), (None, -0.03, "not resolved"),
+@pytest.mark.parametrize(("needed", "gap", "ends", "word"), [
+    (4, -0.03, (), "holds"), (4, 0.0, (), "contradicted"), (4, -0.0105, (), "not resolved"),
+    (9, -0.03, (), "not resolved"), (None, -0.03, (), "not resolved"), (4, -0.03, ("b",), "not resolved"),
 ])  # fmt: skip
-def test_the_rule_was_fixed_beforehand(needed: int | None, gap: float, word: str) -> None:
-    rule = {"margin": 0.01, "pilot": 3, "budget": 6, "needed": needed}
+def test_the_rule_was_fixed_beforehand(needed: int | None, gap: float, ends: tuple[str, ...], word: str) -> None:
+    rule = {"margin": 0.01, "pilot": 3, "budget": 6, "needed": needed, "ends": ends}
     panel = PanelResult("question", (arm("a", gap), flat()), "curves", {"rule": rule})
     (found,) = verdicts(ClaimSpec("decided", "", a="a", b="b"), panel)
     assert found.verdict == word, found.sentence
+    assert ("b is best at the end of the grid" in found.sentence) == bool(ends)
+    wide = PanelResult("question", (arm("a", gap, tuple(20 * x for x in NOISE)), flat()), "curves", {"rule": rule})
+    assert verdicts(ClaimSpec("decided", "", a="a", b="b"), wide)[0].verdict == "not resolved"
 
 
 def test_wrong_claims_and_untestable_ones() -> None:

@@ -90,7 +90,7 @@ def test_what_a_scale_lacks_says_so(planned: tuple[str, dict[str, PlannedFigure]
     scale, figures = planned
     reasons = {p.spec.title: p.why_not for f in figures.values() for p in f.panels if p.why_not}
     assert "Dense-0.5B" in reasons and all(len(why.split()) > 3 for why in reasons.values())
-    assert ("Dense models" in reasons) == (scale == "gpu")
+    assert ("Mixture of experts" in reasons) == (scale == "gpu")
     assert ("Throughput of training runs" in reasons) == scale.startswith("cpu")
 
 
@@ -102,7 +102,9 @@ def test_the_slurm_array_is_a_script(planned: tuple[str, dict[str, PlannedFigure
     text = array_script(jobs, load_scale(scale))
     script = tmp_path / "slurm.sh"
     # srun prints the words it is given
-    script.write_text(text.replace('exec srun "$PROGRAM" fit "${args[@]}"', 'printf "%s\\n" "${args[@]}"'))
+    script.write_text(
+        text.replace('exec srun --kill-on-bad-exit=1 "$PROGRAM" fit "${args[@]}"', 'printf "%s\\n" "${args[@]}"')
+    )
     subprocess.run(["bash", "-n", str(script)], check=True)
     for i in (0, len(jobs) - 1):
         env = {"SLURM_ARRAY_TASK_ID": str(i), "PATH": "/usr/bin:/bin"}

@@ -69,7 +69,7 @@ def test_the_page_needs_nothing_else(report: Path) -> None:
         "-0.0500 (-0.0600 to -0.0400; 3 pairs)",
         "not testable at this scale",
         "lightning-sv paper placement --scale 'a b'",
-        "6.7 (the paper's are 100)",
+        "7.68 (the paper's are 100)",
         "falls faster",
     ):
         assert words in page.text, words
