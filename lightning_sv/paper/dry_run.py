@@ -63,7 +63,8 @@ def print_dry_run(
     unit = "seconds a run" if scale.gpu is None else f"GPU-hours a run ({scale.gpu}, {MFU:.0%} MFU)"
     for column in ("model", "strategy", "with", "steps", "tokens", "a parameter", unit, "runs", "complete"):
         words = column in ("model", "strategy", "with")
-        table.add_column(column, justify="left" if words else "right", no_wrap=not words, overflow="fold")
+        table.add_column(column, justify="left" if words else "right", no_wrap=not words,
+                         min_width=14 if words else None, overflow="fold")  # fmt: skip
     grouped: dict[str, list[tuple[Recipe, int]]] = {}
     for recipe, seed in total:
         grouped.setdefault(recipe.identity, []).append((recipe, seed))

@@ -72,7 +72,7 @@ def run_paper(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         return 0
     runs = Runs(out, _context(figures), launcher)
     if options.slurm:
-        print_dry_run(Console(stderr=True), figures, runs, scale, parallel)
+        print_dry_run(Console(stderr=True, width=console.width), figures, runs, scale, parallel)
         return _slurm(console, figures, runs, recipes, options.submit)
     if scale.gpu is not None:
         print_dry_run(console, figures, runs, scale, parallel)

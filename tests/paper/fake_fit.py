@@ -1,7 +1,7 @@
 """A stand-in for `lightning-sv fit` whose losses are known: writes what a run leaves, in no time.
 
 val/loss after 1000 i tokens (i = 1..10) is 4 - 0.1 i + 0.01 seed, plus --delta[seed] for every
-strategy but llama, plus 0.1 |log(std / 0.05)| of the initial std.
+strategy but llama, plus 0.1 |log(std / 0.08)| of the initial std.
 """
 
 import argparse
@@ -35,9 +35,10 @@ def main() -> int:
     parser.add_argument("--ckpt_path", choices=["last"], required=True)
     parser.add_argument("--delta", default="-0.02,-0.04,-0.03")
     parser.add_argument("--optim.lr", "--model.optim.lr", dest="lr", type=float, default=1e-3)
-    parser.add_argument("--model.backbone.init_std", dest="std", type=float, default=0.05)
+    parser.add_argument("--model.backbone.init_std", dest="std", type=float, default=0.08)
     parser.add_argument("--trainer.max_steps", dest="steps", type=int)
     parser.add_argument("--data.corpus.dir", dest="corpus")
+    parser.add_argument("--model.scale_options.placement_at.lm_head", dest="head")
     parser.add_argument("--data.corpus.tokenizer", dest="tokenizer")
     parser.add_argument("--sharp", type=float, help="lambda_max in the first write")
     parser.add_argument("--corpus_hash", default="c0ffee")
@@ -54,7 +55,7 @@ def main() -> int:
         print("the lid of the corpus is stuck", file=sys.stderr)
         return 3
     delta = 0.0 if args.scale == "llama" else float(args.delta.split(",")[args.seed % len(args.delta.split(","))])
-    delta += abs(math.log(args.std / 0.05)) / 10
+    delta += abs(math.log(args.std / 0.08)) / 10
     points = [(1000 * i, 4 - 0.1 * i + 0.01 * args.seed + delta) for i in range(1, 11)]
     write_scalars(args.run_dir, "val/loss", points, wall_time=1.0)
     for tag in ("lambda_max", "trace", "fro2") if args.sharp else ():

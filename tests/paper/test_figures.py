@@ -102,9 +102,8 @@ def test_the_slurm_array_is_a_script(planned: tuple[str, dict[str, PlannedFigure
     text = array_script(jobs, load_scale(scale))
     script = tmp_path / "slurm.sh"
     # srun prints the words it is given
-    script.write_text(
-        text.replace('exec srun --kill-on-bad-exit=1 "$PROGRAM" fit "${args[@]}"', 'printf "%s\\n" "${args[@]}"')
-    )
+    srun = 'exec srun --kill-on-bad-exit=1 "$PROGRAM" fit "${args[@]}"'
+    script.write_text(text.replace(srun, 'printf "%s\\n" "${args[@]}"'))
     subprocess.run(["bash", "-n", str(script)], check=True)
     for i in (0, len(jobs) - 1):
         env = {"SLURM_ARRAY_TASK_ID": str(i), "PATH": "/usr/bin:/bin"}
