@@ -54,6 +54,7 @@ def run_paper(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--out", type=Path, help="Directory; runs/paper/SCALE by default.")
     parser.add_argument("--jobs", type=int, help="Runs at a time; one a core, four at most, by default.")
     parser.add_argument("--dry-run", action="store_true", help="List runs, steps, tokens a parameter and time.")
+    parser.add_argument("--no-train", action="store_true", help="Judge the runs that are there.")
     parser.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
     parser.add_argument("--submit", action="store_true", help="With --slurm: submit it.")
     options, rest = parser.parse_known_args(argv)
@@ -74,9 +75,11 @@ def run_paper(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     if options.slurm:
         print_dry_run(Console(stderr=True, width=console.width), figures, runs, scale, parallel)
         return _slurm(console, figures, runs, recipes, options.submit)
-    if scale.gpu is not None:
-        print_dry_run(console, figures, runs, scale, parallel)
-    failed = train(figures, runs, parallel=parallel, console=Console(stderr=True))
+    failed: dict[str, str] = {}
+    if not options.no_train:
+        if scale.gpu is not None:
+            print_dry_run(console, figures, runs, scale, parallel)
+        failed = train(figures, runs, parallel=parallel, console=Console(stderr=True))
     words = [f"lightning-sv paper --scale {scale.name}", *(shlex.quote(word) for word in rest)]
     words += ["--out", shlex.quote(str(out))] * (options.out is not None)
     found = [result(f, runs, scale.name, " ".join([*words, "--fig", f.spec.name])) for f in figures]

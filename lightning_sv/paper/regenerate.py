@@ -7,7 +7,7 @@ A run that is complete is skipped, one that is not is resumed.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,29 +113,47 @@ def result(figure: PlannedFigure, runs: Runs, scale: str, command: str) -> Figur
     for panel in figure.panels:
         claims = [claim for claim in panel.spec.claims if scale not in claim.not_at]
         judged += [not_testable(c, c.not_at[scale]) for c in panel.spec.claims if scale in c.not_at]
-        why_not = panel.why_not
-        if left := runs.missing([run for arm in panel.arms for run in arm.runs]):
-            why_not = f"{len(left)} of its runs did not finish, the first being {left[0].title} ({left[0].log})"
-            warnings.append(f"{panel.spec.title} is left out: {why_not}.")
+        arms, left_out = _complete(panel.arms, runs)
+        why_not = panel.why_not or (left_out if panel.arms and not arms else None)
         if why_not is not None:
             judged += [not_testable(claim, why_not) for claim in claims]
             continue
-        made = [_panel(panel, runs)]
-        warnings += [*panel.warnings, *_check(panel, panel.arms, made[0])]
-        if panel.spec.rule is not None and (asked := question(panel, runs.loss)):
-            made.append(_question_panel(panel, asked, runs))
-            warnings += _check(panel, asked.arms, made[-1])
+        made = [_panel(replace(panel, arms=arms), runs)]
+        warnings += [*panel.warnings, *_check(panel, arms, made[0])]
+        asked = question(panel, runs.loss) if panel.spec.rule is not None else None
+        if asked is not None:
+            arms, late = _complete(asked.arms, runs)
+            left_out = left_out or late
+            if arms:
+                made.append(_question_panel(panel, replace(asked, arms=arms), runs))
+                warnings += _check(panel, arms, made[-1])
+        if left_out:
+            warnings.append(f"{panel.spec.title} rests on the seeds of which every run is there: {left_out}.")
         panels += made
         for claim in claims:
-            judged += verdicts(claim, made[-1] if claim.kind == "decided" else made[0])
-    arms = [arm.recipe for panel in figure.panels for arm in panel.arms]
+            if claim.kind == "decided" and len(made) == 1:
+                judged.append(not_testable(claim, "its pairs were not trained"))
+            else:
+                judged += verdicts(claim, made[-1] if claim.kind == "decided" else made[0])
+    recipes = [arm.recipe for panel in figure.panels for arm in panel.arms]
     spec = figure.spec
     return FigureResult(
         name=spec.name, title=spec.title, section=spec.section, summary=spec.summary, panels=tuple(panels),
         verdicts=tuple(judged), warnings=tuple(dict.fromkeys(warnings)), command=command,
-        tokens_per_param=min((recipe.tokens_per_param for recipe in arms), default=0.0),
+        tokens_per_param=min((recipe.tokens_per_param for recipe in recipes), default=0.0),
         paper_numbers=tuple(spec.paper.items()),
     )  # fmt: skip
+
+
+def _complete(arms: Sequence[ArmRuns], runs: Runs) -> tuple[tuple[ArmRuns, ...], str | None]:
+    """The arms on the seeds of which all are complete, none without such a seed; what is missing."""
+    left = runs.missing([run for arm in arms for run in arm.runs])
+    if not left:
+        return tuple(arms), None
+    lacking = {job.name for job in left}
+    seeds = [s for s in arms[0].seeds if not any(arm.recipe.key(s) in lacking for arm in arms)]
+    what = f"{len(left)} of its runs did not finish, the first being {left[0].title} ({left[0].log})"
+    return tuple(replace(arm, seeds=tuple(seeds)) for arm in arms) if seeds else (), what
 
 
 def _read(arm: ArmRuns, runs: Runs) -> ArmResult:

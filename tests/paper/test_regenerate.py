@@ -106,7 +106,7 @@ def test_a_comment_in_a_config_trains_nothing_again(conf: Path, tmp_path: Path) 
 
 
 def test_a_run_that_fails_leaves_the_others_their_verdicts(tmp_path: Path) -> None:
-    """Seed 1 of every arm fails: all others are trained, and the claim says why it is not judged."""
+    """Seed 1 of every arm fails: all others are trained and judged; where none is left, the claim says why."""
     (figure,) = plan("heterogeneity")
     runs = Runs(tmp_path, launcher=(*FAKE, "--fail_seed", "1"))
     said = Console(file=io.StringIO(), width=200)
@@ -114,9 +114,14 @@ def test_a_run_that_fails_leaves_the_others_their_verdicts(tmp_path: Path) -> No
     assert len(failed) == 3 and all("the lid of the corpus is stuck" in why for why in failed.values())
     assert len(list((tmp_path / "runs").glob("*/summary.json"))) == 6
     found = result(figure, runs, "cpu", "")
+    (verdict,), (warning,) = found.verdicts, found.warnings
+    assert verdict.n == 2 and "rests on the seeds of which every run is there: 3 of its runs did not finish" in warning
+    for arm in figure.panels[0].arms:
+        (runs.dir(arm.recipe, 0) / "summary.json").unlink()
+        (runs.dir(arm.recipe, 2) / "summary.json").unlink()
+    found = result(figure, runs, "cpu", "")
     assert [v.verdict for v in found.verdicts] == ["not testable at this scale"] and found.panels == ()
-    (warning,) = found.warnings
-    assert "Heterogeneity is left out: 3 of its runs did not finish, the first being tiny, llama" in warning
+    assert "9 of its runs did not finish, the first being tiny, llama" in found.verdicts[0].sentence
 
 
 def test_the_pace_is_measured_on_finished_runs(shared: Runs) -> None:
