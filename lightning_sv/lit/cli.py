@@ -147,7 +147,8 @@ class PretrainCLI(LightningCLI):
         self.datamodule.check_validation(self.trainer.world_size)
         if self.trainer.is_global_zero:
             self.run_dir.mkdir(parents=True, exist_ok=True)
-            self._cleanup.callback(claim(self.run_dir).release)
+            ckpt_path = self._get(self.config, "ckpt_path")
+            self._cleanup.callback(claim(self.run_dir, ckpt_path, again=self._again).release)
             if not (self.run_dir / LAST).exists():
                 clear(self.run_dir)
             Tokenizer.load(self.datamodule.corpus.dir).save(self.run_dir)  # `generate` needs the run alone

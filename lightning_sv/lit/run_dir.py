@@ -48,12 +48,17 @@ def _choose(name: str, given: str | None, ckpt_path: str | None, again: bool) ->
             path = base.with_name(f"{base.name}-{number}")
         return path
     path = Path(given)
-    begun = (path / "config.yaml").exists() and not ckpt_path
+    if not ckpt_path:
+        _refuse_taken(path, again)
+    return path
+
+
+def _refuse_taken(path: Path, again: bool) -> None:
+    begun = (path / "config.yaml").exists()
     if begun and not (again and not (path / LAST).exists()):
         raise ValueError(
             f"run_dir {path} already holds a run; choose another, delete it, or resume it with --ckpt_path last."
         )
-    return path
 
 
 def last_checkpoint(run_dir: str | None) -> str | None:
@@ -74,11 +79,16 @@ def clear(run_dir: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def claim(run_dir: Path) -> FileLock:
+def claim(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> FileLock:
     """Lock a run directory until this process ends, however it ends.
 
+    Args:
+        run_dir: as chosen.
+        ckpt_path: what the run resumes from.
+        again: see `choose`.
+
     Raises:
-        ValueError: another process trains there.
+        ValueError: another process trains there, or has since the directory was chosen.
     """
     lock = FileLock(run_dir / ".lock")
     try:
@@ -87,6 +97,8 @@ def claim(run_dir: Path) -> FileLock:
         raise ValueError(f"run_dir {run_dir} is in use by another run; wait for it, or choose another.") from None
     except NotImplementedError:  # a file system without locks
         print(f"warning: {run_dir} cannot be locked; start no second run there", file=sys.stderr)
+    if not ckpt_path:
+        _refuse_taken(run_dir, again)
     return lock
 
 
