@@ -53,10 +53,17 @@ def refuse_other(checkpoint: dict[str, Any], module: Any) -> None:
 
 
 def _refuse_damaged(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
-    """Refuse groups other than those of `optimizer`, but for the scheduled rate: torch would fail in a step."""
+    """Refuse groups and states other than those of `optimizer`, but for the scheduled rate.
+
+    Torch would load them; a state of another shape makes a fused step write past its end.
+    """
     own = [dict(group) for group in optimizer.state_dict()["param_groups"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     try:
         (saved,) = checkpoint["optimizer_states"]
+        numbers = [group["params"] for group in saved["param_groups"]]
+        if numbers != [group["params"] for group in own]:
+            raise ValueError("its parameters are numbered otherwise")
         # loading adds what an older torch did not have, and nothing else
         optimizer.load_state_dict({"state": {}, "param_groups": saved["param_groups"]})
         for here, group in zip(own, optimizer.state_dict()["param_groups"], strict=True):
@@ -64,6 +71,14 @@ def _refuse_damaged(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
                 fine = isinstance(group[key], float) and isfinite(group[key]) if key == "lr" else group[key] == value
                 if not fine:
                     raise ValueError(f"{key!r} of a group is {group[key]!r}")
+            names = {frozenset(saved["state"][i]) for i in here["params"] if i in saved["state"]}
+            shapes = {
+                (name, tuple(value.shape) in ((), tuple(parameters[i].shape)))
+                for i in here["params"]
+                for name, value in saved["state"].get(i, {}).items()
+            }
+            if len(names) > 1 or not all(fits for _, fits in shapes):
+                raise ValueError("the state of a parameter is not of its shape, or incomplete")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         what = f"a group lacks {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"the checkpoint's optimizer state is damaged ({what}); resume from another.") from error

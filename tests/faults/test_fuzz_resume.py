@@ -70,3 +70,27 @@ def test_a_checkpoint_without_sense(
         else "the checkpoint cannot be resumed"
     )
     assert f"error: {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["number", "shape", "incomplete", "rate"])
+def test_an_optimizer_state_that_would_be_written_past_its_end(
+    how: str, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit = ["fit", *run_args, "--run_dir", str(tmp_path / "run"), "--trainer.max_steps"]
+    assert main([*fit, "1"]) == 0
+    path = tmp_path / "run/checkpoints/last.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    (state,) = checkpoint["optimizer_states"]
+    group = state["param_groups"][0]
+    if how == "number":
+        group["params"][1] = group["params"][0]
+    elif how == "shape":
+        state["state"][1]["exp_avg"] = torch.zeros(1)
+    elif how == "incomplete":
+        del state["state"][1]["exp_avg"]
+    else:
+        del group["lr"]
+    torch.save(checkpoint, path)
+    capsys.readouterr()
+    assert main([*fit, "2", "--ckpt_path", str(path)]) == 2
+    assert "error: the checkpoint's optimizer state is damaged" in capsys.readouterr().err
