@@ -156,10 +156,13 @@ def test_the_sbatch_script_starts_a_run_that_fit_knows(
     srun.write_text('#!/bin/bash\nprintf "%s\\0" "$@"\n')
     srun.chmod(srun.stat().st_mode | stat.S_IXUSR)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    env = {"PATH": path, "SLURM_NNODES": str(nodes), "TRAINER": trainer, "ARGS": "--trainer.max_steps 7"}
+    env = {"PATH": path, "SLURM_NNODES": str(nodes), "SLURM_CPUS_PER_TASK": "8"}
+    env |= {"TRAINER": trainer, "ARGS": "--trainer.max_steps 7"}
     done = subprocess.run(["bash", str(script)], env=env, cwd=ROOT, capture_output=True, text=True, check=True)
-    program, *args = done.stdout.removesuffix("\0").split("\0")
-    assert program == ".venv/bin/lightning-sv" and args[0] == "fit"
+    words = done.stdout.removesuffix("\0").split("\0")
+    (*options, program), args = words[: words.index("fit")], words[words.index("fit") :]
+    assert program == ".venv/bin/lightning-sv"
+    assert options == ["--kill-on-bad-exit=1", "--cpus-per-task=8"]
     # a batch of 480 can be shared
     fit_only = {args.index(key) + offset for key in ("--run_dir", "--ckpt_path") for offset in (0, 1)}
     rest = [word for i, word in enumerate(args) if i and i not in fit_only]
