@@ -1,6 +1,7 @@
 """The house: floors, sizes of files, configs and the README's commands."""
 
 import ast
+import json
 import re
 import shlex
 import sysconfig
@@ -103,6 +104,20 @@ def test_every_command_of_the_readme_exists(command: str) -> None:
     if words[0] in ("git", "cd", "torchrun", "pip", "sbatch"):
         return
     assert words[0] == "lightning-sv" and words[1] in COMMANDS, command
+
+
+def test_the_reliability_table_is_that_of_make_test_faults() -> None:
+    """Its rows put several of results/faults.json together: the sums of all, and of what a word names, are equal."""
+    section = (ROOT / "README.md").read_text().partition("## Reliability")[2].partition("\n## ")[0]
+    table = re.findall(r"^\| (.+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", section, re.MULTILINE)
+    quoted = [(name, *(int(figure.replace(",", "")) for figure in figures)) for name, *figures in table]
+    measured = json.loads((ROOT / "results/faults.json").read_text())
+    columns = ("tries", "recovered", "lost")
+    for word in ("", "kill -9", "SIG", "shard", "worker killed", "left out", "hostile checkpoint"):
+        rows = [row for row in measured if word in row["fault"] and (word != "shard" or "hostile" not in row["fault"])]
+        sums = [sum(row[column] for row in rows) for column in columns]
+        ours = [row[1:] for row in quoted if word in row[0] and (word != "shard" or "hostile" not in row[0])]
+        assert sums == [sum(column) for column in zip(*ours, strict=True)], word
 
 
 @pytest.mark.parametrize("command", [c for c in readme_commands() if re.match("make (train|compare)", c)])

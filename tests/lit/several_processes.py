@@ -41,9 +41,9 @@ CPU = ["--trainer.accelerator", "cpu", "--trainer.precision", "32-true", "--mode
 
 
 def arguments(args: list[str], name: str) -> list[str]:
-    """Of a fit of 20 steps with clipping that bites, and an epoch of about nine steps."""
+    """Of a fit of 20 steps with clipping that bites, and an epoch of about 18 steps."""
     args = [*args, *MODELS[name], "--model.optim.lr", "6e-3", "--trainer.max_steps", str(STEPS)]
-    args += ["--data.global_batch", "256", "--data.val_sequences", "33", "--trainer.gradient_clip_val", "0.5"]
+    args += ["--data.global_batch", "128", "--data.val_sequences", "33", "--trainer.gradient_clip_val", "0.5"]
     return [*args, "--checkpoint.every_n_steps", "7", "--scalars.every_n_steps", "2", "--experts.every_n_steps", "4"]
 
 
@@ -99,7 +99,7 @@ def the_table_is_what_is_trained(module: PretrainModule) -> None:
 def run(out: Path, strategy: str, moved: str, args: list[str]) -> None:
     MixtureOfExperts._choose = fixed_choice
     for name in MODELS:
-        fit = ["fit", "--config", str(STRATEGIES[strategy]), *CPU, *arguments(args, name), "--data.micro_batch", "64"]
+        fit = ["fit", "--config", str(STRATEGIES[strategy]), *CPU, *arguments(args, name), "--data.micro_batch", "32"]
         fit += ["--trainer.devices", os.environ["WORLD_SIZE"]]
         assert main([*fit, "--run_dir", str(out / name)]) == 0, name
         if name == "mixed":

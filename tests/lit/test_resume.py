@@ -1,8 +1,6 @@
 """A run killed at step k and resumed is the run that was never stopped, bit for bit."""
 
 import json
-import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -31,9 +29,8 @@ def long_args(run_args: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optim", ["adamw", "muon"])
-def test_killed_and_resumed_equals_uninterrupted(optim: str, long_args: list[str], tmp_path: Path) -> None:
-    long_args = [*long_args, "--model.optim.name", optim, "--model.optim.lr", "6e-3"]
+def test_killed_and_resumed_equals_uninterrupted(long_args: list[str], tmp_path: Path) -> None:
+    long_args = [*long_args, "--model.optim.name", "muon", "--model.optim.lr", "6e-3"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert main(["fit", *long_args, "--run_dir", str(whole)]) == 0
     for stop_at in (11, 32):
@@ -104,28 +101,6 @@ def test_ctrl_c_leaves_the_last_checkpoint_whole(long_args: list[str], tmp_path:
     assert torch.load(run / "checkpoints/last.ckpt", weights_only=True)["global_step"] >= 5
     assert main(["fit", *long_args, "--ckpt_path", str(run / "checkpoints/last.ckpt")]) == 0
     assert len(read_run(run).curve("train/loss").tokens) == STEPS // 4
-
-
-@pytest.mark.slow
-def test_a_full_disk_leaves_the_last_checkpoint_whole(long_args: list[str], tmp_path: Path) -> None:
-    """The kernel refuses to let any file grow beyond a limit that the second checkpoint exceeds."""
-    run = tmp_path / "run"
-    assert main(["fit", *long_args, "--trainer.max_steps", "5", "--run_dir", str(run)]) == 0
-    checkpoint = run / "checkpoints/last.ckpt"
-    before, size = checkpoint.read_bytes(), checkpoint.stat().st_size
-    shutil.copy(checkpoint, tmp_path / "from.ckpt")
-    (run / "summary.json").unlink()
-
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2))
-
-    process = start([*long_args, "--ckpt_path", str(tmp_path / "from.ckpt")], run, preexec_fn=limit)
-    output = process.communicate(timeout=60)[0]
-    assert process.returncode == 1 and "Traceback" not in output, output
-    assert "last.ckpt" in output and "File too large" in output
-    assert checkpoint.read_bytes() == before
-    assert not list(run.glob("checkpoints/.*"))
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_two_processes_are_one(
     stopped = tmp_path / "moe-muon-stopped" / "stopped.ckpt"
     assert torch.load(stopped, weights_only=True)["global_step"] == STOP_AT + 1
     monkeypatch.setattr(MixtureOfExperts, "_choose", fixed_choice)
-    go_on = ["--data.micro_batch", "32", "--ckpt_path", str(stopped), "--run_dir", str(tmp_path / "back")]
+    go_on = ["--data.micro_batch", "16", "--ckpt_path", str(stopped), "--run_dir", str(tmp_path / "back")]
     assert main(["fit", *arguments(args, "moe-muon"), *go_on]) == 0
     assert_same_run(read_run(alone / "moe-muon"), read_run(tmp_path / "back"), after=STOP_AT + 1)
     assert_same_run(read_run(alone / "muon"), read_run(tmp_path / "muon-moved"), after=STOP_AT + 1)
