@@ -8,7 +8,7 @@ from lightning_sv.lit.provenance import Provenance
 from lightning_sv.paper.draw_panel import View, branch_views, curve_views
 from lightning_sv.paper.draw_series import grid_views, scaling_views
 from lightning_sv.paper.report_pages import PanelPages, head_lines, html_page, markdown_page
-from lightning_sv.paper.report_rows import difference_rows, run_rows, verdict_rows, write_csv
+from lightning_sv.paper.report_rows import difference_rows, run_rows, table_rows, verdict_rows, write_csv
 from lightning_sv.paper.results import FigureResult, PanelKind, PanelResult
 
 _VIEWS: dict[PanelKind, Callable[[PanelResult], tuple[list[View], list[str]]]] = {
@@ -23,10 +23,11 @@ _VIEWS: dict[PanelKind, Callable[[PanelResult], tuple[list[View], list[str]]]] =
 def write_report(figures: Sequence[FigureResult], out: Path, scale: str) -> None:
     """Write a report, and nothing but it, into a directory.
 
-        out/  report.html  report.md  figures/*.png *.svg  results.csv  differences.csv  verdicts.csv
+        out/  report.html  report.md  figures/*.png *.svg  results.csv  differences.csv  verdicts.csv  tables.csv
 
     ``report.html`` is complete in itself. ``results.csv`` has a row a run, ``differences.csv`` one a difference to a
-    baseline with its interval, ``verdicts.csv`` one a claim. A panel that cannot be drawn says why in its place.
+    baseline with its interval, ``verdicts.csv`` one a claim, ``tables.csv`` one a cell of the panels that are tables.
+    A panel that cannot be drawn says why in its place.
 
     Args:
         figures: What to report, at least one, with different names.
@@ -47,6 +48,7 @@ def write_report(figures: Sequence[FigureResult], out: Path, scale: str) -> None
         ("results", run_rows(figures)),
         ("differences", difference_rows(figures)),
         ("verdicts", verdict_rows(figures)),
+        ("tables", table_rows(figures)),
     ):
         write_csv(out / f"{name}.csv", rows)
 

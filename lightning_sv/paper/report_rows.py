@@ -88,6 +88,18 @@ def verdict_rows(figures: Sequence[FigureResult]) -> list[dict[str, Any]]:
     return [{"figure": figure.name, **vars(verdict)} for figure in figures for verdict in figure.verdicts]
 
 
+def table_rows(figures: Sequence[FigureResult]) -> list[dict[str, Any]]:
+    """One row a cell of every panel that is a table: the tables have columns of their own."""
+    return [
+        {"figure": figure.name, "panel": panel.title, "row": row[0], "column": column, "value": value}
+        for figure in figures
+        for panel in figure.panels
+        if panel.kind == "table"
+        for row in panel.extra["rows"]
+        for column, value in zip(panel.extra["columns"][1:], row[1:], strict=True)
+    ]
+
+
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows with the keys of the first as header; an empty file for none."""
     rows = list(rows)

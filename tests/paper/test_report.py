@@ -104,6 +104,9 @@ def test_tables_hold_every_final_figure(report: Path) -> None:
     verdicts = rows(report / "verdicts.csv")
     assert [row["claim"] for row in verdicts] == [verdict.claim for verdict in given.verdicts]
     assert verdicts[2]["estimate"] == ""
+    tables = [panel.extra for panel in given.panels if panel.kind == "table"]
+    cells = [str(cell) for table in tables for row in table["rows"] for cell in row[1:]]
+    assert cells and [row["value"] for row in rows(report / "tables.csv")] == cells
 
 
 @pytest.fixture(scope="module")
