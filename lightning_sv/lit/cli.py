@@ -149,7 +149,7 @@ class PretrainCLI(LightningCLI):
             self.run_dir.mkdir(parents=True, exist_ok=True)
             ckpt_path = self._get(self.config, "ckpt_path")
             self._cleanup.callback(claim(self.run_dir, ckpt_path, again=self._again).release)
-            if not (self.run_dir / LAST).exists():
+            if ckpt_path is None:
                 clear(self.run_dir)
             Tokenizer.load(self.datamodule.corpus.dir).save(self.run_dir)  # `generate` needs the run alone
             write_parameters(self.run_dir, self.model)

@@ -22,11 +22,12 @@ def choose(name: str, given: str | None, ckpt_path: str | None, *, again: bool =
     Args:
         name: of the model, strategy and seed; where no directory is given, runs/<name>, with a number if taken.
         given: run_dir on the command line.
-        ckpt_path: what the run resumes from; its directory is the default then.
+        ckpt_path: what the run resumes from; the directory of its run is the default then.
         again: a directory that was begun, but holds no checkpoint, is begun again; see `clear`.
 
     Raises:
-        ValueError: the given directory holds a run, and this one does not resume it.
+        ValueError: the given directory holds a run, and this one does not resume it; or a checkpoint that lies in no
+            run directory is resumed, and no directory is given.
     """
     if rank() and RUN_DIR_VARIABLE in os.environ:  # rank 0 started this process and has chosen
         return Path(os.environ[RUN_DIR_VARIABLE])
@@ -39,7 +40,10 @@ def choose(name: str, given: str | None, ckpt_path: str | None, *, again: bool =
 
 def _choose(name: str, given: str | None, ckpt_path: str | None, again: bool) -> Path:
     if given is None and ckpt_path:
-        return Path(ckpt_path).resolve().parent.parent
+        folder = Path(ckpt_path).resolve().parent
+        if folder.name != LAST.parent.name or not (folder.parent / "config.yaml").exists():
+            raise ValueError(f"the checkpoint {ckpt_path} lies in no run directory; add --run_dir, a new one.")
+        return folder.parent
     if given is None:
         base, number = Path("runs") / name, 1
         path = base
@@ -48,16 +52,17 @@ def _choose(name: str, given: str | None, ckpt_path: str | None, again: bool) ->
             path = base.with_name(f"{base.name}-{number}")
         return path
     path = Path(given)
-    if not ckpt_path:
-        _refuse_taken(path, again)
+    _refuse_taken(path, ckpt_path, again)
     return path
 
 
-def _refuse_taken(path: Path, again: bool) -> None:
-    begun = (path / "config.yaml").exists()
-    if begun and not (again and not (path / LAST).exists()):
+def _refuse_taken(path: Path, ckpt_path: str | None, again: bool) -> None:
+    if not (path / "config.yaml").exists() or (again and not (path / LAST).exists()):
+        return
+    if ckpt_path is None or not Path(ckpt_path).resolve().is_relative_to(path.resolve()):
+        other = f", and {ckpt_path} is not of it" if ckpt_path else ""
         raise ValueError(
-            f"run_dir {path} already holds a run; choose another, delete it, or resume it with --ckpt_path last."
+            f"run_dir {path} already holds a run{other}; choose another, delete it, or resume it with --ckpt_path last."
         )
 
 
@@ -97,8 +102,7 @@ def claim(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> FileL
         raise ValueError(f"run_dir {run_dir} is in use by another run; wait for it, or choose another.") from None
     except NotImplementedError:  # a file system without locks
         print(f"warning: {run_dir} cannot be locked; start no second run there", file=sys.stderr)
-    if not ckpt_path:
-        _refuse_taken(run_dir, again)
+    _refuse_taken(run_dir, ckpt_path, again)
     return lock
 
 

@@ -28,3 +28,29 @@ def test_a_run_that_finished_since_is_not_trained_over(
     else:
         with pytest.raises(ValueError, match="already holds a run"):
             claim(run, None)
+
+
+def test_a_checkpoint_of_another_run_trains_over_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into a new directory it may go; without one, only a checkpoint in its own run's directory says where."""
+    runs = [tmp_path / name for name in ("a", "b")]
+    for run in runs:
+        (run / LAST).parent.mkdir(parents=True)
+        (run / LAST).touch()
+        (run / "config.yaml").touch()
+    alone = tmp_path / "x.ckpt"
+    alone.touch()
+    a, b = runs
+
+    def chosen(given: Path | None, ckpt_path: Path) -> Path:
+        monkeypatch.delenv("LIGHTNING_SV_RUN_DIR", raising=False)
+        return choose("x", given and str(given), str(ckpt_path))
+
+    assert chosen(a, a / LAST) == chosen(None, a / LAST) == a
+    assert chosen(tmp_path / "new", b / LAST) == chosen(tmp_path / "new", alone) == tmp_path / "new"
+    for other in (b / LAST, alone):
+        with pytest.raises(ValueError, match=f"run_dir {a} already holds a run, and {other} is not of it"):
+            chosen(a, other)
+        with pytest.raises(ValueError, match="is not of it"):
+            claim(a, str(other))
+    with pytest.raises(ValueError, match="lies in no run directory; add --run_dir"):
+        chosen(None, alone)
