@@ -1,6 +1,7 @@
 """The run directory: chosen by rank 0, claimed by one run at a time."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -104,6 +105,24 @@ def claim(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> FileL
         print(f"warning: {run_dir} cannot be locked; start no second run there", file=sys.stderr)
     _refuse_taken(run_dir, ckpt_path, again)
     return lock
+
+
+def remove(run_dir: Path) -> None:
+    """Remove a run directory with all it holds.
+
+    Raises:
+        ValueError: a run trains there.
+    """
+    lock = FileLock(run_dir / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f"run_dir {run_dir} is in use by another run; wait for it, or choose another.") from None
+    except NotImplementedError:  # a file system without locks
+        print(f"warning: {run_dir} cannot be locked; remove it yourself", file=sys.stderr)
+        return
+    shutil.rmtree(run_dir)
+    lock.release()
 
 
 def rank() -> int:

@@ -3,23 +3,41 @@
 from dataclasses import replace
 
 from lightning_sv.paper.figures import unknown
-from lightning_sv.paper.judge import (
-    NOT_RESOLVED,
-    NOT_TESTABLE,
-)
+from lightning_sv.paper.judge import NOT_RESOLVED, NOT_TESTABLE
 from lightning_sv.paper.kinds import KINDS, SINGLE
 from lightning_sv.paper.results import PanelResult, Verdict
-from lightning_sv.paper.spec import ClaimSpec
+from lightning_sv.paper.spec import ClaimSpec, PanelSpec
+
+
+def check_claims(panel: PanelSpec, where: str) -> None:
+    """Refuse a claim that no run of the panel could decide, before any is trained.
+
+    Args:
+        panel: As in the YAML.
+        where: Names it to the user.
+
+    Raises:
+        ValueError: An unknown kind or arm, a kind that such a panel does not have, or one without what it needs.
+    """
+    for claim in panel.claims:
+        if claim.kind not in KINDS:
+            raise unknown(f"{where}: claim of kind", claim.kind, list(KINDS))
+        kind = KINDS[claim.kind]
+        if panel.kind not in kind.panels:
+            raise ValueError(f"{where}: a claim {claim.kind!r} needs a panel of kind {' or '.join(kind.panels)}, "
+                             f"this one is {panel.kind!r}.")  # fmt: skip
+        for label in [claim.a, claim.b] if "{b}" in kind.statement else [claim.a]:
+            if label not in panel.arms:
+                raise unknown(f"{where}: claim {claim.kind!r}: arm", label, list(panel.arms))
+        if "{tags}" in kind.statement and not (len(claim.tags) == 2 and all(tag.count("/") > 1 for tag in claim.tags)):
+            raise ValueError(f"{where}: a claim {claim.kind!r} compares two tags, e.g. "
+                             f"branch_norm/mean/q_proj/effective; it has {claim.tags}.")  # fmt: skip
+        if claim.kind == "decided" and panel.rule is None:
+            raise ValueError(f"{where}: a claim 'decided' needs the panel's rule; add margin, pilot and budget.")
 
 
 def verdicts(claim: ClaimSpec, panel: PanelResult) -> tuple[Verdict, ...]:
-    """Verdict on a claim; on a scaling panel one per size, where the claim is about two arms of one size.
-
-    Raises:
-        ValueError: An unknown kind, or an arm that the panel does not have.
-    """
-    if claim.kind not in KINDS:
-        raise unknown("claim of kind", claim.kind, list(KINDS))
+    """Verdict on a claim that was checked; on a scaling panel one per size, where it is about two arms of one size."""
     sizes = panel.extra["series"][0]["sizes"] if panel.kind == "scaling" else []
     if claim.kind == "slope" and len(sizes) < 2:
         return (not_testable(claim, "one size gives no slope"),)

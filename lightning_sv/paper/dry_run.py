@@ -1,6 +1,5 @@
 """What a regeneration takes, before anything starts: runs, steps, tokens a parameter, time."""
 
-import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,25 +7,28 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lightning_sv.paper.events import read_summary
 from lightning_sv.paper.experiment import PlannedFigure, by_seed
 from lightning_sv.paper.recipe import MFU, Recipe
 from lightning_sv.paper.regenerate import Runs
 from lightning_sv.paper.spec import ScaleSpec
 
 
-def cost(wanted: Sequence[tuple[Recipe, int]]) -> float:
+def cost(wanted: Sequence[tuple[Recipe, int]], scale: ScaleSpec) -> float:
     """Seconds of one core, or GPU-hours, of these runs."""
-    return sum(recipe.seconds if recipe.gpu_hours is None else recipe.gpu_hours for recipe, _ in wanted)  # type: ignore[misc]
+    if scale.gpu is not None:
+        return sum(recipe.gpu_hours or 0.0 for recipe, _ in wanted)
+    return sum((recipe.seconds or 0.0) + scale.start for recipe, _ in wanted)
 
 
-def rule_runs(figure: PlannedFigure) -> list[tuple[Recipe, int]]:
+def rule_runs(figure: PlannedFigure, scale: ScaleSpec) -> list[tuple[Recipe, int]]:
     """Runs that the rules of a figure may ask for at most: the budget's pairs, each arm at its dearest value."""
     found = []
     for panel in figure.panels:
         if panel.spec.rule is not None:
             for series in panel.series:
                 of = [arm for arm in panel.arms if arm.label in series["arms"]]
-                dearest = max((arm.recipe for arm in of), key=lambda recipe: cost([(recipe, 0)]))
+                dearest = max((arm.recipe for arm in of), key=lambda recipe: cost([(recipe, 0)], scale))
                 first = len(of[0].seeds)
                 found += [(dearest, first + i) for i in range(panel.spec.rule.budget)]
     return found
@@ -36,8 +38,8 @@ def measured_pace(wanted: Sequence[tuple[Recipe, int]], runs: Runs) -> float | N
     """Median of measured over estimated seconds, of the runs that are complete; None without any."""
     ratios = []
     for recipe, seed in wanted:
-        summary = runs.dir(recipe, seed) / "summary.json"
-        if recipe.seconds and summary.is_file() and (took := json.loads(summary.read_text()).get("seconds")):
+        took = read_summary(runs.dir(recipe, seed) / "summary.json").get("seconds")
+        if recipe.seconds and isinstance(took, float):
             ratios.append(took / recipe.seconds)
     return float(np.median(ratios)) if ratios else None
 
@@ -55,7 +57,7 @@ def print_dry_run(
         parallel: Runs at a time.
     """
     known = by_seed(run for figure in figures for run in figure.runs())
-    later = by_seed(run for figure in figures for run in rule_runs(figure))
+    later = by_seed(run for figure in figures for run in rule_runs(figure, scale))
     pace = measured_pace(known, runs)
     total = by_seed([*known, *later])
     missing = {r.key(s) for r, s in total if not (runs.dir(r, s) / "summary.json").is_file()}
@@ -69,7 +71,7 @@ def print_dry_run(
     for recipe, seed in total:
         grouped.setdefault(recipe.identity, []).append((recipe, seed))
     for of in sorted(grouped.values(), key=lambda each: (each[0][0].model, each[0][0].strategy, each[0][0].steps)):
-        recipe, each = of[0][0], cost(of[:1]) * (pace or 1.0)
+        recipe, each = of[0][0], cost(of[:1], scale) * (pace or 1.0)
         complete = sum(recipe.key(seed) not in missing for recipe, seed in of)
         table.add_row(
             escape(recipe.model), escape(recipe.strategy), escape(recipe.details), f"{recipe.steps:,}",
@@ -79,9 +81,9 @@ def print_dry_run(
         )  # fmt: skip
     console.print(table)
     for figure in figures:
-        alone = by_seed([*figure.runs(), *rule_runs(figure)])
+        alone = by_seed([*figure.runs(), *rule_runs(figure, scale)])
         console.print(
-            f"{figure.spec.name:20} {len(alone):3} runs, alone {_time(cost(alone), scale, pace, parallel)}",
+            f"{figure.spec.name:20} {len(alone):3} runs, alone {_time(cost(alone, scale), scale, pace, parallel)}",
             markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
         for panel in figure.panels:
@@ -90,8 +92,8 @@ def print_dry_run(
                               markup=False, soft_wrap=True)  # fmt: skip
     left = [run for run in total if run[0].key(run[1]) in missing]
     console.print(
-        f"together: {len(total)} runs, {_time(cost(total), scale, pace, parallel)}; missing: {len(left)} runs, "
-        f"{_time(cost(left), scale, pace, parallel)}. The paper trains with 100 tokens a parameter.",
+        f"together: {len(total)} runs, {_time(cost(total, scale), scale, pace, parallel)}; missing: {len(left)} runs, "
+        f"{_time(cost(left, scale), scale, pace, parallel)}. The paper trains with 100 tokens a parameter.",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
 

@@ -100,7 +100,7 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
         raise ValueError(f"The run in {directory} is not complete (no summary.json); let it finish, or run it again.")
     if complete and not (directory / "config.yaml").is_file():
         raise ValueError(f"{directory} has no config.yaml; give a directory that `fit` wrote.")
-    summary = _read_summary(directory / "summary.json")
+    summary = read_summary(directory / "summary.json")
     config = _read_config(directory / "config.yaml")
     model = config.get("model")
     fallback = model.get("scale") if isinstance(model, Mapping) else None
@@ -108,7 +108,12 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
     return Run(directory, str(label), config, summary, _read_curves(directory))
 
 
-def _read_summary(path: Path) -> dict[str, Any]:
+def read_summary(path: Path) -> dict[str, Any]:
+    """A run's summary.json; empty where it is not there yet.
+
+    Raises:
+        ValueError: It is damaged.
+    """
     if not path.is_file():
         return {}
     try:

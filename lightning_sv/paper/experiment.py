@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_sv.paper.claims import check_claims
 from lightning_sv.paper.grids import optimum, pairs_needed
 from lightning_sv.paper.recipe import Recipe, Recipes
 from lightning_sv.paper.spec import ArmSpec, FigureSpec, ModelSpec, PanelSpec
@@ -87,8 +88,11 @@ def plan_figure(figure: FigureSpec, recipes: Recipes) -> PlannedFigure:
     """Settle every arm of a figure.
 
     Raises:
-        ValueError: An arm that `fit` would refuse, a model that the scale does not know, or two arms alike.
+        ValueError: An arm that `fit` would refuse, a model that the scale does not know, two arms alike, or a claim
+            that they cannot decide.
     """
+    for panel in figure.panels:
+        check_claims(panel, f"{figure.name}: panel {panel.title!r}")
     return PlannedFigure(figure, tuple(_plan_panel(panel, recipes, figure.name) for panel in figure.panels))
 
 

@@ -6,12 +6,13 @@ the command names, so that a second call trains only what is missing, from the l
 
 import hashlib
 import json
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from lightning_sv.lit.run_dir import remove
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,13 @@ class Job:
         return {"command": [*program, *self.arguments], "files": files, "context": dict(self.context)}
 
     def prepare(self) -> None:
-        """Claim the directory for this command; what another one left unfinished there is removed."""
+        """Claim the directory for this command; what another one left unfinished there is removed.
+
+        Raises:
+            ValueError: The other one still trains there.
+        """
         if self.state() == "restart":
-            shutil.rmtree(self.run_dir)
+            remove(self.run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
         (self.run_dir / "command.json").write_text(json.dumps(self.record(), indent=2) + "\n")
 

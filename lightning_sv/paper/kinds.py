@@ -24,7 +24,7 @@ from lightning_sv.paper.judge import (
     interval,
     opposite,
 )
-from lightning_sv.paper.results import ArmResult, PanelResult
+from lightning_sv.paper.results import ArmResult, PanelKind, PanelResult
 from lightning_sv.paper.scaling import FEWEST_SIZES, fit_scaling
 from lightning_sv.paper.spec import ClaimSpec
 from lightning_sv.paper.stats import PairedDifference, paired_difference, token_efficiency
@@ -32,10 +32,11 @@ from lightning_sv.paper.stats import PairedDifference, paired_difference, token_
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of claim: its statement as a template, and what decides it."""
+    """One kind of claim: its statement as a template, what decides it, and the panels that can have it."""
 
     statement: str
     judge: Callable[[ClaimSpec, PanelResult], Found]
+    panels: tuple[PanelKind, ...] = ("curves", "scaling")
 
 
 def _arm(panel: PanelResult, label: str) -> ArmResult:
@@ -214,10 +215,10 @@ KINDS: dict[str, Kind] = {
     "widens": Kind("the lead of {a} over {b} is larger at {until:.0%} of the tokens than at {at:.0%}", _widens),
     "keeps": Kind("the lead of {a} over {b} shrinks by less than {margin:g} after {at:.0%} of the tokens", _keeps),
     "efficiency": Kind("{a} reaches the final loss of {b} with fewer tokens", _efficiency),
-    "apart": Kind("in {a} the norms of {tags} grow or shrink at different rates", _apart),
-    "slope": Kind("the loss of {a} falls faster with size than that of {b}", _slope),
-    "grid_gap": Kind("{a} ends below {b}, each at its best value, by more than the grid's error", _grid_gap),
-    "decided": Kind("{a} ends below {b} by more than the margin, each at its own best value", _decided),
-    "cost": Kind("a step of {a} takes less than {margin:g} times that of {b}", _cost),
-    "memory": Kind("{a} needs less than {margin:g} times the memory of {b}", _memory),
+    "apart": Kind("in {a} the norms of {tags} grow or shrink at different rates", _apart, ("qkv",)),
+    "slope": Kind("the loss of {a} falls faster with size than that of {b}", _slope, ("scaling",)),
+    "grid_gap": Kind("{a} ends below {b}, each at its best value, by more than the grid's error", _grid_gap, ("grid",)),
+    "decided": Kind("{a} ends below {b} by more than the margin, each at its own best value", _decided, ("grid",)),
+    "cost": Kind("a step of {a} takes less than {margin:g} times that of {b}", _cost, ("table",)),
+    "memory": Kind("{a} needs less than {margin:g} times the memory of {b}", _memory, ("table",)),
 }

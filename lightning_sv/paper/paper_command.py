@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 
 import torch
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -58,6 +60,9 @@ def run_paper(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
     parser.add_argument("--submit", action="store_true", help="With --slurm: submit it.")
     options, rest = parser.parse_known_args(argv)
+    asked = [f"--{name}" for name in ("dry-run", "no-train", "slurm") if getattr(options, name.replace("-", "_"))]
+    if len(asked) > 1:
+        raise ValueError(f"paper: {' and '.join(asked)} do not go together; choose one.")
     if options.submit and not options.slurm:
         raise ValueError("--submit submits what --slurm prints; add --slurm.")
     if options.jobs is not None and options.jobs < 1:
@@ -71,7 +76,7 @@ def run_paper(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     if options.dry_run:
         print_dry_run(console, figures, Runs(out), scale, parallel)
         return 0
-    runs = Runs(out, _context(figures), launcher)
+    runs = Runs(out, None if options.no_train else _context(figures), launcher)
     if options.slurm:
         print_dry_run(Console(stderr=True, width=console.width), figures, runs, scale, parallel)
         return _slurm(console, figures, runs, recipes, options.submit)
@@ -108,7 +113,15 @@ def _keys(rest: list[str]) -> dict[str, Any]:
     words = [part for word in rest for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if len(words) % 2 or not all(word.startswith("--") and "." in word for word in words[::2]):
         raise ValueError(f"paper: {' '.join(rest)} is not understood; keys of fit are given as --data.corpus.dir DIR.")
-    return {key.removeprefix("--"): yaml.safe_load(value) for key, value in zip(words[::2], words[1::2], strict=True)}
+    keys = {}
+    for key, text in zip(words[::2], words[1::2], strict=True):
+        try:  # as the layers are read: 1e-3 is a number
+            keys[key.removeprefix("--")] = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[call-overload,index]
+        except (yaml.YAMLError, OmegaConfBaseException) as error:
+            raise ValueError(f"paper: {key} {text!r} is not valid YAML: {' '.join(str(error).split())}") from error
+    if "model.scale" in keys:
+        raise ValueError("paper: --model.scale is what the arms of a figure say; compare takes strategies of your own.")
+    return keys
 
 
 def _context(figures: Sequence[PlannedFigure]) -> dict[str, str]:

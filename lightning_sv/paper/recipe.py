@@ -159,7 +159,10 @@ class Recipes:
         if self.scale.gpu is not None:
             peak = find_gpu(self.scale.gpu).peak(str(trainer["precision"]))
             gpu_hours = train_hours(tokens, flops, 1, peak, MFU)
-        elif model.pace is not None:
+        elif model.pace is None:
+            raise ValueError(f"scale {self.scale.name}: model {model.config} has no pace; add the seconds of one core "
+                             "for 1,000 steps of llama.")  # fmt: skip
+        else:
             cost = self.scale.cost
             seconds = model.pace * steps / 1000 * cost.get(module.strategy.placement, 1.0) * cost.get(optim, 1.0)
         return Recipe(

@@ -5,7 +5,6 @@
 A run that is complete is skipped, one that is not is resumed.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.console import Console
 
 from lightning_sv.paper.checks import check_same_corpus, comparability_warnings, config_differences
 from lightning_sv.paper.claims import not_testable, verdicts
-from lightning_sv.paper.events import Run, read_run
+from lightning_sv.paper.events import Run, read_run, read_summary
 from lightning_sv.paper.experiment import ArmRuns, PlannedFigure, PlannedPanel, Question, by_seed, question
 from lightning_sv.paper.job import Job
 from lightning_sv.paper.launch import LAUNCHER, default_parallel, run_jobs
@@ -32,12 +31,13 @@ class Runs:
 
     Args:
         out: Their folder's parent.
-        context: What else decides the results (corpus, versions); finished runs of another are refused.
+        context: What else decides the results (corpus, versions); finished runs of another are refused. None where
+            nothing is to be trained: what is there is read.
         launcher: The program that trains one run.
     """
 
     out: Path
-    context: Mapping[str, str] = field(default_factory=dict)
+    context: Mapping[str, str] | None = field(default_factory=dict)
     launcher: Sequence[str] = LAUNCHER
 
     def dir(self, recipe: Recipe, seed: int) -> Path:
@@ -48,7 +48,8 @@ class Runs:
         """The run as a child process."""
         title = f"{recipe.model}, {recipe.strategy}, {recipe.details}, {recipe.steps:,} steps, seed {seed}"
         args = (*recipe.args, "--seed_everything", str(seed))
-        return Job(recipe.key(seed), title, tuple(self.launcher), args, self.dir(recipe, seed), self.context, True)
+        key, context = recipe.key(seed), self.context or {}
+        return Job(key, title, tuple(self.launcher), args, self.dir(recipe, seed), context, addressed=True)
 
     def missing(self, wanted: Wanted) -> list[Job]:
         """Those that are not complete.
@@ -56,12 +57,22 @@ class Runs:
         Raises:
             ValueError: A directory holds a finished run of another command, corpus or version.
         """
-        return [job for job in (self.job(*run) for run in wanted) if job.state() != "complete"]
+        jobs = [self.job(*run) for run in wanted]
+        if self.context is None:
+            return [job for job in jobs if not (job.run_dir / "summary.json").is_file()]
+        return [job for job in jobs if job.state() != "complete"]
 
     def loss(self, recipe: Recipe, seed: int) -> float | None:
-        """Loss of a finished run, nats per token."""
-        summary = self.dir(recipe, seed) / "summary.json"
-        return float(json.loads(summary.read_text())["val_loss"]) if summary.is_file() else None
+        """Loss of a finished run, nats per token; None where it is not finished.
+
+        Raises:
+            ValueError: Its summary is damaged.
+        """
+        path = self.dir(recipe, seed) / "summary.json"
+        found = (summary := read_summary(path)).get("val_loss")
+        if summary and not isinstance(found, float):
+            raise ValueError(f"{path} has no val_loss; run this seed again.")
+        return found
 
 
 def questions(figures: Sequence[PlannedFigure], runs: Runs) -> dict[str, Question]:

@@ -37,7 +37,8 @@ def array_script(jobs: Sequence[Job], scale: ScaleSpec, program: str = ".venv/bi
         words = " ".join(shlex.quote(word) for word in [*job.arguments, *job.here])
         lines += [f"# {job.title}", f"{i}) args=({words}) ;;"]
     lines += ['*) echo "no run of this number: $SLURM_ARRAY_TASK_ID" >&2; exit 2 ;;', "esac"]
-    lines += ['exec srun --kill-on-bad-exit=1 "$PROGRAM" fit "${args[@]}"', ""]
+    srun = 'srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}"'
+    lines += [f'exec {srun} "$PROGRAM" fit "${{args[@]}}"', ""]
     return "\n".join(lines)
 
 

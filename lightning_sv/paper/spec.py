@@ -37,7 +37,7 @@ class ScaleSpec:
         set: Keys of every run.
         cost: Placement or optimizer -> time of a step over ``llama``'s with AdamW.
         gpu: Kind of GPU; None for a CPU.
-        gpus: Of one run.
+        start: Seconds of a run on a CPU that its summary does not time: imports, tables, the picture.
         sbatch: Options of a SLURM job that trains one run.
     """
 
@@ -50,7 +50,7 @@ class ScaleSpec:
     set: dict[str, Any] = field(default_factory=dict)
     cost: dict[str, float] = field(default_factory=dict)
     gpu: str | None = None
-    gpus: int = 1
+    start: float = 0.0
     sbatch: list[str] = field(default_factory=list)
 
 

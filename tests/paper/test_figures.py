@@ -67,12 +67,14 @@ def test_the_paper_scale_has_the_papers_budget(planned: tuple[str, dict[str, Pla
 def test_the_cpu_scale_keeps_its_budget(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
     """Two cores: all figures in about 90 minutes, each alone under 15; a night for cpu-long."""
     scale, figures = planned
-    total = by_seed(run for f in figures.values() for run in [*f.runs(), *rule_runs(f)])
-    minutes = {f.spec.name: cost(by_seed([*f.runs(), *rule_runs(f)])) / 120 for f in figures.values()}
+    spec = load_scale(scale, ROOT / "conf")
+    runs = {f.spec.name: [*f.runs(), *rule_runs(f, spec)] for f in figures.values()}
+    total = cost(by_seed(run for each in runs.values() for run in each), spec)
+    minutes = {name: cost(by_seed(each), spec) / 120 for name, each in runs.items()}
     if scale == "cpu":
-        assert cost(total) / 120 <= 91 and max(minutes.values()) < 15, minutes
+        assert total / 120 <= 91 and max(minutes.values()) < 15, minutes
     if scale == "cpu-long":
-        assert cost(total) / 3600 / 2 <= 12
+        assert total / 3600 / 2 <= 12
 
 
 def test_figures_share_their_arms(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
@@ -102,7 +104,7 @@ def test_the_slurm_array_is_a_script(planned: tuple[str, dict[str, PlannedFigure
     text = array_script(jobs, load_scale(scale))
     script = tmp_path / "slurm.sh"
     # srun prints the words it is given
-    srun = 'exec srun --kill-on-bad-exit=1 "$PROGRAM" fit "${args[@]}"'
+    srun = 'exec srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" "$PROGRAM" fit "${args[@]}"'
     script.write_text(text.replace(srun, 'printf "%s\\n" "${args[@]}"'))
     subprocess.run(["bash", "-n", str(script)], check=True)
     for i in (0, len(jobs) - 1):
@@ -138,6 +140,13 @@ FIGURE = "title: t\nsection: s\nsummary: s\npanels:\n- title: p\n  arms:\n    a:
     (FIGURE.replace("  arms", "  kind: pie\n  arms"), r"kind is 'pie'; it must be curves or scaling or grid"),
     (FIGURE.replace("title: p", "title: p\n  seeds: 3"), r"seeds is 3; it must hold keys and values"),
     ("- a\n", r"mine.yaml holds a list; it must hold keys and values"),
+    (FIGURE + "  claims: [{kind: les, a: a, b: b, paper: x}]\n", "claim of kind 'les' is unknown; .*'less"),
+    (FIGURE + "  claims: [{kind: less, a: a, b: c, paper: x}]\n", "claim 'less': arm 'c' is unknown; known: a b"),
+    (FIGURE + "  claims: [{kind: slope, a: a, b: b, paper: x}]\n", "'slope' needs a panel of kind scaling"),
+    (FIGURE.replace("  arms", "  kind: qkv\n  arms") + "  claims: [{kind: apart, a: a, tags: [q, k], paper: x}]\n",
+     r"'apart' compares two tags, e.g. branch_norm"),
+    (FIGURE.replace("  arms", "  kind: grid\n  arms") + "  claims: [{kind: decided, a: a, b: b, paper: x}]\n",
+     "'decided' needs the panel's rule"),
     (FIGURE + "  model: dnse\n", r"model 'dnse' is unknown; known: dense. Did you mean 'dense'"),
     (FIGURE.replace("scale: hg", "scale: hgg"), r"hgg"),
     (FIGURE.replace("scale: hg", "scale: bp+iwd"), r"'a' and 'b' come to the same runs; leave one out"),

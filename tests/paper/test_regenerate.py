@@ -235,6 +235,9 @@ def test_the_command(
     (["--jobs", "0"], "--jobs is 0"),
     (["--fig", "iwd", "--data.corpus.dir"], "is not understood; keys of fit are given as"),
     (["--fig", "iwd", "--dry-run", "--modl.scale", "x"], "modl"),
+    (["--fig", "iwd", "--model.scale", "hg"], "--model.scale is what the arms of a figure say"),
+    (["--fig", "iwd", "--model.scale_options.placement_at", "{lm_head: dp"], "is not valid YAML"),
+    (["--dry-run", "--slurm"], "--dry-run and --slurm do not go together"),
 ])  # fmt: skip
 def test_wrong_words(words: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
