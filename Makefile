@@ -80,7 +80,7 @@ paper: $(if $(filter gpu paper,$(SCALE)),$(VENV)/.run,data)  ## the paper's figu
 theory: $(VENV)/.run  ## the paper's theorems: verdicts, counterexamples, pictures in results/theory
 	@$(BIN)/lightning-sv theory --out results/theory $(ARGS)
 
-test: $(VENV)/.test  ## every test, two files at a time
+test: $(VENV)/.test  ## the tests, two files at a time
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 test-faults: $(VENV)/.test  ## provoked faults and 10,000 hostile inputs; the table goes to results/faults.json

@@ -1,6 +1,6 @@
 """The command `lightning-sv` (also `python -m lightning_sv`).
 
-Exit codes: 0 done, 1 a check or a run failed, 2 wrong input.
+Exit codes: 0 done, 1 a check or a run failed, 2 wrong input, 130 Ctrl-C, 143 a signal (with a checkpoint).
 """
 
 import atexit
@@ -139,7 +139,7 @@ def _prepare(argv: list[str]) -> int:
 def _params(argv: list[str]) -> int:
     from rich.console import Console
 
-    from lightning_sv.lit.parser import Parser
+    from lightning_sv.lit.parser import RUN_KEYS, Parser
     from lightning_sv.nn import BackboneConfig
     from lightning_sv.paper.ledger import ledger
     from lightning_sv.scale import ScaleOptions
@@ -156,8 +156,7 @@ def _params(argv: list[str]) -> int:
         for key in ("tokens_per_param", "mask_documents", "compile", "activation_checkpointing", "nonfinite", "seed")
     ]
     ignored += ["data", "trainer", "scalars", "branch_norms", "experts", "batch_hash", "checkpoint", "progress"]
-    ignored += ["seed_everything", "run_dir", "ckpt_path", "weights_only", "optimizer", "lr_scheduler"]
-    for key in ignored:
+    for key in [*ignored, "seed_everything", *(key for key in RUN_KEYS if key != "json")]:
         parser.add_argument(f"--{key}", type=Any, help="Not used here.")
     parser.add_argument("--json", nargs="?", type=bool, const=True, default=False, help="Print JSON.")
     config = parser.parse_args(argv)
@@ -202,15 +201,15 @@ def _theory(argv: list[str]) -> int:
 
 
 def _generate(argv: list[str]) -> int:
-    from argparse import ArgumentParser
     from pathlib import Path
 
     from lightning_sv.corpus import Tokenizer
     from lightning_sv.lit.generate import generate
     from lightning_sv.lit.load import load_backbone
+    from lightning_sv.lit.words import Words
     from lightning_sv.paper import read_run
 
-    parser = ArgumentParser(prog="lightning-sv generate", description="Continue a prompt.")
+    parser = Words(prog="lightning-sv generate", description="Continue a prompt.")
     parser.add_argument("run", help="A run directory.")
     parser.add_argument("--prompt", default="", help="Text to continue; empty starts a document.")
     parser.add_argument("--tokens", type=int, default=120, help="Tokens to sample at most.")

@@ -170,7 +170,7 @@ def needs(module: str, where: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ValueError(f"{where}: reading it needs {module} ({error}); pip install 'lightning_sv[text]'.") from None
+        raise ValueError(f"{where}: reading it needs {module} ({error}); pip install -e '.[text]'.") from None
 
 
 _READERS: dict[str, Callable[[Path, str], Iterator[Document]]] = {

@@ -21,7 +21,7 @@ from lightning_sv.lit.checkpoint import AtomicCheckpointIO, LastCheckpoint
 from lightning_sv.lit.data import ShardDataModule
 from lightning_sv.lit.load import check_checkpoint
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.parser import Parser
+from lightning_sv.lit.parser import RUN_KEYS, Parser
 from lightning_sv.lit.refuse import refuse_trainer_keys
 from lightning_sv.lit.run_dir import LAST, choose, claim, clear, is_first_of_node, last_checkpoint
 from lightning_sv.lit.shard import FullyShardedStrategy
@@ -87,7 +87,12 @@ class PretrainCLI(LightningCLI):
             "runs/<model>/<strategy>-seed<seed>, with a number where that exists.",
         )
         parser.add_argument(
-            "--json", type=bool, default=False, help="Print the final figures as JSON, the rest on stderr."
+            "--json",
+            type=bool,
+            nargs="?",
+            const=True,
+            default=False,
+            help="Print the final figures as JSON, the rest on stderr.",
         )
         parser.add_lightning_class_args(Scalars, "scalars")
         parser.add_lightning_class_args(BranchNorms, "branch_norms")
@@ -221,6 +226,8 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainMo
     parser.add_lightning_class_args(L.Trainer, "trainer")  # parsed, not built
     for key in ("scalars", "branch_norms", "experts", "batch_hash", "checkpoint", "progress"):
         parser.add_argument(f"--{key}", type=dict)
+    for key in RUN_KEYS:
+        parser.add_argument(f"--{key}", type=Any)
     config = parser.parse_args(args)
     trainer: dict[str, Any] = config.pop("trainer").as_dict()
     made = parser.instantiate(config)

@@ -12,6 +12,9 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_sv.lit.yaml_file import check_yaml
 
+#: keys of a run's config.yaml that say nothing about its model, data and trainer
+RUN_KEYS = ("run_dir", "ckpt_path", "json", "weights_only", "optimizer", "lr_scheduler")
+
 
 class Parser(LightningArgumentParser):
     """Raises ValueError where argparse would print its usage and exit.

@@ -14,7 +14,7 @@ class ConfigDifference(NamedTuple):
     """One key at which the configs of two runs differ.
 
     Args:
-        key: Dotted key, e.g. ``optim.lr``.
+        key: Dotted key, e.g. ``model.optim.lr``.
         a: Its value in the first run.
         b: Its value in the other run.
         expected: Whether the comparison itself asked for it.

@@ -2,7 +2,6 @@
 
 import shlex
 import warnings
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from itertools import combinations
 
@@ -11,13 +10,14 @@ from rich.console import Console
 
 from lightning_sv import __version__
 from lightning_sv.lit.cli import parse_run
+from lightning_sv.lit.words import Words
 from lightning_sv.paper.compare import compare
 from lightning_sv.paper.pair import Arm
 
 
 def run_compare(argv: list[str]) -> int:
     """Parse the arguments of `compare`, run it, show the result; return the exit code."""
-    parser = ArgumentParser(
+    parser = Words(
         prog="lightning-sv compare",
         description="Train a baseline A and one or several other strategies on the same seeds and data order, and "
         "compare each of them with A in pairs. Arguments that are not listed here go to `fit` of every arm "

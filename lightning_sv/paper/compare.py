@@ -21,11 +21,12 @@ from lightning_sv.paper.checks import (
 )
 from lightning_sv.paper.comparison import Comparison
 from lightning_sv.paper.draw_arms import draw_comparison
-from lightning_sv.paper.draw_sharpness import draw_sharpness, has_sharpness, sharpness_table
+from lightning_sv.paper.draw_sharpness import draw_sharpness, has_sharpness, sharpness_rows
 from lightning_sv.paper.events import read_run
 from lightning_sv.paper.job import Job
 from lightning_sv.paper.launch import LAUNCHER, default_parallel, run_jobs
 from lightning_sv.paper.pair import Arm, TrainedArm
+from lightning_sv.paper.report_rows import write_csv
 
 _OURS = ("--model.scale", "--seed_everything", "--run_dir", "--ckpt_path")
 
@@ -56,7 +57,7 @@ def compare(
         console: Where progress goes; stderr when None, so that stdout is free for the result.
         launcher: The program that trains one run.
         confidence: Coverage of the intervals.
-        context: What else decides the results (corpus, versions); finished runs of another are not reused.
+        context: What else decides the results (corpus, versions); finished runs of another are refused.
 
     Raises:
         ValueError: For equal labels, arguments this function sets itself, a directory that holds
@@ -117,7 +118,7 @@ def compare(
     if has_sharpness(list(runs.values())):
         labels = [arm.label for arm in arms]
         draw_sharpness([arm.runs for arm in trained], out / "sharpness.png", labels=labels)
-        (out / "sharpness.csv").write_text(sharpness_table([arm.runs for arm in trained], labels))
+        write_csv(out / "sharpness.csv", sharpness_rows([arm.runs for arm in trained], labels))
     return comparison
 
 

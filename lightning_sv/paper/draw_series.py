@@ -21,9 +21,9 @@ def series_losses(panel: PanelResult, series: dict[str, Any]) -> list[Any]:
     return [end_losses(by_label[label]) for label in series["arms"]]
 
 
-def series_sizes(panel: PanelResult, series: dict[str, Any]) -> list[float]:
+def series_sizes(series: dict[str, Any]) -> list[float]:
     """What a scaling panel has along x, one per point of the series."""
-    return [float(x) for x in series["parameters" if panel.extra["x"] == "parameters" else "sizes"]]
+    return [float(x) for x in series["parameters"]]
 
 
 @lru_cache(maxsize=64)
@@ -42,7 +42,7 @@ def panel_fits(panel: PanelResult) -> tuple[tuple[tuple[str, bool, Scaling], ...
             if list(series["sizes"]) != list(base["sizes"]):
                 raise ValueError(f"its sizes {series['sizes']} are not the baseline's {base['sizes']}.")
             losses = (np.stack(series_losses(panel, s)) for s in (base, series))
-            fit = fit_scaling(series_sizes(panel, base), *losses)
+            fit = fit_scaling(series_sizes(base), *losses)
         except ValueError as error:
             notes.append(f"{name} has no scaling fit: {error}")
             continue
@@ -66,7 +66,7 @@ def scaling_views(panel: PanelResult) -> tuple[list[View], list[str]]:
     figure = new_figure(panels=1)
     axes = figure.subplots()
     for s, (colour, style) in zip(series, looks, strict=True):
-        sizes, losses = np.array(series_sizes(panel, s)), series_losses(panel, s)
+        sizes, losses = np.array(series_sizes(s)), series_losses(panel, s)
         for size, values in zip(sizes, losses, strict=True):
             axes.plot(np.full(len(values), size), values, ".", color=colour, alpha=0.45, markersize=5)
         means = [float(np.mean(values)) for values in losses]
@@ -105,7 +105,7 @@ def _gap_view(panel: PanelResult, series: list[dict[str, Any]], looks: list[tupl
     for i, (s, (colour, style)) in enumerate(zip(series[1:], looks[1:], strict=True)):
         if s["label"] not in by_label:
             continue
-        sizes = np.array(series_sizes(panel, s)) * 1.03**i  # side by side, where intervals would overlap
+        sizes = np.array(series_sizes(s)) * 1.03**i  # side by side, where intervals would overlap
         pairs = [paired_difference(a, b) for a, b in zip(base, series_losses(panel, s), strict=True)]
         half = [p.smallest_resolvable or 0.0 for p in pairs]
         look: dict[str, Any] = {"color": colour, "capsize": 3, "label": arm_name(s["label"], s["ours"])}
@@ -124,8 +124,8 @@ def _gap_view(panel: PanelResult, series: list[dict[str, Any]], looks: list[tupl
 
 def _size_axis(axes: Axes, panel: PanelResult) -> None:
     # the first series' alone: the others' differ by their scale vectors
-    _log_axis(axes, series_sizes(panel, panel.extra["series"][0]), human_tokens)
-    axes.set_xlabel({"tokens": "training tokens", "parameters": "parameters"}[panel.extra["x"]])
+    _log_axis(axes, series_sizes(panel.extra["series"][0]), human_tokens)
+    axes.set_xlabel("parameters")
     set_style(axes)
 
 

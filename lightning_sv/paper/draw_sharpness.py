@@ -26,17 +26,18 @@ def has_sharpness(runs: Sequence[Run]) -> bool:
     return all(any(tag.startswith(_PREFIX) and tag.endswith("/lambda_max") for tag in run.curves) for run in runs)
 
 
-def sharpness_table(arms: Sequence[Sequence[Run]], labels: Sequence[str]) -> str:
-    """Every logged figure as CSV: arm, seed, parameters, figure, tokens, value, error."""
-    rows = ["arm,seed,parameters,figure,tokens,value,error"]
+def sharpness_rows(arms: Sequence[Sequence[Run]], labels: Sequence[str]) -> list[dict[str, object]]:
+    """One row a logged figure."""
+    rows: list[dict[str, object]] = []
     for label, runs in zip(labels, arms, strict=True):
         for run, part, key in product(runs, _parts(arms), _FIGURES):
             tag = f"{_PREFIX}{part}/{key}"
             if tag in run.curves and f"{tag}_error" in run.curves:
-                seed, error = run.config.get("seed_everything"), run.curve(f"{tag}_error").values
-                for tokens, value, bound in zip(*run.curve(tag), error, strict=True):
-                    rows.append(f"{label},{seed},{part},{key},{tokens:.0f},{value:.6g},{bound:.3g}")
-    return "\n".join(rows) + "\n"
+                where = {"arm": label, "seed": run.config.get("seed_everything"), "parameters": part, "figure": key}
+                for tokens, value, error in zip(*run.curve(tag), run.curve(f"{tag}_error").values, strict=True):
+                    measured = {"tokens": int(tokens), "value": f"{value:.6g}", "error": f"{error:.3g}"}
+                    rows.append({**where, **measured})
+    return rows
 
 
 def draw_sharpness(arms: Sequence[Sequence[Run]], path: str | Path, *, labels: Sequence[str]) -> None:

@@ -25,7 +25,7 @@ class Job:
         launcher: The program, e.g. ``python -m lightning_sv fit``.
         arguments: Everything after it but the run directory.
         run_dir: Where the run writes.
-        context: What else decides the result: the corpus, versions. Runs of another are not reused.
+        context: What else decides the result: the corpus, versions. Finished runs of another are refused.
         addressed: Whether the directory's name is a hash of the resolved configuration, as which the files then count.
     """
 

@@ -25,7 +25,7 @@ class Arm:
     Args:
         label: What the table and the chart call it, e.g. ``unified``.
         scale: The value of ``--model.scale``.
-        args: Further arguments for this arm alone, e.g. ``("--optim.lr", "3e-3")``.
+        args: Further arguments for this arm alone, e.g. ``("--model.optim.lr", "3e-3")``.
     """
 
     label: str

@@ -3,10 +3,9 @@
 import shlex
 import sys
 import warnings
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import yaml
@@ -18,6 +17,7 @@ from rich.table import Table
 
 from lightning_sv import __version__
 from lightning_sv.lit.cli import parse_run
+from lightning_sv.lit.words import Words
 from lightning_sv.paper.dry_run import print_dry_run
 from lightning_sv.paper.experiment import PlannedFigure, plan_figure
 from lightning_sv.paper.figures import CONF, figure_names, load_figure, load_scale
@@ -27,12 +27,6 @@ from lightning_sv.paper.regenerate import Runs, questions, result, train
 from lightning_sv.paper.report import write_report
 from lightning_sv.paper.results import FigureResult
 from lightning_sv.paper.slurm import array_script, submit
-
-
-class _Parser(ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Raise ValueError where argparse would print its usage and exit."""
-        raise ValueError(f"paper: {message}; see lightning-sv paper --help.")
 
 
 def run_paper(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
@@ -45,11 +39,10 @@ def run_paper(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     Raises:
         ValueError: An unknown figure or scale, a wrong key, or runs that cannot be compared.
     """
-    parser = _Parser(
+    parser = Words(
         prog="lightning-sv paper",
         description="Run the paper's experiments at a scale and judge its claims. Arguments that are not listed here "
         "are keys of `fit` for every run, e.g. --data.corpus.dir DIR.",
-        allow_abbrev=False,
     )
     parser.add_argument("--scale", default="cpu", help="A file of conf/paper/scales.")
     parser.add_argument("--fig", nargs="+", default=[], help="Files of conf/paper; all by default.")

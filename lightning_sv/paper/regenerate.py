@@ -179,8 +179,6 @@ def _panel(panel: PlannedPanel, runs: Runs) -> PanelResult:
         extra = {"series": [dict(each) for each in panel.series]}
     if panel.spec.kind == "grid":
         extra["axis"] = panel.spec.axis
-    if panel.spec.kind == "scaling":
-        extra["x"] = "parameters"
     if panel.spec.kind == "table":
         extra = benchmark_table(Path(panel.spec.file)) if panel.spec.file else throughput_table(arms)
     notes = (*([extra.pop("note")] if "note" in extra else []), *trained(panel.arms))

@@ -1,12 +1,12 @@
 """`lightning-sv report`: a user's own runs, drawn as the paper's are, from their event files."""
 
 import shlex
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from lightning_sv.lit.words import Words
 from lightning_sv.paper.checks import (
     check_same_corpus,
     comparability_warnings,
@@ -22,7 +22,7 @@ from lightning_sv.paper.results import ArmResult, FigureResult, PanelResult, Ver
 
 def run_report(argv: list[str]) -> int:
     """Parse the arguments of `report`, write it, say where; return the exit code."""
-    parser = ArgumentParser(
+    parser = Words(
         prog="lightning-sv report",
         description="Draw runs from their event files. Runs of one label and different seeds are an arm; every arm is "
         "compared with the baseline in pairs that share a seed.",

@@ -62,11 +62,12 @@ class PanelResult:
         arms: In the order of the figure.
         kind: How it is drawn: ``curves`` (validation loss against tokens), ``scaling``, ``grid``, ``qkv``, ``table``.
         extra: What the kind needs beside the runs. ``qkv``: empty. ``curves``: empty, or ``rule``, what was fixed
-            before the runs: ``{"margin", "pilot", "budget", "needed"}``, the last in pairs. ``grid``: ``axis`` (the
-            key that varies, e.g. ``model.optim.lr``) and ``series``, a list of ``{"label", "ours", "baseline",
-            "values", "arms"}``: the values of the axis and the labels of the arms trained at them, in the same order.
-            ``scaling``: ``x`` (``parameters``) and ``series``, a list of ``{"label", "ours", "baseline", "sizes",
-            "parameters", "arms"}``. ``table``: ``columns`` and ``rows``, of text and numbers.
+            before the runs: ``{"margin", "pilot", "budget", "needed", "ends"}``, where ``needed`` is in pairs and
+            ``ends`` are the arms that are best at an end of the grid. ``grid``: ``axis`` (the key that varies, e.g.
+            ``model.optim.lr``) and ``series``, a list of ``{"label", "ours", "baseline", "values", "arms"}``: the
+            values of the axis and the labels of the arms trained at them, in the same order. ``scaling``: ``series``,
+            a list of ``{"label", "ours", "baseline", "sizes", "parameters", "arms"}``. ``table``: ``columns`` and
+            ``rows``, of text and numbers.
         notes: Sentences for the reader: what was trained, and how far it can be trusted.
     """
 

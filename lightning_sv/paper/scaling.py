@@ -28,11 +28,6 @@ class Interval(NamedTuple):
     low: float | None
     high: float | None
 
-    @property
-    def resolved(self) -> bool:
-        """Whether the interval exists and excludes zero."""
-        return self.low is not None and self.high is not None and self.low * self.high > 0
-
 
 @dataclass(frozen=True)
 class Law:

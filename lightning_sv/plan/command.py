@@ -3,10 +3,8 @@
 import json
 import math
 import warnings
-from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,18 +13,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_sv.lit.cli import parse_run
+from lightning_sv.lit.words import Words
 from lightning_sv.plan.device import STRATEGIES, USABLE
 from lightning_sv.plan.hours import GPUS, MFUS, find_gpu, measured_mfu
 from lightning_sv.plan.plan import Plan, make_plan
 
 #: run directory -> (training tokens, throughput/mfu), as the event files have it
 ReadMfu = Callable[[Path], tuple[NDArray[np.int64], NDArray[np.float64]]]
-
-
-class _Parser(ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Raise ValueError where argparse would print its usage and exit."""
-        raise ValueError(f"plan: {message}; see lightning-sv plan --help.")
 
 
 def run_plan(argv: list[str], read_mfu: ReadMfu) -> int:
@@ -36,11 +29,10 @@ def run_plan(argv: list[str], read_mfu: ReadMfu) -> int:
         argv: on the command line after `plan`.
         read_mfu: reads the MFU that a run logged.
     """
-    parser = _Parser(
+    parser = Words(
         prog="lightning-sv plan",
         description="Memory of a GPU, hours, checkpoint size and data of a run, before it is started. Arguments that "
         "are not listed here are those of `fit` (--config, any key).",
-        allow_abbrev=False,
     )
     parser.add_argument("--gpus", type=int, required=True, help="Number of GPUs.")
     parser.add_argument("--gpu", default=GPUS[0].name, help=f"Kind: {' '.join(gpu.name for gpu in GPUS)}.")

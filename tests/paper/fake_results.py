@@ -63,7 +63,7 @@ def scaling_panel(seeds: int = 3, sizes: tuple[float, ...] = SIZES) -> PanelResu
         counts = [round(n) + len(label) for n in sizes]  # strategies differ a little
         names = [f"dense-{n:g}" for n in sizes]
         series.append({**own, "sizes": names, "parameters": counts, "arms": [p.label for p in points]})
-    return PanelResult("Dense models", tuple(arms), "scaling", {"x": "parameters", "series": series})
+    return PanelResult("Dense models", tuple(arms), "scaling", {"series": series})
 
 
 def grid_panel() -> PanelResult:

@@ -169,7 +169,7 @@ def scaling_panel(slopes: dict[str, float], sizes: tuple[float, ...] = (1e5, 2e5
             arms.append(ArmResult(f"{label}, {n:g}", tuple(made), False, label == "b"))
         series.append({"label": label, "sizes": [f"{n:g}" for n in sizes], "parameters": sizes, "ours": False,
                        "baseline": label == "b", "arms": [f"{label}, {n:g}" for n in sizes]})  # fmt: skip
-    return PanelResult("sizes", tuple(arms), "scaling", {"series": series, "x": "parameters"})
+    return PanelResult("sizes", tuple(arms), "scaling", {"series": series})
 
 
 def test_slope_is_that_of_the_joint_fit() -> None:
