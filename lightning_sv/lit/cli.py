@@ -86,14 +86,8 @@ class PretrainCLI(LightningCLI):
             help="Directory of the run: config, events, checkpoints, summary. Null for "
             "runs/<model>/<strategy>-seed<seed>, with a number where that exists.",
         )
-        parser.add_argument(
-            "--json",
-            type=bool,
-            nargs="?",
-            const=True,
-            default=False,
-            help="Print the final figures as JSON, the rest on stderr.",
-        )
+        help_json = "Print the final figures as JSON, the rest on stderr."
+        parser.add_argument("--json", type=bool, nargs="?", const=True, default=False, help=help_json)
         parser.add_lightning_class_args(Scalars, "scalars")
         parser.add_lightning_class_args(BranchNorms, "branch_norms")
         parser.add_lightning_class_args(Experts, "experts")
