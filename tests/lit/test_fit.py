@@ -115,6 +115,8 @@ def test_budget_bf16_compile_masks_and_validate(
     assert losses == pytest.approx(read_run(run).curve("train/loss").values[: len(losses)], rel=0.02)
     capsys.readouterr()
     checkpoint = str(run / "checkpoints" / "last.ckpt")
+    assert main(["plan", "--gpus", "2", "--config", str(run / "config.yaml"), "--data.micro_batch", "1"]) == 0
+    capsys.readouterr()
     assert main(["validate", "--config", str(run / "config.yaml"), "--ckpt_path", checkpoint]) == 0
     val_loss = json.loads((run / "summary.json").read_text())["val_loss"]
     assert float(capsys.readouterr().out.split()[1]) == pytest.approx(val_loss, abs=1e-4)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from rich.console import Console
 
 from lightning_sv.paper.dry_run import measured_pace, print_dry_run
@@ -59,6 +60,16 @@ def test_an_interrupted_run_is_resumed_and_another_command_begins_again(tmp_path
     assert other.state() == "complete" and not (first.run_dir / "checkpoint").exists()
 
 
+def test_a_run_that_is_being_trained_is_not_removed(tmp_path: Path) -> None:
+    first, other = job(tmp_path / "r"), job(tmp_path / "r", "--optim.lr", "0.1")
+    first.prepare()
+    with FileLock(first.run_dir / ".lock"), pytest.raises(ValueError, match="is in use by another run"):
+        other.prepare()
+    assert first.state() == "resume"
+    other.prepare()
+    assert first.state() == "restart"
+
+
 @pytest.mark.parametrize("code", ["sys.exit(143)", "os.kill(os.getpid(), 15)"])
 def test_a_signal_is_no_failure_of_the_run(tmp_path: Path, code: str) -> None:
     launcher = (sys.executable, "-c", f"import os, sys; {code}")
@@ -86,6 +97,10 @@ def test_arms_are_trained_once_and_skipped_when_complete(shared: Runs) -> None:
     text = said.file.getvalue()  # type: ignore[attr-defined]
     assert "8 of 15 runs are complete" in text and text.count(": done in") == 7 and before
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items() if path != gone)
+    # another torch would train otherwise, and reads what is there all the same
+    with pytest.raises(ValueError, match="torch was None, now 9"):
+        Runs(shared.out, {"torch": "9"}, FAKE).missing(figure.runs())
+    assert Runs(shared.out, None, FAKE).missing(figure.runs()) == []
 
 
 def test_a_comment_in_a_config_trains_nothing_again(conf: Path, tmp_path: Path) -> None:
