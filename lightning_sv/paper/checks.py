@@ -125,7 +125,7 @@ def _leaves(run: Run) -> dict[str, Any]:
         return value
 
     def walk(node: Any, key: str) -> Iterator[tuple[str, Any]]:
-        if isinstance(node, Mapping) and node:
+        if isinstance(node, Mapping):  # an empty one says nothing
             for name, child in node.items():
                 yield from walk(child, f"{key}.{name}" if key else str(name))
         elif isinstance(node, list) and node:
