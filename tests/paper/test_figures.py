@@ -65,7 +65,7 @@ def test_the_paper_scale_has_the_papers_budget(planned: tuple[str, dict[str, Pla
 
 
 def test_the_cpu_scale_keeps_its_budget(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
-    """Two cores: all figures in about 90 minutes, each alone under 15 (a rule asks for more later); cpu-long a night."""
+    """Two cores: all figures in about 90 minutes, each alone under 15 but for its rule; cpu-long in a night."""
     scale, figures = planned
     spec = load_scale(scale, ROOT / "conf")
     runs = {f.spec.name: [*f.runs(), *rule_runs(f, spec)] for f in figures.values()}
