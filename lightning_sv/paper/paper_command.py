@@ -95,7 +95,7 @@ def print_verdicts(console: Console, figures: Sequence[FigureResult]) -> None:
         for column in ("claim", "verdict", "paper"):
             table.add_column(column)
         for verdict in figure.verdicts:
-            table.add_row(escape(verdict.claim), escape(verdict.sentence), escape(verdict.paper))
+            table.add_row(escape(figure.claim(verdict)), escape(verdict.sentence), escape(verdict.paper))
         console.print(table)
         for warning in figure.warnings:
             console.print(f"warning: {warning}", markup=False, style="yellow")

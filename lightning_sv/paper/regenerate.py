@@ -122,30 +122,10 @@ def result(figure: PlannedFigure, runs: Runs, scale: str, command: str) -> Figur
     judged: list[Verdict] = []
     warnings: list[str] = []
     for panel in figure.panels:
-        claims = [claim for claim in panel.spec.claims if scale not in claim.not_at]
-        judged += [not_testable(c, c.not_at[scale]) for c in panel.spec.claims if scale in c.not_at]
-        arms, left_out = _complete(panel.arms, runs)
-        why_not = panel.why_not or (left_out if panel.arms and not arms else None)
-        if why_not is not None:
-            judged += [not_testable(claim, why_not) for claim in claims]
-            continue
-        made = [_panel(replace(panel, arms=arms), runs)]
-        warnings += [*panel.warnings, *_check(panel, arms, made[0])]
-        asked = question(panel, runs.loss) if panel.spec.rule is not None else None
-        if asked is not None:
-            arms, late = _complete(asked.arms, runs)
-            left_out = left_out or late
-            if arms:
-                made.append(_question_panel(panel, replace(asked, arms=arms), runs))
-                warnings += _check(panel, arms, made[-1])
-        if left_out:
-            warnings.append(f"{panel.spec.title} rests on the seeds of which every run is there: {left_out}.")
+        made, said, weak = _judged(panel, runs, scale)
         panels += made
-        for claim in claims:
-            if claim.kind == "decided" and len(made) == 1:
-                judged.append(not_testable(claim, "its pairs were not trained"))
-            else:
-                judged += verdicts(claim, made[-1] if claim.kind == "decided" else made[0])
+        judged += [replace(verdict, panel=panel.spec.title) for verdict in said]
+        warnings += weak
     recipes = [arm.recipe for panel in figure.panels for arm in panel.arms]
     spec = figure.spec
     return FigureResult(
@@ -154,6 +134,33 @@ def result(figure: PlannedFigure, runs: Runs, scale: str, command: str) -> Figur
         tokens_per_param=min((recipe.tokens_per_param for recipe in recipes), default=0.0),
         paper_numbers=tuple(spec.paper.items()),
     )  # fmt: skip
+
+
+def _judged(panel: PlannedPanel, runs: Runs, scale: str) -> tuple[list[PanelResult], list[Verdict], list[str]]:
+    """A panel, and what its rule asked for; verdicts on its claims; what weakens them."""
+    claims = [claim for claim in panel.spec.claims if scale not in claim.not_at]
+    said = [not_testable(claim, claim.not_at[scale]) for claim in panel.spec.claims if scale in claim.not_at]
+    arms, left_out = _complete(panel.arms, runs)
+    why_not = panel.why_not or (left_out if panel.arms and not arms else None)
+    if why_not is not None:
+        return [], [*said, *(not_testable(claim, why_not) for claim in claims)], []
+    made = [_panel(replace(panel, arms=arms), runs)]
+    weak = [*panel.warnings, *_check(panel, arms, made[0])]
+    asked = question(panel, runs.loss) if panel.spec.rule is not None else None
+    if asked is not None:
+        arms, late = _complete(asked.arms, runs)
+        left_out = left_out or late
+        if arms:
+            made.append(_question_panel(panel, replace(asked, arms=arms), runs))
+            weak += _check(panel, arms, made[-1])
+    if left_out:
+        weak.append(f"{panel.spec.title} rests on the seeds of which every run is there: {left_out}.")
+    for claim in claims:
+        if claim.kind == "decided" and len(made) == 1:
+            said.append(not_testable(claim, "its pairs were not trained"))
+        else:
+            said += verdicts(claim, made[-1] if claim.kind == "decided" else made[0])
+    return made, said, weak
 
 
 def _complete(arms: Sequence[ArmRuns], runs: Runs) -> tuple[tuple[ArmRuns, ...], str | None]:

@@ -65,7 +65,7 @@ def _dates(runs: Sequence[Run]) -> str:
 
 
 def _claims(figure: FigureResult) -> list[list[str]]:
-    return [[v.claim, v.verdict, v.sentence, ours_words(v), v.paper or "not stated"] for v in figure.verdicts]
+    return [[figure.claim(v), v.verdict, v.sentence, ours_words(v), v.paper or "not stated"] for v in figure.verdicts]
 
 
 def html_page(figures: Sequence[FigureResult], drawn: Drawn, head: list[tuple[str, str]], out: Path) -> str:

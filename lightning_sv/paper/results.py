@@ -23,6 +23,7 @@ class Verdict:
         n: Number of pairs.
         smallest: The smallest effect that these pairs could resolve; None without an interval.
         paper: The paper's number or finding, as text.
+        panel: Title of its panel.
     """
 
     claim: str
@@ -34,6 +35,7 @@ class Verdict:
     n: int
     smallest: float | None
     paper: str
+    panel: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,3 +107,8 @@ class FigureResult:
     command: str
     tokens_per_param: float
     paper_numbers: tuple[tuple[str, str], ...]
+
+    def claim(self, verdict: Verdict) -> str:
+        """A claim in words, with its panel where claims of several panels are alike."""
+        alike = len({each.panel for each in self.verdicts if each.claim == verdict.claim}) > 1
+        return f"{verdict.panel}: {verdict.claim}" if alike else verdict.claim
