@@ -1,6 +1,7 @@
 """The house: floors, sizes of files, configs and the README's commands."""
 
 import ast
+import csv
 import json
 import re
 import shlex
@@ -118,6 +119,21 @@ def test_the_reliability_table_is_that_of_make_test_faults() -> None:
         sums = [sum(row[column] for row in rows) for column in columns]
         ours = [row[1:] for row in quoted if word in row[0] and (word != "shard" or "hostile" not in row[0])]
         assert sums == [sum(column) for column in zip(*ours, strict=True)], word
+
+
+def test_the_verdicts_of_the_readme_are_those_of_the_report() -> None:
+    """Its rows are the report's, and its counts those of all of them."""
+    section = (ROOT / "README.md").read_text().partition("#### What came out")[2].partition("\n## ")[0]
+    report = (ROOT / "results/cpu/report.md").read_text().splitlines()
+    rows = [line for line in section.splitlines() if line.startswith("| ")]
+    assert len(rows) > 20 and set(rows) <= set(report)
+    with (ROOT / "results/cpu/verdicts.csv").open(newline="") as file:
+        words = [row["verdict"] for row in csv.DictReader(file)]
+    numbers = [words.count(word) for word in ("holds", "contradicted", "not resolved", "not testable at this scale")]
+    said = re.search(
+        r"Of\s(\d+) claims (\d+) hold, (\d+) are contradicted, (\d+) are not resolved .*, (\d+) cannot", section
+    )
+    assert said and [int(number) for number in said.groups()] == [len(words), *numbers]
 
 
 @pytest.mark.parametrize("command", [c for c in readme_commands() if re.match("make (train|compare)", c)])
