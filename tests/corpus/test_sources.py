@@ -60,7 +60,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name, module in [("a.parquet", "pyarrow"), ("a.jsonl.zst", "zstandard")]:
         (tmp_path / name).write_text("x")
         monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ValueError, match=rf"{name}: reading it needs {module} .*lightning_sv\[text\]"):
+        with pytest.raises(ValueError, match=rf"{name}: reading it needs {module} .*pip install -e '\.\[text\]'"):
             _texts(f"files:{tmp_path / name}")
 
 

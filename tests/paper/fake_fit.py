@@ -1,7 +1,7 @@
 """A stand-in for `lightning-sv fit` whose losses are known: writes what a run leaves, in no time.
 
 val/loss after 1000 i tokens (i = 1..10) is 4 - 0.1 i + 0.01 seed, plus --delta[seed] for every
-strategy but llama, plus 0.1 |log(std / 0.08)| of the initial std.
+strategy but llama, plus 0.1 (|log(std / 0.04)| - log 2), 0 at the 0.08 of `tiny` of the initial std.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def main() -> int:
         print("the lid of the corpus is stuck", file=sys.stderr)
         return 3
     delta = 0.0 if args.scale == "llama" else float(args.delta.split(",")[args.seed % len(args.delta.split(","))])
-    delta += abs(math.log(args.std / 0.08)) / 10
+    delta += (abs(math.log(args.std / 0.04)) - math.log(2)) / 10
     points = [(1000 * i, 4 - 0.1 * i + 0.01 * args.seed + delta) for i in range(1, 11)]
     write_scalars(args.run_dir, "val/loss", points, wall_time=1.0)
     for tag in ("lambda_max", "trace", "fro2") if args.sharp else ():
