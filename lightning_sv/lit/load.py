@@ -31,7 +31,7 @@ def check_checkpoint(path: str) -> dict[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except FileNotFoundError as error:
-        raise ValueError(f"no checkpoint at {path}; give a run directory that holds one.") from error
+        raise ValueError(f"no checkpoint at {path}; give the path of one, RUN/checkpoints/last.ckpt.") from error
     except Exception as error:
         raise ValueError(f"{path} is not a readable checkpoint ({type(error).__name__}).") from error
     if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:

@@ -2,16 +2,19 @@
 
 from typing import Any
 
-#: trainer key -> (the values it may have, what to set instead)
+#: trainer key -> (the values it may have, what to do instead)
 DERIVED = {
-    "accumulate_grad_batches": ((1, None), "data.global_batch and data.micro_batch"),
-    "val_check_interval": ((1.0, None), "data.validations"),
-    "limit_val_batches": ((1.0, None), "data.val_sequences"),
-    "check_val_every_n_epoch": ((None,), "data.validations"),
-    "gradient_clip_algorithm": ((None, "norm"), "trainer.gradient_clip_val (the paper clips by the global norm)"),
-    "use_distributed_sampler": ((False,), "nothing: every device reads its share of the global batch"),
-    "max_epochs": ((None, -1), "trainer.max_steps or model.tokens_per_param"),
-    "max_time": ((None,), "trainer.max_steps or model.tokens_per_param"),
+    "accumulate_grad_batches": ((1, None), "set data.global_batch and data.micro_batch instead"),
+    "val_check_interval": ((1.0, None), "set data.validations instead"),
+    "limit_val_batches": ((1.0, None), "set data.val_sequences instead"),
+    "check_val_every_n_epoch": ((None,), "set data.validations instead"),
+    "gradient_clip_algorithm": (
+        (None, "norm"),
+        "the paper clips by the global norm, trainer.gradient_clip_val",
+    ),
+    "use_distributed_sampler": ((False,), "every device reads its share of the global batch without it"),
+    "max_epochs": ((None, -1), "set trainer.max_steps or model.tokens_per_param instead"),
+    "max_time": ((None,), "set trainer.max_steps or model.tokens_per_param instead"),
 }
 
 
@@ -22,11 +25,11 @@ def refuse_trainer_keys(given: Any) -> None:
         given: the trainer's section of the config.
 
     Raises:
-        ValueError: names the key and what to set instead.
+        ValueError: names the key and what to do instead.
     """
     for key, (accepted, instead) in DERIVED.items():
         if given[key] not in accepted:
-            raise ValueError(f"trainer.{key} {given[key]} is derived here and must not be set; set {instead} instead.")
+            raise ValueError(f"trainer.{key} {given[key]} is derived here and must not be set; {instead}.")
     if given["max_steps"] != -1 and given["max_steps"] < 1:
         raise ValueError(f"trainer.max_steps is {given['max_steps']}; it must be at least 1, or -1 for the budget.")
     if str(given["precision"]) in ("bf16-true", "16-true", "16-mixed", "16", "bf16"):

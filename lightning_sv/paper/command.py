@@ -34,6 +34,8 @@ def run_compare(argv: list[str]) -> int:
     parser.add_argument("--jobs", type=int, help="Runs at a time; one a core, four at most, by default.")
     parser.add_argument("--json", action="store_true", help="Print the figures as JSON on stdout.")
     options, shared = parser.parse_known_args(argv)
+    if options.seeds < 1:
+        raise ValueError(f"--seeds is {options.seeds}; give the number of seeds, at least 1.")
     a = _arm(options.a, options.a_args, options.a_label)
     labels = options.b_label or [None] * len(options.b)
     if len(labels) != len(options.b):

@@ -90,7 +90,10 @@ def run_paper(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
 def print_verdicts(console: Console, figures: Sequence[FigureResult]) -> None:
     """Show every claim with its verdict, figure by figure."""
     for figure in figures:
-        trained = f", {figure.tokens_per_param:.1f} tokens a parameter (the paper: 100)" * bool(figure.tokens_per_param)
+        trained = (
+            f", {figure.tokens_per_param:.1f} tokens a parameter (the paper: {figure.paper_tokens_per_param})"
+            * bool(figure.tokens_per_param)
+        )
         table = Table(title=escape(f"{figure.title}{trained}"), title_justify="left", show_lines=True)
         for column in ("claim", "verdict", "paper"):
             table.add_column(column)

@@ -133,6 +133,7 @@ def result(figure: PlannedFigure, runs: Runs, scale: str, command: str) -> Figur
         verdicts=tuple(judged), warnings=tuple(dict.fromkeys(warnings)), command=command,
         tokens_per_param=min((recipe.tokens_per_param for recipe in recipes), default=0.0),
         paper_numbers=tuple(spec.paper.items()),
+        paper_tokens_per_param=spec.paper_tokens_per_param,
     )  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def _about(figure: FigureResult) -> str:
     budget = f"{figure.tokens_per_param:.3g}" if figure.tokens_per_param > 0 else "not stated"
     return (
         f"{figure.section}. {figure.summary} Training tokens per parameter: {budget}; "
-        f"the paper's are {PAPER_TOKENS_PER_PARAM}."
+        f"the paper's are {figure.paper_tokens_per_param}."
     )
 
 

@@ -93,8 +93,9 @@ class FigureResult:
         verdicts: One per claim.
         warnings: What weakens the comparison, one sentence each.
         command: What makes this figure again.
-        tokens_per_param: Training tokens per (activated) parameter of its runs, the fewest; the paper's are 100.
+        tokens_per_param: Training tokens per (activated) parameter of its runs, the fewest.
         paper_numbers: (what, the paper's number as text).
+        paper_tokens_per_param: The paper's, as text.
     """
 
     name: str
@@ -107,6 +108,7 @@ class FigureResult:
     command: str
     tokens_per_param: float
     paper_numbers: tuple[tuple[str, str], ...]
+    paper_tokens_per_param: str = "100"
 
     def claim(self, verdict: Verdict) -> str:
         """A claim in words, with its panel where claims of several panels are alike."""

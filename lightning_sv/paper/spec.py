@@ -172,6 +172,7 @@ class FigureSpec:
         summary: What it is about.
         panels: In the paper's order.
         paper: What -> the paper's number.
+        paper_tokens_per_param: What the paper trains these models with.
     """
 
     name: str
@@ -180,3 +181,4 @@ class FigureSpec:
     summary: str
     panels: list[PanelSpec]
     paper: dict[str, str] = field(default_factory=dict)
+    paper_tokens_per_param: str = "100"

@@ -46,7 +46,7 @@ def find_gpu(name: str, memory_gib: float | None = None) -> Gpu:
     """
     known = {gpu.name: gpu for gpu in GPUS}
     if name not in known:
-        raise ValueError(f"--gpu {name!r} is unknown; known: {' '.join(known)}.")
+        raise ValueError(f"GPU {name!r} is unknown; known: {' '.join(known)}.")
     if memory_gib is None:
         return known[name]
     if memory_gib <= 0:
