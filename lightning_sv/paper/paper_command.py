@@ -90,11 +90,9 @@ def run_paper(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
 def print_verdicts(console: Console, figures: Sequence[FigureResult]) -> None:
     """Show every claim with its verdict, figure by figure."""
     for figure in figures:
-        trained = (
-            f", {figure.tokens_per_param:.1f} tokens a parameter (the paper: {figure.paper_tokens_per_param})"
-            * bool(figure.tokens_per_param)
-        )
-        table = Table(title=escape(f"{figure.title}{trained}"), title_justify="left", show_lines=True)
+        budget = f", {figure.tokens_per_param:.1f} tokens a parameter (the paper: {figure.paper_tokens_per_param})"
+        title = figure.title + (budget if figure.tokens_per_param else "")
+        table = Table(title=escape(title), title_justify="left", show_lines=True)
         for column in ("claim", "verdict", "paper"):
             table.add_column(column)
         for verdict in figure.verdicts:
