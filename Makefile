@@ -74,7 +74,7 @@ compare: data  ## strategy A with one or several B, SEEDS pairs each: difference
 		$(call CONFIG,$(MODEL)) $(ARGS)
 
 # Here SCALE is the size of the experiments (conf/paper/scales), not a strategy. Only the embedded corpus is prepared unasked.
-paper: $(if $(filter gpu paper,$(SCALE)),$(VENV)/.run,data)  ## the paper's figures FIG (all) at SCALE (cpu): runs, verdicts; ARGS=--dry-run first
+paper: $(if $(filter gpu paper,$(SCALE))$(filter --dry-run --no-train,$(ARGS)),$(VENV)/.run,data)  ## the paper's figures FIG (all) at SCALE (cpu): runs, verdicts; ARGS=--dry-run first
 	@$(BIN)/lightning-sv paper --scale '$(or $(SCALE),cpu)' $(if $(FIG),--fig $(FIG)) $(ARGS)
 
 theory: $(VENV)/.run  ## the paper's theorems: verdicts, counterexamples, pictures in results/theory

@@ -1,6 +1,7 @@
 """The command `lightning-sv` (also `python -m lightning_sv`).
 
-Exit codes: 0 done, 1 a check or a run failed, 2 wrong input, 130 Ctrl-C, 143 a signal (with a checkpoint).
+Exit codes: 0 done, 1 a check or a run failed, 2 wrong input. Stopped: 130 by Ctrl-C (`fit` in training: 1), `fit`
+143 by SIGTERM or SIGUSR1 with a checkpoint (0 where SLURM queues it again).
 """
 
 import atexit

@@ -41,7 +41,7 @@ def choose(name: str, given: str | None, ckpt_path: str | None, *, again: bool =
 
 def _choose(name: str, given: str | None, ckpt_path: str | None, again: bool) -> Path:
     if given is None and ckpt_path:
-        folder = Path(ckpt_path).resolve().parent
+        folder = _absolute(ckpt_path).parent
         if folder.name != LAST.parent.name or not (folder.parent / "config.yaml").exists():
             raise ValueError(f"the checkpoint {ckpt_path} lies in no run directory; add --run_dir, a new one.")
         return folder.parent
@@ -58,13 +58,18 @@ def _choose(name: str, given: str | None, ckpt_path: str | None, again: bool) ->
 
 
 def _refuse_taken(path: Path, ckpt_path: str | None, again: bool) -> None:
-    if not (path / "config.yaml").exists() or (again and not (path / LAST).exists()):
+    begun, saved = (path / "config.yaml").exists(), (path / LAST).exists()
+    if not (begun or saved) or (again and not saved):
         return
-    if ckpt_path is None or not Path(ckpt_path).resolve().is_relative_to(path.resolve()):
+    if ckpt_path is None or not _absolute(ckpt_path).is_relative_to(_absolute(path)):
         other = f", and {ckpt_path} is not of it" if ckpt_path else ""
-        raise ValueError(
-            f"run_dir {path} already holds a run{other}; choose another, delete it, or resume it with --ckpt_path last."
-        )
+        what = "delete it, or resume it with --ckpt_path last" if saved else "or delete it: it has no checkpoint"
+        raise ValueError(f"run_dir {path} already holds a run{other}; choose another, {what}.")
+
+
+def _absolute(path: str | Path) -> Path:
+    # links stay as they are: a run's checkpoints may lie on another disk
+    return Path(os.path.abspath(path))  # noqa: PTH100
 
 
 def last_checkpoint(run_dir: str | None) -> str | None:
@@ -81,6 +86,8 @@ def last_checkpoint(run_dir: str | None) -> str | None:
 
 def clear(run_dir: Path) -> None:
     """Remove the events and the config of a run that ended before its first checkpoint; to be called once claimed."""
+    if not (run_dir / "config.yaml").exists():  # events of somebody else
+        return
     for file in (*run_dir.glob("events.out.tfevents.*"), run_dir / "config.yaml"):
         file.unlink(missing_ok=True)
 
@@ -108,21 +115,26 @@ def claim(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> FileL
 
 
 def remove(run_dir: Path) -> None:
-    """Remove a run directory with all it holds.
+    """Remove what a run directory holds, but for its lock.
 
     Raises:
-        ValueError: a run trains there.
+        ValueError: a run trains there, or the file system cannot tell.
     """
     lock = FileLock(run_dir / ".lock")
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=LOCK_SECONDS)
     except Timeout:
         raise ValueError(f"run_dir {run_dir} is in use by another run; wait for it, or choose another.") from None
-    except NotImplementedError:  # a file system without locks
-        print(f"warning: {run_dir} cannot be locked; remove it yourself", file=sys.stderr)
-        return
-    shutil.rmtree(run_dir)
-    lock.release()
+    except NotImplementedError:
+        raise ValueError(f"run_dir {run_dir} cannot be locked; remove it if no run trains there.") from None
+    try:
+        for each in run_dir.iterdir():
+            if each.is_dir() and not each.is_symlink():
+                shutil.rmtree(each)
+            elif each.name != ".lock":
+                each.unlink()
+    finally:
+        lock.release()
 
 
 def rank() -> int:

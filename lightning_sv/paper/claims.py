@@ -34,6 +34,11 @@ def check_claims(panel: PanelSpec, where: str) -> None:
                              f"branch_norm/mean/q_proj/effective; it has {claim.tags}.")  # fmt: skip
         if claim.kind == "decided" and panel.rule is None:
             raise ValueError(f"{where}: a claim 'decided' needs the panel's rule; add margin, pilot and budget.")
+        if claim.kind in ("cost", "memory") and claim.margin <= 0:
+            raise ValueError(f"{where}: a claim {claim.kind!r} needs a margin above 0, e.g. 1.05 times.")
+    if panel.rule is not None and (panel.kind != "grid" or len(panel.arms) != 2):
+        raise ValueError(f"{where}: a rule decides between the two arms of a grid; this is {panel.kind!r} with "
+                         f"{len(panel.arms)}.")  # fmt: skip
 
 
 def verdicts(claim: ClaimSpec, panel: PanelResult) -> tuple[Verdict, ...]:

@@ -119,9 +119,9 @@ def read_summary(path: Path) -> dict[str, Any]:
     try:
         summary = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); run this seed again.") from error
+        raise ValueError(f"{path} is not valid JSON ({error}); remove {path.parent} and train it again.") from error
     if not isinstance(summary, dict):
-        raise ValueError(f"{path} must hold one JSON object; run this seed again.")
+        raise ValueError(f"{path} must hold one JSON object; remove {path.parent} and train it again.")
     return summary
 
 

@@ -48,6 +48,7 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going
     Raises:
         RuntimeError: When a run is stopped, or fails and the rest does not keep going; the message ends with the last
             lines of its log.
+        ValueError: When another process trains in a run's directory and the rest does not keep going.
     """
     failed: dict[str, str] = {}
     threads = str(max(1, available_cores() // parallel))
@@ -60,7 +61,15 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going
         try:
             while waiting or running:
                 while waiting and len(running) < parallel:
-                    running.append(_Child(waiting.popleft(), env, progress))
+                    job = waiting.popleft()
+                    try:
+                        running.append(_Child(job, env, progress))
+                    except ValueError as error:
+                        if not keep_going:
+                            raise
+                        failed[job.name] = str(error)
+                        console.print(str(error), markup=False, style="red")
+                        finished += 1
                 for child in list(running):
                     if child.poll():
                         running.remove(child)

@@ -73,6 +73,8 @@ def run_paper(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     if options.slurm:
         print_dry_run(Console(stderr=True, width=console.width), figures, runs, scale, parallel)
         return _slurm(console, figures, runs, recipes, options.submit)
+    if options.no_train and not any(runs.dir(*run).is_dir() for figure in figures for run in figure.runs()):
+        raise ValueError(f"paper: {out} holds no run of these figures; leave out --no-train, or name their --out.")
     failed: dict[str, str] = {}
     if not options.no_train:
         if scale.gpu is not None:

@@ -71,7 +71,7 @@ class Runs:
         path = self.dir(recipe, seed) / "summary.json"
         found = (summary := read_summary(path)).get("val_loss")
         if summary and not isinstance(found, float):
-            raise ValueError(f"{path} has no val_loss; run this seed again.")
+            raise ValueError(f"{path} has no val_loss; remove {path.parent} and train it again.")
         return found
 
 
@@ -159,8 +159,11 @@ def _judged(panel: PlannedPanel, runs: Runs, scale: str) -> tuple[list[PanelResu
     for claim in claims:
         if claim.kind == "decided" and len(made) == 1:
             said.append(not_testable(claim, "its pairs were not trained"))
-        else:
+            continue
+        try:
             said += verdicts(claim, made[-1] if claim.kind == "decided" else made[0])
+        except ValueError as error:  # hours of runs stand behind the other claims
+            said.append(not_testable(claim, str(error).rstrip(".")))
     return made, said, weak
 
 

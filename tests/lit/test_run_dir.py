@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_sv.lit.run_dir import LAST, choose, claim
+from lightning_sv.lit.run_dir import LAST, choose, claim, clear
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -25,6 +25,11 @@ def test_a_run_that_finished_since_is_not_trained_over(
     (run / LAST).unlink()
     if again:  # begun, and ended before its first checkpoint
         claim(run, None, again=True).release()
+        events = [folder / "events.out.tfevents.1" for folder in (run, tmp_path)]
+        for file in events:
+            file.touch()
+            clear(file.parent)
+        assert [file.exists() for file in events] == [False, True]  # those of a folder that is no run stay
     else:
         with pytest.raises(ValueError, match="already holds a run"):
             claim(run, None)
@@ -45,6 +50,9 @@ def test_a_checkpoint_of_another_run_trains_over_none(tmp_path: Path, monkeypatc
         monkeypatch.delenv("LIGHTNING_SV_RUN_DIR", raising=False)
         return choose("x", given and str(given), str(ckpt_path))
 
+    assert chosen(a, a / LAST) == chosen(None, a / LAST) == a
+    (a / LAST.parent).rename(tmp_path / "other disk")
+    (a / LAST.parent).symlink_to(tmp_path / "other disk")
     assert chosen(a, a / LAST) == chosen(None, a / LAST) == a
     assert chosen(tmp_path / "new", b / LAST) == chosen(tmp_path / "new", alone) == tmp_path / "new"
     for other in (b / LAST, alone):

@@ -60,14 +60,19 @@ def test_an_interrupted_run_is_resumed_and_another_command_begins_again(tmp_path
     assert other.state() == "complete" and not (first.run_dir / "checkpoint").exists()
 
 
-def test_a_run_that_is_being_trained_is_not_removed(tmp_path: Path) -> None:
+def test_a_run_that_is_being_trained_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_sv.lit.run_dir.LOCK_SECONDS", 0.1)
     first, other = job(tmp_path / "r"), job(tmp_path / "r", "--optim.lr", "0.1")
     first.prepare()
-    with FileLock(first.run_dir / ".lock"), pytest.raises(ValueError, match="is in use by another run"):
-        other.prepare()
+    with FileLock(first.run_dir / ".lock"):
+        with pytest.raises(ValueError, match="is in use by another run"):
+            other.prepare()
+        failed = run_jobs([other], parallel=1, console=quiet(), keep_going=True)
+        assert "is in use by another run" in failed["x"]
     assert first.state() == "resume"
+    (first.run_dir / "checkpoints").mkdir()
     other.prepare()
-    assert first.state() == "restart"
+    assert first.state() == "restart" and not (first.run_dir / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("code", ["sys.exit(143)", "os.kill(os.getpid(), 15)"])
@@ -252,6 +257,7 @@ def test_the_command(
     (["--fig", "iwd", "--dry-run", "--modl.scale", "x"], "modl"),
     (["--fig", "iwd", "--model.scale", "hg"], "--model.scale is what the arms of a figure say"),
     (["--fig", "iwd", "--model.scale_options.placement_at", "{lm_head: dp"], "is not valid YAML"),
+    (["--fig", "iwd", "--no-train", "--out", "nowhere"], "nowhere holds no run of these figures"),
     (["--dry-run", "--slurm"], "--dry-run and --slurm do not go together"),
 ])  # fmt: skip
 def test_wrong_words(words: list[str], message: str) -> None:
