@@ -103,13 +103,7 @@ def claim(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> FileL
     Raises:
         ValueError: another process trains there, or has since the directory was chosen.
     """
-    lock = FileLock(run_dir / ".lock")
-    try:
-        lock.acquire(timeout=LOCK_SECONDS)
-    except Timeout:
-        raise ValueError(f"run_dir {run_dir} is in use by another run; wait for it, or choose another.") from None
-    except NotImplementedError:  # a file system without locks
-        print(f"warning: {run_dir} cannot be locked; start no second run there", file=sys.stderr)
+    lock = _lock(run_dir)
     _refuse_taken(run_dir, ckpt_path, again)
     return lock
 
@@ -120,13 +114,9 @@ def remove(run_dir: Path) -> None:
     Raises:
         ValueError: a run trains there, or the file system cannot tell.
     """
-    lock = FileLock(run_dir / ".lock")
-    try:
-        lock.acquire(timeout=LOCK_SECONDS)
-    except Timeout:
-        raise ValueError(f"run_dir {run_dir} is in use by another run; wait for it, or choose another.") from None
-    except NotImplementedError:
-        raise ValueError(f"run_dir {run_dir} cannot be locked; remove it if no run trains there.") from None
+    lock = _lock(run_dir)
+    if not lock.is_locked:
+        raise ValueError(f"run_dir {run_dir} holds another run, perhaps a live one; remove it yourself.")
     try:
         for each in run_dir.iterdir():
             if each.is_dir() and not each.is_symlink():
@@ -135,6 +125,18 @@ def remove(run_dir: Path) -> None:
                 each.unlink()
     finally:
         lock.release()
+
+
+def _lock(run_dir: Path) -> FileLock:
+    """The lock of a run directory, acquired but where the file system has none; refused where a run trains."""
+    lock = FileLock(run_dir / ".lock")
+    try:
+        lock.acquire(timeout=LOCK_SECONDS)
+    except Timeout:
+        raise ValueError(f"run_dir {run_dir} is in use by another run; wait for it, or choose another.") from None
+    except NotImplementedError:
+        print(f"warning: {run_dir} cannot be locked; start no second run there", file=sys.stderr)
+    return lock
 
 
 def rank() -> int:

@@ -4,6 +4,7 @@ from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from lightning_sv.lit.load import CHECKPOINT_KEY
@@ -72,12 +73,12 @@ def _refuse_damaged(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
                 if not fine:
                     raise ValueError(f"{key!r} of a group is {group[key]!r}")
             names = {frozenset(saved["state"][i]) for i in here["params"] if i in saved["state"]}
-            shapes = {
-                (name, tuple(value.shape) in ((), tuple(parameters[i].shape)))
+            fit = (
+                value.shape in (torch.Size(), parameters[i].shape)
                 for i in here["params"]
-                for name, value in saved["state"].get(i, {}).items()
-            }
-            if len(names) > 1 or not all(fits for _, fits in shapes):
+                for value in saved["state"].get(i, {}).values()
+            )
+            if len(names) > 1 or not all(fit):
                 raise ValueError("the state of a parameter is not of its shape, or incomplete")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         what = f"a group lacks {error}" if isinstance(error, KeyError) else str(error)
