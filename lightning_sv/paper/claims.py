@@ -29,13 +29,8 @@ def check_claims(panel: PanelSpec, where: str) -> None:
         for label in [claim.a, claim.b] if "{b}" in kind.statement else [claim.a]:
             if label not in panel.arms:
                 raise unknown(f"{where}: claim {claim.kind!r}: arm", label, list(panel.arms))
-        if "{tags}" in kind.statement and not (len(claim.tags) == 2 and all(tag.count("/") > 1 for tag in claim.tags)):
-            raise ValueError(f"{where}: a claim {claim.kind!r} compares two tags, e.g. "
-                             f"branch_norm/mean/q_proj/effective; it has {claim.tags}.")  # fmt: skip
-        if claim.kind == "decided" and panel.rule is None:
-            raise ValueError(f"{where}: a claim 'decided' needs the panel's rule; add margin, pilot and budget.")
-        if claim.kind in ("cost", "memory") and claim.margin <= 0:
-            raise ValueError(f"{where}: a claim {claim.kind!r} needs a margin above 0, e.g. 1.05 times.")
+        if lacking := kind.needs(claim, panel):
+            raise ValueError(f"{where}: a claim {claim.kind!r} needs {lacking}.")
     if panel.rule is not None and (panel.kind != "grid" or len(panel.arms) != 2):
         raise ValueError(f"{where}: a rule decides between the two arms of a grid; this is {panel.kind!r} with "
                          f"{len(panel.arms)}.")  # fmt: skip

@@ -26,17 +26,38 @@ from lightning_sv.paper.judge import (
 )
 from lightning_sv.paper.results import ArmResult, PanelKind, PanelResult
 from lightning_sv.paper.scaling import FEWEST_SIZES, fit_scaling
-from lightning_sv.paper.spec import ClaimSpec
+from lightning_sv.paper.spec import ClaimSpec, PanelSpec
 from lightning_sv.paper.stats import PairedDifference, paired_difference, token_efficiency
 
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of claim: its statement as a template, what decides it, and the panels that can have it."""
+    """One kind of claim.
+
+    Args:
+        statement: In words, a template.
+        judge: What decides it.
+        panels: Kinds of panels that can have it.
+        needs: What such a claim, or its panel, must say besides; None where it does.
+    """
 
     statement: str
     judge: Callable[[ClaimSpec, PanelResult], Found]
     panels: tuple[PanelKind, ...] = ("curves", "scaling")
+    needs: Callable[[ClaimSpec, PanelSpec], str | None] = lambda claim, panel: None
+
+
+def _two_tags(claim: ClaimSpec, panel: PanelSpec) -> str | None:
+    right = len(claim.tags) == 2 and all(tag.count("/") > 1 for tag in claim.tags)
+    return None if right else f"two tags, e.g. branch_norm/mean/q_proj/effective; it has {claim.tags}"
+
+
+def _rule(claim: ClaimSpec, panel: PanelSpec) -> str | None:
+    return None if panel.rule is not None else "the panel's rule; add margin, pilot and budget"
+
+
+def _margin(claim: ClaimSpec, panel: PanelSpec) -> str | None:
+    return None if claim.margin > 0 else "a margin above 0, e.g. 1.05 times"
 
 
 def _arm(panel: PanelResult, label: str) -> ArmResult:
@@ -215,10 +236,12 @@ KINDS: dict[str, Kind] = {
     "widens": Kind("the lead of {a} over {b} is larger at {until:.0%} of the tokens than at {at:.0%}", _widens),
     "keeps": Kind("the lead of {a} over {b} shrinks by less than {margin:g} after {at:.0%} of the tokens", _keeps),
     "efficiency": Kind("{a} reaches the final loss of {b} with fewer tokens", _efficiency),
-    "apart": Kind("in {a} the norms of {tags} grow or shrink at different rates", _apart, ("qkv",)),
+    "apart": Kind("in {a} the norms of {tags} grow or shrink at different rates", _apart, ("qkv",), _two_tags),
     "slope": Kind("the loss of {a} falls faster with size than that of {b}", _slope, ("scaling",)),
     "grid_gap": Kind("{a} ends below {b}, each at its best value, by more than the grid's error", _grid_gap, ("grid",)),
-    "decided": Kind("{a} ends below {b} by more than the margin, each at its own best value", _decided, ("grid",)),
-    "cost": Kind("a step of {a} takes less than {margin:g} times that of {b}", _cost, ("table",)),
-    "memory": Kind("{a} needs less than {margin:g} times the memory of {b}", _memory, ("table",)),
+    "decided": Kind(
+        "{a} ends below {b} by more than the margin, each at its own best value", _decided, ("grid",), _rule
+    ),
+    "cost": Kind("a step of {a} takes less than {margin:g} times that of {b}", _cost, ("table",), _margin),
+    "memory": Kind("{a} needs less than {margin:g} times the memory of {b}", _memory, ("table",), _margin),
 }

@@ -144,7 +144,7 @@ FIGURE = "title: t\nsection: s\nsummary: s\npanels:\n- title: p\n  arms:\n    a:
     (FIGURE + "  claims: [{kind: less, a: a, b: c, paper: x}]\n", "claim 'less': arm 'c' is unknown; known: a b"),
     (FIGURE + "  claims: [{kind: slope, a: a, b: b, paper: x}]\n", "'slope' needs a panel of kind scaling"),
     (FIGURE.replace("  arms", "  kind: qkv\n  arms") + "  claims: [{kind: apart, a: a, tags: [q, k], paper: x}]\n",
-     r"'apart' compares two tags, e.g. branch_norm"),
+     r"'apart' needs two tags, e.g. branch_norm"),
     (FIGURE.replace("  arms", "  kind: grid\n  arms") + "  claims: [{kind: decided, a: a, b: b, paper: x}]\n",
      "'decided' needs the panel's rule"),
     (FIGURE.replace("  arms", "  kind: table\n  arms") + "  claims: [{kind: cost, a: a, b: b, paper: x}]\n",
