@@ -2,16 +2,16 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from lightning_sv.optim.adamw import adamw
 from lightning_sv.optim.composite import CompositeOptimizer
-from lightning_sv.optim.groups import NamedParameter, ParameterGroup
+from lightning_sv.optim.groups import ParameterGroup
 
 if TYPE_CHECKING:  # config.py imports the builders for its table
     from lightning_sv.optim.config import OptimConfig
@@ -33,23 +33,29 @@ def orthogonalize(update: Tensor, dtype: torch.dtype) -> Tensor:
     Shapes: (..., m, n) -> the same; matrices along the leading axes do not mix.
 
     Args:
-        update: the matrices.
+        update: the matrices. One that is sharded (FSDP2) is gathered once, iterated on every rank and cut
+            again: products of shards would cost 11 to 16 collectives a matrix. Experts are cut between
+            matrices: each rank iterates its own.
         dtype: of the arithmetic and of the result.
     """
+    if isinstance(update, DTensor) and update.ndim == 2:
+        whole = orthogonalize(cast(DTensor, update.to(dtype)).full_tensor(), dtype)
+        return distribute_tensor(whole, update.device_mesh, update.placements, src_data_rank=None)
     a, b, c = NS_COEFFICIENTS
     tall = update.shape[-2] > update.shape[-1]
-    x = update.to(dtype).reshape(-1, *update.shape[-2:])
+    x = update.to(dtype).flatten(end_dim=-3) if update.ndim > 2 else update.to(dtype)
+    add_product = torch.addmm if update.ndim == 2 else torch.baddbmm  # which is slower on one matrix
     if tall:
         x = x.mT
     x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=NS_EPS)
     for _ in range(NS_STEPS):
         gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        x = add_product(x, add_product(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if tall else x).reshape(update.shape)
 
 
-class BatchedMuon(Optimizer):
-    """torch.optim.Muon(adjust_lr_fn="match_rms_adamw") for what that refuses: leading axes, another ns_dtype.
+class Muon(Optimizer):
+    """torch.optim.Muon(adjust_lr_fn="match_rms_adamw") with what that lacks: experts, another ns_dtype, shards.
 
     M <- mu M + (1 - mu) G;  W <- (1 - lr wd) W - lr 0.2 sqrt(max(m, n)) NS((1 - mu) G + mu M)
 
@@ -88,7 +94,6 @@ def muon(groups: list[ParameterGroup], config: "OptimConfig", lr: float) -> Comp
     """Muon for the role 'matrix', AdamW for all others (paper, Appendix B.1.2; arXiv:2502.16982).
 
     One peak learning rate serves both: 0.2 sqrt(max(m, n)) gives Muon's update the RMS of AdamW's.
-    2-D matrices in bfloat16 are stepped by torch.optim.Muon itself.
 
     Raises:
         ValueError: there is no trained matrix inside a block.
@@ -96,26 +101,8 @@ def muon(groups: list[ParameterGroup], config: "OptimConfig", lr: float) -> Comp
     matrices = next((group for group in groups if group.role == "matrix"), None)
     if matrices is None:
         raise ValueError("model.optim.name is 'muon', but no matrix inside a block is trained; use adamw.")
-    plain: list[NamedParameter] = []
-    batched: list[NamedParameter] = []
-    for member in matrices.members:
-        (plain if member.parameter.ndim == 2 and config.ns_dtype == "bfloat16" else batched).append(member)
-    parts: list[Optimizer] = []
-    if plain:
-        parts.append(
-            torch.optim.Muon(
-                [replace(matrices, members=tuple(plain)).options("muon", config.weight_decay)],
-                lr=lr,
-                momentum=config.muon_momentum,
-                ns_coefficients=NS_COEFFICIENTS,
-                eps=NS_EPS,
-                ns_steps=NS_STEPS,
-                adjust_lr_fn="match_rms_adamw",
-            )
-        )
-    if batched:
-        options = replace(matrices, members=tuple(batched)).options("muon", config.weight_decay)
-        parts.append(BatchedMuon([options], lr, config.muon_momentum, config.ns_dtype))
+    options = matrices.options("muon", config.weight_decay)
+    parts: list[Optimizer] = [Muon([options], lr, config.muon_momentum, config.ns_dtype)]
     rest = [group for group in groups if group is not matrices]
     if rest:
         parts.append(adamw(rest, config, lr))

@@ -1,5 +1,6 @@
 """DDP and FSDP2 on two processes train as one process does, and checkpoints move between all three."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -39,8 +40,9 @@ def test_two_processes_are_one(
     moved = alone / "muon-stopped" / "stopped.ckpt"
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, "-m", "tests.lit.several_processes", str(tmp_path), strategy, str(moved), *args]
-    done = subprocess.run(command, timeout=800, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    traced = os.environ | {"PYTHONFAULTHANDLER": "1"}  # a crash below Python says where
+    done = subprocess.run(command, timeout=800, check=False, capture_output=True, text=True, env=traced)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-12_000:]
     for name in MODELS:
         one, two = read_run(alone / name), read_run(tmp_path / name)
         if name == "mixed":

@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.optim import Optimizer
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.optim import OptimConfig, build_optimizer, parameter_groups
@@ -70,8 +75,7 @@ def test_one_object_with_both_kinds() -> None:
     assert isinstance(optimizer, Optimizer)
     shown = [(g["kind"], g["role"], len(g["params"]), g["weight_decay"]) for g in optimizer.param_groups]
     assert shown == [
-        ("muon", "matrix", 2, 0.1),
-        ("muon", "matrix", 2, 0.1),
+        ("muon", "matrix", 4, 0.1),
         ("adamw", "router", 1, 0.1),
         ("adamw", "head", 1, 0.1),
         ("adamw", "embedding", 1, 0.1),
@@ -136,6 +140,20 @@ def test_orthogonalization_of_a_batch() -> None:
     assert (values - torch.diag_embed(diagonal)).abs().max() < 1e-4
     single = torch.stack([orthogonalize(matrix, torch.float32) for matrix in batch.flatten(0, 1)])
     torch.testing.assert_close(found.flatten(0, 1), single, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("shape", "gathers"), [((40, 24), 1), ((24, 40), 1), ((6, 40, 24), 0)])
+def test_a_sharded_matrix_is_gathered_once(shape: tuple[int, ...], gathers: int) -> None:
+    """And experts never: a rank has whole ones. That the values are those of one process, test_several_processes."""
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        update = distribute_tensor(torch.randn(shape), init_device_mesh("cpu", (2,)), [Shard(0)], src_data_rank=None)
+        with CommDebugMode() as collectives:
+            found = orthogonalize(update, torch.float32)
+    finally:
+        dist.destroy_process_group()
+    assert collectives.get_total_counts() == gathers
+    assert (found.placements, found.shape) == (update.placements, update.shape)
 
 
 @pytest.mark.parametrize("ns_dtype", ["bfloat16", "float32"])
