@@ -5,6 +5,8 @@ TORCH ?= torch==2.13.0
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile
+# Once, on all cores: where bytecode is not kept (PYTHONDONTWRITEBYTECODE, as in many containers) every process compiled anew.
+COMPILE = $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 
 MODEL ?= mini
 SCALE ?=
@@ -45,18 +47,22 @@ $(VENV)/.run: requirements/lock.txt pyproject.toml
 	@$(PIP) $(TORCH) 'setuptools>=77' wheel
 	@$(PIP) --no-deps -r requirements/lock.txt
 	@$(PIP) --no-deps --no-build-isolation -e .
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run requirements/test.txt
 	@$(PIP) --no-deps -r requirements/test.txt
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test requirements/dev.txt
 	@$(PIP) --no-deps -r requirements/dev.txt
+	@$(COMPILE)
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.test requirements/bench.txt
 	@$(PIP) --no-deps -r requirements/bench.txt
+	@$(COMPILE)
 	@touch $@
 
 install: $(VENV)/.run  ## the locked environment in .venv
