@@ -182,15 +182,17 @@ class PretrainCLI(LightningCLI):
         self.summary = summary
 
     def before_validate(self) -> None:
-        """Refuse to report the loss of an untrained model."""
+        """Refuse to report the loss of an untrained model, or on a damaged corpus."""
         if not self._get(self.config, "ckpt_path"):
             raise ValueError("validate needs a checkpoint; add --ckpt_path RUN/checkpoints/last.ckpt.")
+        self.datamodule.check(self.model.config.vocab_size, checksums=is_first_of_node())
 
     def after_validate(self) -> None:
         """Show the validation loss."""
         loss = self.trainer.callback_metrics["val/loss"]
         if self.trainer.is_global_zero:
-            figures = {"val_loss": float(loss), "val_perplexity": float(loss.exp())}
+            corpus = self.datamodule.manifest.corpus_hash
+            figures = {"val_loss": float(loss), "val_perplexity": float(loss.exp()), "corpus_hash": corpus}
             text = f"val/loss {figures['val_loss']:.4f} nats/token, perplexity {figures['val_perplexity']:.2f}"
             print(json.dumps(figures) if self.json else text)
 

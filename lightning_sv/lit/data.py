@@ -144,7 +144,7 @@ class ShardDataModule(L.LightningDataModule):
         trainer = self.trainer
         assert trainer is not None
         module: Any = trainer.lightning_module
-        self.check(module.config.vocab_size, checksums=False)  # `before_fit` has hashed the shards
+        self.check(module.config.vocab_size, checksums=False)  # the command has hashed the shards
         self._share = self.share(trainer.world_size, trainer.global_rank)
         self.check_validation(trainer.world_size)
         if stage == "fit":

@@ -19,6 +19,7 @@ def settings_of(module: Any) -> dict[str, Any]:
         "scale": str(module.strategy),
         "scale_options": asdict(module.scale_options),
         "mask_documents": module.mask_documents,
+        "tokenizer_sha256": data.manifest.tokenizer_sha256,
         "optim": asdict(module.optim) | {"lr": module.lr},
         "schedule": asdict(module.schedule),
         "data": {"seq_len": data.seq_len, "global_batch": data.global_batch},
@@ -39,7 +40,7 @@ def refuse_other(checkpoint: dict[str, Any], module: Any) -> None:
     saved = checkpoint.get(CHECKPOINT_KEY)
     if not isinstance(saved, dict):
         raise ValueError(f"the checkpoint was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
-    keys: tuple[str, ...] = ("backbone", "scale", "scale_options", "mask_documents")
+    keys: tuple[str, ...] = ("backbone", "scale", "scale_options", "mask_documents", "tokenizer_sha256")
     if training:
         keys = (*keys, "optim", "schedule", "data")
     for key in keys:

@@ -8,6 +8,8 @@ from lightning_sv.paper.events import Run
 # what differs between the runs of any comparison, by design
 _OWN_KEYS = ("model.scale", "seed_everything", "run_dir")
 _ABSENT = "(absent)"
+#: keys of the data that decide on what, and at which length, a run is validated
+VALIDATION_KEYS = ("val_sequences", "seq_len")
 
 
 class ConfigDifference(NamedTuple):
@@ -28,11 +30,12 @@ class ConfigDifference(NamedTuple):
     where: str
 
 
-def check_same_corpus(runs: Mapping[str, Run]) -> None:
+def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> None:
     """Refuse runs on different texts or tokenizers: their nats per token have no common unit.
 
     Args:
         runs: Completed runs by name.
+        validation: Whether the validation set must be the same.
 
     Raises:
         ValueError: When ``corpus_hash`` or ``tokenizer_sha256`` is absent or differs, or the validation set does.
@@ -51,7 +54,7 @@ def check_same_corpus(runs: Mapping[str, Run]) -> None:
                     f"({key} {runs[names[0]].summary[key]} and {runs[name].summary[key]}); "
                     "compare runs of one corpus, or remove the older runs."
                 )
-    for key in ("val_sequences", "seq_len") if runs else ():
+    for key in VALIDATION_KEYS if runs and validation else ():
         first, *others = ((name, (run.config.get("data") or {}).get(key)) for name, run in runs.items())
         for name, value in others:
             if value != first[1]:
@@ -93,12 +96,15 @@ def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[Config
     ]
     tokens = [str(run.tokens) for run in runs.values()]
     versions = [str(run.summary.get("torch")) for run in runs.values()]
+    commits = [_short(str(run.summary.get("commit"))) for run in runs.values()]
     for what, values in (
         ("end at different tokens", tokens),
         ("used different versions of torch", versions),
+        ("were trained by different commits of the code", commits),
     ):
         if len(set(values)) > 1:
-            listed = ", ".join(f"{name} {x}" for name, x in zip(runs, values, strict=True))
+            by_value = {x: [name for name, y in zip(runs, values, strict=True) if y == x] for x in values}
+            listed = "; ".join(f"{x} ({', '.join(names)})" for x, names in by_value.items())
             warnings.append(f"The runs {what}: {listed}.")
     for name, run in runs.items():
         stated = run.summary.get("val_loss")
@@ -108,6 +114,11 @@ def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[Config
                 f"{stated:.4f}; the figures here use the former."
             )
     return warnings
+
+
+def _short(commit: str) -> str:
+    words = commit.split(",")
+    return ",".join([words[0][:10], *words[1:]])
 
 
 def _keys(arguments: Sequence[str]) -> list[str]:

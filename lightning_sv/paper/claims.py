@@ -62,10 +62,13 @@ def not_testable(claim: ClaimSpec, why: str) -> Verdict:
 
 
 def _verdict(claim: ClaimSpec, panel: PanelResult) -> Verdict:
-    word, d, detail = KINDS[claim.kind].judge(claim, panel)
+    word, d, detail, unit = KINDS[claim.kind].judge(claim, panel)
     word = word if d.n > 1 else NOT_RESOLVED  # never a verdict from one run
     hint = ""
     if word == NOT_RESOLVED and claim.kind in SINGLE and d.smallest_resolvable is not None:
-        hint = f"; {d.n} pairs could show about {d.smallest_resolvable:.3f}"
+        hint = (
+            f"; {d.n} pairs resolve effects above about {d.smallest_resolvable:.3f}, one of that size in half the cases"
+        )
     sentence = f"{word.capitalize()}: {detail}{hint}."
-    return Verdict(statement(claim), word, sentence, d.mean, d.low, d.high, d.n, d.smallest_resolvable, claim.paper)
+    return Verdict(statement(claim), word, sentence, d.mean, d.low, d.high, d.n, d.smallest_resolvable, claim.paper,
+                   unit=unit)  # fmt: skip

@@ -10,7 +10,7 @@ from rich.table import Table
 from lightning_sv.paper.events import read_summary
 from lightning_sv.paper.experiment import PlannedFigure, by_seed
 from lightning_sv.paper.recipe import MFU, Recipe
-from lightning_sv.paper.regenerate import Runs
+from lightning_sv.paper.runs import Runs
 from lightning_sv.paper.spec import ScaleSpec
 
 

@@ -9,10 +9,13 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from lightning_sv.lit.run_dir import remove
+from lightning_sv.scale.strategy import modules_named
 
 
 @dataclass(frozen=True)
@@ -53,15 +56,17 @@ class Job:
         return self.run_dir / "train.log"
 
     def record(self) -> dict[str, Any]:
-        """What a finished run is known by: the command without its directory, and file hashes."""
-        values = (argument.split("=", 1)[-1] for argument in self.arguments)
+        """What a finished run is known by: the command without its directory, hashes of files and of own strategies."""
+        values = [argument.split("=", 1)[-1] for argument in self.arguments]
         files = {value: _sha256(Path(value)) for value in values if not self.addressed and Path(value).is_file()}
+        scales = (value for before, value in pairwise(["", *values]) if before == "--model.scale")
+        files |= {name: _sha256(path) for scale in scales for name in modules_named(scale) if (path := _source(name))}
         # the interpreter's path says nothing about the result
         program = ["python" if part == sys.executable else part for part in self.launcher]
         return {"command": [*program, *self.arguments], "files": files, "context": dict(self.context)}
 
     def prepare(self) -> None:
-        """Claim the directory for this command; what another one left unfinished there is removed.
+        """Claim the directory for this command; what another one left unfinished there is removed, see `state`.
 
         Raises:
             ValueError: The other one still trains there.
@@ -88,14 +93,27 @@ class Job:
             before, now = json.loads(record.read_text()), self.record()
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{record} is not valid JSON ({error}); remove {self.run_dir}.") from error
-        if not complete:
-            return "resume" if before == now else "restart"
+        if not complete and before == now:
+            return "resume"
+        # an addressed name is a hash of the configuration: the same runs, of which days may lie there
+        if not complete and not (self.addressed and (self.run_dir / "checkpoints").is_dir()):
+            return "restart"
         if not isinstance(before, dict):
             raise ValueError(f"{record} holds no command; remove {self.run_dir}.")
         if before != now:
-            change = f"holds a finished run of another command ({_change(before, now)})"
+            what = "a finished" if complete else "an unfinished"
+            change = f"holds {what} run of another command ({_change(before, now)})"
             raise ValueError(f"{self.run_dir} {change}; remove it or choose another output directory.")
         return "complete"
+
+
+def _source(module: str) -> Path | None:
+    """The file of a module that a strategy names; None where it has none."""
+    try:
+        found = find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return Path(found.origin) if found is not None and found.has_location and found.origin else None
 
 
 def _sha256(path: Path) -> str:

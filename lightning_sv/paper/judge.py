@@ -17,11 +17,12 @@ NOT_TESTABLE: VerdictWord = "not testable at this scale"
 
 
 class Found(NamedTuple):
-    """What one claim came to: the word, the figures behind it, and the sentence about them."""
+    """What one claim came to: the word, the figures behind it and their unit, and the sentence about them."""
 
     word: VerdictWord
     d: PairedDifference
     detail: str
+    unit: str = "nats per token"
 
 
 def below(d: PairedDifference, bound: float = 0.0) -> VerdictWord:

@@ -23,9 +23,10 @@ from lightning_sv.paper.experiment import PlannedFigure, plan_figure
 from lightning_sv.paper.figures import CONF, figure_names, load_figure, load_scale
 from lightning_sv.paper.launch import LAUNCHER, default_parallel
 from lightning_sv.paper.recipe import Recipes
-from lightning_sv.paper.regenerate import Runs, questions, result, train
+from lightning_sv.paper.regenerate import questions, result, train
 from lightning_sv.paper.report import write_report
 from lightning_sv.paper.results import FigureResult
+from lightning_sv.paper.runs import Runs
 from lightning_sv.paper.slurm import array_script, submit
 
 
@@ -84,7 +85,7 @@ def run_paper(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     words += ["--out", shlex.quote(str(out))] * (options.out is not None)
     found = [result(f, runs, scale.name, " ".join([*words, "--fig", f.spec.name])) for f in figures]
     print_verdicts(console, found)
-    write_report(found, out, f"{scale.name}: {scale.summary}")
+    write_report(found, out, f"{scale.name}: {scale.summary}", scale.caution)
     console.print(f"report: {out / 'report.html'}", markup=False)
     return 1 if failed else 0
 

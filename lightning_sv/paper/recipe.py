@@ -33,7 +33,7 @@ class Recipe:
         strategy: Label of the strategy.
         details: Optimizer, schedule and the values that differ from the model's file, for a reader.
         args: Of `fit`, without seed and directory.
-        identity: The resolved configuration as JSON.
+        identity: The configuration as JSON: all that its YAML and arguments say, without the defaults of the code.
         steps: Optimizer steps.
         tokens: Training tokens.
         parameters: Activated parameters.

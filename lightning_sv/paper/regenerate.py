@@ -5,81 +5,33 @@
 A run that is complete is skipped, one that is not is resumed.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from lightning_sv.paper.checks import check_same_corpus, comparability_warnings, config_differences
+from lightning_sv.paper.checks import (
+    VALIDATION_KEYS,
+    check_same_corpus,
+    comparability_warnings,
+    config_differences,
+)
 from lightning_sv.paper.claims import not_testable, verdicts
-from lightning_sv.paper.events import Run, read_run, read_summary
+from lightning_sv.paper.events import Run, read_run
 from lightning_sv.paper.experiment import ArmRuns, PlannedFigure, PlannedPanel, Question, by_seed, question
-from lightning_sv.paper.job import Job
-from lightning_sv.paper.launch import LAUNCHER, default_parallel, run_jobs
-from lightning_sv.paper.recipe import Recipe
+from lightning_sv.paper.launch import default_parallel, run_jobs
 from lightning_sv.paper.results import ArmResult, FigureResult, PanelResult, Verdict
+from lightning_sv.paper.runs import Runs, diverged, without_diverged
 from lightning_sv.paper.tables import benchmark_table, throughput_table
-
-Wanted = Sequence[tuple[Recipe, int]]
-
-
-@dataclass(frozen=True)
-class Runs:
-    """The shared runs of one scale.
-
-    Args:
-        out: Their folder's parent.
-        context: What else decides the results (corpus, versions); finished runs of another are refused. None where
-            nothing is to be trained: what is there is read.
-        launcher: The program that trains one run.
-    """
-
-    out: Path
-    context: Mapping[str, str] | None = field(default_factory=dict)
-    launcher: Sequence[str] = LAUNCHER
-
-    def dir(self, recipe: Recipe, seed: int) -> Path:
-        """Directory of one run."""
-        return self.out / "runs" / recipe.key(seed)
-
-    def job(self, recipe: Recipe, seed: int) -> Job:
-        """The run as a child process."""
-        title = f"{recipe.model}, {recipe.strategy}, {recipe.details}, {recipe.steps:,} steps, seed {seed}"
-        args = (*recipe.args, "--seed_everything", str(seed))
-        key, context = recipe.key(seed), self.context or {}
-        return Job(key, title, tuple(self.launcher), args, self.dir(recipe, seed), context, addressed=True)
-
-    def missing(self, wanted: Wanted) -> list[Job]:
-        """Those that are not complete.
-
-        Raises:
-            ValueError: A directory holds a finished run of another command, corpus or version.
-        """
-        jobs = [self.job(*run) for run in wanted]
-        if self.context is None:
-            return [job for job in jobs if not (job.run_dir / "summary.json").is_file()]
-        return [job for job in jobs if job.state() != "complete"]
-
-    def loss(self, recipe: Recipe, seed: int) -> float | None:
-        """Loss of a finished run, nats per token; None where it is not finished.
-
-        Raises:
-            ValueError: Its summary is damaged.
-        """
-        path = self.dir(recipe, seed) / "summary.json"
-        found = (summary := read_summary(path)).get("val_loss")
-        if summary and not isinstance(found, float):
-            raise ValueError(f"{path} has no val_loss; remove {path.parent} and train it again.")
-        return found
 
 
 def questions(figures: Sequence[PlannedFigure], runs: Runs) -> dict[str, Question]:
     """What the rules of these figures ask for now, by figure and panel."""
     found = {}
     for figure in figures:
-        for panel in figure.panels:
+        for panel in (without_diverged(each, runs) for each in figure.panels):
             if panel.spec.rule is not None and panel.arms and (asked := question(panel, runs.loss)):
                 found[f"{figure.spec.name}/{panel.spec.title}"] = asked
     return found
@@ -97,8 +49,11 @@ def train(figures: Sequence[PlannedFigure], runs: Runs, *, parallel: int | None,
     failed: dict[str, str] = {}
     wanted = by_seed(run for figure in figures for run in figure.runs())
     while True:
-        missing = runs.missing(wanted)
+        missing, lost = runs.missing(wanted), [job for job in runs.missing(wanted) if diverged(job)]
         console.print(f"{len(wanted) - len(missing)} of {len(wanted)} runs are complete", markup=False)
+        for job in lost:
+            console.print(f"{job.title} diverged; remove {job.run_dir} to train it again", markup=False)
+        missing = [job for job in missing if job not in lost]
         if missing:
             try:
                 at_once = min(parallel or default_parallel(), len(missing))
@@ -108,7 +63,7 @@ def train(figures: Sequence[PlannedFigure], runs: Runs, *, parallel: int | None,
                 raise
         asked = [run for each in questions(figures, runs).values() for arm in each.arms for run in arm.runs]
         wanted = by_seed(asked)
-        if all(job.name in failed for job in runs.missing(wanted)):
+        if all(job.name in failed or diverged(job) for job in runs.missing(wanted)):
             return failed
 
 
@@ -139,6 +94,7 @@ def result(figure: PlannedFigure, runs: Runs, scale: str, command: str) -> Figur
 
 def _judged(panel: PlannedPanel, runs: Runs, scale: str) -> tuple[list[PanelResult], list[Verdict], list[str]]:
     """A panel, and what its rule asked for; verdicts on its claims; what weakens them."""
+    panel = without_diverged(panel, runs)
     claims = [claim for claim in panel.spec.claims if scale not in claim.not_at]
     said = [not_testable(claim, claim.not_at[scale]) for claim in panel.spec.claims if scale in claim.not_at]
     arms, left_out = _complete(panel.arms, runs)
@@ -174,7 +130,9 @@ def _complete(arms: Sequence[ArmRuns], runs: Runs) -> tuple[tuple[ArmRuns, ...],
         return tuple(arms), None
     lacking = {job.name for job in left}
     seeds = [s for s in arms[0].seeds if not any(arm.recipe.key(s) in lacking for arm in arms)]
-    what = f"{len(left)} of its runs did not finish, the first being {left[0].title} ({left[0].log})"
+    lost = sum(map(diverged, left))
+    why = f" ({lost} diverged)" if lost else ""
+    what = f"{len(left)} of its runs did not finish{why}, the first being {left[0].title} ({left[0].log})"
     return tuple(replace(arm, seeds=tuple(seeds)) for arm in arms) if seeds else (), what
 
 
@@ -242,4 +200,12 @@ def _check(panel: PlannedPanel, planned: Sequence[ArmRuns], made: PanelResult) -
         text = comparability_warnings(named, config_differences(named, asked))
         longer = any(arm.longer != 1 for arm in panel.spec.arms.values())
         found += [f"{made.title}: {w}" for w in text if not (longer and "end at different tokens" in w)]
+    if sizes:
+        every = {str(run.dir): run for arm in made.arms for run in arm.runs}
+        check_same_corpus(every, validation=False)
+        for key in VALIDATION_KEYS:
+            if len(values := {run.config["data"].get(key) for run in every.values()}) > 1:
+                found.append(
+                    f"{made.title}: the laws run through sizes of different data.{key}: {sorted(map(str, values))}."
+                )
     return found

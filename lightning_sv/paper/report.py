@@ -20,7 +20,7 @@ _VIEWS: dict[PanelKind, Callable[[PanelResult], tuple[list[View], list[str]]]] =
 }
 
 
-def write_report(figures: Sequence[FigureResult], out: Path, scale: str) -> None:
+def write_report(figures: Sequence[FigureResult], out: Path, scale: str, caution: str = "") -> None:
     """Write a report, and nothing but it, into a directory.
 
         out/  report.html  report.md  figures/*.png *.svg  results.csv  differences.csv  verdicts.csv  tables.csv
@@ -33,6 +33,7 @@ def write_report(figures: Sequence[FigureResult], out: Path, scale: str) -> None
         figures: What to report, at least one, with different names.
         out: The directory; created.
         scale: What the runs were scaled to, e.g. the name of the paper command's scale.
+        caution: What a reader must know of all its figures.
     """
     assert figures and len({figure.name for figure in figures}) == len(figures)
     out.mkdir(parents=True, exist_ok=True)
@@ -41,7 +42,7 @@ def write_report(figures: Sequence[FigureResult], out: Path, scale: str) -> None
         for figure in figures
         for i, panel in enumerate(figure.panels)
     }
-    head = head_lines(figures, scale, Provenance.now())
+    head = head_lines(figures, scale, Provenance.now(), caution)
     (out / "report.html").write_text(html_page(figures, drawn, head, out), encoding="utf-8")
     (out / "report.md").write_text(markdown_page(figures, drawn, head), encoding="utf-8")
     for name, rows in (

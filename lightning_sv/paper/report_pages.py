@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 from lightning_sv.lit.provenance import Provenance
 from lightning_sv.paper.events import Run
+from lightning_sv.paper.judge import NOT_TESTABLE
 from lightning_sv.paper.report_rows import PAPER_TOKENS_PER_PARAM, ours_words, panel_table, tokens_per_param
 from lightning_sv.paper.results import FigureResult
 
+OURS = "ours, nats per token unless said"
 _STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 0 auto; padding: 1rem;
@@ -37,13 +39,22 @@ class PanelPages(NamedTuple):
 Drawn = Mapping[tuple[str, int], PanelPages]
 
 
-def head_lines(figures: Sequence[FigureResult], scale: str, made: Provenance) -> list[tuple[str, str]]:
+def head_lines(
+    figures: Sequence[FigureResult], scale: str, made: Provenance, caution: str = ""
+) -> list[tuple[str, str]]:
     """What stands above everything: (what, its value)."""
     runs = _runs(figures)
     budgets = sorted(x for run in runs if (x := tokens_per_param(run)) is not None)
     words = " to ".join(dict.fromkeys(f"{x:.3g}" for x in (budgets[0], budgets[-1]))) if budgets else "not stated"
+    judged = sum(v.verdict != NOT_TESTABLE for figure in figures for v in figure.verdicts)
+    by_chance = (
+        f"{judged} are judged by intervals of 95%, none corrected for their number: were no two arms different, about "
+        f"{max(1, round(0.05 * judged))} would still come out resolved. Claims that share runs are not independent."
+    )
     return [
         ("scale", scale),
+        *([("read with it", caution)] if caution else []),
+        *([("claims", by_chance)] if judged > 1 else []),
         ("training tokens per parameter", f"{words} (the paper's are {PAPER_TOKENS_PER_PARAM})"),
         *((f"{key} of the runs", _stated(runs, key)) for key in ("commit", "machine", "torch")),
         ("runs", f"{len({run.dir for run in runs})}, finished {_dates(runs)}"),
@@ -78,13 +89,13 @@ def html_page(figures: Sequence[FigureResult], drawn: Drawn, head: list[tuple[st
     ]
     summary = [[f.title, c[0], c[1], c[3], c[4]] for f in figures for c in _claims(f)]
     if summary:
-        parts += ["<h2>Claims</h2>", _html_table(["figure", "claim", "verdict", "ours", "the paper's"], summary, 2)]
+        parts += ["<h2>Claims</h2>", _html_table(["figure", "claim", "verdict", OURS, "the paper's"], summary, 2)]
     for figure in figures:
         parts.append(f'<h2 id="{escape(figure.name)}">{escape(figure.title)}</h2>')
         parts.append(f"<p>{escape(_about(figure))}</p>")
         parts += [f'<p class="warning"><strong>Warning:</strong> {escape(w)}</p>' for w in figure.warnings]
         if figure.verdicts:
-            claims = ["claim", "verdict", "in words", "ours", "the paper's"]
+            claims = ["claim", "verdict", "in words", OURS, "the paper's"]
             parts.append(_html_table(claims, _claims(figure), 1))
         if figure.paper_numbers:
             parts.append(_html_table(["in the paper", ""], figure.paper_numbers))
@@ -134,12 +145,12 @@ def markdown_page(figures: Sequence[FigureResult], drawn: Drawn, head: list[tupl
     parts = [f"# {_md(figures_title(figures))}", _md_table(["", ""], head)]
     summary = [[f.title, c[0], c[1], c[3], c[4]] for f in figures for c in _claims(f)]
     if summary:
-        parts += ["## Claims", _md_table(["figure", "claim", "verdict", "ours", "the paper's"], summary)]
+        parts += ["## Claims", _md_table(["figure", "claim", "verdict", OURS, "the paper's"], summary)]
     for figure in figures:
         parts += [f"## {_md(figure.title)}", _md(_about(figure))]
         parts += [f"> **Warning:** {_md(warning)}" for warning in figure.warnings]
         if figure.verdicts:
-            parts.append(_md_table(["claim", "verdict", "in words", "ours", "the paper's"], _claims(figure)))
+            parts.append(_md_table(["claim", "verdict", "in words", OURS, "the paper's"], _claims(figure)))
         if figure.paper_numbers:
             parts.append(_md_table(["in the paper", ""], figure.paper_numbers))
         for i, panel in enumerate(figure.panels):

@@ -12,7 +12,7 @@ from lightning_sv.paper.results import FigureResult, PanelResult, Verdict
 from lightning_sv.paper.stats import PairedDifference, paired_difference
 
 PAPER_TOKENS_PER_PARAM = 100
-_SUMMARY = ("steps", "parameters", "activated_parameters", "lr", "seconds", "corpus_hash", "torch")
+_SUMMARY = ("steps", "parameters", "activated_parameters", "lr", "seconds", "corpus_hash", "torch", "commit", "date")
 
 
 def tokens_per_param(run: Run) -> float | None:
@@ -147,11 +147,15 @@ def _law_table(panel: PanelResult) -> tuple[list[str], list[list[str]]]:
 
 
 def ours_words(verdict: Verdict) -> str:
-    """The estimate of a claim and its interval."""
+    """The estimate of a claim and its interval, with a unit where that is not nats per token."""
     if verdict.estimate is None:
         return "not measured"
     pairs = "1 pair" if verdict.n == 1 else f"{verdict.n} pairs"
-    return f"{verdict.estimate:+.4f} ({interval(verdict.low, verdict.high)}; {pairs})"
+    if verdict.unit == "times":
+        ends = "no interval" if verdict.low is None else f"{verdict.low:.2f} to {verdict.high:.2f}"
+        return f"{verdict.estimate:.2f} times ({ends}; {pairs})"
+    unit = "" if verdict.unit == "nats per token" else f" {verdict.unit}"
+    return f"{verdict.estimate:+.4f}{unit} ({interval(verdict.low, verdict.high)}; {pairs})"
 
 
 def interval(low: float | None, high: float | None) -> str:

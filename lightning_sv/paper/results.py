@@ -17,13 +17,14 @@ class Verdict:
         claim: The statement in words, e.g. ``unified ends below llama``.
         verdict: One of four words; a claim of one pair is never more than ``not resolved``.
         sentence: The verdict with its numbers, as one plain sentence.
-        estimate: Mean over the pairs of what the claim is about, in nats per token where it is a loss.
+        estimate: Mean over the pairs of what the claim is about.
         low: Lower end of its 95% interval; None without one.
         high: Upper end.
         n: Number of pairs.
-        smallest: The smallest effect that these pairs could resolve; None without an interval.
+        smallest: The smallest effect that these pairs resolve, half their interval; None without one.
         paper: The paper's number or finding, as text.
         panel: Title of its panel.
+        unit: Of the estimate and its interval; ``times`` is a ratio.
     """
 
     claim: str
@@ -36,6 +37,7 @@ class Verdict:
     smallest: float | None
     paper: str
     panel: str = ""
+    unit: str = "nats per token"
 
 
 @dataclass(frozen=True, eq=False)

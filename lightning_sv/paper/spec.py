@@ -39,6 +39,7 @@ class ScaleSpec:
         gpu: Kind of GPU; None for a CPU.
         start: Seconds of a run on a CPU that its summary does not time: imports, tables, the picture.
         sbatch: Options of a SLURM job that trains one run.
+        caution: What a reader must know of all its losses; stands at the head of the report.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ScaleSpec:
     gpu: str | None = None
     start: float = 0.0
     sbatch: list[str] = field(default_factory=list)
+    caution: str = ""
 
 
 @dataclass(frozen=True)

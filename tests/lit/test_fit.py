@@ -104,7 +104,7 @@ def test_muon_and_wsd(run_args: list[str], tmp_path: Path, capsys: pytest.Captur
 
 
 def test_budget_bf16_compile_masks_and_validate(
-    run: Path, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    short_corpus: Path, run: Path, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     budget = ["--trainer.max_steps=-1", "--model.tokens_per_param", "0.02"]
     switches = ["--trainer.precision", "bf16-mixed", "--model.mask_documents", "true"]
@@ -120,6 +120,9 @@ def test_budget_bf16_compile_masks_and_validate(
     assert main(["validate", "--config", str(run / "config.yaml"), "--ckpt_path", checkpoint]) == 0
     val_loss = json.loads((run / "summary.json").read_text())["val_loss"]
     assert float(capsys.readouterr().out.split()[1]) == pytest.approx(val_loss, abs=1e-4)
+    other = ["--config", str(run / "config.yaml"), "--data.corpus.dir", str(short_corpus)]  # a bpe:300 of its own text
+    assert main(["validate", *other, "--ckpt_path", checkpoint]) == 2
+    assert "the checkpoint was trained with tokenizer_sha256 = " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

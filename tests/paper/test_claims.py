@@ -57,7 +57,7 @@ def test_less_gives_the_hand_computed_interval() -> None:
     assert found.sentence == "Holds: a - b is -0.0200 nats per token (95% interval -0.0215 to -0.0185, 4 pairs)."
     assert judge("less", arm("a", 0.02), flat()).verdict == "contradicted"
     unresolved = judge("less", arm("a", 0.0001), flat())
-    assert unresolved.verdict == "not resolved" and "4 pairs could show about 0.001" in unresolved.sentence
+    assert unresolved.verdict == "not resolved" and "4 pairs resolve effects above about 0.001" in unresolved.sentence
 
 
 @given(
@@ -120,6 +120,18 @@ def test_widens_until_and_keeps_from_there() -> None:
     kept = judge("keeps", arm("a", gap), flat(), at=0.8, margin=0.02)
     assert kept.verdict == "holds" and kept.estimate == pytest.approx(0.01)
     assert judge("keeps", arm("a", gap), flat(), at=0.8, margin=0.005).verdict == "contradicted"
+    nowhere = judge("keeps", arm("a", 0.1), flat(), at=0.8, margin=0.005)  # nothing shrinks, where nothing leads
+    assert nowhere.verdict == "contradicted" and "before it a - b is +0.1000" in nowhere.sentence
+
+
+def test_leads_needs_every_quarter() -> None:
+    """Ahead by 0.04 but for a dip after half of the tokens: the least sure quarter is shown."""
+    found = judge("leads", arm("a", -0.04), flat())
+    assert found.verdict == "holds" and found.claim == "a is below b at each quarter of the tokens"
+    dip = judge("leads", arm("a", np.interp(TOKENS, [900, 1000, 1100], [-0.04, 0.02, -0.04])), flat())
+    assert dip.verdict == "contradicted" and dip.estimate == pytest.approx(0.02)
+    assert "+0.020 at 50%, -0.040 at 75%" in dip.sentence
+    assert judge("leads", arm("a", np.interp(TOKENS, [900, 1000], [0, -0.04])), flat()).verdict == "not resolved"
 
 
 def test_equal_at_other_lengths_says_so() -> None:
@@ -146,18 +158,20 @@ def test_efficiency_is_the_ratio_of_tokens() -> None:
 
 
 def test_apart_compares_growth() -> None:
-    """Q doubles, V halves: their logarithms are 2 ln 2 apart, whatever the sign; alike they are not resolved."""
+    """Q doubles, V halves: their logarithms are 2 ln 2 apart, whatever the sign; alike they contradict it."""
     up, down = np.linspace(1, 2, len(TOKENS)), np.linspace(1, 0.5, len(TOKENS))
 
     def grown(q: np.ndarray, v: np.ndarray) -> Verdict:
         runs = tuple(run(4 - TOKENS / 2000, **{Q: q ** (1 + x), V: v ** (1 - x)}) for x in NOISE)
-        return judge("apart", ArmResult("a", runs, False, False), tags=[Q, V])
+        return judge("apart", ArmResult("a", runs, False, False), tags=[Q, V], margin=0.1)
 
     found = grown(up, down)
     assert found.verdict == "holds" and found.estimate == pytest.approx(2 * math.log(2))
-    assert found.claim == "in a the norms of q_proj and v_proj grow or shrink at different rates"
+    assert found.claim == "in a the norms of q_proj and v_proj grow or shrink at rates more than 10% apart"
     assert "q_proj by 2.00 and v_proj by 0.50" in found.sentence
-    assert grown(down, up).verdict == "holds" and grown(up, up).verdict == "not resolved"
+    assert grown(down, up).verdict == "holds" and found.unit == "in logarithms"
+    assert grown(up, up).verdict == grown(up, up * 1.02).verdict == "contradicted"
+    assert grown(up, np.linspace(1, 2 * math.exp(0.1), len(TOKENS))).verdict == "not resolved"
 
 
 def scaling_panel(slopes: dict[str, float], sizes: tuple[float, ...] = (1e5, 2e5, 4e5, 8e5)) -> PanelResult:

@@ -17,8 +17,9 @@ from lightning_sv.paper.job import Job
 from lightning_sv.paper.launch import run_jobs
 from lightning_sv.paper.paper_command import run_paper
 from lightning_sv.paper.recipe import Recipes
-from lightning_sv.paper.regenerate import Runs, questions, result, train
+from lightning_sv.paper.regenerate import questions, result, train
 from lightning_sv.paper.results import FigureResult
+from lightning_sv.paper.runs import Runs
 from tests.paper.test_compare import FAKE
 from tests.paper.test_figures import FIGURE, ROOT, conf
 
@@ -144,6 +145,58 @@ def test_a_run_that_fails_leaves_the_others_their_verdicts(tmp_path: Path) -> No
     assert "9 of its runs did not finish, the first being tiny, llama" in found.verdicts[0].sentence
 
 
+def test_a_value_at_which_a_run_diverges_is_not_the_best(tmp_path: Path) -> None:
+    """The rule goes on without it, it is not trained again, and a figure of other kind says that a seed diverged."""
+    figures = plan("open-question", "heterogeneity")
+    runs = Runs(tmp_path, launcher=FAKE)
+    train(figures, runs, parallel=2, console=quiet())
+
+    def diverge(*run: Any) -> None:
+        (runs.dir(*run) / "summary.json").unlink()
+        (runs.dir(*run) / "nonfinite.jsonl").touch()
+
+    grid = figures[0].panels[0]
+    diverge(next(arm for arm in grid.arms if arm.label == "unified, init_std 0.04").recipe, 1)
+    diverge(next(arm for arm in figures[1].panels[0].arms if arm.label == "hg").recipe, 0)
+    said = Console(file=io.StringIO(), width=300)
+    assert train(figures, runs, parallel=2, console=said) == {}
+    assert said.file.getvalue().count(" diverged; remove ") == 2  # type: ignore[attr-defined]
+    (asked,) = questions(figures, runs).values()
+    best = [arm.recipe.details.rpartition(" ")[2] for arm in asked.arms]
+    assert best[0] == "0.04" and best[1] in ("0.02", "0.08")  # equally far from 0.04
+    found, other = (result(figure, runs, "cpu", "") for figure in figures)
+    assert "unified, init_std 0.04 diverged in 1 of its runs and is left out." in found.warnings[0]
+    assert found.panels[0].extra["series"][1]["values"] == [0.01, 0.02, 0.08]
+    assert "1 of its runs did not finish (1 diverged)" in other.warnings[0] and other.verdicts[0].n == 2
+
+
+def test_unfinished_runs_of_another_version_are_kept(tmp_path: Path) -> None:
+    """Their name is a hash of the configuration: a new torch must not cost days of training."""
+    (figure,) = plan("heterogeneity")
+    run = figure.runs()[0]
+    old, new = (Runs(tmp_path, {"torch": torch}, FAKE).job(*run) for torch in ("2.13.0", "2.14.0"))
+    old.prepare()
+    assert new.state() == "restart"
+    (old.run_dir / "checkpoints").mkdir()
+    with pytest.raises(ValueError, match=r"an unfinished run of another command \(torch was 2.13.0, now 2.14.0\)"):
+        new.prepare()
+    assert (old.run_dir / "checkpoints").is_dir() and old.state() == "resume"
+
+
+def test_a_strategy_of_ones_own_is_part_of_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module is hashed, not imported: after an edit, finished seeds do not join new ones."""
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "my_scales.py"
+    module.write_text("raise RuntimeError('imported')\n")
+    words = ("--model.scale", "hg+my_scales:Mine", "--seed_everything", "0")
+    mine = Job("x", "mine", FAKE, words, tmp_path / "run")
+    run_jobs([mine], parallel=1, console=quiet())
+    assert mine.state() == "complete"
+    module.write_text("# edited\n")
+    with pytest.raises(ValueError, match="my_scales has changed since"):
+        mine.state()
+
+
 def test_the_pace_is_measured_on_finished_runs(shared: Runs) -> None:
     (figure,) = plan("heterogeneity")
     train([figure], shared, parallel=2, console=quiet())
@@ -205,6 +258,10 @@ def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path
     edit(last / "config.yaml", {"hidden": {"key": "other"}})
     (warning,) = result(figure, runs, "cpu", "").warnings
     assert "The configs differ in hidden.key: same against other" in warning
+    edit(last / "summary.json", {"commit": "0123456789abcdef, with uncommitted changes"})
+    assert "by different commits of the code: None (" in result(figure, runs, "cpu", "").warnings[-1]
+    assert "0123456789, with uncommitted changes (" in result(figure, runs, "cpu", "").warnings[-1]
+    edit(last / "summary.json", {"commit": None})
     edit(last / "config.yaml", {"data": config["data"] | {"val_sequences": 7}})
     with pytest.raises(ValueError, match=r"validated on different sets \(data.val_sequences None and 7\)"):
         result(figure, runs, "cpu", "")
@@ -235,10 +292,11 @@ def test_the_command(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match=r"there is no sbatch here; copy .*slurm\.sh"):
         run_paper([*words, "--slurm", "--submit"])
-    reported: list[tuple[list[FigureResult], Path, str]] = []
+    reported: list[tuple[list[FigureResult], Path, str, str]] = []
     monkeypatch.setattr("lightning_sv.paper.paper_command.write_report", lambda *given: reported.append(given))
     assert run_paper(words, launcher=FAKE) == 0
-    ((figures, where, scale),) = reported
+    ((figures, where, scale, caution),) = reported
+    assert caution == load_scale("cpu").caution != ""
     assert [figure.name for figure in figures] == ["heterogeneity", "overhead"]
     assert (where, scale) == (out, f"cpu: {load_scale('cpu').summary}")
     table = figures[1].panels[0]

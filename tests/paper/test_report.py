@@ -73,7 +73,7 @@ def test_the_page_needs_nothing_else(report: Path) -> None:
         "falls faster",
     ):
         assert words in page.text, words
-    head = page.text[: page.text.index("Claims")]
+    head = page.text[: page.text.index("Claims\n")]
     checkout = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
     assert checkout.returncode or checkout.stdout.strip() in head
     assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", head) and re.search(r"\d+ cores, .*torch \d", head)
