@@ -50,8 +50,13 @@ _OUTSIDE = {
 }
 
 
-def hugging_face_config(config: BackboneConfig, max_positions: int = 4096) -> dict[str, Any]:
+def hugging_face_config(config: BackboneConfig, max_positions: int = 4096, eot: int | None = None) -> dict[str, Any]:
     """Return the arguments of the transformers config class for these sizes: Llama, Gemma 3 or Qwen2-MoE.
+
+    Args:
+        config: sizes of the backbone.
+        max_positions: the longest sequence.
+        eot: id of the token at which their `generate` ends; none of their defaults means anything here.
 
     Raises:
         ValueError: a mixture of these families, which transformers has no class for.
@@ -67,6 +72,9 @@ def hugging_face_config(config: BackboneConfig, max_positions: int = 4096) -> di
         "rms_norm_eps": config.norm_eps,
         "max_position_embeddings": max_positions,
         "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "pad_token_id": None,
+        "eos_token_id": eot,
     }
     rope = {"rope_type": "default", "rope_theta": config.rope_theta}
     if config.qk_norm != config.post_norm or (config.n_expert and config.qk_norm):
@@ -130,20 +138,26 @@ def plain_weights(model: Backbone) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def to_hugging_face(model: Backbone) -> Any:
+def to_hugging_face(model: Backbone, eot: int | None = None) -> Any:
     """Return a transformers model with the same logits: LlamaForCausalLM, Gemma3ForCausalLM or Qwen2MoeForCausalLM.
 
     The family follows from the sizes (`qk_norm` and `post_norm`: Gemma 3; `n_expert`: Qwen2-MoE).
     What theirs has beyond ours is set so that it does nothing: Gemma's embedding scale is divided
     out, and the sigmoid before Qwen's shared expert is one half with a down_proj twice as large.
 
-    Raises:
-        ValueError: the strategy normalizes outputs (`dnp`), or transformers has no such model.
-    """
-    import transformers
+    Args:
+        model: with any strategy but `dnp`.
+        eot: id of the token at which `generate` ends; the corpus's manifest.json has it.
 
+    Raises:
+        ValueError: the strategy normalizes outputs (`dnp`), transformers has no such model, or is not installed.
+    """
     config, ours = model.config, plain_weights(model)
-    arguments = hugging_face_config(config)
+    arguments = hugging_face_config(config, eot=eot)
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError(f"to_hugging_face needs transformers ({error}); install it.") from error
     if config.qk_norm:
         theirs: nn.Module = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**arguments))
         layer = _GEMMA_LAYER

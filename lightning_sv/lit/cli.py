@@ -194,6 +194,7 @@ class PretrainCLI(LightningCLI):
             corpus = self.datamodule.manifest.corpus_hash
             figures = {"val_loss": float(loss), "val_perplexity": float(loss.exp()), "corpus_hash": corpus}
             text = f"val/loss {figures['val_loss']:.4f} nats/token, perplexity {figures['val_perplexity']:.2f}"
+            text += f", of corpus {corpus[:12]} in {self.datamodule.corpus.dir}"
             print(json.dumps(figures) if self.json else text)
 
 

@@ -36,6 +36,12 @@ def default_parallel() -> int:
     return 1 if torch.cuda.is_available() else min(4, available_cores())
 
 
+def visible_gpus() -> list[str]:
+    """Names of the GPUs this process may use, as CUDA_VISIBLE_DEVICES has them."""
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return named or [str(i) for i in range(torch.cuda.device_count())]
+
+
 class FailedError(RuntimeError):
     """A run failed by itself, and would fail again."""
 
@@ -43,7 +49,8 @@ class FailedError(RuntimeError):
 def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going: bool = False) -> dict[str, str]:
     """Run all jobs in order, ``parallel`` at a time, with a progress bar each; return key -> why it failed.
 
-    An interrupt stops the other children, and so does a failure unless the rest keeps going; finished runs stay.
+    Where there are several GPUs, runs side by side see one each. An interrupt stops the other children, and so does a
+    failure unless the rest keeps going; finished runs stay.
 
     Raises:
         RuntimeError: When a run is stopped, or fails and the rest does not keep going; the message ends with the last
@@ -53,6 +60,7 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going
     failed: dict[str, str] = {}
     threads = str(max(1, available_cores() // parallel))
     env = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+    gpus = visible_gpus()
     waiting, running, finished = deque(jobs), list[_Child](), 0
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[steps]}"))
     progress = Progress(*columns, TimeElapsedColumn(), console=console)
@@ -62,8 +70,10 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going
             while waiting or running:
                 while waiting and len(running) < parallel:
                     job = waiting.popleft()
+                    slot = min(set(range(parallel)) - {child.slot for child in running})
+                    own = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus and parallel > 1 else {}
                     try:
-                        running.append(_Child(job, env, progress))
+                        running.append(_Child(job, slot, env | own, progress))
                     except ValueError as error:
                         if not keep_going:
                             raise
@@ -93,9 +103,9 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going
 class _Child:
     """A running job: its process and its bar."""
 
-    def __init__(self, job: Job, env: dict[str, str], progress: Progress) -> None:
+    def __init__(self, job: Job, slot: int, env: dict[str, str], progress: Progress) -> None:
         job.prepare()
-        self.job, self.progress, self.share, self.start = job, progress, 0.0, time.monotonic()
+        self.job, self.slot, self.progress, self.share, self.start = job, slot, progress, 0.0, time.monotonic()
         self.task: TaskID = progress.add_task(job.title, total=1.0, steps="starting")
         with job.log.open("ab") as log:  # a resumed run goes on in its log
             # a session of its own: Ctrl-C reaches us alone, and stopping it reaches its workers

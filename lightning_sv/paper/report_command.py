@@ -63,7 +63,8 @@ def own_figure(
         ValueError: For a directory without events, two runs of one label and seed, an unknown baseline, runs on other
             corpora, tokenizers or validation sets, or arms that share no seed.
     """
-    found = [read_run(path) for path in _expand(dirs)]
+    paths, unfinished = _expand(dirs)
+    found = [read_run(path) for path in paths]
     names = list(labels or (run.label for run in found))
     if len(names) != len(found):
         raise ValueError(f"--labels names {len(names)} runs and there are {len(found)}; give one label each.")
@@ -93,6 +94,8 @@ def own_figure(
     left = [str(run.dir) for seeds in arms.values() for seed, run in sorted(seeds.items()) if seed not in shared]
     if left:
         warnings.append(f"Left out, for not every arm has their seed: {', '.join(left)}.")
+    if unfinished:
+        warnings.append(f"Left out, for they are not finished: {', '.join(map(str, unfinished))}.")
     results = tuple(
         ArmResult(name, tuple(arms[name][seed] for seed in shared), False, name == first and len(arms) > 1)
         for name in sorted(arms, key=lambda name: name != first)
@@ -137,10 +140,15 @@ def _seed(run: Run) -> int:
     return seed
 
 
-def _expand(dirs: Sequence[str | Path]) -> list[Path]:
-    """Each directory, or the completed runs in it where it holds no events itself."""
-    found = []
+def _expand(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
+    """Each directory, or the completed runs in it where it holds no events itself; the unfinished runs beside them."""
+    found, unfinished = [], []
     for path in map(Path, dirs):
         inside = sorted(file.parent for file in path.glob("*/summary.json"))
-        found += inside if inside and not any(path.glob("*tfevents*")) else [path]
-    return found
+        if not inside or any(path.glob("*tfevents*")):
+            found.append(path)
+            continue
+        found += inside
+        begun = {file.parent for file in path.glob("*/config.yaml")}
+        unfinished += sorted(begun - set(inside))
+    return found, unfinished

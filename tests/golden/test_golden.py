@@ -20,7 +20,8 @@ def test_losses_are_golden() -> None:
     golden = json.loads(FILE.read_text())
     if found["key"] not in golden:
         pytest.skip(f"no losses of {found['key']!r}; record them on a commit you trust: python -m tests.golden.record")
-    assert set(golden[found["key"]]) == set(CASES)
+    same = set(golden[found["key"]]) == set(CASES)
+    assert same, "strategies came or went; on a commit you trust: python -m tests.golden.record"
     differing = [case for case, values in found["losses"].items() if values != golden[found["key"]][case]]
     assert not differing, f"other losses than recorded for {differing}"
 

@@ -82,7 +82,8 @@ def test_exported_experts_of_any_width_run(d_expert: int, config: BackboneConfig
 @pytest.mark.parametrize("text", ["llama", "offset", "nop", "hg+dp+or"])
 def test_logits_equal_hugging_faces(text: str, name: str, family: dict, config: BackboneConfig) -> None:
     model = trained(replace(config, **family), text)
-    theirs = to_hugging_face(model).eval()
+    theirs = to_hugging_face(model, eot=3).eval()
+    assert (theirs.config.bos_token_id, theirs.generation_config.eos_token_id) == (None, 3)
     theirs.config._experts_implementation = "eager"  # their grouped product knows no float64
     assert type(theirs).__name__ == name
     tokens = torch.randint(0, config.vocab_size, (3, 24))

@@ -197,6 +197,21 @@ def test_a_strategy_of_ones_own_is_part_of_its_runs(tmp_path: Path, monkeypatch:
         mine.state()
 
 
+def test_runs_side_by_side_see_a_gpu_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """if 1:
+        import os, sys, time, pathlib
+        run = pathlib.Path(sys.argv[sys.argv.index("--run_dir") + 1])
+        (run / "summary.json").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+        time.sleep(1)
+    """
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    jobs = [job(tmp_path / str(i), launcher=(sys.executable, "-c", code)) for i in range(4)]
+    run_jobs(jobs, parallel=2, console=quiet())
+    assert sorted((tmp_path / f"{i}/summary.json").read_text() for i in range(4)) == ["3", "3", "5", "5"]
+    run_jobs([job(tmp_path / "all", launcher=(sys.executable, "-c", code))], parallel=1, console=quiet())
+    assert (tmp_path / "all/summary.json").read_text() == "3,5"
+
+
 def test_the_pace_is_measured_on_finished_runs(shared: Runs) -> None:
     (figure,) = plan("heterogeneity")
     train([figure], shared, parallel=2, console=quiet())

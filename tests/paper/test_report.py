@@ -3,6 +3,7 @@
 import csv
 import math
 import re
+import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
@@ -122,8 +123,13 @@ def test_own_runs_are_drawn_from_their_event_files(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A folder of runs: arms by label, pairs by seed, the CSV is the event files' last validation."""
+    begun = runs / "begun"
+    begun.mkdir()
+    (begun / "config.yaml").touch()
     assert main(["report", str(runs), "--baseline", "llama", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
+    assert "Left out, for they are not finished:" in out
+    shutil.rmtree(begun)
     assert "unified is lower than llama by 0.030 nats" in out and "report.html" in out
     found = rows(tmp_path / "results.csv")
     assert len(found) == 6 and [row["arm"] for row in found] == ["llama"] * 3 + ["unified"] * 3
