@@ -104,7 +104,7 @@ def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[Config
     ):
         if len(set(values)) > 1:
             by_value = {x: [name for name, y in zip(runs, values, strict=True) if y == x] for x in values}
-            listed = "; ".join(f"{x} ({', '.join(names)})" for x, names in by_value.items())
+            listed = "; ".join(f"{x} ({_few(names)})" for x, names in by_value.items())
             warnings.append(f"The runs {what}: {listed}.")
     for name, run in runs.items():
         stated = run.summary.get("val_loss")
@@ -114,6 +114,10 @@ def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[Config
                 f"{stated:.4f}; the figures here use the former."
             )
     return warnings
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _short(commit: str) -> str:
