@@ -124,7 +124,9 @@ def test_the_reliability_table_is_that_of_make_test_faults() -> None:
 
 def test_the_verdicts_of_the_readme_are_those_of_the_report() -> None:
     """Its rows are the report's, with all that is contradicted; its counts are those of all of them."""
-    section = (ROOT / "README.md").read_text().partition("#### What came out")[2].partition("\n## ")[0]
+    section = (
+        (ROOT / "README.md").read_text().partition("#### What came out at the scale `cpu`\n")[2].partition("\n#")[0]
+    )
     report = (ROOT / "results/cpu/report.md").read_text().partition("## Claims")[2].partition("\n## ")[0].splitlines()
     rows = [line for line in section.splitlines() if line.startswith("| ")]
     assert len(rows) > 20 and set(rows) <= set(report)
@@ -136,6 +138,15 @@ def test_the_verdicts_of_the_readme_are_those_of_the_report() -> None:
     )
     assert {line for line in report if "| contradicted |" in line} <= set(rows)
     assert said and [int(number) for number in said.groups()] == [len(words), *numbers]
+
+
+def test_the_long_runs_of_the_readme_are_those_of_the_report() -> None:
+    section = (ROOT / "README.md").read_text().partition("#### What came out at the scale `cpu-long`\n")[2]
+    quoted = re.findall(r"^\| .* \| (−.*?) \((−.*?) to (.*?)\)", section.partition("\n#")[0], re.MULTILINE)
+    with (ROOT / "results/cpu-long/differences.csv").open(newline="") as file:
+        ours = [[f"{float(row[key]):+.3f}" for key in ("estimate", "low", "high")] for row in csv.DictReader(file)]
+    assert len(ours) == 4
+    assert sorted(ours) == sorted([x.replace("−", "-") for x in row] for row in quoted)
 
 
 @pytest.mark.parametrize("command", [c for c in readme_commands() if re.match("make (train|compare)", c)])
