@@ -8,8 +8,6 @@ from lightning_sv.paper.events import Run
 # what differs between the runs of any comparison, by design
 _OWN_KEYS = ("model.scale", "seed_everything", "run_dir")
 _ABSENT = "(absent)"
-#: keys of the data that decide on what, and at which length, a run is validated
-VALIDATION_KEYS = ("val_sequences", "seq_len")
 
 
 class ConfigDifference(NamedTuple):
@@ -54,14 +52,22 @@ def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> No
                     f"({key} {runs[names[0]].summary[key]} and {runs[name].summary[key]}); "
                     "compare runs of one corpus, or remove the older runs."
                 )
-    for key in VALIDATION_KEYS if runs and validation else ():
-        first, *others = ((name, (run.config.get("data") or {}).get(key)) for name, run in runs.items())
-        for name, value in others:
-            if value != first[1]:
-                raise ValueError(
-                    f"The runs {first[0]} and {name} were validated on different sets (data.{key} {first[1]} and "
-                    f"{value}); compare runs of one validation set."
-                )
+    for key, values in validation_differences(runs).items() if validation else ():
+        name = next(name for name in names if values[name] != values[names[0]])
+        raise ValueError(
+            f"The runs {names[0]} and {name} were validated on different sets (data.{key} {values[names[0]]} and "
+            f"{values[name]}); compare runs of one validation set."
+        )
+
+
+def validation_differences(runs: Mapping[str, Run]) -> dict[str, dict[str, Any]]:
+    """Keys of the data that decide what a run is validated on, where they differ: key -> run -> value."""
+    found = {}
+    for key in ("val_sequences", "seq_len"):
+        values = {name: (run.config.get("data") or {}).get(key) for name, run in runs.items()}
+        if any(value != next(iter(values.values())) for value in values.values()):
+            found[key] = values
+    return found
 
 
 def config_differences(runs: Mapping[str, Run], arm_args: Sequence[str]) -> list[ConfigDifference]:

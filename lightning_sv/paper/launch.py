@@ -64,6 +64,13 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going
     waiting, running, finished = deque(jobs), list[_Child](), 0
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[steps]}"))
     progress = Progress(*columns, TimeElapsedColumn(), console=console)
+
+    def leave(job: Job, error: Exception) -> None:
+        if not keep_going:
+            raise error
+        failed[job.name] = str(error)
+        console.print(str(error), markup=False, style="red")
+
     with _terminate_as_interrupt(), progress:
         overall = progress.add_task("all runs", total=float(len(jobs)), steps=f"0/{len(jobs)}")
         try:
@@ -75,10 +82,7 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going
                     try:
                         running.append(_Child(job, slot, env | own, progress))
                     except ValueError as error:
-                        if not keep_going:
-                            raise
-                        failed[job.name] = str(error)
-                        console.print(str(error), markup=False, style="red")
+                        leave(job, error)
                         finished += 1
                 for child in list(running):
                     if child.poll():
@@ -86,10 +90,7 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going
                         try:
                             child.check()
                         except FailedError as error:
-                            if not keep_going:
-                                raise
-                            failed[child.job.name] = str(error)
-                            console.print(str(error), markup=False, style="red")
+                            leave(child.job, error)
                         finished += 1
                 share = sum(child.share for child in running)
                 progress.update(overall, completed=finished + share, steps=f"{finished}/{len(jobs)} runs")

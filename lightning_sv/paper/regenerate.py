@@ -13,10 +13,10 @@ from typing import Any
 from rich.console import Console
 
 from lightning_sv.paper.checks import (
-    VALIDATION_KEYS,
     check_same_corpus,
     comparability_warnings,
     config_differences,
+    validation_differences,
 )
 from lightning_sv.paper.claims import not_testable, verdicts
 from lightning_sv.paper.events import Run, read_run
@@ -49,11 +49,12 @@ def train(figures: Sequence[PlannedFigure], runs: Runs, *, parallel: int | None,
     failed: dict[str, str] = {}
     wanted = by_seed(run for figure in figures for run in figure.runs())
     while True:
-        missing, lost = runs.missing(wanted), [job for job in runs.missing(wanted) if diverged(job)]
-        console.print(f"{len(wanted) - len(missing)} of {len(wanted)} runs are complete", markup=False)
-        for job in lost:
-            console.print(f"{job.title} diverged; remove {job.run_dir} to train it again", markup=False)
-        missing = [job for job in missing if job not in lost]
+        left = runs.missing(wanted)
+        console.print(f"{len(wanted) - len(left)} of {len(wanted)} runs are complete", markup=False)
+        missing = [job for job in left if not diverged(job)]
+        for job in left:
+            if diverged(job):
+                console.print(f"{job.title} diverged; remove {job.run_dir} to train it again", markup=False)
         if missing:
             try:
                 at_once = min(parallel or default_parallel(), len(missing))
@@ -203,9 +204,7 @@ def _check(panel: PlannedPanel, planned: Sequence[ArmRuns], made: PanelResult) -
     if sizes:
         every = {str(run.dir): run for arm in made.arms for run in arm.runs}
         check_same_corpus(every, validation=False)
-        for key in VALIDATION_KEYS:
-            if len(values := {run.config["data"].get(key) for run in every.values()}) > 1:
-                found.append(
-                    f"{made.title}: the laws run through sizes of different data.{key}: {sorted(map(str, values))}."
-                )
+        for key, values in validation_differences(every).items():
+            several = " and ".join(dict.fromkeys(map(str, values.values())))
+            found.append(f"{made.title}: the laws run through sizes with data.{key} {several}.")
     return found

@@ -36,6 +36,8 @@ def main() -> int:
     parser.add_argument("--delta", default="-0.02,-0.04,-0.03")
     parser.add_argument("--optim.lr", "--model.optim.lr", dest="lr", type=float, default=1e-3)
     parser.add_argument("--model.backbone.init_std", dest="std", type=float, default=0.08)
+    parser.add_argument("--model.backbone.name", dest="name")
+    parser.add_argument("--model.backbone.d_model", dest="d_model")
     parser.add_argument("--trainer.max_steps", dest="steps", type=int)
     parser.add_argument("--data.corpus.dir", dest="corpus")
     parser.add_argument("--model.scale_options.placement_at.lm_head", dest="head")

@@ -291,6 +291,25 @@ def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path
         result(figure, runs, "cpu", "")
 
 
+def test_sizes_of_a_law_share_the_corpus_and_say_where_validation_differs(tmp_path: Path) -> None:
+    (figure,) = plan("moe-scaling")
+    runs = Runs(tmp_path, launcher=FAKE)
+    train([figure], runs, parallel=2, console=quiet())
+    before = result(figure, runs, "cpu", "")
+    assert before.warnings == () and len(before.panels[0].arms) == 8
+    for recipe, seed in figure.runs():
+        if recipe.model == "moe-tiny":
+            path = runs.dir(recipe, seed) / "config.yaml"
+            edit(path, {"data": json.loads(path.read_text())["data"] | {"seq_len": 128}})
+    (warning,) = result(figure, runs, "cpu", "").warnings
+    assert "the laws run through sizes with data.seq_len None and 128." in warning
+    for recipe, seed in figure.runs():
+        if recipe.model == "moe-tiny":
+            edit(runs.dir(recipe, seed) / "summary.json", {"corpus_hash": "beef"})
+    with pytest.raises(ValueError, match="used different corpora"):
+        result(figure, runs, "cpu", "")
+
+
 def test_the_command(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
