@@ -71,4 +71,4 @@ def _verdict(claim: ClaimSpec, panel: PanelResult) -> Verdict:
         )
     sentence = f"{word.capitalize()}: {detail}{hint}."
     return Verdict(statement(claim), word, sentence, d.mean, d.low, d.high, d.n, d.smallest_resolvable, claim.paper,
-                   unit=unit)  # fmt: skip
+                   unit=unit, confidence=d.confidence)  # fmt: skip

@@ -1,11 +1,12 @@
 """What decides each kind of claim: from the runs of a panel to a word, an interval and a sentence.
 
-A - B is a paired difference of validation losses, nats per token, over runs that share seed and data. A claim with
-two parts (leads early, is overtaken) holds where both parts hold at 95% each, so its own error is at most theirs.
+A - B is a paired difference of validation losses, nats per token, over runs that share seed and data. Of a claim with
+several parts (leads early, is overtaken) the figure that is shown is that of the part that decides.
 """
 
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +14,11 @@ from lightning_sv.paper.events import Run
 from lightning_sv.paper.figures import unknown
 from lightning_sv.paper.grids import optimum
 from lightning_sv.paper.judge import (
+    CONTRADICTED,
+    HOLDS,
     NOT_RESOLVED,
     Found,
+    Part,
     all_of,
     below,
     difference,
@@ -58,45 +62,55 @@ def not_less(claim: ClaimSpec, panel: PanelResult) -> Found:
 def crosses(claim: ClaimSpec, panel: PanelResult) -> Found:
     """A is below B early, and not at the end."""
     a, b, name = _two(claim, panel)
-    early, end = difference(a, b, claim.at), difference(a, b)
-    word = all_of([below(early), opposite(below(end))])
-    return Found(word, end, f"{interval(early, f'at {claim.at:.0%} of the tokens {name}')}; at the end "
-                            f"{interval(end, name)}")  # fmt: skip
+    parts = Part(difference(a, b), turned=True), Part(difference(a, b, claim.at))
+    word, i, (end, early) = all_of(parts)
+    return Found(word, (end, early)[i], f"{interval(early, f'at {claim.at:.0%} of the tokens {name}')}; at the end "
+                                        f"{interval(end, name)}")  # fmt: skip
 
 
 def leads(claim: ClaimSpec, panel: PanelResult) -> Found:
-    """A is below B at every quarter of the tokens; shown is the quarter at which that is least sure."""
+    """A is below B at every quarter of the tokens."""
     a, b, name = _two(claim, panel)
     found = {share: difference(a, b, share) for share in QUARTERS}
-    share, least = max(found.items(), key=lambda each: each[1].mean if each[1].high is None else each[1].high)
     means = ", ".join(f"{d.mean:+.3f} at {share:.0%}" for share, d in found.items())
-    return Found(all_of([below(d) for d in found.values()]), least,
-                 f"{name} is {means}; {interval(least, f'at {share:.0%} of the tokens it')}")  # fmt: skip
+    least_sure_first = sorted(QUARTERS, key=lambda share: _upper(found[share]), reverse=True)
+    word, i, shown = all_of([Part(found[share]) for share in least_sure_first])
+    at = f"at {least_sure_first[i]:.0%} of the tokens it"
+    return Found(word, shown[i], f"{name} is {means}; {interval(shown[i], at)}")
 
 
-def _change(claim: ClaimSpec, panel: PanelResult) -> tuple[PairedDifference, str]:
-    """How a - b moves from one share of the tokens to another; the sentence."""
+def _upper(d: PairedDifference) -> float:
+    return d.mean if d.high is None else d.high
+
+
+class _Change(NamedTuple):
+    d: PairedDifference
+    words: str
+
+
+def _change(claim: ClaimSpec, panel: PanelResult) -> _Change:
+    """How a - b moves from one share of the tokens to another."""
     a, b, name = _two(claim, panel)
     early = [difference(_only(a, i), _only(b, i), claim.at).mean for i in range(len(a.runs))]
     late = [difference(_only(a, i), _only(b, i), claim.until).mean for i in range(len(a.runs))]
     d = paired_difference(early, late)
     to = "the end" if claim.until == 1 else f"{claim.until:.0%}"
     values = f"{np.mean(early):+.3f} to {np.mean(late):+.3f}"
-    return d, interval(d, f"the change of {name} from {claim.at:.0%} of the tokens to {to}, {values},")
+    return _Change(d, f"the change of {name} from {claim.at:.0%} of the tokens to {to}, {values},")
 
 
 def widens(claim: ClaimSpec, panel: PanelResult) -> Found:
     """A's lead grows; that is no lead where A is behind after it."""
-    (a, b, name), (d, words) = _two(claim, panel), _change(claim, panel)
-    lead = difference(a, b, claim.until)
-    return Found(all_of([below(d), below(lead)]), d, f"{words}; {interval(lead, f'after it {name}')}")
+    (a, b, name), change = _two(claim, panel), _change(claim, panel)
+    word, i, (d, lead) = all_of([Part(change.d), Part(difference(a, b, claim.until))])
+    return Found(word, (d, lead)[i], f"{interval(d, change.words)}; {interval(lead, f'after it {name}')}")
 
 
 def keeps(claim: ClaimSpec, panel: PanelResult) -> Found:
     """A's lead shrinks by less than the margin; that is no lead where A is behind before it."""
-    (a, b, name), (d, words) = _two(claim, panel), _change(claim, panel)
-    lead = difference(a, b, claim.at)
-    return Found(all_of([below(d, claim.margin), below(lead)]), d, f"{words}; {interval(lead, f'before it {name}')}")
+    (a, b, name), change = _two(claim, panel), _change(claim, panel)
+    word, i, (d, lead) = all_of([Part(change.d, claim.margin), Part(difference(a, b, claim.at))])
+    return Found(word, (d, lead)[i], f"{interval(d, change.words)}; {interval(lead, f'before it {name}')}")
 
 
 def _only(arm: ArmResult, i: int) -> ArmResult:
@@ -120,7 +134,7 @@ def efficiency(claim: ClaimSpec, panel: PanelResult) -> Found:
     loss = difference(a, b)
     if e.factor is None:
         reached = f"{a.label} reaches {b.label}'s final loss in {e.reached} of {e.n} pairs: no token factor"
-        return Found(NOT_RESOLVED if below(loss) != "contradicted" else "contradicted", loss, reached)
+        return Found(CONTRADICTED if below(loss) == CONTRADICTED else NOT_RESOLVED, loss, reached)
     d = paired_difference(
         [math.log(t) for t in e.tokens_a if t is not None], [math.log(t) for t in e.tokens_b if t is not None]
     )
@@ -169,8 +183,8 @@ def grid_gap(claim: ClaimSpec, panel: PanelResult) -> Found:
         arms[series["label"]] = of[best[series["label"]].at]
     d = difference(arms[claim.a], arms[claim.b])
     # the grid may have missed B's optimum by its error, and A's by A's: the gap must be larger than either
-    words = below(d, -best[claim.b].error), opposite(below(d, best[claim.a].error))
-    word = words[0] if words[0] == "holds" else opposite(words[1]) if words[1] == "holds" else NOT_RESOLVED
+    lower, higher = below(d, -best[claim.b].error), below(d, best[claim.a].error)
+    word = lower if lower == HOLDS else higher if higher == CONTRADICTED else NOT_RESOLVED
     at = "; ".join(f"{label} is best at {o.value:g}, {_error(o.error)}" for label, o in best.items())
     return Found(word, d, f"{interval(d, f'{claim.a} - {claim.b}')}, each at its best value ({at})")
 

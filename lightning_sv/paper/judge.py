@@ -46,11 +46,34 @@ def opposite(word: VerdictWord) -> VerdictWord:
     return {HOLDS: CONTRADICTED, CONTRADICTED: HOLDS}.get(word, word)
 
 
-def all_of(words: Sequence[VerdictWord]) -> VerdictWord:
-    """The word of a claim with several parts: each must hold, and one that is contradicted is enough."""
-    if CONTRADICTED in words:
-        return CONTRADICTED
-    return HOLDS if all(word == HOLDS for word in words) else NOT_RESOLVED
+class Part(NamedTuple):
+    """One of the several things a claim says: that a difference is below a bound, or, turned, that it is above."""
+
+    d: PairedDifference
+    bound: float = 0.0
+    turned: bool = False
+
+    def word(self, confidence: float) -> VerdictWord:
+        """What an interval of some coverage says about it."""
+        word = below(self.d.at(confidence), self.bound)
+        return opposite(word) if self.turned else word
+
+
+def all_of(parts: Sequence[Part]) -> tuple[VerdictWord, int, list[PairedDifference]]:
+    """The word of a claim with several parts, the place of the part that decides, each part's interval as judged.
+
+    The claim holds where every part does: its error is then at most that of one. One part that is contradicted is
+    enough against it, so that each of k parts is looked at with the k-th of an error (Bonferroni).
+    """
+    alone = parts[0].d.confidence
+    joint = 1 - (1 - alone) / len(parts)
+    words = [part.word(alone) for part in parts]
+    jointly = [part.word(joint) for part in parts]
+    shown = [p.d.at(joint if word == CONTRADICTED else alone) for p, word in zip(parts, words, strict=True)]
+    if CONTRADICTED in jointly:
+        return CONTRADICTED, jointly.index(CONTRADICTED), shown
+    unsure = [i for i, word in enumerate(words) if word != HOLDS]
+    return (NOT_RESOLVED, unsure[0], shown) if unsure else (HOLDS, 0, shown)
 
 
 def losses_at(arm: ArmResult, tokens: Sequence[float]) -> list[float]:
@@ -79,12 +102,16 @@ def difference(a: ArmResult, b: ArmResult, share: float = 1.0, confidence: float
     return paired_difference(losses_at(b, tokens), losses_at(a, tokens), confidence)
 
 
+def percent(confidence: float) -> str:
+    """95%, 98.75%."""
+    return f"{100 * confidence:.4g}%"
+
+
 def interval(d: PairedDifference, what: str, unit: str = "nats per token") -> str:
     """`unified - llama is -0.086 nats per token (95% interval -0.132 to -0.041, 3 pairs)`."""
     unit = f" {unit}" if unit else ""
     if d.low is None or d.high is None:
         return f"{what} is {d.mean:+.3f}{unit} in the only pair, which gives no interval"
     n = digits((d.high - d.low) / 2)
-    return (
-        f"{what} is {d.mean:+.{n}f}{unit} ({d.confidence:.0%} interval {d.low:+.{n}f} to {d.high:+.{n}f}, {d.n} pairs)"
-    )
+    within = f"{percent(d.confidence)} interval {d.low:+.{n}f} to {d.high:+.{n}f}, {d.n} pairs"
+    return f"{what} is {d.mean:+.{n}f}{unit} ({within})"

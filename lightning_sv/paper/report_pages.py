@@ -48,7 +48,8 @@ def head_lines(
     words = " to ".join(dict.fromkeys(f"{x:.3g}" for x in (budgets[0], budgets[-1]))) if budgets else "not stated"
     judged = sum(v.verdict != NOT_TESTABLE for figure in figures for v in figure.verdicts)
     by_chance = (
-        f"{judged} are judged by intervals of 95%, none corrected for their number: were no two arms different, about "
+        f"{judged} are judged by intervals of 95%, none corrected for their number (only a part of a claim "
+        f"that speaks against it is, for the number of its parts): were no two arms different, about "
         f"{max(1, round(0.05 * judged))} would still come out resolved. Claims that share runs are not independent."
     )
     return [

@@ -8,6 +8,7 @@ from typing import Any
 from lightning_sv.paper.draw_panel import arm_name, baseline_first, end_losses
 from lightning_sv.paper.draw_series import panel_fits
 from lightning_sv.paper.events import Run
+from lightning_sv.paper.judge import percent
 from lightning_sv.paper.results import FigureResult, PanelResult, Verdict
 from lightning_sv.paper.stats import PairedDifference, paired_difference
 
@@ -151,6 +152,8 @@ def ours_words(verdict: Verdict) -> str:
     if verdict.estimate is None:
         return "not measured"
     pairs = "1 pair" if verdict.n == 1 else f"{verdict.n} pairs"
+    if verdict.confidence != 0.95:
+        pairs = f"{percent(verdict.confidence)}, {pairs}"
     if verdict.unit == "times":
         ends = "no interval" if verdict.low is None else f"{verdict.low:.2f} to {verdict.high:.2f}"
         return f"{verdict.estimate:.2f} times ({ends}; {pairs})"

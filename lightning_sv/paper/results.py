@@ -18,13 +18,14 @@ class Verdict:
         verdict: One of four words; a claim of one pair is never more than ``not resolved``.
         sentence: The verdict with its numbers, as one plain sentence.
         estimate: Mean over the pairs of what the claim is about.
-        low: Lower end of its 95% interval; None without one.
+        low: Lower end of its interval; None without one.
         high: Upper end.
         n: Number of pairs.
         smallest: The smallest effect that these pairs resolve, half their interval; None without one.
         paper: The paper's number or finding, as text.
         panel: Title of its panel.
         unit: Of the estimate and its interval; ``times`` is a ratio.
+        confidence: Coverage of the interval; above 0.95 where one of several parts of a claim speaks against it.
     """
 
     claim: str
@@ -38,6 +39,7 @@ class Verdict:
     paper: str
     panel: str = ""
     unit: str = "nats per token"
+    confidence: float = 0.95
 
 
 @dataclass(frozen=True, eq=False)

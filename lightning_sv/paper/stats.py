@@ -6,7 +6,7 @@ common to both arms and cancels in the difference. Pure functions on numbers.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -56,6 +56,13 @@ class PairedDifference:
         if not self.resolved:
             return NOT_RESOLVED
         return B_LOWER if self.mean < 0 else B_HIGHER
+
+    def at(self, confidence: float) -> "PairedDifference":
+        """The same pairs with an interval of another coverage."""
+        if self.se is None:
+            return replace(self, confidence=confidence)
+        half = float(scipy_stats.t.ppf(0.5 + confidence / 2, self.n - 1)) * self.se
+        return replace(self, low=self.mean - half, high=self.mean + half, confidence=confidence)
 
 
 @dataclass(frozen=True)
@@ -124,11 +131,8 @@ def paired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> P
         raise ValueError(f"The confidence is {confidence}; give a number between 0 and 1.")
     difference = second - first
     mean, n = float(difference.mean()), difference.size
-    if n == 1:
-        return PairedDifference(mean, None, None, None, 1, confidence)
-    se = float(difference.std(ddof=1)) / math.sqrt(n)
-    half = float(scipy_stats.t.ppf(0.5 + confidence / 2, n - 1)) * se
-    return PairedDifference(mean, mean - half, mean + half, se, n, confidence)
+    se = None if n == 1 else float(difference.std(ddof=1)) / math.sqrt(n)
+    return PairedDifference(mean, None, None, se, n, confidence).at(confidence)
 
 
 def tokens_to_reach(tokens: ArrayLike, losses: ArrayLike, target: float) -> float | None:

@@ -13,9 +13,12 @@ from lightning_sv.paper.claims import not_testable, statement, verdicts
 from lightning_sv.paper.draw_series import panel_fits
 from lightning_sv.paper.events import Curve, Run
 from lightning_sv.paper.grids import optimum, pairs_needed
+from lightning_sv.paper.judge import Part, all_of, below, opposite
 from lightning_sv.paper.kinds import KINDS
+from lightning_sv.paper.report_rows import ours_words
 from lightning_sv.paper.results import ArmResult, PanelResult, Verdict
 from lightning_sv.paper.spec import ClaimSpec
+from lightning_sv.paper.stats import paired_difference
 from lightning_sv.paper.tables import benchmark_table, throughput_table
 
 TOKENS = np.arange(100, 2001, 100)
@@ -97,6 +100,8 @@ def test_crosses_needs_the_lead_and_its_loss() -> None:
     gap = 0.05 * (TOKENS / 2000 - 0.5)  # -0.0125 at a quarter, +0.025 at the end
     found = judge("crosses", arm("a", gap), flat())
     assert found.verdict == "holds" and found.estimate == pytest.approx(0.025)
+    never = judge("crosses", arm("a", 0.02 * TOKENS / 2000), flat())  # it never led: that part decides, and is shown
+    assert never.verdict == "contradicted" and never.estimate == pytest.approx(0.005)
     assert "at 25% of the tokens a - b is -0.0125" in found.sentence
     assert judge("crosses", arm("a", -gap), flat()).verdict == "contradicted"
     assert judge("crosses", arm("a", 0.02), flat()).verdict == "contradicted"  # it never led
@@ -132,6 +137,31 @@ def test_leads_needs_every_quarter() -> None:
     assert dip.verdict == "contradicted" and dip.estimate == pytest.approx(0.02)
     assert "+0.020 at 50%, -0.040 at 75%" in dip.sentence
     assert judge("leads", arm("a", np.interp(TOKENS, [900, 1000], [0, -0.04])), flat()).verdict == "not resolved"
+    slight = judge("leads", arm("a", np.interp(TOKENS, [900, 1000, 1100], [-0.04, 0.002, -0.04])), flat())
+    assert slight.verdict == "not resolved" and slight.low is not None and slight.low < 0  # one of four looks
+    assert "98.75% interval -0.0" in slight.sentence and slight.confidence == pytest.approx(0.9875)
+    assert "; 98.75%, 4 pairs)" in ours_words(slight)
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.floats(-1, 1), min_size=3, max_size=3), st.floats(-1, 1), st.booleans()), min_size=1)
+)
+def test_the_part_that_is_shown_says_what_the_claim_is_said_to(drawn: list[tuple[list[float], float, bool]]) -> None:
+    parts = [Part(paired_difference([0.0, 0.0, 0.0], d), bound, turned) for d, bound, turned in drawn]
+    word, i, shown = all_of(parts)
+    decisive = below(shown[i], parts[i].bound)
+    assert (opposite(decisive) if parts[i].turned else decisive) == word
+    assert (word == "holds") == all(part.word(0.95) == "holds" for part in parts)
+
+
+def test_a_part_in_k_speaks_against_a_claim_as_often_as_one_alone() -> None:
+    """Four true parts at their bound, 2,000 draws: 2.5% would be contradicted by one, 9.6% by the worst of four."""
+    rng = np.random.default_rng(0)
+    zero, draws = np.zeros(3), rng.normal(size=(2000, 4, 3))
+    words = [[Part(paired_difference(zero, d)) for d in four] for four in draws]
+    share = np.mean([all_of(parts)[0] == "contradicted" for parts in words])
+    naive = np.mean([any(part.word(0.95) == "contradicted" for part in parts) for parts in words])
+    assert share < 0.035 < 0.075 < naive
 
 
 def test_equal_at_other_lengths_says_so() -> None:
