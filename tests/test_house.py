@@ -7,11 +7,15 @@ import re
 import shlex
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
+from torch.nn import functional as F
 
 from lightning_sv.__main__ import COMMANDS, main
+from lightning_sv.callbacks.branch_norms import branch_norms
 from lightning_sv.corpus import CorpusConfig, prepare
 from lightning_sv.lit.cli import parse_run
 from lightning_sv.optim.tuned import TUNED_LR
@@ -134,7 +138,8 @@ def test_the_verdicts_of_the_readme_are_those_of_the_report() -> None:
         words = [row["verdict"] for row in csv.DictReader(file)]
     numbers = [words.count(word) for word in ("holds", "contradicted", "not resolved", "not testable at this scale")]
     said = re.search(
-        r"Of\s(\d+)\sclaims (\d+) hold, (\d+) are contradicted, (\d+) are not resolved .*, (\d+)\scannot", section
+        r"Of (\d+) claims (\d+) hold, (\d+) are contradicted, (\d+) are not resolved .*?, (\d+) cannot",
+        " ".join(section.split()),
     )
     assert {line for line in report if "| contradicted |" in line} <= set(rows)
     assert said and [int(number) for number in said.groups()] == [len(words), *numbers]
@@ -147,6 +152,42 @@ def test_the_long_runs_of_the_readme_are_those_of_the_report() -> None:
         ours = [[f"{float(row[key]):+.3f}" for key in ("estimate", "low", "high")] for row in csv.DictReader(file)]
     assert len(ours) == 4
     assert sorted(ours) == sorted([x.replace("−", "-") for x in row] for row in quoted)
+
+
+def readme_block(strategy: str) -> dict[str, Any]:
+    """What the README's model of one's own defines."""
+    section = (ROOT / "README.md").read_text().partition("### In a model of your own\n")[2]
+    code = section.partition("```python\n")[2].partition("```")[0]
+    assert 'parse("unified")' in code
+    defined: dict[str, Any] = {}
+    torch.manual_seed(0)
+    exec(code.replace("unified", strategy), defined)
+    return defined
+
+
+def test_a_model_of_ones_own_is_under_llama_what_it_was() -> None:
+    block, x = readme_block("llama")["model"][0], torch.randn(2, 5, 64)
+    xhat = F.rms_norm(x, (64,), eps=1e-5)
+    q, k, v = ((xhat @ w.weight.T).view(2, 5, -1, 8).transpose(1, 2) for _, w in block.qkv.branches())
+    k, v = (y.repeat_interleave(4, dim=1) for y in (k, v))
+    expected = block.o_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(block(x), expected)
+
+
+def test_a_model_of_ones_own_trains_with_decay_by_role() -> None:
+    defined, x = readme_block("unified"), torch.randn(2, 5, 64)
+    model, optimizer = defined["model"], defined["optimizer"]
+    assert {group["role"]: group["weight_decay"] for group in optimizer.param_groups} == {
+        "matrix": 0.1, "input": 0.1, "output": 0.0,
+    }  # fmt: skip
+    losses = []
+    for _ in range(20):
+        losses.append((model(x) - x.roll(1, 1)).square().mean())
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < 0.8 * losses[0]
+    assert {"layer0/q_proj/effective", "layer1/v_proj/gamma_out"} <= set(branch_norms(model))
 
 
 @pytest.mark.parametrize("command", [c for c in readme_commands() if re.match("make (train|compare)", c)])

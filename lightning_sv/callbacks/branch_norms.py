@@ -37,9 +37,9 @@ def branch_norms(model: nn.Module) -> dict[str, Tensor]:
 
 
 def place_of(path: str) -> str:
-    """Return 'layer3' for a module inside that block, else 'head'."""
-    parts = path.split(".")
-    return f"layer{parts[parts.index('layers') + 1]}" if "layers" in parts[:-1] else "head"
+    """Return 'layer3' for a module inside the block of that number, else 'head'."""
+    number = next((part for part in path.split(".") if part.isdigit()), None)
+    return "head" if number is None else f"layer{number}"
 
 
 def means_over_layers(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -56,6 +56,12 @@ class ScaledLinear(nn.Module):
         self.lead, self.role = tuple(lead), role
         self.weight = nn.Parameter(torch.empty(*self.lead, d_out, d_in))
         self.scale_in, self.scale_out = scale_in, scale_out
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Fill the weight as nn.Linear does: uniform within 1/sqrt(d_in) of 0. Backbone has an init of its own."""
+        bound = self.d_in**-0.5
+        nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, xhat: Tensor, gamma_out: Tensor | None = None, rows: Rows | None = None) -> Tensor:
         """(..., d_in) -> (..., d_out).
