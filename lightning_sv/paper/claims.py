@@ -10,7 +10,7 @@ from lightning_sv.paper.spec import ClaimSpec, PanelSpec
 
 
 def check_claims(panel: PanelSpec, where: str) -> None:
-    """Refuse a claim that no run of the panel could decide, before any is trained.
+    """Refuse a claim that no run of the panel could decide, or settings that it does not have, before any is trained.
 
     Args:
         panel: As in the YAML.
@@ -31,6 +31,9 @@ def check_claims(panel: PanelSpec, where: str) -> None:
                 raise unknown(f"{where}: claim {claim.kind!r}: arm", label, list(panel.arms))
         if lacking := kind.needs(claim, panel):
             raise ValueError(f"{where}: a claim {claim.kind!r} needs {lacking}.")
+    if panel.kind != "grid" and (own := [label for label, arm in panel.arms.items() if arm.values]):
+        raise ValueError(f"{where}: arm {own[0]!r} has values of a grid, and the panel is {panel.kind!r}; set the key "
+                         "of one run under 'set'.")  # fmt: skip
     if panel.rule is not None and (panel.kind != "grid" or len(panel.arms) != 2):
         raise ValueError(f"{where}: a rule decides between the two arms of a grid; this is {panel.kind!r} with "
                          f"{len(panel.arms)}.")  # fmt: skip

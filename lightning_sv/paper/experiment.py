@@ -119,13 +119,13 @@ def _plan_panel(panel: PanelSpec, recipes: Recipes, figure: str) -> PlannedPanel
                 of.append(ArmRuns(f"{label}, {recipe.model}", recipe, seeds, arm.ours, arm.baseline))
         elif panel.kind == "grid":
             tail = panel.axis.rpartition(".")[2]
-            for value in values:
+            for value in arm.values.get(scale.name, values):
                 recipe = recipes.make(panel, arm, panel.model, {panel.axis: value})
                 of.append(ArmRuns(f"{label}, {tail} {value:g}", recipe, seeds, arm.ours, arm.baseline))
         else:
             of = [ArmRuns(label, recipes.make(panel, arm, arm.model or panel.model), seeds, arm.ours, arm.baseline)]
         arms += of
-        series.append(_series(label, arm, panel, of, values))
+        series.append(_series(label, arm, panel, of, arm.values.get(scale.name, values)))
     _refuse_equal(arms, f"{figure}: panel {panel.title!r}")
     few = panel.kind == "scaling" and len(here) < 4
     warnings = (f"{panel.title}: {len(here)} sizes; a slope wants four or more.",) if few else ()

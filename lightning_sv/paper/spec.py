@@ -68,6 +68,7 @@ class ArmSpec:
         longer: Steps over those of the panel.
         lr: Scale -> peak learning rate; the tuned one where it says nothing.
         model: Role of its model, where it is not the panel's.
+        values: Scale -> its values of a grid, where they are not the panel's: optima lie apart.
     """
 
     scale: str
@@ -77,6 +78,7 @@ class ArmSpec:
     longer: float = 1.0
     lr: dict[str, float] = field(default_factory=dict)
     model: str | None = None
+    values: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class PanelSpec:
         seeds: Scale -> number of pairs.
         set: Keys of every run.
         axis: Key that a grid varies.
-        values: Scale -> its values.
+        values: Scale -> the values of a grid.
         rule: Of a grid: each arm at its best value is compared on seeds of its own.
         file: Of a table: measured figures to show.
         not_at: Scale -> why the panel cannot be had there.

@@ -150,6 +150,7 @@ FIGURE = "title: t\nsection: s\nsummary: s\npanels:\n- title: p\n  arms:\n    a:
      "'decided' needs the panel's rule"),
     (FIGURE.replace("  arms", "  kind: table\n  arms") + "  claims: [{kind: cost, a: a, b: b, paper: x}]\n",
      "'cost' needs a margin above 0"),
+    (FIGURE.replace("scale: hg", "scale: hg, values: {cpu: [1, 2]}"), "arm 'b' has values of a grid, and the panel is 'curves'"),
     (FIGURE + "  rule: {margin: 0.01, pilot: 2, budget: 3}\n", "a rule decides between the two arms of a grid"),
     (FIGURE + "  model: dnse\n", r"model 'dnse' is unknown; known: dense. Did you mean 'dense'"),
     (FIGURE.replace("scale: hg", "scale: hgg"), r"hgg"),

@@ -166,7 +166,7 @@ def test_a_value_at_which_a_run_diverges_is_not_the_best(tmp_path: Path) -> None
     assert best[0] == "0.04" and best[1] in ("0.02", "0.08")  # equally far from 0.04
     found, other = (result(figure, runs, "cpu", "") for figure in figures)
     assert "unified, init_std 0.04 diverged in 1 of its runs and is left out." in found.warnings[0]
-    assert found.panels[0].extra["series"][1]["values"] == [0.01, 0.02, 0.08]
+    assert found.panels[0].extra["series"][1]["values"] == [0.02, 0.08]
     assert "1 of its runs did not finish (1 diverged)" in other.warnings[0] and other.verdicts[0].n == 2
 
 
@@ -255,9 +255,12 @@ def test_the_rule_trains_pilot_then_pairs_and_no_more(tmp_path: Path) -> None:
     assert verdict.verdict == "not resolved" and "needs 7 pairs, and the budget is 6" in verdict.sentence
     grid, pairs = found.panels
     assert grid.kind == "grid" and grid.extra["axis"] == "model.backbone.init_std"
-    assert grid.extra["series"][1]["values"] == [0.01, 0.02, 0.04, 0.08]
+    assert [series["values"] for series in grid.extra["series"]] == [
+        [0.005, 0.01, 0.02, 0.04, 0.08],
+        [0.02, 0.04, 0.08],
+    ]
     assert pairs.extra["rule"] == {"margin": 0.01, "pilot": 3, "budget": 6, "needed": 7, "ends": ()}
-    assert len(list((tmp_path / "runs").iterdir())) == 2 * 4 * 2 + 2 * 3
+    assert len(list((tmp_path / "runs").iterdir())) == 2 * (5 + 3) + 2 * 3
 
 
 def edit(path: Path, change: dict[str, Any]) -> None:
