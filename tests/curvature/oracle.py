@@ -61,8 +61,9 @@ class Case:
     """A model off its initialization, its loss through SDPA, and the dense Hessian of `Plain`."""
 
     def __init__(self, strategy: str):
+        model = Backbone(CONFIG, strategy)  # of its own seed; what it draws besides must not move the case
         torch.manual_seed(1)
-        self.model = perturbed(Backbone(CONFIG, strategy)).double()
+        self.model = perturbed(model).double()
         self.tokens = torch.randint(0, CONFIG.vocab_size, (2, 10))
         plain = Plain(self.model)
         names = [name for name, _ in plain.named_parameters()]

@@ -35,6 +35,7 @@ def test_nothing_grows(run_args: list[str], tmp_path: Path) -> None:
     assert [row[0] for row in rows] == list(range(EVERY, STEPS + 1, EVERY))
     warm = [row for row in rows if row[0] >= STEPS // 4]  # after some epochs, validations and checkpoints
     assert warm[-1][1] < 1.02 * warm[0][1], "memory"
-    assert {row[2] for row in warm} == {warm[0][2]}, "open files"
+    half = len(warm) // 2  # the least, for a thread may hold one open at the moment of looking
+    assert min(row[2] for row in warm[half:]) <= min(row[2] for row in warm[:half]), "open files"
     assert max(row[3] for row in warm) <= 1.01 * warm[0][3], "disk"
     assert [file.name for file in (tmp_path / "run/checkpoints").iterdir()] == ["last.ckpt"]
