@@ -24,20 +24,24 @@ def test_lanczos_by_exact_products_on_a_llama(strategy: str, block: str) -> None
     c = case(strategy)
     parameters = c.block(block)
     true = torch.linalg.eigvalsh(c.dense(parameters))
-    found = lanczos(HessianProduct(c.loss, parameters), 100, rtol=0, ends="both")
-    assert found.largest.value == pytest.approx(true[-1].item(), rel=1e-6)
-    assert found.smallest.value == pytest.approx(true[0].item(), rel=1e-6)
+    found = lanczos(HessianProduct(c.loss, parameters), 60, ends="both")
+    assert found.largest.value == pytest.approx(true[-1].item(), rel=1e-3)
+    assert found.smallest.value == pytest.approx(true[0].item(), rel=1e-3)
     one_percent = lanczos(HessianProduct(c.loss, parameters), rtol=1e-2).largest
-    assert one_percent.products <= 30 and one_percent.value <= true[-1] * (1 + 1e-9)
-    assert (true - one_percent.value).abs().min() <= one_percent.error
+    assert one_percent.value == pytest.approx(true[-1].item(), rel=1e-2)
+    assert one_percent.products <= 30
+    assert one_percent.value <= true[-1] * (1 + 1e-9) and (true - one_percent.value).abs().min() <= one_percent.error
+    exact = lanczos(HessianProduct(c.loss, parameters), 100, rtol=0, ends="both")
+    assert exact.largest.value == pytest.approx(true[-1].item(), rel=1e-6)
+    assert exact.smallest.value == pytest.approx(true[0].item(), rel=1e-6)
 
 
 def test_an_end_that_is_near_enough_is_the_end_as_a_rule() -> None:
-    """Stopped early, some 5% of these blocks give a neighbour of the end that lies 1% below it."""
+    """From other starts: stopped early, about one block in twenty gives a neighbour of the end, some 1% below it."""
     right = []
-    for strategy, block in CASES:
+    for i, (strategy, block) in enumerate(CASES):
         matrix = case(strategy).dense(case(strategy).block(block))
-        found = lanczos(Dense(matrix), rtol=1e-2).largest
+        found = lanczos(Dense(matrix), rtol=1e-2, generator=torch.Generator().manual_seed(i)).largest
         right.append(found.value >= 0.99 * torch.linalg.eigvalsh(matrix)[-1].item())
     assert sum(right) >= 0.9 * len(right)
 
@@ -104,9 +108,9 @@ def check(method, product, n: int, matrix: Tensor, reachable: bool = True) -> No
     square = matrix.square().sum().item()
     for estimate, true in ((moments.trace, matrix.trace().item()), (moments.squared_frobenius, square)):
         assert estimate.products <= n
-        assert abs(estimate.value - true) <= 4 * estimate.error + 1e-12 * square**0.5
+        assert abs(estimate.value - true) <= 3 * estimate.error + 1e-12 * square**0.5
         if reachable or true == square:
-            assert estimate.error <= 0.06 * abs(true)  # an estimate too, of 0.045
+            assert estimate.error <= 0.05 * abs(true)
 
 
 @pytest.mark.parametrize("method", [hutchinson, hutch_plus_plus])
