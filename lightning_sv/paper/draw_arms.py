@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from lightning_sv.paper.events import VAL_LOSS, Curve, Run
 from lightning_sv.paper.figure import GREY, LINES, colours, legend_below, new_figure, save, set_limits
-from lightning_sv.paper.stats import PairedCurve, on_common_tokens, paired_curve
+from lightning_sv.paper.stats import PairedCurve, on_common_tokens, paired_curve, percent
 
 _LONG = 14
 
@@ -177,7 +177,7 @@ def _resolved(pair: PairedCurve) -> bool:
 
 
 def _band_words(n: int, confidence: float) -> str:
-    return f"band: {confidence:.0%} interval of {n} pairs" if n > 1 else "one pair: no interval, no verdict"
+    return f"band: {percent(confidence)} interval of {n} pairs" if n > 1 else "one pair: no interval, no verdict"
 
 
 def _lines_of(pair: PairedCurve) -> list[Curve]:

@@ -8,7 +8,7 @@ import numpy as np
 from lightning_sv.paper.events import VAL_LOSS
 from lightning_sv.paper.pair import digits
 from lightning_sv.paper.results import ArmResult, VerdictWord
-from lightning_sv.paper.stats import PairedDifference, paired_difference
+from lightning_sv.paper.stats import PairedDifference, paired_difference, percent
 
 HOLDS: VerdictWord = "holds"
 CONTRADICTED: VerdictWord = "contradicted"
@@ -94,17 +94,12 @@ def losses_at(arm: ArmResult, tokens: Sequence[float]) -> list[float]:
     return found
 
 
-def difference(a: ArmResult, b: ArmResult, share: float = 1.0, confidence: float = 0.95) -> PairedDifference:
+def difference(a: ArmResult, b: ArmResult, share: float = 1.0) -> PairedDifference:
     """A - B over the pairs, at a share of B's tokens; at 1 each at its own end."""
     if share == 1.0:
-        return paired_difference([r.val_loss for r in b.runs], [r.val_loss for r in a.runs], confidence)
+        return paired_difference([r.val_loss for r in b.runs], [r.val_loss for r in a.runs])
     tokens = [share * run.tokens for run in b.runs]
-    return paired_difference(losses_at(b, tokens), losses_at(a, tokens), confidence)
-
-
-def percent(confidence: float) -> str:
-    """95%, 98.75%."""
-    return f"{100 * confidence:.4g}%"
+    return paired_difference(losses_at(b, tokens), losses_at(a, tokens))
 
 
 def interval(d: PairedDifference, what: str, unit: str = "nats per token") -> str:

@@ -14,6 +14,7 @@ from lightning_sv.paper.stats import (
     PairedDifference,
     TokenEfficiency,
     paired_difference,
+    percent,
     token_efficiency,
 )
 
@@ -113,7 +114,7 @@ class Pair:
                 "token for this seed alone. Add seeds."
             )
         n = digits(d.smallest_resolvable)
-        level = f"{self.confidence:.0%} interval"
+        level = f"{percent(self.confidence)} interval"
         if not d.resolved:
             return (
                 f"Not resolved: the {level} of {self.title}, {d.low:+.{n}f} to "
@@ -134,7 +135,7 @@ class Pair:
             return f"{b} reaches {a}'s final loss in {e.reached} of {e.n} {pairs}: no token factor."
         interval = "one pair, no interval"
         if e.low is not None and e.high is not None:
-            interval = f"{self.confidence:.0%} interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs"
+            interval = f"{percent(self.confidence)} interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs"
         return f"To {a}'s final loss, {a} needs {e.factor:.2f} times the tokens of {b} ({interval})."
 
     def to_dict(self) -> dict[str, Any]:

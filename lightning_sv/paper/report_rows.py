@@ -8,9 +8,8 @@ from typing import Any
 from lightning_sv.paper.draw_panel import arm_name, baseline_first, end_losses
 from lightning_sv.paper.draw_series import panel_fits
 from lightning_sv.paper.events import Run
-from lightning_sv.paper.judge import percent
 from lightning_sv.paper.results import FigureResult, PanelResult, Verdict
-from lightning_sv.paper.stats import PairedDifference, paired_difference
+from lightning_sv.paper.stats import PairedDifference, paired_difference, percent
 
 PAPER_TOKENS_PER_PARAM = 100
 _SUMMARY = ("steps", "parameters", "activated_parameters", "lr", "seconds", "corpus_hash", "torch", "commit", "date")

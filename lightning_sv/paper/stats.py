@@ -104,6 +104,11 @@ class PairedCurve(NamedTuple):
     high: NDArray[np.float64]  # (N,)
 
 
+def percent(confidence: float) -> str:
+    """A coverage in words: 95%, 98.75%."""
+    return f"{100 * confidence:.4g}%"
+
+
 def paired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> PairedDifference:
     """mean(b - a) with Student's t interval over the pairs.
 
