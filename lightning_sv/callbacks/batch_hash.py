@@ -45,7 +45,9 @@ class BatchHash(L.Callback):
         """Add the sequences; write every n optimizer steps, and at the last."""
         assert self._sum is not None
         sequences = (batch * self._weights).sum(-1)  # B
-        self._sum = self._sum + _mix(sequences + _mix(torch.tensor(self._step, device=batch.device))).sum()
+        # torch.full is a kernel; torch.tensor would copy from the host, and wait for the device to get there.
+        step = torch.full((), self._step, device=batch.device)
+        self._sum = self._sum + _mix(sequences + _mix(step)).sum()
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step

@@ -36,11 +36,12 @@ def init_weights(model: nn.Module, config: BackboneConfig, seed: int) -> None:
         std = config.init_std
         if config.init_residual_scaling and name.endswith(("o_proj.weight", "down_proj.weight")):
             std /= math.sqrt(2 * config.n_layer)
-        # The full tensor is drawn in float32 on the CPU, so that device and dtype do not matter.
-        values = torch.randn(parameter.shape, generator=_generator(seed, name))
+        # The full tensor is drawn in float32 on the CPU, so that device and dtype do not matter; Lightning builds the
+        # model in the context of its device.
+        values = torch.randn(parameter.shape, generator=_generator(seed, name), device="cpu")
         parameter.copy_(values.mul_(std))
 
 
 def _generator(seed: int, name: str) -> torch.Generator:
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -16,6 +16,7 @@ from lightning_sv.nn import (
     next_token_loss,
     router_loss,
 )
+from lightning_sv.nn.init import init_weights
 from tests.conftest import BUILDS, MOE
 
 LLAMA_1B = BackboneConfig(d_model=1792, n_layer=22, n_head=28)
@@ -62,6 +63,19 @@ def test_initialization_depends_on_seed_and_name_only(config: BackboneConfig) ->
     assert not torch.equal(q.qkv.q_proj.weight, q.qkv.k_proj.weight)
     torch.testing.assert_close(q.qkv.q_proj.weight.std(), torch.tensor(0.02), rtol=0.1, atol=0)
     torch.testing.assert_close(q.o_proj.weight.std(), torch.tensor(0.01), rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("family", [{}, MOE], ids=["dense", "moe"])
+def test_initialization_is_drawn_on_the_cpu_whatever_device_surrounds_it(family: dict, config: BackboneConfig) -> None:
+    """Lightning builds the model in the context of its device, where a factory without a device makes tensors."""
+    config = replace(config, **family)
+    outside, inside = (Backbone(config, "unified", seed=1) for _ in range(2))
+    for parameter in inside.parameters():
+        torch.nn.init.zeros_(parameter)
+    with torch.device("meta"):
+        init_weights(inside, config, seed=1)
+    for (name, expected), parameter in zip(outside.named_parameters(), inside.parameters(), strict=True):
+        assert torch.equal(parameter, expected), name
 
 
 def test_causal_and_document_masks(config: BackboneConfig) -> None:
