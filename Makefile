@@ -28,10 +28,10 @@ LAYERS = base optim/$(OPTIM) schedule/$(SCHEDULE) trainer/$(TRAINER) data/$(DATA
 CONFIG = $(foreach layer,$(LAYERS) model/$(1) $(PROBES:%=probes/%),--config conf/$(layer).yaml)
 
 .DEFAULT_GOAL := help
-.PHONY: help install data train compare paper theory test test-faults check bench tensorboard doctor clean
+.PHONY: help install data train compare paper theory test test-faults test-torch211 check bench tensorboard doctor clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 	@echo
 	@echo "  variables    MODEL=$(MODEL) SCALE=$(SCALE) OPTIM=$(OPTIM) SCHEDULE=$(SCHEDULE) TRAINER=$(TRAINER) DATA=$(DATA)"
 	@echo "               A=$(A) B='$(B)' SEEDS=$(SEEDS) A_ARGS= B_ARGS= ARGS='any key, e.g. --trainer.max_steps 500'"
@@ -93,6 +93,9 @@ test-faults: $(VENV)/.test  ## provoked faults and 10,000 hostile inputs; the ta
 	@OMP_NUM_THREADS=1 FAULTS_JSON=results/faults.json $(BIN)/python -m pytest -n 2 -m faults tests/faults \
 		tests/lit/test_exact_resume.py $(ARGS)
 
+test-torch211:  ## the tests on torch 2.11, the oldest that is supported, in .venv-torch211
+	@$(MAKE) --no-print-directory VENV=$(VENV)-torch211 TORCH=torch==2.11.0 test
+
 check: $(VENV)/.dev  ## format, lint, types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -112,6 +115,6 @@ doctor: $(VENV)/.run  ## is the environment sound?
 	@$(BIN)/python -m lightning_sv.doctor
 
 clean:  ## remove environments, runs and prepared corpora
-	rm -rf $(VENV) $(VENV)-bench runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-* runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find data -mindepth 1 ! -name README.md -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

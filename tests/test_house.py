@@ -101,7 +101,7 @@ def readme_commands() -> list[str]:
 def test_every_command_of_the_readme_exists(command: str) -> None:
     words = shlex.split(command)
     if words[0] == "make":
-        targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        targets = set(re.findall(r"^([a-z0-9_-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
         variables = set(re.findall(r"^([A-Z_]+) \??=", (ROOT / "Makefile").read_text(), re.MULTILINE))
         for word in words[1:]:
             name, is_variable, _ = word.partition("=")
