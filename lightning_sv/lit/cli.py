@@ -22,7 +22,7 @@ from lightning_sv.lit.data import ShardDataModule
 from lightning_sv.lit.load import check_checkpoint
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.parser import RUN_KEYS, Parser
-from lightning_sv.lit.refuse import refuse_trainer_keys
+from lightning_sv.lit.refuse import TRAINER_DEFAULTS, refuse_trainer_keys
 from lightning_sv.lit.run_dir import LAST, choose, claim, clear, is_first_of_node, last_checkpoint
 from lightning_sv.lit.shard import FullyShardedStrategy
 from lightning_sv.lit.summary import SUMMARY_FILE, print_groups, summarize, write_parameters, write_summary
@@ -62,13 +62,7 @@ class PretrainCLI(LightningCLI):
             seed_everything_default=0,
             save_config_callback=SaveRunConfig,
             save_config_kwargs={"overwrite": True},
-            trainer_defaults={
-                "gradient_clip_val": 1.0,
-                "num_sanity_val_steps": 0,
-                "check_val_every_n_epoch": None,
-                "enable_model_summary": False,
-                "use_distributed_sampler": False,
-            },
+            trainer_defaults=TRAINER_DEFAULTS,
         )
 
     @staticmethod
@@ -221,6 +215,7 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainMo
     parser.add_lightning_class_args(PretrainModule, "model")
     parser.add_lightning_class_args(ShardDataModule, "data")
     parser.add_lightning_class_args(L.Trainer, "trainer")  # parsed, not built
+    parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
     for key in ("scalars", "branch_norms", "experts", "batch_hash", "checkpoint", "progress"):
         parser.add_argument(f"--{key}", type=dict)
     for key in RUN_KEYS:

@@ -2,6 +2,14 @@
 
 from typing import Any
 
+#: where a run differs from Lightning's own defaults
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "gradient_clip_val": 1.0,
+    "num_sanity_val_steps": 0,
+    "check_val_every_n_epoch": None,
+    "enable_model_summary": False,
+    "use_distributed_sampler": False,
+}
 #: trainer key -> (the values it may have, what to do instead)
 DERIVED = {
     "accumulate_grad_batches": ((1, None), "set data.global_batch and data.micro_batch instead"),

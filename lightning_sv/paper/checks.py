@@ -5,6 +5,9 @@ from typing import Any, NamedTuple
 
 from lightning_sv.paper.events import Run
 
+#: what of a corpus decides the unit of a loss, and what decides the text that a run is validated on
+CORPUS_KEYS = {"corpus_hash": "corpora", "tokenizer_sha256": "tokenizers"}
+VALIDATION_KEYS = ("val_sequences", "seq_len")
 # what differs between the runs of any comparison, by design
 _OWN_KEYS = ("model.scale", "seed_everything", "run_dir")
 _ABSENT = "(absent)"
@@ -38,36 +41,53 @@ def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> No
     Raises:
         ValueError: When ``corpus_hash`` or ``tokenizer_sha256`` is absent or differs, or the validation set does.
     """
-    names = list(runs)
-    for key, what in (("corpus_hash", "corpora"), ("tokenizer_sha256", "tokenizers")):
-        for name in names:
-            if runs[name].summary.get(key) is None:
+    facts: dict[str, dict[str, Any]] = {}
+    for name, run in runs.items():
+        facts[name] = {key: run.summary.get(key) for key in CORPUS_KEYS}
+        if missing := [key for key, value in facts[name].items() if value is None]:
+            raise ValueError(
+                f"{run.dir / 'summary.json'} has no {missing[0]}, so nobody can tell what "
+                "it was trained on; run it again."
+            )
+        if validation:
+            facts[name] |= {f"data.{key}": _data(run, key) for key in VALIDATION_KEYS}
+    refuse_other_data(facts)
+
+
+def refuse_other_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") -> None:
+    """Refuse what is trained on different texts or tokenizers, or validated on different sets.
+
+    Args:
+        facts: Name -> its values of `CORPUS_KEYS`, and of `VALIDATION_KEYS` behind ``data.`` where they must be equal.
+        what: The names are those of ``runs`` or ``arms``.
+
+    Raises:
+        ValueError: Names the first that differs from the first one, with both values.
+    """
+    names = list(facts)
+    for key, one in facts[names[0]].items() if names else ():
+        for name in names[1:]:
+            if (other := facts[name][key]) != one:
+                how = f"used different {CORPUS_KEYS[key]}" if key in CORPUS_KEYS else "were validated on different sets"
                 raise ValueError(
-                    f"{runs[name].dir / 'summary.json'} has no {key}, so nobody can tell what "
-                    "it was trained on; run it again."
+                    f"The {what} {names[0]} and {name} {how} ({key} {one} and {other}); compare {what} of one "
+                    f"{'corpus' if key in CORPUS_KEYS else 'validation set'}"
+                    f"{', or remove the older runs' if what == 'runs' else ''}."
                 )
-            if runs[name].summary[key] != runs[names[0]].summary[key]:
-                raise ValueError(
-                    f"The runs {names[0]} and {name} used different {what} "
-                    f"({key} {runs[names[0]].summary[key]} and {runs[name].summary[key]}); "
-                    "compare runs of one corpus, or remove the older runs."
-                )
-    for key, values in validation_differences(runs).items() if validation else ():
-        name = next(name for name in names if values[name] != values[names[0]])
-        raise ValueError(
-            f"The runs {names[0]} and {name} were validated on different sets (data.{key} {values[names[0]]} and "
-            f"{values[name]}); compare runs of one validation set."
-        )
 
 
 def validation_differences(runs: Mapping[str, Run]) -> dict[str, dict[str, Any]]:
     """Keys of the data that decide what a run is validated on, where they differ: key -> run -> value."""
     found = {}
-    for key in ("val_sequences", "seq_len"):
-        values = {name: (run.config.get("data") or {}).get(key) for name, run in runs.items()}
+    for key in VALIDATION_KEYS:
+        values = {name: _data(run, key) for name, run in runs.items()}
         if any(value != next(iter(values.values())) for value in values.values()):
             found[key] = values
     return found
+
+
+def _data(run: Run, key: str) -> Any:
+    return (run.config.get("data") or {}).get(key)
 
 
 def config_differences(runs: Mapping[str, Run], arm_args: Sequence[str]) -> list[ConfigDifference]:

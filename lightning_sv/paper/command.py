@@ -1,18 +1,27 @@
 """`lightning-sv compare`: its arguments, and what is refused before an hour is spent."""
 
+import math
 import shlex
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 
 from lightning_sv import __version__
 from lightning_sv.lit.cli import parse_run
+from lightning_sv.lit.data import ShardDataModule
+from lightning_sv.lit.module import PretrainModule
+from lightning_sv.lit.refuse import refuse_trainer_keys
 from lightning_sv.lit.words import Words
+from lightning_sv.paper.checks import CORPUS_KEYS, VALIDATION_KEYS, refuse_other_data
 from lightning_sv.paper.compare import compare
 from lightning_sv.paper.pair import Arm
+from lightning_sv.plan import plan_steps
 
 
 def run_compare(argv: list[str]) -> int:
@@ -41,7 +50,15 @@ def run_compare(argv: list[str]) -> int:
     if len(labels) != len(options.b):
         raise ValueError(f"--b names {len(options.b)} strategies and --b_label {len(labels)}; give one label each.")
     others = [_arm(scale, options.b_args, label) for scale, label in zip(options.b, labels, strict=True)]
-    context = _refuse_equal([a, *others], shared)
+    runs = _resolve([a, *others], shared)
+    _refuse_equal(runs)
+    (a, *others), budget = _one_budget(runs)
+    Console(stderr=True).print(budget, markup=False, highlight=False, soft_wrap=True)
+    context = {
+        "corpus_hash": runs[0].data.manifest.corpus_hash,
+        "torch": torch.__version__,
+        "lightning_sv": __version__,
+    }
     result = compare(
         a, others, seeds=range(options.seeds), args=shared, out=options.out, jobs=options.jobs, context=context
     )
@@ -60,22 +77,88 @@ def _arm(scale: str, text: str, label: str | None) -> Arm:
     return Arm(label or ",".join([scale, *changes]), scale, tuple(args))
 
 
-def _refuse_equal(arms: Sequence[Arm], shared: list[str]) -> dict[str, str]:
-    """Refuse wrong arguments, and two strategies that are one model, before an hour is spent on them.
+class _Resolved(NamedTuple):
+    """An arm, and what `fit` would build of its arguments."""
 
-    Returns what the runs' results depend on beside their commands.
+    arm: Arm
+    model: PretrainModule
+    data: ShardDataModule
+    trainer: dict[str, Any]
+
+
+def _resolve(arms: Sequence[Arm], shared: list[str]) -> list[_Resolved]:
+    """Resolve every arm as `fit` would.
+
+    Raises:
+        ValueError: What `fit` would refuse, or arms on different corpora, tokenizers or validation sets.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        runs = [parse_run([*shared, *arm.args, "--model.scale", arm.scale]) for arm in arms]
-    meanings = [str(model.meaning) for model, *_ in runs]
-    for (a, meaning), (b, other) in combinations(zip(arms, meanings, strict=True), 2):
-        if a.args == b.args and meaning == other:
+    runs, hashed = [], set[Path]()
+    for arm in arms:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model, data, trainer = parse_run([*shared, *arm.args, "--model.scale", arm.scale], check_corpus=False)
+        refuse_trainer_keys(trainer)
+        corpus = Path(data.corpus.dir).resolve()
+        data.check(model.config.vocab_size, checksums=corpus not in hashed)  # once: at real sizes it takes minutes
+        hashed.add(corpus)
+        devices, nodes = trainer["devices"], trainer["num_nodes"]
+        if isinstance(devices, int) and devices > 0 and isinstance(nodes, int):  # else each run finds out
+            data.share(devices * nodes)
+            data.check_validation(devices * nodes)
+        runs.append(_Resolved(arm, model, data, trainer))
+    refuse_other_data(
+        {
+            run.arm.label: {key: getattr(run.data.manifest, key) for key in CORPUS_KEYS}
+            | {f"data.{key}": getattr(run.data, key) for key in VALIDATION_KEYS}
+            for run in runs
+        },
+        "arms",
+    )
+    return runs
+
+
+def _refuse_equal(runs: Sequence[_Resolved]) -> None:
+    """Refuse two strategies that are one model."""
+    for a, b in combinations(runs, 2):
+        if a.arm.args == b.arm.args and a.model.meaning == b.model.meaning:
             raise ValueError(
-                f"strategies {a.scale!r} and {b.scale!r} are the same model, {meaning!r}; compare two that differ."
+                f"strategies {a.arm.scale!r} and {b.arm.scale!r} are the same model, {str(a.model.meaning)!r}; "
+                "compare two that differ."
             )
-    return {
-        "corpus_hash": runs[0][1].manifest.corpus_hash,
-        "torch": torch.__version__,
-        "lightning_sv": __version__,
-    }
+
+
+def _one_budget(runs: Sequence[_Resolved]) -> tuple[list[Arm], str]:
+    """Give every arm the tokens of A, whose parameters decide them where no steps are set; say so in a sentence.
+
+    Raises:
+        ValueError: An arm asks for other tokens, or A's are not a whole number of its steps.
+    """
+    a, *_ = runs
+    steps, size = plan_steps(a.model, a.data, a.trainer), a.data.tokens_per_step
+    tokens, of = steps * size, f"{a.arm.label}'s {steps * size:,} tokens"
+    whole = math.lcm(*(run.data.tokens_per_step for run in runs))
+    settled, others = [], []
+    for run in runs:
+        own, given = run.data.tokens_per_step, str(run.trainer["max_steps"])
+        named = {word.split("=", 1)[0] for word in run.arm.args} if run is not a else set()
+        if "--trainer.max_steps" in named and given != "-1" and int(given) * own != tokens:
+            raise ValueError(
+                f"{run.arm.label!r} is given trainer.max_steps {given}, {int(given) * own:,} tokens: all arms train "
+                f"for {of}; leave it out."
+            )
+        if "--model.tokens_per_param" in named and run.model.tokens_per_param != a.model.tokens_per_param:
+            raise ValueError(
+                f"{run.arm.label!r} is given model.tokens_per_param {run.model.tokens_per_param:g}: all arms train "
+                f"for {of}; leave it out, or give it to all."
+            )
+        if tokens % own:
+            raise ValueError(
+                f"{of} are no whole number of steps of {own:,} tokens, which {run.arm.label!r} takes; set "
+                f"trainer.max_steps {-(-tokens // whole) * whole // size} for all."
+            )
+        more = () if given == str(tokens // own) else ("--trainer.max_steps", str(tokens // own))
+        settled.append(replace(run.arm, args=(*run.arm.args, *more)))
+        if own != size:
+            others.append(f"; {tokens // own:,} steps of {run.arm.label}")
+    share = f"{tokens / a.model.n_activated:.3g} a parameter of {a.arm.label}"
+    return settled, f"every arm trains for {tokens:,} tokens, {share}: {steps:,} steps of {size:,}{''.join(others)}."

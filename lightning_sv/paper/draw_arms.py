@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from lightning_sv.paper.events import VAL_LOSS, Curve, Run
 from lightning_sv.paper.figure import GREY, LINES, colours, legend_below, new_figure, save, set_limits
-from lightning_sv.paper.stats import PairedCurve, on_common_tokens, paired_curve, percent
+from lightning_sv.paper.stats import PairedCurve, on_one_grid, paired_curve, percent
 
 _LONG = 14
 
@@ -32,7 +32,7 @@ def draw_comparison(
         confidence: Coverage of the bands.
 
     Raises:
-        ValueError: When the arms have different numbers of runs, or a pair shares no evaluation.
+        ValueError: When the arms have different numbers of runs, or a pair shares no stretch of training.
     """
     counts = [len(runs) for runs in arms]
     if len(counts) < 2 or len(set(counts)) > 1 or not counts[0]:
@@ -85,7 +85,7 @@ def draw_losses(
     for name, (colour, style), arm in zip(names, looks, arms, strict=True):
         for curve in arm if len(arm) > 1 else []:
             axes.plot(*curve, color=colour, linewidth=0.7, alpha=0.45)
-        tokens, values = on_common_tokens(arm)
+        tokens, values = on_one_grid(arm)
         axes.plot(tokens, values.mean(axis=0), linestyle=style, color=colour, linewidth=2, label=name)
     set_limits(axes, [curve for arm in arms for curve in arm], from_share)
     axes.set_ylabel("validation loss, nats per token")

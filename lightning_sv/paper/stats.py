@@ -200,13 +200,32 @@ def on_common_tokens(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArra
     return tokens, np.stack([c.values[np.isin(c.tokens, tokens)] for c in curves])
 
 
-def paired_curve(a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.95) -> PairedCurve:
-    """B - A at every common evaluation, with pointwise Student's t intervals.
+def on_one_grid(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Curves -> (tokens (N,), values (runs, N)) at the evaluations of one of them, the others linear between theirs.
+
+    The one is that with the fewest evaluations while all curves run, so that what is interpolated lies close together.
 
     Raises:
-        ValueError: When the runs share no evaluation at which all values are finite.
+        ValueError: When no tokens are covered by all curves.
     """
-    tokens, values = on_common_tokens([*a, *b])
+    first, last = max(c.tokens[0] for c in curves), min(c.tokens[-1] for c in curves)
+    if first > last:
+        raise ValueError(
+            f"The runs share no stretch of training: one begins to be validated after {first:,} tokens, another ends "
+            f"at {last:,}; compare runs of one budget."
+        )
+    grids = [c.tokens[(first <= c.tokens) & (c.tokens <= last)] for c in curves]
+    tokens = min((grid for grid in grids if grid.size), key=len)
+    return tokens, np.stack([np.interp(tokens, *c) for c in curves])
+
+
+def paired_curve(a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.95) -> PairedCurve:
+    """B - A on one grid of evaluations, see `on_one_grid`, with pointwise Student's t intervals.
+
+    Raises:
+        ValueError: When the runs share no stretch of training, or no evaluation at which all values are finite.
+    """
+    tokens, values = on_one_grid([*a, *b])
     finite = np.isfinite(values).all(axis=0)
     points = [paired_difference(column[: len(a)], column[len(a) :], confidence) for column in values.T[finite]]
     if not points:

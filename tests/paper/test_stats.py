@@ -11,6 +11,7 @@ from scipy import stats as scipy_stats
 from lightning_sv.paper.events import Curve
 from lightning_sv.paper.stats import (
     on_common_tokens,
+    on_one_grid,
     paired_curve,
     paired_difference,
     token_efficiency,
@@ -107,6 +108,23 @@ def test_token_efficiency_is_a_geometric_mean() -> None:
     assert found.high == pytest.approx(math.exp(-inverse.low))
     short = token_efficiency(a, [b[0], curve([0, 80], [5.0, 3.5])])
     assert (short.factor, short.reached, short.n) == (None, 1, 2)
+
+
+def test_curves_of_other_grids_are_interpolated() -> None:
+    """On the coarsest grid, where all run: exact for straight lines, and the values themselves where grids agree."""
+    fine, coarse = np.arange(10, 101, 10), np.array([25, 50, 75, 95])
+    tokens, values = on_one_grid([curve(fine, 4 - fine / 50), curve(coarse, 5 - coarse / 25)])
+    assert tokens.tolist() == coarse.tolist()
+    assert values[0] == pytest.approx(4 - coarse / 50, abs=1e-12) and values[1].tolist() == (5 - coarse / 25).tolist()
+    band = paired_curve([curve(fine, 4 - fine / 50)], [curve(coarse, 5 - coarse / 25)])
+    assert band.mean == pytest.approx(1 - coarse / 50, abs=1e-12)
+    rough = np.random.default_rng(0).normal(size=(3, 10))
+    rough[1, 4], rough[2, 7] = math.nan, math.inf
+    tokens, values = on_one_grid([curve(fine, row) for row in rough])
+    assert tokens.tolist() == fine.tolist() and np.array_equal(values, rough, equal_nan=True)
+    assert on_one_grid([curve([1, 100], [2.0, 1.0]), curve([40, 60], [1.0, 0.0])])[0].tolist() == [40, 60]
+    with pytest.raises(ValueError, match="share no stretch of training: .* after 40 tokens, another ends at 30"):
+        on_one_grid([curve([10, 30], [2.0, 1.0]), curve([40, 60], [1.0, 0.0])])
 
 
 def test_curves_meet_on_common_tokens() -> None:
