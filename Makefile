@@ -28,7 +28,7 @@ LAYERS = base optim/$(OPTIM) schedule/$(SCHEDULE) trainer/$(TRAINER) data/$(DATA
 CONFIG = $(foreach layer,$(LAYERS) model/$(1) $(PROBES:%=probes/%),--config conf/$(layer).yaml)
 
 .DEFAULT_GOAL := help
-.PHONY: help install data train compare paper theory test test-faults test-torch211 check bench tensorboard doctor clean
+.PHONY: help install data train compare paper theory gpu_study test test-faults test-torch211 check bench tensorboard doctor clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -107,6 +107,12 @@ bench:  ## one training step of models and blocks against the peers', and Hessia
 	@$(VENV)-bench/bin/python -m benchmarks.step $(ARGS)
 	@$(VENV)-bench/bin/python -m benchmarks.moe $(ARGS)
 	@$(VENV)-bench/bin/python -m benchmarks.curvature $(ARGS)
+
+# On a machine of wheels alone, without network, its own Python does: nothing is installed.
+PLAN ?= conf/ladder/h200.yaml
+MINUTES ?= 9
+gpu_study:  ## the ladder PLAN on this CUDA machine, MINUTES of it; again to continue; ARGS=--help
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m lightning_sv.ladder $(PLAN) --minutes $(MINUTES) $(ARGS)
 
 tensorboard: $(VENV)/.run  ## charts of every run, on 127.0.0.1
 	@$(BIN)/tensorboard --logdir runs --host 127.0.0.1 $(ARGS)

@@ -25,12 +25,12 @@ PACKAGE = ROOT / "lightning_sv"
 #: floor of each package; imports run down only, and never sideways
 FLOORS = {
     "scale": 0, "corpus": 0, "curvature": 0, "theory": 0, "nn": 1, "optim": 1, "callbacks": 2, "interop": 2, "lit": 3,
-    "plan": 4, "paper": 5,
+    "plan": 4, "ladder": 4, "paper": 5,
     "__main__": 6, "doctor": 6, "__init__": 6,
 }  # fmt: skip
 KNOW_LIGHTNING = {"lit", "callbacks"}
-#: layers of a run; conf/paper holds experiments
-LAYERS = sorted(path for path in (ROOT / "conf").rglob("*.yaml") if path.parts[-2] not in ("paper", "scales"))
+#: layers of a run; conf/paper and conf/ladder hold experiments
+LAYERS = sorted(path for path in (ROOT / "conf").rglob("*.yaml") if path.parts[-2] not in ("paper", "scales", "ladder"))
 MODELS = sorted((ROOT / "conf/model").glob("*.yaml"))
 
 

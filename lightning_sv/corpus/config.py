@@ -17,7 +17,8 @@ class CorpusConfig:
 
     Args:
         dir: Folder of the prepared corpus; made by `prepare`, read by training.
-        source: Where the text comes from: 'stdlib' (Python sources on this machine), 'files:PATH[,PATH...]'
+        source: Where the text comes from: 'stdlib' (Python sources of the standard library and the locked packages),
+            'installed' (of the standard library and all that is installed), 'files:PATH[,PATH...]'
             (files, folders or globs of .txt .md .py .jsonl .jsonl.gz .jsonl.zst .parquet), or 'hf:NAME'
             (a dataset of the Hugging Face hub, or a builder such as 'hf:json' with hf_data_files), streamed.
         tokenizer: 'bpe:N' (a byte-level BPE of N tokens trained on the corpus), 'gpt2' (50,257 tokens), a path to
@@ -28,7 +29,7 @@ class CorpusConfig:
         hf_subset: Configuration name of the Hugging Face dataset.
         hf_split: Split of the Hugging Face dataset.
         hf_data_files: Data files for a Hugging Face builder: a path, a glob, or several, separated by commas.
-        licence: Licence of the text, kept in the manifest; 'stdlib' fills in its own.
+        licence: Licence of the text, kept in the manifest; 'stdlib' and 'installed' fill in their own.
         workers: Threads that encode; null takes every core.
         chunk_bytes: Size of a shard: bytes, or a number with KB, MB or GB (powers of 1,024).
     """
@@ -50,8 +51,10 @@ class CorpusConfig:
         if not self.dir.strip():
             raise ValueError("dir is empty; name the folder of the corpus, for example dir=data/stdlib.")
         kind, _, rest = self.source.partition(":")
-        if not (self.source == "stdlib" or (kind in ("files", "hf") and rest.strip())):
-            raise ValueError(f"source={self.source!r} is not known; use 'stdlib', 'files:PATH[,PATH...]' or 'hf:NAME'.")
+        if not (self.source in ("stdlib", "installed") or (kind in ("files", "hf") and rest.strip())):
+            raise ValueError(
+                f"source={self.source!r} is not known; use 'stdlib', 'installed', 'files:PATH[,PATH...]' or 'hf:NAME'."
+            )
         if not 0.0 < self.val_fraction < 1.0:
             raise ValueError(
                 f"val_fraction={self.val_fraction} must lie between 0 and 1, both excluded: "

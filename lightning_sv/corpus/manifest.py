@@ -61,7 +61,7 @@ class Manifest:
         version: Of this format.
         source: The source as configured.
         licence: Of the text, None if unknown.
-        packages: Versions of the packages the text was taken from (source 'stdlib').
+        packages: Versions of the packages the text was taken from (sources 'stdlib' and 'installed').
         settings: All settings that decide the content.
         tokenizer: The tokenizer as configured.
         tokenizer_file: Its canonical file inside the corpus.

@@ -9,7 +9,7 @@ from lightning_sv.corpus.document import Document, Source
 from lightning_sv.corpus.files import files_source
 from lightning_sv.corpus.hub import hub_source
 from lightning_sv.corpus.progress import Progress
-from lightning_sv.corpus.stdlib import stdlib_source
+from lightning_sv.corpus.stdlib import installed_source, stdlib_source
 
 
 def open_source(config: CorpusConfig, progress: Progress) -> Source:
@@ -23,6 +23,8 @@ def open_source(config: CorpusConfig, progress: Progress) -> Source:
     kind, _, name = config.source.partition(":")
     if kind == "stdlib":
         return stdlib_source(config.max_bytes, progress)
+    if kind == "installed":
+        return installed_source(config.max_bytes, progress)
     if kind == "files":
         return files_source(name, text_field=config.text_field)
     assert kind == "hf", kind  # CorpusConfig accepts no other

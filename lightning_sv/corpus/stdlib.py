@@ -1,11 +1,12 @@
-"""The corpus that every machine already has: the Python sources of its own environment."""
+"""The corpora that every machine already has: the Python sources of its own environment."""
 
 from __future__ import annotations
 
 import importlib.metadata as metadata
 import platform
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from lightning_sv.corpus.document import Document, Source, digest, order_key
@@ -25,35 +26,50 @@ _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__"}
 def stdlib_source(max_bytes: int | None, progress: Progress) -> Source:
     """Python sources of the standard library and of `PACKAGES`, in the order of a hash of their text.
 
-    The order mixes the packages, so that a cap takes a fair sample of all of them. Files that are empty or no
-    UTF-8 are left out.
-
     Args:
         max_bytes: Bytes of text to take at most; None means `DEFAULT_MAX_BYTES`.
         progress: Shows how far the search has come.
     """
-    paths, packages, licences = _python_files()
+    return _python_source(PACKAGES, max_bytes or DEFAULT_MAX_BYTES, progress)
+
+
+def installed_source(max_bytes: int | None, progress: Progress) -> Source:
+    """Python sources of the standard library and of all that is installed: what a machine without a network can read.
+
+    Args:
+        max_bytes: Bytes of text to take at most; None takes all.
+        progress: Shows how far the search has come.
+    """
+    found = {str(distribution.metadata["Name"]) for distribution in metadata.distributions()}
+    # A checkout of this project changes from day to day, and its text says nothing about a machine.
+    return _python_source(
+        sorted(name for name in found if name.replace("-", "_") != "lightning_sv"), max_bytes, progress
+    )
+
+
+def _python_source(names: Iterable[str], max_bytes: int | None, progress: Progress) -> Source:
+    """The sources of the standard library and of some distributions.
+
+    The order mixes the packages, so that a cap takes a fair sample of all of them. Files that are empty or no
+    UTF-8 are left out.
+    """
+    paths, packages, licences = _python_files(names)
     found: dict[bytes, Path] = {}
     sizes: dict[bytes, int] = {}
     duplicates = unreadable = 0
-    with progress.phase("reading sources", len(paths), unit="files") as step:
-        for path in paths:
+    with progress.phase("reading sources", len(paths), unit="files") as step, ThreadPoolExecutor() as pool:
+        for path, (key, size, is_text) in zip(paths, pool.map(_examine, paths), strict=True):
             step(1)
-            raw = path.read_bytes()
-            key = digest(raw)
-            if not raw or key in found:
-                duplicates += bool(raw)
-                continue
-            try:
-                raw.decode("utf-8")
-            except UnicodeDecodeError:
+            if not size or key in found:
+                duplicates += bool(size)
+            elif not is_text:
                 unreadable += 1
-                continue
-            found[key], sizes[key] = path, len(raw)
+            else:
+                found[key], sizes[key] = path, size
     taken: list[bytes] = []
     total = 0
     for key in sorted(found, key=order_key):
-        if total + sizes[key] > (max_bytes or DEFAULT_MAX_BYTES):
+        if max_bytes is not None and total + sizes[key] > max_bytes:
             break
         taken.append(key)
         total += sizes[key]
@@ -69,8 +85,18 @@ def stdlib_source(max_bytes: int | None, progress: Progress) -> Source:
     return Source(read, total, licence, packages, duplicates, unreadable)
 
 
-def _python_files() -> tuple[list[Path], dict[str, str], dict[str, str]]:
-    """Every .py file of the standard library and of the installed `PACKAGES`, their versions and licences."""
+def _examine(path: Path) -> tuple[bytes, int, bool]:
+    """Digest and size of a file, and whether it is UTF-8."""
+    raw = path.read_bytes()
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return digest(raw), len(raw), False
+    return digest(raw), len(raw), True
+
+
+def _python_files(names: Iterable[str]) -> tuple[list[Path], dict[str, str], dict[str, str]]:
+    """Every .py file of the standard library and of what is installed of `names`, their versions and licences."""
     root = Path(sysconfig.get_path("stdlib"))
     paths = [
         path
@@ -79,7 +105,7 @@ def _python_files() -> tuple[list[Path], dict[str, str], dict[str, str]]:
     ]
     packages = {"python": platform.python_version()}
     licences = {"python": "PSF-2.0"}
-    for name in PACKAGES:
+    for name in names:
         try:
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:

@@ -1,0 +1,56 @@
+"""The corpus on the device: all blocks as one tensor, and the order of a run as another."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_sv.corpus import CorpusConfig, Manifest, Share, iter_tokens
+from lightning_sv.corpus.order import GlobalOrder
+
+
+class Text:
+    """Blocks of seq_len + 1 ids of both splits, int32, on a device.
+
+    Args:
+        corpus: prepared.
+        seq_len: tokens a sequence predicts.
+        val_sequences: validation reads so many, evenly spread over its split, always the same.
+        device: that holds them: 4 bytes a token.
+
+    Raises:
+        ValueError: a split has no block, or the corpus is damaged.
+    """
+
+    def __init__(self, corpus: CorpusConfig, seq_len: int, val_sequences: int, device: torch.device):
+        self.manifest = Manifest.load(corpus.dir)
+        self.manifest.verify(corpus.dir, seq_len=seq_len, tokenizer=corpus.tokenizer, checksums=False)
+        self.train = self._blocks(corpus.dir, "train", seq_len).to(device)
+        held_out = self._blocks(corpus.dir, "val", seq_len)
+        n = len(held_out)
+        k = min(val_sequences, n)
+        self.val = held_out[[i * n // k for i in range(k)]].to(device).long()
+
+    @staticmethod
+    def _blocks(folder: str, split: str, seq_len: int) -> Tensor:
+        """(blocks, seq_len + 1): each shard cut from its start, what fills no block left out."""
+        width = seq_len + 1
+        parts = [
+            np.asarray(ids[: len(ids) // width * width]).astype(np.int32).reshape(-1, width)
+            for ids in iter_tokens(folder, split)  # type: ignore[arg-type]
+        ]
+        return torch.from_numpy(np.concatenate(parts))
+
+    def order(self, seed: int, global_batch: int, steps: int) -> Tensor:
+        """(steps, global_batch) numbers of the blocks of every step, as `TokenLoader` reads them on one device.
+
+        Raises:
+            ValueError: the split has fewer blocks than a global batch.
+        """
+        order = GlobalOrder(len(self.train), Share(global_batch, global_batch), seed % 2**31)
+        rows: list[list[int]] = []
+        for epoch in range(math.ceil(steps / len(order))):
+            order.epoch = epoch
+            rows += list(order)
+        return torch.tensor(rows[:steps], dtype=torch.int64, device=self.train.device)
