@@ -197,5 +197,5 @@ def is_complete(state: Path, ladder: Ladder, rung: Rung) -> bool:
 
 def _too_large(rung: Rung, lanes: int) -> ValueError:
     return ValueError(
-        f"rung {rung.name} does not fit the device's memory on {lanes} lanes; lower --lanes, or the plan's global_batch."
+        f"rung {rung.name} does not fit the device on {lanes} lanes; lower --lanes, or the plan's global_batch."
     )

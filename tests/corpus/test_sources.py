@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import importlib.metadata
 import json
+import platform
 import sys
+import sysconfig
 from pathlib import Path
 
 import pyarrow
@@ -175,3 +177,26 @@ def test_json_lines_are_not_read_ahead(tmp_path: Path) -> None:
     assert next(stream).text == "first"
     with pytest.raises(ValueError, match="line 2"):
         next(stream)
+
+
+def test_installed_reads_every_distribution_but_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a folder of packages: their .py files, versions and licences; of this project nothing."""
+    for name, text in (("alpha", "a = 1\n"), ("beta", "b = 2\n"), ("lightning-sv", "c = 3\n")):
+        module = f"{name.replace('-', '_')}.py"
+        (tmp_path / module).write_text(text)
+        info = tmp_path / f"{name.replace('-', '_')}-1.5.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.5\nLicense: MIT\n")
+        (info / "RECORD").write_text(f"{module},,\n{info.name}/METADATA,,\n")
+    library = tmp_path / "stdlib"
+    library.mkdir()
+    (library / "math.py").write_text("d = 4\n")
+    (library / "latin.py").write_bytes(b"# \xe9\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(library))
+    source = open_source(CorpusConfig(source="installed"), _SILENT)
+    assert {document.text for document in source.read()} == {"a = 1\n", "b = 2\n", "d = 4\n"}
+    assert source.packages == {"python": platform.python_version(), "alpha": "1.5", "beta": "1.5"}
+    assert source.licence == "python: PSF-2.0; alpha: MIT; beta: MIT" and source.unreadable == 1
+    capped = open_source(CorpusConfig(source="installed", max_bytes=12), _SILENT)
+    assert capped.total_bytes == 12 and len(list(capped.read())) == 2
