@@ -105,7 +105,8 @@ def _fit(argv: list[str]) -> int:
         from rich.console import Console
 
         from lightning_sv.lit.summary import print_summary
-        from lightning_sv.paper import draw_run, read_run
+        from lightning_sv.paper.draw import draw_run
+        from lightning_sv.paper.events import read_run
 
         draw_run(read_run(run.run_dir), run.run_dir / "run.png")
         if run.json:
@@ -117,7 +118,7 @@ def _fit(argv: list[str]) -> int:
 
 def _prepare(argv: list[str]) -> int:
     from lightning_sv.corpus import CorpusConfig, prepare
-    from lightning_sv.lit.parser import Parser
+    from lightning_sv.runs.parser import Parser
 
     parser = Parser(prog="lightning-sv prepare", description="Text to tokens to shards.", parser_mode="omegaconf+")
     parser.add_argument("--config", action="config", help="YAML with data.corpus; repeatable.")
@@ -140,9 +141,9 @@ def _prepare(argv: list[str]) -> int:
 def _params(argv: list[str]) -> int:
     from rich.console import Console
 
-    from lightning_sv.lit.parser import RUN_KEYS, Parser
     from lightning_sv.nn import BackboneConfig
-    from lightning_sv.paper.ledger import ledger
+    from lightning_sv.runs.ledger import ledger
+    from lightning_sv.runs.parser import RUN_KEYS, Parser
     from lightning_sv.scale import ScaleOptions
 
     parser = Parser(prog="lightning-sv params", description="Parameters by role.", parser_mode="omegaconf+")
@@ -171,7 +172,7 @@ def _params(argv: list[str]) -> int:
 
 
 def _plan(argv: list[str]) -> int:
-    from lightning_sv.paper import read_run
+    from lightning_sv.paper.events import read_run
     from lightning_sv.plan.command import run_plan
 
     return run_plan(argv, lambda run: read_run(run, complete=False).curve("throughput/mfu"))
@@ -207,8 +208,8 @@ def _generate(argv: list[str]) -> int:
     from lightning_sv.corpus import Tokenizer
     from lightning_sv.lit.generate import generate
     from lightning_sv.lit.load import load_backbone
-    from lightning_sv.lit.words import Words
-    from lightning_sv.paper import read_run
+    from lightning_sv.paper.events import read_run
+    from lightning_sv.runs.words import Words
 
     parser = Words(prog="lightning-sv generate", description="Continue a prompt.")
     parser.add_argument("run", help="A run directory.")

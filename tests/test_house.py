@@ -17,15 +17,15 @@ from torch.nn import functional as F
 from lightning_sv.__main__ import COMMANDS, main
 from lightning_sv.callbacks.branch_norms import branch_norms
 from lightning_sv.corpus import CorpusConfig, prepare
-from lightning_sv.lit.cli import parse_run
 from lightning_sv.optim.tuned import TUNED_LR
+from lightning_sv.runs.parse import parse_run
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lightning_sv"
 #: floor of each package; imports run down only, and never sideways
 FLOORS = {
-    "scale": 0, "corpus": 0, "curvature": 0, "theory": 0, "nn": 1, "optim": 1, "callbacks": 2, "interop": 2, "lit": 3,
-    "plan": 4, "ladder": 4, "paper": 5,
+    "scale": 0, "corpus": 0, "curvature": 0, "theory": 0, "nn": 1, "optim": 1, "callbacks": 2, "interop": 2, "runs": 2,
+    "lit": 3, "plan": 4, "ladder": 4, "paper": 5,
     "__main__": 6, "doctor": 6, "__init__": 6,
 }  # fmt: skip
 KNOW_LIGHTNING = {"lit", "callbacks"}

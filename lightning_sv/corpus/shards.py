@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-import litdata
 import numpy as np
 import torch
-from litdata.streaming.item_loader import TokensLoader
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -52,7 +50,11 @@ class Blocks(Dataset[Tensor]):
 
     def __init__(self, folder: Path, seq_len: int, n: int, corpus_hash: str):
         self.seq_len, self.corpus_hash, self._n = seq_len, corpus_hash, n
-        self._stream = litdata.StreamingDataset(
+        # Here, for litdata imports the clients of every cloud: commands that read no shard start without it.
+        from litdata import StreamingDataset
+        from litdata.streaming.item_loader import TokensLoader
+
+        self._stream = StreamingDataset(
             str(folder), item_loader=TokensLoader(block_size=seq_len + 1), shuffle=False, drop_last=False
         )
 

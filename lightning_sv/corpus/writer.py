@@ -8,8 +8,6 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from litdata.streaming import Cache
-from litdata.streaming.item_loader import TokensLoader
 
 from lightning_sv.corpus.manifest import Shard, SplitInfo
 
@@ -29,6 +27,10 @@ class ShardWriter:
     def __init__(self, folder: Path, chunk_bytes: int, dtype: np.dtype) -> None:
         self.folder, self.dtype = folder, dtype
         folder.mkdir(parents=True, exist_ok=True)
+        # Here, as in shards.py: litdata imports the clients of every cloud.
+        from litdata.streaming import Cache
+        from litdata.streaming.item_loader import TokensLoader
+
         self._cache = Cache(str(folder), chunk_bytes=chunk_bytes, item_loader=TokensLoader())
         self.documents = self.tokens = self.text_bytes = 0
         self.largest_token = -1

@@ -21,11 +21,15 @@ from lightning_sv.lit.checkpoint import AtomicCheckpointIO, LastCheckpoint
 from lightning_sv.lit.data import ShardDataModule
 from lightning_sv.lit.load import check_checkpoint
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.parser import RUN_KEYS, Parser
-from lightning_sv.lit.refuse import TRAINER_DEFAULTS, refuse_trainer_keys
 from lightning_sv.lit.run_dir import LAST, choose, claim, clear, is_first_of_node, last_checkpoint
 from lightning_sv.lit.shard import FullyShardedStrategy
 from lightning_sv.lit.summary import SUMMARY_FILE, print_groups, summarize, write_parameters, write_summary
+from lightning_sv.runs.parser import Parser
+from lightning_sv.runs.trainer import TRAINER_DEFAULTS, refuse_trainer_keys
+
+
+class RunParser(Parser, LightningArgumentParser):
+    """LightningCLI's parser, with our errors."""
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -57,7 +61,7 @@ class PretrainCLI(LightningCLI):
             PretrainModule,
             ShardDataModule,
             args=args,
-            parser_class=Parser,
+            parser_class=RunParser,
             parser_kwargs={"prog": "lightning-sv", "parser_mode": "omegaconf+"},
             seed_everything_default=0,
             save_config_callback=SaveRunConfig,
@@ -197,37 +201,6 @@ def _several(value: Any) -> list[Any]:
     if value is None or isinstance(value, bool):
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainModule, ShardDataModule, dict[str, Any]]:
-    """Build the module and the data that `fit` with these arguments would use; return the trainer's keys as well.
-
-    Args:
-        args: as on the command line.
-        check_corpus: whether the corpus must be there.
-
-    Raises:
-        ValueError: whatever `fit` would refuse about model and data.
-    """
-    parser = Parser(parser_mode="omegaconf+")
-    parser.add_argument("--config", action="config")
-    parser.add_argument("--seed_everything", type=bool | int, default=0)
-    parser.add_lightning_class_args(PretrainModule, "model")
-    parser.add_lightning_class_args(ShardDataModule, "data")
-    parser.add_lightning_class_args(L.Trainer, "trainer")  # parsed, not built
-    parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
-    for key in ("scalars", "branch_norms", "experts", "batch_hash", "checkpoint", "progress"):
-        parser.add_argument(f"--{key}", type=dict)
-    for key in RUN_KEYS:
-        parser.add_argument(f"--{key}", type=Any)
-    config = parser.parse_args(args)
-    trainer: dict[str, Any] = config.pop("trainer").as_dict()
-    made = parser.instantiate(config)
-    model: PretrainModule = made.model
-    data: ShardDataModule = made.data
-    if check_corpus:
-        data.check(model.config.vocab_size)
-    return model, data, trainer
 
 
 def quiet() -> None:

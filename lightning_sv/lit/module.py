@@ -1,6 +1,6 @@
 """The LightningModule: a backbone, its loss, its optimizer and schedule."""
 
-from typing import Any, Literal
+from typing import Any
 
 import lightning as L
 import torch
@@ -15,86 +15,17 @@ from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.lit.rng import restore_rng, rng_states
 from lightning_sv.lit.settings import refuse_other, settings_of
 from lightning_sv.lit.shard import shard
-from lightning_sv.nn import (
-    Backbone,
-    BackboneConfig,
-    MixtureOfExperts,
-    Routing,
-    activated_parameters,
-    document_numbers,
-    flops_per_token,
-    meta_backbone,
-    next_token_loss,
-    router_loss,
-)
-from lightning_sv.optim import (
-    OptimConfig,
-    ParameterGroup,
-    ScheduleConfig,
-    build_optimizer,
-    parameter_groups,
-    tuned_lr,
-)
-from lightning_sv.scale import ScaleOptions, ScaleStrategy
+from lightning_sv.nn import Backbone, MixtureOfExperts, Routing, flops_per_token, router_loss
+from lightning_sv.optim import build_optimizer
+from lightning_sv.runs.model import Pretraining
 
 
-class PretrainModule(L.LightningModule):
-    """Pre-trains a backbone with a scale-vector strategy.
+class PretrainModule(Pretraining, L.LightningModule):
+    """Pre-trains a backbone with a scale-vector strategy; its arguments are those of `Pretraining`."""
 
-    Args:
-        backbone: the sizes.
-        scale: the strategy: tokens joined by '+', one per axis (shared hg / nop bp ap dp dnp /
-            direct offset or er / wd iwd owd nowd), or a preset (llama, unified).
-        scale_options: finer choices of the strategy.
-        optim: the optimizer.
-        schedule: the learning rate over the steps.
-        tokens_per_param: the training budget per activated parameter, from which trainer.max_steps
-            follows unless that is set; 100 in the paper.
-        mask_documents: keep attention inside a document of a packed sequence (the paper does not
-            say; attention across is the default).
-        compile: with torch.compile: 'none'; 'model', the whole backbone; 'block', each block and the head
-            apart, which FSDP2 needs and which compiles in the time of one block.
-        activation_checkpointing: keep only the blocks' inputs for backward, and run them again there.
-        nonfinite: what to do where a loss or gradient is not finite: 'stop', before the step and with the
-            batch's identity saved; 'skip' the step and record it (which biases comparisons).
-        seed: of the initialization; null for seed_everything's.
-
-    Raises:
-        ValueError: a strategy, option or optimizer that does not fit the model, or no learning rate known.
-    """
-
-    def __init__(
-        self,
-        backbone: BackboneConfig,
-        scale: str = "llama",
-        scale_options: ScaleOptions = ScaleOptions(),  # noqa: B008 (frozen)
-        optim: OptimConfig = OptimConfig(),  # noqa: B008
-        schedule: ScheduleConfig = ScheduleConfig(),  # noqa: B008
-        tokens_per_param: float = 100.0,
-        mask_documents: bool = False,
-        compile: Literal["none", "model", "block"] = "none",
-        activation_checkpointing: bool = False,
-        nonfinite: Literal["stop", "skip"] = "stop",
-        seed: int | None = None,
-    ):
-        super().__init__()
-        if tokens_per_param <= 0:
-            raise ValueError(f"model.tokens_per_param is {tokens_per_param}; it must be positive.")
-        self.config, self.strategy, self.scale_options = backbone, ScaleStrategy.parse(scale), scale_options
-        self.optim, self.schedule, self.tokens_per_param = optim, schedule, tokens_per_param
-        self.mask_documents, self.compile_how, self.seed = mask_documents, compile, seed
-        self.activation_checkpointing = activation_checkpointing
-        self.nonfinite = NonFinite(skip=nonfinite == "skip")
-        self.lr = self.optim.lr or tuned_lr(backbone.name, self.optim.name, self.schedule.name, self.strategy)
-        # Before any data is touched: strategy and optimizer fit the sizes, and the number of parameters.
-        meta = self.meta()
-        #: parameters, and those that one token uses: a sparse expert counts by the share of tokens it sees
-        self.n_params, self.n_activated = (
-            sum(p.numel() for p in meta.parameters()),
-            activated_parameters(meta, backbone),
-        )
-        self.meaning = meta.meaning
-        build_optimizer(self.parameter_groups(meta), self.optim, self.lr)
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.nonfinite = NonFinite(skip=self.when_nonfinite == "skip")
         self.backbone: Backbone | None = None
         # Two sums, in float64: MeanMetric ignores its weights where a NaN must show (nan_strategy="disable").
         self.val_nats, self.val_tokens = (SumMetric(nan_strategy="disable").set_dtype(torch.float64) for _ in range(2))
@@ -106,19 +37,10 @@ class PretrainModule(L.LightningModule):
         self.step_lr = self.lr  # of the last step: the scheduler has moved on when callbacks see the optimizer
 
     @property
-    def label(self) -> str:
-        """Strategy and options, as in run names and figures."""
-        return f"{self.strategy}{self.scale_options.label()}"
-
-    @property
     def net(self) -> Backbone:
         """The backbone, which exists from `configure_model` on."""
         assert self.backbone is not None, "configure_model has not run"
         return self.backbone
-
-    def meta(self) -> Backbone:
-        """Return the backbone without storage: names, sizes and roles before anything is built or sharded."""
-        return meta_backbone(self.config, self.strategy, self.scale_options)
 
     def configure_model(self) -> None:
         """Build and initialize the backbone, then shard it where the strategy does; Lightning calls this."""
@@ -138,23 +60,14 @@ class PretrainModule(L.LightningModule):
         elif self.compile_how == "block":
             self.backbone.compile_blocks()
 
-    def steps_for_budget(self, tokens_per_step: int) -> int:
-        """Return the optimizer steps that see `tokens_per_param` tokens per activated parameter, rounded up."""
-        return max(1, -int(-self.tokens_per_param * self.n_activated // tokens_per_step))
-
     def flops_per_token(self, seq_len: int) -> float:
         """Floating-point operations of forward and backward a token."""
         return flops_per_token(self.net, self.config, seq_len)
 
     def loss(self, block: Tensor) -> tuple[Tensor, list[Routing]]:
         """Mean next-token loss in nats per token of a (B, T + 1) block of token ids, and the routings."""
-        tokens, targets = block[:, :-1], block[:, 1:]
-        documents = None
-        if self.mask_documents:
-            datamodule: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-            documents = document_numbers(tokens, datamodule.eot)
-        logits, routings = self.net(tokens, documents, with_routing=True)
-        return next_token_loss(logits, targets), routings
+        datamodule: Any = self.trainer.datamodule if self.mask_documents else None  # type: ignore[attr-defined]
+        return self.nats(self.net, block, datamodule and datamodule.eot)
 
     def training_step(self, block: Tensor, batch_idx: int) -> dict[str, Any]:
         """Return the loss of one micro-batch, its part in nats per token, and the routings."""
@@ -189,10 +102,6 @@ class PretrainModule(L.LightningModule):
         self.log("val/loss", self.val_nats.compute() / self.val_tokens.compute(), logger=False)
         self.val_nats.reset()
         self.val_tokens.reset()
-
-    def parameter_groups(self, model: Backbone) -> list[ParameterGroup]:
-        """Return the trained parameters of `model`, this module's backbone or `meta()`, by role."""
-        return parameter_groups(model, self.strategy.decayed_roles)
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer over the groups, and the schedule by step."""

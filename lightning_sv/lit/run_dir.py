@@ -1,18 +1,16 @@
 """The run directory: chosen by rank 0, claimed by one run at a time."""
 
 import os
-import shutil
-import sys
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import distributed
 
+from lightning_sv.runs.lock import lock
+
 #: tells the processes of the other ranks which run directory rank 0 has chosen
 RUN_DIR_VARIABLE = "LIGHTNING_SV_RUN_DIR"
-#: how long a start waits for the run directory: loader workers outlive a killed run by a few seconds
-LOCK_SECONDS = 15
 #: the checkpoint, inside a run directory
 LAST = Path("checkpoints") / "last.ckpt"
 
@@ -103,40 +101,9 @@ def claim(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> FileL
     Raises:
         ValueError: another process trains there, or has since the directory was chosen.
     """
-    lock = _lock(run_dir)
+    held = lock(run_dir)
     _refuse_taken(run_dir, ckpt_path, again)
-    return lock
-
-
-def remove(run_dir: Path) -> None:
-    """Remove what a run directory holds, but for its lock.
-
-    Raises:
-        ValueError: a run trains there, or the file system cannot tell.
-    """
-    lock = _lock(run_dir)
-    if not lock.is_locked:
-        raise ValueError(f"run_dir {run_dir} holds another run, perhaps a live one; remove it yourself.")
-    try:
-        for each in run_dir.iterdir():
-            if each.is_dir() and not each.is_symlink():
-                shutil.rmtree(each)
-            elif each.name != ".lock":
-                each.unlink()
-    finally:
-        lock.release()
-
-
-def _lock(run_dir: Path) -> FileLock:
-    """The lock of a run directory, acquired but where the file system has none; refused where a run trains."""
-    lock = FileLock(run_dir / ".lock")
-    try:
-        lock.acquire(timeout=LOCK_SECONDS)
-    except Timeout:
-        raise ValueError(f"run_dir {run_dir} is in use by another run; wait for it, or choose another.") from None
-    except NotImplementedError:
-        print(f"warning: {run_dir} cannot be locked; start no second run there", file=sys.stderr)
-    return lock
+    return held
 
 
 def rank() -> int:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
 from lightning_sv.optim.adamw import adamw
@@ -38,9 +37,12 @@ def orthogonalize(update: Tensor, dtype: torch.dtype) -> Tensor:
             matrices: each rank iterates its own.
         dtype: of the arithmetic and of the result.
     """
-    if isinstance(update, DTensor) and update.ndim == 2:
+    if update.ndim == 2 and hasattr(update, "full_tensor"):  # a DTensor, whose class costs a second to import
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        sharded = cast(DTensor, update)
         whole = orthogonalize(cast(DTensor, update.to(dtype)).full_tensor(), dtype)
-        return distribute_tensor(whole, update.device_mesh, update.placements, src_data_rank=None)
+        return distribute_tensor(whole, sharded.device_mesh, sharded.placements, src_data_rank=None)
     a, b, c = NS_COEFFICIENTS
     tall = update.shape[-2] > update.shape[-1]
     x = update.to(dtype).flatten(end_dim=-3) if update.ndim > 2 else update.to(dtype)

@@ -13,15 +13,15 @@ import torch
 from rich.console import Console
 
 from lightning_sv import __version__
-from lightning_sv.lit.cli import parse_run
-from lightning_sv.lit.data import ShardDataModule
-from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.refuse import refuse_trainer_keys
-from lightning_sv.lit.words import Words
 from lightning_sv.paper.checks import CORPUS_KEYS, VALIDATION_KEYS, refuse_other_data
 from lightning_sv.paper.compare import compare
 from lightning_sv.paper.pair import Arm
 from lightning_sv.plan import plan_steps
+from lightning_sv.runs.data import Batches
+from lightning_sv.runs.model import Pretraining
+from lightning_sv.runs.parse import parse_run
+from lightning_sv.runs.trainer import refuse_trainer_keys
+from lightning_sv.runs.words import Words
 
 
 def run_compare(argv: list[str]) -> int:
@@ -81,8 +81,8 @@ class _Resolved(NamedTuple):
     """An arm, and what `fit` would build of its arguments."""
 
     arm: Arm
-    model: PretrainModule
-    data: ShardDataModule
+    model: Pretraining
+    data: Batches
     trainer: dict[str, Any]
 
 

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from yaml import YAMLError
 
-from lightning_sv.lit.yaml_file import check_yaml
+from lightning_sv.runs.yaml_file import check_yaml
 
 VAL_LOSS = "val/loss"
 TRAIN_LOSS = "train/loss"

@@ -12,8 +12,8 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from omegaconf import OmegaConf
 
-from lightning_sv.lit.yaml_file import check_yaml
 from lightning_sv.paper.spec import FigureSpec, ScaleSpec
+from lightning_sv.runs.yaml_file import check_yaml
 
 CONF = Path("conf")
 T = TypeVar("T")

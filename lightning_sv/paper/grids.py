@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats as scipy_stats
+from scipy.special import stdtrit
 
 
 class Optimum(NamedTuple):
@@ -58,6 +58,6 @@ def pairs_needed(spread: float, margin: float, confidence: float = 0.95, most: i
     """
     quantile = 0.5 + confidence / 2
     for n in range(2, most + 1):
-        if scipy_stats.t.ppf(quantile, n - 1) * spread / math.sqrt(n) <= margin:
+        if stdtrit(n - 1, quantile) * spread / math.sqrt(n) <= margin:
             return n
     return None

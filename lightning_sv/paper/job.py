@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_sv.lit.run_dir import remove
+from lightning_sv.runs.lock import remove
 from lightning_sv.scale.strategy import modules_named
 
 

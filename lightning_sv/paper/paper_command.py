@@ -16,8 +16,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_sv import __version__
-from lightning_sv.lit.cli import parse_run
-from lightning_sv.lit.words import Words
 from lightning_sv.paper.dry_run import print_dry_run
 from lightning_sv.paper.experiment import PlannedFigure, plan_figure
 from lightning_sv.paper.figures import CONF, figure_names, load_figure, load_scale
@@ -28,6 +26,8 @@ from lightning_sv.paper.report import write_report
 from lightning_sv.paper.results import FigureResult
 from lightning_sv.paper.runs import Runs
 from lightning_sv.paper.slurm import array_script, submit
+from lightning_sv.runs.parse import parse_run
+from lightning_sv.runs.words import Words
 
 
 def run_paper(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:

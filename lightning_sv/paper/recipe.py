@@ -14,11 +14,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from lightning_sv.lit.cli import parse_run
 from lightning_sv.nn import flops_per_token
 from lightning_sv.paper.figures import unknown
 from lightning_sv.paper.spec import ArmSpec, ModelSpec, PanelSpec, ScaleSpec
 from lightning_sv.plan import find_gpu, plan_steps, train_hours
+from lightning_sv.runs.parse import parse_run
 
 #: share of a GPU's peak that hours are given for; the middle of `lightning_sv.plan.MFUS`
 MFU = 0.4

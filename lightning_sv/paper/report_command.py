@@ -6,7 +6,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightning_sv.lit.words import Words
 from lightning_sv.paper.checks import (
     check_same_corpus,
     comparability_warnings,
@@ -18,6 +17,7 @@ from lightning_sv.paper.pair import Arm, Pair, TrainedArm
 from lightning_sv.paper.report import write_report
 from lightning_sv.paper.report_rows import tokens_per_param
 from lightning_sv.paper.results import ArmResult, FigureResult, PanelResult, Verdict, VerdictWord
+from lightning_sv.runs.words import Words
 
 
 def run_report(argv: list[str]) -> int:

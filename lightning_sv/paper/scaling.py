@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats as scipy_stats
 from scipy.optimize import least_squares, nnls
+from scipy.special import ndtri, stdtrit
 
 FEWEST_SIZES = 4
 _STARTS = (0.05, 0.2, 0.6)  # of the exponent; language models have 0.05 to 0.4
@@ -199,7 +199,7 @@ def _interval(value: float, drawn: Sequence[float], degrees: int, confidence: fl
     if not drawn:
         return Interval(value, None, None)
     upper = 0.5 + confidence / 2
-    wider = float(scipy_stats.t.ppf(upper, degrees) / scipy_stats.norm.ppf(upper))
+    wider = float(stdtrit(degrees, upper) / ndtri(upper))
     low, high = np.quantile(drawn, [1 - upper, upper])
     return Interval(value, value + wider * (float(low) - value), value + wider * (float(high) - value))
 

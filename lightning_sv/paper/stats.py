@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats as scipy_stats
+from scipy.special import stdtrit
 
 from lightning_sv.paper.events import Curve
 
@@ -61,7 +61,7 @@ class PairedDifference:
         """The same pairs with an interval of another coverage."""
         if self.se is None:
             return replace(self, confidence=confidence)
-        half = float(scipy_stats.t.ppf(0.5 + confidence / 2, self.n - 1)) * self.se
+        half = float(stdtrit(self.n - 1, 0.5 + confidence / 2)) * self.se
         return replace(self, low=self.mean - half, high=self.mean + half, confidence=confidence)
 
 

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_sv.lit.cli import parse_run
-from lightning_sv.lit.words import Words
 from lightning_sv.plan.device import STRATEGIES, USABLE
 from lightning_sv.plan.hours import GPUS, MFUS, find_gpu, measured_mfu
 from lightning_sv.plan.plan import Plan, make_plan
+from lightning_sv.runs.parse import parse_run
+from lightning_sv.runs.words import Words
 
 #: run directory -> (training tokens, throughput/mfu), as the event files have it
 ReadMfu = Callable[[Path], tuple[NDArray[np.int64], NDArray[np.float64]]]

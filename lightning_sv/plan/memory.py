@@ -4,7 +4,6 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,10 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.nonfinite import NonFinite
-from lightning_sv.nn import Backbone
+from lightning_sv.nn import Backbone, router_loss
 from lightning_sv.optim import build_optimizer
+from lightning_sv.runs.model import Pretraining
 
 
 class Held(NamedTuple):
@@ -90,26 +88,26 @@ class AllocatedBytes(TorchDispatchMode):
 
 
 def step_memory(
-    module: PretrainModule, micro_batch: int, seq_len: int, *, precision: str = "32-true", accumulate: bool = False
+    run: Pretraining, micro_batch: int, seq_len: int, *, precision: str = "32-true", accumulate: bool = False
 ) -> StepMemory:
     """Return the memory of one training step in eager mode; the compiler needs less, as it recomputes.
 
-    The step is `training_step`, backward, clipping and the optimizer, in Lightning's order: the old gradients
+    The step is the module's loss, backward, clipping and the optimizer, in Lightning's order: the old gradients
     live through the forward pass, and with accumulation through backward as well. Routing is not looked at:
     the experts' buffer has one size whatever they get.
 
     Args:
-        module: whose backbone is not built yet, and stays so.
+        run: what is trained.
         micro_batch: sequences at once.
         seq_len: tokens a sequence predicts.
         precision: trainer.precision, '32-true' or 'bf16-mixed'.
         accumulate: whether a step has several micro-batches.
     """
     counter = AllocatedBytes()
-    with fake_backbone(module) as net, counter:
+    with fake_backbone(run) as net, counter:
         for tensor in (*net.parameters(), *net.buffers()):
             counter.add(tensor)
-        optimizer = build_optimizer(module.parameter_groups(net), module.optim, module.lr)
+        optimizer = build_optimizer(run.parameter_groups(net), run.optim, run.lr)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 parameter.grad = torch.empty_like(parameter)
@@ -118,7 +116,8 @@ def step_memory(
         between = counter.peak = counter.now
         block = torch.zeros(micro_batch, seq_len + 1, dtype=torch.long)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
-            loss: Tensor = module.training_step(block, 0)["loss"]
+            nats, routings = run.nats(net, block, 0 if run.mask_documents else None)
+            loss = nats + router_loss(routings, run.config)
         if not accumulate:
             optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -134,20 +133,11 @@ def _held(parameter: Tensor, optimizer: torch.optim.Optimizer) -> Held:
 
 
 @contextmanager
-def fake_backbone(module: PretrainModule) -> Iterator[Backbone]:
-    """Give `module` a backbone without storage, in a mode in which operators compute shapes alone."""
-    assert module.backbone is None, "a plan is made before configure_model"
+def fake_backbone(run: Pretraining) -> Iterator[Backbone]:
+    """Yield the backbone without storage, in a mode in which operators compute shapes alone."""
     # On the meta device outside the mode: parameters made inside cannot change their device.
-    net = module.meta()
-    before = module._trainer, module.nonfinite, module._loads
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            module.backbone = net.to_empty(device="cpu")
-            net.activation_checkpointing = module.activation_checkpointing
-            module.nonfinite = NonFinite(skip=False)
-            trainer: Any = SimpleNamespace(world_size=1, datamodule=SimpleNamespace(eot=0))
-            module._trainer = trainer
-            yield net
-    finally:
-        module.backbone = None
-        module._trainer, module.nonfinite, module._loads = before
+    net = run.meta()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        net = net.to_empty(device="cpu")
+        net.activation_checkpointing = run.activation_checkpointing
+        yield net

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from lightning_sv.corpus.manifest import FILENAME
-from lightning_sv.lit.data import ShardDataModule
-from lightning_sv.lit.module import PretrainModule
 from lightning_sv.nn import flops_per_token
 from lightning_sv.plan.device import USABLE, GpuMemory, find_strategy, gpu_memory, largest_micro_batch
 from lightning_sv.plan.hours import MFUS, Gpu, train_hours
 from lightning_sv.plan.memory import StepMemory, step_memory
+from lightning_sv.runs.data import Batches
+from lightning_sv.runs.model import Pretraining
 
 PRECISIONS = ("32-true", "bf16-mixed")
 
@@ -78,8 +78,8 @@ class Plan:
 
 
 def make_plan(
-    module: PretrainModule,
-    data: ShardDataModule,
+    run: Pretraining,
+    data: Batches,
     trainer: dict[str, Any],
     gpu: Gpu,
     gpus: int,
@@ -90,7 +90,7 @@ def make_plan(
     """Plan the run that `fit` would make of these on `gpus` GPUs.
 
     Args:
-        module: not yet built.
+        run: what is trained.
         data: its corpus need not be there.
         trainer: the trainer's keys; of them count max_steps, precision and strategy.
         gpu: their kind.
@@ -105,19 +105,19 @@ def make_plan(
         raise ValueError(f"--gpus is {gpus}; it must be at least 1.")
     shared = data.share(gpus)
     micro, share = shared.micro_batch, data.global_batch // gpus
-    steps, precision = plan_steps(module, data, trainer), _precision(trainer)
+    steps, precision = plan_steps(run, data, trainer), _precision(trainer)
     chosen, bucket_view = find_strategy(trainer, gpus) if strategy is None else _given_strategy(strategy, trainer, gpus)
     if chosen == "single" and gpus > 1:
         raise ValueError(f"--strategy single holds the model on one GPU, and --gpus is {gpus}; use ddp or fsdp.")
-    tokens, meta = steps * data.tokens_per_step, module.meta()
-    flops = flops_per_token(meta, module.config, data.seq_len)
+    tokens, meta = steps * data.tokens_per_step, run.meta()
+    flops = flops_per_token(meta, run.config, data.seq_len)
     hours = tuple((mfu, train_hours(tokens, flops, gpus, gpu.peak(precision), mfu)) for mfu in mfus)
 
     @cache
     def step(micro_batch: int) -> StepMemory:
         # views of DDP's buckets are gradients that are never freed, as in accumulation
         kept = micro_batch < share or (chosen == "ddp" and bucket_view)
-        return step_memory(module, micro_batch, data.seq_len, precision=precision, accumulate=kept)
+        return step_memory(run, micro_batch, data.seq_len, precision=precision, accumulate=kept)
 
     def memory(micro_batch: int) -> GpuMemory:
         several = micro_batch < share
@@ -126,15 +126,15 @@ def make_plan(
     limit = int(USABLE * gpu.memory)
     weights, _, state = step(micro).parts()
     return Plan(
-        model=module.config.name,
-        label=module.label,
-        parameters=module.n_params,
+        model=run.config.name,
+        label=run.label,
+        parameters=run.n_params,
         gpu=gpu.name,
         gpu_memory=gpu.memory,
         gpus=gpus,
         strategy=chosen,
         precision=precision,
-        activation_checkpointing=module.activation_checkpointing,
+        activation_checkpointing=run.activation_checkpointing,
         global_batch=data.global_batch,
         micro_batch=micro,
         micro_batches=shared.accumulate,
@@ -147,11 +147,11 @@ def make_plan(
         flops=tokens * flops,
         hours=tuple((mfu, each, each * gpus) for mfu, each in hours),
         checkpoint=weights + state,
-        reads=_reads(data, module.config.vocab_size, share, steps),
+        reads=_reads(data, run.config.vocab_size, share, steps),
     )
 
 
-def plan_steps(module: PretrainModule, data: ShardDataModule, trainer: dict[str, Any]) -> int:
+def plan_steps(run: Pretraining, data: Batches, trainer: dict[str, Any]) -> int:
     """Return the optimizer steps of a run: trainer.max_steps, or those of the token budget.
 
     Raises:
@@ -159,7 +159,7 @@ def plan_steps(module: PretrainModule, data: ShardDataModule, trainer: dict[str,
     """
     given = str(trainer.get("max_steps", -1))  # text, where it comes from the command line
     if given == "-1":
-        return module.steps_for_budget(data.tokens_per_step)
+        return run.steps_for_budget(data.tokens_per_step)
     if not given.isdecimal() or int(given) < 1:
         raise ValueError(f"trainer.max_steps is {given}; it must be at least 1, or -1 for the budget.")
     return int(given)
@@ -182,7 +182,7 @@ def _precision(trainer: dict[str, Any]) -> str:
     return precision
 
 
-def _reads(data: ShardDataModule, vocab_size: int, share: int, steps: int) -> Reads:
+def _reads(data: Batches, vocab_size: int, share: int, steps: int) -> Reads:
     manifest = data.manifest if (Path(data.corpus.dir) / FILENAME).is_file() else None
     width = np.dtype(manifest.dtype if manifest else "uint16" if vocab_size <= 1 << 16 else "uint32").itemsize
     size = (data.seq_len + 1) * width

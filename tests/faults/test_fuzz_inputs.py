@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
-from lightning_sv.lit.cli import parse_run
 from lightning_sv.lit.load import CHECKPOINT_KEY, load_backbone
+from lightning_sv.runs.parse import parse_run
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.scale.strategy import AXES, PRESETS
 from tests.faults.conftest import Tally

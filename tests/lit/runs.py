@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_sv.paper import read_run
+from lightning_sv.paper.events import read_run
 from tests.conftest import listen_to_interrupts
 
 LAST = "checkpoints/last.ckpt"

@@ -10,7 +10,7 @@ import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.lit.load import load_backbone
-from lightning_sv.paper import read_run
+from lightning_sv.paper.events import read_run
 
 
 @pytest.fixture

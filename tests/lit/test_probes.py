@@ -17,7 +17,7 @@ from lightning_sv.curvature import HessianProduct, hutchinson, lanczos
 from lightning_sv.lit.load import load_backbone
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.nn import document_numbers, next_token_loss
-from lightning_sv.paper import Run, read_run
+from lightning_sv.paper.events import Run, read_run
 
 CONFIG = Path(__file__).parents[2] / "conf/probes/sharpness.yaml"
 FAMILIES = {

@@ -12,7 +12,7 @@ import torch
 from lightning_sv.__main__ import main
 from lightning_sv.lit.checkpoint import AtomicCheckpointIO
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.paper import read_run
+from lightning_sv.paper.events import read_run
 from tests.lit.runs import same_checkpoint, start, wait_for
 
 STEPS = 40

@@ -10,7 +10,7 @@ import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.nn import MixtureOfExperts
-from lightning_sv.paper import Run, read_run
+from lightning_sv.paper.events import Run, read_run
 from tests.conftest import write_run_args
 from tests.lit.several_processes import MODELS, STOP_AT, STRATEGIES, arguments, fixed_choice, stop_in_the_middle
 

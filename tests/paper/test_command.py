@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from lightning_sv.lit.cli import parse_run
-from lightning_sv.paper import Arm, command, read_run
+from lightning_sv.paper import command
 from lightning_sv.paper.compare import compare
+from lightning_sv.paper.events import read_run
+from lightning_sv.paper.pair import Arm
+from lightning_sv.runs.parse import parse_run
 from tests.paper.test_compare import FAKE
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lightning_sv.paper import Arm, Comparison, compare
+from lightning_sv.paper.compare import compare
+from lightning_sv.paper.comparison import Comparison
+from lightning_sv.paper.pair import Arm
 from tests.conftest import listen_to_interrupts
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
@@ -184,7 +186,7 @@ def test_refused_requests(tmp_path: Path) -> None:
 def test_interrupt_stops_the_children_and_keeps_finished_runs(tmp_path: Path) -> None:
     """Ctrl-C during seed 1: both children of it die, seed 0 is reused by the next call."""
     code = (
-        "import sys; from lightning_sv.paper import Arm, compare\n"
+        "import sys; from lightning_sv.paper.compare import compare; from lightning_sv.paper.pair import Arm\n"
         "compare(Arm('llama', 'llama'), [Arm('unified', 'unified')], seeds=[0, 1],"
         f" args=['--hang_seed', '1'], out={str(tmp_path)!r}, jobs=2, launcher={FAKE!r})"
     )

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from lightning_sv.lit.cli import parse_run
 from lightning_sv.paper.dry_run import cost, rule_runs
 from lightning_sv.paper.experiment import PlannedFigure, by_seed, plan_figure
 from lightning_sv.paper.figures import figure_names, load_figure, load_scale, scale_names
@@ -14,6 +13,7 @@ from lightning_sv.paper.kinds import KINDS
 from lightning_sv.paper.recipe import Recipes
 from lightning_sv.paper.slurm import array_script
 from lightning_sv.plan import plan_steps
+from lightning_sv.runs.parse import parse_run
 
 ROOT = Path(__file__).parents[2]
 FIGURES = [

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from lightning_sv.__main__ import main
-from lightning_sv.paper.ledger import PAPER_FIGURES
+from lightning_sv.runs.ledger import PAPER_FIGURES
 from tests.test_house import MODELS
 
 

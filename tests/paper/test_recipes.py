@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_sv.lit.cli import parse_run
+from lightning_sv.runs.parse import parse_run
 
 ROOT = Path(__file__).parents[2]
 # model, optimizer, schedule, strategy: learning rate, tokens a step, billions of tokens (None: 100 a parameter)

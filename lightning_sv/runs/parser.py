@@ -3,20 +3,18 @@
 import itertools
 import re
 import sys
-from argparse import ArgumentParser
 from difflib import get_close_matches
 from typing import Any, NoReturn, get_args
 
-from jsonargparse import Namespace
-from lightning.pytorch.cli import LightningArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
-from lightning_sv.lit.yaml_file import check_yaml
+from lightning_sv.runs.yaml_file import check_yaml
 
 #: keys of a run's config.yaml that say nothing about its model, data and trainer
 RUN_KEYS = ("run_dir", "ckpt_path", "json", "weights_only", "optimizer", "lr_scheduler")
 
 
-class Parser(LightningArgumentParser):
+class Parser(ArgumentParser):
     """Raises ValueError where argparse would print its usage and exit.
 
     Misspelled keys, from YAML or the command line, are answered with the nearest right one.
