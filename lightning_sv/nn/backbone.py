@@ -72,7 +72,10 @@ class Backbone(nn.Module):
         self.config = config
         self.strategy = ScaleStrategy.parse(scale)
         build = ScaleBuilder(self.strategy, options, config.norm_eps)
-        self.embed = nn.Embedding(config.vocab_size, config.d_model)
+        # A weight of our own: the default one is drawn, on the meta device too, for which torch imports its compiler.
+        self.embed = nn.Embedding(
+            config.vocab_size, config.d_model, _weight=torch.empty(config.vocab_size, config.d_model)
+        )
         self.layers = nn.ModuleList(Block(config, build) for _ in range(config.n_layer))
         head = Branch(config.vocab_size, norm_width=config.vocab_size, role="head")
         self.head = build.group("final_norm", config.d_model, {"lm_head": head})
