@@ -16,7 +16,7 @@ from lightning_sv.ladder.plan import Ladder, load_ladder, runs_of
 from lightning_sv.ladder.record import SUMMARY, pack, write_atomically
 from lightning_sv.ladder.text import Text
 from lightning_sv.lit.provenance import Provenance
-from lightning_sv.lit.words import Words
+from lightning_sv.runs.words import Words
 
 TUNED = "tuned.json"
 
