@@ -28,7 +28,7 @@ LAYERS = base optim/$(OPTIM) schedule/$(SCHEDULE) trainer/$(TRAINER) data/$(DATA
 CONFIG = $(foreach layer,$(LAYERS) model/$(1) $(PROBES:%=probes/%),--config conf/$(layer).yaml)
 
 .DEFAULT_GOAL := help
-.PHONY: help install data train compare paper theory gpu_study test test-faults test-torch211 check bench tensorboard doctor clean
+.PHONY: help install data train compare paper theory gpu_report gpu_study test test-faults test-torch211 check bench tensorboard doctor clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -109,6 +109,9 @@ bench:  ## one training step of models and blocks against the peers', and Hessia
 	@$(VENV)-bench/bin/python -m benchmarks.curvature $(ARGS)
 
 # On a machine of wheels alone, without network, its own Python does: nothing is installed.
+gpu_report:  ## what this CUDA machine does, in 10 minutes: correctness, what scale vectors cost, peers; ARGS=--help
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(ARGS)
+
 PLAN ?= conf/ladder/h200.yaml
 MINUTES ?= 9
 gpu_study:  ## the ladder PLAN on this CUDA machine, MINUTES of it; again to continue; ARGS=--help

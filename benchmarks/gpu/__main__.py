@@ -1,0 +1,85 @@
+"""Measure this CUDA machine: ceilings, correctness, what scale vectors cost, peers, where the time goes.
+
+python -m benchmarks.gpu [--out results/gpu] [--seconds 560] [--stages ceilings,fit]
+"""
+
+import os
+import sys
+import tempfile
+from argparse import ArgumentParser
+from pathlib import Path
+
+#: the oldest torch that this project runs on
+OLDEST = (2, 11)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the report; exit status 0 even where a stage failed, which the report says, 1 if all did, 2 wrong input."""
+    parser = ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", default="results/gpu", help="folder of report.json and report.md")
+    parser.add_argument("--seconds", type=float, default=560, help="for all of it")
+    parser.add_argument("--stages", help="only these, separated by commas")
+    parser.add_argument("--again", action="store_true", help="repeat stages that the report has")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--toy", action="store_true", help="at a size that shows only that it runs")
+    parser.add_argument("--work", help="folder for everything else")
+    options = parser.parse_args(argv)
+    problem = _problem(options.device)
+    if problem is not None:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    from benchmarks.gpu import cache, markdown
+    from benchmarks.gpu.runner import STAGES, Runner
+
+    names = options.stages.split(",") if options.stages else None
+    unknown = sorted(set(names or ()) - {stage.name for stage in STAGES})
+    if unknown:
+        print(f"error: unknown stage {unknown[0]!r}; known: {' '.join(s.name for s in STAGES)}.", file=sys.stderr)
+        return 2
+    work = Path(options.work or Path(tempfile.gettempdir()) / "lightning_sv_gpu").resolve()
+    out = Path(options.out).resolve()
+    cache.set_place(work)
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    print(cache.load(out / cache.FILE), flush=True)
+    runner = Runner(
+        out, work, options.device, options.toy, options.seconds, options.again,
+        tell=lambda line: print(line, flush=True),
+    )  # fmt: skip
+    try:
+        report = runner.run(names)
+    finally:
+        markdown.write(out, runner.report)
+    states = [stage["state"] for stage in report["stages"].values()]
+    print(f"{out / 'report.md'}: {states.count('done')} of {len(states)} stages done", flush=True)
+    return 0 if "done" in states else 1
+
+
+def _problem(device: str) -> str | None:
+    """What keeps the report from running here, in one sentence."""
+    try:
+        import torch
+    except ImportError as error:
+        return f"torch cannot be imported ({error}); use the Python that has it, PYTHON=..."
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < OLDEST:
+        return f"torch {torch.__version__} is too old; {'.'.join(map(str, OLDEST))} or newer is needed."
+    if device == "cpu":
+        return None
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA; install a CUDA build on a machine that has a card."
+    if not torch.cuda.is_available():
+        try:
+            torch.cuda.init()
+        except Exception as error:
+            return f"there is no CUDA device that torch {torch.__version__} can use ({' '.join(str(error).split())})."
+        return "there is no CUDA device."
+    capability = torch.cuda.get_device_capability()
+    if capability < (8, 0):
+        return (
+            f"{torch.cuda.get_device_name()} has no bf16 (capability {capability[0]}.{capability[1]}); 8.0 is needed."
+        )
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Stage 7: what the compiler made, in one file, so that the next start on such a machine does not compile again."""
+
+import os
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.process import Task
+
+FILE = "compile-cache.tar.xz"
+MOST_BYTES = 16 * 2**20
+#: what inductor and triton read and write; the same place again, or paths inside would be wrong
+VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "inductor/triton"}
+
+
+def set_place(folder: Path) -> None:
+    """Let this process and those it starts compile into `folder`."""
+    for name, below in VARIABLES.items():
+        os.environ[name] = str(folder / below)
+
+
+def load(archive: Path) -> str:
+    """Unpack a saved cache where the compiler looks; say what was done."""
+    place = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    if place.exists():
+        return "the machine's own compile cache is used"
+    if not archive.is_file():
+        return "nothing was compiled before"
+    place.mkdir(parents=True)
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(place, filter="data")
+    except (tarfile.TarError, OSError) as error:
+        return f"{archive} could not be unpacked ({error})"
+    return f"compile cache of {archive}"
+
+
+def run(task: Task) -> dict[str, Any]:
+    """Pack the cache into options['out'], unless it is larger than what comes back from such a machine."""
+    place = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    archive = Path(task.options["out"]) / FILE
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    files = [path for path in sorted(place.rglob("*")) if path.is_file() and path.suffix != ".lock"]
+    found: dict[str, Any] = {"files": len(files), "bytes": sum(path.stat().st_size for path in files)}
+    if not files:
+        return found | {"saved": False, "why": "nothing was compiled"}
+    with tarfile.open(archive, "w:xz", preset=1) as tar:
+        for path in files:
+            tar.add(path, path.relative_to(place))
+    found |= {"saved": True, "archive": FILE, "archive_bytes": archive.stat().st_size}
+    if archive.stat().st_size > task.options.get("most_bytes", MOST_BYTES):
+        archive.unlink()
+        found |= {"saved": False, "why": f"{found['archive_bytes'] / 2**20:.0f} MiB packed, and 16 come back"}
+    return found

@@ -1,0 +1,184 @@
+"""Stage 2: is what the card computes what the CPU computes in float64? One process a strategy.
+
+Norm-wise: the norm of a difference over the norm of what it is compared with, all gradients as one vector, and the
+worst single parameter. TF32 stays off.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.gpu.clock import clock_of
+from benchmarks.gpu.process import Job, Task, at_once
+from lightning_sv.nn import Backbone, BackboneConfig, next_token_loss, router_loss
+from lightning_sv.scale.grouped import block_products, row_products
+
+CASES = (
+    "llama", "nop", "ap", "dp", "dnp", "hg", "or", "er", "offset", "hg+or", "hg+dp+or", "unified", "moe:unified",
+)  # fmt: skip
+#: of a float32 result against float64, times the norm: sums of some thousand terms, in another order
+FLOAT32 = 1e-5
+#: of bf16: 2^-9 a rounding, through two blocks and back
+BF16 = 3e-2
+
+Gradients = dict[str, Tensor]
+
+
+def run(task: Task) -> dict[str, Any]:
+    """Check every case, each in a process of its own; the suite checks two, in this one."""
+    found: dict[str, Any] = {"cases": {}, "limits": {"float32": FLOAT32, "bf16": BF16}}
+    found["experts_without_rows"] = experts_without_rows(torch.device(task.device))
+    task.save(found)
+    if task.toy:
+        for case in ("unified", "moe:unified"):
+            found["cases"][case] = check(replace(task, options={"case": case}))
+        return found
+    jobs = [
+        Job(case, "benchmarks.gpu.correctness:check", replace(task, seconds=task.left - 2, options={"case": case}))
+        for case in CASES
+    ]
+    for case, outcome in at_once(jobs, most=7):
+        ended = {} if outcome["state"] == "done" else {"state": outcome["state"], "error": outcome["error"]}
+        found["cases"][case] = outcome["figures"] | ended
+        task.save(found)
+    return found
+
+
+def check(task: Task) -> dict[str, Any]:
+    """Compare one case: errors of each way to compute loss and gradients."""
+    torch.set_num_threads(2)
+    clock, case = clock_of(task.device), task.options["case"]
+    family, _, scale = case.rpartition(":")
+    config = BackboneConfig(d_model=256, n_layer=2, n_head=4, vocab_size=512)
+    if task.toy:
+        config = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=48)
+    if family:
+        config = replace(config, n_expert=8, n_expert_active=2)
+    model = _perturbed(Backbone(config, scale, seed=1))
+    generator = torch.Generator().manual_seed(2)
+    block = torch.randint(0, config.vocab_size, (2, 17 if task.toy else 257), generator=generator)
+    exact = gradients(model.double(), block)
+    found: dict[str, Any] = {"loss": float(exact["loss"])}
+    model = model.float()
+    found["cpu_float32"] = errors(gradients(model, block), exact)
+    model, block = model.to(clock.device), block.to(clock.device)
+    eager = gradients(model, block)
+    found["float32"] = errors(eager, exact)
+    found["again"] = errors(gradients(model, block), eager)
+    task.save(found)
+    found["plain_against_fast"] = errors(gradients(model, block, plain=True), eager)
+    half = gradients(model, block, bf16=True)
+    found["bf16"] = errors(half, exact)
+    task.save(found)
+    compiled = torch.compile(model.forward, dynamic=False, backend="aot_eager" if task.toy else "inductor")
+    found["compiled_against_eager"] = errors(gradients(model, block, forward=compiled), eager)
+    found["compiled_bf16"] = errors(gradients(model, block, bf16=True, forward=compiled), exact)
+    found["fails"] = failing(found, choice=bool(family))
+    return found
+
+
+def gradients(
+    model: Backbone,
+    block: Tensor,
+    *,
+    plain: bool = False,
+    bf16: bool = False,
+    forward: Callable[..., Any] | None = None,
+) -> Gradients:
+    """Loss and the gradient of every parameter, in float64 on the CPU.
+
+    Args:
+        model: on some device.
+        block: (B, T + 1) token ids.
+        plain: through the differentiable form of every backward and math attention, as second derivatives go.
+        bf16: autocast, as in training.
+        forward: instead of the model's own.
+    """
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    with torch.autocast(block.device.type, torch.bfloat16, enabled=bf16):
+        with sdpa_kernel([SDPBackend.MATH] if plain else list(_ATTENTION)):
+            logits, routings = (forward or model)(block[:, :-1], with_routing=True)
+        loss = next_token_loss(logits, block[:, 1:]) + router_loss(routings, model.config)
+    with sdpa_kernel([SDPBackend.MATH] if plain else list(_ATTENTION)):
+        values = torch.autograd.grad(loss, parameters, create_graph=plain)
+    pairs = zip(("loss", *names), (loss, *values), strict=True)
+    return {name: value.detach().double().cpu() for name, value in pairs}
+
+
+_ATTENTION = (
+    SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
+)  # fmt: skip
+
+
+def errors(ours: Gradients, reference: Gradients) -> dict[str, Any]:
+    """Relative error of the loss and of the whole gradient, and of the worst parameter.
+
+    Parameters whose gradient is below a thousandth of the whole are left out there: that of a scale before a norm is 0.
+    """
+    names = [name for name in reference if name != "loss"]
+    each = {name: _norm([ours[name] - reference[name]]) for name in names}
+    sizes = {name: _norm([reference[name]]) for name in names}
+    whole = math.hypot(*sizes.values())
+    worst = max(names, key=lambda name: each[name] / sizes[name] if sizes[name] > 1e-3 * whole else 0.0)
+    return {
+        "loss": abs(float(ours["loss"] - reference["loss"])) / abs(float(reference["loss"])),
+        "gradient": math.hypot(*each.values()) / whole,
+        "worst": each[worst] / sizes[worst],
+        "worst_parameter": worst,
+    }
+
+
+def failing(found: dict[str, Any], *, choice: bool) -> list[str]:
+    """Name the comparisons beyond their limits.
+
+    Args:
+        found: of `check`.
+        choice: whether experts are chosen: in bf16 some tokens choose others, so that only float32 is judged.
+    """
+    limits = {"float32": FLOAT32, "plain_against_fast": FLOAT32, "compiled_against_eager": FLOAT32}
+    if not choice:
+        limits |= {"bf16": BF16, "compiled_bf16": BF16}
+    return [
+        name
+        for name, limit in limits.items()
+        if not all(found[name][key] <= limit for key in ("loss", "gradient"))  # a NaN is beyond any limit
+    ]
+
+
+def experts_without_rows(device: torch.device) -> dict[str, Any]:
+    """Products over blocks of which three are empty: zeros there, and beyond the last row, as a loop gives them."""
+    generator = torch.Generator().manual_seed(3)
+    ends = torch.tensor([0, 16, 16, 40, 40], dtype=torch.int32)
+    x, dy, w = (torch.randn(*shape, generator=generator) for shape in ((48, 24), (48, 21), (5, 21, 24)))
+    x[40:], dy[40:] = 0, 0
+    wanted_rows, wanted_blocks = torch.zeros(48, 21), torch.zeros(5, 21, 24)
+    for e, (begin, end) in enumerate([(0, 0), (0, 16), (16, 16), (16, 40), (40, 40)]):
+        wanted_rows[begin:end] = x[begin:end].bfloat16().float() @ w[e].bfloat16().float().T
+        wanted_blocks[e] = dy[begin:end].bfloat16().float().T @ x[begin:end].bfloat16().float()
+    on = [t.to(device) for t in (x.bfloat16(), dy.bfloat16(), w.bfloat16())]
+    rows = row_products(on[0], on[2], ends.to(device)).float().cpu()
+    blocks = block_products(on[1], on[0], ends.to(device)).float().cpu()
+    empty = bool((blocks[[0, 2, 4]] == 0).all()) and bool((rows[40:] == 0).all())
+    found = {"zeros": empty, "rows": _norm([rows - wanted_rows]) / _norm([wanted_rows])}
+    found["blocks"] = _norm([blocks - wanted_blocks]) / _norm([wanted_blocks])
+    found["ok"] = empty and found["rows"] < 2**-7 and found["blocks"] < 2**-7
+    return found
+
+
+def _norm(values: Sequence[Tensor]) -> float:
+    return float(torch.linalg.vector_norm(torch.cat([value.flatten() for value in values]).double()))
+
+
+@torch.no_grad()
+def _perturbed(model: Backbone) -> Backbone:
+    """Move every parameter, so that no scale vector is 1."""
+    generator = torch.Generator().manual_seed(4)
+    for parameter in model.parameters():
+        size = 0.3 * parameter.abs().mean().clamp(min=0.01)
+        parameter.add_(size * torch.rand(parameter.shape, generator=generator))
+    return model

@@ -1,0 +1,124 @@
+"""Stage 2b: `lightning-sv fit` on the card for 20 steps, killed and resumed, and where the host waits for the device.
+
+The corpus is made on the spot from Python sources that every machine has.
+"""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.process import LAST_LINES, ROOT, Task, read_json
+from benchmarks.gpu.watch import COUNTS, KILL
+from lightning_sv.corpus import CorpusConfig, prepare
+from lightning_sv.lit.run_dir import LAST
+
+STEPS, SAVE, DIE = 20, 10, 13
+
+
+def run(task: Task) -> dict[str, Any]:
+    """Make a corpus, then train: whole, again, and killed and resumed; the last also with trainer.deterministic."""
+    folder = Path(task.work) / "fit"
+    found: dict[str, Any] = {"steps": STEPS, "saved_at": SAVE, "killed_after": DIE, "runs": {}}
+    began = time.monotonic()
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[: 40 if task.toy else 400]
+    corpus = CorpusConfig(
+        dir=str(folder / "corpus"), source="files:" + ",".join(map(str, files)),
+        tokenizer="bpe:300" if task.toy else "bpe:1024", val_fraction=0.2 if task.toy else 0.05,
+        max_bytes=100_000 if task.toy else 4_000_000,
+    )  # fmt: skip
+    manifest = prepare(corpus, progress=False)
+    found["corpus"] = {"train_tokens": manifest.train.tokens, "seconds": round(time.monotonic() - began, 1)}
+    task.save(found)
+    runs = _Runs(task, folder, corpus)
+    plans = [("whole", ()), ("resumed", ())]
+    if not task.toy:
+        plans += [("again", ()), ("whole", _DETERMINISTIC), ("resumed", _DETERMINISTIC)]
+    with ThreadPoolExecutor(1 if task.toy else len(plans)) as pool:
+        for name, outcome in pool.map(lambda plan: runs.take(*plan), plans):
+            found["runs"][name] = outcome
+            task.save(found)
+    for name, other in (("again", "whole"), ("resumed", "whole"), ("resumed deterministic", "whole deterministic")):
+        if all(found["runs"].get(run, {}).get("exit") == 0 for run in (name, other)):
+            found[f"{name} against {other}"] = compare(runs.folder(name), runs.folder(other))
+    counts = read_json(folder / "counts.json")
+    found["synchronizations"] = counts or "not counted: the run that counts did not get there"
+    return found
+
+
+_DETERMINISTIC = ("--trainer.deterministic", "true")
+
+
+class _Runs:
+    """The runs of one corpus, each a command."""
+
+    def __init__(self, task: Task, folder: Path, corpus: CorpusConfig):
+        self.task, self.root, self.corpus = task, folder, corpus
+
+    def folder(self, name: str) -> Path:
+        return self.root / name.replace(" ", "-")
+
+    def take(self, name: str, more: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+        """Train one run; one that is to be resumed is killed first."""
+        name = f"{name} deterministic" if more else name
+        arguments = [*self._arguments(), *more, "--run_dir", str(self.folder(name))]
+        killed = {}
+        if name.startswith("resumed"):
+            code, tail, _ = self._command(arguments, name + "-killed", {KILL: str(DIE)})
+            if code != -9:
+                return name, {"exit": code, "error": ["it was not killed", *tail]}
+            killed = {"killed": True}
+            arguments += ["--ckpt_path", "last"]
+        env = {COUNTS: str(self.root / "counts.json")} if name == "whole" else {}
+        code, tail, seconds = self._command(arguments, name, env)
+        outcome: dict[str, Any] = killed | {"exit": code, "seconds": seconds}
+        if code == 0:
+            outcome["val_loss"] = read_json(self.folder(name) / "summary.json").get("val_loss")
+        else:
+            outcome["error"] = tail
+        return name, outcome
+
+    def _arguments(self) -> list[str]:
+        toy, layers = self.task.toy, ["base", "optim/adamw", "schedule/cos"]
+        layers += ["trainer/cpu" if self.task.device == "cpu" else "trainer/gpu", "data/stdlib", "model/mini"]
+        arguments = [word for layer in layers for word in ("--config", str(ROOT / f"conf/{layer}.yaml"))]
+        settings = {
+            "data.corpus.dir": self.corpus.dir, "data.corpus.tokenizer": self.corpus.tokenizer,
+            "data.global_batch": 16, "data.micro_batch": 4, "data.val_sequences": 16, "data.validations": 1,
+            "trainer.max_steps": STEPS, "checkpoint.every_n_steps": SAVE,
+            "trainer.callbacks": "benchmarks.gpu.watch.Watch",
+        }  # fmt: skip
+        if toy:
+            settings |= {"data.seq_len": 32, "model.backbone.d_model": 32, "model.backbone.n_layer": 1}
+        return [*arguments, *(word for key, value in settings.items() for word in (f"--{key}", str(value)))]
+
+    def _command(self, arguments: list[str], name: str, env: dict[str, str]) -> tuple[int, list[str], float]:
+        """Run `lightning-sv fit`; exit status, last lines, seconds."""
+        began = time.monotonic()
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        log = self.root / f"{name.replace(' ', '-')}.log"
+        with log.open("w") as stream:
+            code = subprocess.run(
+                [sys.executable, "-m", "lightning_sv", "fit", *arguments], cwd=self.root, check=False,
+                env=os.environ | {"PYTHONPATH": path} | env, stdout=stream, stderr=stream,
+            ).returncode  # fmt: skip
+        tail = [line[:300] for line in log.read_text(errors="replace").splitlines()[-LAST_LINES:]]
+        return code, tail, round(time.monotonic() - began, 1)
+
+
+def compare(run: Path, other: Path) -> dict[str, Any]:
+    """Are the weights and moments of two runs' last checkpoints equal to the last bit? If not, how far apart?"""
+    ours, theirs = (torch.load(path / LAST, map_location="cpu", weights_only=True, mmap=True) for path in (run, other))
+    pairs = [(ours["state_dict"][name], value) for name, value in theirs["state_dict"].items()]
+    weights = len(pairs)
+    for a, b in zip(ours["optimizer_states"], theirs["optimizer_states"], strict=True):
+        pairs += [(a["state"][key][m], b["state"][key][m]) for key in b["state"] for m in ("exp_avg", "exp_avg_sq")]
+    equal = all(torch.equal(a, b) for a, b in pairs)
+    apart = [float((a.double() - b.double()).norm() / b.double().norm().clamp(min=1e-30)) for a, b in pairs[:weights]]
+    return {"bit_equal": equal, "steps": [ours["global_step"], theirs["global_step"]], "weights_apart": max(apart)}

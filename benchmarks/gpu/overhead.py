@@ -1,0 +1,146 @@
+"""Stages 3, 4 and 5: time, memory and speed of training steps, strategies or peers side by side in one process.
+
+By the paper's protocol (2 x 4,096 tokens at 1B, optimizer included), and with a large micro-batch.
+"""
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.clock import USABLE, Clock, clock_of
+from benchmarks.gpu.peers import PEERS, Missing, peer
+from benchmarks.gpu.process import Task
+from benchmarks.gpu.rounds import interleaved, ratios
+from benchmarks.gpu.sizes import ARMS, Size, size_of
+from benchmarks.gpu.trainee import Trainee, ours, prepare_compiler
+from lightning_sv.nn import meta_backbone
+
+#: weights, gradients and two moments in float32
+STATE_BYTES = 16
+
+
+def run(task: Task) -> dict[str, Any]:
+    """Time the arms of options['size'] at each of options['batches']; options['arms'] are strategies or peers."""
+    prepare_compiler()
+    clock, size = clock_of(task.device), size_of(task.options["size"], task.toy)
+    names = task.options.get("arms", ARMS)
+    batches: list[str] = list(task.options.get("batches", size.batches))
+    found: dict[str, Any] = {"model": size.config.name, "seq_len": size.seq_len, "arms": {}, "left_out": {}}
+    needed = STATE_BYTES * sum(p.numel() for p in meta_backbone(size.config).parameters())
+    if needed > USABLE * clock.total_bytes():
+        found["left_out"][size.config.name] = f"its training state alone is {needed / 2**30:.0f} GiB"
+        return found
+    for number, batch in enumerate(batches):
+        seconds = task.left * (0.9 / (len(batches) - number))
+        _one_batch(task, clock, size, batch, names, found, time.monotonic() + seconds)
+        _forget(clock)
+    return found
+
+
+def _one_batch(
+    task: Task, clock: Clock, size: Size, batch: str, names: list[str], found: dict[str, Any], until: float
+) -> None:
+    """Build the arms one after the other, each with its peak measured, then time them interleaved."""
+    table: dict[str, Any] = {"micro_batch": size.batches[batch], "tokens": size.batches[batch] * size.seq_len}
+    found["arms"][batch] = table
+    _first_product(clock)
+    trainees: dict[str, Trainee] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    for name in names:
+        before = clock.held()
+        try:
+            trainees[name], rows[name] = _built(name, size, size.batches[batch], clock, task.toy, before)
+        except (torch.OutOfMemoryError, Missing) as error:
+            found["left_out"][f"{name}, {batch}"] = " ".join(str(error).split())[:200]
+            trainees.pop(name, None)
+        except Exception as error:
+            found["left_out"][f"{name}, {batch}"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            trainees.pop(name, None)
+        _forget(clock)
+        table["rows"] = rows
+        task.save(found)
+    if not trainees:
+        return
+    slowest = max(row["warm_ms"] for row in rows.values())
+    each = 1 if task.toy else max(2, min(10, round(1500 / slowest)))
+    steps = {name: trainee.step for name, trainee in trainees.items()}
+    reference = next(iter(steps))
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(1 if task.toy else 8):
+        began = time.monotonic()
+        more = interleaved(steps, clock, rounds=1, each=each)
+        for name, values in more.items():
+            times[name] += values
+        for name, row in ratios(times, reference).items():
+            rows[name] |= row | _speed(trainees[name], row["ms"], task.options)
+        table |= {"reference": reference, "steps_a_turn": each}
+        task.save(found)
+        if time.monotonic() + 1.1 * (time.monotonic() - began) > until:
+            break
+
+
+def _built(name: str, size: Size, batch: int, clock: Clock, toy: bool, before: int) -> tuple[Trainee, dict[str, Any]]:
+    """Build one arm, take its first steps, and measure its peak above what was there `before`."""
+    began = time.monotonic()
+    trainee = build(name, size, batch, clock, toy)
+    clock.wait()
+    made = time.monotonic()
+    clock.times(trainee.step, 1)
+    first = time.monotonic() - made
+    clock.times(trainee.step, 1)
+    warm = clock.times(trainee.step, 1)[0]
+    row = {"build_s": round(made - began, 1), "first_step_s": round(first, 1), "warm_ms": warm}
+    row["peak_mib"] = round((clock.peak(trainee.step) - before) / 2**20)
+    row["parameters"] = sum(p.numel() for p in trainee.model.parameters())
+    return trainee, row
+
+
+def build(name: str, size: Size, batch: int, clock: Clock, toy: bool) -> Trainee:
+    """Return the peer or the strategy of this name; in toy form nothing is compiled."""
+    if name in PEERS:
+        return peer(name, size, batch, clock.device, compile_it=not toy)
+    return ours(name, size, batch, clock.device, "none" if toy else "block")
+
+
+def _speed(trainee: Trainee, ms: float, options: dict[str, Any]) -> dict[str, float]:
+    """Tokens a second, TFLOP/s of the model's FLOPs, and their share of the card's and the measured peak."""
+    tflops = trainee.flops / ms / 1e9
+    speed = {"tokens_per_s": 1e3 * trainee.tokens / ms, "tflops": tflops}
+    for key, peak in (("mfu", options.get("peak_tflops")), ("mfu_measured", options.get("measured_tflops"))):
+        if peak:
+            speed[key] = tflops / peak
+    return speed
+
+
+def _first_product(clock: Clock) -> None:
+    """Let cuBLAS take its workspaces, forward's and backward's, before memory is compared."""
+    a = torch.randn(64, 64, device=clock.device, dtype=torch.bfloat16, requires_grad=True)
+    (a @ a).sum().backward()
+    clock.wait()
+
+
+def _forget(clock: Clock) -> None:
+    gc.collect()
+    clock.free()
+
+
+def warm(task: Task) -> dict[str, Any]:
+    """Compile what `run` will time, with one block instead of all, so that it is in the cache; cold seconds."""
+    prepare_compiler()
+    clock = clock_of(task.device)
+    size = size_of(task.options["size"], task.toy)
+    name = task.options["arm"]
+    if name not in PEERS:  # a peer is compiled whole
+        size = size.shallow()
+    trainee = build(name, size, size.batches[task.options["batch"]], clock, task.toy)
+    took: list[float] = []
+    for _ in range(2):
+        began = time.monotonic()
+        trainee.step()
+        clock.wait()
+        took.append(round(time.monotonic() - began, 2))
+    counters: Callable[[], dict[str, int]] = lambda: dict(torch._dynamo.utils.counters["stats"])  # noqa: E731
+    return {"first_step_s": took[0], "second_step_s": took[1], "dynamo": {} if task.toy else counters()}

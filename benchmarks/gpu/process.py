@@ -1,0 +1,180 @@
+"""A function in a process of its own: it writes its result as it grows, can be killed, and ends alone.
+
+    python -m benchmarks.gpu.process benchmarks.gpu.ceilings:run RESULT.json '{"device": "cuda", ...}'
+
+The function takes a `Task` and calls `task.save` with what it has so far; what it returns is saved last.
+"""
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LAST_LINES = 12
+
+
+@dataclass
+class Task:
+    """What a stage is given.
+
+    Attributes:
+        device: 'cuda' or 'cpu'.
+        toy: at a size that shows that it runs, and nothing else.
+        seconds: it has; after that it is killed, with what it saved kept.
+        work: folder of its own for files.
+        options: of this function.
+        result: file that `save` writes; None keeps nothing.
+    """
+
+    device: str = "cuda"
+    toy: bool = False
+    seconds: float = 60.0
+    work: str = "."
+    options: dict[str, Any] = field(default_factory=dict)
+    result: str | None = None
+    began: float = field(default_factory=time.monotonic)
+
+    def save(self, figures: dict[str, Any]) -> None:
+        """Write what there is so far; a reader sees the old file or the new one."""
+        if self.result is not None:
+            write_json(Path(self.result), figures)
+
+    @property
+    def left(self) -> float:
+        """Seconds until it is killed."""
+        return self.began + self.seconds - time.monotonic()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace `path` by `value` as JSON, in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(value, indent=1) + "\n")
+    partial.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What `path` holds; nothing where it is not there or not readable."""
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+class Running:
+    """A function that runs in a process of its own, in a process group that ends with it.
+
+    Args:
+        target: 'module:function'.
+        task: what it is given; `result` is chosen here.
+        name: of its files in task.work.
+        env: variables beside this process's.
+    """
+
+    def __init__(self, target: str, task: Task, name: str, env: dict[str, str] | None = None):
+        self.name, self.began = name, time.monotonic()
+        self.deadline = self.began + task.seconds
+        folder = Path(task.work)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.result, self.log = folder / f"{name}.json", folder / f"{name}.log"
+        self.result.unlink(missing_ok=True)
+        given = {key: getattr(task, key) for key in ("device", "toy", "seconds", "work", "options")}
+        command = [sys.executable, "-m", "benchmarks.gpu.process", target, str(self.result), json.dumps(given)]
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"} | (env or {})
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def over(self) -> bool:
+        """Whether it has ended; past its deadline it is ended."""
+        if self.process.poll() is not None:
+            return True
+        if time.monotonic() < self.deadline:
+            return False
+        self.end()
+        return True
+
+    def end(self) -> None:
+        """End it and all it started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def outcome(self) -> dict[str, Any]:
+        """State ('running', 'done', 'failed', 'deadline'), seconds, figures, and the last lines of what failed."""
+        code = self.process.poll()
+        late = code == -signal.SIGKILL and time.monotonic() >= self.deadline
+        state = "running" if code is None else "done" if code == 0 else "deadline" if late else "failed"
+        seconds = round(time.monotonic() - self.began, 1)
+        found = {"state": state, "seconds": seconds, "figures": read_json(self.result)}
+        if state in ("failed", "deadline"):
+            lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+            found["error"] = [line[:400] for line in lines[-LAST_LINES:]] or [f"ended with {code}, without a word"]
+        return found
+
+
+@dataclass(frozen=True)
+class Job:
+    """One of several functions that run at once.
+
+    Attributes:
+        name: of its result and files.
+        target: 'module:function'.
+        task: what it is given.
+        gib: memory of the card that it takes, about.
+    """
+
+    name: str
+    target: str
+    task: Task
+    gib: float = 0.0
+
+
+def at_once(jobs: Iterable[Job], *, most: int, gib: float = float("inf")) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Run jobs beside each other and yield (name, outcome) as they end.
+
+    Args:
+        jobs: in the order in which they should start.
+        most: processes at a time.
+        gib: memory that those running may take together; a job alone may take more.
+    """
+    waiting, running = list(jobs), dict[str, tuple[Job, Running]]()
+    try:
+        while waiting or running:
+            for job in list(waiting):
+                taken = sum(other.gib for other, _ in running.values())
+                if len(running) < most and (not running or taken + job.gib <= gib):
+                    waiting.remove(job)
+                    running[job.name] = job, Running(job.target, job.task, job.name)
+            for name, (_, process) in list(running.items()):
+                if process.over():
+                    del running[name]
+                    yield name, process.outcome()
+            time.sleep(0.05)
+    finally:
+        for _, process in running.values():
+            process.end()
+
+
+def main() -> None:
+    """Run the function that the command line names."""
+    target, result, given = sys.argv[1:]
+    module, _, name = target.partition(":")
+    task = Task(**json.loads(given), result=result)
+    task.save(getattr(importlib.import_module(module), name)(task))
+
+
+if __name__ == "__main__":
+    main()

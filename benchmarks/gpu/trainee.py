@@ -1,0 +1,103 @@
+"""One training step as `fit` takes it: loss in bf16 autocast, backward, clipping, fused AdamW."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.gpu.sizes import Size
+from lightning_sv.lit.module import PretrainModule
+from lightning_sv.nn import BackboneConfig, router_loss
+from lightning_sv.optim import OptimConfig, build_optimizer
+from lightning_sv.scale import ScaleVector
+
+
+@dataclass
+class Trainee:
+    """A model under training.
+
+    Attributes:
+        name: of the arm or peer.
+        step: one optimizer step on one micro-batch.
+        flops: of the step, forward and backward.
+        tokens: of the step.
+        model: holds the parameters.
+    """
+
+    name: str
+    step: Callable[[], None]
+    flops: float
+    tokens: int
+    model: nn.Module
+
+
+def prepare_compiler() -> None:
+    """Fixed shapes, and room for several models of one code in one process; a run has one model."""
+    torch._dynamo.config.automatic_dynamic_shapes = False
+    for name in ("recompile_limit", "accumulated_recompile_limit"):
+        if hasattr(torch._dynamo.config, name):
+            setattr(torch._dynamo.config, name, 512)
+
+
+def draw_tokens(size: Size, batch: int, device: torch.device) -> Tensor:
+    """(batch, seq_len + 1) token ids: what they are changes no time."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (batch, size.seq_len + 1)
+    return torch.randint(0, size.config.vocab_size, shape, generator=generator).to(device)
+
+
+def ours(scale: str, size: Size, batch: int, device: torch.device, compile_how: str = "block") -> Trainee:
+    """Our model under a strategy, with the pieces that `PretrainModule` trains with."""
+    module = PretrainModule(
+        size.config,
+        scale=scale,
+        optim=OptimConfig(lr=1e-3),
+        compile=compile_how,
+        seed=0,  # type: ignore[arg-type]
+    )
+    with torch.device(device), patch("lightning_sv.nn.backbone.init_weights", _draw_there):
+        module.configure_model()
+    module.net.to(device).train()
+    optimizer = build_optimizer(module.parameter_groups(module.net), module.optim, module.lr)
+    block = draw_tokens(size, batch, device)
+
+    def loss() -> Tensor:
+        nats, routings = module.loss(block)
+        return nats + router_loss(routings, size.config)
+
+    tokens = batch * size.seq_len
+    step = step_of(loss, module.net, optimizer, device)
+    return Trainee(scale, step, module.flops_per_token(size.seq_len) * tokens, tokens, module.net)
+
+
+def step_of(
+    loss: Callable[[], Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+) -> Callable[[], None]:
+    """One step: loss under autocast, backward, clip by the global norm, optimizer; gradients are freed."""
+    parameters = list(model.parameters())
+
+    def step() -> None:
+        with torch.autocast(device.type, torch.bfloat16):
+            value = loss()
+        value.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+@torch.no_grad()
+def _draw_there(model: nn.Module, config: BackboneConfig, seed: int) -> None:
+    """Initialize on the device: on the CPU a billion numbers take ten seconds, and no time depends on them."""
+    vectors: set[Any] = set()
+    for module in model.modules():
+        if isinstance(module, ScaleVector):
+            module.reset_parameters()
+            vectors |= set(module.parameters())
+    for parameter in model.parameters():
+        if parameter not in vectors:
+            parameter.normal_(std=config.init_std)

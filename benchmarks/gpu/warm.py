@@ -1,0 +1,42 @@
+"""Stage 2c: compile in many processes at once what later stages time; cold compile times."""
+
+from dataclasses import replace
+from typing import Any
+
+from benchmarks.gpu.clock import USABLE, clock_of
+from benchmarks.gpu.process import Job, Task, at_once
+from benchmarks.gpu.sizes import ARMS, Size, size_of
+
+#: what the stages beside this one and the processes' contexts take
+ELSEWHERE_GIB = 25
+
+
+def run(task: Task) -> dict[str, Any]:
+    """Compile each (size, arm, micro-batch) in a process of its own, as many as fit the card at once."""
+    cases = [(size, arm, "protocol") for size in ("1b", "0.12b") for arm in ARMS]
+    cases += [("0.12b", "Hugging Face compiled", "protocol")]
+    cases += [("moe-0.25b", arm, "protocol") for arm in ("llama", "unified")]
+    cases += [(size, arm, "large") for size in ("1b", "0.12b") for arm in ARMS]
+    cases += [("moe-0.25b", arm, "large") for arm in ("llama", "unified")]
+    if task.toy:
+        cases = cases[3:5]
+    jobs = []
+    for name, arm, batch in cases:
+        options = {"size": name, "arm": arm, "batch": batch}
+        given = replace(task, seconds=task.left - 2, options=options)
+        size = size_of(name, task.toy)
+        job = Job(f"{name} {arm} {batch}", "benchmarks.gpu.overhead:warm", given, gib(size, size.batches[batch]))
+        jobs.append(job)
+    found: dict[str, Any] = {"cases": {}}
+    room = USABLE * clock_of(task.device).total_bytes() / 2**30 - ELSEWHERE_GIB
+    for name, outcome in at_once(jobs, most=2 if task.toy else 13, gib=room):
+        ended = {} if outcome["state"] == "done" else {"state": outcome["state"], "error": outcome["error"]}
+        found["cases"][name] = {"seconds": outcome["seconds"]} | outcome["figures"] | ended
+        task.save(found)
+    return found
+
+
+def gib(size: Size, batch: int) -> float:
+    """About what a step of one block takes: states of embedding and head, and the logits four times in float32."""
+    states = 16 * 2 * size.config.vocab_size * size.config.d_model
+    return (states + 16 * batch * size.seq_len * size.config.vocab_size) / 2**30 + 2

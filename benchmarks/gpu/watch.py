@@ -1,0 +1,64 @@
+"""A callback for the runs of the report: dies at a step if asked, and counts where the host waited for the device."""
+
+import os
+import signal
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+
+from benchmarks.gpu.process import write_json
+
+#: step after which a run is killed, if set, and the file for what was counted
+KILL, COUNTS = "LIGHTNING_SV_KILL_AT", "LIGHTNING_SV_COUNTS"
+
+
+class Watch(L.Callback):
+    """Counts synchronizations between two steps, which torch reports as warnings, and the steps' wall time.
+
+    Args:
+        first: optimizer step after which counting begins; compilation is over by then.
+        last: and ends.
+    """
+
+    def __init__(self, first: int = 5, last: int = 19):
+        self.first, self.last = first, last
+        self.kill_at = int(os.environ.get(KILL, 0))
+        self.places: Counter[str] = Counter()
+        self.batches = 0
+        self._before: Any = None
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Begin to listen."""
+        if self._before is None and self.first <= trainer.global_step < self.last and COUNTS in os.environ:
+            self._before = warnings.showwarning
+            warnings.simplefilter("always")
+            warnings.showwarning = self._note
+            if torch.cuda.is_available():
+                torch.cuda.set_sync_debug_mode("warn")
+            self._began = time.perf_counter()
+        self.batches += self._before is not None
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Die, or write what was counted, when it is time."""
+        if self.kill_at and trainer.global_step >= self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._before is not None and trainer.global_step >= self.last:
+            steps = self.last - self.first
+            seconds = time.perf_counter() - self._began
+            if torch.cuda.is_available():
+                torch.cuda.set_sync_debug_mode("default")
+            warnings.showwarning, self._before = self._before, None
+            total = sum(self.places.values())
+            counted = {"synchronizations": total, "steps": steps, "micro_batches": self.batches, "seconds": seconds}
+            counted |= {"a_micro_batch": total / self.batches, "a_step": total / steps}
+            write_json(Path(os.environ[COUNTS]), counted | {"places": dict(self.places.most_common(12))})
+
+    def _note(self, message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
+        if "synchroniz" in str(message):
+            short = "/".join(Path(filename).parts[-3:])
+            self.places[f"{short}:{lineno}"] += 1
