@@ -1,0 +1,129 @@
+"""What a run reads: a corpus, cut into sequences and batches. Without Lightning."""
+
+from pathlib import Path
+
+from lightning_sv.corpus import CorpusConfig, Manifest, Share
+
+
+class Batches:
+    """Which tokens an optimizer step sees; `lit.data.ShardDataModule` streams them.
+
+    Each optimizer step sees `global_batch` sequences, the same on any number of devices, workers and
+    micro-batches: `global_batch / (micro_batch x devices)` micro-batches are accumulated.
+
+    Args:
+        corpus: the corpus; `lightning-sv prepare` makes it, training reads corpus.dir.
+        seq_len: tokens a sequence predicts.
+        global_batch: sequences an optimizer step, over all devices.
+        micro_batch: sequences a device processes at once; null for global_batch / devices.
+        num_workers: loader processes a device; 0 reads in the training process. The order does not depend on it.
+        validations: validations in a run, evenly spaced, the last at the end.
+        val_sequences: sequences each validation reads, spread evenly over the split and always the same;
+            null for the whole split.
+        seed: of the order of the blocks; null for seed_everything's.
+    """
+
+    def __init__(
+        self,
+        corpus: CorpusConfig,
+        seq_len: int,
+        global_batch: int,
+        micro_batch: int | None = None,
+        num_workers: int = 0,
+        validations: int = 20,
+        val_sequences: int | None = None,
+        seed: int | None = None,
+    ):
+        super().__init__()  # LightningDataModule's, where this is one
+        least = {
+            "seq_len": 1,
+            "global_batch": 1,
+            "micro_batch": 1,
+            "validations": 1,
+            "val_sequences": 1,
+            "num_workers": 0,
+        }
+        for key, minimum in least.items():
+            value = locals()[key]
+            if value is not None and value < minimum:
+                raise ValueError(f"data.{key} is {value}; it must be at least {minimum}.")
+        self.corpus, self.seq_len, self.global_batch = corpus, seq_len, global_batch
+        self.micro_batch, self.num_workers = micro_batch, num_workers
+        self.validations, self.val_sequences, self.seed = validations, val_sequences, seed
+        self._manifest: Manifest | None = None
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens an optimizer step sees, over all devices."""
+        return self.global_batch * self.seq_len
+
+    @property
+    def manifest(self) -> Manifest:
+        """What `lightning-sv prepare` recorded of the corpus."""
+        if self._manifest is None:
+            self._manifest = Manifest.load(self.corpus.dir)
+        return self._manifest
+
+    @property
+    def eot(self) -> int:
+        """Id of the end-of-text token between documents."""
+        return self.manifest.eot
+
+    def check(self, vocab_size: int, *, checksums: bool = True) -> None:
+        """Refuse a corpus that cannot be trained on, before any step.
+
+        Args:
+            vocab_size: of the model.
+            checksums: whether to hash every shard, see `corpus.verify`.
+
+        Raises:
+            ValueError: names the file or key, and what to do.
+        """
+        self.manifest.verify(
+            Path(self.corpus.dir),
+            vocab_size=vocab_size,
+            seq_len=self.seq_len,
+            tokenizer=self.corpus.tokenizer,
+            checksums=checksums,
+        )
+
+    def share(self, devices: int, rank: int = 0) -> Share:
+        """Return what one of so many devices reads of every optimizer step.
+
+        Raises:
+            ValueError: the global batch cannot be shared evenly.
+        """
+        per_device, rest = divmod(self.global_batch, devices)
+        if rest:
+            near = [n for n in range(1, self.global_batch + 1) if self.global_batch % n == 0]
+            below, above = max(n for n in near if n <= devices), min((n for n in near if n > devices), default=None)
+            raise ValueError(
+                f"data.global_batch {self.global_batch} cannot be shared evenly by {devices} devices; use "
+                f"{below if above is None else f'{below} or {above}'} devices, or change the batch."
+            )
+        micro = self.micro_batch or per_device
+        if per_device % micro:
+            raise ValueError(
+                f"data.micro_batch {micro} does not divide the {per_device} sequences a device has of "
+                f"data.global_batch {self.global_batch} on {devices} devices; "
+                f"{', '.join(str(n) for n in range(1, per_device + 1) if per_device % n == 0)} do."
+            )
+        return Share(self.global_batch, micro, rank, devices)
+
+    def check_validation(self, devices: int) -> None:
+        """Refuse a validation that gives a device nothing.
+
+        Raises:
+            ValueError: there are fewer sequences than devices.
+        """
+        if self.validation_sequences < devices:
+            raise ValueError(
+                f"data.val_sequences {self.validation_sequences} gives some of the {devices} devices nothing to "
+                "validate on; raise it, or prepare more validation text."
+            )
+
+    @property
+    def validation_sequences(self) -> int:
+        """Sequences each validation reads, over all devices."""
+        available = self.manifest.val.blocks(self.seq_len)
+        return min(self.val_sequences or available, available)

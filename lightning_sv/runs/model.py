@@ -1,0 +1,113 @@
+"""What a run trains: a backbone, its strategy, optimizer, schedule and budget. Without Lightning."""
+
+from typing import Literal
+
+from torch import Tensor
+
+from lightning_sv.nn import (
+    Backbone,
+    BackboneConfig,
+    Routing,
+    activated_parameters,
+    document_numbers,
+    meta_backbone,
+    next_token_loss,
+)
+from lightning_sv.optim import (
+    OptimConfig,
+    ParameterGroup,
+    ScheduleConfig,
+    build_optimizer,
+    parameter_groups,
+    tuned_lr,
+)
+from lightning_sv.scale import ScaleOptions, ScaleStrategy
+
+
+class Pretraining:
+    """What is pre-trained, how, and for how long; `lit.module.PretrainModule` is the LightningModule of it.
+
+    Args:
+        backbone: the sizes.
+        scale: the strategy: tokens joined by '+', one per axis (shared hg / nop bp ap dp dnp /
+            direct offset or er / wd iwd owd nowd), or a preset (llama, unified).
+        scale_options: finer choices of the strategy.
+        optim: the optimizer.
+        schedule: the learning rate over the steps.
+        tokens_per_param: the training budget per activated parameter, from which trainer.max_steps
+            follows unless that is set; 100 in the paper.
+        mask_documents: keep attention inside a document of a packed sequence (the paper does not
+            say; attention across is the default).
+        compile: with torch.compile: 'none'; 'model', the whole backbone; 'block', each block and the head
+            apart, which FSDP2 needs and which compiles in the time of one block.
+        activation_checkpointing: keep only the blocks' inputs for backward, and run them again there.
+        nonfinite: what to do where a loss or gradient is not finite: 'stop', before the step and with the
+            batch's identity saved; 'skip' the step and record it (which biases comparisons).
+        seed: of the initialization; null for seed_everything's.
+
+    Raises:
+        ValueError: a strategy, option or optimizer that does not fit the model, or no learning rate known.
+    """
+
+    def __init__(
+        self,
+        backbone: BackboneConfig,
+        scale: str = "llama",
+        scale_options: ScaleOptions = ScaleOptions(),  # noqa: B008 (frozen)
+        optim: OptimConfig = OptimConfig(),  # noqa: B008
+        schedule: ScheduleConfig = ScheduleConfig(),  # noqa: B008
+        tokens_per_param: float = 100.0,
+        mask_documents: bool = False,
+        compile: Literal["none", "model", "block"] = "none",
+        activation_checkpointing: bool = False,
+        nonfinite: Literal["stop", "skip"] = "stop",
+        seed: int | None = None,
+    ):
+        super().__init__()  # LightningModule's, where this is one
+        if tokens_per_param <= 0:
+            raise ValueError(f"model.tokens_per_param is {tokens_per_param}; it must be positive.")
+        self.config, self.strategy, self.scale_options = backbone, ScaleStrategy.parse(scale), scale_options
+        self.optim, self.schedule, self.tokens_per_param = optim, schedule, tokens_per_param
+        self.mask_documents, self.compile_how, self.seed = mask_documents, compile, seed
+        self.activation_checkpointing = activation_checkpointing
+        self.when_nonfinite = nonfinite
+        self.lr = self.optim.lr or tuned_lr(backbone.name, self.optim.name, self.schedule.name, self.strategy)
+        # Before any data is touched: strategy and optimizer fit the sizes, and the number of parameters.
+        meta = self.meta()
+        #: parameters, and those that one token uses: a sparse expert counts by the share of tokens it sees
+        self.n_params, self.n_activated = (
+            sum(p.numel() for p in meta.parameters()),
+            activated_parameters(meta, backbone),
+        )
+        self.meaning = meta.meaning
+        build_optimizer(self.parameter_groups(meta), self.optim, self.lr)
+
+    @property
+    def label(self) -> str:
+        """Strategy and options, as in run names and figures."""
+        return f"{self.strategy}{self.scale_options.label()}"
+
+    def meta(self) -> Backbone:
+        """Return the backbone without storage: names, sizes and roles before anything is built or sharded."""
+        return meta_backbone(self.config, self.strategy, self.scale_options)
+
+    def steps_for_budget(self, tokens_per_step: int) -> int:
+        """Return the optimizer steps that see `tokens_per_param` tokens per activated parameter, rounded up."""
+        return max(1, -int(-self.tokens_per_param * self.n_activated // tokens_per_step))
+
+    def parameter_groups(self, model: Backbone) -> list[ParameterGroup]:
+        """Return the trained parameters of `model`, this module's backbone or `meta()`, by role."""
+        return parameter_groups(model, self.strategy.decayed_roles)
+
+    def nats(self, net: Backbone, block: Tensor, eot: int | None = None) -> tuple[Tensor, list[Routing]]:
+        """Mean next-token loss in nats per token of a (B, T + 1) block of token ids, and the routings.
+
+        Args:
+            net: the backbone.
+            block: the token ids.
+            eot: id of the end-of-text token, where attention stays inside a document.
+        """
+        tokens, targets = block[:, :-1], block[:, 1:]
+        documents = None if eot is None else document_numbers(tokens, eot)
+        logits, routings = net(tokens, documents, with_routing=True)
+        return next_token_loss(logits, targets), routings

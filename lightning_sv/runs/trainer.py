@@ -1,0 +1,107 @@
+"""The keys of `lightning.Trainer`: their types, our defaults, and those that are refused.
+
+Without Lightning, so that a run is planned and compared without importing it; a test compares keys and defaults.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+Precision = (
+    Literal[64, 32, 16]
+    | Literal["transformer-engine", "transformer-engine-float16", "16-true", "16-mixed", "bf16-true", "bf16-mixed"]
+    | Literal["32-true", "64-true", "64", "32", "16", "bf16"]
+)
+
+
+@dataclass(frozen=True)
+class TrainerKeys:
+    """Names, types and defaults of the Trainer's arguments; those that take its classes take anything here."""
+
+    accelerator: Any = "auto"
+    strategy: Any = "auto"
+    devices: list[int] | str | int = "auto"
+    num_nodes: int = 1
+    precision: Precision | None = None
+    logger: Any = None
+    callbacks: Any = None
+    fast_dev_run: int | bool = False
+    max_epochs: int | None = None
+    min_epochs: int | None = None
+    max_steps: int = -1
+    min_steps: int | None = None
+    max_time: str | timedelta | dict[str, int] | None = None
+    limit_train_batches: int | float | None = None
+    limit_val_batches: int | float | None = None
+    limit_test_batches: int | float | None = None
+    limit_predict_batches: int | float | None = None
+    overfit_batches: int | float = 0.0
+    val_check_interval: int | float | str | timedelta | dict[str, int] | None = None
+    check_val_every_n_epoch: int | None = 1
+    num_sanity_val_steps: int | None = None
+    log_every_n_steps: int | None = None
+    enable_checkpointing: bool | None = None
+    enable_progress_bar: bool | None = None
+    enable_model_summary: bool | None = None
+    accumulate_grad_batches: int = 1
+    gradient_clip_val: int | float | None = None
+    gradient_clip_algorithm: str | None = None
+    deterministic: bool | Literal["warn"] | None = None
+    benchmark: bool | None = None
+    inference_mode: bool = True
+    use_distributed_sampler: bool = True
+    profiler: Any = None
+    detect_anomaly: bool = False
+    barebones: bool = False
+    plugins: Any = None
+    sync_batchnorm: bool = False
+    reload_dataloaders_every_n_epochs: int = 0
+    default_root_dir: str | Path | None = None
+    enable_autolog_hparams: bool = True
+    model_registry: str | None = None
+
+
+#: where a run differs from Lightning's own defaults
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "gradient_clip_val": 1.0,
+    "num_sanity_val_steps": 0,
+    "check_val_every_n_epoch": None,
+    "enable_model_summary": False,
+    "use_distributed_sampler": False,
+}
+#: trainer key -> (the values it may have, what to do instead)
+DERIVED = {
+    "accumulate_grad_batches": ((1, None), "set data.global_batch and data.micro_batch instead"),
+    "val_check_interval": ((1.0, None), "set data.validations instead"),
+    "limit_val_batches": ((1.0, None), "set data.val_sequences instead"),
+    "check_val_every_n_epoch": ((None,), "set data.validations instead"),
+    "gradient_clip_algorithm": (
+        (None, "norm"),
+        "the paper clips by the global norm, trainer.gradient_clip_val",
+    ),
+    "use_distributed_sampler": ((False,), "every device reads its share of the global batch without it"),
+    "max_epochs": ((None, -1), "set trainer.max_steps or model.tokens_per_param instead"),
+    "max_time": ((None,), "set trainer.max_steps or model.tokens_per_param instead"),
+}
+
+
+def refuse_trainer_keys(given: Any) -> None:
+    """Refuse what would be overwritten or would end a run without its last validation.
+
+    Args:
+        given: the trainer's section of the config.
+
+    Raises:
+        ValueError: names the key and what to do instead.
+    """
+    for key, (accepted, instead) in DERIVED.items():
+        if given[key] not in accepted:
+            raise ValueError(f"trainer.{key} {given[key]} is derived here and must not be set; {instead}.")
+    if given["max_steps"] != -1 and given["max_steps"] < 1:
+        raise ValueError(f"trainer.max_steps is {given['max_steps']}; it must be at least 1, or -1 for the budget.")
+    if str(given["precision"]) in ("bf16-true", "16-true", "16-mixed", "16", "bf16"):
+        raise ValueError(
+            f"trainer.precision {given['precision']} is not supported: half-precision weights round changes of a scale "
+            "vector near 1 away, and fp16 needs loss scaling; use bf16-mixed or 32-true."
+        )
