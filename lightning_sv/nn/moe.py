@@ -1,8 +1,9 @@
 """LlamaMoE's feed-forward network: a router, sparse SwiGLU experts, and one expert for every token.
 
-Paper, Appendix B.1, after Qwen-MoE. Every linear map that reads the block's normalized input is a
-branch: under `hg` the router and each expert's gate and up have scale vectors of their own. No
-token is dropped.
+Paper, Appendix B.1: the widths are Qwen-MoE's. How the experts are chosen and balanced is a reading of ours, see
+`RouterConfig`. Every linear map that reads the block's normalized input is a branch: under `hg` the router and each
+expert's gate and up have scale vectors of their own, and where a placement has an output side the router's logits are
+scaled too (`scale_options.placement_at` can leave that off). No token is dropped.
 """
 
 from typing import NamedTuple

@@ -1,12 +1,12 @@
 """The optimizer's settings, and the table of optimizers they choose from."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from torch.optim import Optimizer
 
 from lightning_sv.optim.adamw import adamw
-from lightning_sv.optim.groups import ParameterGroup
+from lightning_sv.optim.groups import MATRIX_ROLES, ParameterGroup
 from lightning_sv.optim.muon import NS_DTYPES, muon
 
 
@@ -22,6 +22,10 @@ class OptimConfig:
         beta2: decay of AdamW's second moment.
         eps: added to the root of AdamW's second moment.
         weight_decay: decoupled decay of the groups that decay.
+        undecayed: roles of matrices that do not decay, of matrix, router, head and embedding (the paper does not
+            say which do; all, by default). Scale vectors decay as the strategy says.
+        muon_roles: roles of matrices that Muon updates; the paper's "2D matrix blocks in Transformer layers" are read
+            as matrix alone, which leaves the router of a mixture of experts to AdamW.
         muon_momentum: Muon's Nesterov momentum.
         ns_dtype: arithmetic of Muon's Newton-Schulz iteration: 'bfloat16', or 'float32' for exact comparisons.
     """
@@ -32,6 +36,8 @@ class OptimConfig:
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.1
+    undecayed: list[str] = field(default_factory=list)
+    muon_roles: list[str] = field(default_factory=lambda: ["matrix"])
     muon_momentum: float = 0.95
     ns_dtype: str = "bfloat16"
 
@@ -39,6 +45,14 @@ class OptimConfig:
         for key, known in (("name", OPTIMIZERS), ("ns_dtype", NS_DTYPES)):
             if getattr(self, key) not in known:
                 raise ValueError(f"model.optim.{key} is {getattr(self, key)!r}; known: {' '.join(known)}")
+        for key in ("undecayed", "muon_roles"):
+            if wrong := [role for role in getattr(self, key) if role not in MATRIX_ROLES]:
+                raise ValueError(
+                    f"model.optim.{key} is {getattr(self, key)!r}, and {wrong[0]!r} is no role of a matrix; known: "
+                    f"{' '.join(MATRIX_ROLES)} (which scale vectors decay is a word of model.scale)."
+                )
+        if not self.muon_roles:
+            raise ValueError("model.optim.muon_roles is [], which leaves Muon nothing; use model.optim.name adamw.")
         if self.lr is not None and self.lr <= 0:
             raise ValueError(f"model.optim.lr is {self.lr}; it must be positive.")
         for key in ("beta1", "beta2", "muon_momentum"):
@@ -66,6 +80,14 @@ def build_optimizer(groups: list[ParameterGroup], config: OptimConfig, lr: float
         lr: peak learning rate of all groups.
 
     Raises:
-        ValueError: the optimizer does not fit the parameters.
+        ValueError: the optimizer does not fit the parameters, or the settings name a role that none of them has.
     """
+    roles = [group.role for group in groups]
+    for key, named in (("undecayed", config.undecayed), ("muon_roles", config.muon_roles * (config.name == "muon"))):
+        if absent := [role for role in named if role not in roles]:
+            raise ValueError(
+                f"model.optim.{key} names {absent[0]!r}, and this model trains no such parameter; it trains: "
+                f"{' '.join(roles)}"
+            )
+    groups = [replace(group, decays=group.decays and group.role not in config.undecayed) for group in groups]
     return OPTIMIZERS[config.name](groups, config, lr)

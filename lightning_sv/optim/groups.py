@@ -11,8 +11,9 @@ from lightning_sv.scale import ScaledLinear, ScaleVector
 
 ParameterRole = Literal["matrix", "router", "head", "embedding", "input", "output"]
 PARAMETER_ROLES: tuple[ParameterRole, ...] = ("matrix", "router", "head", "embedding", "input", "output")
-#: the roles of scale vectors; all others always decay
+#: the roles of scale vectors, whose decay is the strategy's, and of all else
 SCALE_ROLES: frozenset[ParameterRole] = frozenset({"input", "output"})
+MATRIX_ROLES = tuple(role for role in PARAMETER_ROLES if role not in SCALE_ROLES)
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ class ParameterGroup:
 def parameter_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[ParameterGroup]:
     """Partition the trained parameters of `model` by role.
 
-    Matrices and embeddings always decay, scale vectors where their role is in `decayed_roles`
-    (paper, Section 2.2).
+    Scale vectors decay where their role is in `decayed_roles` (paper, Section 2.2). Matrices do, the embedding,
+    the lm_head and the router among them: the paper does not say, `OptimConfig.undecayed` takes roles out.
 
     Raises:
         ValueError: a parameter without a role.

@@ -1,4 +1,4 @@
-"""Muon for the matrices inside blocks, AdamW for everything else."""
+"""Muon for the matrices inside blocks (or the roles that the settings name), AdamW for everything else."""
 
 import math
 from collections.abc import Callable
@@ -93,19 +93,13 @@ class Muon(Optimizer):
 
 
 def muon(groups: list[ParameterGroup], config: "OptimConfig", lr: float) -> CompositeOptimizer:
-    """Muon for the role 'matrix', AdamW for all others (paper, Appendix B.1.2; arXiv:2502.16982).
+    """Muon for `config.muon_roles`, AdamW for all others (paper, Appendix B.1.2; arXiv:2502.16982).
 
     One peak learning rate serves both: 0.2 sqrt(max(m, n)) gives Muon's update the RMS of AdamW's.
-
-    Raises:
-        ValueError: there is no trained matrix inside a block.
     """
-    matrices = next((group for group in groups if group.role == "matrix"), None)
-    if matrices is None:
-        raise ValueError("model.optim.name is 'muon', but no matrix inside a block is trained; use adamw.")
-    options = matrices.options("muon", config.weight_decay)
-    parts: list[Optimizer] = [Muon([options], lr, config.muon_momentum, config.ns_dtype)]
-    rest = [group for group in groups if group is not matrices]
+    matrices = [group.options("muon", config.weight_decay) for group in groups if group.role in config.muon_roles]
+    parts: list[Optimizer] = [Muon(matrices, lr, config.muon_momentum, config.ns_dtype)]
+    rest = [group for group in groups if group.role not in config.muon_roles]
     if rest:
         parts.append(adamw(rest, config, lr))
     return CompositeOptimizer(parts)

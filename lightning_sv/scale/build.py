@@ -16,7 +16,8 @@ class ScaleOptions:
     """Finer choices that the paper leaves open; those not at their default appear in the label.
 
     Attributes:
-        placement_at: placement of single branches, site -> token, for instance {lm_head: dp}.
+        placement_at: placement of single branches, site -> token, for instance {lm_head: dp}, or {router: bp} for
+            a router whose logits no output-side vector scales.
         role_at: role of single vectors, 'site.scale_in' or 'site.scale_out' -> 'input' | 'output',
             for instance {v_proj.scale_out: input} to let the output side of v decay under `iwd`.
         share_scale_out: one output-side vector for those branches of a norm that have equal widths.

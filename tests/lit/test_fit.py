@@ -10,7 +10,9 @@ import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.lit.load import load_backbone
+from lightning_sv.lit.summary import write_parameters
 from lightning_sv.paper.events import read_run
+from lightning_sv.runs.parse import parse_run
 
 
 @pytest.fixture
@@ -101,6 +103,17 @@ def test_muon_and_wsd(run_args: list[str], tmp_path: Path, capsys: pytest.Captur
         ("muon", 0.01),
         ("adamw", 0.01),
     }
+
+
+def test_roles_that_do_not_decay_are_in_parameters_csv(run_args: list[str], tmp_path: Path) -> None:
+    switches = ["--model.optim.undecayed", "[embedding,head]", "--model.optim.name", "muon", "--model.optim.lr", "0.01"]
+    module, *_ = parse_run([*run_args, *switches, "--model.optim.muon_roles", "[matrix,head]"])
+    write_parameters(tmp_path, module)
+    rows = [line.split(",") for line in (tmp_path / "parameters.csv").read_text().splitlines()[1:]]
+    assert {tuple(row[2:]) for row in rows} == {
+        ("matrix", "muon", "0.01", "0.1"), ("head", "muon", "0.01", "0"), ("embedding", "adamw", "0.01", "0"),
+        ("input", "adamw", "0.01", "0.1"), ("output", "adamw", "0.01", "0"),
+    }  # fmt: skip
 
 
 def test_budget_bf16_compile_masks_and_validate(

@@ -148,6 +148,11 @@ def test_router_and_head_stay_under_adamw_and_experts_go_to_muon(config: Backbon
         assert kinds[f"{block}.{name}.weight"] == ("matrix", "muon", "0.1")
     assert kinds[f"{block}.inputs.expert_up_proj.scale_in.alpha"] == ("input", "adamw", "0.1")
     assert kinds[f"{block}.inputs.expert_up_proj.scale_out.beta"] == ("output", "adamw", "0")
+    other = OptimConfig("muon", muon_roles=["matrix", "router"], undecayed=["router", "head"])
+    rows = parameter_table(model, build_optimizer(parameter_groups(model, frozenset()), other, 1e-3))
+    found = {(row[2], row[3], row[5]) for row in rows if row[2] not in ("input", "output")}
+    assert found == {("matrix", "muon", "0.1"), ("router", "muon", "0"), ("head", "adamw", "0"),
+                     ("embedding", "adamw", "0.1")}  # fmt: skip
 
 
 def test_flops_count_what_a_token_visits(config: BackboneConfig) -> None:
@@ -173,9 +178,9 @@ def test_the_router_is_in_float32_under_autocast(config: BackboneConfig) -> None
 def test_who_owns_scale_vectors(config: BackboneConfig) -> None:
     config = replace(config, **MOE)
 
-    def vectors(text: str) -> dict[str, torch.Size]:
+    def vectors(text: str, options: ScaleOptions | None = None) -> dict[str, torch.Size]:
         prefix = "layers.0.ffn.inputs."
-        model = meta_backbone(config, text)
+        model = meta_backbone(config, text, options)
         return {
             n.removeprefix(prefix): p.shape for n, p in model.named_parameters() if prefix in n and "weight" not in n
         }
@@ -189,6 +194,12 @@ def test_who_owns_scale_vectors(config: BackboneConfig) -> None:
         "shared_gate_proj.scale_in.gamma": (d,), "shared_gate_proj.scale_out.gamma": (ff,),
         "shared_up_proj.scale_in.gamma": (d,), "shared_up_proj.scale_out.gamma": (ff,),
     }  # fmt: skip
+    # the router's output side, and beta with it, is a choice
+    bare = ScaleOptions(placement_at={"router": "bp"})
+    assert bare.label() == "[router=bp]"
+    for text, gone in (("hg+dp", ["gamma"]), ("unified", ["alpha", "beta"])):
+        both, one = vectors(text), vectors(text, bare)
+        assert both.keys() - one.keys() == {f"router.scale_out.{name}" for name in gone} and one.items() <= both.items()
     with pytest.raises(ValueError, match="placement_at normalizes the output of router, which is never normalized"):
         meta_backbone(config, "unified", ScaleOptions(placement_at={"router": "dnp"}))
     unified = meta_backbone(config, "unified").layers[0].ffn.inputs

@@ -273,7 +273,9 @@ def test_a_group_added_later_is_not_forgotten() -> None:
 def test_a_model_without_trained_block_matrices_is_refused(config: BackboneConfig) -> None:
     model = Backbone(config)
     model.layers.requires_grad_(False)
-    with pytest.raises(ValueError, match="model.optim.name is 'muon', but no matrix inside a block is trained"):
+    with pytest.raises(
+        ValueError, match="muon_roles names 'matrix', and this model trains no such parameter; it trains: head"
+    ):
         build(model)
 
 

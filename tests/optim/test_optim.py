@@ -60,6 +60,16 @@ def test_the_table_shows_what_the_optimizer_does(name: str, config: BackboneConf
     assert sum(int(row[1].replace(",", "")) for row in rows.values()) == sum(p.numel() for p in model.parameters())
 
 
+def test_roles_that_do_not_decay(config: BackboneConfig) -> None:
+    """The settings take roles out of decay, and the strategy's word on scale vectors stands."""
+    groups = parameter_groups(Backbone(config, "unified"), frozenset({"input"}))
+    optimizer = build_optimizer(groups, OptimConfig(undecayed=["embedding", "head"]), 1e-3)
+    decays = {group["role"]: group["weight_decay"] for group in optimizer.param_groups}
+    assert decays == {"matrix": 0.1, "head": 0.0, "embedding": 0.0, "input": 0.1, "output": 0.0}
+    with pytest.raises(ValueError, match="model.optim.undecayed names 'router', and this model trains no such"):
+        build_optimizer(groups, OptimConfig(undecayed=["router"]), 1e-3)
+
+
 def test_tuned_learning_rates() -> None:
     def lr(model: str, optimizer: str, schedule: str, strategy: str = "unified") -> float:
         return tuned_lr(model, optimizer, schedule, ScaleStrategy.parse(strategy))
@@ -87,6 +97,9 @@ def test_tuned_learning_rates() -> None:
         {"beta2": 1.0},
         {"muon_momentum": 1.0},
         {"ns_dtype": "float16"},
+        {"undecayed": ["embedding", "input"]},
+        {"muon_roles": ["matrices"]},
+        {"muon_roles": []},
     ],
 )
 def test_optim_errors(kwargs: dict) -> None:
