@@ -4,10 +4,12 @@ python -m benchmarks.gpu [--out results/gpu] [--seconds 560] [--stages ceilings,
 """
 
 import os
+import signal
 import sys
 import tempfile
 from argparse import ArgumentParser
 from pathlib import Path
+from typing import NoReturn
 
 #: the oldest torch that this project runs on
 OLDEST = (2, 11)
@@ -45,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         out, work, options.device, options.toy, options.seconds, options.again,
         tell=lambda line: print(line, flush=True),
     )  # fmt: skip
+    signal.signal(signal.SIGTERM, _stop)
     try:
         report = runner.run(names)
     finally:
@@ -52,6 +55,11 @@ def main(argv: list[str] | None = None) -> int:
     states = [stage["state"] for stage in report["stages"].values()]
     print(f"{out / 'report.md'}: {states.count('done')} of {len(states)} stages done", flush=True)
     return 0 if "done" in states else 1
+
+
+def _stop(*_: object) -> NoReturn:
+    """End the stages, and write the page."""
+    sys.exit(128 + signal.SIGTERM)
 
 
 def _problem(device: str) -> str | None:

@@ -9,19 +9,18 @@ from benchmarks.gpu.process import Task
 
 FILE = "compile-cache.tar.xz"
 MOST_BYTES = 16 * 2**20
-#: what inductor and triton read and write; the same place again, or paths inside would be wrong
-VARIABLES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "inductor/triton"}
+#: where inductor and triton read and write; the same place again, or paths inside would be wrong
+VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def set_place(folder: Path) -> None:
     """Let this process and those it starts compile into `folder`."""
-    for name, below in VARIABLES.items():
-        os.environ[name] = str(folder / below)
+    os.environ[VARIABLE] = str(folder / "inductor")
 
 
 def load(archive: Path) -> str:
     """Unpack a saved cache where the compiler looks; say what was done."""
-    place = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    place = Path(os.environ[VARIABLE])
     if place.exists():
         return "the machine's own compile cache is used"
     if not archive.is_file():
@@ -37,7 +36,7 @@ def load(archive: Path) -> str:
 
 def run(task: Task) -> dict[str, Any]:
     """Pack the cache into options['out'], unless it is larger than what comes back from such a machine."""
-    place = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    place = Path(os.environ[VARIABLE])
     archive = Path(task.options["out"]) / FILE
     archive.parent.mkdir(parents=True, exist_ok=True)
     files = [path for path in sorted(place.rglob("*")) if path.is_file() and path.suffix != ".lock"]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LAST_LINES = 12
+LAST_LINES = 20
 
 
 @dataclass
@@ -72,16 +72,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Running:
-    """A function that runs in a process of its own, in a process group that ends with it.
+    """A function that runs in a process of its own, and is ended at its deadline.
 
     Args:
         target: 'module:function'.
         task: what it is given; `result` is chosen here.
         name: of its files in task.work.
         env: variables beside this process's.
+        leads: whether all that it starts ends with it; else it ends with the process that started it.
     """
 
-    def __init__(self, target: str, task: Task, name: str, env: dict[str, str] | None = None):
+    def __init__(self, target: str, task: Task, name: str, env: dict[str, str] | None = None, *, leads: bool = True):
+        self.leads = leads
         self.name, self.began = name, time.monotonic()
         self.deadline = self.began + task.seconds
         folder = Path(task.work)
@@ -94,7 +96,7 @@ class Running:
         environment = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"} | (env or {})
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
+                command, cwd=ROOT, env=environment, stdout=log, stderr=log, process_group=0 if leads else None
             )
 
     def over(self) -> bool:
@@ -109,7 +111,10 @@ class Running:
     def end(self) -> None:
         """End it and all it started."""
         with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+            if self.leads:
+                os.killpg(self.process.pid, signal.SIGKILL)
+            else:
+                self.process.kill()
         self.process.wait()
 
     def outcome(self) -> dict[str, Any]:
@@ -157,7 +162,7 @@ def at_once(jobs: Iterable[Job], *, most: int, gib: float = float("inf")) -> Ite
                 taken = sum(other.gib for other, _ in running.values())
                 if len(running) < most and (not running or taken + job.gib <= gib):
                     waiting.remove(job)
-                    running[job.name] = job, Running(job.target, job.task, job.name)
+                    running[job.name] = job, Running(job.target, job.task, job.name, leads=False)
             for name, (_, process) in list(running.items()):
                 if process.over():
                     del running[name]

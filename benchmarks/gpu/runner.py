@@ -37,18 +37,22 @@ class Stage:
 PEER_ARMS = ("llama", "Hugging Face", "Hugging Face compiled", "Hugging Face liger", "litgpt compiled", "torchtitan")
 STAGES = (
     Stage("ceilings", "benchmarks.gpu.ceilings:run", 45),
-    Stage("correctness", "benchmarks.gpu.correctness:run", 140),
-    Stage("fit", "benchmarks.gpu.fit:run", 140, beside=True),
-    Stage("warm", "benchmarks.gpu.warm:run", 140, beside=True),
-    Stage("overhead-0.12b", "benchmarks.gpu.overhead:run", 60, options={"size": "0.12b"}),
-    Stage("overhead-1b", "benchmarks.gpu.overhead:run", 140, options={"size": "1b"}),
-    Stage("moe", "benchmarks.gpu.overhead:run", 60, options={"size": "moe-0.25b", "arms": ["llama", "unified"]}),
+    Stage("correctness", "benchmarks.gpu.correctness:run", 120),
+    Stage("fit", "benchmarks.gpu.fit:run", 120, beside=True),
+    Stage("warm", "benchmarks.gpu.warm:run", 120, beside=True),
+    Stage("overhead-0.12b", "benchmarks.gpu.overhead:run", 45, options={"size": "0.12b"}),
+    Stage("overhead-1b", "benchmarks.gpu.overhead:run", 125, options={"size": "1b"}),
+    Stage("moe", "benchmarks.gpu.overhead:run", 45, options={"size": "moe-0.25b", "arms": ["llama", "unified"]}),
     Stage("peers", "benchmarks.gpu.overhead:run", 70, options={"size": "0.12b", "arms": PEER_ARMS}),
-    Stage("profile", "benchmarks.gpu.kernels:run", 60),
+    Stage("profile", "benchmarks.gpu.kernels:run", 45),
     Stage("cache", "benchmarks.gpu.cache:run", 20),
     Stage("peers-1b", "benchmarks.gpu.overhead:run", 80,
           options={"size": "1b", "arms": PEER_ARMS, "batches": ["protocol"]}),
 )  # fmt: skip
+
+
+#: for stages beside each other, which are many processes: each would start as many compilers as there are cores
+_FEW = {"TORCHINDUCTOR_COMPILE_THREADS": "2"}
 
 
 @dataclass
@@ -118,7 +122,7 @@ class Runner:
         for stage in group:
             options = stage.options | self._known()
             task = Task(self.device, self.toy, min(stage.seconds, self.left - 1), str(self.work / stage.name), options)
-            running[stage.name] = Running(stage.target, task, stage.name)
+            running[stage.name] = Running(stage.target, task, stage.name, _FEW if len(group) > 1 else None)
         try:
             while running:
                 for name, process in list(running.items()):
