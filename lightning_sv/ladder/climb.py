@@ -46,7 +46,7 @@ class Climb:
         text: the corpus on the device.
         state: folder of run directories and of the rung's checkpoint, `<rung>.pt`, which is continued if it is there.
         lanes: streams; models share them evenly.
-        compile: whether the models are compiled.
+        compile: what of a model is compiled, see `COMPILE`.
         say: prints a line.
 
     Raises:
@@ -61,7 +61,7 @@ class Climb:
         state: Path,
         *,
         lanes: int,
-        compile: bool,
+        compile: str,
         say: Callable[[str], None],
     ):
         self.rung, self.ladder, self.say = rung, ladder, say

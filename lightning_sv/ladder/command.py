@@ -15,6 +15,7 @@ from lightning_sv.ladder.climb import Climb, Clock, is_complete
 from lightning_sv.ladder.plan import Ladder, load_ladder, runs_of
 from lightning_sv.ladder.record import SUMMARY, pack, write_atomically
 from lightning_sv.ladder.text import Text
+from lightning_sv.ladder.trainee import COMPILE
 from lightning_sv.lit.provenance import Provenance
 from lightning_sv.runs.words import Words
 
@@ -31,7 +32,7 @@ def run_ladder(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, help="Where runs.tar.gz and ladder.json go; default: --state.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: for plans of toy size.")
     parser.add_argument("--lanes", type=int, default=8, help="Streams side by side (8).")
-    parser.add_argument("--compile", choices=("none", "model"), default="model", help="Compile loss and gradients.")
+    parser.add_argument("--compile", choices=COMPILE, default="block", help="What torch.compile sees at once (block).")
     parser.add_argument("--tokens_per_param", type=float, nargs="+", help="Of the rungs, in place of the plan's.")
     parser.add_argument("--seeds", type=int, help="Train so many of each rung's seeds only.")
     parser.add_argument("--only", nargs="+", help="Names of rungs; the others are left alone.")
@@ -62,7 +63,7 @@ def run_ladder(argv: list[str]) -> int:
             _say(began, f"{rung.name}: not begun in this part")
             break
         climb = Climb(
-            ladder, rung, text, options.state, lanes=options.lanes, compile=options.compile == "model",
+            ladder, rung, text, options.state, lanes=options.lanes, compile=options.compile,
             say=lambda line: _say(began, line),
         )  # fmt: skip
         climb.record()

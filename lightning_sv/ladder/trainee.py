@@ -15,22 +15,30 @@ from lightning_sv.optim import build_optimizer, parameter_groups
 
 #: steps that are taken as they are before one is recorded: the optimizer makes its state in the first
 WARM_UP = 3
-#: Inductor keeps cheap passes fused into their readers rather than store their float32 results (2.11 and 2.13)
-INDUCTOR: dict[str, Any] = {
-    "realize_reads_threshold": 16,
-    "realize_opcount_threshold": 200,
-    "realize_acc_reads_threshold": 32,
-}
+#: what is compiled: nothing; each block, the head and the loss apart, in seconds; or all as one graph, in a minute
+COMPILE = ("none", "block", "model")
+Loss = Callable[[Backbone, Tensor], Tensor]
 
 
-def _loss(net: Backbone, block: Tensor) -> Tensor:
+def _plain_loss(net: Backbone, block: Tensor) -> Tensor:
     return next_token_loss(net(block[:, :-1]), block[:, 1:])
 
 
 @cache
-def _compiled() -> Callable[[Backbone, Tensor], Tensor]:
-    torch._dynamo.config.recompile_limit = 64  # one function serves all sizes and strategies
-    return torch.compile(_loss, dynamic=False, options=INDUCTOR)
+def _compiled_loss(how: str) -> Loss:
+    """The loss of any model: one compilation serves all of one size and strategy."""
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.automatic_dynamic_shapes = False  # another size is another graph, not a general one
+    for key, value in INDUCTOR.items():
+        setattr(torch._inductor.config, key, value)
+    if how == "model":
+        return torch.compile(_plain_loss, dynamic=False)
+    loss = torch.compile(next_token_loss, dynamic=False)
+    return lambda net, block: loss(net(block[:, :-1]), block[:, 1:])
+
+
+#: Inductor keeps cheap passes fused into their readers rather than store their float32 results (2.11 and 2.13)
+INDUCTOR = {"realize_reads_threshold": 16, "realize_opcount_threshold": 200, "realize_acc_reads_threshold": 32}
 
 
 class Trainee:
@@ -44,17 +52,19 @@ class Trainee:
         ladder: batch, schedule, optimizer.
         text: the corpus.
         lane: where it runs.
-        compile: whether loss and gradients are compiled, as one graph.
+        compile: one of `COMPILE`.
     """
 
-    def __init__(self, run: RunPlan, ladder: Ladder, text: Text, lane: Lane, *, compile: bool = False):
+    def __init__(self, run: RunPlan, ladder: Ladder, text: Text, lane: Lane, *, compile: str = "none"):
         self.run, self.ladder, self.text, self.lane = run, ladder, text, lane
         device = text.train.device
         self.net = Backbone(run.backbone, run.arm.scale, seed=run.seed).to(device)
         self.parameters = sum(p.numel() for p in self.net.parameters())
         self.activated = activated_parameters(self.net, run.backbone)
-        self._of = _compiled() if compile else _loss
-        self._compile = compile
+        self._compiled = compile != "none"
+        self._loss = _compiled_loss(compile) if self._compiled else _plain_loss
+        if compile == "block":
+            self.net.compile_blocks()
         self.done = 0
         #: (step, nats per token) of the validations so far, on the device
         self.validations: list[tuple[int, Tensor]] = []
@@ -93,7 +103,7 @@ class Trainee:
     def _nats(self, block: Tensor) -> Tensor:
         # Weights are cast where they are used: the cache of casts would outlive a recorded step.
         with torch.autocast(block.device.type, torch.bfloat16, enabled=self.lane.cuda, cache_enabled=False):
-            return self._of(self.net, block)
+            return self._loss(self.net, block)
 
     @property
     def finished(self) -> bool:
@@ -126,7 +136,7 @@ class Trainee:
         blocks = self.text.val
         nats = torch.zeros((), dtype=torch.float64, device=blocks.device)
         # Compiled, the graph of training serves: without gradients there would be another to compile.
-        with torch.set_grad_enabled(self._compile):
+        with torch.set_grad_enabled(self._compiled):
             for block in blocks.split(self.ladder.global_batch):
                 nats += self._nats(block).detach().double() * block[:, 1:].numel()
         self.validations.append((self.done, nats / blocks[:, 1:].numel()))

@@ -2,6 +2,7 @@
 
 import json
 import tarfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lightning_sv.ladder import __main__ as command
 from lightning_sv.ladder.climb import Climb, Clock
 from lightning_sv.ladder.plan import load_ladder
 from lightning_sv.ladder.text import Text
+from lightning_sv.ladder.trainee import _compiled_loss
 from lightning_sv.paper.events import Run, read_run
 from lightning_sv.paper.report_command import own_figure
 
@@ -104,7 +106,7 @@ def test_parts_are_one_run(climbed: Path, tmp_path: Path) -> None:
     text = Text(plan.corpus, plan.seq_len, plan.val_sequences, torch.device("cpu"))
 
     def part() -> Climb:
-        return Climb(plan, plan.rungs[0], text, tmp_path, lanes=1, compile=False, say=lambda line: None)
+        return Climb(plan, plan.rungs[0], text, tmp_path, lanes=1, compile="none", say=lambda line: None)
 
     first = part()
     first.record()  # three steps
@@ -171,21 +173,30 @@ def test_a_run_that_is_not_finite_gets_no_summary(
 
 
 @pytest.mark.slow
-def test_compiled_losses_are_the_plain_ones(climbed: Path, tmp_path: Path) -> None:
-    words = ["--compile", "model", "--tokens_per_param", "0.05", "--seeds", "1"]
-    for how in ("model", "none"):
-        words[1] = how
-        state = ["--state", str(tmp_path / how)]
-        assert command.main([str(climbed / "plan.yaml"), "--device", "cpu", *words, *state]) == 0
-    for run in sorted((tmp_path / "none/runs/w32").iterdir()):
-        same(read_run(run), read_run(tmp_path / "model/runs/w32" / run.name), ("train/loss", "val/loss"), 1e-4)
+@pytest.mark.parametrize(("how", "graphs"), [("block", 2 * len(ARMS) + 1), ("model", len(ARMS))])
+def test_compiled_losses_are_the_plain_ones(
+    how: str, graphs: int, climbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A strategy is traced once for all its models, training and validation; Inductor itself is left out for time."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    _compiled_loss.cache_clear()
+    torch._dynamo.reset()
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    words = ["--device", "cpu", "--tokens_per_param", "0.15", "--compile", how, "--state", str(tmp_path)]
+    assert command.main([str(climbed / "plan.yaml"), *words]) == 0
+    # for each of two shapes: the last batch of a validation is half a batch here
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] - before == 2 * graphs
+    _compiled_loss.cache_clear()
+    assert ladder(climbed / "plan.yaml", *words[2:4], "--state", str(tmp_path / "plain")) == 0
+    for run in sorted((tmp_path / "plain/runs/w32").iterdir()):
+        same(read_run(run), read_run(tmp_path / "runs/w32" / run.name), ("train/loss", "val/loss"), 1e-4)
 
 
 def test_another_plan_does_not_continue(climbed: Path, short_corpus: Path, tmp_path: Path) -> None:
     plan = load_ladder(write_plan(short_corpus, tmp_path, log_every=2))
     text = Text(plan.corpus, plan.seq_len, plan.val_sequences, torch.device("cpu"))
     with pytest.raises(ValueError, match="of another plan or corpus"):
-        Climb(plan, plan.rungs[0], text, climbed / "state", lanes=1, compile=False, say=print)
+        Climb(plan, plan.rungs[0], text, climbed / "state", lanes=1, compile="none", say=print)
 
 
 @pytest.mark.parametrize(
