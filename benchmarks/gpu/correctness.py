@@ -25,7 +25,7 @@ CASES = (
 #: of a float32 result against float64, times the norm: sums of some thousand terms, in another order
 FLOAT32 = 1e-5
 #: of bf16: 2^-9 a rounding, through two blocks and back
-BF16 = 3e-2
+BF16 = 2e-2
 
 Gradients = dict[str, Tensor]
 
