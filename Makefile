@@ -4,7 +4,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP = $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile
+# -qq: errors are shown, warnings of the machine's pip settings (a mirror's folder that is not there) are not
+PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
 # Once, on all cores: where bytecode is not kept (PYTHONDONTWRITEBYTECODE, as in many containers) every process compiled anew.
 COMPILE = $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 

@@ -59,7 +59,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, ModuleNotFoundError) as error:
         if "--traceback" in argv:
             raise
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)

@@ -28,8 +28,9 @@ class Scalars(L.Callback):
         self._window = Window("scalars", every_n_steps)
         self._since = (0.0, 0)
         self._idle = 0.0
-        self.tokens_per_s = 0.0
-        self.last_loss = float("nan")
+        #: as last written; None before the first write
+        self.tokens_per_s: float | None = None
+        self.last_loss: float | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """The losses not yet written, so that a resumed run writes what an uninterrupted one would."""
@@ -60,12 +61,12 @@ class Scalars(L.Callback):
         sums, n = self._window.take()
         now, steps = time.perf_counter(), trainer.global_step - self._since[1]
         tokens_per_step = trainer.datamodule.tokens_per_step  # type: ignore[attr-defined]
-        self.tokens_per_s = steps * tokens_per_step / max(1e-9, now - self._since[0] - self._idle)
+        self.tokens_per_s = speed = steps * tokens_per_step / max(1e-9, now - self._since[0] - self._idle)
         scalars = {
             "lr": pl_module.step_lr,
             "grad_norm": float(pl_module.grad_norm),
-            "throughput/tokens_per_s": self.tokens_per_s,
-            "throughput/mfu": self.tokens_per_s * self._flops / self._peak,
+            "throughput/tokens_per_s": speed,
+            "throughput/mfu": speed * self._flops / self._peak,
             "memory/peak_gib": peak_memory(pl_module.device) / 2**30,
         }
         if n:  # not if every step was skipped

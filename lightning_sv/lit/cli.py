@@ -25,7 +25,7 @@ from lightning_sv.lit.run_dir import LAST, choose, claim, clear, is_first_of_nod
 from lightning_sv.lit.shard import FullyShardedStrategy
 from lightning_sv.lit.summary import SUMMARY_FILE, print_groups, summarize, write_parameters, write_summary
 from lightning_sv.runs.parser import Parser
-from lightning_sv.runs.trainer import TRAINER_DEFAULTS, refuse_trainer_keys
+from lightning_sv.runs.trainer import TRAINER_DEFAULTS, refuse_callbacks, refuse_trainer_keys
 
 
 class RunParser(Parser, LightningArgumentParser):
@@ -117,8 +117,9 @@ class PretrainCLI(LightningCLI):
         """Read no settings from a checkpoint: those of the command line count, and loading compares them."""
 
     def before_instantiate_classes(self) -> None:
-        """Find and check the checkpoint before anything is built."""
+        """Find and check the checkpoint, and the callbacks, before anything is built."""
         section = self.config[self.subcommand]
+        refuse_callbacks(section["trainer"]["callbacks"])
         path = section["ckpt_path"]
         self._again = path == "last"
         if self._again:
@@ -207,6 +208,7 @@ def quiet() -> None:
     """Silence messages of the libraries that say nothing about this run."""
     for name in ("lightning.pytorch", "lightning.fabric", "litdata"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # a profiler's report is one
     for message in (
         ".*args parameter is intended to run from within Python.*",
         ".*__len__` could be inaccurate.*",

@@ -83,6 +83,23 @@ DERIVED = {
     "use_distributed_sampler": ((False,), "every device reads its share of the global batch without it"),
     "max_epochs": ((None, -1), "set trainer.max_steps or model.tokens_per_param instead"),
     "max_time": ((None,), "set trainer.max_steps or model.tokens_per_param instead"),
+    "limit_train_batches": ((None, 1.0), "set trainer.max_steps or model.tokens_per_param instead"),
+    "overfit_batches": ((0.0,), "prepare a corpus of the text to repeat, and set trainer.max_steps"),
+}
+_BUDGET = "would end the run before its budget, with the learning rate still high; set trainer.max_steps instead"
+_ROLES = (
+    "changes which parameters train, or their values, behind the groups that their roles decide; it is not supported"
+)
+#: Lightning's callbacks that would undo what a run promises -> what to do instead
+REFUSED_CALLBACKS = {
+    "LearningRateFinder": "sets a rate that the schedule does not know of; compare runs with several model.optim.lr",
+    "BatchSizeFinder": "has no batch to set; set data.micro_batch, `lightning-sv plan` says the largest that fits",
+    "GradientAccumulationScheduler": "would change the global batch; set data.global_batch instead",
+    "StochasticWeightAveraging": "replaces the schedule; set model.schedule instead",
+    "EarlyStopping": _BUDGET,
+    "Timer": _BUDGET,
+    "ModelPruning": _ROLES,
+    "BackboneFinetuning": _ROLES,
 }
 
 
@@ -98,6 +115,7 @@ def refuse_trainer_keys(given: Any) -> None:
     for key, (accepted, instead) in DERIVED.items():
         if given[key] not in accepted:
             raise ValueError(f"trainer.{key} {given[key]} is derived here and must not be set; {instead}.")
+    refuse_callbacks(given["callbacks"])
     if given["max_steps"] != -1 and given["max_steps"] < 1:
         raise ValueError(f"trainer.max_steps is {given['max_steps']}; it must be at least 1, or -1 for the budget.")
     if str(given["precision"]) in ("bf16-true", "16-true", "16-mixed", "16", "bf16"):
@@ -105,3 +123,19 @@ def refuse_trainer_keys(given: Any) -> None:
             f"trainer.precision {given['precision']} is not supported: half-precision weights round changes of a scale "
             "vector near 1 away, and fp16 needs loss scaling; use bf16-mixed or 32-true."
         )
+
+
+def refuse_callbacks(given: Any) -> None:
+    """Refuse Lightning's callbacks that would undo what a run promises.
+
+    Args:
+        given: trainer.callbacks: none, one or a list; each built, or its class_path.
+
+    Raises:
+        ValueError: names the callback and what to do instead.
+    """
+    for callback in given if isinstance(given, list | tuple) else [given]:
+        path = callback.get("class_path") if hasattr(callback, "get") else callback
+        names = [str(path).rpartition(".")[2], *(cls.__name__ for cls in type(callback).__mro__)]
+        if name := next((name for name in names if name in REFUSED_CALLBACKS), None):
+            raise ValueError(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}.")

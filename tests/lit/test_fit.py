@@ -151,6 +151,8 @@ def test_budget_bf16_compile_masks_and_validate(
         (["--data.val_sequences", "-3"], "data.val_sequences is -3"),
         (["--trainer.max_time", "00:00:01:00"], "set trainer.max_steps"),
         (["--trainer.max_steps", "0"], "trainer.max_steps is 0"),
+        (["--trainer.limit_train_batches", "3"], "set trainer.max_steps or model.tokens_per_param"),
+        (["--trainer.overfit_batches", "1"], "prepare a corpus of the text to repeat"),
         (["--trainer.gradient_clip_algorithm", "value"], "the paper clips by the global norm"),
         (["--trainer.enable_progress_bar", "false"], "enable_progress_bar"),
         (["--ckpt_path", "last.ckpt"], "no checkpoint at last.ckpt"),

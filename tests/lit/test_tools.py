@@ -1,0 +1,97 @@
+"""Tools of Lightning that people add: each works, or is refused in one sentence before the first step."""
+
+import csv
+import logging
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_sv.__main__ import main
+from lightning_sv.paper.events import read_run
+from lightning_sv.runs.trainer import REFUSED_CALLBACKS
+
+CALLBACKS = "lightning.pytorch.callbacks"
+
+
+def fit(args: list[str], run_dir: Path, callback: str, **init: object) -> int:
+    """The exit code of a fit of two steps with one more callback."""
+    config = run_dir.with_suffix(".yaml")
+    config.write_text(yaml.safe_dump({"trainer": {"callbacks": [{"class_path": callback, "init_args": init}]}}))
+    short = ["--trainer.max_steps", "2", "--data.val_sequences", "4"]
+    return main(["fit", *args, *short, "--config", str(config), "--run_dir", str(run_dir)])
+
+
+def test_what_people_add_works(run_args: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Another logger, precision, a profiler and callbacks of Lightning's in one run, beside ours."""
+    (tmp_path / "more.yaml").write_text(
+        f"""
+trainer:
+  max_steps: 4
+  precision: bf16-mixed
+  log_every_n_steps: 1
+  profiler: simple
+  logger: {{class_path: lightning.pytorch.loggers.CSVLogger, init_args: {{save_dir: {tmp_path / "csv"}}}}}
+  callbacks:
+  - class_path: {CALLBACKS}.ModelCheckpoint
+    init_args: {{dirpath: {tmp_path / "best"}, monitor: val/loss, save_top_k: 1, filename: best}}
+  - class_path: {CALLBACKS}.LearningRateMonitor
+"""
+    )
+    profilers = logging.getLogger("lightning.pytorch.profilers")
+    profilers.addHandler(caplog.handler)
+    args = ["--config", str(tmp_path / "more.yaml"), "--run_dir", str(tmp_path / "run")]
+    assert main(["fit", *run_args, *args]) == 0
+    profilers.removeHandler(caplog.handler)
+    run = read_run(tmp_path / "run")
+    with next((tmp_path / "csv").rglob("metrics.csv")).open() as file:
+        rows = [row for row in csv.DictReader(file) if row["train/loss"]]
+    assert [int(row["step"]) for row in rows] == [128, 256, 384, 512]
+    assert [float(row["train/loss"]) for row in rows] == pytest.approx(run.curve("train/loss").values, rel=1e-6)
+    assert (tmp_path / "best/best.ckpt").is_file() and (tmp_path / "run/checkpoints/last.ckpt").is_file()
+    assert [name for name in run.curves if name.startswith("lr-")]
+    assert "run_training_batch" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "init"),
+    [
+        ("LearningRateFinder", {}),
+        ("BatchSizeFinder", {}),
+        ("GradientAccumulationScheduler", {"scheduling": {0: 2}}),
+        ("StochasticWeightAveraging", {"swa_lrs": 0.01}),
+        ("EarlyStopping", {"monitor": "val/loss"}),
+        ("Timer", {}),
+        ("ModelPruning", {"pruning_fn": "l1_unstructured"}),
+        ("BackboneFinetuning", {}),
+    ],
+)
+def test_what_would_spoil_a_run_is_refused(
+    name: str, init: dict, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(run_args, tmp_path / "run", f"{CALLBACKS}.{name}", **init) == 2
+    said = capsys.readouterr()
+    assert said.err.endswith(f"error: trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}.\n")
+    assert "step 1/" not in said.out and not (tmp_path / "run").exists()
+
+
+def test_a_tool_that_needs_a_package_says_so(
+    run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = fit(run_args, tmp_path / "run", f"{CALLBACKS}.DeviceStatsMonitor")
+    there = find_spec("psutil") is not None
+    said = capsys.readouterr().err
+    assert code == (0 if there else 1) and "Traceback" not in said
+    assert there or "error: ModuleNotFoundError: `DeviceStatsMonitor` cannot log CPU stats" in said
+
+
+def test_no_figure_is_shown_before_there_is_one(
+    run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Loss and speed are written every third step: the lines before have neither, and say so by leaving them out."""
+    args = ["--scalars.every_n_steps", "3", "--trainer.max_steps", "4", "--run_dir", str(tmp_path / "run")]
+    assert main(["fit", *run_args, *args]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    assert [("loss" in line, "tok/s" in line) for line in lines] == [(False, False)] * 2 + [(True, True)] * 2
+    assert not any("nan" in line or " 0 tok/s" in line for line in lines)
