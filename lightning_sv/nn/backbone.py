@@ -116,7 +116,7 @@ class Backbone(nn.Module):
                 the blocks; an empty list for a dense model.
         """
         x = self.embed(tokens)  # B T D
-        rope = rope_tables(tokens.shape[1], self.config.head_width, self.config.rope_theta, tokens.device)
+        rope = rope_tables(tokens.shape[1], self.config.head_width, self.config.rope_theta, like=x)
         mask = None
         if documents is not None:
             same = documents.unsqueeze(-1) == documents.unsqueeze(-2)  # B T T

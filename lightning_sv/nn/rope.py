@@ -4,10 +4,18 @@ import torch
 from torch import Tensor
 
 
-def rope_tables(seq_len: int, d_head: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of t * theta^(-2i / d_head), each (seq_len, d_head / 2), float32."""
-    i = torch.arange(0, d_head, 2, dtype=torch.float32, device=device)
-    t = torch.arange(seq_len, dtype=torch.float32, device=device)
+def rope_tables(seq_len: int, d_head: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of t * theta^(-2i / d_head), each (seq_len, d_head / 2), in float32.
+
+    Args:
+        seq_len: positions.
+        d_head: channels that are rotated.
+        theta: the base.
+        like: gives the device, and float64 for float64 activations.
+    """
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    i = torch.arange(0, d_head, 2, dtype=dtype, device=like.device)
+    t = torch.arange(seq_len, dtype=dtype, device=like.device)
     angle = torch.outer(t, 1.0 / theta ** (i / d_head))
     return angle.cos(), angle.sin()
 

@@ -47,7 +47,7 @@ class Plain(nn.Module):
         future = torch.ones(length, length, dtype=torch.bool).triu(1)
         for layer in model.layers:
             q, k, v = (y.unflatten(-1, (CONFIG.n_head, -1)).transpose(1, 2) for y in self.branches(layer.attn.qkv, x))
-            rope = rope_tables(length, CONFIG.head_width, CONFIG.rope_theta, tokens.device)
+            rope = rope_tables(length, CONFIG.head_width, CONFIG.rope_theta, like=x)
             scores = rotate(q, rope) @ rotate(k, rope).mT / CONFIG.head_width**0.5
             y = scores.masked_fill(future, float("-inf")).softmax(-1) @ v
             x = x + layer.attn.o_proj(y.transpose(1, 2).flatten(2))

@@ -1,0 +1,158 @@
+"""`fit` against code that is not ours: Hugging Face's model, torch's optimizers, and a loop written by hand."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import Gemma3ForCausalLM, LlamaForCausalLM, PreTrainedModel
+
+from lightning_sv import Backbone
+from lightning_sv.__main__ import main
+from lightning_sv.interop import to_hugging_face
+from lightning_sv.lit.module import PretrainModule
+from tests.interop.wide import float64_throughout
+
+STEPS, WARMUP, LR, DECAY, CLIP = 20, 3, 1e-2, 0.1, 1.5
+#: largest relative error of losses and final weights; float64 leaves 1e-13
+NEAR = 1e-9
+GEMMA = ["--model.backbone.qk_norm", "true", "--model.backbone.post_norm", "true"]
+#: norms of Gemma 3 that a matrix follows at once
+INPUT_NORMS = ("input_layernorm", "pre_feedforward_layernorm", "model.norm")
+
+
+class Case(NamedTuple):
+    """A strategy, the Hugging Face model that it is, and which of that model's norms decay."""
+
+    args: list[str]
+    theirs: type[PreTrainedModel]
+    decays: Callable[[str], bool]
+    muon: bool = False
+
+
+CASES = {
+    "wd": Case(["--model.scale", "llama"], LlamaForCausalLM, lambda norm: True),
+    "nowd": Case(["--model.scale", "nowd"], LlamaForCausalLM, lambda norm: False),
+    "muon": Case(["--model.scale", "llama"], LlamaForCausalLM, lambda norm: True, muon=True),
+    "iwd, gemma, muon": Case(
+        ["--model.scale", "iwd+offset", *GEMMA],  # their norms are 1 + w
+        Gemma3ForCausalLM,
+        lambda norm: any(name in norm for name in INPUT_NORMS),
+        muon=True,
+    ),
+}
+
+
+class Fit:
+    """A run of `fit` in float64: its first and last weights, and each step's micro-batches and their losses."""
+
+    def __init__(self, args: list[str], run_dir: Path):
+        self.blocks: list[Tensor] = []
+        self.losses: list[float] = []
+        training_step, on_train_start = PretrainModule.training_step, PretrainModule.on_train_start
+
+        def start(module: PretrainModule) -> None:
+            on_train_start(module)
+            self.first, self.last = copy.deepcopy(module.net), module.net
+
+        def record(module: PretrainModule, block: Tensor, batch_idx: int) -> dict[str, Any]:
+            out = training_step(module, block, batch_idx)
+            self.blocks.append(block.clone())
+            self.losses.append(out["loss"].item())
+            return out
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(PretrainModule, "on_train_start", start)
+            patch.setattr(PretrainModule, "training_step", record)
+            assert main(["fit", *args, "--run_dir", str(run_dir)]) == 0
+
+    def steps(self, accumulate: int) -> list[tuple[Tensor, float]]:
+        """The sequences of each step as one batch, and the mean of its losses."""
+        n = range(0, len(self.blocks), accumulate)
+        return [
+            (torch.cat(self.blocks[i : i + accumulate]), math.fsum(self.losses[i : i + accumulate]) / accumulate)
+            for i in n
+        ]
+
+
+def as_theirs(model: Backbone, kind: type[PreTrainedModel]) -> PreTrainedModel:
+    theirs = to_hugging_face(model)
+    assert type(theirs) is kind
+    if kind is Gemma3ForCausalLM:  # scaled embeddings are another model to an optimizer; the paper's Gemma has none
+        theirs.model.embed_tokens.embed_scale.fill_(1.0)
+        theirs.model.embed_tokens.weight.data.copy_(model.embed.weight)
+    return theirs
+
+
+def learning_rate(step: int) -> float:
+    """Linear warm-up that peaks at step 3, then a cosine that is at a twentieth in the last step."""
+    if step < WARMUP:
+        return LR * (step + 1) / (WARMUP + 1)
+    angle = math.pi * (step - WARMUP) / (STEPS - 1 - WARMUP)
+    return LR * (0.05 + 0.95 * (1 + math.cos(angle)) / 2)
+
+
+def optimizers(theirs: PreTrainedModel, case: Case) -> list[torch.optim.Optimizer]:
+    """AdamW, and Muon for the matrices inside blocks; every parameter decays but the norms that do not."""
+    matrices, decayed, kept = [], [], []
+    for name, parameter in theirs.named_parameters():
+        if case.muon and name.endswith("_proj.weight"):
+            matrices.append(parameter)
+        else:
+            (decayed if "norm" not in name or case.decays(name) else kept).append(parameter)
+    groups = [{"params": decayed, "weight_decay": DECAY}, {"params": kept, "weight_decay": 0.0}]
+    found: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), eps=1e-8, foreach=False)]
+    if case.muon:
+        found.append(torch.optim.Muon(matrices, LR, DECAY, momentum=0.95, adjust_lr_fn="match_rms_adamw"))
+    return found
+
+
+def train(theirs: PreTrainedModel, case: Case, batches: list[Tensor]) -> tuple[list[float], list[float]]:
+    """The losses, and the gradient's norms before clipping."""
+    losses, norms, parameters = [], [], list(theirs.parameters())
+    mine = optimizers(theirs, case)
+    for step, block in enumerate(batches):
+        logits = theirs(input_ids=block[:, :-1]).logits
+        loss = -logits.log_softmax(-1).gather(-1, block[:, 1:, None]).mean()
+        theirs.zero_grad()
+        loss.backward()
+        norm = torch.cat([parameter.grad.flatten() for parameter in parameters]).norm()
+        for parameter in parameters:
+            parameter.grad *= min(1.0, CLIP / (norm.item() + 1e-6))
+        for optimizer in mine:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step)
+            optimizer.step()
+        losses.append(loss.item())
+        norms.append(norm.item())
+    return losses, norms
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_twenty_steps_of_fit_are_those_of_hugging_face_and_torch(
+    name: str, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two micro-batches a step here, one batch there; losses of every step, then every weight, to 1e-9."""
+    case = CASES[name]
+    args = [*run_args, *case.args, "--trainer.precision", "64-true", "--trainer.max_steps", str(STEPS)]
+    args += ["--data.micro_batch", "2", "--trainer.gradient_clip_val", str(CLIP), "--model.backbone.init_std", "0.1"]
+    args += ["--model.optim.name", "muon" if case.muon else "adamw", "--model.optim.lr", str(LR)]
+    args += ["--model.schedule.warmup_ratio", str(WARMUP / STEPS), "--data.validations", "1"]
+    run = Fit(args, tmp_path / "run")
+    batches, ours = zip(*run.steps(accumulate=2), strict=True)
+    assert len(batches) == STEPS and batches[0].shape == (4, 33)
+    with float64_throughout(case.theirs):
+        theirs, expected = (as_theirs(model, case.theirs) for model in (run.first, run.last))
+        losses, norms = train(theirs, case, list(batches))
+    assert min(norms) < CLIP < max(norms), "clipping must bite in some steps and not in others"
+    assert losses[-1] < losses[0] - 0.5
+    assert ours == pytest.approx(losses, rel=NEAR, abs=0)
+    weights = dict(theirs.named_parameters())
+    for key, weight in expected.named_parameters():
+        assert (weight - weights[key]).norm() <= NEAR * weights[key].norm(), key
