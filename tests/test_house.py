@@ -166,12 +166,12 @@ def readme_block(strategy: str) -> dict[str, Any]:
 
 
 def test_a_model_of_ones_own_is_under_llama_what_it_was() -> None:
-    block, x = readme_block("llama")["model"][0], torch.randn(2, 5, 64)
+    block, x = readme_block("llama")["model"][0].double(), torch.randn(2, 5, 64, dtype=torch.float64)
     xhat = F.rms_norm(x, (64,), eps=1e-5)
     q, k, v = ((xhat @ w.weight.T).view(2, 5, -1, 8).transpose(1, 2) for _, w in block.qkv.branches())
     k, v = (y.repeat_interleave(4, dim=1) for y in (k, v))
     expected = block.o_proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(block(x), expected)
+    torch.testing.assert_close(block(x), expected, rtol=1e-9, atol=1e-12)
 
 
 def test_a_model_of_ones_own_trains_with_decay_by_role() -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_sv.interop.fold import refuse_normalized_outputs
 from lightning_sv.nn import Backbone, BackboneConfig
@@ -159,10 +159,11 @@ def to_hugging_face(model: Backbone, eot: int | None = None) -> Any:
     except ImportError as error:
         raise ValueError(f"to_hugging_face needs transformers ({error}); install it.") from error
     if config.qk_norm:
-        theirs: nn.Module = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**arguments))
+        theirs: Any = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**arguments))
         layer = _GEMMA_LAYER
         ours = {key: value - 1 if "norm" in key else value for key, value in ours.items()}  # theirs is 1 + w
-        ours["embed.weight"] = ours["embed.weight"] / config.d_model**0.5
+        # by theirs, which is sqrt(d_model) in float32
+        ours["embed.weight"] = ours["embed.weight"] / theirs.model.embed_tokens.embed_scale.item()
     elif config.n_expert:
         theirs = transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**arguments))
         layer = _MOE | _ATTENTION

@@ -27,7 +27,8 @@ class OptimConfig:
         muon_roles: roles of matrices that Muon updates; the paper's "2D matrix blocks in Transformer layers" are read
             as matrix alone, which leaves the router of a mixture of experts to AdamW.
         muon_momentum: Muon's Nesterov momentum.
-        ns_dtype: arithmetic of Muon's Newton-Schulz iteration: 'bfloat16', or 'float32' for exact comparisons.
+        ns_dtype: arithmetic of Muon's Newton-Schulz iteration: 'bfloat16', or 'float32' or 'float64' for exact
+            comparisons.
     """
 
     name: str = "adamw"

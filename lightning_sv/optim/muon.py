@@ -20,7 +20,7 @@ NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NS_STEPS = 5
 #: floor of the Frobenius norm that the update is divided by; a zero update stays zero
 NS_EPS = 1e-7
-NS_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+NS_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
 
 def orthogonalize(update: Tensor, dtype: torch.dtype) -> Tensor:

@@ -14,7 +14,7 @@ from tests.conftest import GEMMA, MOE, perturbed
 
 @pytest.mark.parametrize("text", ["llama", "hg+dp+or", "unified", "nop"])
 def test_norms_are_those_of_the_matrices(text: str, config: BackboneConfig) -> None:
-    model = perturbed(Backbone(config, text))
+    model = perturbed(Backbone(config, text)).double()
     norms = branch_norms(model)
     for name in ("q_proj", "k_proj", "v_proj"):
         per_layer = []
@@ -42,7 +42,7 @@ def test_norms_are_those_of_the_matrices(text: str, config: BackboneConfig) -> N
 
 
 def test_norms_of_experts_and_of_norms_that_feed_no_branch(config: BackboneConfig) -> None:
-    model = perturbed(Backbone(replace(config, **MOE), "hg+dp"))
+    model = perturbed(Backbone(replace(config, **MOE), "hg+dp")).double()
     norms = branch_norms(model)
     branch = model.layers[1].ffn.inputs.expert_up_proj
     each = [
@@ -59,7 +59,7 @@ def test_norms_of_experts_and_of_norms_that_feed_no_branch(config: BackboneConfi
     assert loads == {f"layer{i}": ["Multiline", [f"moe/layer{i}/load/expert.*"]] for i in (0, 1)}
     assert set(layout["experts, up"]) == {"layer0", "layer1"}
 
-    model = perturbed(Backbone(replace(config, **GEMMA)))
+    model = perturbed(Backbone(replace(config, **GEMMA))).double()
     norms = branch_norms(model)
     gamma = model.layers[0].attn.q_norm.scale().detach()
     torch.testing.assert_close(norms["layer0/q_norm/gamma"], gamma.square().mean().sqrt())

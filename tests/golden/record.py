@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +64,20 @@ def stream(vocab: int, n: int) -> Tensor:
     return torch.tensor(ids)
 
 
-def losses(case: str, steps: int = STEPS) -> list[float]:
-    """Training losses of one case: the backbone, its loss, clipping, optimizer and schedule as `fit` runs them."""
+def losses(case: str, steps: int = STEPS, dtype: torch.dtype = torch.float32) -> list[float]:
+    """Training losses of one case: the backbone, its loss, clipping, optimizer and schedule as `fit` runs them.
+
+    In float64 all of it is, Newton-Schulz as well.
+    """
     scale, changes, optim, schedule = CASES[case]
+    if dtype == torch.float64:
+        optim = replace(optim, ns_dtype="float64")
     config = BackboneConfig(**{"d_model": 32, "n_layer": 2, "n_head": 2, "vocab_size": 48, "init_std": 0.08, **changes})
     batch, length = 4, 16
     blocks = stream(config.vocab_size, steps * batch * (length + 1)).view(steps, batch, length + 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # strategies that are the same model
-        model = Backbone(config, scale, seed=3)
+        model = Backbone(config, scale, seed=3).to(dtype)
     optimizer = build_optimizer(parameter_groups(model, model.strategy.decayed_roles), optim, 1e-2)
     found = []
     for step, block in enumerate(blocks):

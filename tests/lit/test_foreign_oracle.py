@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import Gemma3ForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from lightning_sv import Backbone

@@ -43,7 +43,7 @@ def train(model: nn.Module, step: Callable[[], object], steps: range, each: Call
     for number in steps:
         generator = torch.Generator().manual_seed(number)
         for parameter in model.parameters():
-            gradient = torch.randn(parameter.shape, generator=generator)
+            gradient = torch.randn(parameter.shape, generator=generator).to(parameter)
             parameter.grad = gradient if parameter.requires_grad else None
         step()
         each()
@@ -86,9 +86,13 @@ def test_one_object_with_both_kinds() -> None:
 
 
 def test_every_update_is_torchs_own_bit_for_bit() -> None:
-    """2-D matrices as torch.optim.Muon, experts as one torch.optim.Muon a slice, the rest as torch.optim.AdamW."""
+    """2-D matrices as torch.optim.Muon, experts as one torch.optim.Muon a slice, the rest as torch.optim.AdamW.
+
+    But the experts, whose products are batched here, only as near as products in bf16 are.
+    """
     ours, theirs = Experts(), Experts()
     theirs.load_state_dict(ours.state_dict())
+    before = copy.deepcopy(ours)
     experts = {name: [nn.Parameter(w.clone()) for w in getattr(theirs, name).weight] for name in ("up", "down")}
     flat = [theirs.wide.weight, theirs.tall.weight]
     decayed = [theirs.router.weight, theirs.head.weight, theirs.embed.weight, *theirs.up.scale_in.parameters()]
@@ -108,11 +112,14 @@ def test_every_update_is_torchs_own_bit_for_bit() -> None:
     for name, slices in experts.items():
         getattr(theirs, name).weight.data = torch.stack([matrix.data for matrix in slices])
     for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(a, b), name
+        if name in ("up.weight", "down.weight"):
+            assert (a - b).norm() < 0.05 * (a - before.get_parameter(name)).norm(), name
+        else:
+            assert torch.equal(a, b), name
 
 
 def test_equals_moonlights_formula() -> None:
-    model = Experts()
+    model = Experts().double()
     starts = {name: p.detach().clone() for name, p in model.named_parameters()}
     gradients: dict[str, list[Tensor]] = {name: [] for name in starts}
 
@@ -120,26 +127,26 @@ def test_equals_moonlights_formula() -> None:
         for name, parameter in model.named_parameters():
             gradients[name].append(parameter.grad.clone())
 
-    train(model, build(model, ns_dtype="float32").step, range(STEPS), keep)
+    train(model, build(model, ns_dtype="float64").step, range(STEPS), keep)
     for name in ("wide", "tall", "up", "down"):
         weight, start, grads = getattr(model, name).weight, starts[f"{name}.weight"], gradients[f"{name}.weight"]
         cells = [()] if weight.ndim == 2 else [(e,) for e in range(5)]
         for cell in cells:
             expected = moonlight(start[cell], [grad[cell] for grad in grads])
-            torch.testing.assert_close(weight[cell].double(), expected, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(weight[cell], expected, rtol=1e-9, atol=1e-9)
 
 
 def test_orthogonalization_of_a_batch() -> None:
-    """Singular values near 1, singular vectors kept; float32 slices as the float32 batch."""
-    batch = torch.randn(4, 3, 20, 12)
-    found = orthogonalize(batch, torch.float32)
+    """Singular values near 1, singular vectors kept; slices as the batch."""
+    batch = torch.randn(4, 3, 20, 12, dtype=torch.float64)
+    found = orthogonalize(batch, torch.float64)
     u, _, vt = torch.linalg.svd(batch, full_matrices=False)
     values = u.mT @ found @ vt.mT
     diagonal = torch.diagonal(values, dim1=-2, dim2=-1)
     assert diagonal.min() > 0.65 and diagonal.max() < 1.25
-    assert (values - torch.diag_embed(diagonal)).abs().max() < 1e-4
-    single = torch.stack([orthogonalize(matrix, torch.float32) for matrix in batch.flatten(0, 1)])
-    torch.testing.assert_close(found.flatten(0, 1), single, rtol=0, atol=1e-6)
+    assert (values - torch.diag_embed(diagonal)).abs().max() < 1e-9
+    single = torch.stack([orthogonalize(matrix, torch.float64) for matrix in batch.flatten(0, 1)])
+    torch.testing.assert_close(found.flatten(0, 1), single, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(("shape", "gathers"), [((40, 24), 1), ((24, 40), 1), ((6, 40, 24), 0)])
