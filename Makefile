@@ -29,7 +29,7 @@ LAYERS = base optim/$(OPTIM) schedule/$(SCHEDULE) trainer/$(TRAINER) data/$(DATA
 CONFIG = $(foreach layer,$(LAYERS) model/$(1) $(PROBES:%=probes/%),--config conf/$(layer).yaml)
 
 .DEFAULT_GOAL := help
-.PHONY: help install data train compare paper theory gpu_report gpu_study test test-faults test-torch211 check bench tensorboard doctor clean
+.PHONY: help install data train compare paper theory gpu_report gpu_study test test-faults test-torch211 test-machines check bench tensorboard doctor clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -96,6 +96,9 @@ test-faults: $(VENV)/.test  ## provoked faults and 10,000 hostile inputs; the ta
 
 test-torch211:  ## the tests on torch 2.11, the oldest that is supported, in .venv-torch211
 	@$(MAKE) --no-print-directory VENV=$(VENV)-torch211 TORCH=torch==2.11.0 test
+
+test-machines: $(VENV)/.test  ## the numerical tests as other CPUs, 2 threads and other orders have them; ARGS chooses variants
+	@$(BIN)/python -m tests.machines $(ARGS)
 
 check: $(VENV)/.dev  ## format, lint, types
 	@$(BIN)/ruff format --check .

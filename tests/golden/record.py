@@ -1,17 +1,20 @@
-"""Golden losses: 20 steps of every strategy on the CPU in float32, to the last bit.
+"""Golden losses: 20 steps of every strategy on the CPU, in float32 to the last bit, and in float64 for all machines.
 
-`python -m tests.golden.record` records them for this torch and CPU capability in losses.json; with `--print` they go
-to stdout. The measuring process has ENVIRONMENT: torch's plain kernels, one code path of MKL and oneDNN for all CPUs,
-one thread. The C library's exp and log remain: a machine with another one may need a record of its own.
+`python -m tests.golden.record` records them in losses.json, those in float32 for this torch, machine and CPU
+capability; with `--print` these go to stdout. The process that measures them has ENVIRONMENT: torch's plain kernels,
+one code path of MKL and oneDNN for all CPUs, one thread. What remains are the C library's exp and log, and the
+processor's family: they are in the key. An Intel Xeon and an AMD EPYC give the same bits.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +38,8 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
 }
 STEPS = 20
+#: the record that any machine is near to
+FLOAT64 = "float64"
 #: case -> (strategy, what differs from the smallest Llama, optimizer, schedule)
 CASES: dict[str, tuple[str, dict[str, Any], OptimConfig, ScheduleConfig]] = {
     **{build: (f"{build}+iwd", {}, OptimConfig(), ScheduleConfig()) for build in BUILDS},
@@ -50,7 +55,21 @@ CASES: dict[str, tuple[str, dict[str, Any], OptimConfig, ScheduleConfig]] = {
 
 def key() -> str:
     """What the last bit depends on."""
-    return f"torch {torch.__version__.partition('+')[0]} / {torch.backends.cpu.get_cpu_capability()}"
+    version = torch.__version__.partition("+")[0]
+    where = f"{platform.machine()} {platform.libc_ver()[0] or platform.system()}"
+    return f"torch {version} / {where} / {torch.backends.cpu.get_cpu_capability()}"
+
+
+def nearest(wanted: str, golden: Iterable[str]) -> str:
+    """The recorded key that agrees with `wanted` in most parts; of equals, the one that was recorded last."""
+    parts = wanted.split(" / ")
+    keys = [name for name in golden if name != FLOAT64]
+    return max(reversed(keys), key=lambda name: sum(map(str.__eq__, parts, name.split(" / "))))
+
+
+def distance(one: Sequence[float], two: Sequence[float]) -> float:
+    """The largest relative difference of two curves."""
+    return max(abs(a / b - 1) for a, b in zip(one, two, strict=True))
 
 
 def stream(vocab: int, n: int) -> Tensor:
@@ -110,6 +129,7 @@ def main(argv: list[str]) -> None:
     found = measure()
     golden = json.loads(FILE.read_text()) if FILE.exists() else {}
     golden[found["key"]] = found["losses"]
+    golden[FLOAT64] = {case: losses(case, dtype=torch.float64) for case in CASES}
     FILE.write_text(json.dumps(golden, indent=1) + "\n")
     print(f"{FILE.name}: {len(found['losses'])} cases under {found['key']!r}")
 

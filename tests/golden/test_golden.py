@@ -1,4 +1,4 @@
-"""Losses of 20 steps are what they were, to the last bit; deterministic runs are the same runs."""
+"""Losses of 20 steps are what they were, here to the last bit, and everywhere; deterministic runs are the same runs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,48 @@ import pytest
 import torch
 
 from lightning_sv.__main__ import main
-from tests.golden.record import CASES, FILE, losses, measure
+from tests.golden.record import CASES, FILE, FLOAT64, distance, losses, measure, nearest
+
+GOLDEN = json.loads(FILE.read_text())
+
+
+def differing(key: str, found: dict[str, list[float]]) -> list[str]:
+    """The cases whose losses are not the recorded ones.
+
+    Where `key` is recorded: no margin, ==. Elsewhere: 10 times as far from the nearest record as that is from float64,
+    which is what twenty steps make of the rounding of one kind of kernels. AVX-512's are at most 6 times as far.
+    """
+    if key in GOLDEN:
+        return [case for case, values in found.items() if values != GOLDEN[key][case]]
+    record, exact = GOLDEN[nearest(key, GOLDEN)], GOLDEN[FLOAT64]
+    return [
+        case
+        for case, values in found.items()
+        if distance(values, record[case]) > 10 * distance(record[case], exact[case])
+    ]
 
 
 @pytest.mark.slow
 def test_losses_are_golden() -> None:
-    """In a process of its own, which runs on the plainest kernels: no margin, ==."""
-    found = measure()
-    golden = json.loads(FILE.read_text())
-    if found["key"] not in golden:
-        pytest.skip(f"no losses of {found['key']!r}; record them on a commit you trust: python -m tests.golden.record")
-    same = set(golden[found["key"]]) == set(CASES)
+    """In a process of its own, which runs on the plainest kernels."""
+    same = all(set(cases) == set(CASES) for cases in GOLDEN.values())
     assert same, "strategies came or went; on a commit you trust: python -m tests.golden.record"
-    differing = [case for case, values in found["losses"].items() if values != golden[found["key"]][case]]
-    assert not differing, f"other losses than recorded for {differing}"
+    found = measure()
+    assert not (wrong := differing(found["key"], found["losses"])), f"other losses than recorded for {wrong}"
+
+
+#: one of each placement, parameterization, family and optimizer; the others are theirs to the last bit
+SOME = ["shared+bp+direct", "hg+ap+offset", "hg+dp+er", "hg+dnp+or", *[case for case in CASES if "," in case], "wsd"]
+
+
+@pytest.mark.parametrize("case", SOME)
+def test_losses_are_golden_on_any_machine(case: str) -> None:
+    """On whatever kernels it has: in float64 the recorded ones, and in float32 as near as the rounding allows."""
+    assert distance(losses(case, dtype=torch.float64), GOLDEN[FLOAT64][case]) < 1e-9
+    unknown = "another torch / another machine / other kernels"
+    plain = losses(case)
+    assert not differing(unknown, {case: plain})
+    assert differing(unknown, {case: [*plain[:-1], plain[-1] * 1.01]})
 
 
 @pytest.mark.parametrize("case", ["hg+dnp+or", "gemma, hg+dp+or", "experts, unified", "muon, experts"])

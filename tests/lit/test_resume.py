@@ -131,4 +131,5 @@ def test_two_processes_share_batch_run_directory_and_validation(
     capfd.readouterr()
     assert main(["validate", *run_args, *checkpoint]) == 0
     one_device = json.loads(capfd.readouterr().out)["val_loss"]
-    assert one_device == pytest.approx(read_run(run).val_loss, rel=1e-6)
+    # float32 losses of other batches: a mean over 300 logits each, and its sums
+    assert one_device == pytest.approx(read_run(run).val_loss, rel=1e-5)
