@@ -29,7 +29,7 @@ LAYERS = base optim/$(OPTIM) schedule/$(SCHEDULE) trainer/$(TRAINER) data/$(DATA
 CONFIG = $(foreach layer,$(LAYERS) model/$(1) $(PROBES:%=probes/%),--config conf/$(layer).yaml)
 
 .DEFAULT_GOAL := help
-.PHONY: help install data train compare paper theory gpu_report gpu_study test test-faults test-torch211 test-machines check bench tensorboard doctor clean
+.PHONY: help install data train compare paper theory gpu_report gpu_study gpu_train test test-faults test-torch211 test-machines check bench tensorboard doctor clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -120,6 +120,9 @@ PLAN ?= conf/ladder/h200.yaml
 MINUTES ?= 9
 gpu_study:  ## the ladder PLAN on this CUDA machine, MINUTES of it; again to continue; ARGS=--help
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m lightning_sv.ladder $(PLAN) --minutes $(MINUTES) $(ARGS)
+
+gpu_train:  ## Llama-0.12B, three strategies by `fit` on this CUDA machine, MINUTES of it; again to continue
+	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_train --minutes $(MINUTES) $(ARGS)
 
 tensorboard: $(VENV)/.run  ## charts of every run, on 127.0.0.1
 	@$(BIN)/tensorboard --logdir runs --host 127.0.0.1 $(ARGS)

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from lightning_sv.ladder.lane import Lane
 from lightning_sv.ladder.plan import Ladder, Rung, plain, runs_of
-from lightning_sv.ladder.record import SUMMARY, RunRecord
+from lightning_sv.ladder.record import SUMMARY, RunRecord, run_config
 from lightning_sv.ladder.text import Text
 from lightning_sv.ladder.trainee import WARM_UP, Trainee
 
@@ -47,6 +48,7 @@ class Climb:
         state: folder of run directories and of the rung's checkpoint, `<rung>.pt`, which is continued if it is there.
         lanes: streams; models share them evenly.
         compile: what of a model is compiled, see `COMPILE`.
+        graphs: whether steps are recorded as CUDA graphs.
         say: prints a line.
 
     Raises:
@@ -62,6 +64,7 @@ class Climb:
         *,
         lanes: int,
         compile: str,
+        graphs: bool = True,
         say: Callable[[str], None],
     ):
         self.rung, self.ladder, self.say = rung, ladder, say
@@ -69,7 +72,7 @@ class Climb:
         self.device = text.train.device
         self._plan = {"ladder": plain(ladder), "corpus": text.manifest.corpus_hash}
         runs = runs_of(ladder, rung)
-        self.lanes = [Lane(self.device) for _ in range(min(lanes, len(runs)))]
+        self.lanes = [Lane(self.device, graphs=graphs) for _ in range(min(lanes, len(runs)))]
         try:
             self.models = [
                 Trainee(run, ladder, text, self.lanes[i % len(self.lanes)], compile=compile)
@@ -191,8 +194,18 @@ class Climb:
 
 
 def is_complete(state: Path, ladder: Ladder, rung: Rung) -> bool:
-    """Whether every run of a rung has its summary."""
-    return all((state / "runs" / run.name / SUMMARY).is_file() for run in runs_of(ladder, rung))
+    """Whether every run of a rung has its summary.
+
+    Raises:
+        ValueError: one is there that another plan has made.
+    """
+    runs = runs_of(ladder, rung)
+    found = [run for run in runs if (state / "runs" / run.name / SUMMARY).is_file()]
+    for run in found:
+        folder = state / "runs" / run.name
+        if yaml.safe_load((folder / "config.yaml").read_text()) != run_config(run, ladder):
+            raise ValueError(f"{folder} was trained by another plan; choose another --state, or remove it.")
+    return len(found) == len(runs)
 
 
 def _too_large(rung: Rung, lanes: int) -> ValueError:

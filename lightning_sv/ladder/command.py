@@ -33,6 +33,7 @@ def run_ladder(argv: list[str]) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: for plans of toy size.")
     parser.add_argument("--lanes", type=int, default=8, help="Streams side by side (8).")
     parser.add_argument("--compile", choices=COMPILE, default="block", help="What torch.compile sees at once (block).")
+    parser.add_argument("--plain", action="store_true", help="Call steps instead of recording them as CUDA graphs.")
     parser.add_argument("--tokens_per_param", type=float, nargs="+", help="Of the rungs, in place of the plan's.")
     parser.add_argument("--seeds", type=int, help="Train so many of each rung's seeds only.")
     parser.add_argument("--only", nargs="+", help="Names of rungs; the others are left alone.")
@@ -63,7 +64,7 @@ def run_ladder(argv: list[str]) -> int:
             _say(began, f"{rung.name}: not begun in this part")
             break
         climb = Climb(
-            ladder, rung, text, options.state, lanes=options.lanes, compile=options.compile,
+            ladder, rung, text, options.state, lanes=options.lanes, compile=options.compile, graphs=not options.plain,
             say=lambda line: _say(began, line),
         )  # fmt: skip
         climb.record()

@@ -15,10 +15,12 @@ class Lane:
 
     Args:
         device: 'cuda', or 'cpu', where functions are called and nothing is recorded.
+        graphs: False calls them on CUDA as well: slower, and what goes wrong says where.
     """
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, *, graphs: bool = True):
         self.cuda = device.type == "cuda"
+        self._graphs = graphs and self.cuda
         self.stream: Any = torch.cuda.Stream(device) if self.cuda else None
         self._pool: Any = torch.cuda.graph_pool_handle() if self.cuda else None
         self._marks: list[Any] = []
@@ -39,7 +41,7 @@ class Lane:
         `step` must have run before (kernels are chosen and compiled then), read and write tensors that stay where
         they are, and never ask the device for a value. Recording does not execute it.
         """
-        if not self.cuda:
+        if not self._graphs:
             return step
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=self.stream):

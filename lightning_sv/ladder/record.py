@@ -36,6 +36,9 @@ class RunRecord:
         config = yaml.safe_dump(run_config(trainee.run, trainee.ladder), sort_keys=False)
         (self.dir / "config.yaml").write_text(config)
         Tokenizer.load(trainee.ladder.corpus.dir).save(self.dir)
+        if not trainee.done:  # events of a part that ended before its first checkpoint
+            for file in self.dir.glob("*tfevents*"):
+                file.unlink()
         self._events: EventFileWriter | None = None
         # What a checkpoint holds was written before it.
         self._written, self._validations = trainee.done, len(trainee.validations)

@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from lightning_sv.__main__ import main
+from lightning_sv.corpus import CorpusConfig
 from lightning_sv.ladder import __main__ as command
 from lightning_sv.ladder.climb import Climb, Clock
 from lightning_sv.ladder.plan import load_ladder
@@ -20,6 +21,7 @@ from lightning_sv.ladder.trainee import _compiled_loss
 from lightning_sv.paper.events import Run, read_run
 from lightning_sv.paper.report_command import own_figure
 
+ROOT = Path(__file__).parents[2]
 ARMS = {
     "llama": {"lr": 0.02, "init_std": 0.05},
     "hg+dp+or": {"lr": 0.01, "init_std": 0.08},
@@ -108,6 +110,8 @@ def test_parts_are_one_run(climbed: Path, tmp_path: Path) -> None:
     def part() -> Climb:
         return Climb(plan, plan.rungs[0], text, tmp_path, lanes=1, compile="none", say=lambda line: None)
 
+    (tmp_path / "runs/w32/llama-seed3").mkdir(parents=True)
+    (tmp_path / "runs/w32/llama-seed3/events.out.tfevents.0.old").write_bytes(b"of a part that left no checkpoint")
     first = part()
     first.record()  # three steps
     first.save(Clock(1, 0))
@@ -142,6 +146,12 @@ def test_a_complete_rung_is_left_alone(climbed: Path, capsys: pytest.CaptureFixt
     assert ladder(climbed / "plan.yaml", "--state", str(climbed / "state")) == 0
     assert "w32: complete" in capsys.readouterr().out
     assert before == {path: path.stat().st_mtime_ns for path in (climbed / "state").rglob("*events*")}
+
+
+def test_runs_of_another_plan_are_not_taken_for_done(climbed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--state", str(climbed / "state"), "--tokens_per_param", "0.1"]
+    assert ladder(climbed / "plan.yaml", *words) == 2
+    assert "was trained by another plan; choose another --state" in capsys.readouterr().err
 
 
 def test_a_grid_finds_rates_that_the_study_takes(climbed: Path, tmp_path: Path) -> None:
@@ -233,6 +243,8 @@ def test_without_a_device(climbed: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_the_plan_for_the_h200_is_sound() -> None:
-    plan = load_ladder(Path(__file__).parents[2] / "conf/ladder/h200.yaml")
+    plan = load_ladder(ROOT / "conf/ladder/h200.yaml")
     assert [len(rung.seeds) for rung in plan.rungs] == [4, 3]
     assert len(plan.grid().rungs[0].arms) == 18
+    data = yaml.safe_load((ROOT / "conf/data/installed.yaml").read_text())["data"]
+    assert plan.corpus == CorpusConfig(**data["corpus"])
