@@ -29,7 +29,7 @@ LAYERS = base optim/$(OPTIM) schedule/$(SCHEDULE) trainer/$(TRAINER) data/$(DATA
 CONFIG = $(foreach layer,$(LAYERS) model/$(1) $(PROBES:%=probes/%),--config conf/$(layer).yaml)
 
 .DEFAULT_GOAL := help
-.PHONY: help install data train compare paper theory gpu_report gpu_study gpu_train test test-faults test-torch211 test-machines check bench tensorboard doctor clean
+.PHONY: help install data train compare paper theory gpu_report gpu_study gpu_train test test-faults test-torch211 test-machines check bench bench-bytes tensorboard doctor clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -111,6 +111,11 @@ bench:  ## one training step of models and blocks against the peers', and Hessia
 	@$(VENV)-bench/bin/python -m benchmarks.step $(ARGS)
 	@$(VENV)-bench/bin/python -m benchmarks.moe $(ARGS)
 	@$(VENV)-bench/bin/python -m benchmarks.curvature $(ARGS)
+
+# Bytes are properties of the code and of torch: the record is written anew and git shows what changed. No GPU is needed.
+bench-bytes:  ## gigabytes that strategies move on an H200, from the generated kernels, in .venv-torch211; ARGS=--kernels
+	@$(MAKE) --no-print-directory VENV=$(VENV)-torch211 TORCH=torch==2.11.0 $(VENV)-torch211/.test
+	@$(VENV)-torch211/bin/python -m benchmarks.cuda_bytes $(or $(ARGS),--json benchmarks/results/cuda_bytes.json)
 
 # On a machine of wheels alone, without network, its own Python does: nothing is installed.
 gpu_report:  ## what this CUDA machine does, in 10 minutes: correctness, what scale vectors cost, peers; ARGS=--help

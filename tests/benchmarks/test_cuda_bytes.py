@@ -1,0 +1,173 @@
+"""The counter of bytes against known answers, and the recorded table against what the README says of it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from benchmarks.byte_count import Count, EagerBytes, add_program, extrapolated, kept
+from benchmarks.cuda_bytes import BYTES_PER_S, MODELS, STRATEGIES, passes
+from benchmarks.fake_cuda import recorded, usable
+
+ROOT = Path(__file__).parent.parent.parent
+RECORD = ROOT / "benchmarks/results/cuda_bytes.json"
+
+# As Inductor writes it, cut to what is read: two kernels, one launched twice, a matrix product and attention.
+SOURCE = """
+triton_poi_fused_add_0 = async_compile.triton('triton_poi_fused_add_0', '''
+@triton_heuristics.pointwise(inductor_meta={'kernel_name': 'triton_poi_fused_add_0', 'kernel_num_gb': 0.25},)
+@triton.jit
+def triton_poi_fused_add_0(in_ptr0, out_ptr0, xnumel, XBLOCK : tl.constexpr):
+    tmp0 = tl.load(in_ptr0 + (x0), None)
+''', device_str='cuda')
+
+
+triton_red_fused_mean_1 = async_compile.triton('triton_red_fused_mean_1', '''
+@triton_heuristics.reduction(inductor_meta={'kernel_num_gb': 1.5e-05, 'mutated_arg_names': []},)
+@triton.jit
+def triton_red_fused_mean_1(in_ptr0, out_ptr0, xnumel, r0_numel): pass
+''', device_str='cuda')
+
+
+def call(args):
+    with torch.cuda._DeviceGuard(0):
+        triton_poi_fused_add_0.run(primals_1, buf0, 1024, stream=stream0)
+        extern_kernels.mm(buf0, primals_2, out=buf1)
+        triton_poi_fused_add_0.run(buf1, buf2, 1024, stream=stream0)
+        buf3 = torch.ops.aten._scaled_dot_product_cudnn_attention.default(buf2, buf2, buf2, None, True)
+        triton_red_fused_mean_1.run(buf3, buf4, 1, 1024, stream=stream0)
+    return (buf4, )
+"""
+
+
+def test_kernels_count_by_what_they_say_and_how_often_they_run() -> None:
+    count = Count()
+    add_program(count, "graph 0", SOURCE, calls=3)
+    add_program(count, "graph 1", SOURCE, calls=0)  # compiled for another depth, and not called
+    assert count.totals() == pytest.approx(
+        {
+            "generated_gb": 3 * (2 * 0.25 + 1.5e-5),
+            "eager_gb": 0,
+            "generated_kernels": 9,
+            "eager_kernels": 0,
+            "products": 6,
+            "saved_mib": 0,
+        }
+    )
+    assert count.products == {"mm": 3, "_scaled_dot_product_cudnn_attention": 3}
+    with pytest.raises(ValueError, match="triton_red_fused_mean_1 does not say what it moves"):
+        add_program(Count(), "", SOURCE.replace("'kernel_num_gb': 1.5e-05, ", ""), 1)
+    with pytest.raises(ValueError, match="triton_red_fused_mean_2 is launched and not defined"):
+        add_program(Count(), "", SOURCE.replace("mean_1.run", "mean_2.run"), 1)
+
+
+def test_the_eager_loss_goes_over_36_bytes_a_logit() -> None:
+    """bf16 to float32 6, log_softmax 8, the loss's gradient 4, log_softmax's 12, and back to bf16 6."""
+    count = Count()
+    with EagerBytes(count):
+        logits = torch.empty(64, 512, dtype=torch.bfloat16, requires_grad=True)
+        targets = torch.empty(2, 32, dtype=torch.long)
+        F.cross_entropy(logits.view(2, 32, 512).flatten(0, 1).float(), targets.flatten()).backward()
+    per_logit = {name: 1e9 * gigabytes / (64 * 512) for name, gigabytes in count.eager.items()}
+    expected = {"aten._to_copy": 12, "aten._log_softmax": 8, "aten._log_softmax_backward_data": 12}
+    assert {name: per_logit[name] for name in expected} == pytest.approx(expected)
+    # besides the logits: targets, their number, and the loss
+    assert sum(per_logit.values()) == pytest.approx(36, abs=4 * 64 * 8 / (64 * 512))
+
+
+def test_eager_operations_count_each_tensor_once_and_views_not_at_all() -> None:
+    count = Count()
+    with EagerBytes(count):
+        x, table = torch.empty(10, 10), torch.empty(1000, 10)
+        x.t().unsqueeze(0)[0].add_(x[:1].expand(10, 10))  # reads x and one row, writes x
+        F.embedding(torch.empty(7, dtype=torch.long), table)  # reads 7 numbers and 7 rows, writes 7 rows
+        x.zero_()
+        torch.mul(x, x)
+    bytes_of = {name: round(1e9 * gigabytes) for name, gigabytes in count.eager.items()}
+    assert bytes_of == {"aten.add_": 1200, "aten.embedding": 7 * 8 + 2 * 7 * 40, "aten.zero_": 400, "aten.mul": 800}
+    assert sum(count.launches.values()) == 4
+
+
+def test_what_is_kept_for_backward_counts_by_storage_and_without_parameters() -> None:
+    count, weight = Count(), torch.empty(256, 1024, requires_grad=True)
+
+    def loss() -> Tensor:
+        y = torch.empty(512, 256) @ weight  # keeps its inputs: 0.5 MiB, and a parameter
+        y = y.exp()  # keeps its result, 2 MiB
+        return y.view(-1).sin().sum() + (y.view(-1) * y.flatten()).sum()  # keep the same
+
+    with kept(count, [weight]):
+        loss()
+    assert count.saved_mib == 2.5
+
+
+def test_depth_is_extrapolated_only_where_a_layer_is_a_layer() -> None:
+    counts = []
+    for gigabytes in (5.0, 7.5, 10.0):
+        counts.append(Count(saved_mib=10 * gigabytes))
+        counts[-1].generated["kernel"], counts[-1].launches["kernel"] = gigabytes, 4
+    total, layer = extrapolated(counts, 22)
+    assert total["generated_gb"] == 55 and layer["generated_gb"] == 2.5 and layer["saved_mib"] == 25
+    assert total["generated_kernels"] == 4
+    counts[-1].generated["kernel"] = 10.5
+    with pytest.raises(ValueError, match=r"generated_gb: a fourth layer adds 3.0, a third one 2.5"):
+        extrapolated(counts, 22)
+
+
+def test_the_recorded_table_is_whole_and_is_the_readmes() -> None:
+    record = json.loads(RECORD.read_text())
+    rows = {(row["model"], row["strategy"]): row for row in record["rows"]}
+    assert list(rows) == [(model, strategy) for model in MODELS for strategy in STRATEGIES]
+    for (model, _), row in rows.items():
+        assert row["ratio"] == pytest.approx(row["gigabytes"] / rows[model, "llama"]["gigabytes"], abs=1e-6)
+        assert row["gigabytes"] == pytest.approx(row["generated_gb"] + row["eager_gb"], abs=1e-5)
+        assert row["modelled_ms"] == pytest.approx(1e12 * row["gigabytes"] / BYTES_PER_S, abs=1e-3)
+    section = (ROOT / "README.md").read_text().partition("make bench-bytes")[2].partition("\n## ")[0]
+    quoted = re.findall(
+        r"^\| Llama-(1B|0\.12B), `(.+?)` \| (.+?) \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", section, re.M
+    )
+    assert quoted == [
+        (
+            model.removeprefix("llama-").upper(),
+            strategy,
+            f"{row['gigabytes']:.1f}",
+            f"{row['ratio']:.3f}",
+            f"{row['modelled_ms']:.1f}",
+            f"{row['layer_gigabytes']:.2f}",
+            f"{row['layer_saved_mib']:.0f}",
+        )
+        for (model, strategy), row in rows.items()
+    ]
+    assert record["machine"]["date"] in section and record["machine"]["torch"] in section
+
+
+@pytest.mark.skipif(usable() is not None, reason=str(usable()))
+def test_kernels_of_a_known_function_say_what_they_must() -> None:
+    n, count = 1 << 20, Count()
+    with recorded() as programs, EagerBytes(count):
+        x = torch.empty(n, requires_grad=True)
+        y = torch.compile(lambda x: x.sin() + 1)(x)
+        y.backward(torch.empty(n))
+        assert y.shape == (n,) and x.grad is not None and x.grad.shape == (n,)
+    assert [program.calls for program in programs] == [1, 1] and "tl.load" in programs[0].source
+    for i, program in enumerate(programs):
+        add_program(count, str(i), program.source, program.calls)
+    # forward reads x and writes y; backward reads x and the gradient, writes a gradient
+    assert list(count.generated.values()) == pytest.approx([8 * n / 1e9, 12 * n / 1e9]) and not count.eager
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(usable() is not None, reason=str(usable()))
+def test_a_pass_of_the_project_is_counted_and_unified_moves_more() -> None:
+    moved = {}
+    for strategy in ("llama", "unified"):
+        counts = passes("tiny", strategy, [2, 3, 4])
+        total, layer = extrapolated(counts, 4)
+        assert total == pytest.approx(counts[2].totals())
+        assert layer["generated_gb"] > 0 and layer["products"] > 0
+        moved[strategy] = total["generated_gb"]
+    assert moved["unified"] > 1.1 * moved["llama"]
