@@ -8,7 +8,10 @@ import torch
 from torch.optim import Optimizer
 
 from lightning_sv.lit.load import CHECKPOINT_KEY
-from lightning_sv.optim import build_optimizer
+from lightning_sv.optim import OptimConfig, build_optimizer
+
+#: settings that came after the first checkpoints, which had what is their default now
+_LATER = ("undecayed", "muon_roles")
 
 
 def settings_of(module: Any) -> dict[str, Any]:
@@ -43,6 +46,9 @@ def refuse_other(checkpoint: dict[str, Any], module: Any) -> None:
     keys: tuple[str, ...] = ("backbone", "scale", "scale_options", "mask_documents", "tokenizer_sha256")
     if training:
         keys = (*keys, "optim", "schedule", "data")
+    if isinstance(saved.get("optim"), dict):
+        default = asdict(OptimConfig())
+        saved = saved | {"optim": {key: default[key] for key in _LATER} | saved["optim"]}
     for key in keys:
         where, then, now = _first_difference(key, saved.get(key), here[key])
         if then != now:

@@ -4,12 +4,14 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.lit.load import load_backbone
+from lightning_sv.lit.settings import refuse_other
 from lightning_sv.lit.summary import write_parameters
 from lightning_sv.paper.events import read_run
 from lightning_sv.runs.parse import parse_run
@@ -117,6 +119,18 @@ def test_roles_that_do_not_decay_are_in_parameters_csv(run_args: list[str], tmp_
         ("matrix", "muon", "0.01", "0.1"), ("head", "muon", "0.01", "0"), ("embedding", "adamw", "0.01", "0"),
         ("input", "adamw", "0.01", "0.1"), ("output", "adamw", "0.01", "0"),
     }  # fmt: skip
+
+
+def test_a_checkpoint_from_before_a_setting_had_its_default(run: Path) -> None:
+    module, data, _ = parse_run(["--config", str(run / "config.yaml")])
+    module.trainer = SimpleNamespace(datamodule=data, state=SimpleNamespace(fn="fit"))  # type: ignore[attr-defined]
+    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    optim = checkpoint["lightning_sv"]["optim"]
+    del optim["undecayed"], optim["muon_roles"]
+    refuse_other(checkpoint, module)
+    optim["undecayed"] = ["head"]
+    with pytest.raises(ValueError, match=re.escape("optim.undecayed = ['head'], this run has []")):
+        refuse_other(checkpoint, module)
 
 
 def test_budget_bf16_compile_masks_and_validate(
