@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_sv.__main__ import main
 from lightning_sv.corpus import CorpusConfig
 from lightning_sv.ladder import __main__ as command
 from lightning_sv.ladder.climb import Climb, Clock
-from lightning_sv.ladder.plan import load_ladder
+from lightning_sv.ladder.lane import Lane
+from lightning_sv.ladder.plan import load_ladder, runs_of
 from lightning_sv.ladder.text import Text
-from lightning_sv.ladder.trainee import _compiled_loss
+from lightning_sv.ladder.trainee import Trainee, _compiled_loss
 from lightning_sv.paper.events import Run, read_run
 from lightning_sv.paper.report_command import own_figure
 
@@ -126,6 +128,35 @@ def test_parts_are_one_run(climbed: Path, tmp_path: Path) -> None:
     for run in sorted((climbed / "state/runs/w32").iterdir()):
         whole, parts = read_run(run), read_run(tmp_path / "runs/w32" / run.name)
         same(whole, parts, ("train/loss", "val/loss", "lr", "grad_norm"), 0.0)
+
+
+class Waits(TorchDispatchMode):
+    """Notes operators that ask the device for a value, or bring one from the host: a recorded step may do neither."""
+
+    NAMES = ("_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "equal", "lift_fresh", "unique")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.name().partition("::")[2].partition(".")[0]
+        self.seen += [name] if name.startswith(self.NAMES) else []
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("number", range(len(ARMS)))
+def test_a_step_never_waits_for_the_host(number: int, climbed: Path) -> None:
+    plan = load_ladder(climbed / "plan.yaml")
+    text = Text(plan.corpus, plan.seq_len, plan.val_sequences, torch.device("cpu"))
+    model = Trainee(runs_of(plan, plan.rungs[0])[number], plan, text, Lane(torch.device("cpu")))
+    model.advance(1)
+    with Waits() as waits:
+        model.step()
+    assert waits.seen == []
+    with Waits() as waits:
+        float(torch.tensor([1.0, 2.0]).sum())
+    assert {"lift_fresh", "_local_scalar_dense"} <= set(waits.seen)  # it does see them
 
 
 def test_the_archive_is_what_report_judges(climbed: Path, tmp_path: Path) -> None:
