@@ -77,7 +77,8 @@ def _correctness(found: Figures) -> list[str]:
     lines += [f"limits {limits.get('float32')} and, in bf16, {limits.get('bf16')}.", ""]
     lines += _table(["", "loss, float32", *(way.replace("_", " ") for way in ways), "limits"], rows)
     empty = found.get("experts_without_rows", {})
-    return [*lines, "", f"Experts without rows: zeros {empty.get('zeros')}, products {empty.get('rows', 0):.1e} apart."]
+    said = f"zeros {empty.get('zeros')}, products {empty.get('rows', 0):.1e} apart {empty.get('error', '')}"
+    return [*lines, "", f"Experts without rows: {said}"]
 
 
 def _fit(found: Figures) -> list[str]:

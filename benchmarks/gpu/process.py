@@ -126,7 +126,8 @@ class Running:
         found = {"state": state, "seconds": seconds, "figures": read_json(self.result)}
         if state in ("failed", "deadline"):
             lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-            found["error"] = [line[:400] for line in lines[-LAST_LINES:]] or [f"ended with {code}, without a word"]
+            last = "ended at its deadline" if late else f"ended with exit status {code}"
+            found["error"] = [line[:400] for line in lines[-LAST_LINES:]] + ([last] if late or not lines else [])
         return found
 
 
