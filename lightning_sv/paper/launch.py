@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from lightning_sv.paper.job import Job
+from lightning_sv.paper.warm import WarmProcess, WarmServer, can_fork
 
 LAUNCHER = (sys.executable, "-m", "lightning_sv", "fit")
 _STEP = re.compile(rb"step (\d+)/(\d+)")
@@ -49,6 +50,7 @@ class FailedError(RuntimeError):
 def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going: bool = False) -> dict[str, str]:
     """Run all jobs in order, ``parallel`` at a time, with a progress bar each; return key -> why it failed.
 
+    Runs of `LAUNCHER` are forked from one process that has done the imports, where the system can.
     Where there are several GPUs, runs side by side see one each. An interrupt stops the other children, and so does a
     failure unless the rest keeps going; finished runs stay.
 
@@ -71,7 +73,11 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going
         failed[job.name] = str(error)
         console.print(str(error), markup=False, style="red")
 
-    with _terminate_as_interrupt(), progress:
+    with _terminate_as_interrupt(), progress, ExitStack() as cleanup:
+        server = None
+        if can_fork() and any(job.launcher == LAUNCHER for job in jobs):
+            server = WarmServer()
+            cleanup.callback(server.close)
         overall = progress.add_task("all runs", total=float(len(jobs)), steps=f"0/{len(jobs)}")
         try:
             while waiting or running:
@@ -80,7 +86,7 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going
                     slot = min(set(range(parallel)) - {child.slot for child in running})
                     own = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus and parallel > 1 else {}
                     try:
-                        running.append(_Child(job, slot, env | own, progress))
+                        running.append(_Child(job, slot, env | own, progress, server))
                     except ValueError as error:
                         leave(job, error)
                         finished += 1
@@ -104,10 +110,15 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going
 class _Child:
     """A running job: its process and its bar."""
 
-    def __init__(self, job: Job, slot: int, env: dict[str, str], progress: Progress) -> None:
+    def __init__(self, job: Job, slot: int, env: dict[str, str], progress: Progress, server: WarmServer | None) -> None:
         job.prepare()
         self.job, self.slot, self.progress, self.share, self.start = job, slot, progress, 0.0, time.monotonic()
         self.task: TaskID = progress.add_task(job.title, total=1.0, steps="starting")
+        self.process: WarmProcess | subprocess.Popen[bytes]
+        if server is not None and job.launcher == LAUNCHER:
+            job.log.touch()
+            self.process = server.start(["fit", *job.arguments, *job.here], log=job.log, env=env)
+            return
         with job.log.open("ab") as log:  # a resumed run goes on in its log
             # a session of its own: Ctrl-C reaches us alone, and stopping it reaches its workers
             self.process = subprocess.Popen(
@@ -150,14 +161,21 @@ def _end_of(path: Path, size: int = 8192) -> bytes:
         return file.read()
 
 
-def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def _stop(processes: Sequence[WarmProcess | subprocess.Popen[bytes]]) -> None:
     for sign in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             if process.poll() is None:
-                os.killpg(process.pid, sign)
+                _send(process, sign)
         deadline = time.monotonic() + _GRACE_S
         while any(p.poll() is None for p in processes) and time.monotonic() < deadline:
             time.sleep(_POLL_S / 2)
+
+
+def _send(process: WarmProcess | subprocess.Popen[bytes], sign: int) -> None:
+    if isinstance(process, WarmProcess):
+        process.send(sign)
+    else:
+        os.killpg(process.pid, sign)
 
 
 @contextmanager

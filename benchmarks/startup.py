@@ -1,0 +1,105 @@
+"""Seconds before a command works: CPU time (user and system), so that a busy machine shows the same as a quiet one.
+
+    python -m benchmarks.startup [--rounds 3] [--out benchmarks/results/startup.json]
+
+The smallest of the rounds counts. `fit` and the runs of `compare` train `tiny` and are timed to their first line of
+progress, which is the first step; a run's time is its own process's, without the server's imports.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning_sv.corpus import CorpusConfig, prepare
+from lightning_sv.lit.provenance import Provenance
+from lightning_sv.paper.warm import WarmServer, can_fork
+
+ROOT = Path(__file__).parent.parent
+LAYERS = ("base", "optim/adamw", "schedule/cos", "trainer/cpu", "data/stdlib", "model/tiny")
+CONFIG = [word for layer in LAYERS for word in ("--config", str(ROOT / f"conf/{layer}.yaml"))]
+#: command -> the most seconds it may take on a quiet core
+COMMANDS: dict[str, tuple[list[str], float]] = {
+    "--help": (["--help"], 1.0),
+    "theory --help": (["theory", "--help"], 2.5),
+    "params": (["params", "--config", str(ROOT / "conf/model/tiny.yaml")], 2.5),
+    "prepare --help": (["prepare", "--help"], 2.5),
+    "generate --help": (["generate", "--help"], 2.5),
+    "plan": (["plan", "--gpus", "1", *CONFIG], 7.0),
+    "paper --dry-run": (["paper", "--dry-run", "--fig", "moe"], 7.0),
+}
+
+
+def cpu_of(argv: list[str]) -> float:
+    """CPU seconds of one command."""
+    done = subprocess.Popen([sys.executable, "-m", "lightning_sv", *argv], stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(done.pid, 0)
+    assert status == 0, argv
+    return usage.ru_utime + usage.ru_stime
+
+
+def cpu_until(text: str, log: Path, pid: int) -> float:
+    """CPU seconds of a running process when its log says `text`."""
+    while not log.is_file() or text not in log.read_text():
+        time.sleep(0.005)
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def first_steps(folder: Path, rounds: int) -> dict[str, float]:
+    """CPU seconds to the first step: of `fit`, and of runs that are forked from a warmed process."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
+    source, corpus = "files:" + ",".join(map(str, files)), str(folder / "corpus")
+    prepare(CorpusConfig(dir=corpus, source=source, tokenizer="bpe:1024", val_fraction=0.2), progress=False)
+    words = ["--data.corpus.dir", corpus, "--data.corpus.tokenizer", "bpe:1024", "--data.val_sequences", "8"]
+    words = [*CONFIG, *words, "--data.validations", "1", "--trainer.max_steps", "40"]
+    env, fit, warm = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}, [], []
+    server = WarmServer()
+    for i in range(rounds):
+        log = folder / f"fit{i}.log"
+        with log.open("wb") as file:
+            command = [sys.executable, "-m", "lightning_sv", "fit", *words, "--run_dir", str(folder / f"fit{i}")]
+            plain = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env)
+        fit.append(cpu_until("step 1/40", log, plain.pid))
+        plain.wait()
+        log = folder / f"warm{i}.log"
+        run = server.start(["fit", *words, "--run_dir", str(folder / f"warm{i}")], log=log, env=env)
+        while run.poll() is None and run.pid is None:
+            time.sleep(0.005)
+        assert run.pid is not None
+        warm.append(cpu_until("step 1/40", log, run.pid))
+        while run.poll() is None:
+            time.sleep(0.02)
+    server.close()
+    return {"fit, first step": min(fit), "a run of compare, first step": min(warm)}
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/startup.json")
+    options = parser.parse_args()
+    assert can_fork(), "measured on Linux"
+    most = {name: limit for name, (_, limit) in COMMANDS.items()}
+    most |= {"report": 3.0, "fit, first step": 7.0, "a run of compare, first step": 1.5}
+    seconds = {name: min(cpu_of(argv) for _ in range(options.rounds)) for name, (argv, _) in COMMANDS.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        seconds |= first_steps(Path(folder), options.rounds)
+        report = ["report", str(Path(folder) / "fit0"), "--out", str(Path(folder) / "report")]
+        seconds["report"] = min(cpu_of(report) for _ in range(options.rounds))
+    found: dict[str, Any] = {"provenance": Provenance.now()._asdict(), "rounds": options.rounds}
+    found["cpu_seconds"] = {name: round(value, 2) for name, value in seconds.items()}
+    for name, value in seconds.items():
+        print(f"{name:32} {value:5.2f} s of at most {most[name]:.1f}")
+    options.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
