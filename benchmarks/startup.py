@@ -32,7 +32,7 @@ COMMANDS: dict[str, tuple[list[str], float]] = {
     "prepare --help": (["prepare", "--help"], 2.5),
     "generate --help": (["generate", "--help"], 2.5),
     "plan": (["plan", "--gpus", "1", *CONFIG], 7.0),
-    "paper --dry-run": (["paper", "--dry-run", "--fig", "moe"], 7.0),
+    "paper --dry-run": (["paper", "--dry-run", "--fig", "necessity"], 7.0),
 }
 
 

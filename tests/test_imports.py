@@ -1,0 +1,67 @@
+"""What the commands that do not train import: their start is their imports."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LAYERS = ("base", "optim/adamw", "schedule/cos", "trainer/cpu", "data/stdlib", "model/tiny")
+CONFIG = [word for layer in LAYERS for word in ("--config", str(ROOT / f"conf/{layer}.yaml"))]
+HEAVY = (
+    "lightning", "torchmetrics", "transformers", "litdata", "scipy.signal", "scipy.stats", "torch._dynamo", "matplotlib"
+)  # fmt: skip
+DRAWS, COMPILER, STATISTICS = {"matplotlib"}, {"torch._dynamo"}, {"scipy.stats"}
+#: command -> those of HEAVY that it needs: optimizers import torch's compiler, theory integrates with scipy
+COMMANDS: dict[str, tuple[list[str], set[str]]] = {
+    "params": (["params", *CONFIG], set()),
+    "prepare": (["prepare", "--help"], set()),
+    "generate": (["generate", "--help"], set()),
+    "report": (["report", "--help"], DRAWS),
+    "theory": (["theory", "--help"], DRAWS | STATISTICS),
+    "plan": (["plan", "--gpus", "1", *CONFIG], COMPILER),
+    "paper": (["paper", "--dry-run", "--fig", "necessity"], DRAWS | COMPILER),
+    "compare": (["compare", "--help"], DRAWS),
+}
+# torch is imported once, and every command runs in a fork of that process
+PROGRAM = """
+import json, os, sys
+import torch
+heavy, commands = json.loads(sys.argv[1])
+for name, argv in commands.items():
+    sys.stdout.flush()
+    if os.fork() == 0:
+        out, sys.stdout = sys.stdout, open(os.devnull, "w")
+        from lightning_sv.__main__ import main
+        try:
+            code = main(argv)
+        except SystemExit as stop:
+            code = stop.code
+        print(json.dumps([name, code or 0, [m for m in heavy if m in sys.modules]]), file=out, flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, tuple[int, set[str]]]:
+    commands = {name: argv for name, (argv, _) in COMMANDS.items()}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps([HEAVY, commands])],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return {name: (code, set(found)) for name, code, found in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_does_not_train_imports_no_lightning(
+    imported: dict[str, tuple[int, set[str]]], name: str
+) -> None:
+    assert imported[name] == (0, COMMANDS[name][1])
+
+
+def test_the_list_of_commands_needs_no_torch() -> None:
+    program = "import sys; from lightning_sv.__main__ import main; main(['--help']); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True)
