@@ -14,6 +14,7 @@ import selectors
 import signal
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -199,8 +200,6 @@ def _become(request: dict[str, Any]) -> list[str]:
     os.setsid()
     import torch
 
-    import lightning_sv.__main__ as program
-
     os.chdir(request["cwd"])
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -214,8 +213,8 @@ def _become(request: dict[str, Any]) -> list[str]:
     os.environ.update(request["env"])
     # libgomp has read the server's environment
     torch.set_num_threads(int(request["env"]["OMP_NUM_THREADS"]))
-    # Lightning starts the processes of further devices with the command line of this one
-    sys.modules["__main__"] = program
+    # By name, as a launcher has it. Lightning starts the processes of further devices by the command line of this one.
+    program = sys.modules["__main__"] = import_module("lightning_sv.__main__")
     sys.argv = [str(program.__file__), *request["argv"]]
     sys.path[0] = request["cwd"]
     return list(request["argv"])
