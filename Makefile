@@ -112,6 +112,10 @@ bench:  ## one training step of models and blocks against the peers', and Hessia
 	@$(VENV)-bench/bin/python -m benchmarks.moe $(ARGS)
 	@$(VENV)-bench/bin/python -m benchmarks.curvature $(ARGS)
 
+.PHONY: bench-startup
+bench-startup: $(VENV)/.run  ## seconds of CPU before a command works, and before the first step of a run
+	@$(BIN)/python -m benchmarks.startup $(ARGS)
+
 # Bytes are properties of the code and of torch: the record is written anew and git shows what changed. No GPU is needed.
 bench-bytes:  ## gigabytes that strategies move on an H200, from the generated kernels, in .venv-torch211; ARGS=--kernels
 	@$(MAKE) --no-print-directory VENV=$(VENV)-torch211 TORCH=torch==2.11.0 $(VENV)-torch211/.test
