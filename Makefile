@@ -7,7 +7,8 @@ BIN := $(VENV)/bin
 # -qq: errors are shown, warnings of the machine's pip settings (a mirror's folder that is not there) are not
 PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
 # Once, on all cores: where bytecode is not kept (PYTHONDONTWRITEBYTECODE, as in many containers) every process compiled anew.
-COMPILE = $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
+# Not what hardly anything imports, a third of the bytes: the packages' own tests, and some hundred models.
+COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|testing/_internal|transformers/models)/' $(VENV)/lib || true
 
 MODEL ?= mini
 SCALE ?=
@@ -88,11 +89,11 @@ theory: $(VENV)/.run  ## the paper's theorems: verdicts, counterexamples, pictur
 	@$(BIN)/lightning-sv theory --out results/theory $(ARGS)
 
 test: $(VENV)/.test  ## the tests, two files at a time
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-faults: $(VENV)/.test  ## provoked faults and 10,000 hostile inputs; the table goes to results/faults.json
 	@OMP_NUM_THREADS=1 FAULTS_JSON=results/faults.json $(BIN)/python -m pytest -n 2 -m faults tests/faults \
-		tests/lit/test_exact_resume.py $(ARGS)
+		tests/lit/test_exact_resume.py tests/lit/test_long_run.py $(ARGS)
 
 test-torch211:  ## the tests on torch 2.11, the oldest that is supported, in .venv-torch211
 	@$(MAKE) --no-print-directory VENV=$(VENV)-torch211 TORCH=torch==2.11.0 test

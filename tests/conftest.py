@@ -3,6 +3,7 @@
 import itertools
 import signal
 import sysconfig
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,12 @@ BUILDS = ["+".join(tokens) for tokens in itertools.product(*list(AXES.values())[
 #: what makes a Llama a Gemma, and a small LlamaMoE whose experts' width, int(2 * 32 / 3) = 21, fits no alignment
 GEMMA: dict[str, Any] = {"qk_norm": True, "post_norm": True}
 MOE: dict[str, Any] = {"n_expert": 6, "n_expert_active": 2}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first, the most of them first of all: no worker is left alone with one at the end."""
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, multiprocessing
+from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -26,6 +26,7 @@ from lightning_sv.callbacks.probe import (
 )
 from lightning_sv.scale import ScaleOptions, ScaleVector
 from tests.conftest import GEMMA, MOE, perturbed
+from tests.launch import launch
 
 
 def names_of(model: Backbone, members: Sequence[Tensor]) -> set[str]:
@@ -199,8 +200,10 @@ def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) ->
         Sharpness(**arguments)
 
 
-def _sharded(rank: int, config: BackboneConfig, rendezvous: str) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+def gather_from_two() -> None:
+    """On each of two ranks: a sharded model is copied whole on the first, and only there."""
+    torch.distributed.init_process_group("gloo")
+    rank, config = torch.distributed.get_rank(), BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=48)
     models = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -219,5 +222,10 @@ def _sharded(rank: int, config: BackboneConfig, rendezvous: str) -> None:
 
 
 @pytest.mark.slow
-def test_sharded_weights_are_gathered(config: BackboneConfig, tmp_path: Path) -> None:
-    multiprocessing.spawn(_sharded, (config, str(tmp_path / "rendezvous")), nprocs=2)
+def test_sharded_weights_are_gathered(tmp_path: Path) -> None:
+    ended = launch("tests.callbacks.test_sharpness", logs=tmp_path, seconds=120)
+    assert ended.fine, ended
+
+
+if __name__ == "__main__":  # of a rank
+    gather_from_two()

@@ -1,13 +1,12 @@
 """A fault that reaches one device of several: all of them stop, or go on, together."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.faults.conftest import Tally
+from tests.launch import launch
 
 
 @pytest.mark.slow
@@ -15,13 +14,9 @@ def test_a_fault_on_one_device(short_args: list[str], tmp_path: Path, tally: Tal
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path / "asked"}\n')
     scontrol.chmod(0o755)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launch, "-m", "tests.faults.two_processes", str(tmp_path), *short_args],
-        capture_output=True, text=True, timeout=400, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    ended = launch("tests.faults.two_processes", str(tmp_path), *short_args, logs=tmp_path, seconds=300)
+    assert ended.fine, ended
+    (line,) = [line for line in ended.logs[0].splitlines() if line.startswith("{")]
     found = json.loads(line)
     for fault, recovered in found.items():
         tally(fault, recovered)

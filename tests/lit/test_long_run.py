@@ -1,4 +1,4 @@
-"""2,000 steps hold no more memory, files or disk at their end than after the first few."""
+"""A long run holds no more memory, files or disk at its end than after the first few steps."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 import pytest
 
-STEPS, EVERY = 2000, 50
+EVERY = 50
 
 
 class Watch(L.Callback):
@@ -31,15 +31,16 @@ class Watch(L.Callback):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
-def test_nothing_grows(run_args: list[str], tmp_path: Path) -> None:
-    args = [*run_args, "--trainer.max_steps", str(STEPS), "--trainer.callbacks", f"{__name__}.Watch"]
+@pytest.mark.parametrize("steps", [600, pytest.param(2000, marks=pytest.mark.faults)])
+def test_nothing_grows(steps: int, run_args: list[str], tmp_path: Path) -> None:
+    args = [*run_args, "--trainer.max_steps", str(steps), "--trainer.callbacks", f"{__name__}.Watch"]
     args += ["--checkpoint.every_n_steps", "100", "--data.validations", "20", "--data.num_workers", "0"]
     command = [sys.executable, "-m", "lightning_sv", "fit", *args, "--run_dir", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     rows = [[int(word) for word in line.split()[1:]] for line in done.stdout.splitlines() if line.startswith("watch")]
-    assert [row[0] for row in rows] == list(range(EVERY, STEPS + 1, EVERY))
-    warm = [row for row in rows if row[0] >= STEPS // 4]  # after some epochs, validations and checkpoints
+    assert [row[0] for row in rows] == list(range(EVERY, steps + 1, EVERY))
+    warm = [row for row in rows if row[0] >= steps // 3]  # after some epochs, validations and checkpoints
     assert warm[-1][1] < 1.02 * warm[0][1], "memory"
     assert {row[2] for row in warm} == {warm[0][2]}, "open files"
     assert max(row[3] for row in warm) <= 1.01 * warm[0][3], "disk"

@@ -1,7 +1,5 @@
 """Runs with conf/probes/sharpness.yaml: what they log, that they train as without, and that they resume."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from lightning_sv.lit.load import load_backbone
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.nn import document_numbers, next_token_loss
 from lightning_sv.paper.events import Run, read_run
+from tests.launch import launch
 
 CONFIG = Path(__file__).parents[2] / "conf/probes/sharpness.yaml"
 FAMILIES = {
@@ -156,21 +155,20 @@ def test_a_wrong_subset_is_refused_before_the_first_step(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "more",
-    [
-        ["--trainer.devices", "2", "--trainer.strategy", "ddp"],
-        ["--trainer.precision", "bf16-mixed", "--model.compile", "model"],
-    ],
-    ids=["two processes", "compiled, bf16"],
-)
+@pytest.mark.parametrize("how", ["two processes", "compiled, bf16"])
 def test_however_it_trains_the_probe_is_of_its_weights(
-    more: list[str], probed: list[str], corpus: Path, tmp_path: Path
+    how: str, probed: list[str], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = [sys.executable, "-m", "lightning_sv", "fit", *probed, *more, "--run_dir", str(tmp_path / "run")]
-    done = subprocess.run(command, timeout=500, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("sharpness: 4 probes of 3 held-out sequences") == 1
+    fit = ["fit", *probed, "--run_dir", str(tmp_path / "run")]
+    if how == "two processes":
+        two = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
+        ended = launch("lightning_sv", *fit, *two, logs=tmp_path, seconds=300)
+        assert ended.fine, ended
+        said = "".join(ended.logs)
+    else:
+        assert main([*fit, "--trainer.precision", "bf16-mixed", "--model.compile", "model"]) == 0
+        said = capsys.readouterr().err
+    assert said.count("sharpness: 4 probes of 3 held-out sequences") == 1
     record = read_run(tmp_path / "run")
     for key, value in sharpness_of(tmp_path / "run/checkpoints/last.ckpt", corpus, mask=False).items():
         tokens, values = record.curve(f"sharpness/{key}")

@@ -1,8 +1,5 @@
 """DDP and FSDP2 on two processes train as one process does, and checkpoints move between all three."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,12 +9,13 @@ from lightning_sv.__main__ import main
 from lightning_sv.nn import MixtureOfExperts
 from lightning_sv.paper.events import Run, read_run
 from tests.conftest import write_run_args
+from tests.launch import launch
 from tests.lit.several_processes import MODELS, STOP_AT, STRATEGIES, arguments, fixed_choice, stop_in_the_middle
 
 
 @pytest.fixture(scope="module")
-def args(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return write_run_args(corpus, tmp_path_factory.mktemp("args"))
+def args(short_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return write_run_args(short_corpus, tmp_path_factory.mktemp("args"))
 
 
 @pytest.fixture(scope="module")
@@ -38,24 +36,21 @@ def test_two_processes_are_one(
     strategy: str, args: list[str], alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = alone / "muon-stopped" / "stopped.ckpt"
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launch, "-m", "tests.lit.several_processes", str(tmp_path), strategy, str(moved), *args]
-    traced = os.environ | {"PYTHONFAULTHANDLER": "1"}  # a crash below Python says where
-    done = subprocess.run(command, timeout=800, check=False, capture_output=True, text=True, env=traced)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-12_000:]
+    words = [str(tmp_path), strategy, str(moved), *args]
+    ended = launch("tests.lit.several_processes", *words, logs=tmp_path, seconds=600)
+    assert ended.fine, ended
     for name in MODELS:
         one, two = read_run(alone / name), read_run(tmp_path / name)
         if name == "mixed":
             assert_same_run(one, two, loss=5e-3, other=None)
             continue
         assert_same_run(one, two)
-        assert_same_run(one, read_run(tmp_path / f"{name}-stopped"))
         assert (tmp_path / name / "parameters.csv").read_text() == (alone / name / "parameters.csv").read_text()
     # one process goes on where two stopped, and two where one did; another micro-batch, so other accumulation
-    stopped = tmp_path / "moe-muon-stopped" / "stopped.ckpt"
+    stopped = tmp_path / "moe-muon" / "stopped.ckpt"
     assert torch.load(stopped, weights_only=True)["global_step"] == STOP_AT + 1
     monkeypatch.setattr(MixtureOfExperts, "_choose", fixed_choice)
-    go_on = ["--data.micro_batch", "16", "--ckpt_path", str(stopped), "--run_dir", str(tmp_path / "back")]
+    go_on = ["--data.micro_batch", "4", "--ckpt_path", str(stopped), "--run_dir", str(tmp_path / "back")]
     assert main(["fit", *arguments(args, "moe-muon"), *go_on]) == 0
     assert_same_run(read_run(alone / "moe-muon"), read_run(tmp_path / "back"), after=STOP_AT + 1)
     assert_same_run(read_run(alone / "muon"), read_run(tmp_path / "muon-moved"), after=STOP_AT + 1)

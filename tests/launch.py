@@ -1,0 +1,129 @@
+"""Launches of two ranks without their imports: what torchrun does, by fork from one process that is kept.
+
+`python -m tests.launch` has imported all that a fit needs and has run nothing. For every line of its stdin it forks a
+store (torchrun's agent has one) and two ranks, which run a module as `python -m` does and leave through the
+interpreter's own end, and writes a line with their exit codes. A rank that crashes below Python says where.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import gc
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+RANKS = 2
+
+
+class Ended(NamedTuple):
+    """Exit codes of the ranks, minus its number for a signal, and what each wrote."""
+
+    codes: list[int]
+    logs: list[str]
+
+    @property
+    def fine(self) -> bool:
+        return self.codes == [0] * RANKS
+
+    def __str__(self) -> str:
+        return f"exit codes {self.codes}\n" + "\n".join(log[-6000:] for log in self.logs)
+
+
+def launch(module: str, *args: str, logs: Path, seconds: float) -> Ended:
+    """Run `module` on two ranks; after `seconds` what is left of them is aborted, and says where it was."""
+    server = _server()
+    assert server.stdin is not None and server.stdout is not None
+    files = [logs / f"rank{rank}.log" for rank in range(RANKS)]
+    asked = {"module": module, "args": args, "cwd": str(Path.cwd()), "logs": list(map(str, files)), "seconds": seconds}
+    print(json.dumps(asked), file=server.stdin, flush=True)
+    codes = json.loads(server.stdout.readline())
+    return Ended(codes, [file.read_text(errors="replace") for file in files])
+
+
+@cache
+def _server() -> subprocess.Popen[str]:
+    env = os.environ | {"OMP_NUM_THREADS": "1"}  # as torchrun has it
+    command = [sys.executable, "-m", "tests.launch"]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+    atexit.register(server.kill)
+    return server
+
+
+def _serve() -> None:
+    import lightning_sv.lit.cli  # what a fit imports
+    import lightning_sv.paper.draw
+    import lightning_sv.paper.events  # noqa: F401
+
+    faulthandler.enable()
+    gc.collect()
+    gc.freeze()  # or every rank would search all that was imported for garbage, and copy its pages, when it leaves
+    for line in sys.stdin:
+        asked = json.loads(line)
+        store, port = _fork_store()
+        codes = _finish([_fork(rank, port, asked) for rank in range(RANKS)], asked["seconds"])
+        os.kill(store, signal.SIGKILL)
+        os.waitpid(store, 0)
+        print(json.dumps(codes), flush=True)
+
+
+def _fork_store() -> tuple[int, int]:
+    """Process id and port of the store where the ranks meet."""
+    from torch.distributed import TCPStore
+
+    here, there = os.pipe()
+    if pid := os.fork():
+        os.close(there)
+        with os.fdopen(here) as pipe:
+            return pid, int(pipe.readline())
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.write(there, f"{store.port}\n".encode())
+    while True:
+        signal.pause()
+
+
+def _fork(rank: int, port: int, asked: dict) -> int:
+    """Process id of a rank; the rank itself leaves by SystemExit, up through the whole stack."""
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+    if pid := os.fork():
+        return pid
+    log = os.open(asked["logs"][rank], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+    for stream, file in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
+        os.dup2(file, stream)
+    os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": f"{RANKS}", "LOCAL_WORLD_SIZE": f"{RANKS}"}
+    os.environ |= {"GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
+    os.environ |= {"TORCHELASTIC_RUN_ID": "launch", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    rank_zero_only.rank = rank  # Lightning reads RANK when it is imported
+    os.chdir(asked["cwd"])
+    sys.argv[1:] = asked["args"]
+    runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
+    sys.exit()
+
+
+def _finish(pids: list[int], seconds: float) -> list[int]:
+    """Wait for all ranks; one that fails or hangs ends the others."""
+    codes: dict[int, int] = {}
+    deadline, asked = time.monotonic() + seconds, set[int]()
+    while len(codes) < len(pids):
+        for pid in set(pids) - set(codes):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+            elif pid not in asked and (time.monotonic() > deadline or any(codes.values())):
+                os.kill(pid, signal.SIGABRT)  # which faulthandler traces
+                asked.add(pid)
+        time.sleep(0.01)
+    return [codes[pid] for pid in pids]
+
+
+if __name__ == "__main__":
+    _serve()
