@@ -13,14 +13,14 @@ CONFIG = [word for layer in LAYERS for word in ("--config", str(ROOT / f"conf/{l
 HEAVY = (
     "lightning", "torchmetrics", "transformers", "litdata", "scipy.signal", "scipy.stats", "torch._dynamo", "matplotlib"
 )  # fmt: skip
-DRAWS, COMPILER, STATISTICS = {"matplotlib"}, {"torch._dynamo"}, {"scipy.stats"}
-#: command -> those of HEAVY that it needs: optimizers import torch's compiler, theory integrates with scipy
+DRAWS, COMPILER = {"matplotlib"}, {"torch._dynamo"}
+#: command -> those of HEAVY that it needs: optimizers import torch's compiler
 COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     "params": (["params", *CONFIG], set()),
     "prepare": (["prepare", "--help"], set()),
     "generate": (["generate", "--help"], set()),
     "report": (["report", "--help"], DRAWS),
-    "theory": (["theory", "--help"], DRAWS | STATISTICS),
+    "theory": (["theory", "--help"], DRAWS),
     "plan": (["plan", "--gpus", "1", *CONFIG], COMPILER),
     "paper": (["paper", "--dry-run", "--fig", "necessity"], DRAWS | COMPILER),
     "compare": (["compare", "--help"], DRAWS),

@@ -3,11 +3,11 @@
 import os
 import platform
 import subprocess
+import sys
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
-
-import torch
 
 import lightning_sv
 
@@ -46,8 +46,9 @@ def _commit() -> str:
 
 
 def _machine() -> str:
-    parts = [_cpu(), f"{os.cpu_count()} cores", f"torch {torch.__version__}", f"Python {platform.python_version()}"]
-    if torch.cuda.is_available():
+    parts = [_cpu(), f"{os.cpu_count()} cores", f"torch {version('torch')}", f"Python {platform.python_version()}"]
+    torch = sys.modules.get("torch")  # a second to import; what has not has used no GPU
+    if torch is not None and torch.cuda.is_available():
         parts.insert(2, f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}")
     return ", ".join(parts)
 

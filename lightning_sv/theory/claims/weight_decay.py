@@ -1,7 +1,7 @@
 """Weight decay on γ: without it γ and the Hessian's sharpness grow for ever, with it they settle."""
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from lightning_sv.theory.claims.base import Advance, Claim, Finding
 from lightning_sv.theory.draw import BLUE, GREEN, ORANGE, SKY, VERMILLION, Line, Panel
@@ -16,8 +16,8 @@ _CONDITIONS = (
     f"dt = {_SETTING.dt}, T = {_SETTING.end / 4:g}"
 )
 _METRICS = (("λ_max", "lambda_max"), ("trace", "trace"), ("Frobenius norm", "frobenius"))
-_Z = float(norm.ppf(0.99))  # one side
-_Z2 = float(norm.ppf(0.995))  # both sides
+_Z = float(ndtri(0.99))  # one side
+_Z2 = float(ndtri(0.995))  # both sides
 _DONE: dict[NoisyTraining, Paths] = {}
 
 
