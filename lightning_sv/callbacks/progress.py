@@ -93,9 +93,9 @@ def _text(trainer: L.Trainer) -> str:
     scalars = next((c for c in trainer.callbacks if isinstance(c, Scalars)), None)  # type: ignore[attr-defined]
     loss, speed = (None, None) if scalars is None else (scalars.last_loss, scalars.tokens_per_s)
     module: Any = trainer.lightning_module
-    val = trainer.callback_metrics.get("val/loss")
+    val = None if scalars is None else scalars.val_loss
     words = [] if loss is None else [f"loss {loss:.3f}"]
-    words += [] if val is None else [f"val {float(val):.3f}"]
+    words += [] if val is None else [f"val {val:.3f}"]
     words += [f"lr {module.step_lr:.1e}"]
     words += [] if speed is None else [f"{speed:,.0f} tok/s"]
     return "  ".join(words)

@@ -31,6 +31,7 @@ class Scalars(L.Callback):
         #: as last written; None before the first write
         self.tokens_per_s: float | None = None
         self.last_loss: float | None = None
+        self.val_loss: float | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """The losses not yet written, so that a resumed run writes what an uninterrupted one would."""
@@ -64,7 +65,7 @@ class Scalars(L.Callback):
         self.tokens_per_s = speed = steps * tokens_per_step / max(1e-9, now - self._since[0] - self._idle)
         scalars = {
             "lr": pl_module.step_lr,
-            "grad_norm": float(pl_module.grad_norm),
+            "grad_norm": pl_module.grad_norm,
             "throughput/tokens_per_s": speed,
             "throughput/mfu": speed * self._flops / self._peak,
             "memory/peak_gib": peak_memory(pl_module.device) / 2**30,
@@ -90,7 +91,8 @@ class Scalars(L.Callback):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         loss = trainer.callback_metrics["val/loss"]
-        write_scalars(trainer, {"val/loss": float(loss), "val/perplexity": float(loss.exp())})
+        self.val_loss = float(loss)
+        write_scalars(trainer, {"val/loss": self.val_loss, "val/perplexity": float(loss.exp())})
 
 
 def tokens_seen(trainer: L.Trainer) -> int:

@@ -107,18 +107,20 @@ class LastCheckpoint(Checkpoint):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Listen to signals; a resumed run does not write again what it was resumed from."""
         self._step = trainer.global_step
-        self._signals.listen()
+        self._signals.listen(trainer)
         if self.path is not None and trainer.is_global_zero:
             _partial(self.path).unlink(missing_ok=True)  # of a process that was killed while it wrote
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Any) -> None:
+        """Let the devices agree on a stop, with all else that they exchange once a step (`NonFinite.check`)."""
+        pl_module.stop_asked = self._signals.came
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write when due, or when asked to stop; after a whole step only."""
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
-        self._stop = self._signals.asked(trainer)
+        self._stop = self._signals.came if trainer.world_size == 1 else pl_module.stop_asked
         due = self._step % self.every == 0 or self._step >= trainer.max_steps
         if not due and not self._stop:
             return

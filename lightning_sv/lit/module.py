@@ -30,7 +30,9 @@ class PretrainModule(Pretraining, L.LightningModule):
         # Two sums, in float64: MeanMetric ignores its weights where a NaN must show (nan_strategy="disable").
         self.val_nats, self.val_tokens = (SumMetric(nan_strategy="disable").set_dtype(torch.float64) for _ in range(2))
         #: norm of the last gradient before clipping, over all parameters
-        self.grad_norm: Tensor | None = None
+        self.grad_norm = float("nan")
+        #: set before a step where a signal asks the run to stop; after it, whether any device was asked
+        self.stop_asked = False
         #: (blocks, experts) tokens of each expert, on all devices, in the micro-batches since the last step
         self._loads: Tensor | None = None
         self._rng: list[dict[str, Any]] | None = None  # of the checkpoint, until training starts
@@ -95,7 +97,7 @@ class PretrainModule(Pretraining, L.LightningModule):
         """Accumulate nats, weighted by tokens."""
         tokens = block[:, 1:].numel()
         self.val_nats.update(self.loss(block)[0].double() * tokens)
-        self.val_tokens.update(tokens)
+        self.val_tokens.update(torch.full((), tokens, device=block.device))  # a number would be copied from the host
 
     def on_validation_epoch_end(self) -> None:
         """Log val/loss (nats per token); the callbacks write it against tokens."""
@@ -124,8 +126,7 @@ class PretrainModule(Pretraining, L.LightningModule):
         """Clip by the global norm, and keep the norm for the log (one pass over the gradients)."""
         limit = gradient_clip_val or float("inf")  # Lightning's 0 means no clipping
         norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit, foreach=True)
-        self.grad_norm = full(norm.detach())
-        self.nonfinite.check(self, self.grad_norm)
+        self.grad_norm = self.nonfinite.check(self, full(norm.detach()))
         self.step_lr = float(optimizer.param_groups[0]["lr"])
 
     def on_train_start(self) -> None:

@@ -37,8 +37,12 @@ class NonFinite:
         """Keep the loss of a micro-batch until its step."""
         self._losses.append(loss)
 
-    def check(self, module: Any, norm: Tensor) -> None:
+    def check(self, module: Any, norm: Tensor) -> float:
         """Before a step: every loss and the norm of the whole gradient must be finite, on all devices alike.
+
+        Returns the norm, and tells the module whether any device was asked to stop. This is where the host waits for
+        the device, once a step: all that it needs to know comes in one reduction and one copy. (The fused AdamW could
+        leave a step out by itself, and the host look later; but a run that is to stop would then have moved on.)
 
         Raises:
             NonFiniteError: one is not, and steps are not skipped.
@@ -46,13 +50,16 @@ class NonFinite:
         losses, self._losses = torch.stack(self._losses), []
         trainer = module.trainer
         # The norm is of the reduced gradient, the same everywhere; a loss is this device's own.
-        finite = torch.isfinite(losses).all() & torch.isfinite(norm)
-        fine = bool(finite) if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(bool(finite))
-        self.skipped_now = not fine
-        if fine:
-            return
+        fine = torch.isfinite(losses).all() & torch.isfinite(norm)
+        flags = torch.stack((fine.float(), torch.full_like(norm, not module.stop_asked, dtype=torch.float32)))
+        if trainer.world_size > 1:  # the strategy's own reduction would hold the host at a barrier
+            torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MIN)
+        *flags_here, value = torch.cat((flags.double(), norm.double().unsqueeze(0))).tolist()
+        self.skipped_now, module.stop_asked = (not flag for flag in flags_here)
+        if not self.skipped_now:
+            return float(value)
         losses, folder = trainer.strategy.all_gather(losses).flatten(), trainer.log_dir  # collectives, both
-        event = {"step": trainer.global_step, **_identity(trainer), "grad_norm": _plain(float(norm))}
+        event = {"step": trainer.global_step, **_identity(trainer), "grad_norm": _plain(value)}
         event["losses"] = [_plain(loss) for loss in losses.tolist()]
         if trainer.is_global_zero and folder:
             with (Path(folder) / FILENAME).open("a") as file:
@@ -66,6 +73,7 @@ class NonFinite:
         self.skipped += 1
         for parameter in module.parameters():
             parameter.grad = None  # optimizers leave such parameters, and their state, as they are
+        return float(value)
 
 
 def _identity(trainer: Any) -> dict[str, Any]:

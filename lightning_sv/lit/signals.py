@@ -35,8 +35,10 @@ class StopSignals:
         self._received: int | None = None
         self._before: dict[int, Any] = {}
 
-    def listen(self) -> None:
+    def listen(self, trainer: L.Trainer) -> None:
         """Take the signals over; Python allows that in the main thread only."""
+        # Lightning asks the devices for its own handlers' notes, and waits for the answer, before every micro-batch.
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         if threading.current_thread() is not threading.main_thread():
             return
         self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
@@ -50,10 +52,10 @@ class StopSignals:
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received = number
 
-    def asked(self, trainer: L.Trainer) -> bool:
-        """Whether any device was asked to stop: a collective, to be called by all after the same step."""
-        here = self._received is not None
-        return here if trainer.world_size == 1 else bool(trainer.strategy.reduce_boolean_decision(here, all=False))
+    @property
+    def came(self) -> bool:
+        """Whether this process was asked to stop."""
+        return self._received is not None
 
     def stop(self, trainer: L.Trainer) -> None:
         """End the run after the last step, whose checkpoint is written: a collective.
