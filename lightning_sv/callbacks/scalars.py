@@ -11,14 +11,15 @@ from lightning.fabric.utilities.throughput import get_available_flops
 
 from lightning_sv.callbacks.charts import lay_out
 from lightning_sv.callbacks.window import Window
+from lightning_sv.nn.gpus import GPUS
 
 
 class Scalars(L.Callback):
     """Writes the run's scalars to the logger; the step of every scalar is training tokens.
 
-    train/loss: mean over the steps since the last write, nats per token. throughput/mfu: model
-    FLOPs over the device's peak; a CPU has no listed peak, so it is measured once by a matrix
-    product in float32.
+    train/loss: mean over the steps since the last write, nats per token. throughput/mfu: model FLOPs over the
+    peak of the device's data sheet, with throughput/mfu_of_measured, over what a large matrix product reaches there;
+    where no peak is listed, as for a CPU, throughput/mfu is the latter.
 
     Args:
         every_n_steps: optimizer steps between two writes.
@@ -48,7 +49,10 @@ class Scalars(L.Callback):
         self._since, self._idle = (time.perf_counter(), trainer.global_step), 0.0
         seq_len = trainer.datamodule.seq_len  # type: ignore[attr-defined]
         self._flops = pl_module.flops_per_token(seq_len)
-        self._peak = peak_flops(pl_module.device, trainer.precision) * trainer.world_size
+        measured, listed = (of(pl_module.device, trainer.precision) for of in (measured_flops, peak_flops))
+        self._peaks = {"mfu": (listed or measured) * trainer.world_size}
+        if listed:
+            self._peaks["mfu_of_measured"] = measured * trainer.world_size
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Accumulate the loss on the device; write every n optimizer steps."""
@@ -67,7 +71,7 @@ class Scalars(L.Callback):
             "lr": pl_module.step_lr,
             "grad_norm": pl_module.grad_norm,
             "throughput/tokens_per_s": speed,
-            "throughput/mfu": speed * self._flops / self._peak,
+            **{f"throughput/{key}": speed * self._flops / peak for key, peak in self._peaks.items()},
             "memory/peak_gib": peak_memory(pl_module.device) / 2**30,
         }
         if n:  # not if every step was skipped
@@ -121,17 +125,26 @@ def peak_memory(device: torch.device) -> float:
     return float(peak if sys.platform == "darwin" else peak * 1024)
 
 
-def peak_flops(device: torch.device, precision: Any) -> float:
-    """Peak FLOP/s of the device: the vendor's figure where listed, else the best of five large products."""
-    half = str(precision).startswith(("bf16", "16"))
-    dtype = torch.bfloat16 if half else torch.float32
-    listed = get_available_flops(device, dtype) if device.type == "cuda" else None
-    if listed:
-        return float(listed)
-    n, best = (8192 if device.type == "cuda" else 1024), float("inf")
-    a = torch.randn(n, n, device=device, dtype=dtype if device.type == "cuda" else torch.float32)
+def peak_flops(device: torch.device, precision: Any) -> float | None:
+    """Peak FLOP/s of the device's data sheet; None where it is not listed, and for a CPU."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    if gpu := next((gpu for gpu in GPUS if gpu.card == name), None):
+        return gpu.peak(str(precision))
+    return get_available_flops(device, torch.bfloat16 if str(precision).startswith("bf16") else torch.float32)
+
+
+def measured_flops(device: torch.device, precision: Any) -> float:
+    """FLOP/s of the best of five large products, on a CPU in float32."""
+    cuda = device.type == "cuda"
+    dtype = torch.bfloat16 if cuda and str(precision).startswith("bf16") else torch.float32
+    n, best = (8192 if cuda else 1024), float("inf")
+    a = torch.randn(n, n, device=device, dtype=dtype)
     for _ in range(5):
         began = time.perf_counter()
         float((a @ a)[0, 0])
         best = min(best, time.perf_counter() - began)
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(device)  # memory/peak_gib is the training's
     return 2 * n**3 / best

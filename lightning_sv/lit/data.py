@@ -32,31 +32,42 @@ class ShardDataModule(Batches, L.LightningDataModule):
             trainer.accumulate_grad_batches = self._share.accumulate
             trainer.val_check_interval = every * self._share.accumulate
 
+    @property
+    def _on_cuda(self) -> bool:
+        """Whether batches go to a GPU, which copies from page-locked memory without waiting."""
+        assert self.trainer is not None
+        return bool(self.trainer.strategy.root_device.type == "cuda")
+
     def train_dataloader(self) -> TokenLoader:
         """Shuffled blocks; its state_dict is the exact position in the corpus."""
-        assert self.trainer is not None
         return TokenLoader(
             open_split(self.corpus.dir, "train", seq_len=self.seq_len),
             self._share,
             seed=(torch.initial_seed() if self.seed is None else self.seed) % 2**31,
             num_workers=self.num_workers,
-            pin_memory=self.trainer.strategy.root_device.type == "cuda",
+            pin_memory=self._on_cuda,
         )
 
     def val_dataloader(self) -> "DataLoader[Tensor]":
         """`val_sequences` blocks, evenly spread over the validation split: the same at each validation.
 
         Devices read different parts of them, in equally many batches: sharded forward passes wait for each other.
+        The batches are of one size where that is not too small, as the compiler makes code for each.
         """
         blocks = open_split(self.corpus.dir, "val", seq_len=self.seq_len)
         numbers = self._spread(len(blocks), self.validation_sequences)
         # Evaluation keeps no graph, so small micro-batches are put together.
         size = max(self._share.micro_batch, VALIDATION_TOKENS // self.seq_len)
-        batches = math.ceil(len(numbers) // self._share.ranks / size)
+        mean, rest = divmod(len(numbers), self._share.ranks)
+        even = next(n for n in range(min(size, mean), 0, -1) if mean % n == 0)
+        batches = math.ceil(mean / (even if not rest and 2 * even > size else size))
         mine = numbers[self._share.rank :: self._share.ranks]
         cuts = [i * len(mine) // batches for i in range(batches + 1)]
         return DataLoader(
-            blocks, batch_sampler=[mine[a:b] for a, b in itertools.pairwise(cuts)], generator=torch.Generator()
+            blocks,
+            batch_sampler=[mine[a:b] for a, b in itertools.pairwise(cuts)],
+            generator=torch.Generator(),
+            pin_memory=self._on_cuda,
         )
 
     def held_out(self, n_sequences: int) -> Tensor:

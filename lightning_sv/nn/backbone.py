@@ -93,7 +93,7 @@ class Backbone(nn.Module):
         """
         torch._dynamo.config.optimize_ddp = False
         for module in (*self.layers, self.head):
-            module.forward = torch.compile(module.forward)
+            module.forward = torch.compile(module.forward, dynamic=False)
 
     @overload
     def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor: ...

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lightning_sv.nn.gpus import GPUS, find_gpu
 from lightning_sv.plan.device import STRATEGIES, USABLE
-from lightning_sv.plan.hours import GPUS, MFUS, find_gpu, measured_mfu
+from lightning_sv.plan.hours import MFUS, measured_mfu
 from lightning_sv.plan.plan import Plan, make_plan
 from lightning_sv.runs.parse import parse_run
 from lightning_sv.runs.words import Words

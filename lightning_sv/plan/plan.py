@@ -9,8 +9,9 @@ import numpy as np
 
 from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.nn import flops_per_token
+from lightning_sv.nn.gpus import Gpu
 from lightning_sv.plan.device import USABLE, GpuMemory, find_strategy, gpu_memory, largest_micro_batch
-from lightning_sv.plan.hours import MFUS, Gpu, train_hours
+from lightning_sv.plan.hours import MFUS, train_hours
 from lightning_sv.plan.memory import StepMemory, step_memory
 from lightning_sv.runs.data import Batches
 from lightning_sv.runs.model import Pretraining

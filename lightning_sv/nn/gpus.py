@@ -1,0 +1,50 @@
+"""Kinds of GPU: their memory, and what they can do at most."""
+
+from typing import NamedTuple
+
+
+class Gpu(NamedTuple):
+    """One kind of GPU.
+
+    Attributes:
+        name: as on the command line.
+        card: as the driver names it.
+        memory: bytes that torch reports as its total.
+        bf16: peak FLOP/s of dense bf16 products, without sparsity.
+        fp32: peak FLOP/s in float32, without TF32.
+    """
+
+    name: str
+    card: str
+    memory: int
+    bf16: float
+    fp32: float
+
+    def peak(self, precision: str) -> float:
+        """Peak FLOP/s of the products under trainer.precision."""
+        return self.bf16 if precision.startswith("bf16") else self.fp32
+
+
+#: NVIDIA's data sheets (SXM); memory as torch.cuda reports it, a little less than the name says
+GPUS = (
+    Gpu("h100", "NVIDIA H100 80GB HBM3", int(79.1 * 2**30), 989.4e12, 66.9e12),
+    Gpu("h200", "NVIDIA H200", int(139.8 * 2**30), 989.4e12, 66.9e12),
+    Gpu("a100-80gb", "NVIDIA A100-SXM4-80GB", int(79.1 * 2**30), 312e12, 19.5e12),
+    Gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", int(39.4 * 2**30), 312e12, 19.5e12),
+)
+
+
+def find_gpu(name: str, memory_gib: float | None = None) -> Gpu:
+    """Return the GPU of this name, with another memory if given.
+
+    Raises:
+        ValueError: an unknown name, or no memory.
+    """
+    known = {gpu.name: gpu for gpu in GPUS}
+    if name not in known:
+        raise ValueError(f"GPU {name!r} is unknown; known: {' '.join(known)}.")
+    if memory_gib is None:
+        return known[name]
+    if memory_gib <= 0:
+        raise ValueError(f"--gpu_memory is {memory_gib} GiB; it must be positive.")
+    return known[name]._replace(memory=int(memory_gib * 2**30))
