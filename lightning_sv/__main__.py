@@ -86,16 +86,15 @@ def _fit(argv: list[str]) -> int:
     from lightning_sv.lit.load import while_restoring
     from lightning_sv.lit.run_dir import leave_group, rank
     from lightning_sv.lit.signals import STOPPED, StoppedError, requeue
+    from lightning_sv.plan import fitting_micro_batch
 
     quiet()
     atexit.register(leave_group)
     try:
         with ExitStack() as cleanup:
-            run = PretrainCLI(argv, cleanup)
+            run = PretrainCLI(argv, cleanup, fitting_micro_batch)
     except StoppedError as stopped:
-        if stopped.requeue and rank():
-            return 0
-        return 0 if stopped.requeue and requeue() else STOPPED
+        return 0 if stopped.requeue and (rank() or requeue()) else STOPPED
     except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         if any(word.startswith("--ckpt_path") for word in argv) and while_restoring(error):
             why = " ".join(str(error).split())

@@ -49,7 +49,8 @@ class Scalars(L.Callback):
         self._since, self._idle = (time.perf_counter(), trainer.global_step), 0.0
         seq_len = trainer.datamodule.seq_len  # type: ignore[attr-defined]
         self._flops = pl_module.flops_per_token(seq_len)
-        measured, listed = (of(pl_module.device, trainer.precision) for of in (measured_flops, peak_flops))
+        listed = peak_flops(pl_module.device, trainer.precision)
+        measured = measured_flops(pl_module.device, trainer.precision)
         self._peaks = {"mfu": (listed or measured) * trainer.world_size}
         if listed:
             self._peaks["mfu_of_measured"] = measured * trainer.world_size

@@ -20,12 +20,19 @@ from lightning_sv.corpus import Tokenizer
 from lightning_sv.lit.checkpoint import AtomicCheckpointIO, LastCheckpoint
 from lightning_sv.lit.data import ShardDataModule
 from lightning_sv.lit.load import check_checkpoint
+from lightning_sv.lit.micro_batch import Fitting, choose_micro_batch
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.run_dir import LAST, choose, claim, clear, is_first_of_node, last_checkpoint
 from lightning_sv.lit.shard import FullyShardedStrategy
 from lightning_sv.lit.summary import SUMMARY_FILE, print_groups, summarize, write_parameters, write_summary
 from lightning_sv.runs.parser import Parser
-from lightning_sv.runs.trainer import TRAINER_DEFAULTS, refuse_callbacks, refuse_trainer_keys
+from lightning_sv.runs.trainer import (
+    TRAINER_DEFAULTS,
+    prepare_torch,
+    refuse_callbacks,
+    refuse_missing_gpu,
+    refuse_trainer_keys,
+)
 
 
 class RunParser(Parser, LightningArgumentParser):
@@ -54,8 +61,10 @@ class PretrainCLI(LightningCLI):
     #: figures of the finished run; None where there are none (validate, another rank, a stopped run)
     summary: dict[str, Any] | None = None
 
-    def __init__(self, args: list[str], cleanup: ExitStack):
+    def __init__(self, args: list[str], cleanup: ExitStack, fitting: Fitting):
         self._cleanup = cleanup  # run when the command ends, however it does
+        self._fitting = fitting
+        prepare_torch()
         set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
         super().__init__(
             PretrainModule,
@@ -99,6 +108,7 @@ class PretrainCLI(LightningCLI):
         assert isinstance(model, PretrainModule) and isinstance(data, ShardDataModule)
         given = self._get(self.config_init, "trainer")
         refuse_trainer_keys(given)
+        refuse_missing_gpu(given["accelerator"])
         kwargs["logger"] = False
         if self.subcommand == "fit":
             if given["max_steps"] == -1:
@@ -143,6 +153,7 @@ class PretrainCLI(LightningCLI):
         self.datamodule.check(self.model.config.vocab_size, checksums=is_first_of_node())
         self.datamodule.share(self.trainer.world_size)
         self.datamodule.check_validation(self.trainer.world_size)
+        chosen = self._choose_micro_batch()
         if self.trainer.is_global_zero:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             ckpt_path = self._get(self.config, "ckpt_path")
@@ -151,8 +162,17 @@ class PretrainCLI(LightningCLI):
                 clear(self.run_dir)
             Tokenizer.load(self.datamodule.corpus.dir).save(self.run_dir)  # `generate` needs the run alone
             write_parameters(self.run_dir, self.model)
-            print_groups(Console(stderr=self.json), self.model, self.trainer.max_steps, self.datamodule)
+            console = Console(stderr=self.json)
+            print_groups(console, self.model, self.trainer.max_steps, self.datamodule)
+            if chosen:
+                console.print(chosen, highlight=False)
         self._began = time.perf_counter()
+
+    def _choose_micro_batch(self) -> str | None:
+        trainer, keys = self.trainer, self._get(self.config, "trainer").as_dict()
+        return choose_micro_batch(
+            self.model, self.datamodule, keys, trainer.strategy.root_device, trainer.world_size, self._fitting
+        )
 
     def after_fit(self) -> None:
         """Write and show the summary of a run that reached its last step."""
@@ -185,6 +205,7 @@ class PretrainCLI(LightningCLI):
         if not self._get(self.config, "ckpt_path"):
             raise ValueError("validate needs a checkpoint; add --ckpt_path RUN/checkpoints/last.ckpt.")
         self.datamodule.check(self.model.config.vocab_size, checksums=is_first_of_node())
+        self._choose_micro_batch()
 
     def after_validate(self) -> None:
         """Show the validation loss."""

@@ -41,7 +41,7 @@ def throughput_table(arms: Sequence[ArmResult]) -> dict[str, Any]:
     rows = [
         [
             arm.label, late(arm, "throughput/tokens_per_s"), late(arm, "memory/peak_gib"),
-            (arm.runs[0].config.get("data") or {}).get("micro_batch", "not stated"), len(arm.runs),
+            (arm.runs[0].config.get("data") or {}).get("micro_batch") or "not stated", len(arm.runs),
         ]
         for arm in arms
     ]  # fmt: skip

@@ -4,7 +4,7 @@ from lightning_sv.nn.gpus import GPUS, Gpu, find_gpu
 from lightning_sv.plan.device import GpuMemory, gpu_memory
 from lightning_sv.plan.hours import MFUS, train_hours
 from lightning_sv.plan.memory import StepMemory, step_memory
-from lightning_sv.plan.plan import Plan, make_plan, plan_steps
+from lightning_sv.plan.plan import Plan, fitting_micro_batch, make_plan, plan_steps
 
 __all__ = [
     "GPUS",
@@ -14,6 +14,7 @@ __all__ = [
     "Plan",
     "StepMemory",
     "find_gpu",
+    "fitting_micro_batch",
     "gpu_memory",
     "make_plan",
     "plan_steps",

@@ -90,8 +90,10 @@ def _fully_sharded(step: StepMemory, blocks: nn.ModuleList, gpus: int, accumulat
     return GpuMemory(weights, held, optimizer, communication, activations)
 
 
-def largest_micro_batch(peak: Callable[[int], int], share: int, micro: int, limit: int) -> int | None:
-    """Return the largest divisor of `share` whose peak is within `limit`; None if there is none.
+def largest_micro_batch(
+    peak: Callable[[int], int], share: int, micro: int, limit: int, most: int | None = None
+) -> int | None:
+    """Return the largest divisor of `share`, up to `most`, whose peak is within `limit`; None if there is none.
 
     Two measured sizes give a first guess, as memory is almost affine in the micro-batch; the guess is measured.
 
@@ -100,10 +102,11 @@ def largest_micro_batch(peak: Callable[[int], int], share: int, micro: int, limi
         share: sequences of one GPU in a step.
         micro: a micro-batch that is measured anyway.
         limit: bytes.
+        most: None for no bound.
     """
-    other = 1 if micro > 1 else share
+    divisors = [size for size in range(min(share, most or share), 0, -1) if share % size == 0]
+    other = 1 if micro > 1 else divisors[0]
     slope = (peak(other) - peak(micro)) / (other - micro) if other != micro else 0.0
-    divisors = [size for size in range(share, 0, -1) if share % size == 0]
     for size in divisors:
         if peak(micro) + slope * (size - micro) <= limit and peak(size) <= limit:
             return size

@@ -1,5 +1,6 @@
 """The plan of a run: what one GPU holds, how long it takes, what it writes and reads."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,8 @@ from lightning_sv.runs.data import Batches
 from lightning_sv.runs.model import Pretraining
 
 PRECISIONS = ("32-true", "bf16-mixed")
+#: beyond it kernels count in 64 bits, and a micro-batch is long enough to keep any GPU busy
+MOST_LOGITS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,7 @@ def make_plan(
     """
     if gpus < 1:
         raise ValueError(f"--gpus is {gpus}; it must be at least 1.")
-    shared = data.share(gpus)
-    micro, share = shared.micro_batch, data.global_batch // gpus
+    share = data.share(gpus).micro_batch * data.share(gpus).accumulate
     steps, precision = plan_steps(run, data, trainer), _precision(trainer)
     chosen, bucket_view = find_strategy(trainer, gpus) if strategy is None else _given_strategy(strategy, trainer, gpus)
     if chosen == "single" and gpus > 1:
@@ -114,17 +116,9 @@ def make_plan(
     flops = flops_per_token(meta, run.config, data.seq_len)
     hours = tuple((mfu, train_hours(tokens, flops, gpus, gpu.peak(precision), mfu)) for mfu in mfus)
 
-    @cache
-    def step(micro_batch: int) -> StepMemory:
-        # views of DDP's buckets are gradients that are never freed, as in accumulation
-        kept = micro_batch < share or (chosen == "ddp" and bucket_view)
-        return step_memory(run, micro_batch, data.seq_len, precision=precision, accumulate=kept)
-
-    def memory(micro_batch: int) -> GpuMemory:
-        several = micro_batch < share
-        return gpu_memory(step(micro_batch), meta.layers, chosen, gpus, bucket_view=bucket_view, accumulate=several)
-
-    limit = int(USABLE * gpu.memory)
+    step, memory = _memory(run, data, chosen, bucket_view, precision, gpus)
+    fitting = _largest(memory, run, data, share, gpu.memory)
+    micro = data.micro_batch or fitting or 1
     weights, _, state = step(micro).parts()
     return Plan(
         model=run.config.name,
@@ -138,18 +132,72 @@ def make_plan(
         activation_checkpointing=run.activation_checkpointing,
         global_batch=data.global_batch,
         micro_batch=micro,
-        micro_batches=shared.accumulate,
+        micro_batches=share // micro,
         seq_len=data.seq_len,
         steps=steps,
         tokens=tokens,
         memory=memory(micro),
-        fits=memory(micro).peak <= limit,
-        largest_micro_batch=largest_micro_batch(lambda size: memory(size).peak, share, micro, limit),
+        fits=memory(micro).peak <= int(USABLE * gpu.memory),
+        largest_micro_batch=fitting,
         flops=tokens * flops,
         hours=tuple((mfu, each, each * gpus) for mfu, each in hours),
         checkpoint=weights + state,
         reads=_reads(data, run.config.vocab_size, share, steps),
     )
+
+
+def fitting_micro_batch(run: Pretraining, data: Batches, trainer: dict[str, Any], memory: int, devices: int) -> int:
+    """Return the micro-batch of a run that gives none: the largest that divides a device's share and fits.
+
+    Args:
+        run: what is trained.
+        data: what it reads; its micro_batch is None.
+        trainer: the trainer's keys; of them count precision and strategy.
+        memory: bytes of a device.
+        devices: their number.
+
+    Raises:
+        ValueError: not one sequence fits, or precision or strategy are not planned for.
+    """
+    share = data.share(devices).micro_batch
+    try:
+        strategy, bucket_view = find_strategy(trainer, devices)
+        of = _memory(run, data, strategy, bucket_view, _precision(trainer), devices)[1]
+    except ValueError as error:
+        raise ValueError(f"data.micro_batch is null, to be the largest that fits: {error} Or set it.") from error
+    if fitting := _largest(of, run, data, share, memory):
+        return fitting
+    raise ValueError(
+        f"{run.config.name} does not fit: one sequence of {data.seq_len} tokens takes {of(1).peak / 2**30:.1f} GiB "
+        f"of a device, and {USABLE:.0%} of {memory / 2**30:.1f} GiB are for tensors; use a smaller model or "
+        "data.seq_len, model.activation_checkpointing, or trainer/fsdp on more devices."
+    )
+
+
+def _memory(
+    run: Pretraining, data: Batches, strategy: str, bucket_view: bool, precision: str, devices: int
+) -> tuple[Callable[[int], StepMemory], Callable[[int], GpuMemory]]:
+    """Memory by micro-batch: of a whole model's step, and of one device."""
+    share, blocks = data.global_batch // devices, run.meta().layers
+
+    @cache
+    def step(micro_batch: int) -> StepMemory:
+        # views of DDP's buckets are gradients that are never freed, as in accumulation
+        kept = micro_batch < share or (strategy == "ddp" and bucket_view)
+        return step_memory(run, micro_batch, data.seq_len, precision=precision, accumulate=kept)
+
+    def memory(micro_batch: int) -> GpuMemory:
+        several = micro_batch < share
+        return gpu_memory(step(micro_batch), blocks, strategy, devices, bucket_view=bucket_view, accumulate=several)
+
+    return step, memory
+
+
+def _largest(memory: Callable[[int], GpuMemory], run: Pretraining, data: Batches, share: int, total: int) -> int | None:
+    """The largest micro-batch that fits, with logits that a kernel numbers with 32 bits."""
+    most = max(1, MOST_LOGITS // (data.seq_len * run.config.vocab_size))
+    micro = min(data.micro_batch or 1, most)
+    return largest_micro_batch(lambda size: memory(size).peak, share, micro, int(USABLE * total), most)
 
 
 def plan_steps(run: Pretraining, data: Batches, trainer: dict[str, Any]) -> int:

@@ -15,7 +15,8 @@ class Batches:
         corpus: the corpus; `lightning-sv prepare` makes it, training reads corpus.dir.
         seq_len: tokens a sequence predicts.
         global_batch: sequences an optimizer step, over all devices.
-        micro_batch: sequences a device processes at once; null for global_batch / devices.
+        micro_batch: sequences a device processes at once; null for the largest that fits a GPU (on a CPU for all of
+            a device's share, if that is small). Nothing but the order of sums depends on it.
         num_workers: loader processes a device; 0 reads in the training process. The order does not depend on it.
         validations: validations in a run, evenly spaced, the last at the end.
         val_sequences: sequences each validation reads, spread evenly over the split and always the same;

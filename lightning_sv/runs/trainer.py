@@ -3,10 +3,17 @@
 Without Lightning, so that a run is planned and compared without importing it; a test compares keys and defaults.
 """
 
+import os
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
+from torch.torch_version import TorchVersion
+
+#: as pyproject.toml has it
+OLDEST_TORCH = "2.11"
 
 Precision = (
     Literal[64, 32, 16]
@@ -139,3 +146,36 @@ def refuse_callbacks(given: Any) -> None:
         names = [str(path).rpartition(".")[2], *(cls.__name__ for cls in type(callback).__mro__)]
         if name := next((name for name in names if name in REFUSED_CALLBACKS), None):
             raise ValueError(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}.")
+
+
+def refuse_missing_gpu(accelerator: Any) -> None:
+    """Refuse a GPU where torch finds none.
+
+    Raises:
+        ValueError: says why, as far as torch does, and what to do.
+    """
+    if accelerator not in ("gpu", "cuda") or torch.cuda.is_available() or torch.backends.mps.is_available():
+        return
+    why = "there is none, or CUDA_VISIBLE_DEVICES hides it"
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:  # a build for CPUs; no driver, or one that is too old
+        why = str(error).strip().splitlines()[0].rstrip(".")
+    raise ValueError(
+        f"trainer.accelerator is {accelerator!r}, and torch {torch.__version__} finds no GPU: {why}. Use "
+        "trainer/cpu.yaml (make train TRAINER=cpu), or see what `make doctor` and nvidia-smi say."
+    )
+
+
+def prepare_torch() -> None:
+    """Refuse a torch that lacks what is used here, and let CUDA's allocator grow its segments.
+
+    They leave no holes where sizes change, as between training and validation. To be called before CUDA starts.
+
+    Raises:
+        ValueError: names both versions.
+    """
+    if TorchVersion(torch.__version__) < OLDEST_TORCH:
+        raise ValueError(f"torch {torch.__version__} is too old, {OLDEST_TORCH} is needed; run 'make install'.")
+    if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"

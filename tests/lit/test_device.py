@@ -1,10 +1,20 @@
 """What a GPU asks of `fit`, without one: every tensor on its device, and no look at a value that is not needed."""
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from lightning_sv.__main__ import main
+from lightning_sv.callbacks.scalars import peak_flops
+from lightning_sv.lit.data import ShardDataModule
+from lightning_sv.lit.micro_batch import choose_micro_batch
+from lightning_sv.nn.gpus import find_gpu
+from lightning_sv.plan import fitting_micro_batch
+from lightning_sv.plan.plan import MOST_LOGITS, make_plan
+from lightning_sv.runs.parse import parse_run
 from tests.lit.valueless import valueless_device
 
 STEPS, ACCUMULATE = 6, 2
@@ -33,3 +43,109 @@ def test_all_of_a_run_is_on_its_device_and_waits_for_it_once_a_step(
     lines = [[where for step, _, where in waits.found if step == of] for of in range(STEPS)]
     for of in (2, 4):  # the probes are at 0 and 1
         assert [line.partition(":")[0].rpartition("/")[2] for line in lines[of]] == ["nonfinite.py"], lines[of]
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], torch.device]:
+    """A CUDA device of so many bytes, as far as its memory is asked for."""
+
+    def of(memory: int) -> torch.device:
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=memory))
+        return torch.device("cuda", 0)
+
+    return of
+
+
+def test_the_micro_batch_of_a_gpu_is_the_largest_that_fits(
+    run_args: list[str], card: Callable[[int], torch.device]
+) -> None:
+    args = [*run_args, "--data.global_batch", "60", "--trainer.precision", "bf16-mixed"]
+
+    def chosen(memory: int, devices: int = 1) -> int | None:
+        run, data, trainer = parse_run(args)
+        said = choose_micro_batch(run, data, trainer, card(memory), devices, fitting_micro_batch)
+        assert said is not None and f"micro-batches of {data.micro_batch} x 32 tokens" in said
+        return data.micro_batch
+
+    run, data, trainer = parse_run(args)
+    plan = make_plan(run, data, trainer, find_gpu("h200"), 1)
+    assert (chosen(find_gpu("h200").memory), plan.micro_batch, plan.micro_batches) == (60, 60, 1)
+    assert chosen(find_gpu("h200").memory, devices=4) == 15
+    # the peak of 12 sequences, and nothing left over; 15 is the next divisor
+    data.micro_batch = 12
+    twelve = make_plan(run, data, trainer, find_gpu("h200"), 1).memory.peak
+    assert chosen(int(twelve / 0.9) + 2) == 12 and chosen(int(twelve / 0.9) - 2) == 10
+    with pytest.raises(ValueError, match="tiny does not fit: one sequence of 32 tokens takes 0.0 GiB"):
+        chosen(1000)
+    data.micro_batch = 3
+    assert choose_micro_batch(run, data, trainer, card(1000), 1, fitting_micro_batch) is None and data.micro_batch == 3
+
+
+def test_a_cpu_keeps_a_short_share_whole_and_cuts_a_long_one(
+    run_args: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, data, trainer = parse_run(run_args)
+    assert choose_micro_batch(run, data, trainer, torch.device("cpu"), 1, fitting_micro_batch) is None
+    assert data.micro_batch is None and data.share(1).micro_batch == 4
+    data.global_batch = MOST_LOGITS  # of 32 x 300 logits each
+    asked: list[int] = []
+    choose_micro_batch(run, data, trainer, torch.device("cpu"), 1, lambda *args: asked.append(args[3]) or 7)
+    assert data.micro_batch == 7 and asked[0] > 2**28
+
+
+def test_the_peak_of_a_card_is_that_of_its_data_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda", 0)
+    for name, bf16 in (("NVIDIA H200", 989.4e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA A100-SXM4-80GB", 312e12)):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
+        found = peak_flops(cuda, "bf16-mixed")
+        assert found is not None and found == pytest.approx(bf16, rel=1e-3), name
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "one of next year")
+    assert peak_flops(cuda, "bf16-mixed") is None and peak_flops(torch.device("cpu"), "32-true") is None
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("accelerator", ["gpu", "cuda"])
+def test_a_missing_gpu_is_one_sentence(
+    accelerator: str, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = [*run_args, "--trainer.accelerator", accelerator, "--run_dir", str(tmp_path / "run")]
+    assert main(["fit", *args]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: trainer.accelerator is '{accelerator}', and torch {torch.__version__} finds no GPU")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_old_torch_is_one_sentence(
+    run_args: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.10.1+cu128")
+    assert main(["fit", *run_args]) == 2
+    assert capsys.readouterr().err == "error: torch 2.10.1+cu128 is too old, 2.11 is needed; run 'make install'.\n"
+
+
+@pytest.mark.parametrize(
+    ("sequences", "ranks", "micro", "sizes"),
+    [
+        (512, 1, 60, {32}),  # a divisor of 512
+        (512, 8, 10, {8}),
+        (96, 1, 96, {96}),
+        (17, 1, 8, {5, 6}),  # a prime: as even as can be
+        (33, 2, 8, {8, 9}),  # devices have equally many batches
+    ],
+)
+def test_validation_batches_are_of_one_size(
+    sequences: int, ranks: int, micro: int, sizes: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_sv.lit.data.VALIDATION_TOKENS", 0)
+    monkeypatch.setattr("lightning_sv.lit.data.open_split", lambda *args, **kwargs: range(sequences))
+    found, read = [], []
+    for rank in range(ranks):
+        data = ShardDataModule(SimpleNamespace(dir=""), 8, micro * ranks, micro)  # type: ignore[arg-type]
+        data._manifest = SimpleNamespace(val=SimpleNamespace(blocks=lambda seq_len: sequences))  # type: ignore[assignment]
+        data.trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))  # type: ignore[assignment]
+        data._share = data.share(ranks, rank)
+        batches = list(data.val_dataloader().batch_sampler)  # type: ignore[arg-type]
+        found.append(batches)
+        read += [n for batch in batches for n in batch]
+    assert {len(batch) for batches in found for batch in batches} == sizes and len({len(b) for b in found}) == 1
+    assert len(read) == len(set(read)) == sequences
