@@ -22,6 +22,9 @@ OVERHEAD = 84e6
 PLANNED = 0.6
 #: the retained graph of this many tokens is the largest that is taken unasked
 MOST_TOKENS = 4096
+#: and of this many entries of attention (blocks x heads x queries x keys): math attention keeps some six float32 copies
+#: of each, 18 GB in all
+MOST_ATTENTION = 750_000_000
 
 
 def log_spaced(total: int, n: int) -> list[int]:
@@ -70,6 +73,17 @@ def _role_name(role: str) -> str:
     return f"scale_{role}" if role in ("input", "output") else role
 
 
+def fitting_length(config: BackboneConfig, seq_len: int) -> int:
+    """How many tokens of a sequence an exact probe reads: all, or a half, a quarter, ..., as memory grows with T^2.
+
+    >>> fitting_length(BackboneConfig(d_model=1792, n_layer=22, n_head=28), 4096)
+    1024
+    """
+    while config.n_layer * config.n_head * seq_len**2 > MOST_ATTENTION and seq_len > 1:
+        seq_len //= 2
+    return seq_len
+
+
 def fitting_sequences(
     config: BackboneConfig, seq_len: int, work: float, probes: int, subsets: Sequence[str], products: int
 ) -> int:
@@ -80,7 +94,7 @@ def fitting_sequences(
 
     Args:
         config: the sizes.
-        seq_len: tokens a sequence.
+        seq_len: tokens a sequence, as probed.
         work: what all probes may cost, in forward and backward passes over one sequence.
         probes: in the run.
         subsets: of a probe.
@@ -89,7 +103,8 @@ def fitting_sequences(
     each = GRAPH + sum(products * (SCALE_PRODUCT if name.startswith("scale_") else PRODUCT) for name in subsets)
     flops = seq_len * flops_per_token(meta_backbone(config), config, seq_len)
     n = PLANNED * work / probes / each - OVERHEAD * config.n_layer / flops
-    return max(1, min(int(n), MOST_TOKENS // seq_len))
+    attention = config.n_layer * config.n_head * seq_len**2
+    return max(1, min(int(n), MOST_TOKENS // seq_len, MOST_ATTENTION // attention))
 
 
 def plain_copy(

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from lightning_sv.callbacks.charts import Pages
-from lightning_sv.callbacks.probe import Subsets, fitting_sequences, log_spaced, parameter_subsets, plain_copy
+from lightning_sv.callbacks.probe import (
+    Subsets,
+    fitting_length,
+    fitting_sequences,
+    log_spaced,
+    parameter_subsets,
+    plain_copy,
+)
 from lightning_sv.callbacks.scalars import pause_throughput, write_scalars
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, Product, hutchinson, lanczos
 from lightning_sv.nn import document_numbers, meta_backbone, next_token_loss
@@ -42,7 +49,8 @@ class Sharpness(L.Callback):
     low, see `curvature.lanczos`), trace and ||H||_F^2 by Hutchinson, from the same random vectors each time.
     sharpness/{loss, seconds, products, sequences, skipped} go along. A probe draws no random number of the
     run and leaves its weights and gradients alone. Rank 0 computes, the others wait. Memory: the copy, the
-    retained graph (`exact`), and lanczos_steps vectors of a subset's size.
+    retained graph (`exact`: it keeps attention's T^2 entries, so of long sequences only the beginning is read, which
+    is said at the start), and lanczos_steps vectors of a subset's size.
 
     Args:
         subsets: names, see `parameter_subsets`; all, a role, a layer, or a branch. Roles that the model has no
@@ -127,14 +135,20 @@ class Sharpness(L.Callback):
         products = self.lanczos_steps + self.hutchinson_probes
         # A forward pass of validation is a third of a training pass. One device probes while the others wait.
         run = total * data.global_batch + data.validations * (data.val_sequences or 0) / 3
-        work = self.budget * run / trainer.world_size
-        fitting = fitting_sequences(pl_module.config, data.seq_len, work, len(steps), self.subsets, products)
+        exact = self.method == "exact"
+        length = fitting_length(pl_module.config, data.seq_len) if exact else data.seq_len
+        work = self.budget * run / trainer.world_size * data.seq_len / length
+        fitting = fitting_sequences(pl_module.config, length, work, len(steps), self.subsets, products)
         self._books.sequences = self.sequences or self._books.sequences or fitting  # a resumed run keeps its batch
         if trainer.is_global_zero:
-            self._blocks = data.held_out(self._books.sequences).to(pl_module.device)
+            self._blocks = data.held_out(self._books.sequences)[:, : length + 1].to(pl_module.device)
             self._books.sequences = len(self._blocks)
-            how = "exact products, math attention" if self.method == "exact" else "differences of gradients"
+            how = "exact products, math attention" if exact else "differences of gradients"
             batch = f"{len(steps)} probes of {self._books.sequences} held-out sequences"
+            if length < data.seq_len:
+                batch += (
+                    f", of their first {length:,} tokens (math attention on {data.seq_len:,} takes too much memory)"
+                )
             print(f"sharpness: {batch}; {how}, on an eager float32 copy", file=sys.stderr)
         self._began = self.clock()
         if trainer.global_step == 0:

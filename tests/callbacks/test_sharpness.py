@@ -16,9 +16,11 @@ from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.callbacks import Sharpness
 from lightning_sv.callbacks.probe import (
     GRAPH,
+    MOST_ATTENTION,
     MOST_TOKENS,
     PLANNED,
     PRODUCT,
+    fitting_length,
     fitting_sequences,
     log_spaced,
     parameter_subsets,
@@ -81,6 +83,11 @@ def test_steps_and_batch_follow_from_the_plan(config: BackboneConfig) -> None:
     assert 0.9 < 8 * n * (GRAPH + 10 * PRODUCT) / (PLANNED * 5_000) < 1
     assert fitting_sequences(sizes, 128, work=1e9, probes=8, subsets=["all"], products=10) == MOST_TOKENS // 128
     assert fitting_sequences(sizes, 128, work=1, probes=8, subsets=["all"], products=10) == 1
+    # attention's memory grows with the square of the length: of a long sequence an exact probe reads the beginning
+    assert fitting_length(sizes, 128) == 128
+    large = replace(config, d_model=1792, n_layer=22, n_head=28)
+    assert fitting_length(large, 4096) == 1024 and 22 * 28 * 1024**2 <= MOST_ATTENTION < 22 * 28 * 2048**2
+    assert fitting_sequences(large, 1024, work=1e9, probes=8, subsets=["all"], products=10) == 1
 
 
 class Harness:
