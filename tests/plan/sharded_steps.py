@@ -33,7 +33,7 @@ def make(d_model: int, n_layer: int, vocab_size: int) -> PretrainModule:
 
 
 def measure(d_model: int, n_layer: int, vocab_size: int, sequences: int, tokens: int, n: int) -> tuple[int, int]:
-    plan = step_memory(make(d_model, n_layer, vocab_size), sequences, tokens, accumulate=n > 1)
+    """Bytes planned and bytes measured, on the first rank; the others only take part in its steps."""
     module = make(d_model, n_layer, vocab_size)
     module.configure_model()
     shard(module.net, init_device_mesh("cpu", (2,)))
@@ -52,10 +52,14 @@ def measure(d_model: int, n_layer: int, vocab_size: int, sequences: int, tokens:
         return allocated(step)
 
     step()
+    # Gloo's threads let go of a buffer when they are scheduled to: the least of several steps is the step's own.
+    measured = min(real() for _ in range(4))
+    if distributed.get_rank():
+        return 0, 0
+    plan = step_memory(make(d_model, n_layer, vocab_size), sequences, tokens, accumulate=n > 1)
     weights, _, state = plan.parts(2)  # allocated before the profiler looks
     planned = gpu_memory(plan, module.net.layers, "fsdp", 2, accumulate=n > 1)
-    # Gloo's threads let go of a buffer when they are scheduled to: the least of several steps is the step's own.
-    return planned.peak, min(real() for _ in range(4)) + weights + state
+    return planned.peak, measured + weights + state
 
 
 if __name__ == "__main__":
