@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.gpu.process import ROOT, Running, Task, read_json, write_json
 from lightning_sv.lit.provenance import Provenance
-from lightning_sv.plan.hours import GPUS
+from lightning_sv.nn.gpus import GPUS
 
 REPORT = "report.json"
 
