@@ -84,8 +84,13 @@ def _fully_sharded(step: StepMemory, blocks: nn.ModuleList, gpus: int, accumulat
         (shards, 2 * root + 4 * block, step.activations // len(sizes)),
         (shards, 3 * root, 0),
     ]
-    if accumulate:
-        moments = [(gradients, gathered, kept) for _, gathered, kept in moments]
+    if accumulate:  # gradients are whole until the step's last micro-batch, those of embedding and head too
+        whole = step.parts()[1]
+        moments = [
+            (whole, root + root // 2 + block, step.activations),
+            (whole, root + 4 * block, step.activations // len(sizes)),
+            (whole, 2 * root, 0),
+        ]
     held, communication, activations = max(moments, key=sum)
     return GpuMemory(weights, held, optimizer, communication, activations)
 

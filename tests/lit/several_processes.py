@@ -8,6 +8,8 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,18 @@ def arguments(args: list[str], name: str) -> list[str]:
     args = [*args, *MODELS[name], "--model.optim.lr", "6e-3", "--trainer.max_steps", str(STEPS)]
     args += ["--data.global_batch", "32", "--data.val_sequences", "33", "--trainer.gradient_clip_val", "0.5"]
     return [*args, "--checkpoint.every_n_steps", "5", "--scalars.every_n_steps", "2", "--experts.every_n_steps", "4"]
+
+
+@contextmanager
+def counted(module: Any, name: str) -> Iterator[list[None]]:
+    """The list gets an entry for each call of the function."""
+    calls: list[None] = []
+    function = getattr(module, name)
+    setattr(module, name, lambda *args, **kwargs: (calls.append(None), function(*args, **kwargs))[1])
+    try:
+        yield calls
+    finally:
+        setattr(module, name, function)
 
 
 def fixed_choice(self: MixtureOfExperts, probabilities: Tensor) -> Tensor:
@@ -104,7 +118,10 @@ def run(out: Path, strategy: str, moved: str, args: list[str]) -> None:
         fit += ["--trainer.devices", os.environ["WORLD_SIZE"]]
         if name in STOPPED_ONCE:
             stop_in_the_middle(fit, out / name)
-        assert main([*fit, "--run_dir", str(out / name), "--ckpt_path", "last"]) == 0, name
+        with counted(torch.distributed, "reduce_scatter_tensor") as reductions:
+            assert main([*fit, "--run_dir", str(out / name), "--ckpt_path", "last"]) == 0, name
+        if strategy == "fsdp" and name == "llama":  # its two blocks and the rest, once a step of two micro-batches
+            assert len(reductions) == 3 * STEPS, len(reductions)
         if name == "muon":
             assert main([*fit, "--run_dir", str(out / "muon-moved"), "--ckpt_path", moved]) == 0
 

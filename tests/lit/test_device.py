@@ -27,6 +27,7 @@ MODELS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Total length of")  # its sum over processes is a value
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "probes" else n for n in MODELS])
 def test_all_of_a_run_is_on_its_device_and_waits_for_it_once_a_step(
     name: str, run_args: list[str], tmp_path: Path

@@ -22,6 +22,8 @@ CASES = [
     (192, 6, 1024, 4, 128, 1),
     (256, 4, 4096, 2, 128, 1),
     (192, 6, 1024, 4, 128, 2),
+    (256, 4, 512, 1, 32, 2),
+    (128, 4, 16384, 1, 32, 3),
 ]
 
 
@@ -42,6 +44,7 @@ def measure(d_model: int, n_layer: int, vocab_size: int, sequences: int, tokens:
     def step() -> PretrainModule:
         optimizer.zero_grad()
         for index in range(n):
+            module.net.set_requires_gradient_sync(index == n - 1)  # type: ignore[operator]
             module.training_step(torch.randint(vocab_size, (sequences, tokens + 1)), index)["loss"].backward()
         torch.nn.utils.clip_grad_norm_(module.net.parameters(), 1.0)
         optimizer.step()
