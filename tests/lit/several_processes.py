@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 from lightning_sv.__main__ import main
 from lightning_sv.lit.module import PretrainModule
@@ -118,7 +119,7 @@ def run(out: Path, strategy: str, moved: str, args: list[str]) -> None:
         fit += ["--trainer.devices", os.environ["WORLD_SIZE"]]
         if name in STOPPED_ONCE:
             stop_in_the_middle(fit, out / name)
-        with counted(torch.distributed, "reduce_scatter_tensor") as reductions:
+        with counted(_fsdp_param_group, "foreach_reduce") as reductions:
             assert main([*fit, "--run_dir", str(out / name), "--ckpt_path", "last"]) == 0, name
         if strategy == "fsdp" and name == "llama":  # its two blocks and the rest, once a step of two micro-batches
             assert len(reductions) == 3 * STEPS, len(reductions)
