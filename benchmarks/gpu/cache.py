@@ -1,5 +1,6 @@
 """Stage 7: what the compiler made, in one file, so that the next start on such a machine does not compile again."""
 
+import lzma
 import os
 import tarfile
 from pathlib import Path
@@ -29,7 +30,7 @@ def load(archive: Path) -> str:
     try:
         with tarfile.open(archive) as tar:
             tar.extractall(place, filter="data")
-    except (tarfile.TarError, OSError) as error:
+    except (tarfile.TarError, OSError, EOFError, lzma.LZMAError) as error:
         return f"{archive} could not be unpacked ({error})"
     return f"compile cache of {archive}"
 
@@ -43,9 +44,11 @@ def run(task: Task) -> dict[str, Any]:
     found: dict[str, Any] = {"files": len(files), "bytes": sum(path.stat().st_size for path in files)}
     if not files:
         return found | {"saved": False, "why": "nothing was compiled"}
-    with tarfile.open(archive, "w:xz", preset=1) as tar:
+    partial = archive.with_name(f".{FILE}.partial")  # a deadline may come before its end
+    with tarfile.open(partial, "w:xz", preset=1) as tar:
         for path in files:
             tar.add(path, path.relative_to(place))
+    partial.replace(archive)
     found |= {"saved": True, "archive": FILE, "archive_bytes": archive.stat().st_size}
     if archive.stat().st_size > task.options.get("most_bytes", MOST_BYTES):
         archive.unlink()

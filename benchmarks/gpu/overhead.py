@@ -51,10 +51,17 @@ def _one_batch(
     _first_product(clock)
     trainees: dict[str, Trainee] = {}
     rows: dict[str, dict[str, Any]] = {}
+    began = time.monotonic()
     for name in names:
+        if trainees and time.monotonic() > began + 0.6 * (until - began):
+            found["left_out"][f"{name}, {batch}"] = "no time was left to build it"
+            continue
         before = clock.held()
         try:
             trainees[name], rows[name] = _built(name, size, size.batches[batch], clock, task.toy, before)
+            # Once, beside the first: should the next one take all the time, there is this.
+            pair = {key: trainees[key].step for key in (next(iter(trainees)), name)}
+            _note(rows, interleaved(pair, clock, rounds=1, each=1), trainees, task.options)
         except (torch.OutOfMemoryError, Missing) as error:
             found["left_out"][f"{name}, {batch}"] = " ".join(str(error).split())[:200]
             trainees.pop(name, None)
@@ -68,20 +75,34 @@ def _one_batch(
         return
     slowest = max(row["warm_ms"] for row in rows.values())
     each = 1 if task.toy else max(2, min(10, round(600 / slowest)))
-    steps = {name: trainee.step for name, trainee in trainees.items()}
-    reference = next(iter(steps))
-    times: dict[str, list[float]] = {name: [] for name in steps}
+    table |= {"reference": next(iter(trainees)), "steps_a_turn": each}
+    times: dict[str, list[float]] = {name: [] for name in trainees}
     for _ in range(1 if task.toy else 8):
         began = time.monotonic()
-        more = interleaved(steps, clock, rounds=1, each=each)
+        try:
+            more = interleaved({name: trainees[name].step for name in trainees}, clock, rounds=1, each=each)
+        except torch.OutOfMemoryError:  # what one left free was enough for its own step, not for another's
+            name, _ = trainees.popitem()
+            found["left_out"][f"{name}, {batch}"] = "it and all before it do not fit; timed beside the first alone"
+            times = {name: [] for name in trainees}
+            _forget(clock)
+            if trainees:
+                continue
+            return
         for name, values in more.items():
             times[name] += values
-        for name, row in ratios(times, reference).items():
-            rows[name] |= row | _speed(trainees[name], row["ms"], task.options)
-        table |= {"reference": reference, "steps_a_turn": each}
+        _note(rows, times, trainees, task.options)
         task.save(found)
         if time.monotonic() + 1.1 * (time.monotonic() - began) > until:
             break
+
+
+def _note(
+    rows: dict[str, dict[str, Any]], times: dict[str, list[float]], trainees: dict[str, Trainee], options: Any
+) -> None:
+    """Add what times say, over those of the first."""
+    for name, row in ratios(times, next(iter(times))).items():
+        rows[name] |= row | _speed(trainees[name], row["ms"], options)
 
 
 def _built(name: str, size: Size, batch: int, clock: Clock, toy: bool, before: int) -> tuple[Trainee, dict[str, Any]]:

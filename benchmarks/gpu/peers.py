@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -58,12 +59,24 @@ def _hugging_face_compiled(size: Size, block: Tensor, device: torch.device, comp
 
 
 def _hugging_face_liger(size: Size, block: Tensor, device: torch.device, compile_it: bool) -> Made:
-    patch: Any = importlib.import_module("liger_kernel.transformers").apply_liger_kernel_to_llama
+    from transformers.models.llama import modeling_llama
+
+    apply: Any = importlib.import_module("liger_kernel.transformers").apply_liger_kernel_to_llama
     _, model = _hugging_face(size, block, device, compile_it)
-    patch(model=model)
+    # It changes the whole module, and with it the other Llamas of this process: that is undone, but in its own steps.
+    theirs = {name: getattr(modeling_llama, name) for name in ("apply_rotary_pos_emb", "LlamaRMSNorm", "LlamaMLP")}
+    with patch.multiple(modeling_llama, **theirs):
+        apply(model=model)
+        rotate = modeling_llama.apply_rotary_pos_emb
     tokens = block[:, :-1].contiguous()
-    # It shifts the labels itself: its fused loss never makes the logits.
-    return lambda: model(input_ids=tokens, labels=tokens, use_cache=False).loss, model
+
+    def loss() -> Tensor:
+        with patch.object(modeling_llama, "apply_rotary_pos_emb", rotate):
+            # It shifts the labels itself: its fused loss never makes the logits.
+            value: Tensor = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+        return value
+
+    return loss, model
 
 
 def _litgpt(size: Size, block: Tensor, device: torch.device, compile_it: bool) -> Made:

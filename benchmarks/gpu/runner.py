@@ -34,7 +34,8 @@ class Stage:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-PEER_ARMS = ("llama", "Hugging Face", "Hugging Face compiled", "Hugging Face liger", "litgpt compiled", "torchtitan")
+#: those that compile a whole model come last: at 1B that alone would take the stage's time
+PEER_ARMS = ("llama", "Hugging Face", "Hugging Face liger", "torchtitan", "Hugging Face compiled", "litgpt compiled")
 STAGES = (
     Stage("ceilings", "benchmarks.gpu.ceilings:run", 45),
     Stage("correctness", "benchmarks.gpu.correctness:run", 120),
@@ -43,11 +44,12 @@ STAGES = (
     Stage("overhead-0.12b", "benchmarks.gpu.overhead:run", 45, options={"size": "0.12b"}),
     Stage("overhead-1b", "benchmarks.gpu.overhead:run", 125, options={"size": "1b"}),
     Stage("moe", "benchmarks.gpu.overhead:run", 45, options={"size": "moe-0.25b", "arms": ["llama", "unified"]}),
-    Stage("peers", "benchmarks.gpu.overhead:run", 70, options={"size": "0.12b", "arms": PEER_ARMS}),
+    Stage("peers", "benchmarks.gpu.overhead:run", 70,
+          options={"size": "0.12b", "arms": PEER_ARMS, "batches": ["protocol"]}),
     Stage("profile", "benchmarks.gpu.kernels:run", 45),
     Stage("cache", "benchmarks.gpu.cache:run", 20),
     Stage("peers-1b", "benchmarks.gpu.overhead:run", 80,
-          options={"size": "1b", "arms": PEER_ARMS, "batches": ["protocol"]}),
+          options={"size": "1b", "arms": PEER_ARMS[:3], "batches": ["protocol"]}),
 )  # fmt: skip
 
 

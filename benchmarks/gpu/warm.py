@@ -14,7 +14,7 @@ ELSEWHERE_GIB = 25
 def run(task: Task) -> dict[str, Any]:
     """Compile each (size, arm, micro-batch) in a process of its own, as many as fit the card at once."""
     cases = [(size, arm, "protocol") for size in ("1b", "0.12b") for arm in ARMS]
-    cases += [("0.12b", "Hugging Face compiled", "protocol")]
+    cases += [("0.12b", peer, "protocol") for peer in ("Hugging Face compiled", "litgpt compiled")]
     cases += [("moe-0.25b", arm, "protocol") for arm in ("llama", "unified")]
     cases += [(size, arm, "large") for size in ("1b", "0.12b") for arm in ARMS]
     cases += [("moe-0.25b", arm, "large") for arm in ("llama", "unified")]

@@ -1,8 +1,10 @@
 """Every stage of `make gpu_report` at toy size on the CPU; the runner, with stages that fail or hang."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch._dynamo
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import cache, ceilings, correctness, kernels, markdown, overhead, warm
 from benchmarks.gpu.clock import clock_of
+from benchmarks.gpu.peers import peer
 from benchmarks.gpu.process import Job, Task, at_once
 from benchmarks.gpu.rounds import interleaved, ratios
 from benchmarks.gpu.runner import STAGES, Runner, Stage
@@ -116,6 +119,47 @@ def test_a_size_that_does_not_fit_is_left_out(task: Task, monkeypatch: pytest.Mo
     _on_a_page("moe", found)
 
 
+def test_arms_that_do_not_fit_together_are_timed_beside_the_first(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_with_three(steps: Any, clock: Any, **given: Any) -> Any:
+        if len(steps) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return interleaved(steps, clock, **given)
+
+    monkeypatch.setattr(overhead, "interleaved", full_with_three)
+    monkeypatch.setattr(task, "toy", False)
+    small, build = size_of("0.12b", True), overhead.build
+    monkeypatch.setattr(overhead, "size_of", lambda name, toy: small)
+    monkeypatch.setattr(overhead, "build", lambda *given: build(*given[:-1], True))
+    found = overhead.run(_with(task, size="0.12b", arms=["llama", "hg", "or"], batches=["large"]))
+    assert found["left_out"].keys() == {"or, large"} and "do not fit" in found["left_out"]["or, large"]
+    rows = found["arms"]["large"]["rows"]
+    assert [rows[arm]["rounds"] for arm in ("llama", "hg", "or")] == [7, 7, 1] and rows["or"]["ratio"] > 0
+    _on_a_page("overhead-0.12b", found)
+
+
+def test_liger_leaves_the_other_llamas_alone(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.llama import modeling_llama
+
+    theirs, calls = modeling_llama.apply_rotary_pos_emb, list[str]()
+
+    def rotate(*args: Any, **kwargs: Any) -> Any:
+        calls.append("liger's")
+        return theirs(*args, **kwargs)
+
+    def apply(model: Any) -> None:  # as liger-kernel does
+        modeling_llama.apply_rotary_pos_emb, modeling_llama.LlamaMLP = rotate, None
+
+    fake = SimpleNamespace(apply_liger_kernel_to_llama=apply)
+    monkeypatch.setitem(sys.modules, "liger_kernel", fake)
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", fake)
+    size, cpu = size_of("0.12b", True), torch.device("cpu")
+    liger, other = (peer(name, size, 2, cpu) for name in ("Hugging Face liger", "Hugging Face"))
+    other.step()
+    assert not calls
+    liger.step()
+    assert len(calls) == size.config.n_layer and modeling_llama.apply_rotary_pos_emb is theirs
+
+
 def test_a_mixture_and_its_profile(task: Task) -> None:
     found = kernels.run(_with(task, sizes=["moe-0.25b"], arms=["unified"]))
     row = found["moe-0.25b unified"]
@@ -160,7 +204,12 @@ def test_the_cache_is_carried_over(task: Task, tmp_path: Path, monkeypatch: pyte
     assert "cache of" in cache.load(out / cache.FILE)
     assert (second / "inductor/triton/kernel").read_text() == "ptx"
     assert "own" in cache.load(out / cache.FILE)
-    assert not cache.run(_with(task, out=str(out), most_bytes=10))["saved"] and not (out / cache.FILE).exists()
+    archive = out / cache.FILE
+    archive.write_bytes(archive.read_bytes()[:100])  # cut off
+    cache.set_place(tmp_path / "c")
+    assert "could not be unpacked" in cache.load(archive)
+    cache.set_place(second)
+    assert not cache.run(_with(task, out=str(out), most_bytes=10))["saved"] and not list(out.iterdir())
     _on_a_page("cache", found)
 
 
@@ -171,7 +220,7 @@ def test_fit_is_killed_and_resumed(task: Task) -> None:
     found = fit.run(task)
     assert found["runs"]["resumed"]["killed"] and found["runs"]["resumed"]["exit"] == 0
     assert found["resumed against whole"] == {"bit_equal": True, "steps": [20, 20], "weights_apart": 0.0}
-    assert found["synchronizations"]["micro_batches"] == 4 * found["synchronizations"]["steps"] == 4 * 14
+    assert found["synchronizations"]["micro_batches"] == 4 * found["synchronizations"]["steps"] == 4 * 8
     _on_a_page("fit", found)
 
 
