@@ -1,6 +1,7 @@
 """The dense Hessian of a Llama written out in plain operations, and its blocks."""
 
 import functools
+from collections.abc import Sequence
 from unittest import mock
 
 import torch
@@ -111,19 +112,19 @@ case = functools.cache(Case)
 
 
 class Dense:
-    """A symmetric matrix as a product, its vectors split in two tensors where there is room."""
+    """A symmetric matrix as a product; its vectors are shaped as `like`, or split in two where there is room."""
 
-    def __init__(self, matrix: Tensor):
+    def __init__(self, matrix: Tensor, like: Sequence[Tensor] | None = None):
         self.matrix = matrix
-        self.sizes = [n for n in (len(matrix) // 2, len(matrix) - len(matrix) // 2) if n]
-        self.parameters = tuple(matrix[0].split(self.sizes))
+        halves = [n for n in (len(matrix) // 2, len(matrix) - len(matrix) // 2) if n]
+        self.parameters = tuple(matrix[0].split(halves) if like is None else like)
         self.products = 0
 
     def __call__(self, vector: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         self.products += 1
-        return tuple((self.matrix @ torch.cat([v.flatten() for v in vector])).split(self.sizes))
+        return split_like(self.matrix @ torch.cat([v.flatten() for v in vector]), self.parameters)
 
 
-def split_like(flat: Tensor, parameters: list[nn.Parameter]) -> tuple[Tensor, ...]:
+def split_like(flat: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, ...]:
     parts = flat.split([p.numel() for p in parameters])
     return tuple(x.view_as(p) for x, p in zip(parts, parameters, strict=True))

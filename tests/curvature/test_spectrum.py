@@ -79,19 +79,28 @@ def test_lanczos_stops_when_it_may() -> None:
 @pytest.mark.parametrize(("strategy", "block"), CASES)
 @pytest.mark.parametrize("method", [hutchinson, hutch_plus_plus])
 def test_moments_on_the_blocks_of_a_llama(method, strategy: str, block: str) -> None:
-    """As many probes as the dense matrix says that 4.5% take, up to 3,000: a trace may be near zero."""
+    """As many probes as the dense matrix says that 3.75% take, up to 3,000: a trace may be near zero.
+
+    The error that is compared with 5% is a sample's own, which scatters by some 5% of itself with so many probes.
+    """
     c = case(strategy)
     matrix = c.dense(c.block(block))
-    n = probes_for(matrix, 0.045)
+    n = probes_for(matrix, 0.0375)
     check(method, Dense(matrix), min(n, 3000), matrix, reachable=n <= 3000)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_moments_by_exact_products(strategy: str) -> None:
+    """They are those by products with the dense Hessian, probe by probe."""
     c = case(strategy)
     parameters = c.block("all")
-    check(hutchinson, HessianProduct(c.loss, parameters), probes_for(c.hessian, 0.045), c.hessian)
+    found, dense = (
+        hutchinson(product, 30) for product in (HessianProduct(c.loss, parameters), Dense(c.hessian, parameters))
+    )
+    for ours, true in ((found.trace, dense.trace), (found.squared_frobenius, dense.squared_frobenius)):
+        assert ours.value == pytest.approx(true.value, rel=1e-9, abs=1e-9 * true.error)
+        assert ours.error == pytest.approx(true.error, rel=1e-9)
 
 
 def probes_for(matrix: Tensor, relative: float) -> int:
@@ -108,7 +117,8 @@ def check(method, product, n: int, matrix: Tensor, reachable: bool = True) -> No
     square = matrix.square().sum().item()
     for estimate, true in ((moments.trace, matrix.trace().item()), (moments.squared_frobenius, square)):
         assert estimate.products <= n
-        assert abs(estimate.value - true) <= 3 * estimate.error + 1e-12 * square**0.5
+        # five: of the 480 estimates that come here, one or two are off by more than three of their errors
+        assert abs(estimate.value - true) <= 5 * estimate.error + 1e-12 * square**0.5
         if reachable or true == square:
             assert estimate.error <= 0.05 * abs(true)
 
