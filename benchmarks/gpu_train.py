@@ -69,7 +69,12 @@ def train(arm: str, run_dir: Path, command: list[str], seconds: float) -> int:
     process = subprocess.Popen([sys.executable, "-m", "lightning_sv", "fit", *words])
     if not wait(process, run_dir, max(0.0, seconds - GRACE)):
         process.terminate()
-        if process.wait() == -15:  # it had not begun to train
+        try:
+            if process.wait(GRACE) == -15:  # it had not begun to train
+                return 143
+        except subprocess.TimeoutExpired:  # in a step that still compiles: it goes on from the checkpoint before
+            process.kill()
+            process.wait()
             return 143
     return process.returncode
 

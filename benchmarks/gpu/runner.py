@@ -41,7 +41,7 @@ STAGES = (
     Stage("correctness", "benchmarks.gpu.correctness:run", 120),
     Stage("fit", "benchmarks.gpu.fit:run", 120, beside=True),
     Stage("warm", "benchmarks.gpu.warm:run", 120, beside=True),
-    Stage("overhead-0.12b", "benchmarks.gpu.overhead:run", 45, options={"size": "0.12b"}),
+    Stage("overhead-0.12b", "benchmarks.gpu.overhead:run", 60, options={"size": "0.12b"}),
     Stage("overhead-1b", "benchmarks.gpu.overhead:run", 125, options={"size": "1b"}),
     Stage("moe", "benchmarks.gpu.overhead:run", 45, options={"size": "moe-0.25b", "arms": ["llama", "unified"]}),
     Stage("peers", "benchmarks.gpu.overhead:run", 70,

@@ -1,5 +1,6 @@
 """The command: prepare the corpus, climb rung by rung within the minutes of a part, pack what there is."""
 
+import gc
 import json
 import statistics
 import time
@@ -73,6 +74,7 @@ def run_ladder(argv: list[str]) -> int:
             break
         failed += climb.finish()
         del climb
+        gc.collect()  # compiled blocks and their modules hold each other, and with them the graphs' memory
         if device.type == "cuda":
             torch.cuda.empty_cache()
     _report(ladder, options.state, out, began, tune=options.tune)

@@ -43,6 +43,23 @@ def test_arms_are_stopped_resumed_and_reported(corpus: Path, tmp_path: Path, mon
     assert "runs/unified/summary.json" in names and not any(name.endswith(".ckpt") for name in names)
 
 
+def test_a_run_that_does_not_stop_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "import signal, time; signal.signal(15, signal.SIG_IGN); open('on', 'w').close(); time.sleep(60)"
+    (tmp_path / "lightning_sv").mkdir()
+    (tmp_path / "lightning_sv/__main__.py").write_text(script)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(gpu_train, "GRACE", 0.2)
+
+    def until_on(process: Any, run_dir: Path, seconds: float) -> bool:
+        while not (tmp_path / "on").is_file():
+            time.sleep(0.01)
+        return False
+
+    monkeypatch.setattr(gpu_train, "wait", until_on)
+    assert gpu_train.train("llama", tmp_path / "run", [], 0.0) == 143
+
+
 def read_source(corpus: Path) -> str:
     source: str = json.loads((corpus / "manifest.json").read_text())["source"]
     return source
