@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,7 @@ def at_once(jobs: Iterable[Job], *, most: int, gib: float = float("inf")) -> Ite
     """Run jobs beside each other and yield (name, outcome) as they end.
 
     Args:
-        jobs: in the order in which they should start.
+        jobs: in the order in which they should start; the seconds of each count from its task's `began`.
         most: processes at a time.
         gib: memory that those running may take together; a job alone may take more.
     """
@@ -163,7 +163,8 @@ def at_once(jobs: Iterable[Job], *, most: int, gib: float = float("inf")) -> Ite
                 taken = sum(other.gib for other, _ in running.values())
                 if len(running) < most and (not running or taken + job.gib <= gib):
                     waiting.remove(job)
-                    running[job.name] = job, Running(job.target, job.task, job.name, leads=False)
+                    task = replace(job.task, seconds=max(0.0, job.task.left))
+                    running[job.name] = job, Running(job.target, task, job.name, leads=False)
             for name, (_, process) in list(running.items()):
                 if process.over():
                     del running[name]

@@ -23,7 +23,7 @@ def run(task: Task) -> dict[str, Any]:
     jobs = []
     for name, arm, batch in cases:
         options = {"size": name, "arm": arm, "batch": batch}
-        given = replace(task, seconds=task.left - 2, options=options)
+        given = replace(task, seconds=task.seconds - 3, options=options)
         size = size_of(name, task.toy)
         job = Job(f"{name} {arm} {batch}", "benchmarks.gpu.overhead:warm", given, gib(size, size.batches[batch]))
         jobs.append(job)

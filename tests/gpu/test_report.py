@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,6 +52,14 @@ def test_jobs_at_once_keep_to_the_memory(task: Task) -> None:
     jobs = [Job(name, "tests.gpu.stages:good", _with(task, peak_tflops=name), 6) for name in ("a", "b")]
     ended = list(at_once(jobs, most=2, gib=10))
     assert [(name, outcome["figures"]["known"]) for name, outcome in ended] == [("a", "a"), ("b", "b")]
+
+
+def test_jobs_that_wait_get_what_is_left(task: Task) -> None:
+    late = Task("cpu", True, 5.0, task.work, {}, began=time.monotonic() - 4.9)
+    jobs = [Job(name, "tests.gpu.stages:endless", late) for name in ("first", "second")]
+    began = time.monotonic()
+    assert [outcome["state"] for _, outcome in at_once(jobs, most=1)] == ["deadline", "deadline"]
+    assert time.monotonic() - began < 4
 
 
 def test_a_slope_in_time_cancels() -> None:
