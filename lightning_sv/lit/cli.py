@@ -18,6 +18,7 @@ from rich.console import Console
 from lightning_sv.callbacks import BatchHash, BranchNorms, Experts, RunProgress, Scalars
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.lit.checkpoint import AtomicCheckpointIO, LastCheckpoint
+from lightning_sv.lit.compile_cache import load_compiled, save_compiled
 from lightning_sv.lit.data import ShardDataModule
 from lightning_sv.lit.load import check_checkpoint
 from lightning_sv.lit.micro_batch import Fitting, choose_micro_batch
@@ -93,6 +94,8 @@ class PretrainCLI(LightningCLI):
             help="Directory of the run: config, events, checkpoints, summary. Null for "
             "runs/<model>/<strategy>-seed<seed>, with a number where that exists.",
         )
+        help_cache = "File of compiled kernels, loaded first and written at the end; it may hold code: take your own only."
+        parser.add_argument("--compile_cache", type=str | None, default=None, help=help_cache)
         help_json = "Print the final figures as JSON, the rest on stderr."
         parser.add_argument("--json", type=bool, nargs="?", const=True, default=False, help=help_json)
         parser.add_lightning_class_args(Scalars, "scalars")
@@ -153,7 +156,10 @@ class PretrainCLI(LightningCLI):
         self.datamodule.check(self.model.config.vocab_size, checksums=is_first_of_node())
         self.datamodule.share(self.trainer.world_size)
         self.datamodule.check_validation(self.trainer.world_size)
-        chosen = self._choose_micro_batch()
+        said = [chosen] if (chosen := self._choose_micro_batch()) else []
+        cache = self._get(self.config, "compile_cache")
+        if cache is not None:
+            said.append(load_compiled(Path(cache)))
         if self.trainer.is_global_zero:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             ckpt_path = self._get(self.config, "ckpt_path")
@@ -164,8 +170,10 @@ class PretrainCLI(LightningCLI):
             write_parameters(self.run_dir, self.model)
             console = Console(stderr=self.json)
             print_groups(console, self.model, self.trainer.max_steps, self.datamodule)
-            if chosen:
-                console.print(chosen, highlight=False)
+            for line in said:
+                console.print(line, highlight=False)
+            if cache is not None:
+                self._cleanup.callback(save_compiled, Path(cache))
         self._began = time.perf_counter()
 
     def _choose_micro_batch(self) -> str | None:
