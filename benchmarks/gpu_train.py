@@ -65,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def train(arm: str, run_dir: Path, command: list[str], seconds: float) -> int:
     """Train an arm until it is done or its seconds are over; return the exit code of `fit`."""
     resumed = ["--ckpt_path", "last"] if (run_dir / "checkpoints/last.ckpt").is_file() else []
-    words = [*command, "--model.scale", arm, "--run_dir", str(run_dir), *resumed]
+    cache = ["--compile_cache", str(run_dir / "checkpoints/compiled.bin")]  # the next part may be on a fresh machine
+    words = [*command, "--model.scale", arm, "--run_dir", str(run_dir), *resumed, *cache]
     process = subprocess.Popen([sys.executable, "-m", "lightning_sv", "fit", *words])
     if not wait(process, run_dir, max(0.0, seconds - GRACE)):
         process.terminate()
