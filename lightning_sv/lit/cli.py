@@ -94,7 +94,9 @@ class PretrainCLI(LightningCLI):
             help="Directory of the run: config, events, checkpoints, summary. Null for "
             "runs/<model>/<strategy>-seed<seed>, with a number where that exists.",
         )
-        help_cache = "File of compiled kernels, loaded first and written at the end; it may hold code: take your own only."
+        help_cache = (
+            "File of compiled kernels, loaded first and written at the end; it may hold code: take your own only."
+        )
         parser.add_argument("--compile_cache", type=str | None, default=None, help=help_cache)
         help_json = "Print the final figures as JSON, the rest on stderr."
         parser.add_argument("--json", type=bool, nargs="?", const=True, default=False, help=help_json)

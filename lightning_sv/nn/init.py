@@ -38,7 +38,7 @@ def init_weights(model: nn.Module, config: BackboneConfig, seed: int) -> None:
             std /= math.sqrt(2 * config.n_layer)
         # The full tensor is drawn in float32 on the CPU, so that device and dtype do not matter; Lightning builds the
         # model in the context of its device.
-        values = torch.randn(parameter.shape, generator=_generator(seed, name), device="cpu")
+        values = torch.randn(parameter.shape, generator=_generator(seed, name), device="cpu", dtype=torch.float32)
         parameter.copy_(values.mul_(std))
 
 

@@ -20,20 +20,34 @@ def with_eigenvalues(values: list[float], seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize(("strategy", "block"), CASES)
-def test_lanczos_by_exact_products_on_a_llama(strategy: str, block: str) -> None:
+def test_lanczos_on_the_blocks_of_a_llama(strategy: str, block: str) -> None:
     c = case(strategy)
-    parameters = c.block(block)
-    true = torch.linalg.eigvalsh(c.dense(parameters))
-    found = lanczos(HessianProduct(c.loss, parameters), 60, ends="both")
+    matrix = c.dense(c.block(block))
+    product, true = Dense(matrix, c.block(block)), torch.linalg.eigvalsh(matrix)
+    found = lanczos(product, 60, ends="both")
     assert found.largest.value == pytest.approx(true[-1].item(), rel=1e-3)
     assert found.smallest.value == pytest.approx(true[0].item(), rel=1e-3)
-    one_percent = lanczos(HessianProduct(c.loss, parameters), rtol=1e-2).largest
+    one_percent = lanczos(product, rtol=1e-2).largest
     assert one_percent.value == pytest.approx(true[-1].item(), rel=1e-2)
     assert one_percent.products <= 30
     assert one_percent.value <= true[-1] * (1 + 1e-9) and (true - one_percent.value).abs().min() <= one_percent.error
-    exact = lanczos(HessianProduct(c.loss, parameters), 100, rtol=0, ends="both")
+    exact = lanczos(product, 100, rtol=0, ends="both")
     assert exact.largest.value == pytest.approx(true[-1].item(), rel=1e-6)
     assert exact.smallest.value == pytest.approx(true[0].item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("block", ["all", "input"])
+def test_lanczos_by_exact_products_is_that_by_the_dense_hessian(strategy: str, block: str) -> None:
+    """Each product of `HessianProduct` is the dense one (test_product.py); so are the ends that follow from ten."""
+    c = case(strategy)
+    parameters = c.block(block)
+    products = (HessianProduct(c.loss, parameters), Dense(c.dense(parameters), parameters))
+    found, dense = (lanczos(product, 10, rtol=0, ends="both") for product in products)
+    size = max(abs(dense.largest.value), abs(dense.smallest.value))
+    for ours, true in ((found.largest, dense.largest), (found.smallest, dense.smallest)):
+        assert ours.value == pytest.approx(true.value, rel=1e-8, abs=1e-8 * size)
+        assert ours.products == true.products
 
 
 def test_an_end_that_is_near_enough_is_the_end_as_a_rule() -> None:

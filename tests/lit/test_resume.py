@@ -13,16 +13,18 @@ from lightning_sv.__main__ import main
 from lightning_sv.lit.checkpoint import AtomicCheckpointIO
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.paper.events import read_run
+from tests.conftest import write_run_args
 from tests.lit.runs import same_checkpoint, start, wait_for
 
 STEPS = 40
 
 
 @pytest.fixture
-def long_args(run_args: list[str]) -> list[str]:
-    # 384 sequences a step: the corpus holds only a few steps, so the run crosses epoch boundaries.
+def long_args(short_corpus: Path, tmp_path: Path) -> list[str]:
+    # 96 sequences a step, a twelfth of a second: the corpus holds one or two steps, so the run crosses many epochs.
     return [
-        *run_args, "--trainer.max_steps", str(STEPS), "--data.global_batch", "384", "--data.micro_batch", "192",
+        *write_run_args(short_corpus, tmp_path),
+        "--trainer.max_steps", str(STEPS), "--data.global_batch", "96", "--data.micro_batch", "48",
         "--checkpoint.every_n_steps", "5", "--scalars.every_n_steps", "4", "--data.validations", "8",
         "--progress.lines", str(STEPS),
     ]  # fmt: skip

@@ -41,6 +41,7 @@ trainer:
     )
     profilers = logging.getLogger("lightning.pytorch.profilers")
     profilers.addHandler(caplog.handler)
+    caplog.handler.setLevel(logging.INFO)
     args = ["--config", str(tmp_path / "more.yaml"), "--run_dir", str(tmp_path / "run")]
     assert main(["fit", *run_args, *args]) == 0
     profilers.removeHandler(caplog.handler)
