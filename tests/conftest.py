@@ -1,6 +1,7 @@
 """Fixtures that several floors share."""
 
 import itertools
+import os
 import signal
 import sysconfig
 from collections import Counter
@@ -13,6 +14,9 @@ import torch
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.corpus import CorpusConfig, prepare
 from lightning_sv.scale.strategy import AXES
+
+# Two files are tested at a time on two cores: a pool of compilers for each would only import torch once more.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 #: every combination of the four axes, from the tables: a new row is tested without an edit
 ALL_STRATEGIES = ["+".join(tokens) for tokens in itertools.product(*AXES.values())]

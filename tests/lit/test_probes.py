@@ -166,7 +166,7 @@ def test_however_it_trains_the_probe_is_of_its_weights(
         assert ended.fine, ended
         said = "".join(ended.logs)
     else:
-        assert main([*fit, "--trainer.precision", "bf16-mixed", "--model.compile", "model"]) == 0
+        assert main([*fit, "--trainer.precision", "bf16-mixed", "--model.compile", "block"]) == 0
         said = capsys.readouterr().err
     assert said.count("sharpness: 4 probes of 3 held-out sequences") == 1
     record = read_run(tmp_path / "run")
