@@ -233,16 +233,8 @@ def _generate(argv: list[str]) -> int:
             "they are not of one run."
         )
     ids = [tokenizer.eot, *tokenizer.encode(options.prompt)]
-    out = generate(
-        model,
-        ids,
-        options.tokens,
-        context=run.seq_len,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        eot=tokenizer.eot,
-        seed=options.seed,
-    )
+    sampling = {"temperature": options.temperature, "top_k": options.top_k, "seed": options.seed}
+    out = generate(model, ids, options.tokens, context=run.seq_len, eot=tokenizer.eot, **sampling)
     text = tokenizer.decode(out)
     print(json.dumps({"prompt": options.prompt, "text": text}) if options.json else options.prompt + text)
     return 0

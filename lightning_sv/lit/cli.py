@@ -87,13 +87,11 @@ class PretrainCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what a run has beside model, data and trainer."""
-        parser.add_argument(
-            "--run_dir",
-            type=str | None,
-            default=None,
-            help="Directory of the run: config, events, checkpoints, summary. Null for "
-            "runs/<model>/<strategy>-seed<seed>, with a number where that exists.",
+        help_run_dir = (
+            "Directory of the run: config, events, checkpoints, summary. Null for "
+            "runs/<model>/<strategy>-seed<seed>, with a number where that exists."
         )
+        parser.add_argument("--run_dir", type=str | None, default=None, help=help_run_dir)
         help_cache = (
             "File of compiled kernels, loaded first and written at the end; it may hold code: take your own only."
         )
