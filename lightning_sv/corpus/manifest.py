@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -133,6 +134,27 @@ class Manifest:
             tokenizer=tokenizer,
             checksums=checksums,
         )
+
+    def loss_figures(self, val_loss: float) -> dict[str, Any]:
+        """What a run's summary says of its final loss and of the text it is on.
+
+        Bits per byte, nats x tokens / bytes / ln 2, do not depend on the tokenizer. Beside them stand those of a
+        unigram and an interpolated bigram, counted on the training split and evaluated on the validation split: a
+        language model must beat both.
+
+        Args:
+            val_loss: nats per token of the validation split.
+        """
+        bits = self.val.tokens / self.val.bytes / math.log(2)
+        return {
+            "val_loss": val_loss,
+            "val_perplexity": math.exp(val_loss),
+            "val_bits_per_byte": val_loss * bits,
+            "unigram_bits_per_byte": self.ngram.unigram * bits,
+            "bigram_bits_per_byte": self.ngram.bigram * bits,
+            "corpus_hash": self.corpus_hash,
+            "tokenizer_sha256": self.tokenizer_sha256,
+        }
 
     def save(self, dir: str | Path) -> None:
         """Write manifest.json in one step: it is there whole, or not at all."""

@@ -75,13 +75,10 @@ class RunRecord:
         """
         if self._events is not None:
             self._events.close()
-        trainee, manifest = self.trainee, self.trainee.text.manifest
+        trainee = self.trainee
         loss = float(trainee.validations[-1][1])
         if not math.isfinite(loss) or not bool(torch.isfinite(trainee.losses).all()):
             return False
-
-        def bpb(nats: float) -> float:
-            return nats * manifest.val.tokens / manifest.val.bytes / math.log(2)
 
         run = trainee.run
         summary = {
@@ -95,14 +92,8 @@ class RunRecord:
             "parameters": trainee.parameters,
             "activated_parameters": trainee.activated,
             "lr": run.arm.lr,
-            "val_loss": loss,
-            "val_perplexity": math.exp(loss),
-            "val_bits_per_byte": bpb(loss),
-            "unigram_bits_per_byte": bpb(manifest.ngram.unigram),
-            "bigram_bits_per_byte": bpb(manifest.ngram.bigram),
+            **trainee.text.manifest.loss_figures(loss),
             "seconds": seconds,
-            "corpus_hash": manifest.corpus_hash,
-            "tokenizer_sha256": manifest.tokenizer_sha256,
             "torch": torch.__version__,
             **Provenance.now()._asdict(),
         }

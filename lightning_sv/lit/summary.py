@@ -1,7 +1,6 @@
 """What a finished run says: summary.json for machines, a table for people."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +19,8 @@ from lightning_sv.optim import build_optimizer, group_table, parameter_table
 SUMMARY_FILE = "summary.json"
 
 
-def bits_per_byte(nats_per_token: float, tokens: int, n_bytes: int) -> float:
-    """Nats per token x tokens / bytes / ln 2: a loss that does not depend on the tokenizer."""
-    return nats_per_token * tokens / n_bytes / math.log(2)
-
-
 def summarize(trainer: L.Trainer, module: PretrainModule, data: ShardDataModule, seconds: float) -> dict[str, Any]:
-    """Collect the figures of a finished run.
-
-    Bits per byte stand beside those of a unigram and an interpolated bigram, counted on the training
-    split and evaluated on the validation split: a language model must beat both.
-    """
-    manifest, val_loss = data.manifest, float(trainer.callback_metrics["val/loss"])
-    val = manifest.val
-
-    def bpb(nats: float) -> float:
-        return bits_per_byte(nats, val.tokens, val.bytes)
-
+    """Collect the figures of a finished run."""
     return {
         "label": module.label,
         "meaning": str(module.meaning),
@@ -48,14 +32,8 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: ShardDataModule,
         "parameters": module.n_params,
         "activated_parameters": module.n_activated,
         "lr": module.lr,
-        "val_loss": val_loss,
-        "val_perplexity": math.exp(val_loss),
-        "val_bits_per_byte": bpb(val_loss),
-        "unigram_bits_per_byte": bpb(manifest.ngram.unigram),
-        "bigram_bits_per_byte": bpb(manifest.ngram.bigram),
+        **data.manifest.loss_figures(float(trainer.callback_metrics["val/loss"])),
         "seconds": seconds,
-        "corpus_hash": manifest.corpus_hash,
-        "tokenizer_sha256": manifest.tokenizer_sha256,
         "torch": torch.__version__,
         **Provenance.now()._asdict(),
     }
