@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.document import Source
@@ -24,6 +27,8 @@ from lightning_sv.corpus.writer import ShardWriter
 
 # A byte-level BPE changes little with more text than this, and training keeps its words in memory.
 BPE_SAMPLE_BYTES = 32_000_000
+# A wait that is longer is said.
+_SILENT_WAIT_S = 1.0
 
 
 def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
@@ -44,9 +49,9 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
             `config.dir` already holds something else.
     """
     target = Path(config.dir).expanduser().resolve()
-    if (found := _existing(config, target)) is not None:
-        return found
     try:
+        if (found := _existing(config, target)) is not None:
+            return found
         return _prepare(config, target, Progress(progress))
     except OSError as error:
         raise ValueError(
@@ -56,7 +61,7 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
 
 def _prepare(config: CorpusConfig, target: Path, progress: Progress) -> Manifest:
     target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(target.parent / f".{target.name}.lock"):
+    with _alone(target):
         partial = target.parent / f".{target.name}.partial"
         if partial.exists():  # left by an interrupted run; the lock says that nobody is at it
             shutil.rmtree(partial)
@@ -70,6 +75,27 @@ def _prepare(config: CorpusConfig, target: Path, progress: Progress) -> Manifest
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return manifest
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Wait, and say so, until no other process prepares `target`.
+
+    Raises:
+        OSError: nothing can be written beside it. The lock itself would be tried for ever.
+    """
+    with tempfile.TemporaryFile(dir=target.parent):
+        pass
+    lock = FileLock(target.parent / f".{target.name}.lock")
+    try:
+        lock.acquire(timeout=_SILENT_WAIT_S)
+    except Timeout:
+        print(f"waiting for another prepare of {target} (Ctrl-C ends the wait)", file=sys.stderr, flush=True)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _existing(config: CorpusConfig, target: Path) -> Manifest | None:

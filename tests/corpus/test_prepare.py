@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tokenizers
+from filelock import FileLock
 
 from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, iter_tokens, prepare
 from lightning_sv.corpus.document import Document
@@ -150,6 +153,40 @@ def test_a_folder_that_cannot_be_written_is_named(config: CorpusConfig, tmp_path
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"preparing dir=.*file/corpus failed"):
         prepare(replace(config, dir=str(tmp_path / "file" / "corpus")), progress=False)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that even root cannot write")
+def test_a_lock_that_cannot_be_made_is_not_waited_for(config: CorpusConfig) -> None:
+    def hangs(*_: object) -> None:
+        raise AssertionError("it waits for a lock that cannot be made")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(10)
+    try:
+        with pytest.raises(ValueError, match=r"preparing dir=/proc/x failed .*check the path, its permissions"):
+            prepare(replace(config, dir="/proc/x"), progress=False)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_wait_for_another_prepare_is_said(
+    config: CorpusConfig, tmp_path: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sys.modules["lightning_sv.corpus.prepare"], "_SILENT_WAIT_S", 0.01)
+    held = FileLock(tmp_path / ".corpus.lock")
+    held.acquire()
+    with ThreadPoolExecutor(1) as pool:
+        made = pool.submit(prepare, config, progress=False)
+        deadline, said = time.monotonic() + 10, ""
+        while "waiting" not in said and time.monotonic() < deadline:
+            time.sleep(0.02)
+            said += capsys.readouterr().err
+        assert not made.done() and not Path(config.dir).exists()
+        held.release()
+        assert made.result().corpus_hash == manifest.corpus_hash
+    assert said == f"waiting for another prepare of {config.dir} (Ctrl-C ends the wait)\n"
 
 
 @pytest.mark.slow
