@@ -23,7 +23,8 @@ class CorpusConfig:
             (a dataset of the Hugging Face hub, or a builder such as 'hf:json' with hf_data_files), streamed.
         tokenizer: 'bpe:N' (a byte-level BPE of N tokens trained on the corpus), 'gpt2' (50,257 tokens), a path to
             a tokenizer.json, or a path to GPT-2's ranks (*.tiktoken) where there is no network.
-        val_fraction: Share of the documents held out, chosen by a hash of their text, whatever their order.
+        val_fraction: Share of the documents held out, chosen by a hash of their text, whatever their order; at
+            least one, and of a lone document its end (see `SplitDocuments`).
         max_bytes: Take no more UTF-8 bytes of text than this; null takes all (for 'stdlib': 75 MB).
         text_field: Name of the text column in .jsonl, .parquet and Hugging Face data.
         hf_subset: Configuration name of the Hugging Face dataset.

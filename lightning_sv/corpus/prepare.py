@@ -8,20 +8,18 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from filelock import FileLock, Timeout
 
 from lightning_sv.corpus.config import CorpusConfig
-from lightning_sv.corpus.document import Source
 from lightning_sv.corpus.encode import encode_documents
 from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, Manifest, SplitInfo, corpus_hash
 from lightning_sv.corpus.ngram import ngram_baseline
 from lightning_sv.corpus.progress import Progress
 from lightning_sv.corpus.shards import iter_shards
-from lightning_sv.corpus.sources import UniqueDocuments, open_source
+from lightning_sv.corpus.sources import SplitDocuments, UniqueDocuments, open_source
 from lightning_sv.corpus.tokenizer import JsonTokenizer, Tokenizer, bpe_size, open_tokenizer
 from lightning_sv.corpus.writer import ShardWriter
 
@@ -45,8 +43,8 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
         The manifest, also in `config.dir`/manifest.json.
 
     Raises:
-        ValueError: The text or the tokenizer cannot be had, gives no document for one of the splits, or
-            `config.dir` already holds something else.
+        ValueError: The text or the tokenizer cannot be had, there is nothing to split, or `config.dir` already holds
+            something else.
     """
     target = Path(config.dir).expanduser().resolve()
     try:
@@ -125,10 +123,14 @@ def _build(config: CorpusConfig, folder: Path, progress: Progress) -> Manifest:
     size = bpe_size(config.tokenizer)
     tokenizer = open_tokenizer(config.tokenizer) if size is None else None  # a bad path fails before any reading
     source = open_source(config, progress)
+    try:
+        documents = SplitDocuments(UniqueDocuments(source, config.max_bytes), config.val_fraction)
+    except ValueError as error:
+        raise ValueError(f"source={config.source}: {error}") from None
     if tokenizer is None:
         assert size is not None
-        tokenizer = _train_bpe(config, source, size, progress)
-    splits, duplicates = _write_splits(config, source, tokenizer, folder, progress)
+        tokenizer = _train_bpe(documents, size, source.total_bytes, progress)
+    splits, duplicates = _write_splits(config, documents, tokenizer, folder, progress)
     tokenizer_file = tokenizer.save(folder)
     streams = {name: list(iter_shards(folder / name, tokenizer.dtype)) for name in splits}
     with progress.phase("counting n-grams", sum(map(len, streams.values())), unit="shards") as step:
@@ -154,54 +156,39 @@ def _build(config: CorpusConfig, folder: Path, progress: Progress) -> Manifest:
     )
 
 
-def _train_bpe(config: CorpusConfig, source: Source, size: int, progress: Progress) -> Tokenizer:
+def _train_bpe(documents: SplitDocuments, size: int, total_bytes: int | None, progress: Progress) -> Tokenizer:
     """A BPE learned on the first training documents; validation text stays unseen."""
-    documents = (d for d in UniqueDocuments(source, config.max_bytes) if not d.held_out(config.val_fraction))
-    total = min(BPE_SAMPLE_BYTES, source.total_bytes or BPE_SAMPLE_BYTES)
-    with progress.phase("training BPE", total) as step:
+    with progress.phase("training BPE", min(BPE_SAMPLE_BYTES, total_bytes or BPE_SAMPLE_BYTES)) as step:
 
         def sample() -> Iterator[str]:
             taken = 0
             for document in documents:
+                if documents.held_out(document):
+                    continue
                 step(document.n_bytes)
                 yield document.text
                 taken += document.n_bytes
                 if taken >= BPE_SAMPLE_BYTES:
                     return
 
-        # An empty source is reported as that, not as too little text for a tokenizer.
-        texts = sample()
-        first = next(texts, None)
-        if first is None:
-            raise _no_documents(config, "training")
-        return JsonTokenizer.train(chain((first,), texts), size)
+        return JsonTokenizer.train(sample(), size)
 
 
 def _write_splits(
-    config: CorpusConfig, source: Source, tokenizer: Tokenizer, folder: Path, progress: Progress
+    config: CorpusConfig, documents: SplitDocuments, tokenizer: Tokenizer, folder: Path, progress: Progress
 ) -> tuple[dict[str, SplitInfo], int]:
     """Encode every document into its split; also the number of duplicates left out."""
     writers = {name: ShardWriter(folder / name, config.chunk_size, tokenizer.dtype) for name in ("train", "val")}
-    documents = UniqueDocuments(source, config.max_bytes)
-    total = min((n for n in (source.total_bytes, config.max_bytes) if n is not None), default=None)
+    unique = documents.documents
+    total = min((n for n in (unique.source.total_bytes, config.max_bytes) if n is not None), default=None)
     with progress.phase("encoding", total) as step:
         for document, ids in encode_documents(documents, tokenizer, config.workers):
-            writers["val" if document.held_out(config.val_fraction) else "train"].add(ids, document.n_bytes)
+            writers["val" if documents.held_out(document) else "train"].add(ids, document.n_bytes)
             step(document.n_bytes)
-    for name, writer in writers.items():
-        if not writer.documents:
-            raise _no_documents(config, "training" if name == "train" else "validation")
-    return {name: writer.finish() for name, writer in writers.items()}, documents.duplicates
+    return {name: writer.finish() for name, writer in writers.items()}, unique.duplicates
 
 
 def _counted(streams: Iterable[np.ndarray], step: Callable[[int], None]) -> Iterator[np.ndarray]:
     for ids in streams:
         yield ids
         step(1)
-
-
-def _no_documents(config: CorpusConfig, split: str) -> ValueError:
-    return ValueError(
-        f"source={config.source} gives no {split} document with val_fraction={config.val_fraction} and "
-        f"max_bytes={config.max_bytes}; add documents, or change these two."
-    )

@@ -68,3 +68,61 @@ class UniqueDocuments:
             seen.add(document.digest)
             taken += document.n_bytes
             yield document
+
+
+class SplitDocuments:
+    """A pass over documents, each of training or of validation, and at least one of either.
+
+    A document's own hash decides (`Document.held_out`), whatever the others are. Only where that leaves a split
+    empty, of few documents, the one nearest in size to what the split should have changes sides; of a lone document
+    the end, val_fraction of it and the rest of its first line, is validation.
+
+    Args:
+        documents: What to split; read until both splits have a document.
+        val_fraction: Share of the documents held out.
+
+    Raises:
+        ValueError: There is no document, or a lone one of a single character.
+    """
+
+    def __init__(self, documents: UniqueDocuments, val_fraction: float) -> None:
+        self.documents, self.val_fraction = documents, val_fraction
+        #: hash of the document that changes sides
+        self._changed: bytes | None = None
+        #: start and end of a lone document
+        self._halves: tuple[Document, Document] | None = None
+        sizes: list[tuple[int, bytes]] = []
+        sides = set()
+        for document in documents:
+            sides.add(document.held_out(val_fraction))
+            if len(sides) == 2:
+                return
+            sizes.append((document.n_bytes, document.digest))
+        if not sizes:
+            limit = f" within max_bytes={documents.max_bytes}; raise it" if documents.max_bytes else "; add some"
+            raise ValueError(f"there is no document{limit}.")
+        if len(sizes) == 1:
+            self._halves = _cut(document, val_fraction)
+        else:
+            share = (1 - val_fraction if True in sides else val_fraction) * sum(size for size, _ in sizes)
+            self._changed = min(sizes, key=lambda each: (abs(each[0] - share), each[1]))[1]
+
+    def __iter__(self) -> Iterator[Document]:
+        return iter(self.documents if self._halves is None else self._halves)
+
+    def held_out(self, document: Document) -> bool:
+        """Whether one of these documents belongs to validation."""
+        if self._halves is not None:
+            return document is self._halves[1]
+        return document.held_out(self.val_fraction) != (document.digest == self._changed)
+
+
+def _cut(document: Document, val_fraction: float) -> tuple[Document, Document]:
+    """The start of a text and its last val_fraction, from the beginning of a line where one is near."""
+    text = document.text
+    if len(text) < 2:
+        raise ValueError("there is 1 document, of a single character; add text.")
+    size = min(len(text) - 1, max(1, round(val_fraction * len(text))))
+    at = len(text) - size
+    at = text.rfind("\n", max(1, at - size), at) + 1 or at
+    return Document.from_text(text[:at], "its start"), Document.from_text(text[at:], "its end")

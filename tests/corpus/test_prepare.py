@@ -20,6 +20,7 @@ from filelock import FileLock
 
 from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, iter_tokens, prepare
 from lightning_sv.corpus.document import Document
+from lightning_sv.corpus.tokenizer import JsonTokenizer
 
 
 def _ids(folder: Path, split: str) -> list[int]:
@@ -108,13 +109,33 @@ def test_vocabularies_over_16_bits(config: CorpusConfig, tmp_path: Path) -> None
     result.verify(config.dir, vocab_size=70_001, seq_len=8, tokenizer=str(tmp_path / "big.json"))
 
 
+def test_the_end_of_a_lone_document_is_held_out(config: CorpusConfig, tmp_path: Path, texts: list[str]) -> None:
+    """From the start of a line on, unseen by the tokenizer as well; both parts together are the document."""
+    text = "".join(text.replace("\n", " ") + "\n" for text in texts)
+    for name in ("one.txt", "same.txt"):
+        (tmp_path / name).write_text(text)
+    lone = replace(config, source=f"files:{tmp_path}/*.txt")
+    made = prepare(lone, progress=False)
+    tokenizer = Tokenizer.load(config.dir)
+    train, val = (tokenizer.decode(_ids(Path(config.dir), name)) for name in ("train", "val"))
+    start, end = (part.removesuffix("<|endoftext|>") for part in (train, val))
+    assert start + end == text and start.endswith("\n") and 0.1 <= len(end) / len(text) < 0.11
+    assert (made.train.documents, made.val.documents, made.duplicates) == (1, 1, 1)
+    assert made.train.bytes + made.val.bytes == len(text.encode())
+    assert made.tokenizer_sha256 == JsonTokenizer.train([start], 300).sha256
+    made.verify(config.dir, vocab_size=300, seq_len=64)
+
+
 def test_too_little_text_is_refused_and_leaves_nothing(config: CorpusConfig, tmp_path: Path) -> None:
-    (tmp_path / "one.txt").write_text("a single document " * 20)
-    one = replace(config, source=f"files:{tmp_path}/one.txt", tokenizer="bpe:257")
-    with pytest.raises(ValueError, match=r"gives no (validation|training) document with val_fraction=0\.1"):
-        prepare(one, progress=False)
-    with pytest.raises(ValueError, match="gives no training document"):
-        prepare(replace(config, max_bytes=3), progress=False)
+    for text, more, message in (
+        ("", {}, "there is no document; add some"),
+        ("a single document", {"max_bytes": 3}, "there is no document within max_bytes=3; raise it"),
+        ("x", {}, "there is 1 document, of a single character; add text"),
+    ):
+        (tmp_path / "one.txt").write_text(text)
+        one = replace(config, source=f"files:{tmp_path}/one.txt", tokenizer="bpe:257", **more)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=f"source=files:.*one.txt: {message}"):
+            prepare(one, progress=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".corpus.lock", "one.txt"]
 
 

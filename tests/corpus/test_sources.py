@@ -8,6 +8,7 @@ import json
 import platform
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow
@@ -18,7 +19,7 @@ import zstandard
 from lightning_sv.corpus import CorpusConfig
 from lightning_sv.corpus.document import Document, Source
 from lightning_sv.corpus.progress import Progress
-from lightning_sv.corpus.sources import UniqueDocuments, open_source
+from lightning_sv.corpus.sources import SplitDocuments, UniqueDocuments, open_source
 
 _SILENT = Progress(enabled=False)
 
@@ -140,6 +141,36 @@ def test_held_out_is_a_function_of_the_text_and_of_nothing_else() -> None:
     assert 320 < len(held) < 480  # binomial: 400, standard deviation 19
     assert held >= {d.text for d in documents if d.held_out(0.05)}
     assert held == {t for t in map(str, reversed(range(4000))) if Document.from_text(t, "").held_out(0.1)}
+
+
+def test_few_documents_give_both_splits_one() -> None:
+    """The one nearest in size to what the empty split should have; hashes decide wherever they give both."""
+
+    def split(sizes: list[int], val_fraction: float) -> list[int]:
+        """The sizes of what is held out."""
+        source = Source(lambda: (Document.from_text("x" * size, "") for size in sizes))
+        documents = SplitDocuments(UniqueDocuments(source, None), val_fraction)
+        return [document.n_bytes for document in documents if documents.held_out(document)]
+
+    sizes = [5, 900, 40, 60]
+    assert not any(Document.from_text("x" * size, "").held_out(0.05) for size in sizes)
+    assert split(sizes, 0.05) == [60]
+    assert all(Document.from_text("x" * size, "").held_out(0.999) for size in sizes)
+    assert split(sizes, 0.999) == [900, 40, 60]
+    many = list(range(1, 400))
+    assert split(many, 0.1) == [size for size in many if Document.from_text("x" * size, "").held_out(0.1)]
+
+
+def test_no_more_is_read_beforehand_than_tells_the_splits() -> None:
+    read = []
+
+    def numbers() -> Iterator[Document]:
+        for number in range(100_000):
+            read.append(number)
+            yield Document.from_text(str(number), "")
+
+    SplitDocuments(UniqueDocuments(Source(numbers), None), 0.1)
+    assert len(read) < 100
 
 
 def test_stdlib_takes_a_fair_capped_sample() -> None:
