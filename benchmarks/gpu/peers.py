@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from benchmarks.gpu.sizes import Size
 from benchmarks.gpu.trainee import Trainee, draw_tokens, step_of
 from lightning_sv.interop.hf import hugging_face_config
-from lightning_sv.nn import flops_per_token, meta_backbone
+from lightning_sv.nn import activated_parameters, flops_per_token, meta_backbone
 
 
 class Missing(Exception):
@@ -31,7 +31,8 @@ def peer(name: str, size: Size, batch: int, device: torch.device, *, compile_it:
         raise Missing(f"not installed ({error})") from error
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     tokens = batch * size.seq_len
-    flops = flops_per_token(meta_backbone(size.config), size.config, size.seq_len) * tokens
+    activated = activated_parameters(meta_backbone(size.config), size.config)
+    flops = flops_per_token(activated, size.config, size.seq_len) * tokens
     return Trainee(name, step_of(loss, model, optimizer, device), flops, tokens, model)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.nn import Backbone, BackboneConfig, flops_per_token, meta_backbone
+from lightning_sv.nn import Backbone, BackboneConfig, activated_parameters, flops_per_token, meta_backbone
 from lightning_sv.optim import PARAMETER_ROLES, parameter_roles
 from lightning_sv.scale import BranchGroup, RMSNorm, ScaledLinear, ScaleOptions, ScaleStrategy
 
@@ -101,7 +101,7 @@ def fitting_sequences(
         products: of a subset, at most.
     """
     each = GRAPH + sum(products * (SCALE_PRODUCT if name.startswith("scale_") else PRODUCT) for name in subsets)
-    flops = seq_len * flops_per_token(meta_backbone(config), config, seq_len)
+    flops = seq_len * flops_per_token(activated_parameters(meta_backbone(config), config), config, seq_len)
     n = PLANNED * work / probes / each - OVERHEAD * config.n_layer / flops
     attention = config.n_layer * config.n_head * seq_len**2
     return max(1, min(int(n), MOST_TOKENS // seq_len, MOST_ATTENTION // attention))

@@ -64,7 +64,7 @@ class PretrainModule(Pretraining, L.LightningModule):
 
     def flops_per_token(self, seq_len: int) -> float:
         """Floating-point operations of forward and backward a token."""
-        return flops_per_token(self.net, self.config, seq_len)
+        return flops_per_token(self.n_activated, self.config, seq_len)
 
     def loss(self, block: Tensor) -> tuple[Tensor, list[Routing]]:
         """Mean next-token loss in nats per token of a (B, T + 1) block of token ids, and the routings."""

@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ class Recipes:
         self.scale, self.extra, self.conf = scale, dict(extra), conf
         self._made: dict[str, Recipe] = {}
         self._budgets: dict[tuple[str, ...], int] = {}
+        self._load = cache(OmegaConf.load)
 
     def model(self, role: str) -> ModelSpec | str:
         """The model of a role, or why this scale has none.
@@ -132,7 +134,7 @@ class Recipes:
     def _make(
         self, paths: list[Path], given: dict[str, Any], arm: ArmSpec, model: ModelSpec, optim: str, steps: int
     ) -> Recipe:
-        layered = OmegaConf.merge(*(OmegaConf.load(path) for path in paths))
+        layered = OmegaConf.merge(*(self._load(path) for path in paths))
         # what a file says already is not said again: one configuration, one command
         changes = {k: v for k, v in sorted(given.items()) if OmegaConf.select(layered, k) != v}
         configs = [word for path in paths for word in ("--config", path.as_posix())]
@@ -140,7 +142,6 @@ class Recipes:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module, data, trainer = parse_run([*words, "--model.scale", arm.scale], check_corpus=False)
-            flops = flops_per_token(module.meta(), module.config, data.seq_len)
         exceptions = any(k.startswith("model.scale_options") for k in changes)
         strategy = str(module.strategy if exceptions else module.meaning)
         settled = {"model.optim.lr": module.lr, "model.scale": strategy, "trainer.max_steps": steps}
@@ -158,6 +159,7 @@ class Recipes:
         seconds = gpu_hours = None
         if self.scale.gpu is not None:
             peak = find_gpu(self.scale.gpu).peak(str(trainer["precision"]))
+            flops = flops_per_token(module.n_activated, module.config, data.seq_len)
             gpu_hours = train_hours(tokens, flops, 1, peak, MFU)
         elif model.pace is None:
             raise ValueError(f"scale {self.scale.name}: model {model.config} has no pace; add the seconds of one core "

@@ -112,8 +112,8 @@ def make_plan(
     chosen, bucket_view = find_strategy(trainer, gpus) if strategy is None else _given_strategy(strategy, trainer, gpus)
     if chosen == "single" and gpus > 1:
         raise ValueError(f"--strategy single holds the model on one GPU, and --gpus is {gpus}; use ddp or fsdp.")
-    tokens, meta = steps * data.tokens_per_step, run.meta()
-    flops = flops_per_token(meta, run.config, data.seq_len)
+    tokens = steps * data.tokens_per_step
+    flops = flops_per_token(run.n_activated, run.config, data.seq_len)
     hours = tuple((mfu, train_hours(tokens, flops, gpus, gpu.peak(precision), mfu)) for mfu in mfus)
 
     step, memory = _memory(run, data, chosen, bucket_view, precision, gpus)

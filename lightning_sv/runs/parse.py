@@ -1,5 +1,6 @@
 """The arguments of `fit` without a `fit`: for plans and comparisons, and without Lightning."""
 
+from functools import cache
 from typing import Any
 
 from lightning_sv.runs.data import Batches
@@ -18,6 +19,20 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[Pretrainin
     Raises:
         ValueError: whatever `fit` would refuse about model and data.
     """
+    parser = _parser()
+    config = parser.parse_args(args)
+    trainer: dict[str, Any] = config.pop("trainer").as_dict()  # not built
+    made = parser.instantiate(config)
+    model: Pretraining = made.model
+    data: Batches = made.data
+    if check_corpus:
+        data.check(model.config.vocab_size)
+    return model, data, trainer
+
+
+@cache
+def _parser() -> Parser:
+    """The parser of a run; a figure's plan reads a hundred of them, and making it takes as long as reading one."""
     parser = Parser(parser_mode="omegaconf+")
     parser.add_argument("--config", action="config")
     parser.add_argument("--seed_everything", type=bool | int, default=0)
@@ -29,11 +44,4 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[Pretrainin
         parser.add_argument(f"--{key}", type=dict)
     for key in RUN_KEYS:
         parser.add_argument(f"--{key}", type=Any)
-    config = parser.parse_args(args)
-    trainer: dict[str, Any] = config.pop("trainer").as_dict()  # not built
-    made = parser.instantiate(config)
-    model: Pretraining = made.model
-    data: Batches = made.data
-    if check_corpus:
-        data.check(model.config.vocab_size)
-    return model, data, trainer
+    return parser

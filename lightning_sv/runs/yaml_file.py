@@ -1,5 +1,6 @@
 """Is a YAML file what a config may be? Without Lightning, so that reading a run stays quick."""
 
+from functools import lru_cache
 from pathlib import Path
 
 import yaml
@@ -23,16 +24,22 @@ def check_yaml(path: str | Path, where: str) -> None:
     if not Path(path).is_file():
         raise ValueError(f"{where}: there is no such file.")
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        node = yaml.compose(text, yaml.SafeLoader)
-        if node is not None and _size(node, {}, 0) > MAX_NODES:
-            raise yaml.YAMLError(f"more than {MAX_NODES:,} values with its aliases written out")
-        content = yaml.safe_load(text)
+        kind = _content_type(Path(path).read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: bytes that are no UTF-8, a 13th month
         problem = " ".join(str(error).split())
         raise ValueError(f"{where} is not valid YAML: {problem}") from error
-    if content is not None and not isinstance(content, dict):
-        raise ValueError(f"{where} holds a {type(content).__name__}; it must hold keys and values.")
+    if kind not in (dict, type(None)):
+        raise ValueError(f"{where} holds a {kind.__name__}; it must hold keys and values.")
+
+
+@lru_cache(maxsize=64)  # a figure's plan reads the same ten files a hundred times
+def _content_type(text: str) -> type:
+    node = yaml.compose(text, yaml.SafeLoader)
+    if node is None:
+        return type(None)
+    if _size(node, {}, 0) > MAX_NODES:
+        raise yaml.YAMLError(f"more than {MAX_NODES:,} values with its aliases written out")
+    return type(yaml.SafeLoader("").construct_document(node))
 
 
 def _size(node: Node, known: dict[int, int], depth: int) -> int:

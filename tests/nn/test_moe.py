@@ -165,7 +165,7 @@ def test_flops_count_what_a_token_visits(config: BackboneConfig) -> None:
     embedding = config.vocab_size * config.d_model
     visited = sum(p.numel() for p in model.parameters()) - idle - embedding
     attention = 12 * config.n_layer * 16 * config.d_model
-    assert flops_per_token(model, config, 16) == 6 * visited + attention
+    assert flops_per_token(activated_parameters(model, config), config, 16) == 6 * visited + attention
 
 
 def test_the_router_is_in_float32_under_autocast(config: BackboneConfig) -> None:
