@@ -93,14 +93,15 @@ def test_lanczos_stops_when_it_may() -> None:
 @pytest.mark.parametrize(("strategy", "block"), CASES)
 @pytest.mark.parametrize("method", [hutchinson, hutch_plus_plus])
 def test_moments_on_the_blocks_of_a_llama(method, strategy: str, block: str) -> None:
-    """As many probes as the dense matrix says that 3.75% take, up to 3,000: a trace may be near zero.
+    """As many probes as the dense matrix says that 7.5% take, if up to 3,000: a trace may be near zero.
 
-    The error that is compared with 5% is a sample's own, which scatters by some 5% of itself with so many probes.
+    The error that is compared with 10% is a sample's own, which scatters by some 10% of itself with so many probes.
+    Vectors in two parts: in the thirty of a model most of the time would go into shapes.
     """
     c = case(strategy)
     matrix = c.dense(c.block(block))
-    n = probes_for(matrix, 0.0375)
-    check(method, Dense(matrix), min(n, 3000), matrix, reachable=n <= 3000)
+    n = probes_for(matrix, 0.075)
+    check(method, Dense(matrix), n if n <= 3000 else 1000, matrix, reachable=n <= 3000)
 
 
 @pytest.mark.slow
@@ -134,7 +135,7 @@ def check(method, product, n: int, matrix: Tensor, reachable: bool = True) -> No
         # five: of the 480 estimates that come here, one or two are off by more than three of their errors
         assert abs(estimate.value - true) <= 5 * estimate.error + 1e-12 * square**0.5
         if reachable or true == square:
-            assert estimate.error <= 0.05 * abs(true)
+            assert estimate.error <= 0.1 * abs(true)
 
 
 @pytest.mark.parametrize("method", [hutchinson, hutch_plus_plus])

@@ -7,22 +7,43 @@ strategy but llama, plus 0.1 (|log(std / 0.04)| - log 2), 0 at the 0.08 of `tiny
 import argparse
 import json
 import math
+import struct
 import sys
 import time
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 
 def write_scalars(directory: Path, tag: str, points: list[tuple[int, float]], wall_time: float) -> None:
-    """Add ``points`` (tokens, value) of one tag to a new event file of ``directory``."""
-    writer = EventFileWriter(str(directory), filename_suffix=f".{wall_time:.0f}")
+    """Add ``points`` (tokens, value) of one tag to a new event file of ``directory``.
+
+    By hand: TensorBoard's writer takes six times as long to import as all of this takes to run.
+    """
+    events = [Event(wall_time=wall_time, file_version="brain.Event:2")]
     for tokens, value in points:
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
-        writer.add_event(Event(wall_time=wall_time, step=tokens, summary=summary))
-    writer.close()
+        events.append(Event(wall_time=wall_time, step=tokens, summary=summary))
+    path = directory / f"events.out.tfevents.{time.time_ns()}"
+    path.write_bytes(b"".join(record(event.SerializeToString()) for event in events))
+
+
+def record(data: bytes) -> bytes:
+    """A TFRecord: length, its checksum, data, its checksum."""
+    length = struct.pack("<Q", len(data))
+    return length + checksum(length) + data + checksum(data)
+
+
+def checksum(data: bytes) -> bytes:
+    """CRC-32C, rotated and shifted as TFRecord has it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ 0x82F63B78 * (crc & 1)
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def main() -> int:
