@@ -217,7 +217,7 @@ def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.Monk
     small = {
         "fit": short,
         "validate": ["--data.val_sequences", "16"],
-        "compare": ["--seeds", "2", *short],
+        "compare": ["--seeds", "1", *short],
         "generate": ["--tokens", "5"],
         "prepare": [
             "--data.corpus.source",
