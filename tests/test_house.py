@@ -219,6 +219,7 @@ def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.Monk
         "validate": ["--data.val_sequences", "16"],
         "compare": ["--seeds", "1", *short],
         "generate": ["--tokens", "5"],
+        "plan": ["--model.backbone.n_layer", "2"],
         "prepare": [
             "--data.corpus.source",
             text,

@@ -29,10 +29,19 @@ time.sleep(float(os.environ.get("HANG", 0)))
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[WarmServer]:
-    server = WarmServer()
-    yield server
-    server.close()
+def started() -> Iterator[list[WarmServer]]:
+    """The one that is open, where there is one: its imports take seconds."""
+    servers: list[WarmServer] = []
+    yield servers
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def server(started: list[WarmServer]) -> WarmServer:
+    if not started:
+        started.append(WarmServer())
+    return started[0]
 
 
 def wait(process: WarmProcess, seconds: float = 120) -> int:
@@ -85,24 +94,22 @@ def test_a_run_trains_as_any_other(
     assert "step 12/12" in (tmp_path / "log").read_text() and (runs[0] / "run.png").is_file()
 
 
-def test_signals_reach_a_run_and_its_owner_takes_it_along(run_args: list[str], tmp_path: Path) -> None:
+def test_signals_reach_a_run_and_its_owner_takes_it_along(
+    started: list[WarmServer], server: WarmServer, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "own_strategy.py").write_text(STRATEGY)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HANG": "100", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    logs = [tmp_path / name for name in ("killed", "left", "never")]
+    logs = [tmp_path / name for name in ("killed", "left")]
     argv = ["fit", *run_args, "--model.scale", "own_strategy:Absent"]
-    before = Path.cwd()
-    try:
-        os.chdir(tmp_path)
-        server = WarmServer()
-        killed, left = (server.start(argv, log=log, env=env) for log in logs[:2])
-    finally:
-        os.chdir(before)
-    for log in logs[:2]:
+    monkeypatch.chdir(tmp_path)
+    killed, left = (server.start(argv, log=log, env=env) for log in logs)
+    for log in logs:
         until("leads", log)
     killed.poll()
     killed.send(signal.SIGKILL)
     assert wait(killed) == -signal.SIGKILL and left.poll() is None
     assert left.pid is not None
+    started.remove(server)
     server.close()  # as when the owner has gone: stdin ends
     deadline = time.monotonic() + 20
     while Path(f"/proc/{left.pid}/stat").is_file() and " Z " not in Path(f"/proc/{left.pid}/stat").read_text():
