@@ -1,7 +1,7 @@
 """The command `lightning-sv` (also `python -m lightning_sv`).
 
-Exit codes: 0 done, 1 a check or a run failed, 2 wrong input. Stopped: 130 by Ctrl-C (`fit` in training: 1), `fit`
-143 by SIGTERM or SIGUSR1 with a checkpoint (0 where SLURM queues it again).
+Exit codes: 0 done, 1 a check or a run failed, 2 wrong input. Stopped: 130 by Ctrl-C, `fit` 143 by SIGTERM or SIGUSR1
+(0 where SLURM queues it again), in training after the step under way, with a checkpoint.
 """
 
 import atexit
@@ -70,7 +70,10 @@ def main(args: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as end:
+        # Lightning makes an exit with status 1 of a Ctrl-C.
+        if isinstance(end, SystemExit) and not isinstance(end.__context__, KeyboardInterrupt):
+            raise
         print("interrupted.", file=sys.stderr)
         return 130
 
@@ -85,11 +88,12 @@ def cli() -> None:
 def _fit(argv: list[str]) -> int:
     from contextlib import ExitStack
 
-    from lightning_sv.lit.cli import PretrainCLI, quiet
+    from lightning_sv.lit.cli import PretrainCLI
     from lightning_sv.lit.load import while_restoring
     from lightning_sv.lit.run_dir import leave_group, rank
-    from lightning_sv.lit.signals import STOPPED, StoppedError, requeue
+    from lightning_sv.lit.signals import StoppedError, requeue
     from lightning_sv.plan import fitting_micro_batch
+    from lightning_sv.runs.trainer import quiet
 
     quiet()
     atexit.register(leave_group)
@@ -97,7 +101,7 @@ def _fit(argv: list[str]) -> int:
         with ExitStack() as cleanup:
             run = PretrainCLI(argv, cleanup, fitting_micro_batch)
     except StoppedError as stopped:
-        return 0 if stopped.requeue and (rank() or requeue()) else STOPPED
+        return 0 if stopped.requeue and (rank() or requeue()) else stopped.code
     except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         if any(word.startswith("--ckpt_path") for word in argv) and while_restoring(error):
             why = " ".join(str(error).split())

@@ -186,7 +186,7 @@ def _outlive_signals(worker: int) -> None:
     """
     if not hasattr(signal, "sigwaitinfo"):  # macOS
         return
-    numbers = {signal.SIGTERM, signal.SIGUSR1}
+    numbers = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 
     def listen() -> None:

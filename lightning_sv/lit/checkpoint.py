@@ -88,7 +88,7 @@ class _Writer:
 class LastCheckpoint(Checkpoint):
     """Keeps one checkpoint, <run_dir>/checkpoints/last.ckpt, of the latest n-th and the last step.
 
-    SIGTERM and SIGUSR1 end the run after the step under way, with a checkpoint of it.
+    Ctrl-C, SIGTERM and SIGUSR1 end the run after the step under way, with a checkpoint of it.
 
     Args:
         every_n_steps: optimizer steps between two writes.
@@ -101,12 +101,13 @@ class LastCheckpoint(Checkpoint):
         self.path: Path | None = None
         self._signals = StopSignals()
         self._step = 0
+        self._started = False
         self._wait = False
         self._stop = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Listen to signals; a resumed run does not write again what it was resumed from."""
-        self._step = trainer.global_step
+        self._step, self._started = trainer.global_step, True
         self._signals.listen(trainer)
         if self.path is not None and trainer.is_global_zero:
             _partial(self.path).unlink(missing_ok=True)  # of a process that was killed while it wrote
@@ -154,8 +155,8 @@ class LastCheckpoint(Checkpoint):
             self._signals.stop(trainer)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Say how to go on after a Ctrl-C or a failure."""
-        if trainer.is_global_zero and self.path is not None:
+        """Say how to go on after a signal or a failure; nothing where the run was refused before its first step."""
+        if self._started and trainer.is_global_zero and self.path is not None:
             resume = f"--config {self.path.parent.parent / 'config.yaml'} --ckpt_path {self.path}"
             hint = f"resume with: lightning-sv fit {resume}" if self.path.exists() else "no checkpoint was written yet"
             print(f"stopped at step {trainer.global_step}; {hint}", flush=True)

@@ -1,17 +1,15 @@
 """`lightning-sv fit` and `validate`: LightningCLI with this project's run directory and checks."""
 
 import json
-import logging
 import sys
-import time
-import warnings
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 from jsonargparse import set_parsing_settings
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
@@ -23,7 +21,8 @@ from lightning_sv.lit.data import ShardDataModule
 from lightning_sv.lit.load import check_checkpoint
 from lightning_sv.lit.micro_batch import Fitting, choose_micro_batch
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.run_dir import LAST, choose, claim, clear, is_first_of_node, last_checkpoint
+from lightning_sv.lit.run_dir import LAST, RunLogger, choose, claim, clear, is_first_of_node, last_checkpoint, replace
+from lightning_sv.lit.settings import refuse_jump, refuse_other
 from lightning_sv.lit.shard import FullyShardedStrategy
 from lightning_sv.lit.summary import SUMMARY_FILE, print_groups, summarize, write_parameters, write_summary
 from lightning_sv.runs.parser import Parser
@@ -38,17 +37,6 @@ from lightning_sv.runs.trainer import (
 
 class RunParser(Parser, LightningArgumentParser):
     """LightningCLI's parser, with our errors."""
-
-
-class SaveRunConfig(SaveConfigCallback):
-    """Writes the resolved config to <run_dir>/config.yaml; a resumed run overwrites its own."""
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Save once, when training starts, without what belongs to this start alone."""
-        if stage == "fit":
-            self.config = self.config.clone()
-            self.config["run_dir"] = self.config["ckpt_path"] = None
-            super().setup(trainer, pl_module, stage)
 
 
 class PretrainCLI(LightningCLI):
@@ -74,8 +62,7 @@ class PretrainCLI(LightningCLI):
             parser_class=RunParser,
             parser_kwargs={"prog": "lightning-sv", "parser_mode": "omegaconf+"},
             seed_everything_default=0,
-            save_config_callback=SaveRunConfig,
-            save_config_kwargs={"overwrite": True},
+            save_config_callback=None,
             trainer_defaults=TRAINER_DEFAULTS,
         )
 
@@ -96,6 +83,8 @@ class PretrainCLI(LightningCLI):
             "File of compiled kernels, loaded first and written at the end; it may hold code: take your own only."
         )
         parser.add_argument("--compile_cache", type=str | None, default=None, help=help_cache)
+        help_extend = "Resume under another trainer.max_steps even where the learning rate jumps by it."
+        parser.add_argument("--extend", type=bool, nargs="?", const=True, default=False, help=help_extend)
         help_json = "Print the final figures as JSON, the rest on stderr."
         parser.add_argument("--json", type=bool, nargs="?", const=True, default=False, help=help_json)
         parser.add_lightning_class_args(Scalars, "scalars")
@@ -120,8 +109,10 @@ class PretrainCLI(LightningCLI):
             run_dir, ckpt_path = (self._get(self.config, key) for key in ("run_dir", "ckpt_path"))
             self.run_dir = choose(name, run_dir, ckpt_path, again=self._again)
             kwargs["plugins"] = [AtomicCheckpointIO(), *_several(given["plugins"])]
-            ours = TensorBoardLogger(self.run_dir.parent, name="", version=self.run_dir.name, default_hp_metric=False)
+            ours = RunLogger(self.run_dir.parent, name="", version=self.run_dir.name, default_hp_metric=False)
             kwargs["logger"] = [ours, *_several(given["logger"])]
+            begin = LambdaCallback(on_train_start=lambda trainer, module: self._begin())
+            kwargs["callbacks"] = [begin, *_several(given["callbacks"])]  # before any callback that writes
             self._get(self.config_init, "progress").stream = sys.stderr if self.json else sys.stdout
             self._get(self.config_init, "checkpoint").path = self.run_dir / LAST
         return super().instantiate_trainer(**kwargs)
@@ -146,35 +137,52 @@ class PretrainCLI(LightningCLI):
         return bool(self._get(self.config, "json"))
 
     def before_fit(self) -> None:
-        """Check the corpus before anything is written, claim the directory, say what is about to be trained.
+        """Check corpus and checkpoint before anything is written, claim the directory, say what is to be trained.
 
         Raises:
             ValueError: the whole backbone is to be compiled, and sharded.
         """
+        ckpt_path, extend, cache = (self._get(self.config, key) for key in ("ckpt_path", "extend", "compile_cache"))
         if self.model.compile_how == "model" and isinstance(self.trainer.strategy, FullyShardedStrategy):
             raise ValueError("model.compile 'model' does not go with a sharded model; use 'block'.")
         self.datamodule.check(self.model.config.vocab_size, checksums=is_first_of_node())
         self.datamodule.share(self.trainer.world_size)
         self.datamodule.check_validation(self.trainer.world_size)
+        if ckpt_path is not None:
+            checkpoint = check_checkpoint(ckpt_path)
+            refuse_other(checkpoint, self.model, self.datamodule, training=True)
+            if not extend:
+                refuse_jump(checkpoint, self.model, self.trainer.max_steps)
         said = [chosen] if (chosen := self._choose_micro_batch()) else []
-        cache = self._get(self.config, "compile_cache")
         if cache is not None:
             said.append(load_compiled(Path(cache)))
         if self.trainer.is_global_zero:
             self.run_dir.mkdir(parents=True, exist_ok=True)
-            ckpt_path = self._get(self.config, "ckpt_path")
             self._cleanup.callback(claim(self.run_dir, ckpt_path, again=self._again).release)
-            if ckpt_path is None:
-                clear(self.run_dir)
-            Tokenizer.load(self.datamodule.corpus.dir).save(self.run_dir)  # `generate` needs the run alone
-            write_parameters(self.run_dir, self.model)
             console = Console(stderr=self.json)
             print_groups(console, self.model, self.trainer.max_steps, self.datamodule)
             for line in said:
                 console.print(line, highlight=False)
             if cache is not None:
                 self._cleanup.callback(save_compiled, Path(cache))
-        self._began = time.perf_counter()
+        self.model.legs.start()
+
+    def _begin(self) -> None:
+        """Write what is known before the first step: from here on no checkpoint is refused any more."""
+        if not self.trainer.is_global_zero:
+            return
+        config = self.config[self.subcommand].clone()
+        if config["ckpt_path"] is None:
+            clear(self.run_dir)
+        (self.run_dir / SUMMARY_FILE).unlink(missing_ok=True)  # of fewer steps: the run is not complete any more
+        Tokenizer.load(self.datamodule.corpus.dir).save(self.run_dir)  # `generate` needs the run alone
+        write_parameters(self.run_dir, self.model)
+        if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            config["run_dir"], config["ckpt_path"], config["extend"] = None, None, False  # of this start alone
+            replace(self.run_dir / "config.yaml", self._parser(self.subcommand).dump(config, skip_none=False))
+        for logger in self.trainer.loggers:
+            if isinstance(logger, RunLogger):
+                logger.opened = True
 
     def _choose_micro_batch(self) -> str | None:
         trainer, keys = self.trainer, self._get(self.config, "trainer").as_dict()
@@ -195,9 +203,10 @@ class PretrainCLI(LightningCLI):
                     print(f"nothing to do: the checkpoint is at step {trainer.global_step}, the last", file=sys.stderr)
                 return
             trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
+            self._begin()
         if not trainer.is_global_zero:
             return
-        summary = summarize(trainer, self.model, self.datamodule, time.perf_counter() - self._began)
+        summary = summarize(trainer, self.model, self.datamodule)
         hparams = {key: summary[key] for key in ("model", "label", "seed", "lr", "parameters")}
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
@@ -231,19 +240,3 @@ def _several(value: Any) -> list[Any]:
     if value is None or isinstance(value, bool):
         return []
     return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def quiet() -> None:
-    """Silence messages of the libraries that say nothing about this run."""
-    for name in ("lightning.pytorch", "lightning.fabric", "litdata"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # a profiler's report is one
-    for message in (
-        ".*args parameter is intended to run from within Python.*",
-        ".*__len__` could be inaccurate.*",
-        ".*does not have many workers.*",
-        ".*isinstance.treespec, LeafSpec.*",
-        ".*log_every_n_steps.*",
-        ".*Checkpoint directory .* exists and is not empty.*",
-    ):
-        warnings.filterwarnings("ignore", message=message)

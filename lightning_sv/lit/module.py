@@ -12,6 +12,7 @@ from lightning_sv.callbacks.probe import full
 from lightning_sv.lit.checkpoint import restart_between_steps
 from lightning_sv.lit.load import CHECKPOINT_KEY, RNG_KEY
 from lightning_sv.lit.nonfinite import NonFinite
+from lightning_sv.lit.provenance import Legs
 from lightning_sv.lit.rng import restore_rng, rng_states
 from lightning_sv.lit.settings import refuse_other, settings_of
 from lightning_sv.lit.shard import shard
@@ -35,6 +36,8 @@ class PretrainModule(Pretraining, L.LightningModule):
         self.stop_asked = False
         #: (blocks, experts) tokens of each expert, on all devices, in the micro-batches since the last step
         self._loads: Tensor | None = None
+        #: the starts that led here
+        self.legs = Legs()
         self._rng: list[dict[str, Any]] | None = None  # of the checkpoint, until training starts
         self.step_lr = self.lr  # of the last step: the scheduler has moved on when callbacks see the optimizer
 
@@ -137,8 +140,13 @@ class PretrainModule(Pretraining, L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store what rebuilds the backbone, as plain values that load with weights_only=True."""
-        progress = {"accumulate": self.trainer.accumulate_grad_batches, "skipped_steps": self.nonfinite.skipped}
-        checkpoint[CHECKPOINT_KEY] = settings_of(self) | progress
+        trainer: Any = self.trainer
+        progress = {
+            "accumulate": trainer.accumulate_grad_batches,
+            "skipped_steps": self.nonfinite.skipped,
+            "legs": self.legs.at(trainer.global_step, trainer.max_steps),
+        }
+        checkpoint[CHECKPOINT_KEY] = settings_of(self, trainer.datamodule) | progress
         checkpoint[RNG_KEY] = rng_states(self.device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -148,8 +156,10 @@ class PretrainModule(Pretraining, L.LightningModule):
             saved = checkpoint[CHECKPOINT_KEY]
             self._rng = checkpoint[RNG_KEY]
             self.nonfinite.skipped = saved["skipped_steps"]
+            self.legs.restore(saved.get("legs"), checkpoint["global_step"])
             restart_between_steps(checkpoint, saved["accumulate"], self.trainer.accumulate_grad_batches)
 
     def refuse_other_settings(self, checkpoint: dict[str, Any]) -> None:
         """Refuse to continue under other settings, see `settings.refuse_other`."""
-        refuse_other(checkpoint, self)
+        trainer: Any = self.trainer
+        refuse_other(checkpoint, self, trainer.datamodule, training=trainer.state.fn == "fit")

@@ -1,13 +1,15 @@
-"""Where runs and figures come from: commit, date and machine."""
+"""Where runs and figures come from: commit, date and machine, and how often a run was begun."""
 
 import os
 import platform
 import subprocess
 import sys
+import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import lightning_sv
 
@@ -23,6 +25,59 @@ class Provenance(NamedTuple):
     def now(cls) -> "Provenance":
         """Of this moment, this checkout and this machine."""
         return cls(_commit(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), _machine())
+
+
+class Legs:
+    """What a run is made of: from each start of the program to the checkpoint that the next one goes on from.
+
+    A leg is {"steps", "max_steps", "seconds"}: the optimizer steps it took, the length its schedule was for, its time.
+    The steps add up to the run's; what was lost by a kill is in none.
+    """
+
+    def __init__(self) -> None:
+        self._before: list[dict[str, Any]] = []
+        self._began = time.perf_counter()
+
+    def start(self) -> None:
+        """Begin the leg of this process."""
+        self._began = time.perf_counter()
+
+    def at(self, step: int, max_steps: int) -> list[dict[str, Any]]:
+        """All legs, that of this process up to now."""
+        steps = step - sum(leg["steps"] for leg in self._before)
+        return [*self._before, {"steps": steps, "max_steps": max_steps, "seconds": time.perf_counter() - self._began}]
+
+    @property
+    def length(self) -> int | None:
+        """trainer.max_steps of the leg before this one, as far as it is known."""
+        return self._before[-1]["max_steps"] if self._before else None
+
+    def restore(self, saved: Any, step: int) -> None:
+        """Go on after the legs of a checkpoint, None for one that has none, of an earlier version.
+
+        Raises:
+            ValueError: they are damaged.
+        """
+        try:
+            legs: Any = [{"steps": step, "max_steps": None, "seconds": None}] if saved is None else saved
+            self._before = [
+                {
+                    "steps": int(leg["steps"]),
+                    "max_steps": None if leg["max_steps"] is None else int(leg["max_steps"]),
+                    "seconds": None if leg["seconds"] is None else float(leg["seconds"]),
+                }
+                for leg in legs
+            ]
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"the checkpoint's legs are damaged ({error!r}); resume from another.") from error
+
+
+def lengths(summary: Mapping[str, Any]) -> list[int]:
+    """The different trainer.max_steps of a run's legs, if there is more than one: no single schedule is its own."""
+    legs = summary.get("legs")
+    known = [leg.get("max_steps") for leg in legs if isinstance(leg, dict)] if isinstance(legs, list) else []
+    found = list(dict.fromkeys(steps for steps in known if isinstance(steps, int)))
+    return found if len(found) > 1 else []
 
 
 def _git(*words: str, at: Path) -> str | None:

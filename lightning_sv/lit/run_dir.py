@@ -1,10 +1,13 @@
-"""The run directory: chosen by rank 0, claimed by one run at a time."""
+"""The run directory: chosen by rank 0, claimed by one run at a time, written to from the first step on."""
 
 import os
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
+from lightning.fabric.loggers.logger import _DummyExperiment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch import distributed
 
 from lightning_sv.runs.lock import lock
@@ -104,6 +107,29 @@ def claim(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> FileL
     held = lock(run_dir)
     _refuse_taken(run_dir, ckpt_path, again)
     return held
+
+
+class RunLogger(TensorBoardLogger):
+    """TensorBoard's logger, silent until `opened`: a run that is refused while it is set up leaves no event file."""
+
+    opened = False
+
+    @property
+    def experiment(self) -> Any:
+        """The writer; Lightning asks for it before the checkpoint is read."""
+        return super().experiment if self.opened else _DummyExperiment()
+
+    def save(self) -> None:
+        """Write what is not yet on the disk."""
+        if self.opened:
+            super().save()
+
+
+def replace(path: Path, text: str) -> None:
+    """Write a file in one step: it holds all of the text, or what it held before."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    partial.replace(path)
 
 
 def rank() -> int:

@@ -1,22 +1,22 @@
 """What a checkpoint must share with the run that loads it."""
 
 from dataclasses import asdict
-from math import isfinite
+from math import isclose, isfinite
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from lightning_sv.lit.load import CHECKPOINT_KEY
+from lightning_sv.lit.provenance import Legs
 from lightning_sv.optim import OptimConfig, build_optimizer
 
 #: settings that came after the first checkpoints, which had what is their default now
 _LATER = ("undecayed", "muon_roles")
 
 
-def settings_of(module: Any) -> dict[str, Any]:
+def settings_of(module: Any, data: Any) -> dict[str, Any]:
     """Return the settings of a `PretrainModule` and its data that weights, optimizer state and order depend on."""
-    data: Any = module.trainer.datamodule
     return {
         "backbone": asdict(module.config),
         "scale": str(module.strategy),
@@ -29,17 +29,19 @@ def settings_of(module: Any) -> dict[str, Any]:
     }
 
 
-def refuse_other(checkpoint: dict[str, Any], module: Any) -> None:
+def refuse_other(checkpoint: dict[str, Any], module: Any, data: Any, *, training: bool) -> None:
     """Refuse to load under other settings: the checkpoint's weights or optimizer state would silently win over them.
 
     Args:
         checkpoint: as loaded.
-        module: the `PretrainModule`; where it trains, optimizer, schedule and batch count as well.
+        module: the `PretrainModule`.
+        data: what it reads.
+        training: optimizer, schedule and batch count as well.
 
     Raises:
         ValueError: names the first key that differs, and both values; or the optimizer state is damaged.
     """
-    here, training = settings_of(module), module.trainer.state.fn == "fit"
+    here = settings_of(module, data)
     saved = checkpoint.get(CHECKPOINT_KEY)
     if not isinstance(saved, dict):
         raise ValueError(f"the checkpoint was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
@@ -58,6 +60,35 @@ def refuse_other(checkpoint: dict[str, Any], module: Any) -> None:
             )
     if training:
         _refuse_damaged(checkpoint, build_optimizer(module.parameter_groups(module.meta()), module.optim, module.lr))
+
+
+def refuse_jump(checkpoint: dict[str, Any], module: Any, max_steps: int) -> None:
+    """Refuse another number of steps where the learning rate of the next one would be another by it.
+
+    A cosine is bent by every change of its length; wsd before its decay goes on as it was, longer or shorter.
+
+    Args:
+        checkpoint: as loaded, and not refused by `refuse_other`.
+        module: the `PretrainModule`.
+        max_steps: of this run.
+
+    Raises:
+        ValueError: both rates, both lengths as far as they are known, and what to do.
+    """
+    step, legs = checkpoint.get("global_step"), Legs()
+    if not isinstance(step, int) or step < 0:
+        raise ValueError(f"the checkpoint's global_step is {step!r:.80}; resume from another.")
+    legs.restore(checkpoint[CHECKPOINT_KEY].get("legs"), step)
+    then = checkpoint["optimizer_states"][0]["param_groups"][0]["lr"]
+    now = module.lr * module.schedule.factor(min(step, max_steps - 1), max_steps)
+    if isclose(then, now, rel_tol=1e-6):
+        return
+    length = f" of {legs.length}" if legs.length else ""
+    raise ValueError(
+        f"the checkpoint is at step {step}{length} of its {module.schedule.name} schedule, with learning rate "
+        f"{then:.3g}; trainer.max_steps {max_steps} makes that {now:.3g}. Resume with the same trainer.max_steps, "
+        "start a new run (a wsd one can be extended until it decays), or take the jump with --extend."
+    )
 
 
 def _refuse_damaged(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:

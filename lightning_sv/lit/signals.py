@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: noted when they come, obeyed at the end of the optimizer step."""
+"""Signals that ask a run to stop, Ctrl-C among them: noted when they come, obeyed at the end of the optimizer step."""
 
 import os
 import re
@@ -11,27 +11,31 @@ from typing import Any
 
 import lightning as L
 
-#: exit status of a program that SIGTERM ended
-STOPPED = 128 + signal.SIGTERM
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+#: exit status of a program that SIGTERM ended, and of one that Ctrl-C did
+STOPPED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_SAID = b"\nstopping after this step, with a checkpoint; Ctrl-C again ends the run at once, without\n"
+_SHOW_CURSOR = b"\x1b[?25h"  # the bar hides it, and a second Ctrl-C would leave it so
 
 
 class StoppedError(Exception):
     """The run was asked to stop, and stopped after a step with a checkpoint.
 
     Attributes:
+        code: exit status of the program.
         requeue: whether SLURM is asked to start the job again.
     """
 
-    def __init__(self, step: int, requeue: bool):
+    def __init__(self, step: int, code: int, requeue: bool):
         super().__init__(f"stopped after step {step}, as asked by a signal")
-        self.requeue = requeue
+        self.code, self.requeue = code, requeue
 
 
 class StopSignals:
-    """Notes SIGTERM and SIGUSR1; Lightning's own handlers save or end the run in the middle of a step."""
+    """Notes SIGTERM, SIGUSR1 and SIGINT; Lightning's own handlers save or end the run in the middle of a step."""
 
     def __init__(self) -> None:
+        self._speaks = False
         self._received: int | None = None
         self._before: dict[int, Any] = {}
 
@@ -41,7 +45,11 @@ class StopSignals:
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         if threading.current_thread() is not threading.main_thread():
             return
-        self._before = {number: signal.signal(number, self._note) for number in _SIGNALS}
+        self._speaks = trainer.is_global_zero
+        for number in _SIGNALS:
+            # A shell ignores Ctrl-C for what it starts in the background.
+            if number != signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._note)
 
     def leave(self) -> None:
         """Give them back."""
@@ -51,6 +59,10 @@ class StopSignals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received = number
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)  # the system's own: it ends even what hangs below Python
+            if self._speaks:
+                os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") + _SAID)  # print may be what was interrupted
 
     @property
     def came(self) -> bool:
@@ -63,10 +75,12 @@ class StopSignals:
         Raises:
             StoppedError: always; requeue if SLURM gave any device the signal that announces the end of the job's time.
         """
-        announced = self._received == signal.SIGUSR1
+        announced, interrupted = (self._received == number for number in (signal.SIGUSR1, signal.SIGINT))
         if trainer.world_size > 1:  # the signal reaches one process before another
             announced = trainer.strategy.reduce_boolean_decision(announced, all=False)
-        raise StoppedError(trainer.global_step, announced and "SLURM_JOB_ID" in os.environ)
+            interrupted = trainer.strategy.reduce_boolean_decision(interrupted, all=False)
+        code = INTERRUPTED if interrupted else STOPPED
+        raise StoppedError(trainer.global_step, code, announced and not interrupted and "SLURM_JOB_ID" in os.environ)
 
 
 def requeue() -> bool:

@@ -13,14 +13,17 @@ from rich.table import Table
 from lightning_sv.callbacks import tokens_seen
 from lightning_sv.lit.data import ShardDataModule
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.provenance import Provenance
+from lightning_sv.lit.provenance import Provenance, lengths
+from lightning_sv.lit.run_dir import replace
 from lightning_sv.optim import build_optimizer, group_table, parameter_table
 
 SUMMARY_FILE = "summary.json"
 
 
-def summarize(trainer: L.Trainer, module: PretrainModule, data: ShardDataModule, seconds: float) -> dict[str, Any]:
+def summarize(trainer: L.Trainer, module: PretrainModule, data: ShardDataModule) -> dict[str, Any]:
     """Collect the figures of a finished run."""
+    legs = module.legs.at(trainer.global_step, trainer.max_steps)
+    seconds = [leg["seconds"] for leg in legs]
     return {
         "label": module.label,
         "meaning": str(module.meaning),
@@ -33,7 +36,8 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: ShardDataModule,
         "activated_parameters": module.n_activated,
         "lr": module.lr,
         **data.manifest.loss_figures(float(trainer.callback_metrics["val/loss"])),
-        "seconds": seconds,
+        "seconds": None if None in seconds else sum(seconds),
+        "legs": legs,
         "torch": torch.__version__,
         **Provenance.now()._asdict(),
     }
@@ -41,9 +45,7 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: ShardDataModule,
 
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
     """Write summary.json; its presence says that the run completed."""
-    partial = run_dir / f".{SUMMARY_FILE}.partial"
-    partial.write_text(json.dumps(summary, indent=2) + "\n")
-    partial.replace(run_dir / SUMMARY_FILE)
+    replace(run_dir / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
 
 
 def write_parameters(run_dir: Path, module: PretrainModule) -> None:
@@ -52,7 +54,7 @@ def write_parameters(run_dir: Path, module: PretrainModule) -> None:
     optimizer = build_optimizer(module.parameter_groups(meta), module.optim, module.lr)
     rows = [["parameter", "shape", "role", "optimizer", "peak_lr", "weight_decay"]]
     rows += parameter_table(meta, optimizer)
-    (run_dir / "parameters.csv").write_text("".join(",".join(row) + "\n" for row in rows))
+    replace(run_dir / "parameters.csv", "".join(",".join(row) + "\n" for row in rows))
 
 
 def print_groups(console: Console, module: PretrainModule, steps: int, data: ShardDataModule) -> None:
@@ -86,8 +88,11 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> N
     table.add_row("training tokens", f"{summary['tokens']:,}")
     if summary["skipped_steps"]:
         table.add_row("steps skipped (not finite)", f"{summary['skipped_steps']:,}")
-    minutes, seconds = divmod(round(summary["seconds"]), 60)
-    table.add_row("time", f"{minutes}:{seconds:02d}")
+    if summary["seconds"] is not None:
+        minutes, seconds = divmod(round(summary["seconds"]), 60)
+        table.add_row("time", f"{minutes}:{seconds:02d}")
+    if extended := lengths(summary):
+        table.add_row("trainer.max_steps, leg by leg", " ".join(map(str, extended)))
     console.print(table)
     if summary["val_bits_per_byte"] >= summary["bigram_bits_per_byte"]:
         console.print(

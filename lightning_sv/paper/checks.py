@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lightning_sv.lit.provenance import lengths
 from lightning_sv.paper.events import Run
 
 #: what of a corpus decides the unit of a loss, and what decides the text that a run is validated on
@@ -133,6 +134,11 @@ def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[Config
             listed = "; ".join(f"{x} ({_few(names)})" for x, names in by_value.items())
             warnings.append(f"The runs {what}: {listed}.")
     for name, run in runs.items():
+        if extended := lengths(run.summary):
+            warnings.append(
+                f"{name} was resumed under another trainer.max_steps ({', then '.join(map(str, extended))}): its "
+                "learning rate is that of no single schedule."
+            )
         stated = run.summary.get("val_loss")
         if stated is not None and abs(stated - run.val_loss) > 1e-3:
             warnings.append(

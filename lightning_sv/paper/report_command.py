@@ -82,10 +82,9 @@ def own_figure(
     if first not in arms:
         raise ValueError(f"There is no arm {first!r} among the runs; --baseline takes one of {', '.join(arms)}.")
     checked = {str(run.dir): run for run in found}
-    warnings = []
     if len(found) > 1:
         check_same_corpus(checked)
-        warnings = comparability_warnings(checked, config_differences(checked, ()))
+    warnings = comparability_warnings(checked, config_differences(checked, ()))
     shared = sorted(set.intersection(*(set(seeds) for seeds in arms.values())))
     if not shared:
         raise ValueError(

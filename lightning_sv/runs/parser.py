@@ -11,7 +11,7 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning_sv.runs.yaml_file import check_yaml
 
 #: keys of a run's config.yaml that say nothing about its model, data and trainer
-RUN_KEYS = ("run_dir", "compile_cache", "ckpt_path", "json", "weights_only", "optimizer", "lr_scheduler")
+RUN_KEYS = ("run_dir", "compile_cache", "ckpt_path", "extend", "json", "weights_only", "optimizer", "lr_scheduler")
 
 
 class Parser(ArgumentParser):

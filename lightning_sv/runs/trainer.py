@@ -3,7 +3,9 @@
 Without Lightning, so that a run is planned and compared without importing it; a test compares keys and defaults.
 """
 
+import logging
 import os
+import warnings
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -179,3 +181,19 @@ def prepare_torch() -> None:
         raise ValueError(f"torch {torch.__version__} is too old, {OLDEST_TORCH} is needed; run 'make install'.")
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+
+
+def quiet() -> None:
+    """Silence messages of the libraries that say nothing about this run."""
+    for name in ("lightning.pytorch", "lightning.fabric", "litdata"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # a profiler's report is one
+    for message in (
+        ".*args parameter is intended to run from within Python.*",
+        ".*__len__` could be inaccurate.*",
+        ".*does not have many workers.*",
+        ".*isinstance.treespec, LeafSpec.*",
+        ".*log_every_n_steps.*",
+        ".*Checkpoint directory .* exists and is not empty.*",
+    ):
+        warnings.filterwarnings("ignore", message=message)

@@ -32,7 +32,7 @@ def fuzz_resume(tally: Tally, run_args: list[str], folder: Path, n: int) -> None
     def resume() -> None:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main([*fit, "3", "--run_dir", str(folder / "resumed"), "--ckpt_path", str(path)])
+            code = main([*fit, "3", "--extend", "--run_dir", str(folder / "resumed"), "--ckpt_path", str(path)])
         if code == 2:
             raise ValueError(err.getvalue())
         assert code == 0, err.getvalue()
@@ -63,7 +63,7 @@ def test_a_checkpoint_without_sense(
     checkpoint = torch.load(path, weights_only=True)
     torch.save(checkpoint | {key: 7}, path)
     capsys.readouterr()
-    assert main([*fit, "2", "--ckpt_path", str(path)]) == 2
+    assert main([*fit, "2", "--extend", "--ckpt_path", str(path)]) == 2
     said = (
         "the checkpoint's optimizer state is damaged"
         if key == "optimizer_states"
@@ -92,5 +92,5 @@ def test_an_optimizer_state_that_would_be_written_past_its_end(
         del group["lr"]
     torch.save(checkpoint, path)
     capsys.readouterr()
-    assert main([*fit, "2", "--ckpt_path", str(path)]) == 2
+    assert main([*fit, "2", "--extend", "--ckpt_path", str(path)]) == 2
     assert "error: the checkpoint's optimizer state is damaged" in capsys.readouterr().err

@@ -82,7 +82,7 @@ def test_a_resumed_run_looks_as_well(
     path = sorted(copy.glob("train/*.bin"))[0]
     damage(path, "bit-flipped", random.Random(0))
     capsys.readouterr()
-    code = main([*fit, "4", "--ckpt_path", "last"])
+    code = main([*fit, "4", "--extend", "--ckpt_path", "last"])
     after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     fine = code == 2 and path.name in capsys.readouterr().err and after == before
     tally("a shard bit-flipped before a resume", fine)

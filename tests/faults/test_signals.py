@@ -1,9 +1,10 @@
-"""SIGTERM and SIGUSR1: the run ends after the step under way, and goes on as if it had not."""
+"""SIGTERM, SIGUSR1 and Ctrl-C: the run ends after the step under way, and goes on as if it had not."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,10 @@ import pytest
 from lightning_sv.__main__ import main
 from lightning_sv.lit.module import PretrainModule
 from tests.faults.conftest import Tally
-from tests.lit.runs import differences, finish, load, same_curves, start, wait_for
+from tests.lit.runs import LAST, differences, finish, load, same_curves, start, wait_for
 
 pytestmark = pytest.mark.faults
-STEPS, STOPPED = 30, 128 + signal.SIGTERM
+STEPS, STOPPED, INTERRUPTED = 30, 128 + signal.SIGTERM, 128 + signal.SIGINT
 #: what sbatch gives a job of one task, and what srun adds
 BATCH = {"SLURM_JOB_ID": "12", "SLURM_JOB_NAME": "train"}
 SRUN = BATCH | {
@@ -60,22 +61,24 @@ def stop_in_a_step(monkeypatch: pytest.MonkeyPatch, step: int, micro_batch: int,
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_stops_after_the_step(
     number: int, micro_batch: int, args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert main(["fit", *args, "--run_dir", str(whole)]) == 0
-    handlers = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1)]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background a shell has it ignored
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    handlers = [signal.getsignal(n) for n in numbers]
     fit = ["fit", *args, "--run_dir", str(run), "--ckpt_path", "last"]
     steps = (0, 6, 13)
     for step in steps:
         with monkeypatch.context() as patch:
             stop_in_a_step(patch, step, micro_batch, number)
             code = main(fit)
-        exact = code == STOPPED and load(run)["global_step"] == step + 1
+        exact = code == (INTERRUPTED if number == signal.SIGINT else STOPPED) and load(run)["global_step"] == step + 1
         assert exact and not (run / "summary.json").exists()
-        assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1)] == handlers
+        assert [signal.getsignal(n) for n in numbers] == handlers
     assert main(fit) == 0
     different = differences(load(whole), load(run))
     for _ in steps:
@@ -89,6 +92,7 @@ def test_stops_after_the_step(
     [
         (signal.SIGTERM, {}, 0, False),
         (signal.SIGTERM, {}, 1, True),
+        (signal.SIGINT, {}, 1, True),
         (signal.SIGUSR1, {}, 1, True),
         (signal.SIGUSR1, BATCH, 0, False),
         (signal.SIGUSR1, SRUN, 0, False),
@@ -109,7 +113,8 @@ def test_a_process_is_signalled(
     (os.killpg if group else os.kill)(process.pid, number)
     code, output = finish(process)
     requeues = number == signal.SIGUSR1 and bool(environment)
-    assert (code, "Traceback" in output) == (0 if requeues else STOPPED, False), output
+    stopped = INTERRUPTED if number == signal.SIGINT else STOPPED
+    assert (code, "Traceback" in output) == (0 if requeues else stopped, False), output
     job = "12_3" if environment is ARRAY else "12"
     assert (scontrol.read_text() if scontrol.exists() else "") == (f"requeue {job}\n" if requeues else "")
     assert 7 <= load(run)["global_step"] < STEPS
@@ -119,6 +124,25 @@ def test_a_process_is_signalled(
     tally(name + (" and its workers" if group else ""), not different)
     assert not different
     same_curves(whole, run)
+
+
+def test_a_second_ctrl_c_kills_at_once(args: list[str], tmp_path: Path, tally: Tally) -> None:
+    """While the checkpoint that the first asked for is written: the one before it counts."""
+    args = [*args, "--checkpoint.every_n_steps", "3", "--trainer.max_steps", "5000"]
+    run = tmp_path / "run"
+    process = start(args, run, module="tests.faults.slow_writes", env=os.environ | {"SLOW_AFTER": "9999"})
+    partial = run / "checkpoints/.last.ckpt.partial"
+    while not ((run / LAST).exists() and partial.exists() and partial.stat().st_size > 9999):
+        assert process.poll() is None
+        time.sleep(0.02)
+    before = (run / LAST).read_bytes()
+    process.send_signal(signal.SIGINT)
+    wait_for(process, "Ctrl-C again ends the run at once")
+    process.send_signal(signal.SIGINT)
+    code, output = finish(process, seconds=10)
+    fine = code == -signal.SIGINT and (run / LAST).read_bytes() == before and load(run)["global_step"] == 3
+    tally("Ctrl-C twice, during a checkpoint write", fine)
+    assert fine, output
 
 
 @pytest.mark.parametrize("broken", ["refuses", "is missing", "has no number"])

@@ -51,7 +51,15 @@ def finish(process: subprocess.Popen, seconds: float = 120) -> tuple[int, str]:
 
 
 def load(run: Path) -> dict[str, Any]:
-    return torch.load(run / LAST, weights_only=True)
+    """The last checkpoint, but for the seconds of its legs."""
+    checkpoint: dict[str, Any] = torch.load(run / LAST, weights_only=True)
+    del checkpoint["lightning_sv"]["legs"]
+    return checkpoint
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Every file of a folder, byte for byte."""
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def differences(one: Any, two: Any, path: str = "") -> list[str]:

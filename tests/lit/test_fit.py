@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from lightning_sv.lit.settings import refuse_other
 from lightning_sv.lit.summary import write_parameters
 from lightning_sv.paper.events import read_run
 from lightning_sv.runs.parse import parse_run
+from tests.lit.runs import contents
 
 
 @pytest.fixture
@@ -123,14 +123,13 @@ def test_roles_that_do_not_decay_are_in_parameters_csv(run_args: list[str], tmp_
 
 def test_a_checkpoint_from_before_a_setting_had_its_default(run: Path) -> None:
     module, data, _ = parse_run(["--config", str(run / "config.yaml")])
-    module.trainer = SimpleNamespace(datamodule=data, state=SimpleNamespace(fn="fit"))  # type: ignore[attr-defined]
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     optim = checkpoint["lightning_sv"]["optim"]
     del optim["undecayed"], optim["muon_roles"]
-    refuse_other(checkpoint, module)
+    refuse_other(checkpoint, module, data, training=True)
     optim["undecayed"] = ["head"]
     with pytest.raises(ValueError, match=re.escape("optim.undecayed = ['head'], this run has []")):
-        refuse_other(checkpoint, module)
+        refuse_other(checkpoint, module, data, training=True)
 
 
 def test_budget_bf16_compile_masks_and_validate(
@@ -258,13 +257,33 @@ def test_a_directory_that_holds_a_run_is_refused(
     assert (run / "config.yaml").read_bytes() == before
 
 
-def test_resuming_under_other_settings_is_refused(
+def test_a_refused_resume_leaves_the_run_as_it_was(
     run: Path, run_args: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    resume = [*run_args, "--ckpt_path", str(run / "checkpoints/last.ckpt"), "--trainer.max_steps", "14"]
-    for change in (["--model.optim.lr", "1e-9"], ["--data.global_batch", "8"], ["--model.scale", "llama"]):
-        assert main(["fit", *resume, *change]) == 2
-        assert "start a new run" in capsys.readouterr().err
+    """Another rate, batch, strategy, model or length; a checkpoint that is damaged where Lightning alone reads it."""
+    capsys.readouterr()
+    before, last = contents(run), run / "checkpoints/last.ckpt"
+    longer = ["--trainer.max_steps", "14"]
+    changes = {
+        "optim.lr = 0.006": ["--model.optim.lr", "1e-9"],
+        "data.global_batch = 4": ["--data.global_batch", "8"],
+        "scale = hg": ["--model.scale", "llama"],
+        "backbone.d_model = 32": ["--model.backbone.d_model", "64"],
+        "at step 12 of 12 of its cos schedule": [],
+    }
+    for said, change in changes.items():
+        assert main(["fit", *run_args, "--ckpt_path", str(last), *longer, *change]) == 2
+        out, err = capsys.readouterr()
+        assert err.startswith("error: the checkpoint ") and said in err and "new run" in err and not out, (out, err)
+        assert contents(run) == before, change
+    checkpoint = torch.load(last, weights_only=True)
+    for key in ("loops", "callbacks"):
+        torch.save(checkpoint | {key: 7}, last)
+        before = contents(run)
+        assert main(["fit", *run_args, *longer, "--extend", "--ckpt_path", str(last)]) == 2
+        out, err = capsys.readouterr()
+        assert err.startswith("error: the checkpoint cannot be resumed") and "resume with" not in out
+        assert contents(run) == before
     assert main(["validate", *run_args]) == 2
     assert "validate needs a checkpoint" in capsys.readouterr().err
 

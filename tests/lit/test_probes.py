@@ -125,8 +125,7 @@ def test_a_resumed_run_logs_the_same_figures(
 
     with monkeypatch.context() as patch:
         patch.setattr(PretrainModule, "on_train_batch_start", stop)
-        with pytest.raises(SystemExit):
-            main(["fit", *args, "--run_dir", str(stopped)])
+        assert main(["fit", *args, "--run_dir", str(stopped)]) == 130
     assert main(["fit", *args, "--ckpt_path", str(stopped / "checkpoints/last.ckpt")]) == 0
     ours, theirs = figures_of(read_run(whole)), figures_of(read_run(stopped))
     assert ours == theirs and len(ours["sharpness/all/lambda_max"]) == 4

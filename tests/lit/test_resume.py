@@ -1,10 +1,14 @@
 """A run killed at step k and resumed is the run that was never stopped, bit for bit."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,9 +16,12 @@ import torch
 from lightning_sv.__main__ import main
 from lightning_sv.lit.checkpoint import AtomicCheckpointIO
 from lightning_sv.lit.module import PretrainModule
+from lightning_sv.lit.settings import refuse_jump
+from lightning_sv.optim import ScheduleConfig
+from lightning_sv.paper.checks import comparability_warnings
 from lightning_sv.paper.events import read_run
 from tests.conftest import write_run_args
-from tests.lit.runs import same_checkpoint, start, wait_for
+from tests.lit.runs import load, same_checkpoint, start, wait_for
 
 STEPS = 40
 
@@ -78,8 +85,7 @@ def test_every_family_resumes_bit_for_bit(
 
     with monkeypatch.context() as patch:
         patch.setattr(PretrainModule, "on_train_batch_start", stop)
-        with pytest.raises(SystemExit):
-            main(["fit", *args, "--run_dir", str(stopped)])
+        assert main(["fit", *args, "--run_dir", str(stopped)]) == 130
     assert not (stopped / "summary.json").exists()
     assert main(["fit", *args, "--ckpt_path", str(stopped / "checkpoints/last.ckpt")]) == 0
     same_checkpoint(whole, stopped)
@@ -93,16 +99,87 @@ def test_every_family_resumes_bit_for_bit(
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_the_last_checkpoint_whole(long_args: list[str], tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_run_after_the_step_with_a_checkpoint(long_args: list[str], tmp_path: Path) -> None:
+    """As a terminal sends it, to the loader's worker as well; each start is a leg of the summary."""
     run = tmp_path / "run"
-    process = start(long_args, run)
+    rare = [*long_args, "--checkpoint.every_n_steps", "1000", "--data.num_workers", "1"]
+    process = start(rare, run, start_new_session=True)
     wait_for(process, f"step 9/{STEPS}")
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     output = process.communicate(timeout=60)[0]
-    assert process.returncode not in (0, None) and "Traceback" not in output, output
-    assert torch.load(run / "checkpoints/last.ckpt", weights_only=True)["global_step"] >= 5
-    assert main(["fit", *long_args, "--ckpt_path", str(run / "checkpoints/last.ckpt")]) == 0
+    assert process.returncode == 130 and "Traceback" not in output, output
+    assert "stopping after this step, with a checkpoint" in output and "resume with: lightning-sv fit" in output
+    stopped = load(run)["global_step"]
+    assert 9 <= stopped < STEPS
+    assert main(["fit", *rare, "--ckpt_path", str(run / "checkpoints/last.ckpt")]) == 0
     assert len(read_run(run).curve("train/loss").tokens) == STEPS // 4
+    summary = json.loads((run / "summary.json").read_text())
+    assert [(leg["steps"], leg["max_steps"]) for leg in summary["legs"]] == [(stopped, STEPS), (STEPS - stopped, STEPS)]
+    assert summary["seconds"] == sum(leg["seconds"] for leg in summary["legs"])
+
+
+WSD, COS = ScheduleConfig("wsd", stable_ratio=0.8), ScheduleConfig("cos", warmup_ratio=0.1)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "then", "now", "refused"),
+    [
+        (COS, 50, 100, 100, False),
+        (COS, 50, 100, 150, True),
+        (COS, 50, 100, 60, True),
+        (COS, 100, 100, 150, True),
+        (COS, 5, 100, 101, False),  # in a warm-up of as many steps nothing has been otherwise
+        (WSD, 50, 100, 500, False),
+        (WSD, 50, 100, 62, False),  # the decay begins now
+        (WSD, 50, 100, 60, True),  # it should have begun
+        (WSD, 81, 100, 100, False),
+        (WSD, 90, 100, 200, True),
+        (WSD, 100, 100, 200, True),
+        (replace(WSD, stable_ratio=1.0), 100, 100, 200, False),  # constant: never
+    ],
+)
+def test_another_length_is_refused_where_the_learning_rate_would_jump(
+    schedule: ScheduleConfig, step: int, then: int, now: int, refused: bool
+) -> None:
+    rate = 0.01 * schedule.factor(min(step, then - 1), then)
+    checkpoint = {
+        "global_step": step,
+        "lightning_sv": {"legs": [{"steps": step, "max_steps": then, "seconds": 1.0}]},
+        "optimizer_states": [{"param_groups": [{"lr": rate}]}],
+    }
+    says = pytest.raises(ValueError, match=f"at step {step} of {then} of its {schedule.name} .*max_steps {now} makes")
+    with says if refused else nullcontext():
+        refuse_jump(checkpoint, SimpleNamespace(lr=0.01, schedule=schedule), now)
+
+
+def test_every_length_of_an_extended_run_is_recorded(
+    run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """wsd before its decay goes on as the longer run would; a cosine only when asked to, and no reader is misled."""
+    for name, schedule in (("w", "wsd"), ("c", "cos")):
+        fit = ["fit", *run_args, "--model.schedule.name", schedule, "--run_dir", str(tmp_path / name)]
+        fit += ["--checkpoint.every_n_steps", "4"]
+        with monkeypatch.context() as patch:
+            patch.setattr(PretrainModule, "on_train_batch_start", lambda self, *_: stop_after_step(self, 4))
+            assert main([*fit, "--trainer.max_steps", "8"]) == 130
+        again = [*fit, "--trainer.max_steps", "12", "--ckpt_path", "last"]
+        if name == "c":
+            assert main(again) == 2
+        assert main(again + ["--extend"] * (name == "c")) == 0
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        assert summary["steps"] == 12
+        assert [(leg["steps"], leg["max_steps"]) for leg in summary["legs"]] == [(4, 8), (8, 12)]
+        assert summary["seconds"] == sum(leg["seconds"] for leg in summary["legs"])
+        run = read_run(tmp_path / name)
+        assert run.config["trainer"]["max_steps"] == 12 and run.config["extend"] is False
+        assert "learning rate is that of no single schedule" in comparability_warnings({name: run}, ())[0]
+    lr = read_run(tmp_path / "w").curve("lr").values
+    assert lr.tolist() == pytest.approx([lr[0] * WSD.factor(step, 12) for step in range(12)])
+
+
+def stop_after_step(module: PretrainModule, step: int) -> None:
+    if module.global_step == step:
+        raise KeyboardInterrupt
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
