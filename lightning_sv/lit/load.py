@@ -47,7 +47,7 @@ def while_restoring(error: BaseException) -> bool:
     Lightning restores a checkpoint without a check of its entries, and gives no place to catch what that raises.
     """
     files = [Path(frame.filename).as_posix() for frame in traceback.extract_tb(error.__traceback__)]
-    if any(file.endswith("connectors/checkpoint_connector.py") for file in files):
+    if any(file.endswith(("connectors/checkpoint_connector.py", "lightning_sv/lit/settings.py")) for file in files):
         return True
     return not isinstance(error, RuntimeError) and any(reader in file for file in files[-4:] for reader in _READERS)
 
