@@ -39,6 +39,12 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of a short fit is its run.png: only fits of module-scoped fixtures and of other processes draw it."""
+    monkeypatch.setattr("lightning_sv.paper.draw.draw_run", lambda run, path: None)
+
+
 @pytest.fixture
 def config() -> BackboneConfig:
     """The smallest Llama with every part."""

@@ -63,6 +63,7 @@ def _serve() -> None:
     import lightning_sv.paper.draw
     import lightning_sv.paper.events  # noqa: F401
 
+    lightning_sv.paper.draw.draw_run = lambda run, path: None
     faulthandler.enable()
     gc.collect()
     gc.freeze()  # or every rank would search all that was imported for garbage, and copy its pages, when it leaves

@@ -3,6 +3,7 @@
 import resource
 import sys
 import time
+from functools import cache
 from typing import Any
 
 import lightning as L
@@ -136,12 +137,14 @@ def peak_flops(device: torch.device, precision: Any) -> float | None:
     return get_available_flops(device, torch.bfloat16 if str(precision).startswith("bf16") else torch.float32)
 
 
+@cache
 def measured_flops(device: torch.device, precision: Any) -> float:
-    """FLOP/s of the best of five large products, on a CPU in float32."""
+    """FLOP/s of the best of five large products, on a CPU in float32; measured once in a process."""
     cuda = device.type == "cuda"
     dtype = torch.bfloat16 if cuda and str(precision).startswith("bf16") else torch.float32
     n, best = (8192 if cuda else 1024), float("inf")
-    a = torch.randn(n, n, device=device, dtype=dtype)
+    with torch.random.fork_rng([device] if cuda else []):  # the training's numbers do not hang on this
+        a = torch.randn(n, n, device=device, dtype=dtype)
     for _ in range(5):
         began = time.perf_counter()
         float((a @ a)[0, 0])

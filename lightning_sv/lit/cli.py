@@ -51,6 +51,7 @@ class PretrainCLI(LightningCLI):
     summary: dict[str, Any] | None = None
 
     def __init__(self, args: list[str], cleanup: ExitStack, fitting: Fitting):
+        self._asked = args[0]  # fit or validate
         self._cleanup = cleanup  # run when the command ends, however it does
         self._fitting = fitting
         prepare_torch()
@@ -66,11 +67,9 @@ class PretrainCLI(LightningCLI):
             trainer_defaults=TRAINER_DEFAULTS,
         )
 
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """Keep fit and validate."""
-        every = LightningCLI.subcommands()
-        return {name: every[name] for name in ("fit", "validate")}
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """Keep the one that is asked for: a parser for another would be built for nothing."""
+        return {self._asked: LightningCLI.subcommands()[self._asked]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what a run has beside model, data and trainer."""
