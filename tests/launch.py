@@ -61,7 +61,7 @@ def _server() -> subprocess.Popen[str]:
 def _serve() -> None:
     import lightning_sv.lit.cli  # what a fit imports
     import lightning_sv.paper.draw
-    import lightning_sv.paper.events  # noqa: F401
+    import lightning_sv.paper.events
 
     lightning_sv.paper.draw.draw_run = lambda run, path: None
     faulthandler.enable()

@@ -1,15 +1,20 @@
 """Fits in processes of their own, and whether two runs are the same to the last bit."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from lightning_sv.lit.checkpoint import AtomicCheckpointIO
 from lightning_sv.paper.events import read_run
 from tests.conftest import listen_to_interrupts
 
@@ -48,6 +53,22 @@ def finish(process: subprocess.Popen, seconds: float = 120) -> tuple[int, str]:
     """Exit code and the rest of the output."""
     output = process.communicate(timeout=seconds)[0]
     return process.returncode, output
+
+
+@contextmanager
+def leaving(stopped: Path, step: int, of: Path | None = None) -> Iterator[None]:
+    """Keep a copy of the run directory (`of` alone) as a kill right after the checkpoint of `step` leaves it."""
+    save = AtomicCheckpointIO.save_checkpoint
+
+    def keep(self: AtomicCheckpointIO, checkpoint: dict, path: object, **more: object) -> None:
+        save(self, checkpoint, path)
+        run = Path(str(path)).parents[1]
+        if checkpoint["global_step"] == step and of in (None, run):
+            shutil.copytree(run, stopped)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AtomicCheckpointIO, "save_checkpoint", keep)
+        yield
 
 
 def load(run: Path) -> dict[str, Any]:

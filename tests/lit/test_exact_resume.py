@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import random
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import lightning as L
@@ -14,11 +13,10 @@ import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks.scalars import write_scalars
-from lightning_sv.lit.checkpoint import AtomicCheckpointIO
 from lightning_sv.optim.config import OPTIMIZERS
 from lightning_sv.paper.events import read_run
 from lightning_sv.scale.strategy import PARAMETERIZATIONS, PLACEMENTS
-from tests.lit.runs import differences, load, same_checkpoint, same_curves
+from tests.lit.runs import differences, leaving, load, same_checkpoint, same_curves
 
 STEPS, STOP = 20, 10
 #: from the tables: a new row is tested without an edit
@@ -39,21 +37,6 @@ class Dice(L.Callback):
         write_scalars(trainer, {f"dice/{name}": value for name, value in values.items()})
 
 
-@contextlib.contextmanager
-def leaving(stopped: Path, step: int = STOP) -> Iterator[None]:
-    """Keep a copy of the run directory as a kill right after the checkpoint of `step` leaves it."""
-    save = AtomicCheckpointIO.save_checkpoint
-
-    def keep(self: AtomicCheckpointIO, checkpoint: dict, path: object, **more: object) -> None:
-        save(self, checkpoint, path)
-        if checkpoint["global_step"] == step:
-            shutil.copytree(Path(str(path)).parents[1], stopped)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AtomicCheckpointIO, "save_checkpoint", keep)
-        yield
-
-
 def fit(args: list[str], run: Path, *more: str) -> None:
     dice = ["--trainer.callbacks", f"{__name__}.Dice", "--checkpoint.every_n_steps", str(STOP)]
     args = [*args, "--trainer.max_steps", str(STEPS), "--model.optim.lr", "6e-3", *dice, *more]
@@ -62,7 +45,7 @@ def fit(args: list[str], run: Path, *more: str) -> None:
 
 def resumes_exactly(args: list[str], folder: Path) -> None:
     whole, resumed = folder / "whole", folder / "resumed"
-    with leaving(resumed):
+    with leaving(resumed, STOP):
         fit(args, whole)
     assert load(resumed)["global_step"] == STOP
     fit(args, resumed)
@@ -109,7 +92,7 @@ def test_other_workers_and_micro_batches_see_the_same(short_args: list[str], tmp
     """Workers change no bit; micro-batches round otherwise (in float64, to 1e-9) and draw other random numbers."""
     short_args = [*short_args, "--trainer.precision", "64-true"]
     whole = tmp_path / "whole"
-    with leaving(tmp_path / "stopped"):
+    with leaving(tmp_path / "stopped", STOP):
         fit(short_args, whole)
     for name, more in {"workers": ["--data.num_workers", "2"], "micro": ["--data.micro_batch", "8"]}.items():
         run = Path(shutil.copytree(tmp_path / "stopped", tmp_path / name))

@@ -1,5 +1,7 @@
 """Runs with conf/probes/sharpness.yaml: what they log, that they train as without, and that they resume."""
 
+import contextlib
+import io
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,10 @@ from lightning_sv.callbacks.probe import parameter_subsets
 from lightning_sv.corpus import Manifest, open_split
 from lightning_sv.curvature import HessianProduct, hutchinson, lanczos
 from lightning_sv.lit.load import load_backbone
-from lightning_sv.lit.module import PretrainModule
 from lightning_sv.nn import document_numbers, next_token_loss
 from lightning_sv.paper.events import Run, read_run
-from tests.launch import launch
+from tests.conftest import write_run_args
+from tests.lit.runs import leaving
 
 CONFIG = Path(__file__).parents[2] / "conf/probes/sharpness.yaml"
 FAMILIES = {
@@ -26,14 +28,32 @@ FAMILIES = {
 }
 
 
-@pytest.fixture
-def probed(run_args: list[str], tmp_path: Path) -> list[str]:
+@pytest.fixture(scope="module")
+def plain(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return [*write_run_args(corpus, tmp_path_factory.mktemp("plain")), "--model.optim.lr", "6e-3"]
+
+
+@pytest.fixture(scope="module")
+def probed(plain: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The keys of conf/probes/sharpness.yaml, with a budget that tests need not keep."""
     text = CONFIG.read_text().replace("budget: 0.05", "budget: 1.0").replace("sequences: null", "sequences: 3")
     text = text.replace("every_n_steps: 100", "every_n_steps: 5").replace("probes: 9", "probes: 4")
-    config = tmp_path / "probes.yaml"
+    config = tmp_path_factory.mktemp("probed") / "probes.yaml"
     config.write_text(text)
-    return [*run_args, "--config", str(config), "--model.optim.lr", "6e-3"]
+    return [*plain, "--config", str(config)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def probed_run(
+    request: pytest.FixtureRequest, probed: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[list[str], Path, Path, str]:
+    """Arguments of a family, its probed run, the same as a kill after step 3 leaves it, and what was said."""
+    folder = tmp_path_factory.mktemp(request.param)
+    more = [*FAMILIES[request.param], "--data.micro_batch", "2", "--checkpoint.every_n_steps", "3"]
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), leaving(folder / "killed", 3):
+        assert main(["fit", *probed, *more, "--run_dir", str(folder / "run")]) == 0
+    return more, folder / "run", folder / "killed", said.getvalue()
 
 
 def sharpness_of(checkpoint: Path, corpus: Path, *, mask: bool) -> dict[str, float]:
@@ -70,29 +90,25 @@ def figures_of(run: Run) -> dict[str, list[tuple[int, float]]]:
     return {tag: list(zip(*run.curve(tag), strict=True)) for tag in tags if tag != "sharpness/seconds"}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
 def test_the_figures_are_those_of_the_checkpoint_and_the_run_is_unchanged(
-    family: str,
-    run_args: list[str],
-    probed: list[str],
-    corpus: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    probed_run: tuple[list[str], Path, Path, str], plain: list[str], corpus: Path, tmp_path: Path
 ) -> None:
-    run, plain = tmp_path / "run", tmp_path / "plain"
-    assert main(["fit", *probed, *FAMILIES[family], "--run_dir", str(run)]) == 0
-    assert "4 probes of 3 held-out sequences; exact products" in capsys.readouterr().err
-    assert main(["fit", *run_args, "--model.optim.lr", "6e-3", *FAMILIES[family], "--run_dir", str(plain)]) == 0
+    args, run, _, said = probed_run
+    without_probes = tmp_path / "plain"
+    assert "4 probes of 3 held-out sequences; exact products" in said
+    assert main(["fit", *plain, *args, "--run_dir", str(without_probes)]) == 0
     weights, unprobed = (
-        torch.load(path / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for path in (run, plain)
+        torch.load(path / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for path in (run, without_probes)
     )
     assert all(torch.equal(value, unprobed[name]) for name, value in weights.items())
-    record, without = read_run(run), read_run(plain)
+    record, without = read_run(run), read_run(without_probes)
     assert record.curve("train/loss").values.tolist() == without.curve("train/loss").values.tolist()
     assert not any(tag.startswith(("sharpness/", "preconditioner/")) for tag in without.curves)
     assert set(record.curves) >= set(without.curves)
 
-    for key, value in sharpness_of(run / "checkpoints/last.ckpt", corpus, mask=family == "llama").items():
+    for key, value in sharpness_of(
+        run / "checkpoints/last.ckpt", corpus, mask="--model.mask_documents" in args
+    ).items():
         tokens, values = record.curve(f"sharpness/{key}")
         assert tokens.tolist() == [0, 128, 3 * 128, 12 * 128], key
         assert values[-1] == pytest.approx(value, rel=2e-4, abs=2e-5), key
@@ -104,70 +120,49 @@ def test_the_figures_are_those_of_the_checkpoint_and_the_run_is_unchanged(
     histograms = EventAccumulator(str(run)).Reload().Tags()["histograms"]
     assert "preconditioner/layer0/q_proj/gamma_in" in histograms and "preconditioner/layer1/q_proj/field" in histograms
 
-    pages, before = pages_of(run), pages_of(plain)
+    pages, before = pages_of(run), pages_of(without_probes)
     assert before.items() <= pages.items() and "Q, K, V" in before
     assert "sharpness/scale_input/trace" in pages["sharpness"]
     for page in ("sharpness", "preconditioner: Q, K, V"):
         assert set(pages[page]) <= set(record.curves)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_resumed_run_logs_the_same_figures(
-    family: str, probed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    args = [*probed, *FAMILIES[family], "--data.micro_batch", "2", "--checkpoint.every_n_steps", "3"]
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    assert main(["fit", *args, "--run_dir", str(whole)]) == 0
-
-    def stop(self: PretrainModule, batch: object, batch_idx: int) -> None:
-        if self.global_step == 5:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PretrainModule, "on_train_batch_start", stop)
-        assert main(["fit", *args, "--run_dir", str(stopped)]) == 130
-    assert main(["fit", *args, "--ckpt_path", str(stopped / "checkpoints/last.ckpt")]) == 0
-    ours, theirs = figures_of(read_run(whole)), figures_of(read_run(stopped))
+def test_a_resumed_run_logs_the_same_figures(probed_run: tuple[list[str], Path, Path, str], probed: list[str]) -> None:
+    args, whole, killed, _ = probed_run
+    assert main(["fit", *probed, *args, "--run_dir", str(killed), "--ckpt_path", "last"]) == 0
+    ours, theirs = figures_of(read_run(whole)), figures_of(read_run(killed))
     assert ours == theirs and len(ours["sharpness/all/lambda_max"]) == 4
-    a, b = (torch.load(path / "checkpoints/last.ckpt", weights_only=True) for path in (whole, stopped))
+    a, b = (torch.load(path / "checkpoints/last.ckpt", weights_only=True) for path in (whole, killed))
     assert all(torch.equal(value, b["state_dict"][name]) for name, value in a["state_dict"].items())
 
 
 def test_a_wrong_subset_is_refused_before_the_first_step(
-    probed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    probed: list[str], plain: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    text = Path(probed[-1]).read_text()
     config = tmp_path / "probes.yaml"
+    probed = [*plain, "--config", str(config)]
     for wrong, message in (
         ("- scale_inptu", "subsets of Sharpness has 'scale_inptu', which this model lacks; known: all matrix router"),
         ("- layer2", "subsets of Sharpness has 'layer2'"),
     ):
-        text = config.read_text()
         config.write_text(text.replace("- scale_input", wrong))
         assert main(["fit", *probed, "--run_dir", str(tmp_path / "refused")]) == 2
         error = capsys.readouterr().err
         assert f"error: {message}" in error and "Traceback" not in error, error
         assert not (tmp_path / "refused/config.yaml").exists()  # so the directory can be used again
-        config.write_text(text)
     config.write_text(text.replace("budget: 1.0", "budget: 7"))
     assert main(["fit", *probed, "--run_dir", str(tmp_path / "refused")]) == 2
     assert "budget of Sharpness is 7" in (error := capsys.readouterr().err) and "Traceback" not in error, error
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["two processes", "compiled, bf16"])
-def test_however_it_trains_the_probe_is_of_its_weights(
-    how: str, probed: list[str], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_compiled_in_bf16_the_probe_is_of_the_weights(
+    probed: list[str], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit = ["fit", *probed, "--run_dir", str(tmp_path / "run")]
-    if how == "two processes":
-        two = ["--trainer.devices", "2", "--trainer.strategy", "ddp"]
-        ended = launch("lightning_sv", *fit, *two, logs=tmp_path, seconds=300)
-        assert ended.fine, ended
-        said = "".join(ended.logs)
-    else:
-        assert main([*fit, "--trainer.precision", "bf16-mixed", "--model.compile", "block"]) == 0
-        said = capsys.readouterr().err
-    assert said.count("sharpness: 4 probes of 3 held-out sequences") == 1
+    assert main([*fit, "--trainer.precision", "bf16-mixed", "--model.compile", "block"]) == 0
+    assert capsys.readouterr().err.count("sharpness: 4 probes of 3 held-out sequences") == 1
     record = read_run(tmp_path / "run")
     for key, value in sharpness_of(tmp_path / "run/checkpoints/last.ckpt", corpus, mask=False).items():
         tokens, values = record.curve(f"sharpness/{key}")

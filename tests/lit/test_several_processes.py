@@ -10,7 +10,8 @@ from lightning_sv.nn import MixtureOfExperts
 from lightning_sv.paper.events import Run, read_run
 from tests.conftest import write_run_args
 from tests.launch import launch
-from tests.lit.several_processes import MODELS, STOP_AT, STRATEGIES, arguments, fixed_choice, stop_in_the_middle
+from tests.lit.runs import LAST, leaving
+from tests.lit.several_processes import MODELS, MOVED, STOP_AT, STRATEGIES, arguments, fixed_choice
 
 
 @pytest.fixture(scope="module")
@@ -20,13 +21,12 @@ def args(short_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[s
 
 @pytest.fixture(scope="module")
 def alone(args: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every model on one process, one of them also stopped in the middle."""
+    """Every model on one process, and of one its run directory as it was in the middle."""
     out = tmp_path_factory.mktemp("alone")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, leaving(out / "stopped", STOP_AT + 1, of=out / MOVED):
         patch.setattr(MixtureOfExperts, "_choose", fixed_choice)
         for name in MODELS:
             assert main(["fit", *arguments(args, name), "--run_dir", str(out / name)]) == 0
-    stop_in_the_middle(["fit", *arguments(args, "muon")], out / "muon-stopped")
     return out
 
 
@@ -35,7 +35,7 @@ def alone(args: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_processes_are_one(
     strategy: str, args: list[str], alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moved = alone / "muon-stopped" / "stopped.ckpt"
+    moved = alone / "stopped" / LAST
     words = [str(tmp_path), strategy, str(moved), *args]
     ended = launch("tests.lit.several_processes", *words, logs=tmp_path, seconds=600)
     assert ended.fine, ended
@@ -44,16 +44,15 @@ def test_two_processes_are_one(
         if name == "mixed":
             assert_same_run(one, two, loss=5e-3, other=None)
             continue
-        assert_same_run(one, two)
+        assert_same_run(one, two, after=STOP_AT + 1 if name == MOVED else 0)
         assert (tmp_path / name / "parameters.csv").read_text() == (alone / name / "parameters.csv").read_text()
-    # one process goes on where two stopped, and two where one did; another micro-batch, so other accumulation
+    # one process goes on where two stopped; another micro-batch, so other accumulation
     stopped = tmp_path / "moe-muon" / "stopped.ckpt"
     assert torch.load(stopped, weights_only=True)["global_step"] == STOP_AT + 1
     monkeypatch.setattr(MixtureOfExperts, "_choose", fixed_choice)
     go_on = ["--data.micro_batch", "4", "--ckpt_path", str(stopped), "--run_dir", str(tmp_path / "back")]
     assert main(["fit", *arguments(args, "moe-muon"), *go_on]) == 0
     assert_same_run(read_run(alone / "moe-muon"), read_run(tmp_path / "back"), after=STOP_AT + 1)
-    assert_same_run(read_run(alone / "muon"), read_run(tmp_path / "muon-moved"), after=STOP_AT + 1)
 
 
 def assert_same_run(one: Run, two: Run, *, after: int = 0, loss: float = 1e-5, other: float | None = 1e-4) -> None:
