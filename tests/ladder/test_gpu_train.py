@@ -1,6 +1,7 @@
 """`make gpu_train` at toy size: stopped, resumed, reported."""
 
 import json
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -9,7 +10,19 @@ from typing import Any
 import pytest
 
 from benchmarks import gpu_train
+from lightning_sv.__main__ import main
 from lightning_sv.paper.events import read_run
+
+
+class Here:
+    """What `subprocess.Popen` of a command of ours is, in this process."""
+
+    def __init__(self, command: list[str]) -> None:
+        assert command[:3] == [sys.executable, "-m", "lightning_sv"]
+        self.returncode = main(command[3:])
+
+    def wait(self, seconds: float) -> int:
+        return self.returncode
 
 
 @pytest.mark.slow
@@ -18,7 +31,7 @@ def test_arms_are_stopped_resumed_and_reported(corpus: Path, tmp_path: Path, mon
         "corpus.dir": corpus, "corpus.tokenizer": "bpe:300", "corpus.val_fraction": 0.2, "corpus.max_bytes": 400_000,
         "val_sequences": 16, "corpus.source": read_source(corpus),
     }  # fmt: skip
-    words = ["--trainer", "cpu", "--model", "tiny", "--batch", "8", "--tokens", "6144", "--arms", "llama", "unified"]
+    words = ["--trainer", "cpu", "--model", "tiny", "--batch", "8", "--tokens", "6144"]
     words += ["--state", str(tmp_path / "state"), "--out", str(tmp_path / "out"), "--"]
     words += [word for key, value in keys.items() for word in (f"--data.{key}", str(value))]
     words += ["--model.backbone.d_model", "32", "--checkpoint.every_n_steps", "1"]
@@ -28,12 +41,13 @@ def test_arms_are_stopped_resumed_and_reported(corpus: Path, tmp_path: Path, mon
             time.sleep(0.02)
         return process.poll() is not None
 
+    monkeypatch.setattr(gpu_train, "_run", lambda *words: main(words))
     with monkeypatch.context() as patch:
         patch.setattr(gpu_train, "wait", until_a_checkpoint)
-        assert gpu_train.main(["--minutes", "10", *words]) == 0
-    stopped = [(tmp_path / f"state/{arm}/summary.json").is_file() for arm in ("llama", "unified")]
-    assert gpu_train.main(["--minutes", "60", *words]) == 0
-    assert not all(stopped)
+        assert gpu_train.main(["--minutes", "10", "--arms", "llama", *words]) == 0
+    assert not (tmp_path / "state/llama/summary.json").is_file()
+    monkeypatch.setattr(gpu_train.subprocess, "Popen", Here)
+    assert gpu_train.main(["--minutes", "60", "--arms", "llama", "unified", *words]) == 0
     for arm in ("llama", "unified"):
         run = read_run(tmp_path / "state" / arm)
         assert run.summary["steps"] == 12 and run.tokens == 6144

@@ -22,7 +22,7 @@ MIXTURE = ["--model.backbone.n_expert", "6", "--model.backbone.n_expert_active",
 GEMMA = ["--model.backbone.post_norm", "true", "--model.backbone.qk_norm", "true", "--model.scale", "hg+dp+or"]
 MODELS = {
     "unified": ["--model.mask_documents", "true"],
-    "probes": ["--config", "tests/lit/probes.yaml"],
+    "probes": ["--config", "tests/lit/probes.yaml", "--model.backbone.n_layer", "1"],
     "mixture, Gemma's norms and Muon": [*MIXTURE, *GEMMA, "--model.optim.name", "muon", "--model.optim.lr", "1e-3"],
 }
 
@@ -61,6 +61,7 @@ def test_the_micro_batch_of_a_gpu_is_the_largest_that_fits(
     run_args: list[str], card: Callable[[int], torch.device]
 ) -> None:
     args = [*run_args, "--data.global_batch", "60", "--trainer.precision", "bf16-mixed"]
+    args += ["--model.backbone.n_layer", "1"]
 
     def chosen(memory: int, devices: int = 1) -> int | None:
         run, data, trainer = parse_run(args)

@@ -1,5 +1,6 @@
 """Runs through the command line, in process: what they leave, and what they refuse."""
 
+import contextlib
 import json
 import re
 import shutil
@@ -14,13 +15,17 @@ from lightning_sv.lit.settings import refuse_other
 from lightning_sv.lit.summary import write_parameters
 from lightning_sv.paper.events import read_run
 from lightning_sv.runs.parse import parse_run
+from tests.conftest import write_run_args
 from tests.lit.runs import contents
 
 
-@pytest.fixture
-def run(run_args: list[str], tmp_path: Path) -> Path:
-    assert main(["fit", *run_args, "--run_dir", str(tmp_path / "run")]) == 0
-    return tmp_path / "run"
+@pytest.fixture(scope="module")
+def run(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory that no test writes to; beside it, in said.txt, what the command said."""
+    folder = tmp_path_factory.mktemp("run")
+    with (folder / "said.txt").open("w") as said, contextlib.redirect_stdout(said):
+        assert main(["fit", *write_run_args(corpus, folder), "--run_dir", str(folder / "run")]) == 0
+    return folder / "run"
 
 
 def test_a_run_leaves_everything(
@@ -41,7 +46,7 @@ def test_a_run_leaves_everything(
         for kind in ("W", "gamma_in", "gamma_out", "effective"):
             assert record.curve(f"branch_norm/mean/{branch}/{kind}").tokens.tolist()[0] == 0
     assert (run / "run.png").stat().st_size > 10_000
-    out = capsys.readouterr().out
+    out = run.with_name("said.txt").read_text()
     assert "input scale" in out and "bits per byte" in out and f"generate {run}" in out
     # the saved config starts the run again, and gives the same losses
     monkeypatch.chdir(tmp_path)
@@ -52,17 +57,19 @@ def test_a_run_leaves_everything(
     assert read_run(again).curve("train/loss").values.tolist() == losses.tolist()
 
 
-def test_checkpoint_rebuilds_the_model_and_generates(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoint_rebuilds_the_model_and_generates(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = run / "checkpoints" / "last.ckpt"
     model = load_backbone(str(path))
     weights = torch.load(path, weights_only=True)["state_dict"]
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, weights[f"backbone.{name}"])
-    shutil.copytree(run, run.with_name("moved"))
+    moved = shutil.copytree(run, tmp_path / "moved")
     capsys.readouterr()
     texts = []
     for _ in range(2):
-        assert main(["generate", str(run.with_name("moved")), "--prompt", "def ", "--tokens", "9", "--json"]) == 0
+        assert main(["generate", str(moved), "--prompt", "def ", "--tokens", "9", "--json"]) == 0
         texts.append(json.loads(capsys.readouterr().out))
     assert texts[0] == texts[1] and texts[0]["prompt"] == "def " and texts[0]["text"]
 
@@ -288,7 +295,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(
     assert "validate needs a checkpoint" in capsys.readouterr().err
 
 
-def test_zero_means_no_clipping(run: Path, run_args: list[str], tmp_path: Path) -> None:
+def test_zero_means_no_clipping(run_args: list[str], tmp_path: Path) -> None:
     for name, value in (("none", "null"), ("zero", "0")):
         assert main(["fit", *run_args, "--trainer.gradient_clip_val", value, "--run_dir", str(tmp_path / name)]) == 0
     losses = [read_run(tmp_path / name).curve("train/loss").values.tolist() for name in ("none", "zero")]

@@ -39,6 +39,7 @@ def test_two_processes_are_one(
     words = [str(tmp_path), strategy, str(moved), *args]
     ended = launch("tests.lit.several_processes", *words, logs=tmp_path, seconds=600)
     assert ended.fine, ended
+    assert "".join(ended.logs).count("sharpness: 2 probes of 2 held-out sequences") == 2  # by one rank, in each part
     for name in MODELS:
         one, two = read_run(alone / name), read_run(tmp_path / name)
         if name == "mixed":

@@ -18,13 +18,11 @@ from tests.plan.test_memory import allocated
 #: d_model, blocks, vocabulary, sequences, tokens, micro-batches; blocks, embedding or activations dominate
 CASES = [
     (256, 4, 512, 1, 32, 1),
-    (128, 4, 16384, 1, 32, 1),
-    (192, 6, 1024, 4, 128, 1),
-    (256, 4, 4096, 2, 128, 1),
-    (192, 6, 1024, 4, 128, 2),
-    (256, 4, 512, 1, 32, 2),
-    (128, 4, 16384, 1, 32, 3),
+    (192, 4, 1024, 4, 128, 1),
+    (192, 4, 1024, 4, 128, 2),
+    (128, 3, 16384, 1, 32, 3),
 ]
+STEPS = 3
 
 
 def make(d_model: int, n_layer: int, vocab_size: int) -> PretrainModule:
@@ -56,9 +54,11 @@ def measure(d_model: int, n_layer: int, vocab_size: int, sequences: int, tokens:
 
     step()
     # Gloo's threads let go of a buffer when they are scheduled to: the least of several steps is the step's own.
-    measured = min(real() for _ in range(4))
     if distributed.get_rank():
+        for _ in range(STEPS):
+            step()
         return 0, 0
+    measured = min(real() for _ in range(STEPS))
     plan = step_memory(make(d_model, n_layer, vocab_size), sequences, tokens, accumulate=n > 1)
     weights, _, state = plan.parts(2)  # allocated before the profiler looks
     planned = gpu_memory(plan, module.net.layers, "fsdp", 2, accumulate=n > 1)
