@@ -5,6 +5,7 @@ import sys
 import tarfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ def test_arms_are_stopped_resumed_and_reported(corpus: Path, tmp_path: Path, mon
         patch.setattr(gpu_train, "wait", until_a_checkpoint)
         assert gpu_train.main(["--minutes", "10", "--arms", "llama", *words]) == 0
     assert not (tmp_path / "state/llama/summary.json").is_file()
-    monkeypatch.setattr(gpu_train.subprocess, "Popen", Here)
+    monkeypatch.setattr(gpu_train, "subprocess", SimpleNamespace(Popen=Here))
     assert gpu_train.main(["--minutes", "60", "--arms", "llama", "unified", *words]) == 0
     for arm in ("llama", "unified"):
         run = read_run(tmp_path / "state" / arm)

@@ -23,7 +23,16 @@ GEMMA = ["--model.backbone.post_norm", "true", "--model.backbone.qk_norm", "true
 MODELS = {
     "unified": ["--model.mask_documents", "true"],
     "probes": ["--config", "tests/lit/probes.yaml", "--model.backbone.n_layer", "1"],
-    "mixture, Gemma's norms and Muon": [*MIXTURE, *GEMMA, "--model.optim.name", "muon", "--model.optim.lr", "1e-3"],
+    "mixture, Gemma's norms and Muon": [
+        *MIXTURE,
+        *GEMMA,
+        "--model.optim.name",
+        "muon",
+        "--model.optim.lr",
+        "1e-3",
+        "--model.backbone.n_layer",
+        "1",
+    ],
 }
 
 
