@@ -10,35 +10,29 @@ from torch import Tensor
 from lightning_sv.ladder.lane import Lane
 from lightning_sv.ladder.plan import Ladder, RunPlan
 from lightning_sv.ladder.text import Text
-from lightning_sv.nn import Backbone, activated_parameters, next_token_loss
+from lightning_sv.nn import Backbone, activated_parameters
+from lightning_sv.nn.compiling import compile_backbone, prepare_compiler
 from lightning_sv.optim import build_optimizer, parameter_groups
 
 #: steps that are taken as they are before one is recorded: the optimizer makes its state in the first
 WARM_UP = 3
-#: what is compiled: nothing; each block, the head and the loss apart, in seconds; or all as one graph, in a minute
+#: what is compiled: nothing; each block, and the head with the loss, apart, in seconds; or one graph, in a minute
 COMPILE = ("none", "block", "model")
 Loss = Callable[[Backbone, Tensor], Tensor]
 
 
 def _plain_loss(net: Backbone, block: Tensor) -> Tensor:
-    return next_token_loss(net(block[:, :-1]), block[:, 1:])
+    loss: Tensor = net(block[:, :-1], targets=block[:, 1:])
+    return loss
 
 
 @cache
 def _compiled_loss(how: str) -> Loss:
-    """The loss of any model: one compilation serves all of one size and strategy."""
+    """The loss of any model: as one graph, one compilation serves all of one size and strategy."""
     torch._dynamo.config.recompile_limit = 64
     torch._dynamo.config.automatic_dynamic_shapes = False  # another size is another graph, not a general one
-    for key, value in INDUCTOR.items():
-        setattr(torch._inductor.config, key, value)
-    if how == "model":
-        return torch.compile(_plain_loss, dynamic=False)
-    loss = torch.compile(next_token_loss, dynamic=False)
-    return lambda net, block: loss(net(block[:, :-1]), block[:, 1:])
-
-
-#: Inductor keeps cheap passes fused into their readers rather than store their float32 results (2.11 and 2.13)
-INDUCTOR = {"realize_reads_threshold": 16, "realize_opcount_threshold": 200, "realize_acc_reads_threshold": 32}
+    prepare_compiler()
+    return torch.compile(_plain_loss, dynamic=False) if how == "model" else _plain_loss
 
 
 class Trainee:
@@ -64,7 +58,7 @@ class Trainee:
         self._compiled = compile != "none"
         self._loss = _compiled_loss(compile) if self._compiled else _plain_loss
         if compile == "block":
-            self.net.compile_blocks()
+            compile_backbone(self.net, "block")
         self.done = 0
         #: (step, nats per token) of the validations so far, on the device
         self.validations: list[tuple[int, Tensor]] = []

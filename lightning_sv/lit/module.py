@@ -17,6 +17,7 @@ from lightning_sv.lit.rng import restore_rng, rng_states
 from lightning_sv.lit.settings import refuse_other, settings_of
 from lightning_sv.lit.shard import shard
 from lightning_sv.nn import Backbone, MixtureOfExperts, Routing, flops_per_token, router_loss
+from lightning_sv.nn.compiling import compile_backbone
 from lightning_sv.optim import build_optimizer
 from lightning_sv.runs.model import Pretraining
 
@@ -60,10 +61,7 @@ class PretrainModule(Pretraining, L.LightningModule):
             self.backbone.to(self.trainer.strategy.root_device)
             shard(self.backbone, self.device_mesh["data_parallel"])
         # In place: the checkpoint's keys stay clean.
-        if self.compile_how == "model":
-            self.backbone.compile()
-        elif self.compile_how == "block":
-            self.backbone.compile_blocks()
+        compile_backbone(self.backbone, self.compile_how)
 
     def flops_per_token(self, seq_len: int) -> float:
         """Floating-point operations of forward and backward a token."""

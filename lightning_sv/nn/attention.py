@@ -51,10 +51,12 @@ class Attention(nn.Module):
             rope: cos and sin of every position.
             mask: (B, 1, T, T), True where a query may look; None for plain causal attention.
         """
-        q, k, v = (y.unflatten(-1, (-1, self.d_head)).transpose(1, 2) for y in self.qkv(x))  # B H T K
+        q, k, v = (y.unflatten(-1, (-1, self.d_head)) for y in self.qkv(x))  # B T H K
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
+        # Rotated before they are transposed: attention gives its output in the layout of q, and o_proj wants B T H K.
         q, k = rotate(q, rope), rotate(k, rope)
+        q, k, v = (y.transpose(1, 2) for y in (q, k, v))  # B H T K
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
         out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
         return out

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from lightning_sv.nn.attention import Attention
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.nn.ffn import FeedForward
+from lightning_sv.nn.head import Head
 from lightning_sv.nn.init import init_weights
 from lightning_sv.nn.moe import MixtureOfExperts, Routing
 from lightning_sv.nn.rope import rope_tables
@@ -78,7 +79,7 @@ class Backbone(nn.Module):
         )
         self.layers = nn.ModuleList(Block(config, build) for _ in range(config.n_layer))
         head = Branch(config.vocab_size, norm_width=config.vocab_size, role="head")
-        self.head = build.group("final_norm", config.d_model, {"lm_head": head})
+        self.head = build.group("final_norm", config.d_model, {"lm_head": head}, Head)
         #: keep only the inputs of the blocks for backward, and run them again there
         self.activation_checkpointing = False
         #: the simplest strategy that is this model; two models of one meaning are not compared
@@ -86,32 +87,35 @@ class Backbone(nn.Module):
         if not self.embed.weight.is_meta:
             init_weights(self, config, seed)
 
-    def compile_blocks(self) -> None:
-        """Compile each block and the head apart: one compilation serves all blocks, and hooks around them stay.
-
-        Blocks are graphs of their own, between which DDP's hooks run: dynamo need not cut them at DDP's buckets again.
-        """
-        torch._dynamo.config.optimize_ddp = False
-        for module in (*self.layers, self.head):
-            module.forward = torch.compile(module.forward, dynamic=False)
-
     @overload
-    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor: ...
+    def forward(self, tokens: Tensor, documents: Tensor | None = None, *, targets: Tensor | None = None) -> Tensor: ...
 
     @overload
     def forward(
-        self, tokens: Tensor, documents: Tensor | None = None, *, with_routing: Literal[True]
+        self,
+        tokens: Tensor,
+        documents: Tensor | None = None,
+        *,
+        targets: Tensor | None = None,
+        with_routing: Literal[True],
     ) -> tuple[Tensor, list[Routing]]: ...
 
     def forward(
-        self, tokens: Tensor, documents: Tensor | None = None, *, with_routing: bool = False
+        self,
+        tokens: Tensor,
+        documents: Tensor | None = None,
+        *,
+        targets: Tensor | None = None,
+        with_routing: bool = False,
     ) -> Tensor | tuple[Tensor, list[Routing]]:
-        """Return next-token logits, (B, T) -> (B, T, vocab_size).
+        """Return next-token logits, (B, T) -> (B, T, vocab_size), or the loss with respect to `targets`.
 
         Args:
             tokens: token ids.
             documents: (B, T) document number of each position; attention then stays inside a
                 document. None lets it cross document ends.
+            targets: (B, T) token ids, one position ahead of `tokens`: instead of the logits, return their
+                `next_token_loss`, without ever keeping all of them.
             with_routing: return the routing of every mixture of experts as well, in the order of
                 the blocks; an empty list for a dense model.
         """
@@ -129,9 +133,9 @@ class Backbone(nn.Module):
                 x, routing = layer(x, rope, mask)
             if routing is not None:
                 routings.append(routing)
-        logits: Tensor
-        (logits,) = self.head(x)
-        return (logits, routings) if with_routing else logits
+        out: Tensor
+        (out,) = self.head(x, targets)
+        return (out, routings) if with_routing else out
 
 
 def meta_backbone(

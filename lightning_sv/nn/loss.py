@@ -10,10 +10,10 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy in nats per token, in float32 (wider inputs keep their width).
 
     Args:
-        logits: (B, T, vocab_size).
-        targets: (B, T) token ids, one position ahead of the inputs.
+        logits: (..., vocab_size).
+        targets: (...) token ids, one position ahead of the inputs.
     """
-    flat = logits.flatten(0, 1)
+    flat = logits.flatten(0, -2)
     if flat.element_size() < 4:
         flat = flat.float()
     return F.cross_entropy(flat, targets.flatten())

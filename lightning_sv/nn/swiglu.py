@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_sv.scale.twice import plain_gradients
+
 #: elements of a piece: about the smallest whose overhead is not felt
 PIECE = 1 << 17
 
@@ -59,10 +61,7 @@ class _SwiGLU(torch.autograd.Function):
         (grad,) = grads
         gate, up, weight = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
-            inputs = [gate, up] if weight is None else [gate, up, weight]
-            with torch.enable_grad():
-                found = torch.autograd.grad(_swiglu(gate, up, weight), inputs, grad, create_graph=True)
-            return *found, *[None] * (3 - len(found))
+            return tuple(plain_gradients(_swiglu, (gate, up, weight), grad))
         grad = grad.contiguous()
         grad_gate, grad_up = torch.empty_like(grad), torch.empty_like(grad)
         grad_weight = None if weight is None else torch.empty_like(weight)

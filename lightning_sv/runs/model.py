@@ -11,7 +11,6 @@ from lightning_sv.nn import (
     activated_parameters,
     document_numbers,
     meta_backbone,
-    next_token_loss,
 )
 from lightning_sv.optim import (
     OptimConfig,
@@ -109,5 +108,5 @@ class Pretraining:
         """
         tokens, targets = block[:, :-1], block[:, 1:]
         documents = None if eot is None else document_numbers(tokens, eot)
-        logits, routings = net(tokens, documents, with_routing=True)
-        return next_token_loss(logits, targets), routings
+        out: tuple[Tensor, list[Routing]] = net(tokens, documents, targets=targets, with_routing=True)
+        return out

@@ -81,8 +81,10 @@ class ScaleBuilder:
         self._roles: set[Role] = set()
         self._shared_groups = False
 
-    def group(self, site: str, d_in: int, branches: Mapping[str, Branch]) -> BranchGroup:
-        """Build a norm of width d_in at `site` and the branches that read it."""
+    def group(
+        self, site: str, d_in: int, branches: Mapping[str, Branch], kind: type[BranchGroup] = BranchGroup
+    ) -> BranchGroup:
+        """Build a norm of width d_in at `site` and the branches that read it, as a group of class `kind`."""
         sides = {name: self._sides(name) for name in branches}
         own_in = self.strategy.per_branch
         shared_out = self._shared_out(site, branches, sides)
@@ -121,7 +123,7 @@ class ScaleBuilder:
             )
         if self.options.freeze_input_beta and norm_scale is not None and all(b.norm_width for b in built.values()):
             _freeze_beta(norm_scale)
-        return BranchGroup(site, RMSNorm(d_in, self.eps, norm_scale), built, shared_out)
+        return kind(site, RMSNorm(d_in, self.eps, norm_scale), built, shared_out)
 
     def norm(self, site: str, d: int) -> RMSNorm:
         """Build a norm that no branch reads (Q/K-norm, Post-Norm): its scale vector is an Output-Norm's.

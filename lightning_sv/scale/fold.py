@@ -41,6 +41,26 @@ def effective_weight(weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor 
     return weight if gamma_out is None else weight * gamma_out.unsqueeze(-1)
 
 
+def fold_gradients(
+    grad: Tensor, weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the gradients in W, gamma_in and gamma_out from `grad`, the one in diag(gamma_out) W diag(gamma_in)."""
+    grad_weight = effective_weight(grad, gamma_in, gamma_out)
+    both = grad * weight  # dgamma_in = gamma_out^T both, dgamma_out = both gamma_in
+    grad_in = grad_out = None
+    if gamma_in is not None:
+        grad_in = both.sum(0) if gamma_out is None else gamma_out @ both
+    if gamma_out is not None:
+        grad_out = both.sum(-1) if gamma_in is None else both @ gamma_in
+    return grad_weight, grad_in, grad_out
+
+
+def product_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    """Return the dtype of a product with `weight`: autocast's where that is on, the weight's elsewhere."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+
+
 class _FoldedProduct(torch.autograd.Function):
     """Saves (xhat, W, gammas) and folds again in backward, so that no folded copy of W lives on.
 
@@ -49,9 +69,7 @@ class _FoldedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, xhat: Tensor, weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None) -> Tensor:
-        device = xhat.device.type
-        autocast = torch.is_autocast_enabled(device)
-        ctx.dtype = torch.get_autocast_dtype(device) if autocast else weight.dtype
+        ctx.dtype = product_dtype(xhat, weight)
         ctx.save_for_backward(xhat, weight, gamma_in, gamma_out)
         return F.linear(xhat.to(ctx.dtype), effective_weight(weight, gamma_in, gamma_out).to(ctx.dtype))
 
@@ -62,11 +80,4 @@ class _FoldedProduct(torch.autograd.Function):
         folded = effective_weight(weight, gamma_in, gamma_out).to(ctx.dtype)
         grad_xhat = (grad @ folded).to(xhat.dtype)
         grad_folded = grad.flatten(0, -2).T @ xhat.to(ctx.dtype).flatten(0, -2)  # (d_out, d_in)
-        grad_folded = grad_folded.to(weight.dtype)
-        half = grad_folded if gamma_out is None else grad_folded * gamma_out.unsqueeze(-1)
-        grad_in = None if gamma_in is None else (half * weight).sum(0)
-        grad_weight = half if gamma_in is None else half * gamma_in
-        grad_out = None
-        if gamma_out is not None:
-            grad_out = (grad_folded * effective_weight(weight, gamma_in, None)).sum(-1)
-        return grad_xhat, grad_weight, grad_in, grad_out
+        return grad_xhat, *fold_gradients(grad_folded.to(weight.dtype), weight, gamma_in, gamma_out)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_sv.scale.twice import plain_gradients
 from lightning_sv.scale.vector import ScaleVector
 
 
@@ -54,11 +55,8 @@ class _Normalize(torch.autograd.Function):
         (grad,) = grads
         x, rrms, gamma = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
-            inputs = [x] if gamma is None else [x, gamma]
-            with torch.enable_grad():
-                y = _normalize(x, ctx.eps, gamma)
-                found = torch.autograd.grad(y, inputs, grad, create_graph=True, allow_unused=True)
-            return found[0], None, found[1] if gamma is not None else None
+            grad_x, grad_gamma = plain_gradients(lambda x, gamma: _normalize(x, ctx.eps, gamma), (x, gamma), grad)
+            return grad_x, None, grad_gamma
         with torch.autocast(x.device.type, enabled=False):
             return _Normalize._fast_backward(grad, x, rrms, gamma)
 

@@ -47,9 +47,10 @@ class Plain(nn.Module):
         length = inputs.shape[1]
         future = torch.ones(length, length, dtype=torch.bool).triu(1)
         for layer in model.layers:
-            q, k, v = (y.unflatten(-1, (CONFIG.n_head, -1)).transpose(1, 2) for y in self.branches(layer.attn.qkv, x))
+            q, k, v = (y.unflatten(-1, (CONFIG.n_head, -1)) for y in self.branches(layer.attn.qkv, x))
             rope = rope_tables(length, CONFIG.head_width, CONFIG.rope_theta, like=x)
-            scores = rotate(q, rope) @ rotate(k, rope).mT / CONFIG.head_width**0.5
+            q, k, v = (y.transpose(1, 2) for y in (rotate(q, rope), rotate(k, rope), v))
+            scores = q @ k.mT / CONFIG.head_width**0.5
             y = scores.masked_fill(future, float("-inf")).softmax(-1) @ v
             x = x + layer.attn.o_proj(y.transpose(1, 2).flatten(2))
             gate, up = self.branches(layer.ffn.gate_up, x)

@@ -16,6 +16,7 @@ from lightning_sv.nn import (
     next_token_loss,
     router_loss,
 )
+from lightning_sv.nn.compiling import compile_backbone
 from lightning_sv.nn.init import init_weights
 from tests.close import assert_near
 from tests.conftest import BUILDS, MOE
@@ -197,7 +198,7 @@ def test_blocks_compile_once_whatever_their_number(
     for n_layer in (2, 4):
         deep = replace(config, n_layer=n_layer, **family)
         plain, model = (Backbone(deep, "unified").double() for _ in range(2))
-        model.compile_blocks()
+        compile_backbone(model, "block")
         assert model.state_dict().keys() == plain.state_dict().keys()
         for each in (plain, model):
             next_token_loss(each(tokens), tokens.roll(-1, 1)).backward()

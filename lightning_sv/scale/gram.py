@@ -1,0 +1,76 @@
+"""The norm of many outputs from the Gram matrix of their map: how `dnp` at the lm_head never looks at the logits.
+
+    mean((W' x)^2) = x^T G x,   G = W'^T W' / d_out   (d_in x d_in),   W' = W diag(gamma_in)
+
+So gamma_out * Norm(W' x) = (diag(gamma_out) W') (r x) with r = (x^T G x + eps)^(-1/2): a plain linear map of a rescaled
+input. It costs d_in / d_out + d_in / tokens of the product with W, and no pass over tokens x d_out.
+
+The norm does not see the length of W' x, so that in gamma_in's gradient the two ways on which W' acts, through r and
+beside it, nearly cancel. Products in bf16 leave it two to three times the error of the definition (0.7% against
+0.3% at 2,048 tokens, d 256, 4,096 outputs); the gradients in x and W have a fifth less.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sv.scale.fold import effective_weight, product_dtype
+from lightning_sv.scale.twice import plain_gradients
+
+
+def inverse_rms(x: Tensor, weight: Tensor, gamma_in: Tensor | None, eps: float) -> Tensor:
+    """Return 1 / sqrt(mean((W (gamma_in * x))^2) + eps), the mean over the outputs.
+
+    Args:
+        x: (..., d_in).
+        weight: (d_out, d_in).
+        gamma_in: (d_in,), or None for 1.
+        eps: added to the mean square.
+
+    Returns:
+        (..., 1), in float32 or wider. Products are in the autocast dtype where autocast is on.
+    """
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return _inverse_rms(x, weight, gamma_in, eps)
+    out: Tensor = _InverseRms.apply(x, weight, gamma_in, eps)
+    return out
+
+
+def _inverse_rms(x: Tensor, weight: Tensor, gamma_in: Tensor | None, eps: float) -> Tensor:
+    dtype = product_dtype(x, weight)
+    folded = effective_weight(weight, gamma_in, None).to(dtype)
+    half = x.to(dtype) @ (folded.T @ folded)
+    return ((half * x.to(weight.dtype)).sum(-1, keepdim=True) / len(weight) + eps).rsqrt()
+
+
+class _InverseRms(torch.autograd.Function):
+    """`_inverse_rms` for eager mode: saves its inputs, G and the result; no folded copy of W."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, gamma_in: Tensor | None, eps: float) -> Tensor:
+        ctx.eps, ctx.dtype = eps, product_dtype(x, weight)
+        folded = effective_weight(weight, gamma_in, None).to(ctx.dtype)
+        gram = folded.T @ folded
+        half = x.to(ctx.dtype) @ gram
+        r = ((half * x.to(weight.dtype)).sum(-1, keepdim=True) / len(weight)).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, gamma_in, gram, r)
+        return r
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        x, weight, gamma_in, gram, r = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
+            with torch.autocast(x.device.type, ctx.dtype, enabled=ctx.dtype != weight.dtype):
+                plain = partial(_inverse_rms, eps=ctx.eps)
+                return *plain_gradients(plain, (x, weight, gamma_in), grad), None
+        # With s = -r^3 grad / d_out: dx = s G x, and dG = X^T diag(s / 2) X is symmetric, so dW' = W' (2 dG).
+        s = grad * r.pow(3) / -len(weight)
+        rows, scaled = x.to(weight.dtype).flatten(0, -2), x * s
+        grad_x = (scaled.to(ctx.dtype) @ gram).to(x.dtype)
+        half = effective_weight(weight, gamma_in, None) @ (rows.T @ scaled.to(weight.dtype).flatten(0, -2))
+        if gamma_in is None:
+            return grad_x, half, None, None
+        return grad_x, half * gamma_in, (half * weight).sum(0), None

@@ -1,0 +1,120 @@
+"""The loss without logits against the plain one: values, all gradients, second derivatives; in every dtype."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.nn import cross_entropy, next_token_loss
+from lightning_sv.nn.cross_entropy import linear_cross_entropy
+from tests.close import assert_near
+from tests.conftest import BUILDS
+
+TOKENS, D, VOCAB, EPS = 45, 12, 50, 1e-3
+ROAD = {"in chunks": 10**9, "by the Gram matrix": 0}  # GRAM_FROM
+
+
+def oracle(
+    x: Tensor, weight: Tensor, targets: Tensor, gamma_in: Tensor, gamma_out: Tensor, eps: float | None
+) -> Tensor:
+    """The definition, of torch's elementary operations alone."""
+    logits = (x * gamma_in) @ weight.T
+    if eps is not None:
+        logits = logits / (logits.square().mean(-1, keepdim=True) + eps).sqrt()
+    log_p = (gamma_out * logits).log_softmax(-1)
+    return -log_p.gather(-1, targets.unsqueeze(-1)).mean()
+
+
+def arguments(dtype: torch.dtype = torch.float64) -> tuple[list[Tensor], Tensor]:
+    made = [torch.randn(3, 15, D), torch.randn(VOCAB, D), 1 + 0.3 * torch.randn(D), 1 + 0.3 * torch.randn(VOCAB)]
+    return [t.to(dtype).requires_grad_() for t in made], torch.randint(0, VOCAB, (3, 15))
+
+
+@pytest.mark.parametrize("road", ROAD)
+@pytest.mark.parametrize("eps", [None, EPS], ids=["plain", "normalized"])
+def test_value_and_derivatives_are_the_definition(
+    eps: float | None, road: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
+    monkeypatch.setitem(cross_entropy.CHUNK, "cpu", VOCAB * 14)  # 45 tokens are three chunks and a rest of three
+    (x, weight, gamma_in, gamma_out), targets = arguments()
+    leaves = [x, weight, gamma_in, gamma_out]
+    ours = linear_cross_entropy(x, weight, targets, gamma_in, gamma_out, eps)
+    exact = oracle(x, weight, targets, gamma_in, gamma_out, eps)
+    torch.testing.assert_close(ours, exact, rtol=1e-12, atol=0)
+    first = torch.autograd.grad(3 * ours, leaves, retain_graph=True)  # a loss is scaled where micro-batches add up
+    for fast, plain in zip(first, torch.autograd.grad(3 * exact, leaves, retain_graph=True), strict=True):
+        torch.testing.assert_close(fast, plain, rtol=1e-12, atol=1e-14)
+    direction = [torch.randn_like(leaf) for leaf in leaves]
+    seconds = []
+    for loss in (ours, exact):
+        gradient = torch.autograd.grad(loss, leaves, create_graph=True)
+        seconds.append(torch.autograd.grad(gradient, leaves, direction))
+    for fast, plain in zip(*seconds, strict=True):
+        torch.testing.assert_close(fast, plain, rtol=1e-11, atol=1e-13)
+    with torch.no_grad():
+        assert torch.equal(linear_cross_entropy(x, weight, targets, gamma_in, gamma_out, eps), ours)
+
+
+@pytest.mark.parametrize("road", ROAD)
+def test_in_bf16_it_is_as_right_as_the_plain_form(road: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
+    wide = [torch.randn(512, 32), torch.randn(256, 32), 1 + 0.3 * torch.randn(32), 1 + 0.3 * torch.randn(256)]
+    wide, targets = [t.double().requires_grad_() for t in wide], torch.randint(0, 256, (512,))
+    exact = torch.autograd.grad(oracle(wide[0], wide[1], targets, *wide[2:], EPS), wide)
+    narrow = [t.detach().float().requires_grad_() for t in wide]
+    errors = []
+    for form in (linear_cross_entropy, cross_entropy._plain):
+        with torch.autocast("cpu", torch.bfloat16):
+            x, weight, gamma_in, gamma_out = narrow
+            nats = form(x, weight, targets=targets, gamma_in=gamma_in, gamma_out=gamma_out, norm_eps=EPS)
+        assert nats.dtype == torch.float32
+        found = torch.autograd.grad(nats, narrow)
+        errors.append([float((f - e).norm() / e.norm()) for f, e in zip(found, exact, strict=True)])
+    # Errors of rounding scatter from draw to draw; gamma_in's gradient by the Gram matrix: see scale/gram.py.
+    room = [1.5, 1.5, 5 if road == "by the Gram matrix" else 1.5, 1.5]
+    for ours, plain, factor in zip(*errors, room, strict=True):
+        assert ours < factor * plain
+        assert plain < 0.01
+
+
+@pytest.mark.parametrize("road", ROAD)
+@pytest.mark.parametrize("text", BUILDS)
+@pytest.mark.filterwarnings("ignore:scale strategy")
+def test_a_model_loses_what_its_logits_lose(text: str, road: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
+    config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=VOCAB)
+    model = Backbone(config, text).double()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    block = torch.randint(0, VOCAB, (2, 18))
+    results = []
+    for loss in (model(block[:, :-1], targets=block[:, 1:]), next_token_loss(model(block[:, :-1]), block[:, 1:])):
+        results.append([loss, *torch.autograd.grad(loss, list(model.parameters()))])
+    for ours, plain in zip(*results, strict=True):
+        assert_near(ours, plain, terms=VOCAB * 100, size=1.0)
+
+
+def test_all_logits_are_never_there() -> None:
+    """The largest tensor that any operation makes is a chunk, or the weight's gradient."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        elements = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = func(*args, **(kwargs or {}))
+            for tensor in out if isinstance(out, tuple) else (out,):
+                if isinstance(tensor, Tensor):
+                    self.elements = max(self.elements, tensor.numel())
+            return out
+
+    x, weight = torch.randn(4096, 16, requires_grad=True), torch.randn(2048, 16, requires_grad=True)
+    targets = torch.randint(0, 2048, (4096,))
+    with Largest() as seen:
+        linear_cross_entropy(x, weight, targets, norm_eps=1e-5).backward()
+    assert seen.elements <= cross_entropy.CHUNK["cpu"]
+    with Largest() as seen:
+        F.cross_entropy(x @ weight.T, targets)
+    assert seen.elements == 4096 * 2048
