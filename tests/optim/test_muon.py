@@ -15,9 +15,10 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.optim import Optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import lightning_sv.optim.muon as muon
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.optim import OptimConfig, build_optimizer, parameter_groups
-from lightning_sv.optim.muon import orthogonalize
+from lightning_sv.optim.muon import Muon, orthogonalize
 from lightning_sv.scale import ScaledLinear, ScaleStrategy
 from lightning_sv.scale.vector import OriginalSpaceScale
 
@@ -297,3 +298,22 @@ def test_the_rms_of_an_update_is_that_of_adamw(config: BackboneConfig) -> None:
     for (name, a), b in zip(model.named_parameters(), before.parameters(), strict=True):
         if name.endswith("_proj.weight"):
             assert 0.14 < (a - b).square().mean().sqrt() < 0.25, name
+
+
+def test_small_matrices_of_equal_shape_are_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they are alone, up to the rounding of other kernels; experts, large matrices and batches stay apart."""
+    made = [nn.Parameter(torch.randn(s)) for s in ((8, 4), (4, 8), (8, 4), (8, 4), (3, 8, 4), (200, 100), (200, 100))]
+    assert [[id(p) for p in alike] for alike in muon.stacks(made)] == [
+        *([id(p)] for p in made[4:]),
+        [id(made[0]), id(made[2]), id(made[3])],
+        [id(made[1])],
+    ]
+    apart, together = nn.ParameterList(made), copy.deepcopy(nn.ParameterList(made))
+    for parameters, matrix in ((apart, 0), (together, 1 << 14)):
+        monkeypatch.setitem(muon.STACK_MATRIX, "cpu", matrix)
+        optimizer = Muon([{"params": list(parameters), "weight_decay": 0.1}], LR, 0.95, "float64")
+        train(parameters.double(), optimizer.step, range(STEPS))
+    for alone, stacked in zip(apart, together, strict=True):
+        torch.testing.assert_close(stacked, alone, rtol=1e-10, atol=1e-12)
+    monkeypatch.setattr(muon, "STACK", 2 * 32)
+    assert sorted(len(alike) for alike in muon.stacks(made)) == [1, 1, 1, 1, 1, 2]
