@@ -103,7 +103,7 @@ class Muon(Optimizer):
             for alike in stacks([p for p in group["params"] if p.grad is not None]):
                 updates = []
                 for parameter in alike:
-                    state, grad = self.state[parameter], parameter.grad
+                    state, grad = self.state[parameter], cast(Tensor, parameter.grad)
                     if not state:
                         state["momentum_buffer"] = torch.zeros_like(grad)
                     average = state["momentum_buffer"].lerp_(grad, 1 - momentum)

@@ -115,7 +115,7 @@ def step_memory(
         held = tuple(_held(parameter, optimizer) for parameter in net.parameters())
         between = counter.peak = counter.now
         block = torch.zeros(micro_batch, seq_len + 1, dtype=torch.long)
-        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+        with chunks_of_a_gpu(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
             nats, routings = run.nats(net, block, 0 if run.mask_documents else None)
             loss = nats + router_loss(routings, run.config)
         if not accumulate:

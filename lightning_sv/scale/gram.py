@@ -20,7 +20,7 @@ from lightning_sv.scale.fold import effective_weight, product_dtype
 from lightning_sv.scale.twice import plain_gradients
 
 
-def inverse_rms(x: Tensor, weight: Tensor, gamma_in: Tensor | None, eps: float) -> Tensor:
+def inverse_rms_of_product(x: Tensor, weight: Tensor, gamma_in: Tensor | None, eps: float) -> Tensor:
     """Return 1 / sqrt(mean((W (gamma_in * x))^2) + eps), the mean over the outputs.
 
     Args:

@@ -42,12 +42,10 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float, gamma: Tensor | None) -> Tensor:
-        wide = _wide(x)
-        mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1])
-        rrms = mean_square.add_(eps).rsqrt_()
+        rrms = inverse_rms(x, eps)
         ctx.eps = eps
         ctx.save_for_backward(x, rrms, gamma)
-        y: Tensor = wide * rrms
+        y: Tensor = _wide(x) * rrms
         return (y if gamma is None else y.mul_(gamma)).to(x.dtype)
 
     @staticmethod
@@ -57,18 +55,40 @@ class _Normalize(torch.autograd.Function):
         if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
             grad_x, grad_gamma = plain_gradients(lambda x, gamma: _normalize(x, ctx.eps, gamma), (x, gamma), grad)
             return grad_x, None, grad_gamma
-        with torch.autocast(x.device.type, enabled=False):
-            return _Normalize._fast_backward(grad, x, rrms, gamma)
+        grad_x, grad_gamma = norm_gradients(grad, x, rrms, gamma)
+        return grad_x, None, grad_gamma
 
-    @staticmethod
-    def _fast_backward(
-        grad: Tensor, x: Tensor, rrms: Tensor, gamma: Tensor | None
-    ) -> tuple[Tensor, None, Tensor | None]:
-        # With r = 1/rms, xhat = r x and g = gamma * grad:
-        #   dx = r (g - xhat mean(g xhat)) = r g - r^3 x sum(g x) / d,   dgamma = sum over rows of grad xhat.
-        # Both sums are products with one buffer, which then takes dx.
-        wide, grad = _wide(x), grad.to(rrms.dtype)
-        buffer = grad * wide
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """Return 1 / sqrt(mean(x^2) + eps), the mean over the last axis, which stays as 1; in float32 or wider."""
+    wide = _wide(x)
+    if torch.compiler.is_compiling():
+        return torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1])
+    rrms: Tensor = mean_square.add_(eps).rsqrt_()
+    return rrms
+
+
+def norm_gradients(grad: Tensor, x: Tensor, rrms: Tensor, gamma: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of gamma * rrms * x in x, through rrms = `inverse_rms` of x as well, and in gamma.
+
+    With r = rrms and g = gamma * grad: dx = r g - r^3 x sum(g x) / d, dgamma = sum over rows of grad r x.
+
+    Args:
+        grad: of the result, the shape of x.
+        x: (..., d).
+        rrms: (..., 1).
+        gamma: the shape of x's last axes, or None.
+    """
+    wide, grad = _wide(x), grad.to(rrms.dtype)
+    if torch.compiler.is_compiling():  # its passes are fused
+        scaled = grad if gamma is None else grad * gamma
+        dot = (scaled * wide).sum(-1, keepdim=True)
+        rows = None if gamma is None else (grad * wide * rrms).reshape(-1, *gamma.shape)
+        grad_x = rrms * scaled - rrms.pow(3) * dot / x.shape[-1] * wide
+        return grad_x.to(x.dtype), None if rows is None else rows.sum(0)
+    with torch.autocast(x.device.type, enabled=False):
+        buffer = grad * wide  # both sums are products with it; then it takes dx
         if gamma is None:
             grad_gamma = None
             dot = buffer.sum(-1, keepdim=True)
@@ -79,7 +99,7 @@ class _Normalize(torch.autograd.Function):
             dot = torch.einsum("n...d,...d->n...", rows, gamma).reshape(rrms.shape)
             torch.mul(grad, gamma, out=buffer).mul_(rrms)
         grad_x = buffer.addcmul_(wide, rrms.pow(3).mul_(dot), value=-1 / x.shape[-1])
-        return grad_x.to(x.dtype), None, grad_gamma
+        return grad_x.to(x.dtype), grad_gamma
 
 
 class RMSNorm(nn.Module):

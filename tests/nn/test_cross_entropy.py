@@ -118,3 +118,20 @@ def test_all_logits_are_never_there() -> None:
     with Largest() as seen:
         F.cross_entropy(x @ weight.T, targets)
     assert seen.elements == 4096 * 2048
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("road", ROAD)
+def test_compiled_is_eager(road: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_entropy, "GRAM_FROM", ROAD[road])
+    monkeypatch.setitem(cross_entropy.CHUNK, "cpu", VOCAB * 20)
+    (x, weight, gamma_in, gamma_out), targets = arguments()
+    leaves = [x, weight, gamma_in, gamma_out]
+    torch._dynamo.reset()
+    compiled = torch.compile(linear_cross_entropy, dynamic=False, fullgraph=True)
+    results = []
+    for form in (linear_cross_entropy, compiled):
+        loss = form(x, weight, targets, gamma_in, gamma_out, EPS)
+        results.append([loss, *torch.autograd.grad(loss, leaves)])
+    for eager, fast in zip(*results, strict=True):
+        torch.testing.assert_close(fast, eager, rtol=1e-10, atol=1e-13)

@@ -40,7 +40,7 @@ def test_norms_do_what_their_names_say(config: BackboneConfig) -> None:
     for name in ("attn_post_norm", "ffn_post_norm"):
         getattr(model.layers[0], name).register_forward_hook(lambda m, i, out, name=name: seen.update({name: out}))
     model(torch.randint(0, config.vocab_size, (2, 8)))
-    assert seen["q_norm"].shape == (2, config.n_head, 8, config.head_width)
+    assert seen["q_norm"].shape == (2, 8, config.n_head, config.head_width)
     for name, out in seen.items():
         rms = out.square().mean(-1).sqrt()
         torch.testing.assert_close(rms, torch.ones_like(rms), rtol=1e-3, atol=0, msg=name)
