@@ -94,6 +94,7 @@ class RunRecord:
             "lr": run.arm.lr,
             **trainee.text.manifest.loss_figures(loss),
             "seconds": seconds,
+            "legs": [{"steps": run.steps, "max_steps": run.steps, "seconds": seconds}],
             "torch": torch.__version__,
             **Provenance.now()._asdict(),
         }

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.nn import next_token_loss, router_loss
+from lightning_sv.nn import router_loss
 from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, parameter_groups
 from tests.conftest import BUILDS, GEMMA, MOE
 
@@ -113,8 +113,8 @@ def losses(case: str, steps: int = STEPS, dtype: torch.dtype = torch.float32, *,
     for step, block in enumerate(blocks):
         for group in optimizer.param_groups:
             group["lr"] = 1e-2 * schedule.factor(step, steps)
-        logits, routings = model(block[:, :-1], with_routing=True)
-        loss = next_token_loss(logits, block[:, 1:]) + router_loss(routings, config)
+        nats, routings = model(block[:, :-1], targets=block[:, 1:], with_routing=True)
+        loss = nats + router_loss(routings, config)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)

@@ -304,16 +304,8 @@ def test_zero_means_no_clipping(run_args: list[str], tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_trained_model_beats_the_bigram(run_args: list[str], tmp_path: Path) -> None:
-    longer = [
-        "--trainer.max_steps",
-        "400",
-        "--model.optim.lr",
-        "2e-2",
-        "--data.global_batch",
-        "16",
-        "--scalars.every_n_steps",
-        "100",
-    ]
+    words = "--trainer.max_steps 500 --model.optim.lr 1e-2 --data.global_batch 16 --scalars.every_n_steps 100"
+    longer = words.split()  # 3.00 bits against 3.17; at other rates and lengths 2.92 to 3.04
     assert main(["fit", *run_args, *longer, "--run_dir", str(tmp_path / "longer")]) == 0
     summary = json.loads((tmp_path / "longer" / "summary.json").read_text())
     assert summary["val_bits_per_byte"] < summary["bigram_bits_per_byte"] < summary["unigram_bits_per_byte"]
