@@ -1,5 +1,6 @@
 """What one GPU holds under a strategy, and the largest micro-batch that it takes."""
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -95,27 +96,23 @@ def _fully_sharded(step: StepMemory, blocks: nn.ModuleList, gpus: int, accumulat
     return GpuMemory(weights, held, optimizer, communication, activations)
 
 
-def largest_micro_batch(
-    peak: Callable[[int], int], share: int, micro: int, limit: int, most: int | None = None
-) -> int | None:
+def largest_micro_batch(peak: Callable[[int], int], share: int, limit: int, most: int | None = None) -> int | None:
     """Return the largest divisor of `share`, up to `most`, whose peak is within `limit`; None if there is none.
 
-    Two measured sizes give a first guess, as memory is almost affine in the micro-batch; the guess is measured.
+    By bisection: a larger micro-batch takes more, but not in proportion, as the loss is made in chunks; the whole share
+    at once, which needs no sums of gradients, may take less than half of it, and comes first.
 
     Args:
         peak: bytes at a micro-batch.
         share: sequences of one GPU in a step.
-        micro: a micro-batch that is measured anyway.
         limit: bytes.
         most: None for no bound.
     """
-    divisors = [size for size in range(min(share, most or share), 0, -1) if share % size == 0]
-    other = 1 if micro > 1 else divisors[0]
-    slope = (peak(other) - peak(micro)) / (other - micro) if other != micro else 0.0
-    for size in divisors:
-        if peak(micro) + slope * (size - micro) <= limit and peak(size) <= limit:
-            return size
-    return None
+    divisors = [size for size in range(1, min(share, most or share) + 1) if share % size == 0]
+    if peak(divisors[-1]) <= limit:
+        return divisors[-1]
+    fitting = bisect_right(divisors[:-1], limit, key=peak)
+    return divisors[fitting - 1] if fitting else None
 
 
 def find_strategy(trainer: dict[str, Any], gpus: int) -> tuple[str, bool]:

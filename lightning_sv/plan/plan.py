@@ -196,8 +196,7 @@ def _memory(
 def _largest(memory: Callable[[int], GpuMemory], run: Pretraining, data: Batches, share: int, total: int) -> int | None:
     """The largest micro-batch that fits, with logits that a kernel numbers with 32 bits."""
     most = max(1, MOST_LOGITS // (data.seq_len * run.config.vocab_size))
-    micro = min(data.micro_batch or 1, most)
-    return largest_micro_batch(lambda size: memory(size).peak, share, micro, int(USABLE * total), most)
+    return largest_micro_batch(lambda size: memory(size).peak, share, int(USABLE * total), most)
 
 
 def plan_steps(run: Pretraining, data: Batches, trainer: dict[str, Any]) -> int:

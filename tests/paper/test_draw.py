@@ -7,6 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from lightning_sv.paper import draw, draw_arms, figure
+from lightning_sv.paper.draw import draw_run
 from lightning_sv.paper.events import Curve, Run
 
 
@@ -124,14 +125,14 @@ def test_a_run_with_and_without_branch_norms(tmp_path: Path, monkeypatch: pytest
     save = draw.save
     monkeypatch.setattr(draw, "save", lambda f, path: (figures.append(f), save(f, path)))
     run = synthetic("llama", 0, 0.0)
-    draw.draw_run(run, tmp_path / "two.png")
+    draw_run(run, tmp_path / "two.png")
     grown = 8.8 / run.curve("branch_norm/mean/q_proj/effective").values[0]
     assert f"Q, x {grown:.2f} at the end" in figures[0].axes[1].get_legend_handles_labels()[1]
     assert "at 1.5M tokens" in figures[0].axes[0].get_title(loc="left")
-    draw.draw_run(synthetic("llama", 0, 0.0, branches=False), tmp_path / "one.png")
+    draw_run(synthetic("llama", 0, 0.0, branches=False), tmp_path / "one.png")
     assert len(figures[1].axes) == 1
     with pytest.raises(ValueError, match="no loss yet"):
-        draw.draw_run(Run(Path("x"), "llama", {}, {}, {}), tmp_path / "none.png")
+        draw_run(Run(Path("x"), "llama", {}, {}, {}), tmp_path / "none.png")
 
 
 def test_running_mean_is_centred_and_skips_what_diverged() -> None:

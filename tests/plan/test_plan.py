@@ -96,10 +96,14 @@ def test_shards_are_rounded_up_and_buckets_are_a_copy_of_the_gradients(tmp_path:
 def test_the_largest_micro_batch_is_the_largest_divisor_that_fits() -> None:
     for share in (1, 7, 10, 60):
         divisors = [d for d in range(1, share + 1) if share % d == 0]
-        for micro in divisors:
-            for limit in (3, 7, 20, 25, 60, 300):
-                best = max((d for d in divisors if 5 + 3 * d <= limit), default=None)
-                assert largest_micro_batch(lambda size: 5 + 3 * size, share, micro, limit) == best
+        for at_once in (0, 100):  # what the whole share spares
+            for limit in (3, 7, 20, 25, 60, 95, 300):
+                peak = {d: 5 + 3 * d - at_once * (d == share) for d in divisors}
+                best = max((d for d in divisors if peak[d] <= limit), default=None)
+                asked: list[int] = []
+                found = largest_micro_batch(lambda d, peak=peak, asked=asked: asked.append(d) or peak[d], share, limit)
+                assert found == best
+                assert len(asked) <= 5
 
 
 def test_strategy_and_room_follow_the_config(capsys: pytest.CaptureFixture[str], run_args: list[str]) -> None:
