@@ -17,6 +17,7 @@ Bytes are exact for this code and this torch; milliseconds are a model, bytes / 
 import itertools
 import json
 from argparse import ArgumentParser
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,12 @@ TOKENS = 8_192  # a micro-batch
 BYTES_PER_S = 3.75e12
 
 
-def arguments(model: str, strategy: str, layers: int | None = None) -> list[str]:
-    """Return what `make train TRAINER=gpu` gives to fit, with so many layers or the model's own."""
+def arguments(model: str, strategy: str, layers: int | None = None, more: Sequence[str] = ()) -> list[str]:
+    """Return what `make train TRAINER=gpu` gives to fit, with so many layers or the model's own, and `more`."""
     files = ["base", "optim/adamw", "schedule/cos", "trainer/gpu", "data/stdlib", f"model/{model}"]
     configs = [word for name in files for word in ("--config", str(ROOT / f"conf/{name}.yaml"))]
     depth = [] if layers is None else ["--model.backbone.n_layer", str(layers)]
-    return [*configs, "--model.scale", strategy, *depth]
+    return [*configs, "--model.scale", strategy, *depth, *more]
 
 
 def depth_of(model: str, strategy: str) -> int:
@@ -59,13 +60,13 @@ def depth_of(model: str, strategy: str) -> int:
     return config.n_layer
 
 
-def passes(model: str, strategy: str, layers: list[int]) -> list[Count]:
+def passes(model: str, strategy: str, layers: list[int], more: Sequence[str] = ()) -> list[Count]:
     """Count a forward and backward pass of the first micro-batch, for each number of layers."""
     counts = []
     with recorded() as programs:
         for n in layers:
             count = Count()
-            run, data, trainer = parse_run(arguments(model, strategy, n), check_corpus=False)
+            run, data, trainer = parse_run(arguments(model, strategy, n, more), check_corpus=False)
             if trainer["precision"] != "bf16-mixed":
                 raise ValueError(f"conf/trainer/gpu.yaml: precision {trainer['precision']} is not bf16-mixed.")
             module = PretrainModule(
@@ -74,6 +75,7 @@ def passes(model: str, strategy: str, layers: list[int]) -> list[Count]:
                 optim=run.optim,
                 compile=run.compile_how,
                 activation_checkpointing=run.activation_checkpointing,
+                residual=run.residual,
             )
             with torch.device("meta"):
                 module.configure_model()
@@ -107,6 +109,7 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=MODELS, help="dense models of conf/model")
     parser.add_argument("--strategies", nargs="+", default=STRATEGIES, help="the first is what the others are over")
+    parser.add_argument("--args", default="", help="further arguments of fit: --args='--model.residual narrow'")
     parser.add_argument("--kernels", action="store_true", help="each kernel of a pass with two layers")
     parser.add_argument("--against", default=ROOT / "benchmarks/results/cuda_bytes.json", help="recorded before")
     parser.add_argument("--json", help="write the figures to this file")
@@ -121,7 +124,7 @@ def main() -> None:
     before = recorded_rows(Path(options.against))
     with Progress(transient=True, console=console) as progress:
         for (model, strategy), layers in progress.track(depth.items(), description="compiling"):
-            counts = passes(model, strategy, [2, 3, 4])
+            counts = passes(model, strategy, [2, 3, 4], options.args.split())
             total, layer = extrapolated(counts, layers)
             moved = total["generated_gb"] + total["eager_gb"]
             rows.append(

@@ -161,7 +161,15 @@ def _params(argv: list[str]) -> int:
         parser.add_argument(f"--model.{key}", type=dict, help="Not used here.")
     ignored = [
         f"model.{key}"
-        for key in ("tokens_per_param", "mask_documents", "compile", "activation_checkpointing", "nonfinite", "seed")
+        for key in (
+            "tokens_per_param",
+            "mask_documents",
+            "compile",
+            "activation_checkpointing",
+            "residual",
+            "nonfinite",
+            "seed",
+        )
     ]
     ignored += ["data", "trainer", "scalars", "branch_norms", "experts", "batch_hash", "checkpoint", "progress"]
     for key in [*ignored, "seed_everything", *(key for key in RUN_KEYS if key != "json")]:

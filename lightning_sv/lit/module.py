@@ -56,6 +56,7 @@ class PretrainModule(Pretraining, L.LightningModule):
         # Whole on every rank, then cut: a matrix is the same on any number of devices.
         self.backbone = Backbone(self.config, self.strategy, self.scale_options, seed=seed)
         self.backbone.activation_checkpointing = self.activation_checkpointing
+        self.backbone.narrow_residual = self.residual == "narrow"
         if self.device_mesh is not None:
             assert self.compile_how != "model"  # the command line refuses it
             self.backbone.to(self.trainer.strategy.root_device)

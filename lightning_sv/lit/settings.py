@@ -11,8 +11,9 @@ from lightning_sv.lit.load import CHECKPOINT_KEY
 from lightning_sv.lit.provenance import Legs
 from lightning_sv.optim import OptimConfig, build_optimizer
 
-#: settings that came after the first checkpoints, which had what is their default now
+#: settings of the optimizer that came after the first checkpoints, which had what is their default now; others did too
 _LATER = ("undecayed", "muon_roles")
+_OTHERS_LATER = {"residual": "wide"}
 
 
 def settings_of(module: Any, data: Any) -> dict[str, Any]:
@@ -22,6 +23,7 @@ def settings_of(module: Any, data: Any) -> dict[str, Any]:
         "scale": str(module.strategy),
         "scale_options": asdict(module.scale_options),
         "mask_documents": module.mask_documents,
+        "residual": module.residual,
         "tokenizer_sha256": data.manifest.tokenizer_sha256,
         "optim": asdict(module.optim) | {"lr": module.lr},
         "schedule": asdict(module.schedule),
@@ -45,9 +47,10 @@ def refuse_other(checkpoint: dict[str, Any], module: Any, data: Any, *, training
     saved = checkpoint.get(CHECKPOINT_KEY)
     if not isinstance(saved, dict):
         raise ValueError(f"the checkpoint was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
-    keys: tuple[str, ...] = ("backbone", "scale", "scale_options", "mask_documents", "tokenizer_sha256")
+    keys: tuple[str, ...] = ("backbone", "scale", "scale_options", "mask_documents", "residual", "tokenizer_sha256")
     if training:
         keys = (*keys, "optim", "schedule", "data")
+    saved = _OTHERS_LATER | saved
     if isinstance(saved.get("optim"), dict):
         default = asdict(OptimConfig())
         saved = saved | {"optim": {key: default[key] for key in _LATER} | saved["optim"]}

@@ -14,6 +14,7 @@ from lightning_sv.nn.init import init_weights
 from lightning_sv.nn.moe import MixtureOfExperts, Routing
 from lightning_sv.nn.rope import rope_tables
 from lightning_sv.scale import Branch, ScaleBuilder, ScaleOptions, ScaleStrategy
+from lightning_sv.scale.fold import product_dtype
 
 
 class Block(nn.Module):
@@ -82,6 +83,8 @@ class Backbone(nn.Module):
         self.head = build.group("final_norm", config.d_model, {"lm_head": head}, Head)
         #: keep only the inputs of the blocks for backward, and run them again there
         self.activation_checkpointing = False
+        #: keep the residual stream in the dtype of the products, which under autocast is bf16, and not in float32
+        self.narrow_residual = False
         #: the simplest strategy that is this model; two models of one meaning are not compared
         self.meaning = build.finish()
         if not self.embed.weight.is_meta:
@@ -121,6 +124,8 @@ class Backbone(nn.Module):
         """
         x = self.embed(tokens)  # B T D
         rope = rope_tables(tokens.shape[1], self.config.head_width, self.config.rope_theta, like=x)
+        if self.narrow_residual:
+            x = x.to(product_dtype(x, self.embed.weight))
         mask = None
         if documents is not None:
             same = documents.unsqueeze(-1) == documents.unsqueeze(-2)  # B T T

@@ -141,4 +141,5 @@ def fake_backbone(run: Pretraining) -> Iterator[Backbone]:
     with FakeTensorMode(allow_non_fake_inputs=True):
         net = net.to_empty(device="cpu")
         net.activation_checkpointing = run.activation_checkpointing
+        net.narrow_residual = run.residual == "narrow"
         yield net

@@ -40,6 +40,8 @@ class Pretraining:
         compile: with torch.compile: 'none'; 'model', the whole backbone; 'block', each block and the head
             apart, which FSDP2 needs and which compiles in the time of one block.
         activation_checkpointing: keep only the blocks' inputs for backward, and run them again there.
+        residual: dtype of the residual stream under trainer.precision bf16-mixed: 'wide' is float32; 'narrow' is bf16,
+            less memory and fewer bytes for other rounding. The same elsewhere.
         nonfinite: what to do where a loss or gradient is not finite: 'stop', before the step and with the
             batch's identity saved; 'skip' the step and record it (which biases comparisons).
         seed: of the initialization; null for seed_everything's.
@@ -59,6 +61,7 @@ class Pretraining:
         mask_documents: bool = False,
         compile: Literal["none", "model", "block"] = "none",
         activation_checkpointing: bool = False,
+        residual: Literal["wide", "narrow"] = "wide",
         nonfinite: Literal["stop", "skip"] = "stop",
         seed: int | None = None,
     ):
@@ -69,6 +72,7 @@ class Pretraining:
         self.optim, self.schedule, self.tokens_per_param = optim, schedule, tokens_per_param
         self.mask_documents, self.compile_how, self.seed = mask_documents, compile, seed
         self.activation_checkpointing = activation_checkpointing
+        self.residual = residual
         self.when_nonfinite = nonfinite
         self.lr = self.optim.lr or tuned_lr(backbone.name, self.optim.name, self.schedule.name, self.strategy)
         # Before any data is touched: strategy and optimizer fit the sizes, and the number of parameters.

@@ -1,5 +1,6 @@
 """The Llama against the paper's counts, and against itself at initialization."""
 
+import copy
 from dataclasses import replace
 from functools import partial
 
@@ -229,3 +230,20 @@ def test_activation_checkpointing_keeps_less_and_gives_the_same_gradients(family
         gradients.append([p.grad for p in model.parameters()])
     assert all(map(torch.equal, *gradients))
     assert kept[1] < 0.5 * kept[0]
+
+
+@pytest.mark.parametrize("family", [{}, MOE, {"post_norm": True}], ids=["dense", "moe", "post_norm"])
+@pytest.mark.parametrize("text", ["hg+or", "unified"])
+def test_a_narrow_residual_is_bf16_under_autocast_alone(text: str, family: dict, config: BackboneConfig) -> None:
+    """Elsewhere the same bits; in bf16 as near to float64 as rounding each sum of the stream once more allows."""
+    block, distances, seen = torch.randint(0, config.vocab_size, (4, 33)), [], []
+    model = Backbone(replace(config, n_layer=4, init_std=0.2, **family), text)
+    model.layers[-1].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].dtype))
+    plain = model(block[:, :-1])
+    exact = copy.deepcopy(model).double()(block[:, :-1])
+    for model.narrow_residual in (False, True):
+        assert torch.equal(model(block[:, :-1]), plain)
+        with torch.autocast("cpu", torch.bfloat16):
+            distances.append(float((model(block[:, :-1]).double() - exact).norm() / exact.norm()))
+    assert seen[-4:] == [torch.float32, torch.float32, torch.float32, torch.bfloat16]
+    assert 0 < distances[1] < 3 * distances[0]
