@@ -27,15 +27,13 @@ class Routing(NamedTuple):
         load: (E,) tokens that each expert received; their sum is k N, for none is dropped.
         total: load over all devices, which the balance loss counts; load itself until it is reduced.
         probability: (E,) mean probability of each expert.
-        z_loss: mean squared log-sum-exp of the logits (arXiv:2202.08906, eq. 5).
-        entropy: mean entropy of the router's probabilities, nats; log E when it does not choose.
+        logits: (N, E) of the router; what is not always wanted is computed from them when it is.
     """
 
     load: Tensor
     total: Tensor
     probability: Tensor
-    z_loss: Tensor
-    entropy: Tensor
+    logits: Tensor
 
     @property
     def balance_loss(self) -> Tensor:
@@ -45,6 +43,17 @@ class Routing(NamedTuple):
         f has no gradient, so the mean over devices is the loss of their batches put together (arXiv:2501.11873).
         """
         return len(self.total) * (self.total / self.total.sum() * self.probability).sum()
+
+    @property
+    def z_loss(self) -> Tensor:
+        """Mean squared log-sum-exp of the logits (arXiv:2202.08906, eq. 5)."""
+        return self.logits.logsumexp(-1).square().mean()
+
+    @property
+    def entropy(self) -> Tensor:
+        """Mean entropy of the router's probabilities, nats; log E when it does not choose."""
+        entropy: Tensor = torch.special.entr(self.logits.softmax(-1)).sum(-1).mean()
+        return entropy
 
     def detach(self) -> "Routing":
         """Drop the graph, for logging."""
@@ -116,17 +125,7 @@ class MixtureOfExperts(nn.Module):
             load = torch.zeros_like(probabilities[0]).index_add_(
                 0, experts.flatten(), torch.ones_like(weights).flatten()
             )
-            return (
-                weights,
-                experts,
-                Routing(
-                    load=load,
-                    total=load,
-                    probability=probabilities.mean(0),
-                    z_loss=logits.logsumexp(-1).square().mean(),
-                    entropy=-torch.special.xlogy(probabilities, probabilities).sum(-1).mean(),
-                ),
-            )
+            return weights, experts, Routing(load, total=load, probability=probabilities.mean(0), logits=logits)
 
     def _choose(self, probabilities: Tensor) -> Tensor:
         """(N, E) -> (N, k) experts of each token; the bias of loss-free balancing moves the choice, not the weights."""
@@ -151,4 +150,6 @@ def router_loss(routings: list[Routing], config: BackboneConfig) -> Tensor | flo
         return 0.0
     if router.balance == "loss":
         total = total + router.balance_coef * torch.stack([r.balance_loss for r in routings]).mean()
-    return total + router.z_coef * torch.stack([r.z_loss for r in routings]).mean()
+    if router.z_coef > 0:
+        total = total + router.z_coef * torch.stack([r.z_loss for r in routings]).mean()
+    return total
