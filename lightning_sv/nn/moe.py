@@ -99,8 +99,7 @@ class MixtureOfExperts(nn.Module):
         weights, experts, routing = self._route(xhat)
         plans = plan(experts, self.n_expert)
         buffer = dispatch(xhat, plans)  # R D
-        gate = self.inputs.branch("expert_gate_proj", buffer, plans.rows)
-        up = self.inputs.branch("expert_up_proj", buffer, plans.rows)
+        gate, up = self.inputs.experts(("expert_gate_proj", "expert_up_proj"), buffer, plans.rows)
         # down is linear: weighed before it, its output need not be kept for the weights' gradient
         hidden = swiglu(gate, up, weights_by_row(weights, plans))
         out = combine(self.expert_down_proj(hidden, rows=plans.rows), plans)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.scale.fold import effective_weight, scaled_product
-from lightning_sv.scale.grouped import Rows, grouped_product
+from lightning_sv.scale.grouped import Factors, Rows, grouped_product, grouped_products
 from lightning_sv.scale.norm import RMSNorm, normalize
 from lightning_sv.scale.vector import ScaleVector
 
@@ -63,7 +63,9 @@ class ScaledLinear(nn.Module):
         bound = self.d_in**-0.5
         nn.init.uniform_(self.weight, -bound, bound)
 
-    def forward(self, xhat: Tensor, gamma_out: Tensor | None = None, rows: Rows | None = None) -> Tensor:
+    def forward(
+        self, xhat: Tensor, gamma_out: Tensor | None = None, rows: Rows | None = None, product: Tensor | None = None
+    ) -> Tensor:
         """(..., d_in) -> (..., d_out).
 
         Args:
@@ -71,26 +73,30 @@ class ScaledLinear(nn.Module):
             gamma_out: output-side gamma of another owner (see `BranchGroup`), instead of the
                 branch's own.
             rows: which expert each row belongs to, where there is one matrix an expert.
+            product: of xhat with `factors`, where it was made together with that of other branches.
         """
         assert (rows is None) == (not self.lead)
-        gamma_in = None if self.scale_in is None else self.scale_in()
+        if product is None:
+            factors = self.factors(gamma_out)
+            product = scaled_product(xhat, *factors) if rows is None else grouped_product(xhat, factors, rows)
+        if self.norm_width is None:
+            return product
         if self.scale_out is not None:
             gamma_out = self.scale_out()
-        if self.norm_width is None:
-            return self._product(xhat, gamma_in, gamma_out, rows)
         if gamma_out is not None and rows is not None:
             gamma_out = gamma_out[rows.expert]  # (R, d_out)
         if self.norm_width == self.d_out:
-            return normalize(self._product(xhat, gamma_in, None, rows), self.eps, gamma_out)
+            return normalize(product, self.eps, gamma_out)
         groups = (self.d_out // self.norm_width, self.norm_width)
-        y = self._product(xhat, gamma_in, None, rows).unflatten(-1, groups)
         gamma_out = None if gamma_out is None else gamma_out.unflatten(-1, groups)
-        return normalize(y, self.eps, gamma_out).flatten(-2)
+        return normalize(product.unflatten(-1, groups), self.eps, gamma_out).flatten(-2)
 
-    def _product(self, xhat: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None, rows: Rows | None) -> Tensor:
-        if rows is None:
-            return scaled_product(xhat, self.weight, gamma_in, gamma_out)
-        return grouped_product(xhat, self.weight, rows, gamma_in, gamma_out)
+    def factors(self, gamma_out: Tensor | None = None) -> Factors:
+        """Return what is multiplied before the norm, or in all where there is none; gamma_out as in `forward`."""
+        gamma_in = None if self.scale_in is None else self.scale_in()
+        if self.norm_width is not None:
+            return Factors(self.weight, gamma_in)
+        return Factors(self.weight, gamma_in, gamma_out if self.scale_out is None else self.scale_out())
 
     def extra_repr(self) -> str:
         """Show the widths in the printed module."""
@@ -180,8 +186,21 @@ class BranchGroup(nn.Module):
         xhat = self.norm(x)
         return tuple(self.branch(name, xhat) for name in self.names)
 
-    def branch(self, name: str, xhat: Tensor, rows: Rows | None = None) -> Tensor:
+    def branch(self, name: str, xhat: Tensor) -> Tensor:
         """Apply one branch to the normalized input, see `ScaledLinear.forward`."""
-        shared = self._shared_out(name)
-        out: Tensor = getattr(self, name)(xhat, None if shared is None else shared(), rows)
+        out: Tensor = getattr(self, name)(xhat, self._gamma_out(name))
         return out
+
+    def experts(self, names: Sequence[str], xhat: Tensor, rows: Rows) -> tuple[Tensor, ...]:
+        """Apply branches with one matrix an expert to rows of the normalized input; their products may be one."""
+        branches, gammas = [getattr(self, name) for name in names], [self._gamma_out(name) for name in names]
+        factors = [branch.factors(gamma) for branch, gamma in zip(branches, gammas, strict=True)]
+        products = grouped_products(xhat, factors, rows)
+        return tuple(
+            branch(xhat, gamma, rows, product)
+            for branch, gamma, product in zip(branches, gammas, products, strict=True)
+        )
+
+    def _gamma_out(self, name: str) -> Tensor | None:
+        shared = self._shared_out(name)
+        return None if shared is None else shared()

@@ -1,23 +1,25 @@
 """The scaled product of `fold` with one weight an expert: gamma_out[e] * (W[e] (gamma_in[e] * x[r])), e of row r.
 
-The rows lie in one buffer, sorted by expert, so that a product over all experts is one call. Weights keep
-their true widths: what a kernel needs in padding is added at the call and gone after it.
+The rows lie in one buffer, sorted by expert, so that a product over all experts is one call.
 
 Shapes: R rows of the buffer, E experts.
 """
 
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from lightning_sv.scale.fold import effective_weight
+from lightning_sv.scale.fold import effective_weight, product_dtype
+from lightning_sv.scale.products import block_products, row_products
 
 #: Weights are folded from this many scaled activations (of both sides) per entry of a weight, fewer are scaled
 #: themselves: break-even on a CPU at 30 rows an expert for 128 x 88, at 100 for 256 x 352.
 FOLD_FROM = 0.7
+#: On a CPU under autocast, weights of fewer entries an expert are multiplied as one: 0.90 of a block's time for
+#: 128 x 88 and 256 x 176, 0.97 for 256 x 256, more than 1 for 256 x 352. In float32 the copy costs what it spares.
+AS_ONE_BELOW = 1 << 16
 
 
 class Rows(NamedTuple):
@@ -33,9 +35,21 @@ class Rows(NamedTuple):
     ends: Tensor
 
 
-def grouped_product(
-    x: Tensor, weight: Tensor, rows: Rows, gamma_in: Tensor | None = None, gamma_out: Tensor | None = None
-) -> Tensor:
+class Factors(NamedTuple):
+    """What rows are multiplied by: gamma_out * (W (gamma_in * x)).
+
+    Attributes:
+        weight: (E, d_out, d_in).
+        gamma_in: (E, d_in), or None for 1.
+        gamma_out: (E, d_out), or None for 1.
+    """
+
+    weight: Tensor
+    gamma_in: Tensor | None = None
+    gamma_out: Tensor | None = None
+
+
+def grouped_product(x: Tensor, factors: Factors, rows: Rows) -> Tensor:
     """Return gamma_out[e] * (W[e] (gamma_in[e] * x[r])) for every row r, e = rows.expert[r].
 
     Rows beyond rows.ends[-1] give zero and have zero gradients; an expert without rows has zero gradients.
@@ -43,55 +57,106 @@ def grouped_product(
 
     Args:
         x: (R, d_in); zero in rows that hold no token.
-        weight: (E, d_out, d_in).
+        factors: the weight and the gammas.
         rows: the blocks.
-        gamma_in: (E, d_in), or None for 1.
-        gamma_out: (E, d_out), or None for 1.
 
     Returns:
         (R, d_out), in the autocast dtype where autocast is on.
     """
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-    y: Tensor = _GroupedProduct.apply(x, weight, gamma_in, gamma_out, *rows, dtype)
-    return y
+    return _apply(x, [factors], rows)[0]
+
+
+def grouped_products(x: Tensor, factors: Sequence[Factors], rows: Rows) -> tuple[Tensor, ...]:
+    """Return `grouped_product` of the same rows with each of the factors; as one product where that is faster."""
+    if all(_gains_as_one(x, f.weight) for f in factors):
+        return _apply(x, factors, rows)
+    return tuple(grouped_product(x, f, rows) for f in factors)
+
+
+def _gains_as_one(x: Tensor, weight: Tensor) -> bool:
+    # Weights that are cast are copied anyway, so they may as well be copied below each other.
+    cast = product_dtype(x, weight) != weight.dtype
+    return not x.is_cuda and cast and _is_folded(x, weight) and weight[0].numel() < AS_ONE_BELOW
+
+
+def _apply(x: Tensor, factors: Sequence[Factors], rows: Rows) -> tuple[Tensor, ...]:
+    flat = [tensor for each in factors for tensor in each]
+    out: tuple[Tensor, ...] = _GroupedProduct.apply(x, *rows, product_dtype(x, factors[0].weight), *flat)
+    return out
 
 
 class _GroupedProduct(torch.autograd.Function):
-    """Saves its inputs alone; twice differentiable, as backward is made of differentiable operations on them."""
+    """The product with one or more `Factors`, side by side in the columns of what is computed.
+
+    Saves its inputs alone; twice differentiable, as backward is made of differentiable operations on them.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        gamma_in: Tensor | None,
-        gamma_out: Tensor | None,
-        expert: Tensor,
-        ends: Tensor,
-        dtype: torch.dtype,
-    ) -> Tensor:
-        ctx.save_for_backward(x, weight, gamma_in, gamma_out, expert, ends)
+        ctx: Any, x: Tensor, expert: Tensor, ends: Tensor, dtype: torch.dtype, *flat: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, expert, ends, *flat)
         ctx.dtype = dtype
-        return _scaled(x, weight, gamma_in, gamma_out, expert, ends, dtype)
+        factors = _unflattened(flat)
+        if len(factors) == 1:
+            return (_scaled(x, *factors[0], expert, ends, dtype),)
+        y = row_products(x.to(dtype), _folded(factors, dtype), ends)
+        # Whole each: what is done to every element of them takes longer in strided rows than this copy.
+        return tuple(part.contiguous() for part in y.split(_widths(factors), -1))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, gamma_in, gamma_out, expert, ends = ctx.saved_tensors
-        grad = grads[0].to(ctx.dtype)
+        x, expert, ends, *flat = ctx.saved_tensors
+        factors = _unflattened(flat)
+        grad = (grads[0] if len(grads) == 1 else torch.cat(grads, -1)).to(ctx.dtype)
         with torch.autocast(x.device.type, enabled=False):
-            grad_x = grad_weight = grad_in = grad_out = None
+            grad_x: Tensor | None = None
+            found: list[Tensor | None] = [None] * len(flat)
             if ctx.needs_input_grad[0]:
-                grad_x = _scaled(grad, weight.mT, gamma_out, gamma_in, expert, ends, ctx.dtype).to(x.dtype)
-            if any(ctx.needs_input_grad[1:4]):
-                grad_folded = block_products(grad, x.to(ctx.dtype), ends).to(weight.dtype)
-                half = grad_folded if gamma_out is None else grad_folded * gamma_out.unsqueeze(-1)
-                grad_weight = half if gamma_in is None else half * gamma_in.unsqueeze(-2)
-                if gamma_in is not None:
-                    grad_in = (half * weight).sum(-2)
-                if gamma_out is not None:
-                    grad_out = (grad_folded * effective_weight(weight, gamma_in, None)).sum(-1)
-        return grad_x, grad_weight, grad_in, grad_out, None, None, None
+                if len(factors) == 1:
+                    weight, gamma_in, gamma_out = factors[0]
+                    grad_x = _scaled(grad, weight.mT, gamma_out, gamma_in, expert, ends, ctx.dtype).to(x.dtype)
+                else:
+                    grad_x = row_products(grad, _folded(factors, ctx.dtype).mT, ends).to(x.dtype)
+            if any(ctx.needs_input_grad[4:]):
+                folded = block_products(grad, x.to(ctx.dtype), ends).split(_widths(factors), 1)
+                found = [t for f, part in zip(factors, folded, strict=True) for t in _gradients(part, f)]
+        return grad_x, None, None, None, *found
+
+
+def _unflattened(flat: Sequence[Any]) -> list[Factors]:
+    return [Factors(*flat[i : i + 3]) for i in range(0, len(flat), 3)]
+
+
+def _widths(factors: list[Factors]) -> list[int]:
+    return [f.weight.shape[1] for f in factors]
+
+
+def _folded(factors: list[Factors], dtype: torch.dtype) -> Tensor:
+    """Return the effective weights below each other, (E, sum of d_out, d_in)."""
+    n, _, d_in = factors[0].weight.shape
+    out = factors[0].weight.new_empty(n, sum(_widths(factors)), d_in, dtype=dtype)
+    end = 0
+    for f, width in zip(factors, _widths(factors), strict=True):
+        begin, end = end, end + width
+        out[:, begin:end] = effective_weight(*f)
+    return out
+
+
+def _gradients(grad_folded: Tensor, factors: Factors) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the gradients in the factors from the one in their effective weight."""
+    weight, gamma_in, gamma_out = factors
+    grad_folded = grad_folded.to(weight.dtype)
+    half = grad_folded if gamma_out is None else grad_folded * gamma_out.unsqueeze(-1)
+    return (
+        half if gamma_in is None else half * gamma_in.unsqueeze(-2),
+        None if gamma_in is None else (half * weight).sum(-2),
+        None if gamma_out is None else (grad_folded * effective_weight(weight, gamma_in, None)).sum(-1),
+    )
+
+
+def _is_folded(x: Tensor, weight: Tensor) -> bool:
+    return len(x) * sum(weight.shape[1:]) >= FOLD_FROM * weight.numel()
 
 
 def _scaled(
@@ -103,105 +168,10 @@ def _scaled(
     ends: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    if len(x) * sum(weight.shape[1:]) >= FOLD_FROM * weight.numel():
+    if _is_folded(x, weight):
         y: Tensor = row_products(x.to(dtype), effective_weight(weight, gamma_in, gamma_out).to(dtype), ends)
         return y
     if gamma_in is not None:
         x = x * gamma_in[expert]
     y = row_products(x.to(dtype), weight.to(dtype), ends)
     return y if gamma_out is None else (y * gamma_out[expert]).to(dtype)
-
-
-# The two products are operators of their own: the compiler takes them whole, whatever dtype and device, and each is
-# the other's derivative.
-
-
-@torch.library.custom_op("lightning_sv::row_products", mutates_args=())
-def row_products(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """Return W[e] x[r] of each row, zero beyond the last block, for x (R, d_in) and W (E, d_out, d_in)."""
-    if _takes_kernel(x, weight):
-        y = F.grouped_mm(_aligned(x), _aligned(weight).mT, offs=ends)
-    else:
-        y = x.new_empty(len(x), weight.shape[1])
-        for (begin, end), w in zip(_blocks(ends), weight.mT.unbind(), strict=True):
-            torch.mm(x[begin:end], w, out=y[begin:end])
-    if x.is_cuda:  # without a look at `ends` from the host
-        return y.masked_fill_((torch.arange(len(x), device=x.device) >= ends[-1]).unsqueeze(-1), 0)
-    y[int(ends[-1]) :].zero_()
-    return y
-
-
-@torch.library.custom_op("lightning_sv::block_products", mutates_args=())
-def block_products(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
-    """Return left[block]^T right[block] of each block, (E, d_left, d_right), for (R, d_left) and (R, d_right)."""
-    if _takes_kernel(left, right):
-        return F.grouped_mm(_aligned(left).mT, _aligned(right), offs=ends)
-    out = left.new_empty(len(ends), left.shape[1], right.shape[1])
-    for (begin, end), o in zip(_blocks(ends), out.unbind(), strict=True):
-        torch.mm(left[begin:end].mT, right[begin:end], out=o)
-    return out
-
-
-def _blocks(ends: Tensor) -> list[tuple[int, int]]:
-    return list(pairwise([0, *ends.tolist()]))
-
-
-def _takes_kernel(a: Tensor, b: Tensor) -> bool:
-    """Shall `F.grouped_mm` do it?
-
-    On CUDA it takes bf16 (all it took until torch 2.12), and spares a look at the blocks from the host. On the
-    CPU the loop over experts is as fast but for a few microseconds an expert, and needs no padding.
-    """
-    if a.is_cuda:
-        return a.dtype == torch.bfloat16
-    return a.dtype in (torch.float32, torch.bfloat16) and _is_aligned(a) and _is_aligned(b)
-
-
-def _is_aligned(t: Tensor) -> bool:
-    """Is one of the last two strides 1 and are the others multiples of 16 bytes, as `F.grouped_mm` asks?"""
-    strides = sorted(t.stride())
-    return strides[0] == 1 and all(s * t.element_size() % 16 == 0 for s in strides[1:])
-
-
-def _aligned(t: Tensor) -> Tensor:
-    if _is_aligned(t):
-        return t
-    if t.stride(-2) == 1:
-        return _aligned(t.mT).mT
-    return _wide_empty(t, *t.shape).copy_(t)
-
-
-def _wide_empty(like: Tensor, *shape: int) -> Tensor:
-    """Return a tensor of this shape whose rows begin at multiples of 16 bytes, as those of `F.grouped_mm` do."""
-    step = 16 // like.element_size()
-    return like.new_empty(*shape[:-1], -(-shape[-1] // step) * step)[..., : shape[-1]]
-
-
-@row_products.register_fake
-def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    shape = (len(x), weight.shape[1])
-    return _wide_empty(x, *shape) if _takes_kernel(x, weight) else x.new_empty(shape)
-
-
-@block_products.register_fake
-def _(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
-    shape = (len(ends), left.shape[1], right.shape[1])
-    return _wide_empty(left, *shape) if _takes_kernel(left, right) else left.new_empty(shape)
-
-
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _rows_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-    x, weight, ends = ctx.saved_tensors
-    return row_products(grad, weight.mT, ends), block_products(grad, x, ends), None
-
-
-def _blocks_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-    left, right, ends = ctx.saved_tensors
-    return row_products(right, grad, ends), row_products(left, grad.mT, ends), None
-
-
-row_products.register_autograd(_rows_backward, setup_context=_save)
-block_products.register_autograd(_blocks_backward, setup_context=_save)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from lightning_sv.nn import swiglu as swiglu_module
 from lightning_sv.nn.dispatch import Plan, block_multiple, combine, dispatch, plan, weights_by_row
 from lightning_sv.nn.swiglu import swiglu
-from lightning_sv.scale.grouped import grouped_product
+from lightning_sv.scale.grouped import Factors, grouped_product, grouped_products
 from tests.close import assert_near
 
 
@@ -98,10 +98,8 @@ def block(x: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> 
     weights, experts = (x @ router.mT).softmax(-1).topk(2)
     made = plan(experts, len(gate))
     rows = dispatch(x, made)
-    hidden = swiglu(
-        grouped_product(rows, gate, made.rows), grouped_product(rows, up, made.rows), weights_by_row(weights, made)
-    )
-    return combine(grouped_product(hidden, down, made.rows), made)
+    hidden = swiglu(*grouped_products(rows, [Factors(gate), Factors(up)], made.rows), weights_by_row(weights, made))
+    return combine(grouped_product(hidden, Factors(down), made.rows), made)
 
 
 @pytest.mark.parametrize(("n", "compiled"), [(3, False), (60, False), pytest.param(60, True, marks=pytest.mark.slow)])

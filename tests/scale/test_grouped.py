@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv.scale import grouped
-from lightning_sv.scale.grouped import Rows, block_products, grouped_product, row_products
+from lightning_sv.scale.grouped import Factors, Rows, grouped_product, grouped_products
+from lightning_sv.scale.products import block_products, row_products
 from tests.close import assert_near
 
 #: rows of each expert: some, none, all on one, a short buffer's tail
@@ -80,7 +81,7 @@ def test_equals_a_plain_loop_with_gradients(
     exact = widened(tensors)
     x, weight, *gammas = tensors
     wide_x, wide_weight, *wide_gammas = exact
-    ours = grouped_product(x, weight, rows, *gammas)
+    ours = grouped_product(x, Factors(weight, *gammas), rows)
     theirs = plain(wide_x, wide_weight, rows, *wide_gammas)
     terms = sum(widths) + len(x) + 4  # the sums over one axis each, and the roundings by two vectors
     assert_near(ours, theirs, terms)
@@ -99,7 +100,7 @@ def test_first_and_second_derivatives(sides: str, fold: bool, monkeypatch: pytes
     x, weight, *gammas = inputs(rows, 3, 2, sides)
 
     def product(x, weight, *gammas):
-        return grouped_product(x, weight, rows, *gammas)
+        return grouped_product(x, Factors(weight, *gammas), rows)
 
     assert torch.autograd.gradcheck(product, (x, weight, *gammas))
     assert torch.autograd.gradgradcheck(product, (x, weight, *gammas))
@@ -115,7 +116,7 @@ def test_second_derivatives_in_float32_are_those_of_float64(widths: tuple[int, i
 
     def product_of(tensors: list[Tensor]) -> list[Tensor]:
         x, weight, *gammas = tensors
-        y = grouped_product(x, weight, rows, *gammas)
+        y = grouped_product(x, Factors(weight, *gammas), rows)
         grads = torch.autograd.grad(y.tanh().square().sum(), tensors, create_graph=True)
         return list(torch.autograd.grad(sum(g.square().sum() for g in grads), tensors))
 
@@ -128,9 +129,9 @@ def test_second_derivatives_in_float32_are_those_of_float64(widths: tuple[int, i
 def test_autocast_computes_in_bf16_and_leaves_gradients_wide() -> None:
     rows = rows_of(BLOCKS["some"])
     x, weight, *gammas = inputs(rows, 43, 21, "io", torch.float32)
-    exact = grouped_product(x, weight, rows, *gammas)
+    exact = grouped_product(x, Factors(weight, *gammas), rows)
     with torch.autocast("cpu", torch.bfloat16):
-        rounded = grouped_product(x, weight, rows, *gammas)
+        rounded = grouped_product(x, Factors(weight, *gammas), rows)
     assert rounded.dtype == torch.bfloat16
     assert_near(rounded, exact, terms=4)  # x, W gamma, y, gamma y
     leaves = [x, weight, *gammas]
@@ -138,6 +139,47 @@ def test_autocast_computes_in_bf16_and_leaves_gradients_wide() -> None:
     for ours, theirs in zip(torch.autograd.grad(rounded.sum(), leaves), exact_grads, strict=True):
         assert ours.dtype == torch.float32
         assert_near(ours.bfloat16(), theirs, terms=8)
+
+
+@pytest.mark.parametrize("sides", [("io", "io"), ("i", "o"), ("", "io"), ("", "")], ids=str)
+@pytest.mark.parametrize("blocks", BLOCKS.values(), ids=BLOCKS)
+def test_products_made_as_one_are_the_same(
+    blocks: tuple[int, ...], sides: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of unequal widths, against the formula, with first and second derivatives."""
+    monkeypatch.setattr(grouped, "_gains_as_one", lambda *_: True)
+    rows = rows_of(blocks)
+    first, second = inputs(rows, 3, 2, sides[0]), inputs(rows, 3, 4, sides[1])
+    tensors = [*first, *second[1:]]
+
+    def products(x: Tensor, *flat: Tensor | None) -> tuple[Tensor, ...]:
+        return grouped_products(x, [Factors(*flat[:3]), Factors(*flat[3:])], rows)
+
+    for ours, (weight, *gammas) in zip(products(*tensors), (first[1:], second[1:]), strict=True):
+        torch.testing.assert_close(ours, plain(first[0], weight, rows, *gammas))
+        assert ours.is_contiguous()
+    assert torch.autograd.gradcheck(products, tensors)
+    assert torch.autograd.gradgradcheck(products, tensors)
+
+
+@pytest.mark.parametrize("autocast", [True, False])
+def test_small_weights_are_one_product_where_they_are_cast(autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped, "FOLD_FROM", 0)
+    rows = rows_of(BLOCKS["some"])
+    x, *gate = inputs(rows, 24, 21, "io", torch.float32)
+    up = inputs(rows, 24, 21, "io", torch.float32)[1:]
+    leaves, weight = [x, *gate, *up], torch.randn(2, len(rows.expert), 21)
+    calls, found = [], []
+    for most in (grouped.AS_ONE_BELOW, 24 * 21):
+        monkeypatch.setattr(grouped, "AS_ONE_BELOW", most)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast), torch.profiler.profile() as profiler:
+            pair = grouped_products(x, [Factors(*gate), Factors(*up)], rows)
+        calls.append(sum(e.count for e in profiler.key_averages() if e.key == "lightning_sv::row_products"))
+        found.append([*pair, *torch.autograd.grad((torch.stack(pair) * weight).sum(), leaves)])
+    assert calls == [1 if autocast else 2, 2]
+    for one, two in zip(*found, strict=True):
+        assert one.dtype == two.dtype
+        assert_near(one.bfloat16() if autocast else one, two, terms=8)
 
 
 @pytest.mark.parametrize("autocast", [True, False])
@@ -150,7 +192,7 @@ def test_autograd_keeps_the_arguments_alone(autocast: bool) -> None:
         torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t),
         torch.autocast("cpu", torch.bfloat16, enabled=autocast),
     ):
-        grouped_product(x, weight, rows, *gammas)
+        grouped_products(x, [Factors(weight, *gammas)] * 2, rows)
     assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in [*tensors, *rows]}
 
 

@@ -1,0 +1,105 @@
+"""The products of a buffer's rows, sorted by expert, with one matrix an expert, and of its blocks with each other.
+
+They are operators of their own: the compiler takes them whole, whatever dtype and device, and each is the other's
+derivative. Weights keep their true widths: what a kernel needs in padding is added at the call and gone after it.
+
+Shapes: R rows of the buffer, E experts; ends (E,) int32 is where each expert's block ends.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@torch.library.custom_op("lightning_sv::row_products", mutates_args=())
+def row_products(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """Return W[e] x[r] of each row, zero beyond the last block, for x (R, d_in) and W (E, d_out, d_in)."""
+    if _takes_kernel(x, weight):
+        y = F.grouped_mm(_aligned(x), _aligned(weight).mT, offs=ends)
+    else:
+        y = x.new_empty(len(x), weight.shape[1])
+        for (begin, end), w in zip(_blocks(ends), weight.mT.unbind(), strict=True):
+            torch.mm(x[begin:end], w, out=y[begin:end])
+    if x.is_cuda:  # without a look at `ends` from the host
+        return y.masked_fill_((torch.arange(len(x), device=x.device) >= ends[-1]).unsqueeze(-1), 0)
+    y[int(ends[-1]) :].zero_()
+    return y
+
+
+@torch.library.custom_op("lightning_sv::block_products", mutates_args=())
+def block_products(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+    """Return left[block]^T right[block] of each block, (E, d_left, d_right), for (R, d_left) and (R, d_right)."""
+    if _takes_kernel(left, right):
+        return F.grouped_mm(_aligned(left).mT, _aligned(right), offs=ends)
+    out = left.new_empty(len(ends), left.shape[1], right.shape[1])
+    for (begin, end), o in zip(_blocks(ends), out.unbind(), strict=True):
+        torch.mm(left[begin:end].mT, right[begin:end], out=o)
+    return out
+
+
+def _blocks(ends: Tensor) -> list[tuple[int, int]]:
+    return list(pairwise([0, *ends.tolist()]))
+
+
+def _takes_kernel(a: Tensor, b: Tensor) -> bool:
+    """Shall `F.grouped_mm` do it?
+
+    On CUDA it takes bf16 (all it took until torch 2.12), and spares a look at the blocks from the host. On the
+    CPU the loop over experts is as fast but for a few microseconds an expert, and needs no padding.
+    """
+    if a.is_cuda:
+        return a.dtype == torch.bfloat16
+    return a.dtype in (torch.float32, torch.bfloat16) and _is_aligned(a) and _is_aligned(b)
+
+
+def _is_aligned(t: Tensor) -> bool:
+    """Is one of the last two strides 1 and are the others multiples of 16 bytes, as `F.grouped_mm` asks?"""
+    strides = sorted(t.stride())
+    return strides[0] == 1 and all(s * t.element_size() % 16 == 0 for s in strides[1:])
+
+
+def _aligned(t: Tensor) -> Tensor:
+    if _is_aligned(t):
+        return t
+    if t.stride(-2) == 1:
+        return _aligned(t.mT).mT
+    return _wide_empty(t, *t.shape).copy_(t)
+
+
+def _wide_empty(like: Tensor, *shape: int) -> Tensor:
+    """Return a tensor of this shape whose rows begin at multiples of 16 bytes, as those of `F.grouped_mm` do."""
+    step = 16 // like.element_size()
+    return like.new_empty(*shape[:-1], -(-shape[-1] // step) * step)[..., : shape[-1]]
+
+
+@row_products.register_fake
+def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    shape = (len(x), weight.shape[1])
+    return _wide_empty(x, *shape) if _takes_kernel(x, weight) else x.new_empty(shape)
+
+
+@block_products.register_fake
+def _(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+    shape = (len(ends), left.shape[1], right.shape[1])
+    return _wide_empty(left, *shape) if _takes_kernel(left, right) else left.new_empty(shape)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _rows_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    x, weight, ends = ctx.saved_tensors
+    return row_products(grad, weight.mT, ends), block_products(grad, x, ends), None
+
+
+def _blocks_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    left, right, ends = ctx.saved_tensors
+    return row_products(right, grad, ends), row_products(left, grad.mT, ends), None
+
+
+row_products.register_autograd(_rows_backward, setup_context=_save)
+block_products.register_autograd(_blocks_backward, setup_context=_save)
