@@ -113,6 +113,12 @@ bench:  ## one training step of models and blocks against the peers', and Hessia
 	@$(VENV)-bench/bin/python -m benchmarks.moe $(ARGS)
 	@$(VENV)-bench/bin/python -m benchmarks.curvature $(ARGS)
 
+# With --json what the file has is not measured again, so that a run of hours can be cut: see --help.
+.PHONY: bench-step
+bench-step:  ## the training steps of 'make bench' alone; ARGS="--threads 1 --widths 256 --json FILE" selects and records
+	@$(MAKE) --no-print-directory VENV=$(VENV)-bench $(VENV)-bench/.bench
+	@$(VENV)-bench/bin/python -m benchmarks.step $(ARGS)
+
 .PHONY: bench-startup
 bench-startup: $(VENV)/.run  ## seconds of CPU before a command works, and before the first step of a run
 	@$(BIN)/python -m benchmarks.startup $(ARGS)

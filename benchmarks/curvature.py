@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from benchmarks.interleave import Ratio, measure
-from benchmarks.step import DEVICE, show
+from benchmarks.interleave import Ratio, measure, show
+from benchmarks.memory import DEVICE
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, lanczos, twice_differentiable
 from lightning_sv.nn import next_token_loss

@@ -4,10 +4,12 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 from scipy import stats
 
 
@@ -65,3 +67,14 @@ def measure(
             )
         )
     return out
+
+
+def show(console: Console, title: str, rows: Sequence[Ratio], reference: str) -> None:
+    """Print the rows as a table."""
+    table = Table(title=title, title_justify="left")
+    for column in ("", "ms a step", f"time / {reference}", "95% interval"):
+        table.add_column(column, justify="left" if not column else "right")
+    for row in rows:
+        interval = "" if row.name == reference else f"{row.low:.3f} to {row.high:.3f}"
+        table.add_row(row.name, f"{row.milliseconds:.1f}", f"{row.ratio:.3f}", interval)
+    console.print(table)

@@ -23,16 +23,14 @@ from litgpt.model import LLaMAMoE
 from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.profiler import ProfilerActivity
 from transformers import Qwen2MoeConfig
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeExperts, Qwen2MoeTopKRouter
 
-from benchmarks.interleave import measure
-from benchmarks.step import show
+from benchmarks.interleave import measure, show
+from benchmarks.memory import DEVICE, peak_mib
 from lightning_sv.nn import BackboneConfig, MixtureOfExperts
 from lightning_sv.scale import ScaleBuilder, ScaledLinear, ScaleStrategy
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 N_BATCHES = 24
 OURS, LITGPT, HUGGING_FACE = "ours", "litgpt", "Hugging Face"
 STRATEGIES = ("hg", "hg+dp+or", "unified")
@@ -169,25 +167,6 @@ def step_of(block: nn.Module, sizes: Sizes, precision: str) -> Callable[[], None
             torch.cuda.synchronize()
 
     return step
-
-
-def peak_mib(step: Callable[[], None]) -> float:
-    """Return the most that PyTorch's allocator held at once during a step, above what it held before, in MiB.
-
-    Activations, buffers and gradients; counted from the allocator's own events, so that it is exact and does not
-    depend on what the system keeps resident.
-    """
-    step()
-    if DEVICE.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step()
-        return (torch.cuda.max_memory_allocated() - before) / 2**20
-    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
-    events.sort(key=lambda e: e.start_ns())
-    return max(itertools.accumulate(e.nbytes() for e in events)) / 2**20
 
 
 def main() -> None:

@@ -1,66 +1,143 @@
-"""One training step: our Llama against Hugging Face's, and the strategies against `llama`.
+"""One training step of whole Llamas: ours against Hugging Face's, litgpt's and torchtitan's, and the strategies.
 
-    python -m benchmarks.step [--rounds 40] [--modes eager compiled] [--json FILE]
+    python -m benchmarks.step [--rounds 40] [--threads 1 2] [--widths 256 768] [--json FILE]
 
-A step is forward, loss and backward on the same tokens, in float32 on the CPU (bf16 autocast on CUDA), all
-candidates interleaved in one process. Reading shards is timed beside it.
+A step is forward, loss and backward on the same tokens; bf16 is autocast over float32 parameters. In a combination
+of width, dtype, mode and threads all candidates run interleaved in one process. The peers hold our `llama`'s weights,
+and that their loss is ours is checked before the clock starts. With --json the file is written after each combination,
+and those that it has are skipped unless --again.
 """
 
+import itertools
 import json
-import platform
+import shlex
+import sys
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
-from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch import Tensor, nn
 
-from benchmarks.interleave import Ratio, measure
+from benchmarks.interleave import measure, show
+from benchmarks.memory import DEVICE, peak_mib, saved_mib
+from benchmarks.peers import PEERS, VARIANTS
+from benchmarks.step_table import markdown
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.interop.hf import hugging_face_config
-from lightning_sv.nn import next_token_loss
+from lightning_sv.interop.hf import to_hugging_face
+from lightning_sv.lit.provenance import Provenance
+from lightning_sv.nn.compiling import INDUCTOR
 
-CONFIG = BackboneConfig(name="bench", d_model=256, n_layer=4, n_head=4, vocab_size=4096)
-BATCH, SEQ_LEN = 8, 256
-STRATEGIES = ("llama", "hg", "hg+or", "hg+dp+or", "unified")
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HEADS = {256: 4, 768: 12}
+N_LAYER, VOCAB_SIZE, BATCH, SEQ_LEN = 4, 4096, 8, 256
+DTYPES, MODES, THREADS = ("fp32", "bf16"), ("eager", "compiled"), (1, 2)
+STRATEGIES = ("llama", "hg", "hg+dp+or", "unified")
+BUILDERS = PEERS | VARIANTS
 
 
-def step_of(model: torch.nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> Callable[[], None]:
-    hugging_face = isinstance(model, LlamaForCausalLM)
+@dataclass(frozen=True)
+class Combination:
+    """Of what the candidates are compared at."""
 
-    def step() -> None:
-        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=DEVICE.type == "cuda"):
-            if hugging_face:
-                logits = model(tokens, use_cache=False).logits
-                loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-            else:
-                loss = next_token_loss(model(tokens), targets)
-        loss.backward()
-        for parameter in model.parameters():
-            parameter.grad = None
+    width: int
+    dtype: str
+    mode: str
+    threads: int
+
+    def __str__(self) -> str:
+        return f"d={self.width} {self.dtype} {self.mode}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model and its loss on the tokens of the comparison, compiled or not."""
+
+    model: nn.Module
+    loss: Callable[[], Tensor]
+
+    def step(self) -> None:
+        """Forward, loss and backward; gradients are freed."""
+        self.loss().backward()
+        self.model.zero_grad(set_to_none=True)
         if DEVICE.type == "cuda":
             torch.cuda.synchronize()
 
-    return step
+
+def ours(config: BackboneConfig, strategy: str) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor]]:
+    model = Backbone(config, strategy)
+
+    def loss(tokens: Tensor, targets: Tensor) -> Tensor:
+        return model(tokens, targets=targets)
+
+    return model, loss
 
 
-def candidates(compiled: bool) -> dict[str, Callable[[], None]]:
-    torch.manual_seed(0)
-    block = torch.randint(0, CONFIG.vocab_size, (BATCH, SEQ_LEN + 1), device=DEVICE)
-    models: dict[str, torch.nn.Module] = {"Hugging Face": LlamaForCausalLM(LlamaConfig(**hugging_face_config(CONFIG)))}
-    models |= {name: Backbone(CONFIG, name) for name in STRATEGIES}
-    steps = {}
-    for name, model in models.items():
+def candidates(at: Combination, peers: list[str]) -> tuple[dict[str, Candidate], dict[str, str]]:
+    """Return the candidates, and why a peer is not among them."""
+    config = BackboneConfig(
+        name="bench", d_model=at.width, n_layer=N_LAYER, n_head=HEADS[at.width], vocab_size=VOCAB_SIZE
+    )
+    generator = torch.Generator().manual_seed(0)
+    block = torch.randint(0, VOCAB_SIZE, (BATCH, SEQ_LEN + 1), generator=generator).to(DEVICE)
+    tokens, targets = block[:, :-1].contiguous(), block[:, 1:].contiguous()
+    found = {name: ours(config, name) for name in STRATEGIES}
+    weights = to_hugging_face(Backbone(config, "llama")).state_dict()
+    missing = {}
+    for name in peers:
+        try:
+            peer = BUILDERS[name](config, SEQ_LEN)
+            peer.load(weights)
+        except Exception as error:  # whatever a peer lacks with this torch, the others are measured
+            missing[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        else:
+            found[name] = peer.model, peer.loss
+    made = {}
+    for name, (model, loss) in found.items():
         model.to(DEVICE).train()
-        if compiled:
-            model.compile()
-        steps[name] = step_of(model, block[:, :-1], block[:, 1:])
-    return steps
+        if name in peers:
+            with torch.no_grad():
+                expected = found["llama"][1](tokens, targets)
+                torch.testing.assert_close(loss(tokens, targets), expected, rtol=1e-4, atol=0, msg=f"{name}'s loss is not llama's")
+        if at.mode == "compiled":  # what `fit` compiles with is ours alone; the peers have PyTorch's defaults
+            loss = torch.compile(loss, dynamic=False, options=INDUCTOR if name in STRATEGIES else None)
+        made[name] = Candidate(model, _autocast(loss, tokens, targets, at.dtype))
+    return made, missing
+
+
+def _autocast(
+    loss: Callable[[Tensor, Tensor], Tensor], tokens: Tensor, targets: Tensor, dtype: str
+) -> Callable[[], Tensor]:
+    def run() -> Tensor:
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=dtype == "bf16"):
+            return loss(tokens, targets)
+
+    return run
+
+
+def compare(at: Combination, options: Namespace, console: Console) -> dict[str, Any]:
+    """Return times over llama's and memory of every candidate."""
+    torch.compiler.reset()
+    torch.set_num_threads(at.threads)
+    found, missing = candidates(at, options.peers)
+    rows = measure({name: one.step for name, one in found.items()}, "llama", rounds=options.rounds)
+    show(console, str(at), rows, "llama")
+    for name, why in missing.items():
+        console.print(f"{name} is not measured: {why}", markup=False)
+    return {
+        **vars(at),
+        "peers": [vars(row) for row in rows if row.name not in STRATEGIES],
+        "strategies": [vars(row) for row in rows if row.name in STRATEGIES],
+        "saved_mib": {name: saved_mib(one.loss, one.model) for name, one in found.items()},
+        "peak_mib": {name: peak_mib(one.step) for name, one in found.items()},
+        "missing": missing,
+        "rounds": options.rounds,
+        "measured": Provenance.now()._asdict()
+        | {"command": shlex.join(["python", "-m", "benchmarks.step", *sys.argv[1:]])},
+    }
 
 
 def reading(folder: str, seq_len: int = 64, batch: int = 8) -> float:
@@ -76,45 +153,48 @@ def reading(folder: str, seq_len: int = 64, batch: int = 8) -> float:
     return n / (time.perf_counter() - began)
 
 
-def show(console: Console, title: str, rows: list[Ratio], reference: str) -> None:
-    table = Table(title=title, title_justify="left")
-    for column in ("", "ms a step", f"time / {reference}", "95% interval"):
-        table.add_column(column, justify="left" if not column else "right")
-    for row in rows:
-        interval = "" if row.name == reference else f"{row.low:.3f} to {row.high:.3f}"
-        table.add_row(row.name, f"{row.milliseconds:.1f}", f"{row.ratio:.3f}", interval)
-    console.print(table)
+def parse() -> Namespace:
+    parser = ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--widths", nargs="+", type=int, default=list(HEADS), choices=list(HEADS))
+    parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES)
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
+    parser.add_argument("--threads", nargs="+", type=int, default=list(THREADS), choices=THREADS)
+    parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(BUILDERS))
+    parser.add_argument("--json", type=Path, help="write the figures to this file, and go on from what it has")
+    parser.add_argument("--again", action="store_true", help="measure what the file has as well")
+    parser.add_argument("--data", default="data/stdlib")
+    return parser.parse_args()
 
 
 def main() -> None:
-    parser = ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--modes", nargs="+", default=["eager", "compiled"], choices=["eager", "compiled"])
-    parser.add_argument("--json", help="write the figures to this file")
-    parser.add_argument("--data", default="data/stdlib")
-    options = parser.parse_args()
-    console, results = Console(), {}
-    for mode in options.modes:
-        torch.compiler.reset()
-        steps = candidates(mode == "compiled")
-        peers = measure({k: steps[k] for k in ("Hugging Face", "llama")}, "Hugging Face", rounds=options.rounds)
-        own = measure({name: steps[name] for name in STRATEGIES}, "llama", rounds=options.rounds)
-        show(console, f"{mode}: our Llama against Hugging Face's", peers, "Hugging Face")
-        show(console, f"{mode}: strategies against llama", own, "llama")
-        results[mode] = {"peers": [vars(r) for r in peers], "strategies": [vars(r) for r in own]}
+    options, console = parse(), Console()
+    everything = itertools.product(THREADS, HEADS, DTYPES, MODES)
+    known = {str(at): at for at in (Combination(d, dtype, mode, n) for n, d, dtype, mode in everything)}
+    before = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    results = {key: value for key, value in before.items() if key in known or key.startswith("reading")}
+    for key, at in known.items():
+        chosen = at.width in options.widths and at.dtype in options.dtypes and at.mode in options.modes
+        if not chosen or at.threads not in options.threads or (key in results and not options.again):
+            continue
+        results[key] = compare(at, options, console)
+        save(results, options.json)
     if Path(options.data, "manifest.json").exists():
-        speed = reading(options.data)
-        console.print(f"reading shards: {speed / 1e6:.2f} M tokens/s")
-        results["reading_tokens_per_s"] = speed
-    results["machine"] = {
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-        "model": vars(CONFIG),
-        "batch": [BATCH, SEQ_LEN],
-    }
-    if options.json:
-        Path(options.json).write_text(json.dumps(results, indent=2) + "\n")
+        results["reading_tokens_per_s"] = reading(options.data)
+        console.print(f"reading shards: {results['reading_tokens_per_s'] / 1e6:.2f} M tokens/s")
+        save(results, options.json)
+    print(markdown([results[key] for key in known if key in results]))
+
+
+def save(results: dict[str, Any], path: Path | None) -> None:
+    """Write the file anew, whole or not at all."""
+    if path:
+        sizes = {"layers": N_LAYER, "vocabulary": VOCAB_SIZE, "batch": [BATCH, SEQ_LEN]}
+        machine = {"device": Provenance.now().machine} | sizes
+        part = path.with_name(path.name + ".part")
+        sizes = {"layers": N_LAYER, "vocabulary": VOCAB_SIZE, "batch": [BATCH, SEQ_LEN]}
+        part.write_text(json.dumps(results | {"machine": machine}, indent=2) + "\n")
+        part.replace(path)
 
 
 if __name__ == "__main__":

@@ -2,21 +2,21 @@
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from benchmarks.gpu.sizes import Size
 from benchmarks.gpu.trainee import Trainee, draw_tokens, step_of
-from lightning_sv.interop.hf import hugging_face_config
+from benchmarks.peers import Builder, hugging_face, litgpt, torchtitan
 from lightning_sv.nn import activated_parameters, flops_per_token, meta_backbone
 
 
 class Missing(Exception):
-    """A peer that is not installed, or does not fit what is."""
+    """A peer that is not installed."""
 
 
 def peer(name: str, size: Size, batch: int, device: torch.device, *, compile_it: bool = True) -> Trainee:
@@ -39,31 +39,23 @@ def peer(name: str, size: Size, batch: int, device: torch.device, *, compile_it:
 Made = tuple[Callable[[], Tensor], nn.Module]
 
 
-def _hugging_face(size: Size, block: Tensor, device: torch.device, compile_it: bool) -> Made:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(**hugging_face_config(size.config, size.seq_len), attn_implementation="sdpa")
+def _of(build: Builder, size: Size, block: Tensor, device: torch.device, compile_it: bool) -> Made:
     with torch.device(device):
-        model = LlamaForCausalLM(config).to(device).train()
+        theirs = build(size.config, size.seq_len)
+    theirs.model.to(device).train()
     tokens, targets = block[:, :-1].contiguous(), block[:, 1:].contiguous()
 
     def loss() -> Tensor:
-        logits = model(input_ids=tokens, use_cache=False).logits
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        return theirs.loss(tokens, targets)
 
-    return loss, model
-
-
-def _hugging_face_compiled(size: Size, block: Tensor, device: torch.device, compile_it: bool) -> Made:
-    loss, model = _hugging_face(size, block, device, compile_it)
-    return torch.compile(loss, dynamic=False) if compile_it else loss, model  # loss and model in one graph
+    return torch.compile(loss, dynamic=False) if compile_it else loss, theirs.model  # loss and model in one graph
 
 
 def _hugging_face_liger(size: Size, block: Tensor, device: torch.device, compile_it: bool) -> Made:
     from transformers.models.llama import modeling_llama
 
     apply: Any = importlib.import_module("liger_kernel.transformers").apply_liger_kernel_to_llama
-    _, model = _hugging_face(size, block, device, compile_it)
+    _, model = _of(hugging_face, size, block, device, compile_it=False)
     # It changes the whole module, and with it the other Llamas of this process: that is undone, but in its own steps.
     theirs = {name: getattr(modeling_llama, name) for name in ("apply_rotary_pos_emb", "LlamaRMSNorm", "LlamaMLP")}
     with patch.multiple(modeling_llama, **theirs):
@@ -80,36 +72,11 @@ def _hugging_face_liger(size: Size, block: Tensor, device: torch.device, compile
     return loss, model
 
 
-def _litgpt(size: Size, block: Tensor, device: torch.device, compile_it: bool) -> Made:
-    config_of: Any = importlib.import_module("litgpt.config").Config
-    model_of: Any = importlib.import_module("litgpt.model").GPT
-    ours = size.config
-    config = config_of(
-        name="peer", block_size=size.seq_len, n_layer=ours.n_layer, n_embd=ours.d_model, n_head=ours.n_head,
-        vocab_size=ours.vocab_size, padded_vocab_size=ours.vocab_size, intermediate_size=ours.ffn_width,
-        rotary_percentage=1.0, parallel_residual=False, bias=False, norm_class_name="RMSNorm",
-        mlp_class_name="LLaMAMLP",
-    )  # fmt: skip
-    with torch.device(device):
-        model: nn.Module = model_of(config).to(device).train()
-    tokens, targets = block[:, :-1].contiguous(), block[:, 1:].contiguous()
-
-    def loss() -> Tensor:
-        return F.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())
-
-    return torch.compile(loss, dynamic=False) if compile_it else loss, model
-
-
-def _torchtitan(size: Size, block: Tensor, device: torch.device, compile_it: bool) -> Made:
-    importlib.import_module("torchtitan.models.llama3")
-    raise Missing("it is installed, and not measured: its trainer owns the step")
-
-
 #: name -> builder(size, block of token ids, device, compile) of the loss and the model
 PEERS: dict[str, Callable[[Size, Tensor, torch.device, bool], Made]] = {
-    "Hugging Face": _hugging_face,
-    "Hugging Face compiled": _hugging_face_compiled,
+    "Hugging Face": lambda *given: _of(hugging_face, *given[:3], compile_it=False),
+    "Hugging Face compiled": partial(_of, hugging_face),
     "Hugging Face liger": _hugging_face_liger,
-    "litgpt compiled": _litgpt,
-    "torchtitan": _torchtitan,
+    "litgpt compiled": partial(_of, litgpt),
+    "torchtitan compiled": partial(_of, torchtitan),
 }

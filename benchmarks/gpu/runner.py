@@ -35,7 +35,9 @@ class Stage:
 
 
 #: those that compile a whole model come last: at 1B that alone would take the stage's time
-PEER_ARMS = ("llama", "Hugging Face", "Hugging Face liger", "torchtitan", "Hugging Face compiled", "litgpt compiled")
+PEER_ARMS = (
+    "llama", "Hugging Face", "Hugging Face liger", "Hugging Face compiled", "litgpt compiled", "torchtitan compiled",
+)  # fmt: skip
 STAGES = (
     Stage("ceilings", "benchmarks.gpu.ceilings:run", 45),
     Stage("correctness", "benchmarks.gpu.correctness:run", 120),

@@ -100,7 +100,7 @@ def test_correctness_finds_what_is_wrong(task: Task) -> None:
 
 
 def test_overhead_and_peers(task: Task) -> None:
-    arms = ["llama", "unified", "Hugging Face", "Hugging Face compiled", "Hugging Face liger", "torchtitan"]
+    arms = ["llama", "unified", "Hugging Face", "Hugging Face compiled", "Hugging Face liger", "torchtitan compiled"]
     found = overhead.run(_with(task, size="0.12b", arms=arms, peak_tflops=989.4, measured_tflops=800.0))
     assert set(found["arms"]) == {"protocol", "large"}
     for batch, table in found["arms"].items():
