@@ -101,7 +101,9 @@ def candidates(at: Combination, peers: list[str]) -> tuple[dict[str, Candidate],
         if name in peers:
             with torch.no_grad():
                 expected = found["llama"][1](tokens, targets)
-                torch.testing.assert_close(loss(tokens, targets), expected, rtol=1e-4, atol=0, msg=f"{name}'s loss is not llama's")
+                torch.testing.assert_close(
+                    loss(tokens, targets), expected, rtol=1e-4, atol=0, msg=f"{name}'s loss is not llama's"
+                )
         if at.mode == "compiled":  # what `fit` compiles with is ours alone; the peers have PyTorch's defaults
             loss = torch.compile(loss, dynamic=False, options=INDUCTOR if name in STRATEGIES else None)
         made[name] = Candidate(model, _autocast(loss, tokens, targets, at.dtype))
@@ -121,6 +123,7 @@ def _autocast(
 def compare(at: Combination, options: Namespace, console: Console) -> dict[str, Any]:
     """Return times over llama's and memory of every candidate."""
     torch.compiler.reset()
+    console.print(f"{at}: candidates are built, and compiled where they are to be")
     torch.set_num_threads(at.threads)
     found, missing = candidates(at, options.peers)
     rows = measure({name: one.step for name, one in found.items()}, "llama", rounds=options.rounds)
