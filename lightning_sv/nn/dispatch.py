@@ -60,7 +60,7 @@ def plan(experts: Tensor, n_expert: int) -> Plan:
     source = torch.full((size,), n, device=experts.device).scatter_(0, row, order // k)
     position = torch.empty_like(row).scatter_(0, order, row).view(n, k)
     expert = torch.searchsorted(ends, torch.arange(size, device=experts.device), right=True).clamp_(max=n_expert - 1)
-    return Plan(Rows(expert, ends.int()), source, position)
+    return Plan(Rows(expert, ends.int(), filled=n * k), source, position)
 
 
 def dispatch(x: Tensor, plan: Plan) -> Tensor:

@@ -29,10 +29,12 @@ class Rows(NamedTuple):
         expert: (R,) int64, the expert whose block a row lies in; E - 1 beyond the last block, where rows are
             zero and never read.
         ends: (E,) int32, where each block ends; blocks begin at 0, ends[0], ends[1], ...
+        filled: as many rows, or more, lie in blocks; known without a look at `ends`.
     """
 
     expert: Tensor
     ends: Tensor
+    filled: int = 0
 
 
 class Factors(NamedTuple):
@@ -93,21 +95,21 @@ class _GroupedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, expert: Tensor, ends: Tensor, dtype: torch.dtype, *flat: Tensor | None
+        ctx: Any, x: Tensor, expert: Tensor, ends: Tensor, filled: int, dtype: torch.dtype, *flat: Tensor | None
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, expert, ends, *flat)
-        ctx.dtype = dtype
-        factors = _unflattened(flat)
+        ctx.filled, ctx.dtype = filled, dtype
+        rows, factors = Rows(expert, ends, filled), _unflattened(flat)
         if len(factors) == 1:
-            return (_scaled(x, *factors[0], expert, ends, dtype),)
-        y = row_products(x.to(dtype), _folded(factors, dtype), ends)
+            return (_scaled(x, *factors[0], rows, dtype),)
+        y = row_products(x.to(dtype), _folded(factors, dtype), ends, filled)
         # Whole each: what is done to every element of them takes longer in strided rows than this copy.
         return tuple(part.contiguous() for part in y.split(_widths(factors), -1))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, expert, ends, *flat = ctx.saved_tensors
-        factors = _unflattened(flat)
+        rows, factors = Rows(expert, ends, ctx.filled), _unflattened(flat)
         grad = (grads[0] if len(grads) == 1 else torch.cat(grads, -1)).to(ctx.dtype)
         with torch.autocast(x.device.type, enabled=False):
             grad_x: Tensor | None = None
@@ -115,13 +117,13 @@ class _GroupedProduct(torch.autograd.Function):
             if ctx.needs_input_grad[0]:
                 if len(factors) == 1:
                     weight, gamma_in, gamma_out = factors[0]
-                    grad_x = _scaled(grad, weight.mT, gamma_out, gamma_in, expert, ends, ctx.dtype).to(x.dtype)
+                    grad_x = _scaled(grad, weight.mT, gamma_out, gamma_in, rows, ctx.dtype).to(x.dtype)
                 else:
-                    grad_x = row_products(grad, _folded(factors, ctx.dtype).mT, ends).to(x.dtype)
-            if any(ctx.needs_input_grad[4:]):
-                folded = block_products(grad, x.to(ctx.dtype), ends).split(_widths(factors), 1)
+                    grad_x = row_products(grad, _folded(factors, ctx.dtype).mT, ends, ctx.filled).to(x.dtype)
+            if any(ctx.needs_input_grad[5:]):
+                folded = block_products(grad, x.to(ctx.dtype), ends, ctx.filled).split(_widths(factors), 1)
                 found = [t for f, part in zip(factors, folded, strict=True) for t in _gradients(part, f)]
-        return grad_x, None, None, None, *found
+        return grad_x, None, None, None, None, *found
 
 
 def _unflattened(flat: Sequence[Any]) -> list[Factors]:
@@ -164,14 +166,15 @@ def _scaled(
     weight: Tensor,
     gamma_in: Tensor | None,
     gamma_out: Tensor | None,
-    expert: Tensor,
-    ends: Tensor,
+    rows: Rows,
     dtype: torch.dtype,
 ) -> Tensor:
     if _is_folded(x, weight):
-        y: Tensor = row_products(x.to(dtype), effective_weight(weight, gamma_in, gamma_out).to(dtype), ends)
+        y: Tensor = row_products(
+            x.to(dtype), effective_weight(weight, gamma_in, gamma_out).to(dtype), rows.ends, rows.filled
+        )
         return y
     if gamma_in is not None:
-        x = x * gamma_in[expert]
-    y = row_products(x.to(dtype), weight.to(dtype), ends)
-    return y if gamma_out is None else (y * gamma_out[expert]).to(dtype)
+        x = x * gamma_in[rows.expert]
+    y = row_products(x.to(dtype), weight.to(dtype), rows.ends, rows.filled)
+    return y if gamma_out is None else (y * gamma_out[rows.expert]).to(dtype)

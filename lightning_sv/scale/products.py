@@ -3,7 +3,7 @@
 They are operators of their own: the compiler takes them whole, whatever dtype and device, and each is the other's
 derivative. Weights keep their true widths: what a kernel needs in padding is added at the call and gone after it.
 
-Shapes: R rows of the buffer, E experts; ends (E,) int32 is where each expert's block ends.
+Shapes: R rows of the buffer, E experts; ends (E,) int32 is where each expert's block ends, ends[-1] at least `filled`.
 """
 
 from itertools import pairwise
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 
 @torch.library.custom_op("lightning_sv::row_products", mutates_args=())
-def row_products(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+def row_products(x: Tensor, weight: Tensor, ends: Tensor, filled: int = 0) -> Tensor:
     """Return W[e] x[r] of each row, zero beyond the last block, for x (R, d_in) and W (E, d_out, d_in)."""
     if _takes_kernel(x, weight):
         y = F.grouped_mm(_aligned(x), _aligned(weight).mT, offs=ends)
@@ -23,14 +23,15 @@ def row_products(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         y = x.new_empty(len(x), weight.shape[1])
         for (begin, end), w in zip(_blocks(ends), weight.mT.unbind(), strict=True):
             torch.mm(x[begin:end], w, out=y[begin:end])
-    if x.is_cuda:  # without a look at `ends` from the host
-        return y.masked_fill_((torch.arange(len(x), device=x.device) >= ends[-1]).unsqueeze(-1), 0)
-    y[int(ends[-1]) :].zero_()
+    if x.is_cuda:
+        _clear_without_a_look(y, ends, filled)
+    else:
+        y[int(ends[-1]) :].zero_()
     return y
 
 
 @torch.library.custom_op("lightning_sv::block_products", mutates_args=())
-def block_products(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+def block_products(left: Tensor, right: Tensor, ends: Tensor, filled: int = 0) -> Tensor:
     """Return left[block]^T right[block] of each block, (E, d_left, d_right), for (R, d_left) and (R, d_right)."""
     if _takes_kernel(left, right):
         return F.grouped_mm(_aligned(left).mT, _aligned(right), offs=ends)
@@ -38,6 +39,12 @@ def block_products(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     for (begin, end), o in zip(_blocks(ends), out.unbind(), strict=True):
         torch.mm(left[begin:end].mT, right[begin:end], out=o)
     return out
+
+
+def _clear_without_a_look(y: Tensor, ends: Tensor, filled: int) -> None:
+    """Set the rows from ends[-1] on to zero, whose value the host does not wait for: only those from `filled` on."""
+    rows = torch.arange(filled, len(y), device=y.device)
+    y[filled:].masked_fill_((rows >= ends[-1]).unsqueeze(-1), 0)
 
 
 def _blocks(ends: Tensor) -> list[tuple[int, int]]:
@@ -76,29 +83,32 @@ def _wide_empty(like: Tensor, *shape: int) -> Tensor:
 
 
 @row_products.register_fake
-def _(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+def _(x: Tensor, weight: Tensor, ends: Tensor, filled: int = 0) -> Tensor:
     shape = (len(x), weight.shape[1])
     return _wide_empty(x, *shape) if _takes_kernel(x, weight) else x.new_empty(shape)
 
 
 @block_products.register_fake
-def _(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+def _(left: Tensor, right: Tensor, ends: Tensor, filled: int = 0) -> Tensor:
     shape = (len(ends), left.shape[1], right.shape[1])
     return _wide_empty(left, *shape) if _takes_kernel(left, right) else left.new_empty(shape)
 
 
-def _save(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.filled = inputs
+    ctx.save_for_backward(*tensors)
 
 
-def _rows_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+def _rows_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
     x, weight, ends = ctx.saved_tensors
-    return row_products(grad, weight.mT, ends), block_products(grad, x, ends), None
+    blocks = ends, ctx.filled
+    return row_products(grad, weight.mT, *blocks), block_products(grad, x, *blocks), None, None
 
 
-def _blocks_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+def _blocks_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
     left, right, ends = ctx.saved_tensors
-    return row_products(right, grad, ends), row_products(left, grad.mT, ends), None
+    blocks = ends, ctx.filled
+    return row_products(right, grad, *blocks), row_products(left, grad.mT, *blocks), None, None
 
 
 row_products.register_autograd(_rows_backward, setup_context=_save)

@@ -30,7 +30,7 @@ def test_plan_gives_every_choice_a_row_of_its_expert(routing: tuple[Tensor, int]
     (n, k), made = experts.shape, plan(experts, n_expert)
     blank = plan(torch.zeros_like(experts), n_expert)
     assert len(made.source) == len(blank.source) == len(made.rows.expert), "the size follows from the shapes"
-    assert made.rows.ends.dtype == torch.int32 and made.rows.ends[-1] <= len(made.source)
+    assert made.rows.ends.dtype == torch.int32 and n * k == made.rows.filled <= made.rows.ends[-1] <= len(made.source)
     ends, multiple = made.rows.ends.tolist(), block_multiple(n * k, n_expert)
     sizes = torch.tensor(ends).diff(prepend=torch.zeros(1, dtype=torch.int64))
     counts = torch.bincount(experts.flatten(), minlength=n_expert)

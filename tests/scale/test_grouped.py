@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_sv.scale import grouped
+from lightning_sv.scale import grouped, products
 from lightning_sv.scale.grouped import Factors, Rows, grouped_product, grouped_products
 from lightning_sv.scale.products import block_products, row_products
 from tests.close import assert_near
@@ -25,7 +25,9 @@ TAIL = 6
 def rows_of(blocks: tuple[int, ...]) -> Rows:
     sizes = torch.tensor(blocks)
     expert = torch.arange(len(blocks)).repeat_interleave(sizes)
-    return Rows(F.pad(expert, (0, TAIL), value=len(blocks) - 1), sizes.cumsum(0).int())
+    return Rows(
+        F.pad(expert, (0, TAIL), value=len(blocks) - 1), sizes.cumsum(0).int(), filled=3 * int(sizes.sum()) // 4
+    )
 
 
 def make(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -193,7 +195,7 @@ def test_autograd_keeps_the_arguments_alone(autocast: bool) -> None:
         torch.autocast("cpu", torch.bfloat16, enabled=autocast),
     ):
         grouped_products(x, [Factors(weight, *gammas)] * 2, rows)
-    assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in [*tensors, *rows]}
+    assert {t.data_ptr() for t in kept} == {t.data_ptr() for t in [*tensors, rows.expert, rows.ends]}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -202,5 +204,17 @@ def test_the_operators_keep_torchs_rules(widths: tuple[int, int], dtype: torch.d
     """Shapes, strides and derivatives as the compiler is told (torch.library.opcheck)."""
     ends = rows_of(BLOCKS["some"]).ends
     x, weight = make(int(ends[-1]) + TAIL, widths[0], dtype=dtype), make(len(ends), widths[1], widths[0], dtype=dtype)
-    torch.library.opcheck(row_products, (x, weight, ends))
-    torch.library.opcheck(block_products, (x, x.detach().clone().requires_grad_(), ends))
+    torch.library.opcheck(row_products, (x, weight, ends, 8))
+    torch.library.opcheck(block_products, (x, x.detach().clone().requires_grad_(), ends, 8))
+
+
+@pytest.mark.parametrize("blocks", BLOCKS.values(), ids=BLOCKS)
+def test_rows_past_the_end_are_cleared_without_a_look_at_it(blocks: tuple[int, ...]) -> None:
+    """As on CUDA; of NaN, which fresh memory may hold."""
+    rows = rows_of(blocks)
+    past = torch.arange(len(rows.expert)) >= rows.ends[-1]
+    for filled in (0, rows.filled, int(rows.ends[-1])):
+        y = torch.randn(len(past), 3).masked_fill_(past.unsqueeze(-1), math.nan)
+        wanted = y.masked_fill(past.unsqueeze(-1), 0)
+        products._clear_without_a_look(y, rows.ends, filled)
+        assert torch.equal(y, wanted)
