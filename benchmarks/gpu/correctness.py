@@ -99,15 +99,19 @@ def gradients(
     Args:
         model: on some device.
         block: (B, T + 1) token ids.
-        plain: through the differentiable form of every backward and math attention, as second derivatives go.
+        plain: from the logits, through the differentiable form of every backward and math attention, as second
+            derivatives go; otherwise the loss that is made in chunks, as in training.
         bf16: autocast, as in training.
         forward: instead of the model's own.
     """
     names, parameters = zip(*model.named_parameters(), strict=True)
     with torch.autocast(block.device.type, torch.bfloat16, enabled=bf16):
         with sdpa_kernel([SDPBackend.MATH] if plain else list(_ATTENTION)):
-            logits, routings = (forward or model)(block[:, :-1], with_routing=True)
-        loss = next_token_loss(logits, block[:, 1:]) + router_loss(routings, model.config)
+            targets = None if plain else block[:, 1:]
+            nats, routings = (forward or model)(block[:, :-1], targets=targets, with_routing=True)
+        if plain:
+            nats = next_token_loss(nats, block[:, 1:])
+        loss = nats + router_loss(routings, model.config)
     with sdpa_kernel([SDPBackend.MATH] if plain else list(_ATTENTION)):
         values = torch.autograd.grad(loss, parameters, create_graph=plain)
     pairs = zip(("loss", *names), (loss, *values), strict=True)
