@@ -159,18 +159,8 @@ def _params(argv: list[str]) -> int:
     parser.add_class_arguments(ScaleOptions, "model.scale_options")
     for key in ("optim", "schedule"):
         parser.add_argument(f"--model.{key}", type=dict, help="Not used here.")
-    ignored = [
-        f"model.{key}"
-        for key in (
-            "tokens_per_param",
-            "mask_documents",
-            "compile",
-            "activation_checkpointing",
-            "residual",
-            "nonfinite",
-            "seed",
-        )
-    ]
+    unused = "tokens_per_param mask_documents compile activation_checkpointing residual nonfinite seed"
+    ignored = [f"model.{key}" for key in unused.split()]
     ignored += ["data", "trainer", "scalars", "branch_norms", "experts", "batch_hash", "checkpoint", "progress"]
     for key in [*ignored, "seed_everything", *(key for key in RUN_KEYS if key != "json")]:
         parser.add_argument(f"--{key}", type=Any, help="Not used here.")

@@ -13,7 +13,7 @@ from lightning_sv.optim import OptimConfig, build_optimizer
 
 #: settings of the optimizer that came after the first checkpoints, which had what is their default now; others did too
 _LATER = ("undecayed", "muon_roles")
-_OTHERS_LATER = {"residual": "wide"}
+_OTHERS_LATER: dict[str, Any] = {"residual": "wide"}
 
 
 def settings_of(module: Any, data: Any) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def refuse_other(checkpoint: dict[str, Any], module: Any, data: Any, *, training
     keys: tuple[str, ...] = ("backbone", "scale", "scale_options", "mask_documents", "residual", "tokenizer_sha256")
     if training:
         keys = (*keys, "optim", "schedule", "data")
-    saved = _OTHERS_LATER | saved
+    saved = dict(_OTHERS_LATER) | saved
     if isinstance(saved.get("optim"), dict):
         default = asdict(OptimConfig())
         saved = saved | {"optim": {key: default[key] for key in _LATER} | saved["optim"]}
