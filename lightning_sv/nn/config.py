@@ -107,8 +107,8 @@ class BackboneConfig:
         if self.head_width % 2:
             raise ValueError(f"{where}: the head width {self.head_width} is odd; RoPE needs an even one.")
         for key in ("init_std", "norm_eps", "rope_theta"):
-            if not 0 < getattr(self, key) < math.inf:
-                raise ValueError(f"{where}.{key} is {getattr(self, key)}; it must be positive and finite.")
+            if not 0 < getattr(self, key) <= 1e12:  # an integer of more than 64 bits is no number for torch
+                raise ValueError(f"{where}.{key} is {getattr(self, key)}; it must be positive, and at most 1e12.")
         if not self.n_expert and self.router != RouterConfig():
             raise ValueError(f"{where}.router is set, but n_expert is 0 and nothing is routed; set n_expert.")
         if self.n_expert and self.n_expert_active == 1 and self.router.renormalize:

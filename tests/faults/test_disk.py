@@ -6,6 +6,7 @@ A limit on the size of files stands for it: the kernel refuses the write that wo
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import shutil
 import signal
@@ -75,13 +76,17 @@ def test_the_last_calls_fail(
     assert main(fit(run_args, run, 3)) == 0
     shutil.copy(run / LAST, tmp_path / "copy.ckpt")
 
-    def refuse(*args: object) -> None:
+    of_a_file = {"fsync": os.fsync, "replace": Path.replace}[where]
+
+    def refuse(file: int | Path, *target: Path) -> None:
+        if "last.ckpt" not in (os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else file.name):
+            return of_a_file(file, *target)
         raise OSError(code, "refused")
 
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync" if where == "fsync" else "pathlib.Path.replace", refuse)
         capsys.readouterr()
-        ended = main([*fit(run_args, run, 6), "--ckpt_path", "last"])
+        ended = main([*fit(run_args, run, 6), "--ckpt_path", "last", "--extend"])
     error = capsys.readouterr().err
     fine = ended == 1 and error.count("error: ") == 1 and "last.ckpt" in error and "refused" in error
     fine &= (run / LAST).read_bytes() == (tmp_path / "copy.ckpt").read_bytes() and not list(run.glob("checkpoints/.*"))

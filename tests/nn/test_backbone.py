@@ -113,6 +113,7 @@ def test_causal_and_document_masks(config: BackboneConfig) -> None:
         ({"d_model": 6, "n_head": 2}, "head width 3 is odd"),
         ({"n_layer": 0}, "model.backbone.n_layer is 0"),
         ({"init_std": 0.0}, "init_std is 0.0"),
+        ({"init_std": 2**64}, "init_std is 18446744073709551616; it must be positive, and at most 1e12"),
         ({"n_expert": 4, "n_expert_active": 4}, "n_expert is 4, with n_expert_active 4; it must be larger"),
         ({"n_expert": -1}, "n_expert is -1"),
         ({"n_expert": 4, "n_expert_active": 0}, "n_expert_active is 0"),
