@@ -79,7 +79,7 @@ def test_the_last_calls_fail(
     of_a_file = {"fsync": os.fsync, "replace": Path.replace}[where]
 
     def refuse(file: int | Path, *target: Path) -> None:
-        if "last.ckpt" not in (os.readlink(f"/proc/self/fd/{file}") if isinstance(file, int) else file.name):
+        if "last.ckpt" not in (str(Path(f"/proc/self/fd/{file}").readlink()) if isinstance(file, int) else file.name):
             return of_a_file(file, *target)
         raise OSError(code, "refused")
 
