@@ -26,6 +26,8 @@ CHUNK_ELSEWHERE = 1 << 27
 MOST_COMPILED = 8
 #: tokens over d from which a norm of the logits costs less by the Gram matrix than by going over them
 GRAM_FROM = 8
+#: x, W, gamma_in, gamma_out of `linear_cross_entropy`
+Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 def linear_cross_entropy(
@@ -50,8 +52,8 @@ def linear_cross_entropy(
         x, norm_eps = x * inverse_rms_of_product(x, weight, gamma_in, norm_eps), None
     inputs = (x, weight, gamma_in, gamma_out)
     if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in inputs):
-        return _chunks(*inputs, targets, norm_eps, wanted=False)[0]
-    out: Tensor = _LinearCrossEntropy.apply(*inputs, targets, norm_eps)
+        return _chunks(inputs, targets, norm_eps, wanted=False)[0]
+    out: Tensor = _LinearCrossEntropy.apply(targets, norm_eps, *inputs)
     return out
 
 
@@ -74,30 +76,18 @@ def chunk_of(tokens: int, d: int, vocab_size: int, device: str) -> int:
     return -(-tokens // -(-tokens // n))
 
 
-def _plain(
-    x: Tensor,
-    weight: Tensor,
-    gamma_in: Tensor | None,
-    gamma_out: Tensor | None,
-    targets: Tensor,
-    norm_eps: float | None,
-) -> Tensor:
+def _plain(*inputs: Any, targets: Tensor, norm_eps: float | None) -> Tensor:
+    x, weight, gamma_in, gamma_out = inputs
     if norm_eps is None:
         return next_token_loss(scaled_product(x, weight, gamma_in, gamma_out), targets)
     return next_token_loss(normalize(scaled_product(x, weight, gamma_in), norm_eps, gamma_out), targets)
 
 
 def _chunks(
-    x: Tensor,
-    weight: Tensor,
-    gamma_in: Tensor | None,
-    gamma_out: Tensor | None,
-    targets: Tensor,
-    norm_eps: float | None,
-    *,
-    wanted: bool,
+    inputs: Inputs, targets: Tensor, norm_eps: float | None, *, wanted: bool
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Return the mean, and the gradients of its sum in x, W, gamma_in and gamma_out if they are wanted."""
+    """Return the mean, and the gradients of its sum in the inputs if they are wanted."""
+    x, weight, gamma_in, gamma_out = inputs
     dtype = product_dtype(x, weight)
     outer = gamma_out if norm_eps is None else None  # what is folded into W
     folded = effective_weight(weight, gamma_in, outer).to(dtype)
@@ -135,31 +125,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """`_chunks` as one operation; what it keeps are its inputs, already there, and their gradients."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        gamma_in: Tensor | None,
-        gamma_out: Tensor | None,
-        targets: Tensor,
-        norm_eps: float | None,
-    ) -> Tensor:
-        ctx.dtype, ctx.norm_eps = product_dtype(x, weight), norm_eps
-        nats, found = _chunks(x, weight, gamma_in, gamma_out, targets, norm_eps, wanted=True)
-        ctx.save_for_backward(x, weight, gamma_in, gamma_out, targets, *found)
+    def forward(ctx: Any, targets: Tensor, norm_eps: float | None, *inputs: Any) -> Tensor:
+        ctx.dtype, ctx.norm_eps = product_dtype(*inputs[:2]), norm_eps
+        nats, found = _chunks(inputs, targets, norm_eps, wanted=True)  # type: ignore[arg-type]
+        ctx.save_for_backward(targets, *inputs, *found)
         return nats
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
-        x, weight, gamma_in, gamma_out, targets, *found = ctx.saved_tensors
+        targets, x, weight, gamma_in, gamma_out, *found = ctx.saved_tensors
         inputs = (x, weight, gamma_in, gamma_out)
         if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
             plain = partial(_plain, targets=targets, norm_eps=ctx.norm_eps)
             with torch.autocast(x.device.type, ctx.dtype, enabled=ctx.dtype != weight.dtype):
-                return *plain_gradients(plain, inputs, grad), None, None
+                return None, None, *plain_gradients(plain, inputs, grad)
         part = grad / targets.numel()
-        return *(None if f is None else (f * part).to(t.dtype) for f, t in zip(found, inputs, strict=True)), None, None
+        return None, None, *(None if f is None else (f * part).to(t.dtype) for f, t in zip(found, inputs, strict=True))
 
 
 class _Norm:
