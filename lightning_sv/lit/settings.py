@@ -11,9 +11,9 @@ from lightning_sv.lit.load import CHECKPOINT_KEY
 from lightning_sv.lit.provenance import Legs
 from lightning_sv.optim import OptimConfig, build_optimizer
 
-#: settings of the optimizer that came after the first checkpoints, which had what is their default now; others did too
-_LATER = ("undecayed", "muon_roles")
-_OTHERS_LATER: dict[str, Any] = {"residual": "wide"}
+#: settings that came after the first checkpoints, which had what is their default now; and those of the optimizer
+_LATER: dict[str, Any] = {"residual": "wide"}
+_LATER_OF_OPTIM = ("undecayed", "muon_roles")
 
 
 def settings_of(module: Any, data: Any) -> dict[str, Any]:
@@ -50,10 +50,10 @@ def refuse_other(checkpoint: dict[str, Any], module: Any, data: Any, *, training
     keys: tuple[str, ...] = ("backbone", "scale", "scale_options", "mask_documents", "residual", "tokenizer_sha256")
     if training:
         keys = (*keys, "optim", "schedule", "data")
-    saved = dict(_OTHERS_LATER) | saved
+    saved = _LATER | saved
     if isinstance(saved.get("optim"), dict):
         default = asdict(OptimConfig())
-        saved = saved | {"optim": {key: default[key] for key in _LATER} | saved["optim"]}
+        saved = saved | {"optim": {key: default[key] for key in _LATER_OF_OPTIM} | saved["optim"]}
     for key in keys:
         where, then, now = _first_difference(key, saved.get(key), here[key])
         if then != now:

@@ -132,8 +132,11 @@ def test_a_checkpoint_from_before_a_setting_had_its_default(run: Path) -> None:
     module, data, _ = parse_run(["--config", str(run / "config.yaml")])
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     optim = checkpoint["lightning_sv"]["optim"]
-    del optim["undecayed"], optim["muon_roles"]
+    del optim["undecayed"], optim["muon_roles"], checkpoint["lightning_sv"]["residual"]
     refuse_other(checkpoint, module, data, training=True)
+    narrow, *_ = parse_run(["--config", str(run / "config.yaml"), "--model.residual", "narrow"])
+    with pytest.raises(ValueError, match="trained with residual = wide, this run has narrow"):
+        refuse_other(checkpoint, narrow, data, training=True)
     optim["undecayed"] = ["head"]
     with pytest.raises(ValueError, match=re.escape("optim.undecayed = ['head'], this run has []")):
         refuse_other(checkpoint, module, data, training=True)
