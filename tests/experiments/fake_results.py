@@ -7,7 +7,7 @@ import numpy as np
 
 from lightning_sv.experiments.results import ArmResult, FigureResult, PanelResult, Verdict
 from lightning_sv.runs.events import Curve, Run
-from tests.analysis.test_draw import synthetic
+from tests.analysis.test_pictures import synthetic
 from tests.experiments.fake_fit import write_scalars
 
 SIZES = (2e5, 5e5, 1.2e6, 3e6)

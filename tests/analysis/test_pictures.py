@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from lightning_sv.analysis.run_plot import draw_run
-from lightning_sv.experiments import draw, draw_arms, figure
+from lightning_sv.analysis import losses, run_plot, style
 from lightning_sv.runs.events import Curve, Run
 
 
@@ -35,19 +35,19 @@ def synthetic(label: str, seed: int, gain: float, branches: bool = True) -> Run:
 )
 def test_human_tokens(tokens: float, words: str) -> None:
     """Token counts as a reader says them."""
-    assert figure.human_tokens(tokens) == words
+    assert style.human_tokens(tokens) == words
 
 
 def test_the_baseline_keeps_its_colour() -> None:
     """`llama` is blue on either side, and two arms never share a colour."""
     labels = ["llama", "unified", "nop", "hg+or", "dp", "llama lr=6e-3"]
     for other in labels[1:]:
-        assert figure.colours(["llama", other])[0] == figure.BLUE == figure.colours([other, "llama"])[1]
+        assert style.colours(["llama", other])[0] == style.BLUE == style.colours([other, "llama"])[1]
     for a in labels:
         for b in labels:
-            assert a == b or len(set(figure.colours([a, b]))) == 2
-    four = figure.colours(["wd", "iwd", "owd", "nowd"])
-    assert four[0] == figure.BLUE and len(set(four)) == 4  # blue is the baseline's where no llama is
+            assert a == b or len(set(style.colours([a, b]))) == 2
+    four = style.colours(["wd", "iwd", "owd", "nowd"])
+    assert four[0] == style.BLUE and len(set(four)) == 4  # blue is the baseline's where no llama is
 
 
 @pytest.mark.parametrize(
@@ -63,13 +63,13 @@ def test_comparison_says_what_it_shows(
 ) -> None:
     """The title states the end of the drawn band, the early drop is cropped, ticks read 0.5M."""
     figures = []
-    save = draw_arms.save
-    monkeypatch.setattr(draw_arms, "save", lambda f, path: (figures.append(f), save(f, path)))
+    save = losses.save
+    monkeypatch.setattr(losses, "save", lambda f, path: (figures.append(f), save(f, path)))
     runs_a = [synthetic("llama", k, 0.0) for k in range(seeds)]
     runs_b = [synthetic("unified", 10 + k, gain) for k in range(seeds)]
     for k, run in enumerate(runs_b):  # pairs share the seed's offset
         run.curve("val/loss").values[:] -= 0.01 * (10 + k) - 0.01 * k
-    draw_arms.draw_comparison([runs_a, runs_b], tmp_path / "deep" / "c.png")
+    losses.draw_comparison([runs_a, runs_b], tmp_path / "deep" / "c.png")
     assert imread(tmp_path / "deep" / "c.png").shape[:2] == (600, 1500)
     left, right = figures[0].axes
     words = right.get_title(loc="left") + " " + " ".join(text.get_text() for text in right.texts)
@@ -77,7 +77,7 @@ def test_comparison_says_what_it_shows(
     assert left.get_ylim()[1] < 4.5 and right.get_ylim()[0] < 0 < right.get_ylim()[1]
     assert "0.5M" in [tick.get_text() for tick in left.get_xticklabels()]
     with pytest.raises(ValueError, match="one run per seed"):
-        draw_arms.draw_comparison([runs_a, []], tmp_path / "c.png")
+        losses.draw_comparison([runs_a, []], tmp_path / "c.png")
 
 
 @pytest.mark.parametrize(
@@ -94,13 +94,13 @@ def test_several_arms_against_the_first(
 ) -> None:
     """Every arm has its own look in both panels, its end in the legend, and no text covers a line."""
     figures = []
-    save = draw_arms.save
-    monkeypatch.setattr(draw_arms, "save", lambda f, path: (figures.append(f), save(f, path)))
+    save = losses.save
+    monkeypatch.setattr(losses, "save", lambda f, path: (figures.append(f), save(f, path)))
     arms = [[synthetic(f"arm{i}", k, gain) for k in range(seeds)] for i, gain in enumerate((0.0, -0.1, 0.1, 0.0))]
     rng = np.random.default_rng(7)
     for run in (run for arm in arms for run in arm):
         run.curve("val/loss").values[:] += rng.normal(0, 0.004, len(run.curve("val/loss").values))
-    draw_arms.draw_comparison(arms, tmp_path / "c.png", labels=labels)
+    losses.draw_comparison(arms, tmp_path / "c.png", labels=labels)
     left, right = figures[0].axes
     assert answer in right.get_title(loc="left")
     looks = [[(line.get_color(), line.get_linestyle()) for line in axes.lines] for axes in (left, right)]
@@ -122,8 +122,8 @@ def test_several_arms_against_the_first(
 def test_a_run_with_and_without_branch_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two panels with branch norms, whose title gives their growth; one panel without."""
     figures = []
-    save = draw.save
-    monkeypatch.setattr(draw, "save", lambda f, path: (figures.append(f), save(f, path)))
+    save = run_plot.save
+    monkeypatch.setattr(run_plot, "save", lambda f, path: (figures.append(f), save(f, path)))
     run = synthetic("llama", 0, 0.0)
     draw_run(run, tmp_path / "two.png")
     grown = 8.8 / run.curve("branch_norm/mean/q_proj/effective").values[0]
@@ -139,7 +139,7 @@ def test_running_mean_is_centred_and_skips_what_diverged() -> None:
     """Against numpy's convolution inside; a NaN does not spread."""
     values = np.random.default_rng(0).normal(size=20)
     inside = np.convolve(values, np.ones(5) / 5, mode="valid")
-    assert draw._running_mean(values, 5)[2:-2] == pytest.approx(inside)
-    assert draw._running_mean(values, 1) == pytest.approx(values)
+    assert run_plot._running_mean(values, 5)[2:-2] == pytest.approx(inside)
+    assert run_plot._running_mean(values, 1) == pytest.approx(values)
     values[7] = np.nan
-    assert np.isfinite(draw._running_mean(values, 5)).all()
+    assert np.isfinite(run_plot._running_mean(values, 5)).all()
