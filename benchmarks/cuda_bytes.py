@@ -30,7 +30,7 @@ from rich.table import Table
 from benchmarks.byte_count import Count, EagerBytes, add_program, extrapolated, kept
 from benchmarks.fake_cuda import H200, recorded, usable
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.runs.parse import parse_run
+from lightning_sv.settings.parse import parse_run
 
 ROOT = Path(__file__).parent.parent
 MODELS = ("llama-1b", "llama-0.12b")

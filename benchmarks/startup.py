@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_sv.corpus import CorpusConfig, prepare
-from lightning_sv.lit.provenance import Provenance
-from lightning_sv.paper.warm import WarmServer, can_fork
+from lightning_sv.runs.provenance import Provenance
+from lightning_sv.runs.warm import WarmServer, can_fork
 
 ROOT = Path(__file__).parent.parent
 LAYERS = ("base", "optim/adamw", "schedule/cos", "trainer/cpu", "data/stdlib", "model/tiny")

@@ -29,8 +29,8 @@ from benchmarks.peers import PEERS, VARIANTS
 from benchmarks.step_table import markdown
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.interop.hf import to_hugging_face
-from lightning_sv.lit.provenance import Provenance
 from lightning_sv.nn.compiling import INDUCTOR
+from lightning_sv.runs.provenance import Provenance
 
 HEADS = {256: 4, 768: 12}
 N_LAYER, VOCAB_SIZE, BATCH, SEQ_LEN = 4, 4096, 8, 256

@@ -93,7 +93,7 @@ def _fit(argv: list[str]) -> int:
     from lightning_sv.lit.run_dir import leave_group, rank
     from lightning_sv.lit.signals import StoppedError, requeue
     from lightning_sv.plan import fitting_micro_batch
-    from lightning_sv.runs.trainer import quiet
+    from lightning_sv.settings.trainer import quiet
 
     quiet()
     atexit.register(leave_group)
@@ -110,9 +110,9 @@ def _fit(argv: list[str]) -> int:
     if run.summary is not None:
         from rich.console import Console
 
+        from lightning_sv.analysis.run_plot import draw_run
         from lightning_sv.lit.summary import print_summary
-        from lightning_sv.paper.draw import draw_run
-        from lightning_sv.paper.events import read_run
+        from lightning_sv.runs.events import read_run
 
         draw_run(read_run(run.run_dir), run.run_dir / "run.png")
         if run.json:
@@ -124,7 +124,7 @@ def _fit(argv: list[str]) -> int:
 
 def _prepare(argv: list[str]) -> int:
     from lightning_sv.corpus import CorpusConfig, prepare
-    from lightning_sv.runs.parser import Parser
+    from lightning_sv.settings.parser import Parser
 
     parser = Parser(prog="lightning-sv prepare", description="Text to tokens to shards.", parser_mode="omegaconf+")
     parser.add_argument("--config", action="config", help="YAML with data.corpus; repeatable.")
@@ -148,9 +148,9 @@ def _params(argv: list[str]) -> int:
     from rich.console import Console
 
     from lightning_sv.nn import BackboneConfig
-    from lightning_sv.runs.ledger import ledger
-    from lightning_sv.runs.parser import RUN_KEYS, Parser
+    from lightning_sv.plan.parameters import ledger
     from lightning_sv.scale import ScaleOptions
+    from lightning_sv.settings.parser import RUN_KEYS, Parser
 
     parser = Parser(prog="lightning-sv params", description="Parameters by role.", parser_mode="omegaconf+")
     parser.add_argument("--config", action="config", help="YAML of a model or of a run; repeatable.")
@@ -176,26 +176,26 @@ def _params(argv: list[str]) -> int:
 
 
 def _plan(argv: list[str]) -> int:
-    from lightning_sv.paper.events import read_run
     from lightning_sv.plan.command import run_plan
+    from lightning_sv.runs.events import read_run
 
     return run_plan(argv, lambda run: read_run(run, complete=False).curve("throughput/mfu"))
 
 
 def _compare(argv: list[str]) -> int:
-    from lightning_sv.paper.command import run_compare
+    from lightning_sv.experiments.command import run_compare
 
     return run_compare(argv)
 
 
 def _paper(argv: list[str]) -> int:
-    from lightning_sv.paper.paper_command import run_paper
+    from lightning_sv.experiments.paper_command import run_paper
 
     return run_paper(argv)
 
 
 def _report(argv: list[str]) -> int:
-    from lightning_sv.paper.report_command import run_report
+    from lightning_sv.experiments.report_command import run_report
 
     return run_report(argv)
 
@@ -212,8 +212,8 @@ def _generate(argv: list[str]) -> int:
     from lightning_sv.corpus import Tokenizer
     from lightning_sv.lit.generate import generate
     from lightning_sv.lit.load import load_backbone
-    from lightning_sv.paper.events import read_run
-    from lightning_sv.runs.words import Words
+    from lightning_sv.runs.events import read_run
+    from lightning_sv.settings.words import Words
 
     parser = Words(prog="lightning-sv generate", description="Continue a prompt.")
     parser.add_argument("run", help="A run directory.")

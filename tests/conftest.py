@@ -42,7 +42,7 @@ def _seed() -> None:
 @pytest.fixture(autouse=True)
 def _no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     """A third of a short fit is its run.png: only fits of module-scoped fixtures and of other processes draw it."""
-    monkeypatch.setattr("lightning_sv.paper.draw.draw_run", lambda run, path: None)
+    monkeypatch.setattr("lightning_sv.analysis.run_plot.draw_run", lambda run, path: None)
 
 
 @pytest.fixture

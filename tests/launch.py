@@ -59,11 +59,11 @@ def _server() -> subprocess.Popen[str]:
 
 
 def _serve() -> None:
+    import lightning_sv.analysis.run_plot
     import lightning_sv.lit.cli  # what a fit imports
-    import lightning_sv.paper.draw
-    import lightning_sv.paper.events
+    import lightning_sv.runs.events
 
-    lightning_sv.paper.draw.draw_run = lambda run, path: None
+    lightning_sv.analysis.run_plot.draw_run = lambda run, path: None
     faulthandler.enable()
     gc.collect()
     gc.freeze()  # or every rank would search all that was imported for garbage, and copy its pages, when it leaves

@@ -23,8 +23,8 @@ FOLDERS = [
     *(f"tests/{room}" for room in ("scale", "nn", "optim", "curvature", "theory", "interop", "golden", "callbacks")),
     *(f"tests/lit/test_{name}.py" for name in ("fit", "experts", "probes", "foreign_oracle")),
     "tests/corpus/test_ngram.py",
-    "tests/paper/test_stats.py",
-    "tests/paper/test_scaling.py",
+    "tests/analysis/test_paired.py",
+    "tests/analysis/test_scaling.py",
 ]
 #: what chooses its own kernels, and whole commands that other tests take apart
 LEFT_OUT = [

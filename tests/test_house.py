@@ -18,15 +18,15 @@ from lightning_sv.__main__ import COMMANDS, main
 from lightning_sv.callbacks.branch_norms import branch_norms
 from lightning_sv.corpus import CorpusConfig, prepare
 from lightning_sv.optim.tuned import TUNED_LR
-from lightning_sv.runs.parse import parse_run
+from lightning_sv.settings.parse import parse_run
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "lightning_sv"
 #: floor of each package; imports run down only, and never sideways
 FLOORS = {
-    "scale": 0, "corpus": 0, "curvature": 0, "theory": 0, "nn": 1, "optim": 1, "callbacks": 2, "interop": 2, "runs": 2,
-    "lit": 3, "plan": 4, "ladder": 4, "paper": 5,
-    "__main__": 6, "doctor": 6, "__init__": 6,
+    "scale": 0, "corpus": 0, "curvature": 0, "theory": 0, "nn": 1, "optim": 1, "callbacks": 2, "interop": 2,
+    "settings": 2, "runs": 3, "lit": 4, "analysis": 4, "plan": 5, "ladder": 5, "experiments": 6,
+    "__main__": 7, "doctor": 7, "__init__": 7,
 }  # fmt: skip
 KNOW_LIGHTNING = {"lit", "callbacks"}
 #: layers of a run; conf/paper and conf/ladder hold experiments

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.process import ROOT, Running, Task, read_json, write_json
-from lightning_sv.lit.provenance import Provenance
 from lightning_sv.nn.gpus import GPUS
+from lightning_sv.runs.provenance import Provenance
 
 REPORT = "report.json"
 

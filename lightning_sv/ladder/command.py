@@ -17,8 +17,8 @@ from lightning_sv.ladder.plan import Ladder, load_ladder, runs_of
 from lightning_sv.ladder.record import SUMMARY, pack, write_atomically
 from lightning_sv.ladder.text import Text
 from lightning_sv.ladder.trainee import COMPILE
-from lightning_sv.lit.provenance import Provenance
-from lightning_sv.runs.words import Words
+from lightning_sv.runs.provenance import Provenance
+from lightning_sv.settings.words import Words
 
 TUNED = "tuned.json"
 

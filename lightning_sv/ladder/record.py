@@ -17,7 +17,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.ladder.plan import Ladder, RunPlan
 from lightning_sv.ladder.trainee import Trainee
-from lightning_sv.lit.provenance import Provenance
+from lightning_sv.runs.provenance import Provenance
 
 SUMMARY = "summary.json"
 

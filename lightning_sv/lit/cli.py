@@ -25,8 +25,8 @@ from lightning_sv.lit.run_dir import LAST, RunLogger, choose, claim, clear, is_f
 from lightning_sv.lit.settings import refuse_jump, refuse_other
 from lightning_sv.lit.shard import FullyShardedStrategy
 from lightning_sv.lit.summary import SUMMARY_FILE, print_groups, summarize, write_parameters, write_summary
-from lightning_sv.runs.parser import Parser
-from lightning_sv.runs.trainer import (
+from lightning_sv.settings.parser import Parser
+from lightning_sv.settings.trainer import (
     TRAINER_DEFAULTS,
     prepare_torch,
     refuse_callbacks,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_sv.corpus import Blocks, TokenLoader, open_split
-from lightning_sv.runs.data import Batches
+from lightning_sv.settings.data import Batches
 
 #: validation reads at least this many tokens at once, as far as whole sequences go
 VALIDATION_TOKENS = 2048

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from lightning_sv.runs.data import Batches
-from lightning_sv.runs.model import Pretraining
+from lightning_sv.settings.data import Batches
+from lightning_sv.settings.model import Pretraining
 
 #: (what is trained, what is read, the trainer's keys, bytes of a device, devices) -> the largest that fits
 Fitting = Callable[[Pretraining, Batches, dict[str, Any], int, int], int]

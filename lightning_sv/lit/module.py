@@ -12,14 +12,14 @@ from lightning_sv.callbacks.probe import full
 from lightning_sv.lit.checkpoint import restart_between_steps
 from lightning_sv.lit.load import CHECKPOINT_KEY, RNG_KEY
 from lightning_sv.lit.nonfinite import NonFinite
-from lightning_sv.lit.provenance import Legs
 from lightning_sv.lit.rng import restore_rng, rng_states
 from lightning_sv.lit.settings import refuse_other, settings_of
 from lightning_sv.lit.shard import shard
 from lightning_sv.nn import Backbone, MixtureOfExperts, Routing, flops_per_token, router_loss
 from lightning_sv.nn.compiling import compile_backbone
 from lightning_sv.optim import build_optimizer
-from lightning_sv.runs.model import Pretraining
+from lightning_sv.runs.provenance import Legs
+from lightning_sv.settings.model import Pretraining
 
 
 class PretrainModule(Pretraining, L.LightningModule):

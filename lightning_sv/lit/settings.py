@@ -8,8 +8,8 @@ import torch
 from torch.optim import Optimizer
 
 from lightning_sv.lit.load import CHECKPOINT_KEY
-from lightning_sv.lit.provenance import Legs
 from lightning_sv.optim import OptimConfig, build_optimizer
+from lightning_sv.runs.provenance import Legs
 
 #: settings that came after the first checkpoints, which had what is their default now; and those of the optimizer
 _LATER: dict[str, Any] = {"residual": "wide"}

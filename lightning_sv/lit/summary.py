@@ -13,9 +13,9 @@ from rich.table import Table
 from lightning_sv.callbacks import tokens_seen
 from lightning_sv.lit.data import ShardDataModule
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.provenance import Provenance, lengths
 from lightning_sv.lit.run_dir import replace
 from lightning_sv.optim import build_optimizer, group_table, parameter_table
+from lightning_sv.runs.provenance import Provenance, lengths
 
 SUMMARY_FILE = "summary.json"
 

@@ -16,8 +16,8 @@ from lightning_sv.nn.gpus import GPUS, find_gpu
 from lightning_sv.plan.device import STRATEGIES, USABLE
 from lightning_sv.plan.hours import MFUS, measured_mfu
 from lightning_sv.plan.plan import Plan, make_plan
-from lightning_sv.runs.parse import parse_run
-from lightning_sv.runs.words import Words
+from lightning_sv.settings.parse import parse_run
+from lightning_sv.settings.words import Words
 
 #: run directory -> (training tokens, throughput/mfu), as the event files have it
 ReadMfu = Callable[[Path], tuple[NDArray[np.int64], NDArray[np.float64]]]

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from lightning_sv.nn import Backbone, router_loss
 from lightning_sv.nn.cross_entropy import chunks_of_a_gpu
 from lightning_sv.optim import build_optimizer
-from lightning_sv.runs.model import Pretraining
+from lightning_sv.settings.model import Pretraining
 
 
 class Held(NamedTuple):

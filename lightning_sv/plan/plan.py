@@ -14,8 +14,8 @@ from lightning_sv.nn.gpus import Gpu
 from lightning_sv.plan.device import USABLE, GpuMemory, find_strategy, gpu_memory, largest_micro_batch
 from lightning_sv.plan.hours import MFUS, train_hours
 from lightning_sv.plan.memory import StepMemory, step_memory
-from lightning_sv.runs.data import Batches
-from lightning_sv.runs.model import Pretraining
+from lightning_sv.settings.data import Batches
+from lightning_sv.settings.model import Pretraining
 
 PRECISIONS = ("32-true", "bf16-mixed")
 #: beyond it kernels count in 64 bits, and a micro-batch is long enough to keep any GPU busy

@@ -1,1 +1,1 @@
-"""A run as its command line says it, and its directory: everything that needs no Lightning, and so starts quickly."""
+"""A run directory and the processes that fill it: lock, events, provenance, jobs, launching. Without Lightning."""

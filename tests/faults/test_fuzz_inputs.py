@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.lit.load import CHECKPOINT_KEY, load_backbone
-from lightning_sv.runs.parse import parse_run
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.scale.strategy import AXES, PRESETS
+from lightning_sv.settings.parse import parse_run
 from tests.faults.conftest import Tally
 from tests.faults.fuzz import ODD, attempt, budget, edited, mangled
 

@@ -14,7 +14,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.corpus import open_split
 from lightning_sv.lit.checkpoint import AtomicCheckpointIO
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.paper.events import read_run
+from lightning_sv.runs.events import read_run
 from tests.faults.conftest import Tally
 from tests.lit.runs import LAST, differences, events, load, same_checkpoint, same_curves
 

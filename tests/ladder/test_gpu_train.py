@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import gpu_train
 from lightning_sv.__main__ import main
-from lightning_sv.paper.events import read_run
+from lightning_sv.runs.events import read_run
 
 
 class Here:

@@ -14,14 +14,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_sv.__main__ import main
 from lightning_sv.corpus import CorpusConfig
+from lightning_sv.experiments.report_command import own_figure
 from lightning_sv.ladder import __main__ as command
 from lightning_sv.ladder.climb import Climb, Clock
 from lightning_sv.ladder.lane import Lane
 from lightning_sv.ladder.plan import load_ladder, runs_of
 from lightning_sv.ladder.text import Text
 from lightning_sv.ladder.trainee import Trainee, _compiled_loss
-from lightning_sv.paper.events import Run, read_run
-from lightning_sv.paper.report_command import own_figure
+from lightning_sv.runs.events import Run, read_run
 
 ROOT = Path(__file__).parents[2]
 ARMS = {

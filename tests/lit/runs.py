@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lightning_sv.lit.checkpoint import AtomicCheckpointIO
-from lightning_sv.paper.events import read_run
+from lightning_sv.runs.events import read_run
 from tests.conftest import listen_to_interrupts
 
 LAST = "checkpoints/last.ckpt"

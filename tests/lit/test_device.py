@@ -14,7 +14,7 @@ from lightning_sv.lit.micro_batch import choose_micro_batch
 from lightning_sv.nn.gpus import find_gpu
 from lightning_sv.plan import fitting_micro_batch
 from lightning_sv.plan.plan import MOST_LOGITS, make_plan
-from lightning_sv.runs.parse import parse_run
+from lightning_sv.settings.parse import parse_run
 from tests.lit.valueless import valueless_device
 
 STEPS, ACCUMULATE = 6, 2

@@ -9,7 +9,7 @@ import torch
 from lightning_sv.__main__ import main
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.nn import router_loss
-from lightning_sv.paper.events import read_run
+from lightning_sv.runs.events import read_run
 
 
 @pytest.mark.parametrize("balance", ["bias", "loss"])

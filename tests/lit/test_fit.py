@@ -13,8 +13,8 @@ from lightning_sv.__main__ import main
 from lightning_sv.lit.load import load_backbone
 from lightning_sv.lit.settings import refuse_other
 from lightning_sv.lit.summary import write_parameters
-from lightning_sv.paper.events import read_run
-from lightning_sv.runs.parse import parse_run
+from lightning_sv.runs.events import read_run
+from lightning_sv.settings.parse import parse_run
 from tests.conftest import write_run_args
 from tests.lit.runs import contents
 

@@ -7,7 +7,7 @@ import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.nn import MixtureOfExperts
-from lightning_sv.paper.events import Run, read_run
+from lightning_sv.runs.events import Run, read_run
 from tests.conftest import write_run_args
 from tests.launch import launch
 from tests.lit.runs import LAST, leaving

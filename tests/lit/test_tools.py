@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from lightning_sv.__main__ import main
-from lightning_sv.paper.events import read_run
-from lightning_sv.runs.trainer import REFUSED_CALLBACKS
+from lightning_sv.runs.events import read_run
+from lightning_sv.settings.trainer import REFUSED_CALLBACKS
 
 CALLBACKS = "lightning.pytorch.callbacks"
 

@@ -21,7 +21,7 @@ from lightning_sv.nn import BackboneConfig, activated_parameters, meta_backbone
 from lightning_sv.plan import find_gpu, gpu_memory, train_hours
 from lightning_sv.plan.device import largest_micro_batch
 from lightning_sv.plan.memory import Held, StepMemory
-from lightning_sv.runs.parse import parse_run
+from lightning_sv.settings.parse import parse_run
 from tests.plan.test_memory import allocated
 
 ROOT = Path(__file__).parent.parent.parent

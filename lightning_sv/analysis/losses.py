@@ -1,0 +1,184 @@
+"""A figure from event files alone: the arms of a comparison, and their differences to the first."""
+
+import math
+from collections.abc import Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from lightning_sv.analysis.paired import PairedCurve, on_one_grid, paired_curve, percent
+from lightning_sv.analysis.style import GREY, LINES, colours, legend_below, new_figure, save, set_limits
+from lightning_sv.runs.events import VAL_LOSS, Curve, Run
+
+_LONG = 14
+
+
+def draw_comparison(
+    arms: Sequence[Sequence[Run]],
+    path: str | Path,
+    *,
+    labels: Sequence[str] | None = None,
+    confidence: float = 0.95,
+) -> None:
+    """Validation loss of every arm, and its difference to the first with its interval, against training tokens.
+
+    Args:
+        arms: The baseline's runs, one per seed, then those of each other arm, the same seeds in the same order.
+        path: The PNG to write.
+        labels: Names of the arms; the runs' own labels when None.
+        confidence: Coverage of the bands.
+
+    Raises:
+        ValueError: When the arms have different numbers of runs, or a pair shares no stretch of training.
+    """
+    counts = [len(runs) for runs in arms]
+    if len(counts) < 2 or len(set(counts)) > 1 or not counts[0]:
+        raise ValueError(
+            f"A comparison pairs runs of several arms by seed, got {counts} runs; give one run per seed and arm."
+        )
+    names = list(labels or (runs[0].label for runs in arms))
+    curves = [[run.curve(VAL_LOSS) for run in runs] for runs in arms]
+    # long labels stay in a legend below the panels, where there is room: elsewhere the arms are A, B, ...
+    long = max(map(len, names)) > _LONG
+    short = list(ascii_uppercase[: len(names)]) if long else names
+    legend = [f"{letter}: {name}" for letter, name in zip(short, names, strict=True)] if long else names
+    looks = list(zip(colours(names), islice(cycle(LINES), len(names)), strict=True))
+
+    figure = new_figure()
+    left, right = figure.subplots(1, 2)
+    draw_losses(left, curves, legend, looks)
+    left.set_title("Which ends lower?" if len(arms) == 2 else "Which ends lowest?")
+    seeds = f"mean of {counts[0]} seeds" if counts[0] > 1 else "one seed"
+    if long:
+        legend_below(figure, left, seeds)
+    else:
+        left.legend(frameon=False, loc="upper right", title=seeds, alignment="left")
+
+    pairs = [paired_curve(curves[0], arm, confidence) for arm in curves[1:]]
+    if len(pairs) == 1:
+        _draw_difference(right, pairs[0], short[0], short[1], counts[0], confidence)
+    else:
+        title = draw_differences(right, pairs, short, looks[1:], counts[0], confidence)
+        _legend_above(right, title)
+    save(figure, path)
+
+
+def draw_losses(
+    axes: Axes,
+    arms: Sequence[Sequence[Curve]],
+    names: Sequence[str],
+    looks: Sequence[tuple[str, str]],
+    from_share: float = 0.2,
+) -> None:
+    """Validation loss of every arm: the mean over its seeds, and a thin line a seed.
+
+    Args:
+        axes: Where to draw.
+        arms: Validation curves of each arm, one per seed.
+        names: Of the arms, for the legend.
+        looks: Colour and line style of each arm.
+        from_share: The part of training from which the limits of the loss are taken.
+    """
+    for name, (colour, style), arm in zip(names, looks, arms, strict=True):
+        for curve in arm if len(arm) > 1 else []:
+            axes.plot(*curve, color=colour, linewidth=0.7, alpha=0.45)
+        tokens, values = on_one_grid(arm)
+        axes.plot(tokens, values.mean(axis=0), linestyle=style, color=colour, linewidth=2, label=name)
+    set_limits(axes, [curve for arm in arms for curve in arm], from_share)
+    axes.set_ylabel("validation loss, nats per token")
+
+
+def _draw_difference(axes: Axes, pair: PairedCurve, a: str, b: str, n: int, confidence: float) -> None:
+    axes.axhline(0, color=GREY, linewidth=1)
+    axes.plot(pair.tokens, pair.mean, color="black", linewidth=2)
+    end = float(pair.mean[-1])
+    if n > 1:
+        axes.fill_between(pair.tokens, pair.low, pair.high, color="black", alpha=0.15, linewidth=0)
+    band = _band_words(n, confidence)
+    if n > 1 and not _resolved(pair):
+        answer = "Not resolved"
+        band += ", covers zero at the end"
+    else:
+        digits = 3 if abs(end) >= 5e-3 else 4
+        answer = f"{b} ends {abs(end):.{digits}f} {'lower' if end < 0 else 'higher'}"
+    axes.set_title(f"How far apart? {answer}")
+    set_limits(axes, _lines_of(pair), from_share=0.2, include=0.0)
+    axes.set_ylabel(f"{b} - {a}, nats per token")
+    # the note goes where the line does not end
+    below, above = axes.get_ylim()
+    place = (0.97, "top") if end < (below + above) / 2 else (0.03, "bottom")
+    where: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "va": place[1]}
+    axes.text(0.985, place[0], band, color=GREY, fontsize=9, **where)
+
+
+def draw_differences(
+    axes: Axes,
+    pairs: Sequence[PairedCurve],
+    names: Sequence[str],
+    looks: Sequence[tuple[str, str]],
+    n: int,
+    confidence: float,
+) -> str:
+    """Difference of every arm to the first, with its band; the legend's title is returned.
+
+    Args:
+        axes: Where to draw.
+        pairs: Differences of the other arms to the first.
+        names: Of all arms, the first one's first.
+        looks: Colour and line style of each other arm.
+        n: Number of pairs.
+        confidence: Coverage of the bands.
+    """
+    axes.axhline(0, color=GREY, linewidth=1)
+    a, *others = names
+    for pair, b, (colour, style) in zip(pairs, others, looks, strict=True):
+        label = f"{b}  {pair.mean[-1]:+.4f}"
+        if n > 1:
+            axes.fill_between(pair.tokens, pair.low, pair.high, color=colour, alpha=0.15, linewidth=0)
+            label += "" if _resolved(pair) else ", not resolved"
+        axes.plot(pair.tokens, pair.mean, linestyle=style, color=colour, linewidth=2, label=label)
+    axes.set_title(f"How far from {a}? {_answer(pairs, others)}")
+    axes.set_ylabel(f"difference to {a}, nats per token")
+    set_limits(axes, [line for pair in pairs for line in _lines_of(pair)], from_share=0.2, include=0.0)
+    return f"at the end; {_band_words(n, confidence)}"
+
+
+def _legend_above(axes: Axes, title: str) -> None:
+    """A legend inside, with room above the lines wherever they end; its rows are some 6.5% of the panel."""
+    below, above = axes.get_ylim()
+    rows = 1 + len(axes.get_legend_handles_labels()[1])
+    share = min(0.5, 0.02 + 0.065 * rows)
+    axes.set_ylim(below, below + (above - below) / (1 - share))
+    axes.legend(edgecolor="none", framealpha=0.9, loc="upper right", title=title, alignment="left")
+
+
+def _answer(pairs: Sequence[PairedCurve], names: Sequence[str]) -> str:
+    """Which arms end lower and which higher; how many, where their names would not fit."""
+    if math.isnan(pairs[0].low[-1]):
+        return "One pair, no verdict"
+    resolved = [(name, pair.mean[-1]) for name, pair in zip(names, pairs, strict=True) if _resolved(pair)]
+    sides = {
+        "lower": [name for name, end in resolved if end < 0],
+        "higher": [name for name, end in resolved if end > 0],
+    }
+    if not resolved:
+        return "Not resolved"
+    listed = ", ".join(f"{' and '.join(found)} {side}" for side, found in sides.items() if found)
+    counted = ", ".join(f"{len(found)} {side}" for side, found in sides.items() if found)
+    return listed if len(listed) <= 30 else counted
+
+
+def _resolved(pair: PairedCurve) -> bool:
+    """Whether the interval at the end excludes zero."""
+    return bool(pair.low[-1] * pair.high[-1] > 0)
+
+
+def _band_words(n: int, confidence: float) -> str:
+    return f"band: {percent(confidence)} interval of {n} pairs" if n > 1 else "one pair: no interval, no verdict"
+
+
+def _lines_of(pair: PairedCurve) -> list[Curve]:
+    return [Curve(pair.tokens, values) for values in (pair.mean, pair.low, pair.high)]

@@ -1,0 +1,239 @@
+"""d = B - A over pairs that share a seed: mean, interval, verdict; and tokens to reach a loss.
+
+Runs of one seed share their initial matrices and batches, so most of the scatter between seeds is
+common to both arms and cancels in the difference. Pure functions on numbers.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtrit
+
+from lightning_sv.runs.events import Curve
+
+B_LOWER = "B lower"
+B_HIGHER = "B higher"
+NOT_RESOLVED = "not resolved"
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """mean +- t(confidence, n - 1) * se of d = B - A.
+
+    Args:
+        mean: Mean of the n differences, in the unit of the data.
+        low: Lower end of the interval; None for one pair, which has no interval.
+        high: Upper end of the interval; None for one pair.
+        se: Standard error of the mean; None for one pair.
+        n: Number of pairs.
+        confidence: Coverage of the interval, e.g. 0.95.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    se: float | None
+    n: int
+    confidence: float
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the interval exists and excludes zero. One pair never resolves anything."""
+        return self.low is not None and self.high is not None and self.low * self.high > 0
+
+    @property
+    def smallest_resolvable(self) -> float | None:
+        """The interval's half width: the smallest mean that this scatter and n would resolve."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+    @property
+    def verdict(self) -> str:
+        """``B lower``, ``B higher`` or ``not resolved``."""
+        if not self.resolved:
+            return NOT_RESOLVED
+        return B_LOWER if self.mean < 0 else B_HIGHER
+
+    def at(self, confidence: float) -> "PairedDifference":
+        """The same pairs with an interval of another coverage."""
+        if self.se is None:
+            return replace(self, confidence=confidence)
+        half = float(stdtrit(self.n - 1, 0.5 + confidence / 2)) * self.se
+        return replace(self, low=self.mean - half, high=self.mean + half, confidence=confidence)
+
+
+@dataclass(frozen=True)
+class TokenEfficiency:
+    """factor = exp(mean(log(tokens_A / tokens_B))): above 1, B needs fewer tokens than A.
+
+    Args:
+        tokens_a: Tokens at which A reached the pair's target; None where it never did.
+        tokens_b: The same for B.
+        factor: Geometric mean over the pairs; None unless every pair reached its target, for a mean
+            over the lucky pairs alone would flatter B.
+        low: Lower end of the interval of the factor; None without a factor or for one pair.
+        high: Upper end of the interval.
+    """
+
+    tokens_a: tuple[float | None, ...]
+    tokens_b: tuple[float | None, ...]
+    factor: float | None
+    low: float | None
+    high: float | None
+
+    @property
+    def n(self) -> int:
+        """Number of pairs."""
+        return len(self.tokens_a)
+
+    @property
+    def reached(self) -> int:
+        """Number of pairs in which B reached the target."""
+        return sum(tokens is not None for tokens in self.tokens_b)
+
+
+class PairedCurve(NamedTuple):
+    """B - A against tokens; ``low`` and ``high`` are NaN for one pair."""
+
+    tokens: NDArray[np.int64]  # (N,)
+    mean: NDArray[np.float64]  # (N,)
+    low: NDArray[np.float64]  # (N,)
+    high: NDArray[np.float64]  # (N,)
+
+
+def percent(confidence: float) -> str:
+    """A coverage in words: 95%, 98.75%."""
+    return f"{100 * confidence:.4g}%"
+
+
+def paired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> PairedDifference:
+    """mean(b - a) with Student's t interval over the pairs.
+
+    Args:
+        a: (n,) one number per seed, e.g. final losses in nats per token.
+        b: (n,) the same seeds in the same order.
+        confidence: Coverage of the interval, between 0 and 1.
+
+    Raises:
+        ValueError: For unequal or zero lengths, numbers that are not finite (a diverged run), or a
+            confidence outside (0, 1).
+    """
+    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if first.ndim != 1 or first.shape != second.shape or first.size == 0:
+        raise ValueError(
+            f"A paired difference needs two rows of equal length, got shapes {first.shape} and "
+            f"{second.shape}; give one number per seed and arm."
+        )
+    if not (np.isfinite(first).all() and np.isfinite(second).all()):
+        raise ValueError(
+            f"A paired difference needs finite numbers, got A {first.tolist()} and B "
+            f"{second.tolist()}; leave out or repair the runs that diverged."
+        )
+    if not 0 < confidence < 1:
+        raise ValueError(f"The confidence is {confidence}; give a number between 0 and 1.")
+    difference = second - first
+    mean, n = float(difference.mean()), difference.size
+    se = None if n == 1 else float(difference.std(ddof=1)) / math.sqrt(n)
+    return PairedDifference(mean, None, None, se, n, confidence).at(confidence)
+
+
+def tokens_to_reach(tokens: ArrayLike, losses: ArrayLike, target: float) -> float | None:
+    """min{t : loss(t) <= target}, the loss linear between evaluations; None when never reached.
+
+    Args:
+        tokens: (N,) training tokens of each evaluation, increasing.
+        losses: (N,) losses, nats per token.
+        target: The loss to reach, nats per token.
+    """
+    t, loss = np.asarray(tokens, dtype=np.float64), np.asarray(losses, dtype=np.float64)
+    assert t.shape == loss.shape and t.ndim == 1, (t.shape, loss.shape)
+    below = np.flatnonzero(loss <= target)
+    if below.size == 0:
+        return None
+    i = int(below[0])
+    if i == 0 or not math.isfinite(loss[i - 1]):
+        return float(t[i])  # no earlier evaluation to interpolate from
+    share = (loss[i - 1] - target) / (loss[i - 1] - loss[i])
+    return float(t[i - 1] + share * (t[i] - t[i - 1]))
+
+
+def token_efficiency(a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.95) -> TokenEfficiency:
+    """tokens_A / tokens_B to A's final loss, pair by pair; mean and interval on logarithms.
+
+    Ratios are averaged as logarithms, so that swapping the two gives the inverse.
+
+    Args:
+        a: Validation curves of arm A, one per seed; each pair's target is its A's last value.
+        b: Validation curves of arm B, same seeds in the same order.
+        confidence: Coverage of the interval.
+    """
+    assert len(a) == len(b) > 0, (len(a), len(b))
+    targets = [float(curve.values[-1]) for curve in a]
+    reach_a = tuple(tokens_to_reach(*c, target) for c, target in zip(a, targets, strict=True))
+    reach_b = tuple(tokens_to_reach(*c, target) for c, target in zip(b, targets, strict=True))
+    known_a = [x for x in reach_a if x is not None and x > 0]
+    known_b = [x for x in reach_b if x is not None and x > 0]
+    if len(known_a) < len(a) or len(known_b) < len(b):
+        return TokenEfficiency(reach_a, reach_b, None, None, None)
+    log = paired_difference(np.log(known_b), np.log(known_a), confidence)
+    low = None if log.low is None else math.exp(log.low)
+    high = None if log.high is None else math.exp(log.high)
+    return TokenEfficiency(reach_a, reach_b, math.exp(log.mean), low, high)
+
+
+def on_common_tokens(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Curves -> (tokens (N,), values (runs, N)) at the evaluations that all of them have.
+
+    Raises:
+        ValueError: When the curves share no evaluation.
+    """
+    common = set(curves[0].tokens.tolist()).intersection(*(c.tokens.tolist() for c in curves[1:]))
+    if not common:
+        raise ValueError(
+            "The runs share no evaluation at equal tokens; compare runs of one batch size, "
+            "sequence length and validation interval."
+        )
+    tokens = np.array(sorted(common), dtype=np.int64)
+    return tokens, np.stack([c.values[np.isin(c.tokens, tokens)] for c in curves])
+
+
+def on_one_grid(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Curves -> (tokens (N,), values (runs, N)) at the evaluations of one of them, the others linear between theirs.
+
+    The one is that with the fewest evaluations while all curves run, so that what is interpolated lies close together.
+
+    Raises:
+        ValueError: When no tokens are covered by all curves.
+    """
+    first, last = max(c.tokens[0] for c in curves), min(c.tokens[-1] for c in curves)
+    if first > last:
+        raise ValueError(
+            f"The runs share no stretch of training: one begins to be validated after {first:,} tokens, another ends "
+            f"at {last:,}; compare runs of one budget."
+        )
+    grids = [c.tokens[(first <= c.tokens) & (c.tokens <= last)] for c in curves]
+    tokens = min((grid for grid in grids if grid.size), key=len)
+    return tokens, np.stack([np.interp(tokens, *c) for c in curves])
+
+
+def paired_curve(a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.95) -> PairedCurve:
+    """B - A on one grid of evaluations, see `on_one_grid`, with pointwise Student's t intervals.
+
+    Raises:
+        ValueError: When the runs share no stretch of training, or no evaluation at which all values are finite.
+    """
+    tokens, values = on_one_grid([*a, *b])
+    finite = np.isfinite(values).all(axis=0)
+    points = [paired_difference(column[: len(a)], column[len(a) :], confidence) for column in values.T[finite]]
+    if not points:
+        raise ValueError("The runs share no finite evaluation; repair the runs that diverged.")
+    nan = math.nan
+    return PairedCurve(
+        tokens[finite],
+        np.array([p.mean for p in points]),
+        np.array([nan if p.low is None else p.low for p in points]),
+        np.array([nan if p.high is None else p.high for p in points]),
+    )

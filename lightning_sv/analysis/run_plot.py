@@ -1,0 +1,115 @@
+"""A figure from event files alone: one training run, complete or not."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from lightning_sv.analysis.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    SKY,
+    VERMILLION,
+    human_tokens,
+    new_figure,
+    save,
+    set_limits,
+)
+from lightning_sv.runs.events import TRAIN_LOSS, VAL_LOSS, Curve, Run
+
+_PROJECTIONS = {
+    "q_proj": ("Q", BLUE, "-"),
+    "k_proj": ("K", ORANGE, "--"),
+    "v_proj": ("V", GREEN, "-."),
+}
+
+
+def draw_run(run: Run, path: str | Path) -> None:
+    """One run: its losses, and the growth of its Q, K and V branches, against training tokens.
+
+    A branch's norm is that of its effective weight (scale vectors folded in), averaged over the
+    layers, relative to its first logged value. Runs without branch norms get the losses alone.
+
+    Args:
+        run: A run, complete or not (``read_run(..., complete=False)``).
+        path: The PNG to write.
+
+    Raises:
+        ValueError: When the run has logged neither a training nor a validation loss.
+    """
+    branches = branch_norms(run)
+    losses = [tag for tag in (TRAIN_LOSS, VAL_LOSS) if tag in run.curves]
+    if not losses:
+        raise ValueError(f"{run.dir} has logged no loss yet; draw it once training has begun.")
+
+    figure = new_figure(panels=2 if branches else 1)
+    panels = figure.subplots(1, 2 if branches else 1, squeeze=False)[0]
+    _draw_losses(panels[0], run)
+    if branches:
+        draw_branches(panels[1], branches)
+    figure.suptitle(run.label, x=0.012, ha="left", fontsize=10, color=GREY)
+    save(figure, path)
+
+
+def branch_norms(run: Run) -> dict[str, Curve]:
+    """Norms of the effective q, k and v weights, averaged over the layers; empty where they were not logged."""
+    tags = {name: f"branch_norm/mean/{name}/effective" for name in _PROJECTIONS}
+    return {name: run.curve(tag) for name, tag in tags.items() if tag in run.curves}
+
+
+def _draw_losses(axes: Axes, run: Run) -> None:
+    shown: list[Curve] = []
+    if TRAIN_LOSS in run.curves:
+        train = run.curve(TRAIN_LOSS)
+        smooth = _running_mean(train.values, max(1, len(train.values) // 50))
+        axes.plot(*train, color=SKY, linewidth=0.6, alpha=0.5)
+        axes.plot(train.tokens, smooth, color=SKY, linewidth=1.8, label="train, running mean")
+        shown = [Curve(train.tokens, smooth)]
+    title = "How low does the loss get?"
+    if VAL_LOSS in run.curves:
+        val = run.curve(VAL_LOSS)
+        axes.plot(*val, "o-", color=VERMILLION, linewidth=1.8, markersize=3, label="validation")
+        shown.append(val)
+        title += f" {run.val_loss:.3f} at {human_tokens(run.tokens)} tokens"
+    set_limits(axes, shown, from_share=0.05)
+    axes.set_ylabel("loss, nats per token")
+    axes.set_title(title)
+    axes.legend(frameon=False, loc="upper right")
+
+
+def draw_branches(axes: Axes, branches: Mapping[str, Curve]) -> None:
+    """Norms of the Q, K and V branches relative to their start, against training tokens.
+
+    Args:
+        axes: Where to draw.
+        branches: Curves by ``q_proj``, ``k_proj``, ``v_proj``.
+    """
+    shown = []
+    for name, curve in branches.items():
+        symbol, colour, style = _PROJECTIONS[name]
+        growth = curve.values / curve.values[0]
+        label = f"{symbol}, x {growth[-1]:.2f} at the end"
+        axes.plot(curve.tokens, growth, style, color=colour, linewidth=2, label=label)
+        shown.append(Curve(curve.tokens, growth))
+    axes.axhline(1, color=GREY, linewidth=1)
+    set_limits(axes, shown, from_share=0.0, include=1.0)
+    axes.set_ylabel("norm of the branch / its start")
+    axes.set_title("Do Q, K and V grow together?")
+    axes.legend(loc="best", edgecolor="none", framealpha=0.9)
+
+
+def _running_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
+    """Mean over the ``width`` values around each that are finite, fewer at the ends."""
+    finite = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(finite)])
+    # centred: a trailing mean would lag behind the falling loss and look worse than it
+    at = np.arange(len(values))
+    start, stop = np.maximum(0, at - width // 2), np.minimum(len(values), at + (width + 1) // 2)
+    number = counts[stop] - counts[start]
+    mean: NDArray[np.float64] = np.where(number > 0, (sums[stop] - sums[start]) / np.maximum(number, 1), np.nan)
+    return mean

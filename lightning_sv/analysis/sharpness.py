@@ -1,0 +1,84 @@
+"""A figure from event files alone: the Hessian of the held-out loss along the runs of several arms."""
+
+from collections.abc import Sequence
+from itertools import cycle, islice, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.lines import Line2D
+
+from lightning_sv.analysis.paired import on_common_tokens
+from lightning_sv.analysis.style import LINES, colours, new_figure, save
+from lightning_sv.runs.events import Run
+
+_FIGURES = {"lambda_max": "λmax", "trace": "trace", "fro2": "‖H‖² (Frobenius)"}
+_PARTS = {
+    "all": "all parameters",
+    "scale_input": "Input-Norm scale vectors",
+    "scale_output": "Output-Norm scale vectors",
+}
+_PREFIX = "sharpness/"
+
+
+def has_sharpness(runs: Sequence[Run]) -> bool:
+    """Whether every run logged the sharpness of some set of parameters."""
+    return all(any(tag.startswith(_PREFIX) and tag.endswith("/lambda_max") for tag in run.curves) for run in runs)
+
+
+def sharpness_rows(arms: Sequence[Sequence[Run]], labels: Sequence[str]) -> list[dict[str, object]]:
+    """One row a logged figure."""
+    rows: list[dict[str, object]] = []
+    for label, runs in zip(labels, arms, strict=True):
+        for run, part, key in product(runs, _parts(arms), _FIGURES):
+            tag = f"{_PREFIX}{part}/{key}"
+            if tag in run.curves and f"{tag}_error" in run.curves:
+                where = {"arm": label, "seed": run.config.get("seed_everything"), "parameters": part, "figure": key}
+                for tokens, value, error in zip(*run.curve(tag), run.curve(f"{tag}_error").values, strict=True):
+                    measured = {"tokens": int(tokens), "value": f"{value:.6g}", "error": f"{error:.3g}"}
+                    rows.append({**where, **measured})
+    return rows
+
+
+def draw_sharpness(arms: Sequence[Sequence[Run]], path: str | Path, *, labels: Sequence[str]) -> None:
+    """One row a set of parameters, one column a figure: mean over seeds, a thin line a seed, against training tokens.
+
+    A panel shows the arms that have such parameters: `nop` has no scale vectors.
+
+    Args:
+        arms: Runs of every arm, one per seed, that `has_sharpness`.
+        path: The PNG to write.
+        labels: Names of the arms.
+    """
+    parts = _parts(arms)
+    figure = new_figure(panels=len(_FIGURES))
+    figure.set_figheight(3.2 * len(parts))
+    grid = figure.subplots(len(parts), len(_FIGURES), squeeze=False)
+    looks = list(zip(labels, colours(labels), islice(cycle(LINES), len(arms)), arms, strict=True))
+    shown: dict[str, Line2D] = {}
+    for (i, part), (j, (key, name)) in product(enumerate(parts), enumerate(_FIGURES.items())):
+        axes, tag, everything = grid[i][j], f"{_PREFIX}{part}/{key}", []
+        for label, colour, style, runs in looks:
+            if not all(tag in run.curves for run in runs):
+                continue
+            tokens, values = on_common_tokens([run.curve(tag) for run in runs])
+            later = tokens > 0  # the axis is logarithmic, as the probes are
+            for seed in values if len(runs) > 1 else []:
+                axes.plot(tokens[later], seed[later], color=colour, linewidth=0.7, alpha=0.45)
+            look: dict[str, Any] = {"linestyle": style, "color": colour, "marker": "o", "markersize": 3}
+            (shown[label],) = axes.plot(tokens[later], values.mean(0)[later], linewidth=2, **look)
+            everything.append(values[:, later])
+        if key != "trace" and all(np.all(values > 0) for values in everything):
+            axes.set_yscale("log")
+        axes.set_title(f"{name}: {_PARTS.get(part, part)}")
+    seeds = f"mean of {len(arms[0])} seeds" if len(arms[0]) > 1 else "one seed"
+    where: dict[str, Any] = {"loc": "outside lower left", "ncols": len(shown), "alignment": "left", "handlelength": 3}
+    title = f"Hessian H of the held-out loss, {seeds}"
+    figure.legend(list(shown.values()), list(shown), frameon=False, title=title, **where)
+    save(figure, path, tokens="log")
+
+
+def _parts(arms: Sequence[Sequence[Run]]) -> list[str]:
+    """The sets of parameters that any run has figures of."""
+    tags = (tag for runs in arms for run in runs for tag in run.curves)
+    return list(dict.fromkeys(t.split("/")[1] for t in tags if t.startswith(_PREFIX) and t.endswith("/lambda_max")))

@@ -1,0 +1,121 @@
+"""What every figure shares: colours, limits, token counts as words, the file.
+
+Colours are Okabe and Ito's, which stay apart for colour-blind readers; ``llama`` is always blue.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from lightning_sv.runs.events import Curve
+
+BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"
+ORANGE, PURPLE, SKY = "#E69F00", "#CC79A7", "#56B4E9"
+GREY = "#555555"
+# strategies that keep one colour in every figure; the others take what is free
+_FIXED = {"llama": BLUE, "unified": VERMILLION, "hg+dnp+or+iwd": VERMILLION, "nop": PURPLE}
+_FREE = (VERMILLION, GREEN, PURPLE, SKY, ORANGE)
+
+# apart without colours; four against five free colours, so that no pair of both comes again soon
+LINES = ("-", "--", "-.", ":")
+
+_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+
+
+def human_tokens(tokens: float, digits: int = 2) -> str:
+    """1536000 -> 1.5M: a token count as a reader says it.
+
+    Args:
+        tokens: Number of tokens.
+        digits: Significant figures.
+    """
+    for size, unit in _UNITS:
+        # half a unit of the last figure below, so that 999999 reads 1M rather than 1000k
+        if abs(tokens) >= size * (1 - 0.5 * 10.0**-digits):
+            return f"{float(f'{tokens / size:.{digits}g}'):g}{unit}"
+    return f"{tokens:.0f}"
+
+
+def _tick_words(end: float) -> Callable[[float, int], str]:
+    """All ticks of an axis in one unit: 0.5M, 1M, 1.5M rather than 500k, 1M, 1.5M."""
+    size, unit = next(((x, name) for x, name in _UNITS if end >= x), (1.0, ""))
+    return lambda tokens, _: f"{tokens / size:g}{unit}" if tokens else "0"
+
+
+def colours(labels: Sequence[str]) -> list[str]:
+    """One colour per label: fixed for the strategies named here, the next free one otherwise.
+
+    Where there is no ``llama``, the baseline (the first label) is blue in its place. With more
+    labels than colours, colours come again.
+    """
+    fixed = [_FIXED.get(label) for label in labels]
+    if BLUE not in fixed and fixed[0] is None:
+        fixed[0] = BLUE
+    free = cycle([colour for colour in _FREE if colour not in fixed])
+    return [next(free) if colour is None else colour for colour in fixed]
+
+
+def set_limits(axes: Axes, curves: Sequence[Curve], from_share: float, include: float | None = None) -> None:
+    """Limits from the part of training after ``from_share``: the first drop would hide the rest."""
+    end = max(float(curve.tokens[-1]) for curve in curves)
+    late = np.concatenate([c.values[c.tokens >= from_share * end] for c in curves])
+    late = np.append(late, [] if include is None else [include])
+    late = late[np.isfinite(late)]
+    axes.set_xlim(0, end * 1.02 or 1)
+    if late.size and math.isfinite(float(np.ptp(late))):
+        pad = 0.08 * float(np.ptp(late)) or 0.05
+        axes.set_ylim(float(late.min()) - pad, float(late.max()) + pad)
+
+
+def new_figure(panels: int = 2) -> Figure:
+    """A figure of ``panels`` side by side, 5 by 4 inches each."""
+    # a Figure of its own canvas, not pyplot: no global state, no display
+    figure = Figure(figsize=(5 * panels, 4), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def legend_below(figure: Figure, axes: Axes, title: str) -> None:
+    """The names of the axes' lines across the figure, which grows by their rows, in inches."""
+    lines, names = axes.get_legend_handles_labels()
+    columns = 2 if max(map(len, names)) <= 4.5 * figure.get_figwidth() else 1
+    figure.set_figheight(figure.get_figheight() + 0.25 * (1 + math.ceil(len(names) / columns)))
+    where: dict[str, Any] = {"loc": "outside lower left", "ncols": columns, "alignment": "left"}
+    figure.legend(lines, names, frameon=False, title=title, handlelength=3, **where)
+
+
+def set_style(axes: Axes) -> None:
+    """The house's axes: a faint grid, the title at the left."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#E5E5E5", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.set_title(axes.get_title(), loc="left", fontsize=11, fontweight="bold")
+    axes.set_title("")
+
+
+def set_token_axis(axes: Axes, scale: Literal["linear", "log"] = "linear") -> None:
+    """Training tokens along x, in words."""
+    if scale == "log":
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: human_tokens(x)))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+        axes.xaxis.set_major_formatter(FuncFormatter(_tick_words(axes.get_xlim()[1])))
+    axes.set_xlabel("training tokens")
+
+
+def save(figure: Figure, path: str | Path, *, tokens: Literal["linear", "log"] = "linear") -> None:
+    """Give every panel the house's axes, tokens along x, and write the file, with its directory."""
+    for axes in figure.axes:
+        set_token_axis(axes, tokens)
+        set_style(axes)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)

@@ -1,0 +1,184 @@
+"""May these runs be compared? Same corpus and tokenizer (refused), same config (warned)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from lightning_sv.runs.events import Run
+from lightning_sv.runs.provenance import lengths
+
+#: what of a corpus decides the unit of a loss, and what decides the text that a run is validated on
+CORPUS_KEYS = {"corpus_hash": "corpora", "tokenizer_sha256": "tokenizers"}
+VALIDATION_KEYS = ("val_sequences", "seq_len")
+# what differs between the runs of any comparison, by design
+_OWN_KEYS = ("model.scale", "seed_everything", "run_dir")
+_ABSENT = "(absent)"
+
+
+class ConfigDifference(NamedTuple):
+    """One key at which the configs of two runs differ.
+
+    Args:
+        key: Dotted key, e.g. ``model.optim.lr``.
+        a: Its value in the first run.
+        b: Its value in the other run.
+        expected: Whether the comparison itself asked for it.
+        where: Names of the two runs, e.g. ``a-seed0, b-seed0``.
+    """
+
+    key: str
+    a: Any
+    b: Any
+    expected: bool
+    where: str
+
+
+def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> None:
+    """Refuse runs on different texts or tokenizers: their nats per token have no common unit.
+
+    Args:
+        runs: Completed runs by name.
+        validation: Whether the validation set must be the same.
+
+    Raises:
+        ValueError: When ``corpus_hash`` or ``tokenizer_sha256`` is absent or differs, or the validation set does.
+    """
+    facts: dict[str, dict[str, Any]] = {}
+    for name, run in runs.items():
+        facts[name] = {key: run.summary.get(key) for key in CORPUS_KEYS}
+        if missing := [key for key, value in facts[name].items() if value is None]:
+            raise ValueError(
+                f"{run.dir / 'summary.json'} has no {missing[0]}, so nobody can tell what "
+                "it was trained on; run it again."
+            )
+        if validation:
+            facts[name] |= {f"data.{key}": _data(run, key) for key in VALIDATION_KEYS}
+    refuse_other_data(facts)
+
+
+def refuse_other_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") -> None:
+    """Refuse what is trained on different texts or tokenizers, or validated on different sets.
+
+    Args:
+        facts: Name -> its values of `CORPUS_KEYS`, and of `VALIDATION_KEYS` behind ``data.`` where they must be equal.
+        what: The names are those of ``runs`` or ``arms``.
+
+    Raises:
+        ValueError: Names the first that differs from the first one, with both values.
+    """
+    names = list(facts)
+    for key, one in facts[names[0]].items() if names else ():
+        for name in names[1:]:
+            if (other := facts[name][key]) != one:
+                how = f"used different {CORPUS_KEYS[key]}" if key in CORPUS_KEYS else "were validated on different sets"
+                raise ValueError(
+                    f"The {what} {names[0]} and {name} {how} ({key} {one} and {other}); compare {what} of one "
+                    f"{'corpus' if key in CORPUS_KEYS else 'validation set'}"
+                    f"{', or remove the older runs' if what == 'runs' else ''}."
+                )
+
+
+def validation_differences(runs: Mapping[str, Run]) -> dict[str, dict[str, Any]]:
+    """Keys of the data that decide what a run is validated on, where they differ: key -> run -> value."""
+    found = {}
+    for key in VALIDATION_KEYS:
+        values = {name: _data(run, key) for name, run in runs.items()}
+        if any(value != next(iter(values.values())) for value in values.values()):
+            found[key] = values
+    return found
+
+
+def _data(run: Run, key: str) -> Any:
+    return (run.config.get("data") or {}).get(key)
+
+
+def config_differences(runs: Mapping[str, Run], arm_args: Sequence[str]) -> list[ConfigDifference]:
+    """Keys whose values differ from the first run's, each other value once.
+
+    A value that is the run's own seed, or holds its own directory, counts as equal.
+
+    Args:
+        runs: Completed runs by name; the first is the reference.
+        arm_args: Arguments not given to every arm: the keys they name are expected to differ.
+    """
+    own = (*_OWN_KEYS, *_keys(arm_args))
+    reference_name, *others = runs
+    reference = _leaves(runs[reference_name])
+    found: dict[tuple[str, str], ConfigDifference] = {}
+    for name in others:
+        values = _leaves(runs[name])
+        for key in sorted(reference.keys() | values.keys()):
+            a, b = reference.get(key, _ABSENT), values.get(key, _ABSENT)
+            is_seed = (a, b) == (reference.get("seed_everything"), values.get("seed_everything"))
+            if a != b and (key, str(b)) not in found and (not is_seed or key == "seed_everything"):
+                expected = any(key == k or key.startswith(f"{k}.") for k in own)
+                where = f"{reference_name}, {name}"
+                found[key, str(b)] = ConfigDifference(key, a, b, expected, where)
+    return sorted(found.values(), key=lambda difference: difference.key)
+
+
+def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[ConfigDifference]) -> list[str]:
+    """Sentences on what weakens the comparison without making it meaningless."""
+    warnings = [
+        f"The configs differ in {d.key}: {d.a} against {d.b} ({d.where})." for d in differences if not d.expected
+    ]
+    tokens = [str(run.tokens) for run in runs.values()]
+    versions = [str(run.summary.get("torch")) for run in runs.values()]
+    commits = [_short(str(run.summary.get("commit"))) for run in runs.values()]
+    for what, values in (
+        ("end at different tokens", tokens),
+        ("used different versions of torch", versions),
+        ("were trained by different commits of the code", commits),
+    ):
+        if len(set(values)) > 1:
+            by_value = {x: [name for name, y in zip(runs, values, strict=True) if y == x] for x in values}
+            listed = "; ".join(f"{x} ({_few(names)})" for x, names in by_value.items())
+            warnings.append(f"The runs {what}: {listed}.")
+    for name, run in runs.items():
+        if extended := lengths(run.summary):
+            warnings.append(
+                f"{name} was resumed under another trainer.max_steps ({', then '.join(map(str, extended))}): its "
+                "learning rate is that of no single schedule."
+            )
+        stated = run.summary.get("val_loss")
+        if stated is not None and abs(stated - run.val_loss) > 1e-3:
+            warnings.append(
+                f"The last val/loss of {name} is {run.val_loss:.4f}, its summary says "
+                f"{stated:.4f}; the figures here use the former."
+            )
+    return warnings
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _short(commit: str) -> str:
+    words = commit.split(",")
+    return ",".join([words[0][:10], *words[1:]])
+
+
+def _keys(arguments: Sequence[str]) -> list[str]:
+    return [a.lstrip("-").split("=", 1)[0] for a in arguments if a.startswith("--")]
+
+
+def _leaves(run: Run) -> dict[str, Any]:
+    # both spellings of the directory, the longer first, for one may be part of the other
+    spellings = sorted({str(run.dir.resolve()), str(run.dir)}, key=len, reverse=True)
+
+    def normal(value: Any) -> Any:
+        if isinstance(value, str):
+            for spelling in spellings:
+                value = value.replace(spelling, "<run_dir>")
+        return value
+
+    def walk(node: Any, key: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(node, Mapping):  # an empty one says nothing
+            for name, child in node.items():
+                yield from walk(child, f"{key}.{name}" if key else str(name))
+        elif isinstance(node, list) and node:
+            for i, child in enumerate(node):
+                yield from walk(child, f"{key}.{i}")
+        else:
+            yield key, normal(node)
+
+    return dict(walk(run.config, ""))

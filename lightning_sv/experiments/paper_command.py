@@ -1,0 +1,155 @@
+"""`lightning-sv paper`: the paper's figures at a scale, from missing runs to verdicts."""
+
+import shlex
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lightning_sv import __version__
+from lightning_sv.experiments.dry_run import print_dry_run
+from lightning_sv.experiments.experiment import PlannedFigure, plan_figure
+from lightning_sv.experiments.figures import CONF, figure_names, load_figure, load_scale
+from lightning_sv.experiments.recipe import Recipes
+from lightning_sv.experiments.regenerate import questions, result, train
+from lightning_sv.experiments.report import write_report
+from lightning_sv.experiments.results import FigureResult
+from lightning_sv.experiments.runs import Runs
+from lightning_sv.runs.launch import LAUNCHER, default_parallel
+from lightning_sv.runs.slurm import array_script, submit
+from lightning_sv.settings.parse import parse_run
+from lightning_sv.settings.words import Words
+
+
+def run_paper(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
+    """Parse the arguments of `paper`, do what they say, return the exit code.
+
+    Args:
+        argv: On the command line after `paper`.
+        launcher: The program that trains one run.
+
+    Raises:
+        ValueError: An unknown figure or scale, a wrong key, or runs that cannot be compared.
+    """
+    parser = Words(
+        prog="lightning-sv paper",
+        description="Run the paper's experiments at a scale and judge its claims. Arguments that are not listed here "
+        "are keys of `fit` for every run, e.g. --data.corpus.dir DIR.",
+    )
+    parser.add_argument("--scale", default="cpu", help="A file of conf/paper/scales.")
+    parser.add_argument("--fig", nargs="+", default=[], help="Files of conf/paper; all by default.")
+    parser.add_argument("--out", type=Path, help="Directory; runs/paper/SCALE by default.")
+    parser.add_argument("--jobs", type=int, help="Runs at a time; one a core, four at most, by default.")
+    parser.add_argument("--dry-run", action="store_true", help="List runs, steps, tokens a parameter and time.")
+    parser.add_argument("--no-train", action="store_true", help="Judge the runs that are there.")
+    parser.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
+    parser.add_argument("--submit", action="store_true", help="With --slurm: submit it.")
+    options, rest = parser.parse_known_args(argv)
+    asked = [f"--{name}" for name in ("dry-run", "no-train", "slurm") if getattr(options, name.replace("-", "_"))]
+    if len(asked) > 1:
+        raise ValueError(f"paper: {' and '.join(asked)} do not go together; choose one.")
+    if options.submit and not options.slurm:
+        raise ValueError("--submit submits what --slurm prints; add --slurm.")
+    if options.jobs is not None and options.jobs < 1:
+        raise ValueError(f"--jobs is {options.jobs}; give the number of runs at a time, at least 1.")
+    scale = load_scale(options.scale)
+    recipes = Recipes(scale, _keys(rest), CONF)
+    figures = [plan_figure(load_figure(name), recipes) for name in dict.fromkeys(options.fig or figure_names())]
+    out: Path = options.out or Path("runs/paper", scale.name)
+    parallel = options.jobs or default_parallel()
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    if options.dry_run:
+        print_dry_run(console, figures, Runs(out), scale, parallel)
+        return 0
+    runs = Runs(out, None if options.no_train else _context(figures), launcher)
+    if options.slurm:
+        print_dry_run(Console(stderr=True, width=console.width), figures, runs, scale, parallel)
+        return _slurm(console, figures, runs, recipes, options.submit)
+    if options.no_train and not any(runs.dir(*run).is_dir() for figure in figures for run in figure.runs()):
+        raise ValueError(f"paper: {out} holds no run of these figures; leave out --no-train, or name their --out.")
+    failed: dict[str, str] = {}
+    if not options.no_train:
+        if scale.gpu is not None:
+            print_dry_run(console, figures, runs, scale, parallel)
+        failed = train(figures, runs, parallel=parallel, console=Console(stderr=True))
+    words = [f"lightning-sv paper --scale {scale.name}", *(shlex.quote(word) for word in rest)]
+    words += ["--out", shlex.quote(str(out))] * (options.out is not None)
+    found = [result(f, runs, scale.name, " ".join([*words, "--fig", f.spec.name])) for f in figures]
+    print_verdicts(console, found)
+    write_report(found, out, f"{scale.name}: {scale.summary}", scale.caution)
+    console.print(f"report: {out / 'report.html'}", markup=False)
+    return 1 if failed else 0
+
+
+def print_verdicts(console: Console, figures: Sequence[FigureResult]) -> None:
+    """Show every claim with its verdict, figure by figure."""
+    for figure in figures:
+        budget = f", {figure.tokens_per_param:.1f} tokens a parameter (the paper: {figure.paper_tokens_per_param})"
+        title = figure.title + (budget if figure.tokens_per_param else "")
+        table = Table(title=escape(title), title_justify="left", show_lines=True)
+        for column in ("claim", "verdict", "paper"):
+            table.add_column(column)
+        for verdict in figure.verdicts:
+            table.add_row(escape(figure.claim(verdict)), escape(verdict.sentence), escape(verdict.paper))
+        console.print(table)
+        for warning in figure.warnings:
+            console.print(f"warning: {warning}", markup=False, style="yellow")
+
+
+def _keys(rest: list[str]) -> dict[str, Any]:
+    """`--key value` or `--key=value`, for every run."""
+    words = [part for word in rest for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    if len(words) % 2 or not all(word.startswith("--") and "." in word for word in words[::2]):
+        raise ValueError(f"paper: {' '.join(rest)} is not understood; keys of fit are given as --data.corpus.dir DIR.")
+    keys = {}
+    for key, text in zip(words[::2], words[1::2], strict=True):
+        try:  # as the layers are read: 1e-3 is a number
+            keys[key.removeprefix("--")] = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[call-overload,index]
+        except (yaml.YAMLError, OmegaConfBaseException) as error:
+            raise ValueError(f"paper: {key} {text!r} is not valid YAML: {' '.join(str(error).split())}") from error
+    if "model.scale" in keys:
+        raise ValueError("paper: --model.scale is what the arms of a figure say; compare takes strategies of your own.")
+    return keys
+
+
+def _context(figures: Sequence[PlannedFigure]) -> dict[str, str]:
+    """What the runs' results depend on beside their commands.
+
+    Raises:
+        ValueError: The corpus is not there.
+    """
+    versions = {"torch": torch.__version__, "lightning_sv": __version__}
+    for recipe, _ in (run for figure in figures for run in figure.runs()):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _, data, _ = parse_run(list(recipe.args))
+        return versions | {"corpus_hash": data.manifest.corpus_hash}
+    return versions
+
+
+def _slurm(console: Console, figures: Sequence[PlannedFigure], runs: Runs, recipes: Recipes, submitted: bool) -> int:
+    """Print the array of the missing runs; what a rule asks for comes with the call after the runs it depends on."""
+    asked = [run for each in questions(figures, runs).values() for arm in each.arms for run in arm.runs]
+    wanted = {r.key(s): (r, s) for r, s in [*(run for figure in figures for run in figure.runs()), *asked]}
+    missing = runs.missing(list(wanted.values()))
+    if not missing:
+        console.print("every run is complete; call without --slurm for the verdicts.")
+        return 0
+    for job in missing:
+        job.prepare()
+    script = runs.out / "slurm.sh"
+    script.write_text(text := array_script(missing, f"paper-{recipes.scale.name}", recipes.scale.sbatch))
+    script.chmod(0o755)
+    print(text)
+    if submitted:
+        console.print(submit(script), markup=False)
+    return 0

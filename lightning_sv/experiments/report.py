@@ -1,0 +1,68 @@
+"""Figures -> a report: one page, Markdown, pictures, and every final figure as CSV."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lightning_sv.experiments.draw_panel import View, branch_views, curve_views
+from lightning_sv.experiments.draw_series import grid_views, scaling_views
+from lightning_sv.experiments.report_pages import PanelPages, head_lines, html_page, markdown_page
+from lightning_sv.experiments.report_rows import difference_rows, run_rows, table_rows, verdict_rows, write_csv
+from lightning_sv.experiments.results import FigureResult, PanelKind, PanelResult
+from lightning_sv.runs.provenance import Provenance
+
+_VIEWS: dict[PanelKind, Callable[[PanelResult], tuple[list[View], list[str]]]] = {
+    "curves": curve_views,
+    "scaling": scaling_views,
+    "grid": grid_views,
+    "qkv": branch_views,
+    "table": lambda panel: ([], []),
+}
+
+
+def write_report(figures: Sequence[FigureResult], out: Path, scale: str, caution: str = "") -> None:
+    """Write a report, and nothing but it, into a directory.
+
+        out/  report.html  report.md  figures/*.png *.svg  results.csv  differences.csv  verdicts.csv  tables.csv
+
+    ``report.html`` is complete in itself. ``results.csv`` has a row a run, ``differences.csv`` one a difference to a
+    baseline with its interval, ``verdicts.csv`` one a claim, ``tables.csv`` one a cell of the panels that are tables.
+    A panel that cannot be drawn says why in its place.
+
+    Args:
+        figures: What to report, at least one, with different names.
+        out: The directory; created.
+        scale: What the runs were scaled to, e.g. the name of the paper command's scale.
+        caution: What a reader must know of all its figures.
+    """
+    assert figures and len({figure.name for figure in figures}) == len(figures)
+    out.mkdir(parents=True, exist_ok=True)
+    drawn = {
+        (figure.name, i): _draw(panel, out, f"figures/{_slug(figure.name)}-{i + 1}")
+        for figure in figures
+        for i, panel in enumerate(figure.panels)
+    }
+    head = head_lines(figures, scale, Provenance.now(), caution)
+    (out / "report.html").write_text(html_page(figures, drawn, head, out), encoding="utf-8")
+    (out / "report.md").write_text(markdown_page(figures, drawn, head), encoding="utf-8")
+    for name, rows in (
+        ("results", run_rows(figures)),
+        ("differences", difference_rows(figures)),
+        ("verdicts", verdict_rows(figures)),
+        ("tables", table_rows(figures)),
+    ):
+        write_csv(out / f"{name}.csv", rows)
+
+
+def _draw(panel: PanelResult, out: Path, stem: str) -> PanelPages:
+    try:
+        views, notes = _VIEWS[panel.kind](panel)
+    except ValueError as error:  # hours of runs stand behind the other panels
+        return PanelPages([], [f"This panel cannot be drawn: {error}"])
+    for view in views:
+        view.save(out / f"{stem}-{view.name}")
+    return PanelPages([(f"{stem}-{view.name}", view.alt) for view in views], notes)
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^\w.+=-]+", "-", name)

@@ -1,0 +1,153 @@
+"""`lightning-sv report`: a user's own runs, drawn as the paper's are, from their event files."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from lightning_sv.analysis.run_plot import branch_norms
+from lightning_sv.experiments.checks import (
+    check_same_corpus,
+    comparability_warnings,
+    config_differences,
+)
+from lightning_sv.experiments.pair import Arm, Pair, TrainedArm
+from lightning_sv.experiments.report import write_report
+from lightning_sv.experiments.report_rows import tokens_per_param
+from lightning_sv.experiments.results import ArmResult, FigureResult, PanelResult, Verdict, VerdictWord
+from lightning_sv.runs.events import VAL_LOSS, Run, read_run
+from lightning_sv.settings.words import Words
+
+
+def run_report(argv: list[str]) -> int:
+    """Parse the arguments of `report`, write it, say where; return the exit code."""
+    parser = Words(
+        prog="lightning-sv report",
+        description="Draw runs from their event files. Runs of one label and different seeds are an arm; every arm is "
+        "compared with the baseline in pairs that share a seed.",
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="Run directories, or folders that hold them.")
+    parser.add_argument("--labels", nargs="+", help="Names of the runs, one each, in place of their strategies.")
+    parser.add_argument("--baseline", help="Label of the arm compared with; that of the first run by default.")
+    parser.add_argument("--out", type=Path, default=Path("runs/report"), help="Directory of the report.")
+    options = parser.parse_args(argv)
+    command = shlex.join(["lightning-sv", "report", *argv])
+    figure = own_figure(options.runs, labels=options.labels, baseline=options.baseline, command=command)
+    write_report([figure], options.out, "your own runs")
+    console = Console()
+    for verdict in figure.verdicts:
+        console.print(verdict.sentence, markup=False, highlight=False, style="bold")
+    for warning in figure.warnings:
+        console.print(f"Warning: {warning}", markup=False, highlight=False, style="yellow")
+    console.print(str(options.out / "report.html"), markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def own_figure(
+    dirs: Sequence[str | Path],
+    *,
+    labels: Sequence[str] | None = None,
+    baseline: str | None = None,
+    command: str = "",
+) -> FigureResult:
+    """Run directories -> a figure: losses, differences to the baseline, branch norms where all runs logged them.
+
+    Args:
+        dirs: Completed run directories, or folders whose subfolders are such.
+        labels: Names of the runs in place of their strategies, one per run.
+        baseline: Label of the arm compared with; the first run's when None.
+        command: What the report says made it.
+
+    Raises:
+        ValueError: For a directory without events, two runs of one label and seed, an unknown baseline, runs on other
+            corpora, tokenizers or validation sets, or arms that share no seed.
+    """
+    paths, unfinished = _expand(dirs)
+    found = [read_run(path) for path in paths]
+    names = list(labels or (run.label for run in found))
+    if len(names) != len(found):
+        raise ValueError(f"--labels names {len(names)} runs and there are {len(found)}; give one label each.")
+    arms: dict[str, dict[int, Run]] = {}
+    for name, run in zip(names, found, strict=True):
+        run.curve(VAL_LOSS)  # refuses a run that never validated
+        seeds, seed = arms.setdefault(name, {}), _seed(run)
+        if seed in seeds:
+            raise ValueError(
+                f"{seeds[seed].dir} and {run.dir} are both {name!r} with seed {seed}; "
+                "leave one out, or tell them apart with --labels."
+            )
+        seeds[seed] = run
+    first = baseline or names[0]
+    if first not in arms:
+        raise ValueError(f"There is no arm {first!r} among the runs; --baseline takes one of {', '.join(arms)}.")
+    checked = {str(run.dir): run for run in found}
+    if len(found) > 1:
+        check_same_corpus(checked)
+    warnings = comparability_warnings(checked, config_differences(checked, ()))
+    shared = sorted(set.intersection(*(set(seeds) for seeds in arms.values())))
+    if not shared:
+        raise ValueError(
+            f"The arms {', '.join(arms)} share no seed, so there are no pairs; run them on the same seeds."
+        )
+    left = [str(run.dir) for seeds in arms.values() for seed, run in sorted(seeds.items()) if seed not in shared]
+    if left:
+        warnings.append(f"Left out, for not every arm has their seed: {', '.join(left)}.")
+    if unfinished:
+        warnings.append(f"Left out, for they are not finished: {', '.join(map(str, unfinished))}.")
+    results = tuple(
+        ArmResult(name, tuple(arms[name][seed] for seed in shared), False, name == first and len(arms) > 1)
+        for name in sorted(arms, key=lambda name: name != first)
+    )
+    return _figure(results, tuple(warnings), command)
+
+
+def _figure(arms: tuple[ArmResult, ...], warnings: tuple[str, ...], command: str) -> FigureResult:
+    runs = [run for arm in arms for run in arm.runs]
+    panels = [PanelResult("Validation loss", arms, "curves")]
+    if all(branch_norms(run) for run in runs):
+        panels.append(PanelResult("Branches", arms, "qkv"))
+    budgets = [x for run in runs if (x := tokens_per_param(run)) is not None]
+    seeds = "one seed" if len(arms[0].runs) == 1 else f"{len(arms[0].runs)} seeds"
+    return FigureResult(
+        name="runs",
+        title=", ".join(arm.label for arm in arms),
+        section="Your own runs",
+        summary=f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}, {seeds}.",
+        panels=tuple(panels),
+        verdicts=tuple(_verdict(arms[0], arm) for arm in arms[1:]),
+        warnings=warnings,
+        command=command,
+        tokens_per_param=min(budgets, default=0.0),
+        paper_numbers=(),
+    )
+
+
+def _verdict(a: ArmResult, b: ArmResult) -> Verdict:
+    """Whether B ends below the baseline A."""
+    first, second = (TrainedArm(Arm(arm.label, arm.label), arm.runs) for arm in (a, b))
+    pair = Pair(first, second)
+    claim, d = f"{b.label} ends below {a.label}", pair.difference
+    word: VerdictWord = "not resolved" if not d.resolved else "holds" if d.mean < 0 else "contradicted"
+    return Verdict(claim, word, pair.sentence(), d.mean, d.low, d.high, d.n, d.smallest_resolvable, "")
+
+
+def _seed(run: Run) -> int:
+    seed = run.summary.get("seed", run.config.get("seed_everything"))
+    if not isinstance(seed, int):
+        raise ValueError(f"{run.dir} does not say its seed (summary.json, seed); pairs need it.")
+    return seed
+
+
+def _expand(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
+    """Each directory, or the completed runs in it where it holds no events itself; the unfinished runs beside them."""
+    found, unfinished = [], []
+    for path in map(Path, dirs):
+        inside = sorted(file.parent for file in path.glob("*/summary.json"))
+        if not inside or any(path.glob("*tfevents*")):
+            found.append(path)
+            continue
+        found += inside
+        begun = {file.parent for file in path.glob("*/config.yaml")}
+        unfinished += sorted(begun - set(inside))
+    return found, unfinished

@@ -1,0 +1,169 @@
+"""The figures of a report as rows: of runs, of differences, of claims. CSV files and the report's tables."""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent
+from lightning_sv.experiments.draw_panel import arm_name, baseline_first, end_losses
+from lightning_sv.experiments.draw_series import panel_fits
+from lightning_sv.experiments.results import FigureResult, PanelResult, Verdict
+from lightning_sv.runs.events import Run
+
+PAPER_TOKENS_PER_PARAM = 100
+_SUMMARY = ("steps", "parameters", "activated_parameters", "lr", "seconds", "corpus_hash", "torch", "commit", "date")
+
+
+def tokens_per_param(run: Run) -> float | None:
+    """Training tokens per activated parameter; None where the run's summary counts no parameters."""
+    parameters = run.summary.get("activated_parameters") or run.summary.get("parameters")
+    return run.tokens / parameters if parameters else None
+
+
+def run_rows(figures: Sequence[FigureResult]) -> list[dict[str, Any]]:
+    """One row a run of every panel; losses and tokens are those of its event files."""
+    return [
+        {
+            "figure": figure.name,
+            "panel": panel.title,
+            "kind": panel.kind,
+            "arm": arm.label,
+            "ours": arm.ours,
+            "baseline": arm.baseline,
+            "seed": run.summary.get("seed", run.config.get("seed_everything")),
+            "tokens": run.tokens,
+            "tokens_per_param": tokens_per_param(run),
+            "val_loss": run.val_loss,
+            **{key: run.summary.get(key) for key in _SUMMARY},
+            "run": run.dir,
+        }
+        for figure in figures
+        for panel in figure.panels
+        for arm in panel.arms
+        for run in arm.runs
+    ]
+
+
+def difference_rows(figures: Sequence[FigureResult]) -> list[dict[str, Any]]:
+    """One row a difference to a baseline: of final losses, and of the scaling laws' offset and slope."""
+    rows = []
+    for figure in figures:
+        for panel in figure.panels:
+            found: list[tuple[str, str, str, int | None, Any]] = [
+                (arm, against, "final loss", d.n, (d.mean, d.low, d.high)) for arm, against, d in _final(panel)
+            ]
+            against = next((s["label"] for s in panel.extra.get("series", ()) if s["baseline"]), "")
+            for label, _, scaling in panel_fits(panel)[0] if panel.kind == "scaling" else ():
+                for fit in scaling.fits:
+                    found.append((label, against, f"offset, {fit.form} law", None, fit.offset))
+                    found.append((label, against, f"slope, {fit.form} law", None, fit.slope))
+            for arm, other, quantity, n, (estimate, low, high) in found:
+                where = {"figure": figure.name, "panel": panel.title, "arm": arm, "baseline": other}
+                rows.append({**where, "quantity": quantity, "n": n, "estimate": estimate, "low": low, "high": high})
+    return rows
+
+
+def _final(panel: PanelResult) -> list[tuple[str, str, PairedDifference]]:
+    """(arm, baseline, arm - baseline at the end), at equal sizes; arms that diverged are left out."""
+    by_label = {arm.label: arm for arm in panel.arms}
+    base = next((arm for arm in panel.arms if arm.baseline), None)
+    pairs = [(arm, base) for arm in panel.arms if panel.kind == "curves" and base and arm is not base]
+    if panel.kind == "scaling":
+        series = panel.extra["series"]
+        at = {size: by_label[x] for s in series if s["baseline"] for size, x in zip(s["sizes"], s["arms"], strict=True)}
+        others = [(size, x) for s in series if not s["baseline"] for size, x in zip(s["sizes"], s["arms"], strict=True)]
+        pairs = [(by_label[x], at[size]) for size, x in others if size in at]
+    found = []
+    for arm, against in pairs:
+        try:
+            found.append((arm.label, against.label, paired_difference(end_losses(against), end_losses(arm))))
+        except ValueError:
+            continue
+    return found
+
+
+def verdict_rows(figures: Sequence[FigureResult]) -> list[dict[str, Any]]:
+    """One row a claim."""
+    return [{"figure": figure.name, **vars(verdict)} for figure in figures for verdict in figure.verdicts]
+
+
+def table_rows(figures: Sequence[FigureResult]) -> list[dict[str, Any]]:
+    """One row a cell of every panel that is a table: the tables have columns of their own."""
+    return [
+        {"figure": figure.name, "panel": panel.title, "row": row[0], "column": column, "value": value}
+        for figure in figures
+        for panel in figure.panels
+        if panel.kind == "table"
+        for row in panel.extra["rows"]
+        for column, value in zip(panel.extra["columns"][1:], row[1:], strict=True)
+    ]
+
+
+def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows with the keys of the first as header; an empty file for none."""
+    rows = list(rows)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def panel_table(panel: PanelResult) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of a panel's table: final losses, fitted laws, or the panel's own; empty for other kinds."""
+    if panel.kind == "table":
+        return list(panel.extra["columns"]), [[_cell(x) for x in row] for row in panel.extra["rows"]]
+    if panel.kind == "scaling":
+        return _law_table(panel)
+    if panel.kind != "curves":
+        return [], []
+    differences = {arm: d for arm, _, d in _final(panel)}
+    rows = []
+    for arm in baseline_first(panel):
+        losses, d = end_losses(arm), differences.get(arm.label)
+        seeds = ", ".join(f"{x:.4f}" for x in losses)
+        shown = ["baseline" if arm.baseline else "", ""] if d is None else [f"{d.mean:+.4f}", interval(d.low, d.high)]
+        rows.append([arm_name(arm.label, arm.ours), f"{losses.mean():.4f}", seeds, *shown])
+    return ["arm", "final loss, nats per token", "each seed", "difference", "95% interval"], rows
+
+
+def _law_table(panel: PanelResult) -> tuple[list[str], list[list[str]]]:
+    against = next((s["label"] for s in panel.extra["series"] if s["baseline"]), "")
+    rows = [
+        [
+            arm_name(label, ours),
+            fit.b.formula(),
+            fit.a.formula(),
+            f"{fit.offset.value:+.4f} ({interval(fit.offset.low, fit.offset.high)})",
+            f"{fit.slope.value:+.4f} ({interval(fit.slope.low, fit.slope.high)})",
+            f"{fit.residual:.4f}",
+        ]
+        for label, ours, scaling in panel_fits(panel)[0]
+        for fit in scaling.fits
+    ]
+    offset = "offset in the middle of the sizes, nats per token (95% interval)"
+    slope = "slope difference, above 0: falls faster (95% interval)"
+    return (["arm", "law", f"law of {against}", offset, slope, "residual, nats per token"], rows) if rows else ([], [])
+
+
+def ours_words(verdict: Verdict) -> str:
+    """The estimate of a claim and its interval, with a unit where that is not nats per token."""
+    if verdict.estimate is None:
+        return "not measured"
+    pairs = "1 pair" if verdict.n == 1 else f"{verdict.n} pairs"
+    if verdict.confidence != 0.95:
+        pairs = f"{percent(verdict.confidence)}, {pairs}"
+    if verdict.unit == "times":
+        ends = "no interval" if verdict.low is None else f"{verdict.low:.2f} to {verdict.high:.2f}"
+        return f"{verdict.estimate:.2f} times ({ends}; {pairs})"
+    unit = "" if verdict.unit == "nats per token" else f" {verdict.unit}"
+    return f"{verdict.estimate:+.4f}{unit} ({interval(verdict.low, verdict.high)}; {pairs})"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """Two ends as text."""
+    return "no interval" if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
+
+
+def _cell(x: Any) -> str:
+    return f"{x:.4g}" if isinstance(x, float) else str(x)

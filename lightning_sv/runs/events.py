@@ -1,0 +1,167 @@
+"""Run directory -> curves, config, summary: what a training run left behind.
+
+The step of every scalar in the event files is the number of training tokens seen so far, so that
+runs of different batch sizes share one axis.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from yaml import YAMLError
+
+from lightning_sv.settings.yaml_file import check_yaml
+
+VAL_LOSS = "val/loss"
+TRAIN_LOSS = "train/loss"
+
+
+class Curve(NamedTuple):
+    """One scalar over training: ``values[i]`` was logged after ``tokens[i]`` training tokens."""
+
+    tokens: NDArray[np.int64]  # (N,), strictly increasing
+    values: NDArray[np.float64]  # (N,)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One training run as read from its directory.
+
+    Args:
+        dir: The run's directory.
+        label: The strategy's label, e.g. ``hg+dnp+or+iwd``.
+        config: The resolved configuration as nested dictionaries.
+        summary: ``summary.json``; empty for a run that has not completed.
+        curves: Every scalar tag with its curve.
+    """
+
+    dir: Path
+    label: str
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    curves: Mapping[str, Curve] = field(repr=False)
+
+    def curve(self, tag: str) -> Curve:
+        """``tag`` -> (tokens, values), in order of tokens.
+
+        Raises:
+            ValueError: When the run logged no such scalar.
+        """
+        if tag not in self.curves:
+            known = ", ".join(sorted(self.curves))
+            raise ValueError(f"{self.dir} logged no scalar named {tag!r}; it has {known}.")
+        return self.curves[tag]
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of a training sequence, from the config."""
+        data = self.config.get("data")
+        value = data.get("seq_len") if isinstance(data, Mapping) else None
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(
+                f"{self.dir / 'config.yaml'}: data.seq_len is {value!r}; it must be a whole number above 0."
+            )
+        return value
+
+    @property
+    def val_loss(self) -> float:
+        """The last validation loss of the run, nats per token."""
+        return float(self.curve(VAL_LOSS).values[-1])
+
+    @property
+    def tokens(self) -> int:
+        """Training tokens seen at the last evaluation."""
+        return int(self.curve(VAL_LOSS).tokens[-1])
+
+
+def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
+    """Read one run directory.
+
+    Args:
+        run_dir: Directory with event files, ``config.yaml`` and ``summary.json``.
+        complete: Refuse a run that has not finished. With False, a running or interrupted run (or a
+            bare folder of event files) is read as far as it got.
+
+    Raises:
+        ValueError: When the directory is missing, holds no scalars, has an unreadable file, or
+            (``complete``) lacks its config or summary.
+    """
+    directory = Path(run_dir)
+    if not directory.is_dir():
+        raise ValueError(f"There is no run directory {directory}; check the path.")
+    if complete and not (directory / "summary.json").is_file():
+        raise ValueError(f"The run in {directory} is not complete (no summary.json); let it finish, or run it again.")
+    if complete and not (directory / "config.yaml").is_file():
+        raise ValueError(f"{directory} has no config.yaml; give a directory that `fit` wrote.")
+    summary = read_summary(directory / "summary.json")
+    config = _read_config(directory / "config.yaml")
+    model = config.get("model")
+    fallback = model.get("scale") if isinstance(model, Mapping) else None
+    label = summary.get("label") or (fallback if isinstance(fallback, str) else directory.name)
+    return Run(directory, str(label), config, summary, _read_curves(directory))
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """A run's summary.json; empty where it is not there yet.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        summary = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); remove {path.parent} and train it again.") from error
+    if not isinstance(summary, dict):
+        raise ValueError(f"{path} must hold one JSON object; remove {path.parent} and train it again.")
+    return summary
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    check_yaml(path, str(path))
+    try:
+        # OmegaConf rather than yaml: YAML 1.1 reads 1e-5 as text. What `fit` writes is resolved; interpolations in
+        # somebody else's file stay text, or they would read the environment.
+        config = OmegaConf.load(path)
+        assert isinstance(config, DictConfig)
+        return {str(k): v for k, v in OmegaConf.to_container(config, resolve=False).items()}  # type: ignore[union-attr]
+    except (OmegaConfBaseException, YAMLError, AssertionError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a readable config ({' '.join(str(error).split())}); run it again.") from error
+
+
+def _read_curves(directory: Path) -> dict[str, Curve]:
+    # A resumed run writes a second file that may step back to its checkpoint. All values are read
+    # (no purge, no reservoir of 10,000 points); of one step, the last written value counts.
+    accumulator = EventAccumulator(str(directory), size_guidance={"scalars": 0}, purge_orphaned_data=False)
+    if any(directory.glob("*tfevents*")):
+        try:
+            accumulator.Reload()
+        except Exception as error:  # whatever TensorBoard and protobuf raise on damaged records
+            raise ValueError(f"{directory}: its event files are damaged ({error!r}); run it again.") from error
+    tags = accumulator.Tags()["scalars"]
+    if not tags:
+        raise ValueError(
+            f"{directory} holds no TensorBoard scalars (events.out.tfevents.*); "
+            "give the directory of a run that has logged something."
+        )
+    return {tag: _last_written(accumulator.Scalars(tag)) for tag in tags}
+
+
+def _last_written(events: list[Any]) -> Curve:
+    tokens = np.array([event.step for event in events], dtype=np.int64)
+    values = np.array([event.value for event in events], dtype=np.float64)
+    written = np.array([event.wall_time for event in events], dtype=np.float64)
+    order = np.lexsort((written, tokens))  # stable: by tokens, then by time of writing
+    tokens, values = tokens[order], values[order]
+    last = np.append(tokens[1:] != tokens[:-1], True)
+    return Curve(tokens[last], values[last])

@@ -1,0 +1,195 @@
+"""Training runs as child processes: a few at a time, watched, stopped together."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from lightning_sv.runs.job import Job
+from lightning_sv.runs.warm import WarmProcess, WarmServer, can_fork
+
+LAUNCHER = (sys.executable, "-m", "lightning_sv", "fit")
+_STEP = re.compile(rb"step (\d+)/(\d+)")
+_TAIL_LINES = 20
+_GRACE_S = 20.0  # a run that is asked to stop ends its step and writes a checkpoint
+_SIGNALLED = (128 + signal.SIGTERM, -signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGINT)
+_POLL_S = 0.1
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_parallel() -> int:
+    """Runs at a time: one per core, four at most; a single one where there is a GPU to share."""
+    return 1 if torch.cuda.is_available() else min(4, available_cores())
+
+
+def visible_gpus() -> list[str]:
+    """Names of the GPUs this process may use, as CUDA_VISIBLE_DEVICES has them."""
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return named or [str(i) for i in range(torch.cuda.device_count())]
+
+
+class FailedError(RuntimeError):
+    """A run failed by itself, and would fail again."""
+
+
+def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going: bool = False) -> dict[str, str]:
+    """Run all jobs in order, ``parallel`` at a time, with a progress bar each; return key -> why it failed.
+
+    Runs of `LAUNCHER` are forked from one process that has done the imports, where the system can.
+    Where there are several GPUs, runs side by side see one each. An interrupt stops the other children, and so does a
+    failure unless the rest keeps going; finished runs stay.
+
+    Raises:
+        RuntimeError: When a run is stopped, or fails and the rest does not keep going; the message ends with the last
+            lines of its log.
+        ValueError: When another process trains in a run's directory and the rest does not keep going.
+    """
+    failed: dict[str, str] = {}
+    threads = str(max(1, available_cores() // parallel))
+    env = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
+    gpus = visible_gpus()
+    waiting, running, finished = deque(jobs), list[_Child](), 0
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[steps]}"))
+    progress = Progress(*columns, TimeElapsedColumn(), console=console)
+
+    def leave(job: Job, error: Exception) -> None:
+        if not keep_going:
+            raise error
+        failed[job.name] = str(error)
+        console.print(str(error), markup=False, style="red")
+
+    with _terminate_as_interrupt(), progress, ExitStack() as cleanup:
+        server = None
+        if can_fork() and any(job.launcher == LAUNCHER for job in jobs):
+            server = WarmServer()
+            cleanup.callback(server.close)
+        overall = progress.add_task("all runs", total=float(len(jobs)), steps=f"0/{len(jobs)}")
+        try:
+            while waiting or running:
+                while waiting and len(running) < parallel:
+                    job = waiting.popleft()
+                    slot = min(set(range(parallel)) - {child.slot for child in running})
+                    own = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus and parallel > 1 else {}
+                    try:
+                        running.append(_Child(job, slot, env | own, progress, server))
+                    except ValueError as error:
+                        leave(job, error)
+                        finished += 1
+                for child in list(running):
+                    if child.poll():
+                        running.remove(child)
+                        try:
+                            child.check()
+                        except FailedError as error:
+                            leave(child.job, error)
+                        finished += 1
+                share = sum(child.share for child in running)
+                progress.update(overall, completed=finished + share, steps=f"{finished}/{len(jobs)} runs")
+                time.sleep(_POLL_S)
+        finally:
+            # reached with children alive only on an error or an interrupt
+            _stop([child.process for child in running])
+    return failed
+
+
+class _Child:
+    """A running job: its process and its bar."""
+
+    def __init__(self, job: Job, slot: int, env: dict[str, str], progress: Progress, server: WarmServer | None) -> None:
+        job.prepare()
+        self.job, self.slot, self.progress, self.share, self.start = job, slot, progress, 0.0, time.monotonic()
+        self.task: TaskID = progress.add_task(job.title, total=1.0, steps="starting")
+        self.process: WarmProcess | subprocess.Popen[bytes]
+        if server is not None and job.launcher == LAUNCHER:
+            job.log.touch()
+            self.process = server.start(["fit", *job.arguments, *job.here], log=job.log, env=env)
+            return
+        with job.log.open("ab") as log:  # a resumed run goes on in its log
+            # a session of its own: Ctrl-C reaches us alone, and stopping it reaches its workers
+            self.process = subprocess.Popen(
+                job.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=env,
+                start_new_session=True,
+            )
+
+    def poll(self) -> bool:
+        """Read the progress from the log; True once the process has ended."""
+        ended = self.process.poll() is not None
+        found = _STEP.findall(_end_of(self.job.log))
+        if found:
+            step, total = (int(number) for number in found[-1])
+            self.share = min(1.0, step / max(total, 1))
+            self.progress.update(self.task, completed=self.share, steps=f"step {step}/{total}")
+        return ended
+
+    def check(self) -> None:
+        """Say that the run is done, or raise with the end of its log."""
+        code, seconds = self.process.returncode, time.monotonic() - self.start
+        self.progress.remove_task(self.task)
+        if code == 0 and (self.job.run_dir / "summary.json").is_file():
+            self.progress.console.print(f"{self.job.title}: done in {seconds:.0f} s", markup=False)
+            return
+        if code in _SIGNALLED:
+            raise RuntimeError(f"The run of {self.job.title} was stopped by a signal; the same command resumes it.")
+        why = f"exit code {code}" if code else "it ended without a summary.json"
+        text = _end_of(self.job.log).decode(errors="replace").replace("\r", "\n")
+        tail = "\n".join(text.splitlines()[-_TAIL_LINES:])
+        raise FailedError(f"The run of {self.job.title} failed ({why}); the end of {self.job.log}:\n{tail}")
+
+
+def _end_of(path: Path, size: int = 8192) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - size))
+        return file.read()
+
+
+def _stop(processes: Sequence[WarmProcess | subprocess.Popen[bytes]]) -> None:
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes:
+            if process.poll() is None:
+                _send(process, sign)
+        deadline = time.monotonic() + _GRACE_S
+        while any(p.poll() is None for p in processes) and time.monotonic() < deadline:
+            time.sleep(_POLL_S / 2)
+
+
+def _send(process: WarmProcess | subprocess.Popen[bytes], sign: int) -> None:
+    if isinstance(process, WarmProcess):
+        process.send(sign)
+    else:
+        os.killpg(process.pid, sign)
+
+
+@contextmanager
+def _terminate_as_interrupt() -> Iterator[None]:
+    """SIGTERM becomes KeyboardInterrupt, so that `timeout` or a scheduler leaves no orphans."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,230 @@
+"""Runs forked from one process that has done the imports: `python -m lightning_sv.runs.warm`, one request a line.
+
+    {"argv", "log", "cwd", "env"}  ->  {"pid"}, and when the run has ended {"pid", "code"}
+
+A run is a process and a session of its own as `python -m lightning_sv` would be, but for the seconds before its first
+line. multiprocessing's forkserver would import the caller's main module in every run, so that a script that calls
+`compare` at its top would start it again, and it dies with a signal to the caller's process group while its runs,
+which then count as ended, go on.
+"""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+_POLL_S = 0.05
+#: what a run needs until its end; by name, for rooms above are among them
+_NEEDED = (
+    "litdata",
+    "litdata.streaming.item_loader",
+    "torch.utils.tensorboard",
+    "lightning_sv.lit.cli",
+    "lightning_sv.analysis.run_plot",
+)
+
+
+def can_fork() -> bool:
+    """Whether runs may be forked here: on macOS system libraries do not survive it, on Windows there is none."""
+    return sys.platform == "linux"
+
+
+class WarmServer:
+    """The process that runs are forked from; it ends, and what it started is asked to stop, when this process ends."""
+
+    def __init__(self) -> None:
+        # One thread: none is there at a fork. NVML: counting GPUs must not initialize CUDA, which no fork survives.
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=env,
+            start_new_session=True,  # Ctrl-C and signals to the group reach the runs' owner alone
+        )
+        self.pid = self._process.pid
+        assert self._process.stdout is not None
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._waiting: list[WarmProcess] = []  # asked for, not yet forked
+        self._running: dict[int, WarmProcess] = {}
+        self._rest = b""
+
+    def start(self, argv: list[str], *, log: Path, env: dict[str, str]) -> "WarmProcess":
+        """Start a run; its output is added to `log`.
+
+        Args:
+            argv: of `lightning-sv`, e.g. ``fit --config ...``.
+            log: Where stdout and stderr go.
+            env: All of its environment.
+        """
+        process = WarmProcess(self)
+        self._waiting.append(process)
+        request = {"argv": argv, "log": str(log.resolve()), "cwd": str(Path.cwd()), "env": env}
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self._lose()
+        return process
+
+    def read(self) -> None:
+        """Take note of what was started and what has ended."""
+        assert self._process.stdout is not None
+        while text := os.read(self._process.stdout.fileno(), 65536) if self._readable() else b"":
+            *lines, self._rest = (self._rest + text).split(b"\n")
+            for line in lines:
+                said = json.loads(line)
+                if "code" in said:
+                    self._running.pop(said["pid"]).returncode = said["code"]
+                else:
+                    process = self._waiting.pop(0)
+                    process.pid, self._running[said["pid"]] = said["pid"], process
+                    if process.asked is not None:
+                        process.send(process.asked)
+        if self._process.poll() is not None:
+            self._lose()
+
+    def _readable(self) -> bool:
+        assert self._process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            return bool(selector.select(timeout=0))
+
+    def _lose(self) -> None:
+        """Without the server nobody can tell when a run ends: they are killed, and resume from their checkpoints."""
+        for process in self._running.values():
+            process.send(signal.SIGKILL)
+        for process in [*self._waiting, *self._running.values()]:
+            process.returncode = -signal.SIGKILL
+        self._waiting, self._running = [], {}
+
+    def forget(self) -> None:
+        """Give up what is not forked yet: while the server imports, that would take seconds."""
+        if not self._running:
+            self._process.kill()
+            self._process.wait()
+            self._lose()
+
+    def close(self) -> None:
+        """End the server, and what still runs."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+class WarmProcess:
+    """A run of a `WarmServer`, as far as it is like a `subprocess.Popen`."""
+
+    def __init__(self, server: WarmServer):
+        self._server = server
+        self.pid: int | None = None
+        self.returncode: int | None = None
+        #: the signal to be sent once it is forked
+        self.asked: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            self._server.read()
+        return self.returncode
+
+    def send(self, number: int) -> None:
+        """Send a signal to the run and what it has started."""
+        if self.returncode is not None:
+            return
+        if self.pid is None:
+            self.asked = number
+            self._server.forget()
+            return
+        for send in (os.killpg, os.kill):
+            try:
+                return send(self.pid, number)
+            except ProcessLookupError:  # it has just been forked, and leads no group yet, or has just ended
+                continue
+
+
+def _preload() -> None:
+    """Import what a run needs until its end; a user's own modules are imported by the runs alone."""
+    for name in _NEEDED:
+        import_module(name)
+
+
+def _serve() -> dict[str, Any]:
+    """Fork a run for every request on stdin, until it ends; return the request in the forked process."""
+    children: set[int] = set()
+    rest = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(0, selectors.EVENT_READ)
+        while True:
+            if selector.select(timeout=_POLL_S if children else None):
+                text = os.read(0, 65536)
+                if not text:
+                    _stop(children)
+                *lines, rest = (rest + text).split(b"\n")
+                for line in lines:
+                    pid = os.fork()
+                    if pid == 0:
+                        request: dict[str, Any] = json.loads(line)
+                        return request
+                    children.add(pid)
+                    _say({"pid": pid})
+            for pid in list(children):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    children.remove(pid)
+                    _say({"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+
+
+def _say(word: dict[str, int]) -> None:
+    try:
+        os.write(1, json.dumps(word).encode() + b"\n")
+    except BrokenPipeError:
+        return  # the owner has ended, and so does stdin
+
+
+def _stop(children: set[int]) -> NoReturn:
+    """The owner has ended, perhaps by SIGKILL: its runs write a checkpoint and end."""
+    for pid in children:
+        try:
+            os.killpg(pid, signal.SIGTERM)
+        except ProcessLookupError:
+            continue
+    os._exit(0)  # nothing is left to do, and the interpreter would take a second over it
+
+
+def _become(request: dict[str, Any]) -> list[str]:
+    """Make the forked process what `python -m lightning_sv` with these arguments would be; return them."""
+    os.setsid()
+    import torch
+
+    os.chdir(request["cwd"])
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(log)
+    os.close(null)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]
+    os.environ.clear()
+    os.environ.update(request["env"])
+    # libgomp has read the server's environment
+    torch.set_num_threads(int(request["env"]["OMP_NUM_THREADS"]))
+    # By name, as a launcher has it. Lightning starts the processes of further devices by the command line of this one.
+    program = sys.modules["__main__"] = import_module("lightning_sv.__main__")
+    sys.argv = [str(program.__file__), *request["argv"]]
+    sys.path[0] = request["cwd"]
+    return list(request["argv"])
+
+
+if __name__ == "__main__":
+    _preload()
+    arguments = _become(_serve())
+    sys.exit(sys.modules["__main__"].main(arguments))

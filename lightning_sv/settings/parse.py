@@ -1,0 +1,47 @@
+"""The arguments of `fit` without a `fit`: for plans and comparisons, and without Lightning."""
+
+from functools import cache
+from typing import Any
+
+from lightning_sv.settings.data import Batches
+from lightning_sv.settings.model import Pretraining
+from lightning_sv.settings.parser import RUN_KEYS, Parser
+from lightning_sv.settings.trainer import TRAINER_DEFAULTS, TrainerKeys
+
+
+def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[Pretraining, Batches, dict[str, Any]]:
+    """Read the arguments of a `fit`; return what it trains, what it reads, and the trainer's keys.
+
+    Args:
+        args: as on the command line.
+        check_corpus: whether the corpus must be there.
+
+    Raises:
+        ValueError: whatever `fit` would refuse about model and data.
+    """
+    parser = _parser()
+    config = parser.parse_args(args)
+    trainer: dict[str, Any] = config.pop("trainer").as_dict()  # not built
+    made = parser.instantiate(config)
+    model: Pretraining = made.model
+    data: Batches = made.data
+    if check_corpus:
+        data.check(model.config.vocab_size)
+    return model, data, trainer
+
+
+@cache
+def _parser() -> Parser:
+    """The parser of a run; a figure's plan reads a hundred of them, and making it takes as long as reading one."""
+    parser = Parser(parser_mode="omegaconf+")
+    parser.add_argument("--config", action="config")
+    parser.add_argument("--seed_everything", type=bool | int, default=0)
+    parser.add_class_arguments(Pretraining, "model")
+    parser.add_class_arguments(Batches, "data")
+    parser.add_class_arguments(TrainerKeys, "trainer")
+    parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
+    for key in ("scalars", "branch_norms", "experts", "batch_hash", "checkpoint", "progress"):
+        parser.add_argument(f"--{key}", type=dict)
+    for key in RUN_KEYS:
+        parser.add_argument(f"--{key}", type=Any)
+    return parser

@@ -1,0 +1,141 @@
+"""Paired statistics against scipy and closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats as scipy_stats
+
+from lightning_sv.analysis.paired import (
+    on_common_tokens,
+    on_one_grid,
+    paired_curve,
+    paired_difference,
+    token_efficiency,
+    tokens_to_reach,
+)
+from lightning_sv.runs.events import Curve
+
+LOSSES = st.floats(0.5, 12, allow_nan=False)
+
+
+def curve(tokens: list[int], values: list[float]) -> Curve:
+    """A curve from plain lists."""
+    return Curve(np.array(tokens, dtype=np.int64), np.array(values))
+
+
+@given(st.lists(st.tuples(LOSSES, LOSSES), min_size=2, max_size=8), st.sampled_from([0.9, 0.95]))
+def test_interval_is_scipys_paired_t(pairs: list[tuple[float, float]], confidence: float) -> None:
+    """Mean, standard error and interval are those of scipy's one-sample t on B - A."""
+    a, b = map(np.array, zip(*pairs, strict=True))
+    ours = paired_difference(a, b, confidence)
+    assert ours.mean == pytest.approx(float(np.mean(b - a)), abs=1e-12)
+    assert ours.se == pytest.approx(float(scipy_stats.sem(b - a)), abs=1e-12)
+    if np.ptp(b - a) > 1e-9:  # scipy gives NaN without scatter
+        oracle = scipy_stats.ttest_1samp(b - a, 0).confidence_interval(confidence)
+        assert (ours.low, ours.high) == pytest.approx((oracle.low, oracle.high), abs=1e-9)
+    swapped = paired_difference(b, a, confidence)
+    assert swapped.mean == pytest.approx(-ours.mean) and swapped.resolved == ours.resolved
+
+
+def test_verdicts() -> None:
+    """Lower, higher, or not resolved; the half width is what could have been resolved."""
+    lower = paired_difference([3.0, 3.1, 3.2], [2.98, 3.06, 3.17])
+    assert lower.verdict == "B lower" and lower.resolved
+    half = 4.302653 * 0.01 / math.sqrt(3)  # t(0.975, 2) from a printed table
+    assert lower.smallest_resolvable == pytest.approx(half, rel=1e-6)
+    assert paired_difference([2.98, 3.06, 3.17], [3.0, 3.1, 3.2]).verdict == "B higher"
+    unresolved = paired_difference([3.0, 3.0], [3.01, 2.98])
+    assert unresolved.verdict == "not resolved" and unresolved.low < 0 < unresolved.high
+    assert paired_difference([3.0, 3.0], [3.0, 3.0]).verdict == "not resolved"
+
+
+def test_one_pair_never_gives_a_verdict() -> None:
+    """One pair has a mean and nothing else."""
+    one = paired_difference([3.0], [1.0])
+    assert (one.mean, one.low, one.high, one.se, one.n) == (-2.0, None, None, None, 1)
+    assert one.verdict == "not resolved" and one.smallest_resolvable is None
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "confidence", "message"),
+    [
+        ([1.0, 2.0], [1.0], 0.95, "equal length"),
+        ([], [], 0.95, "equal length"),
+        ([1.0, math.nan], [1.0, 1.0], 0.95, "diverged"),
+        ([1.0, 2.0], [1.0, 1.0], 95, "between 0 and 1"),
+    ],
+)
+def test_refused(a: list[float], b: list[float], confidence: float, message: str) -> None:
+    """What a user can get wrong is named."""
+    with pytest.raises(ValueError, match=message):
+        paired_difference(a, b, confidence)
+
+
+def test_interval_covers_the_truth_as_often_as_it_says() -> None:
+    """95% of intervals over three pairs cover the true difference, whatever the seeds share."""
+    rng = np.random.default_rng(0)
+    shared = rng.normal(3, 1, (2000, 3))  # large scatter common to both arms cancels
+    a = shared + rng.normal(0, 0.01, (2000, 3))
+    b = shared - 0.02 + rng.normal(0, 0.01, (2000, 3))
+    found = [paired_difference(x, y) for x, y in zip(a, b, strict=True)]
+    share = np.mean([d.low < -0.02 < d.high for d in found])
+    assert abs(share - 0.95) < 0.02
+
+
+def test_tokens_to_reach() -> None:
+    """Linear between evaluations, the first crossing, None when it never happens."""
+    tokens, losses = [10, 20, 40], [4.0, 3.0, 2.0]
+    assert tokens_to_reach(tokens, losses, 3.5) == pytest.approx(15)
+    assert tokens_to_reach(tokens, losses, 2.25) == pytest.approx(35)
+    assert tokens_to_reach(tokens, losses, 2.0) == 40
+    assert tokens_to_reach(tokens, losses, 5.0) == 10
+    assert tokens_to_reach(tokens, losses, 1.9) is None
+    assert tokens_to_reach(tokens, [4.0, 2.0, 3.0], 3.0) == pytest.approx(15)
+    assert tokens_to_reach(tokens, [math.nan, 3.0, 2.0], 3.5) == 20
+
+
+def test_token_efficiency_is_a_geometric_mean() -> None:
+    """Factors 2 and 8 average to 4; a pair that never arrives takes the factor away."""
+    a = [curve([0, 80], [4.0, 2.0]), curve([0, 80], [5.0, 3.0])]
+    b = [curve([0, 40, 80], [4.0, 2.0, 1.0]), curve([0, 10, 80], [5.0, 3.0, 1.0])]
+    found = token_efficiency(a, b)
+    assert found.tokens_a == (80, 80) and found.tokens_b == (40, 10)
+    assert found.factor == pytest.approx(4) and found.low < 4 < found.high
+    inverse = paired_difference(np.log(found.tokens_a), np.log(found.tokens_b))
+    assert found.high == pytest.approx(math.exp(-inverse.low))
+    short = token_efficiency(a, [b[0], curve([0, 80], [5.0, 3.5])])
+    assert (short.factor, short.reached, short.n) == (None, 1, 2)
+
+
+def test_curves_of_other_grids_are_interpolated() -> None:
+    """On the coarsest grid, where all run: exact for straight lines, and the values themselves where grids agree."""
+    fine, coarse = np.arange(10, 101, 10), np.array([25, 50, 75, 95])
+    tokens, values = on_one_grid([curve(fine, 4 - fine / 50), curve(coarse, 5 - coarse / 25)])
+    assert tokens.tolist() == coarse.tolist()
+    assert values[0] == pytest.approx(4 - coarse / 50, abs=1e-12) and values[1].tolist() == (5 - coarse / 25).tolist()
+    band = paired_curve([curve(fine, 4 - fine / 50)], [curve(coarse, 5 - coarse / 25)])
+    assert band.mean == pytest.approx(1 - coarse / 50, abs=1e-12)
+    rough = np.random.default_rng(0).normal(size=(3, 10))
+    rough[1, 4], rough[2, 7] = math.nan, math.inf
+    tokens, values = on_one_grid([curve(fine, row) for row in rough])
+    assert tokens.tolist() == fine.tolist() and np.array_equal(values, rough, equal_nan=True)
+    assert on_one_grid([curve([1, 100], [2.0, 1.0]), curve([40, 60], [1.0, 0.0])])[0].tolist() == [40, 60]
+    with pytest.raises(ValueError, match="share no stretch of training: .* after 40 tokens, another ends at 30"):
+        on_one_grid([curve([10, 30], [2.0, 1.0]), curve([40, 60], [1.0, 0.0])])
+
+
+def test_curves_meet_on_common_tokens() -> None:
+    """Only evaluations that all runs have count, and diverged ones are left out of the band."""
+    a = [curve([1, 2, 3], [3.0, 2.0, 1.0]), curve([2, 3, 4], [2.2, 1.2, 1.0])]
+    b = [curve([2, 3], [1.9, math.nan]), curve([1, 2, 3], [9.0, 2.0, 1.0])]
+    tokens, values = on_common_tokens(a)
+    assert tokens.tolist() == [2, 3] and values.tolist() == [[2.0, 1.0], [2.2, 1.2]]
+    band = paired_curve(a, b)
+    oracle = paired_difference([2.0, 2.2], [1.9, 2.0])
+    assert band.tokens.tolist() == [2]
+    assert (band.mean[0], band.low[0], band.high[0]) == (oracle.mean, oracle.low, oracle.high)
+    with pytest.raises(ValueError, match="share no evaluation"):
+        on_common_tokens([a[0], curve([7], [1.0])])

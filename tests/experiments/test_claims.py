@@ -1,0 +1,318 @@
+"""Every kind of claim against curves whose answer is known in closed form."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats as scipy_stats
+
+from lightning_sv.analysis.grids import optimum, pairs_needed
+from lightning_sv.analysis.paired import paired_difference
+from lightning_sv.experiments.claims import not_testable, statement, verdicts
+from lightning_sv.experiments.draw_series import panel_fits
+from lightning_sv.experiments.judge import Part, all_of, below, opposite
+from lightning_sv.experiments.kinds import KINDS
+from lightning_sv.experiments.report_rows import ours_words
+from lightning_sv.experiments.results import ArmResult, PanelResult, Verdict
+from lightning_sv.experiments.spec import ClaimSpec
+from lightning_sv.experiments.tables import benchmark_table, throughput_table
+from lightning_sv.runs.events import Curve, Run
+
+TOKENS = np.arange(100, 2001, 100)
+ONES = np.ones(len(TOKENS))
+NOISE = (0.001, -0.001, 0.0005, -0.0005)  # of the pairs; sums to zero
+Q, V = "branch_norm/mean/q_proj/effective", "branch_norm/mean/v_proj/effective"
+SPEED, MEMORY = "throughput/tokens_per_s", "memory/peak_gib"
+
+
+def run(values: np.ndarray, **curves: np.ndarray) -> Run:
+    tokens = TOKENS[: len(values)] if len(values) <= len(TOKENS) else np.arange(1, len(values) + 1) * 100
+    named = {"val/loss": Curve(tokens, values)} | {k: Curve(tokens, v) for k, v in curves.items()}
+    return Run(Path("run"), "x", {}, {}, named)
+
+
+def arm(label: str, gap: np.ndarray | float = 0.0, noise: tuple[float, ...] = NOISE, **curves: np.ndarray) -> ArmResult:
+    """Runs whose loss is 4 - tokens / 2000 + gap + the pair's noise."""
+    runs = tuple(run(4 - TOKENS / 2000 + gap + x, **curves) for x in noise)
+    return ArmResult(label, runs, ours=False, baseline=label == "b")
+
+
+def flat(label: str = "b") -> ArmResult:
+    return arm(label, noise=(0.0,) * 4)
+
+
+def judge(kind: str, *arms: ArmResult, **fields: object) -> Verdict:
+    panel = PanelResult("panel", arms, "curves")
+    (found,) = verdicts(ClaimSpec(kind, "0.028", a="a", b="b", **fields), panel)  # type: ignore[arg-type]
+    return found
+
+
+def test_less_gives_the_hand_computed_interval() -> None:
+    found = judge("less", arm("a", -0.02), flat())
+    half = scipy_stats.t.ppf(0.975, 3) * np.std(NOISE, ddof=1) / 2
+    assert found.verdict == "holds" and found.n == 4 and found.paper == "0.028"
+    assert (found.estimate, found.low, found.high) == pytest.approx((-0.02, -0.02 - half, -0.02 + half))
+    assert found.smallest == pytest.approx(half)
+    assert found.claim == "a ends below b"
+    assert found.sentence == "Holds: a - b is -0.0200 nats per token (95% interval -0.0215 to -0.0185, 4 pairs)."
+    assert judge("less", arm("a", 0.02), flat()).verdict == "contradicted"
+    unresolved = judge("less", arm("a", 0.0001), flat())
+    assert unresolved.verdict == "not resolved" and "4 pairs resolve effects above about 0.001" in unresolved.sentence
+
+
+@given(
+    gap=st.floats(-0.1, 0.1), margin=st.floats(0, 0.05), noise=st.lists(st.floats(-0.05, 0.05), min_size=2, max_size=6)
+)
+def test_a_verdict_is_what_the_interval_says(gap: float, margin: float, noise: list[float]) -> None:
+    """For any losses: the word follows from the ends, and a claim and its converse never hold together."""
+    a, b = arm("a", gap, tuple(noise)), arm("b", noise=(0.0,) * len(noise))
+    found = judge("less", a, b, margin=margin)
+    assert found.low is not None and found.high is not None
+    expected = "holds" if found.high < -margin else "contradicted" if found.low > -margin else "not resolved"
+    assert found.verdict == expected
+    other = judge("not_less", a, b, margin=margin)
+    assert {found.verdict, other.verdict} not in ({"holds"}, {"contradicted"})
+
+
+APART = ("slope", "grid_gap", "decided", "apart", "cost", "memory")  # of other panels or curves
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in APART])
+def test_one_pair_decides_nothing(kind: str) -> None:
+    gap = np.linspace(-0.5, 0.5, len(TOKENS))
+    for sign in (1, -1):
+        found = judge(kind, arm("a", sign * gap, (0.0,)), arm("b", noise=(0.0,)))
+        assert found.verdict == "not resolved" and found.n == 1 and found.low is None
+
+
+def test_not_less_is_the_converse_of_less() -> None:
+    found = judge("not_less", arm("a", 0.002), flat())
+    half = scipy_stats.t.ppf(0.975, 3) * np.std(NOISE, ddof=1) / 2
+    assert found.verdict == "holds" and found.low == pytest.approx(0.002 - half)
+    assert judge("not_less", arm("a", 0.0013), flat()).verdict == "not resolved"
+    assert judge("not_less", arm("a", -0.02), flat()).verdict == "contradicted"
+
+
+def test_crosses_needs_the_lead_and_its_loss() -> None:
+    gap = 0.05 * (TOKENS / 2000 - 0.5)  # -0.0125 at a quarter, +0.025 at the end
+    found = judge("crosses", arm("a", gap), flat())
+    assert found.verdict == "holds" and found.estimate == pytest.approx(0.025)
+    never = judge("crosses", arm("a", 0.02 * TOKENS / 2000), flat())  # it never led: that part decides, and is shown
+    assert never.verdict == "contradicted" and never.estimate == pytest.approx(0.005)
+    assert "at 25% of the tokens a - b is -0.0125" in found.sentence
+    assert judge("crosses", arm("a", -gap), flat()).verdict == "contradicted"
+    assert judge("crosses", arm("a", 0.02), flat()).verdict == "contradicted"  # it never led
+    assert judge("crosses", arm("a", gap), flat(), at=0.5).verdict == "not resolved"
+
+
+def test_widens_is_a_difference_of_differences() -> None:
+    found = judge("widens", arm("a", -0.04 * TOKENS / 2000), flat(), at=0.5)
+    assert found.verdict == "holds" and found.estimate == pytest.approx(-0.02) and found.low == pytest.approx(-0.02)
+    assert judge("widens", arm("a", -0.04 + 0.02 * TOKENS / 2000), flat(), at=0.5).verdict == "contradicted"
+    behind = judge("widens", arm("a", 0.1 - 0.04 * TOKENS / 2000), flat(), at=0.5)
+    assert behind.verdict == "contradicted"  # it gains, but it leads nowhere
+
+
+def test_widens_until_and_keeps_from_there() -> None:
+    """A lead of 0.04 at 80% of the tokens, and 0.03 at the end: it widened, and lost a quarter."""
+    gap = np.interp(TOKENS, [100, 1600, 2000], [0, -0.04, -0.03])
+    found = judge("widens", arm("a", gap), flat(), at=0.4, until=0.8)
+    assert found.verdict == "holds" and "from 40% of the tokens to 80%" in found.sentence
+    assert found.claim == "the lead of a over b is larger at 80% of the tokens than at 40%"
+    kept = judge("keeps", arm("a", gap), flat(), at=0.8, margin=0.02)
+    assert kept.verdict == "holds" and kept.estimate == pytest.approx(0.01)
+    assert judge("keeps", arm("a", gap), flat(), at=0.8, margin=0.005).verdict == "contradicted"
+    nowhere = judge("keeps", arm("a", 0.1), flat(), at=0.8, margin=0.005)  # nothing shrinks, where nothing leads
+    assert nowhere.verdict == "contradicted" and "before it a - b is +0.1000" in nowhere.sentence
+
+
+def test_leads_needs_every_quarter() -> None:
+    """Ahead by 0.04 but for a dip after half of the tokens: the least sure quarter is shown."""
+    found = judge("leads", arm("a", -0.04), flat())
+    assert found.verdict == "holds" and found.claim == "a is below b at each quarter of the tokens"
+    dip = judge("leads", arm("a", np.interp(TOKENS, [900, 1000, 1100], [-0.04, 0.02, -0.04])), flat())
+    assert dip.verdict == "contradicted" and dip.estimate == pytest.approx(0.02)
+    assert "+0.020 at 50%, -0.040 at 75%" in dip.sentence
+    assert judge("leads", arm("a", np.interp(TOKENS, [900, 1000], [0, -0.04])), flat()).verdict == "not resolved"
+    slight = judge("leads", arm("a", np.interp(TOKENS, [900, 1000, 1100], [-0.04, 0.002, -0.04])), flat())
+    assert slight.verdict == "not resolved" and slight.low is not None and slight.low < 0  # one of four looks
+    assert "98.75% interval -0.0" in slight.sentence and slight.confidence == pytest.approx(0.9875)
+    assert "; 98.75%, 4 pairs)" in ours_words(slight)
+
+
+@given(
+    st.lists(st.tuples(st.lists(st.floats(-1, 1), min_size=3, max_size=3), st.floats(-1, 1), st.booleans()), min_size=1)
+)
+def test_the_part_that_is_shown_says_what_the_claim_is_said_to(drawn: list[tuple[list[float], float, bool]]) -> None:
+    parts = [Part(paired_difference([0.0, 0.0, 0.0], d), bound, turned) for d, bound, turned in drawn]
+    word, i, shown = all_of(parts)
+    decisive = below(shown[i], parts[i].bound)
+    assert (opposite(decisive) if parts[i].turned else decisive) == word
+    assert (word == "holds") == all(part.word(0.95) == "holds" for part in parts)
+
+
+def test_a_part_in_k_speaks_against_a_claim_as_often_as_one_alone() -> None:
+    """Four true parts at their bound, 2,000 draws: 2.5% would be contradicted by one, 9.6% by the worst of four."""
+    rng = np.random.default_rng(0)
+    zero, draws = np.zeros(3), rng.normal(size=(2000, 4, 3))
+    words = [[Part(paired_difference(zero, d)) for d in four] for four in draws]
+    share = np.mean([all_of(parts)[0] == "contradicted" for parts in words])
+    naive = np.mean([any(part.word(0.95) == "contradicted" for part in parts) for parts in words])
+    assert share < 0.035 < 0.075 < naive
+
+
+def test_equal_at_other_lengths_says_so() -> None:
+    longer = ArmResult("a", tuple(run(4 - np.arange(1, 29) / 20 + 0.405 + x) for x in NOISE), False, False)
+    found = judge("equal", longer, flat(), margin=0.01)
+    assert found.verdict == "holds" and found.estimate == pytest.approx(0.005)
+    assert "with 1.40 times the tokens" in found.sentence
+    assert judge("equal", longer, flat(), margin=0.001).verdict == "contradicted"
+
+
+def test_equal_within_a_margin() -> None:
+    assert judge("equal", arm("a", 0.002), flat(), margin=0.01).verdict == "holds"
+    assert judge("equal", arm("a", -0.02), flat(), margin=0.01).verdict == "contradicted"
+    assert judge("equal", arm("a", 0.01), flat(), margin=0.01).verdict == "not resolved"
+
+
+def test_efficiency_is_the_ratio_of_tokens() -> None:
+    """A gains 0.1 on a slope of 1/2000 a token: B's end is reached 200 tokens earlier."""
+    found = judge("efficiency", arm("a", -0.1), flat())
+    assert found.verdict == "holds" and found.estimate == pytest.approx(2000 / 1800, rel=1e-4)
+    assert found.low is not None and 1 < found.low < found.estimate
+    worse = judge("efficiency", arm("a", 0.1), flat())
+    assert worse.verdict == "contradicted" and "in 0 of 4 pairs" in worse.sentence
+
+
+def test_apart_compares_growth() -> None:
+    """Q doubles, V halves: their logarithms are 2 ln 2 apart, whatever the sign; alike they contradict it."""
+    up, down = np.linspace(1, 2, len(TOKENS)), np.linspace(1, 0.5, len(TOKENS))
+
+    def grown(q: np.ndarray, v: np.ndarray) -> Verdict:
+        runs = tuple(run(4 - TOKENS / 2000, **{Q: q ** (1 + x), V: v ** (1 - x)}) for x in NOISE)
+        return judge("apart", ArmResult("a", runs, False, False), tags=[Q, V], margin=0.1)
+
+    found = grown(up, down)
+    assert found.verdict == "holds" and found.estimate == pytest.approx(2 * math.log(2))
+    assert found.claim == "in a the norms of q_proj and v_proj grow or shrink at rates more than 10% apart"
+    assert "q_proj by 2.00 and v_proj by 0.50" in found.sentence
+    assert grown(down, up).verdict == "holds" and found.unit == "in logarithms"
+    assert grown(up, up).verdict == grown(up, up * 1.02).verdict == "contradicted"
+    assert grown(up, np.linspace(1, 2 * math.exp(0.1), len(TOKENS))).verdict == "not resolved"
+
+
+def scaling_panel(slopes: dict[str, float], sizes: tuple[float, ...] = (1e5, 2e5, 4e5, 8e5)) -> PanelResult:
+    """Power laws without a floor, with noise that grows with size; `b` is the baseline."""
+    arms, series = [], []
+    for label, slope in slopes.items():
+        for n in sizes:
+            made = [run(np.array([9 * (n / 1e5) ** slope * (1 + x * (n / 1e5))])) for x in (1e-4, -1e-4, 0.0)]
+            arms.append(ArmResult(f"{label}, {n:g}", tuple(made), False, label == "b"))
+        series.append({"label": label, "sizes": [f"{n:g}" for n in sizes], "parameters": sizes, "ours": False,
+                       "baseline": label == "b", "arms": [f"{label}, {n:g}" for n in sizes]})  # fmt: skip
+    return PanelResult("sizes", tuple(arms), "scaling", {"series": series})
+
+
+def test_slope_is_that_of_the_joint_fit() -> None:
+    claim, panel = ClaimSpec("slope", "steeper", a="a", b="b"), scaling_panel({"a": -0.08, "b": -0.05})
+    (found,) = verdicts(claim, panel)
+    ((_, _, fits),) = panel_fits(panel)[0]
+    assert fits.power is not None
+    assert found.verdict == "holds" and found.estimate == pytest.approx(0.03, abs=1e-3)
+    assert (found.estimate, found.low, found.high) == fits.power.slope
+    each = verdicts(ClaimSpec("less", "lower", a="a", b="b"), panel)
+    assert [v.claim for v in each][:2] == ["a, 100000 ends below b, 100000", "a, 200000 ends below b, 200000"]
+    assert [v.verdict for v in each] == ["not resolved", "holds", "holds", "holds"]
+    (other,) = verdicts(claim, scaling_panel({"a": -0.05, "b": -0.08}))
+    assert other.verdict == "contradicted"
+    (three,) = verdicts(claim, scaling_panel({"a": -0.08, "b": -0.05}, (1e5, 2e5, 4e5)))
+    assert three.verdict == "not resolved"
+
+
+def test_cost_is_the_ratio_of_speeds() -> None:
+    """1.1 times the time after the first half, whatever the warm-up; the interval is that of the logarithms."""
+    warm = np.where(np.arange(20) < 10, 5.0, 1.0)
+    runs = {
+        label: tuple(
+            run(4 - TOKENS / 2000, **{SPEED: 1e4 * warm * (1 + x) / r, MEMORY: 2 * r + 0 * warm}) for x in NOISE
+        )
+        for label, r in (("a", 1.1), ("b", 1.0))
+    }
+    arms = [ArmResult(label, made, False, label == "b") for label, made in runs.items()]
+    found = judge("cost", *arms, margin=1.2)
+    assert found.verdict == "holds" and (found.estimate, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
+    assert judge("cost", *arms, margin=1.05).verdict == "contradicted"
+    rows = throughput_table(arms)["rows"]
+    assert [(row[0], row[3], row[4]) for row in rows] == [("a", "not stated", 4), ("b", "not stated", 4)]
+    assert rows[1][1:3] == [pytest.approx(1e4), pytest.approx(2.0)]
+    grown = judge("memory", *arms, margin=1.2)
+    assert grown.verdict == "holds" and grown.estimate == pytest.approx(1.1)
+    assert judge("memory", *arms, margin=1.05).verdict == "contradicted"
+
+
+def test_optimum_of_a_parabola() -> None:
+    """Losses on a parabola in log(value): its depth below the best point is the error, to the last digit."""
+    values = [8.0, 2.0, 4.0]  # in any order
+    best = optimum(values, [0.3 * (math.log(v) - math.log(3.0)) ** 2 for v in values])
+    assert (best.at, best.value) == (2, 4.0)
+    assert best.error == pytest.approx(0.3 * math.log(4 / 3) ** 2)
+    assert optimum([1.0, 2.0, 4.0], [1.0, 2.0, 3.0]).error == math.inf
+
+
+def grid(b_offsets: tuple[float, ...], gap: float) -> PanelResult:
+    arms, series = [], []
+    for label, offsets in (("b", b_offsets), ("a", (0.05, gap, 0.05))):
+        names = [f"{label}, lr {i}" for i in range(3)]
+        arms += [arm(n, x, NOISE if label == "a" else (0.0,) * 4) for n, x in zip(names, offsets, strict=True)]
+        series.append({"label": label, "values": [1.0, 2.0, 4.0], "arms": names})
+    return PanelResult("grid", tuple(arms), "grid", {"series": series})
+
+
+@pytest.mark.parametrize(
+    ("b_offsets", "gap", "word"),
+    [
+        ((0.05, 0.0, 0.05), -0.02, "holds"),  # symmetric: no error
+        ((0.05, 0.0, 0.001), -0.004, "not resolved"),  # the optimum lies between two points, 0.006 lower
+        ((0.0, 0.02, 0.05), -0.02, "not resolved"),  # at the grid's end
+        ((0.05, 0.0, 0.05), 0.02, "contradicted"),
+    ],
+)
+def test_a_gap_must_exceed_the_grid(b_offsets: tuple[float, ...], gap: float, word: str) -> None:
+    (found,) = verdicts(ClaimSpec("grid_gap", "", a="a", b="b"), grid(b_offsets, gap))
+    assert found.verdict == word, found.sentence
+
+
+@given(spread=st.floats(1e-4, 0.05), margin=st.floats(5e-3, 0.05))
+def test_pairs_needed_are_the_fewest(spread: float, margin: float) -> None:
+    n = pairs_needed(spread, margin)
+    assert n is not None
+    half = [scipy_stats.t.ppf(0.975, k - 1) * spread / math.sqrt(k) for k in (n, max(2, n - 1))]
+    assert half[0] <= margin and (n == 2 or half[1] > margin)
+
+
+@pytest.mark.parametrize(("needed", "gap", "ends", "word"), [
+    (4, -0.03, (), "holds"), (4, 0.0, (), "contradicted"), (4, -0.0105, (), "not resolved"),
+    (9, -0.03, (), "not resolved"), (None, -0.03, (), "not resolved"), (4, -0.03, ("b",), "not resolved"),
+])  # fmt: skip
+def test_the_rule_was_fixed_beforehand(needed: int | None, gap: float, ends: tuple[str, ...], word: str) -> None:
+    rule = {"margin": 0.01, "pilot": 3, "budget": 6, "needed": needed, "ends": ends}
+    panel = PanelResult("question", (arm("a", gap), flat()), "curves", {"rule": rule})
+    (found,) = verdicts(ClaimSpec("decided", "", a="a", b="b"), panel)
+    assert found.verdict == word, found.sentence
+    assert ("b is best at the end of the grid" in found.sentence) == bool(ends)
+    wide = PanelResult("question", (arm("a", gap, tuple(20 * x for x in NOISE)), flat()), "curves", {"rule": rule})
+    assert verdicts(ClaimSpec("decided", "", a="a", b="b"), wide)[0].verdict == "not resolved"
+
+
+def test_wrong_claims_and_untestable_ones() -> None:
+    with pytest.raises(ValueError, match="panel 'panel': arm 'a' is unknown; known: A b"):
+        judge("less", arm("A"), flat())
+    with pytest.raises(ValueError, match="absent.json has no step times .*make bench writes it"):
+        benchmark_table(Path("absent.json"))
+    claim = ClaimSpec("less", "0.028", a="a", b="b", margin=0.02)
+    found = not_testable(claim, "no GPU")
+    assert (found.verdict, found.n) == ("not testable at this scale", 0)
+    assert statement(claim) == "a ends below b by more than 0.02" and "no GPU" in found.sentence

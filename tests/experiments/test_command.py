@@ -1,0 +1,128 @@
+"""The arguments of `lightning-sv compare`, on a real corpus with the stand-in for training."""
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from lightning_sv.experiments import command
+from lightning_sv.experiments.compare import compare
+from lightning_sv.experiments.pair import Arm
+from lightning_sv.runs.events import read_run
+from lightning_sv.settings.parse import parse_run
+from tests.experiments.test_compare import FAKE
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`compare` with the stand-in, in an empty folder."""
+    monkeypatch.setattr(command, "compare", partial(compare, launcher=FAKE))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("fake")
+def test_several_arms_with_arguments_and_names(run_args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """`--b_args` reach every B and not A; labels are the strategy and what it changes, or as given."""
+    words = ["--a", "llama", "--b", "hg+dp+or", "nop", "--seeds", "1", *run_args, "--json"]
+    assert command.run_compare([*words, "--b_args=--model.optim.lr 0.1"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert [arm["label"] for arm in made["arms"]] == ["llama", "hg+dp+or,lr=0.1", "nop,lr=0.1"]
+    assert [arm["args"] for arm in made["arms"]] == [[], ["--model.optim.lr", "0.1"], ["--model.optim.lr", "0.1"]]
+    assert [run["name"] for run in made["runs"]] == ["a-seed0", "b-seed0", "c-seed0"]
+    assert Path("runs/compare/llama_vs_hg+dp+or-lr=0.1_nop-lr=0.1/comparison.png").is_file()
+    assert command.run_compare([*words, "--a_label", "base", "--b_label", "all", "none"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert [arm["label"] for arm in made["arms"]] == ["base", "all", "none"]
+    with pytest.raises(ValueError, match="--b names 2 strategies and --b_label 1; give one"):
+        command.run_compare([*words, "--b_label", "all"])
+
+
+@pytest.mark.usefixtures("fake")
+def test_any_two_arms_of_one_model_are_refused(run_args: list[str]) -> None:
+    """By their meaning in this model, the baseline among them or not; nothing is run."""
+    for a, others, pair in (
+        ("llama", ["nop", "bp+iwd"], r"'llama' and 'bp\+iwd'"),
+        ("llama", ["hg", "nop", "nop+iwd"], r"'nop' and 'nop\+iwd'"),
+    ):
+        with pytest.raises(ValueError, match=f"strategies {pair} are the same model"):
+            command.run_compare(["--a", a, "--b", *others, *run_args])
+    assert not Path("runs").exists()
+
+
+BUDGET = ["--trainer.max_steps", "-1", "--model.tokens_per_param", "1"]
+
+
+def steps_handed_down(args: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """The trainer.max_steps among the own arguments of every arm that `compare` is called with."""
+    arms: list[Arm] = []
+
+    def take(a: Arm, others: list[Arm], **_: Any) -> SimpleNamespace:
+        arms[:] = [a, *others]
+        return SimpleNamespace(print=lambda console: None)
+
+    monkeypatch.setattr(command, "compare", take)
+    assert command.run_compare(["--a", "llama", "--b", "unified", "nop", *args]) == 0
+    words = [" ".join(arm.args).split("--trainer.max_steps ") for arm in arms]
+    return [int(found[-1]) if len(found) > 1 else None for found in words]
+
+
+def test_one_budget_for_all_arms(
+    run_args: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A's parameters give the tokens of every arm, whatever its own parameters and batch; the screen says so."""
+    sizes = {s: parse_run([*run_args, "--model.scale", s])[0].n_activated for s in ("llama", "unified")}
+    steps = math.ceil(sizes["llama"] / 128)
+    assert math.ceil(sizes["unified"] / 128) > steps  # its own budget would be another
+    assert steps_handed_down([*run_args, *BUDGET], monkeypatch) == [steps] * 3
+    said = capsys.readouterr().err
+    assert f"every arm trains for {128 * steps:,} tokens, 1 a parameter of llama: {steps} steps of 128." in said
+    # where the steps are given, nothing is added but to arms of another batch
+    assert steps_handed_down(run_args, monkeypatch) == [None] * 3
+    assert steps_handed_down([*run_args, "--b_args=--data.global_batch 8"], monkeypatch) == [None, 6, 6]
+    assert "12 steps of 128; 6 steps of unified,global_batch=8; 6 steps of nop" in capsys.readouterr().err
+    equal = ["--a_args=--trainer.max_steps 6", "--b_args=--data.global_batch 8 --trainer.max_steps 3"]
+    assert steps_handed_down([*run_args, *equal], monkeypatch) == [6, 3, 3]
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--trainer.max_steps", "9", "--b_args=--data.global_batch 8"], "no whole number .* trainer.max_steps 10 for"),
+        (["--b_args=--trainer.max_steps 3"], "is given trainer.max_steps 3, 384 tokens: all arms train for llama's"),
+        (["--b_args=--model.tokens_per_param 1"], "is given model.tokens_per_param 1: all arms train for llama's"),
+        (["--b_args=--data.val_sequences 8"], r"arms llama and .* different sets \(data.val_sequences 16 and 8\)"),
+        (["--b_args=--data.seq_len 16"], r"different sets \(data.seq_len 32 and 16\)"),
+        (["--b_args=--data.corpus.dir {short}"], r"The arms llama and .* different corpora \(corpus_hash"),
+        (["--b_args=--data.micro_batch 3"], "data.micro_batch 3 does not divide"),
+        (["--trainer.val_check_interval", "0.5"], "set data.validations instead"),
+        (["--trainer.precision", "16-mixed"], "trainer.precision 16-mixed is not supported"),
+    ],
+)
+def test_what_would_fail_is_refused_before_the_first_step(
+    args: list[str], message: str, run_args: list[str], short_corpus: Path
+) -> None:
+    args = [word.format(short=short_corpus) for word in args]
+    with pytest.raises(ValueError, match=message):
+        command.run_compare(["--a", "llama", "--b", "unified", *run_args, *args])
+    assert not Path("runs").exists()
+
+
+@pytest.mark.slow
+def test_arms_of_other_parameters_and_batches_meet(
+    run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trained by `fit` on one budget with validations at other tokens: a table, a picture, ends at equal tokens."""
+    own = "--data.global_batch 6 --model.optim.lr 0.02"
+    args = ["--a", "llama", "--b", "unified", "--seeds", "1", "--out", str(tmp_path / "out"), f"--b_args={own}"]
+    ratio = 12 * 128 / parse_run([*run_args, "--model.scale", "llama"])[0].n_activated
+    args += ["--trainer.max_steps", "-1", "--model.tokens_per_param", str(ratio), "--data.validations", "7"]
+    assert command.run_compare([*run_args, *args]) == 0
+    assert "unified,global_batch=6,lr=0.02 - llama" in " ".join(capsys.readouterr().out.split())
+    a, b = (read_run(tmp_path / "out" / name).curve("val/loss") for name in ("a-seed0", "b-seed0"))
+    assert a.tokens.tolist() == list(range(256, 1537, 256)) and b.tokens.tolist() == list(range(384, 1537, 384))
+    assert (tmp_path / "out/comparison.png").stat().st_size > 10_000

@@ -1,0 +1,140 @@
+"""Pictures of panels: what the lines, legends and marks say, and one colour for every baseline."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+
+from lightning_sv.analysis.style import BLUE
+from lightning_sv.experiments.draw_panel import branch_views, curve_views, looks_of
+from lightning_sv.experiments.draw_series import grid_views, panel_fits, scaling_views
+from lightning_sv.experiments.report_rows import panel_table
+from lightning_sv.experiments.results import ArmResult, PanelResult
+from lightning_sv.runs.events import Curve
+from tests.experiments import fake_results as fake
+
+
+def legend(axes: Axes) -> dict[str, tuple[str, str]]:
+    """Name -> colour and line style of the axes' legend."""
+    lines, names = axes.get_legend_handles_labels()
+    return {n: (to_hex(x.get_color()).upper(), x.get_linestyle()) for n, x in zip(names, lines, strict=True)}
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_curves_answer_three_questions(seeds: int) -> None:
+    """Every arm in its look in each picture, ours by name; the difference and the end state the runs' own figures."""
+    panel = fake.curves_panel(seeds)
+    views, notes = curve_views(panel)
+    loss, difference, end = (view.figure.axes[0] for view in views)
+    assert [view.name for view in views] == ["loss", "difference", "end"] and not notes
+    dp, llama, ours = panel.arms
+    assert list(legend(loss)) == ["llama", "dp", "hg+dp+or (ours)"]
+    assert legend(loss)["llama"] == (BLUE, "-")
+    assert len(set(legend(loss).values())) == 3
+    assert len(loss.lines) == 3 * (1 + (seeds if seeds > 1 else 0))
+    gaps = [np.mean([b.val_loss - a.val_loss for a, b in zip(llama.runs, x.runs, strict=True)]) for x in (dp, ours)]
+    words = list(legend(difference))
+    assert words[0].startswith(f"dp  {gaps[0]:+.4f}") and words[1].startswith(f"hg+dp+or (ours)  {gaps[1]:+.4f}")
+    assert list(legend(difference).values()) == list(legend(loss).values())[1:]
+    assert len(difference.collections) == (2 if seeds > 1 else 0)  # bands
+    assert f"llama  {np.mean([run.val_loss for run in llama.runs]):.4f}" in legend(end)
+    assert end.get_xlim()[0] == 0.8 * 1_536_000
+    for axes in (loss, difference, end):
+        assert axes.get_xlabel() == "training tokens"
+    assert ("one pair: no interval" in views[1].figure.legends[0].get_title().get_text()) == (seeds == 1)
+
+
+def test_the_baseline_has_one_colour_everywhere(tmp_path: Path) -> None:
+    """Blue and solid whatever its name, also where llama is another arm; others never are."""
+    for base in ("llama", "wd", "nop", "unified", "gemma"):
+        looks = looks_of([(label, label == base) for label in ("llama", "unified", "nop", base)][-4:])
+        assert looks[3] == (BLUE, "-")
+        others = looks_of([(base, True), *((x, False) for x in ("llama", "unified", "nop") if x != base)])[1:]
+        assert BLUE not in [colour for colour, _ in others] and "-" not in [style for _, style in others]
+        assert all(a != b for a, b in pairwise(others))
+    for axes in (
+        curve_views(fake.curves_panel())[0][0].figure.axes[0],
+        scaling_views(fake.scaling_panel())[0][0].figure.axes[0],
+        grid_views(fake.grid_panel())[0][0].figure.axes[0],
+    ):
+        assert next(look[0] for name, look in legend(axes).items() if name.startswith("llama")) == BLUE
+    for name in ("a", "b"):
+        grid_views(fake.grid_panel())[0][0].save(tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_arms_that_cannot_be_paired_are_named() -> None:
+    """Another end: the losses are drawn, the difference is in the table alone; no baseline, no difference."""
+    panel = fake.curves_panel()
+    longer = fake.arm("longer", 0.0)
+    for run in longer.runs:
+        curve = run.curves["val/loss"]
+        run.curves["val/loss"] = Curve(curve.tokens * 2, curve.values)  # type: ignore[index]
+    views, notes = curve_views(PanelResult("p", (*panel.arms, longer), "curves"))
+    assert "longer" in legend(views[0].figure.axes[0])
+    assert not any("longer" in word for word in legend(views[1].figure.axes[0]))
+    (note,) = notes
+    assert note.startswith(
+        "longer ends at 3.1M tokens, llama at 1.5M: its difference, from end to end, is in the table"
+    )
+    alone = [ArmResult(arm.label, arm.runs, False, False) for arm in panel.arms]
+    assert [view.name for view in curve_views(PanelResult("p", tuple(alone), "curves"))[0]] == ["loss", "end"]
+
+
+def test_scaling_shows_both_fits_and_the_difference() -> None:
+    """Means at the sizes, two laws an arm, the fitted numbers in the notes, an interval at every size."""
+    panel = fake.scaling_panel()
+    (fit, gap), notes = scaling_views(panel)
+    axes = fit.figure.axes[0]
+    law = panel_fits(panel)[0][0][2]
+    assert law.power is not None and law.power.a.formula() in legend(axes)
+    assert {"llama", "unified", "hg+dp+or (ours)", "linear in ln N"} <= set(legend(axes))
+    smooth = [line for line in axes.lines if len(line.get_xdata()) == 100]
+    assert len(smooth) == 6 and axes.get_xscale() == "log" and axes.get_xlabel() == "parameters"
+    assert smooth[0].get_ydata() == pytest.approx(law.power.a(smooth[0].get_xdata()))
+    columns, rows = panel_table(panel)
+    assert not notes and len(rows) == 4 and columns[2] == "law of llama"
+    assert rows[0][:3] == ["unified", law.power.b.formula(), law.power.a.formula()]
+    assert rows[0][4].startswith(f"{law.power.slope.value:+.4f} (") and rows[2][0] == "hg+dp+or (ours)"
+    bars = gap.figure.axes[0].containers
+    assert [bar.get_label() for bar in bars] == ["unified", "hg+dp+or (ours)"]
+    few = scaling_views(fake.scaling_panel(sizes=fake.SIZES[:3]))[1]
+    assert "unified: The scaling fit has 3 sizes, fewer than 4" in few[0]
+    one_size, notes = scaling_views(fake.scaling_panel(sizes=fake.SIZES[:1]))
+    assert [view.name for view in one_size] == ["fit"] and "at least two sizes" in notes[0]
+
+
+def test_a_grid_rings_the_optimum() -> None:
+    """The lowest mean is named and ringed; an optimum at the edge and diverged runs are said."""
+    panel = fake.grid_panel()
+    (view,), notes = grid_views(panel)
+    axes = view.figure.axes[0]
+    names = list(legend(axes))
+    assert names[0].startswith("llama, lowest 3.0") and names[0].endswith("at 0.003")
+    assert names[1].endswith("at 0.01") and not notes
+    rings = [line.get_xdata()[0] for line in axes.lines if line.get_markersize() == 13]
+    assert rings == [3e-3, 1e-2]
+    assert axes.get_xlabel() == "peak learning rate" and axes.get_xscale() == "log"
+    for label in ("unified, 0.01", "unified, 0.03"):
+        for run in next(arm for arm in panel.arms if arm.label == label).runs:
+            run.curves["val/loss"].values[:] = np.nan
+    _, notes = grid_views(panel)
+    assert notes == ["unified diverged at 0.01, 0.03."]
+    series = [s | {"values": s["values"][:2], "arms": s["arms"][:2]} for s in panel.extra["series"]]
+    _, notes = grid_views(PanelResult("g", panel.arms, "grid", {**panel.extra, "series": series}))
+    assert notes == [f"The lowest loss of {name} is at the edge of its grid (0.003)." for name in ("llama", "unified")]
+
+
+def test_branches_share_one_scale() -> None:
+    """A picture an arm with Q, K and V relative to their start; arms without branch norms are named."""
+    bare = fake.point("nop", 3.0)
+    panel = PanelResult("b", (fake.arm("llama", 0.0, baseline=True), fake.arm("hg", 0.0, ours=True), bare), "qkv")
+    views, notes = branch_views(panel)
+    assert len(views) == 2 and notes == ["nop has no branch norms in its event files."]
+    first, second = (view.figure.axes[0] for view in views)
+    assert first.get_ylim() == second.get_ylim() and second.get_title(loc="left").startswith("hg (ours)")
+    run = panel.arms[0].runs[0].curve("branch_norm/mean/v_proj/effective").values
+    assert f"V, x {run[-1] / run[0]:.2f} at the end" in legend(first)

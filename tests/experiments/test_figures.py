@@ -1,0 +1,189 @@
+"""conf/paper at all four scales, without training: what is run, what is shared, what is refused."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lightning_sv.experiments.dry_run import cost, rule_runs
+from lightning_sv.experiments.experiment import PlannedFigure, by_seed, plan_figure
+from lightning_sv.experiments.figures import figure_names, load_figure, load_scale, scale_names
+from lightning_sv.experiments.kinds import KINDS
+from lightning_sv.experiments.recipe import Recipes
+from lightning_sv.plan import plan_steps
+from lightning_sv.runs.job import Job
+from lightning_sv.runs.slurm import array_script
+from lightning_sv.settings.parse import parse_run
+
+ROOT = Path(__file__).parents[2]
+FIGURES = [
+    "dense-scaling", "heterogeneity", "iwd", "moe-scaling", "muon", "necessity", "open-question", "overhead",
+    "param-ablation", "placement", "qkv-dynamics", "reparameterization", "tuning", "weight-decay", "wsd",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture(scope="module", params=["cpu", "cpu-long", "gpu", "paper"])
+def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, PlannedFigure]]:
+    conf = ROOT / "conf"
+    recipes = Recipes(load_scale(request.param, conf), {}, conf)
+    return request.param, {name: plan_figure(load_figure(name, conf), recipes) for name in figure_names(conf)}
+
+
+def test_every_run_of_every_scale_is_one_that_fit_takes(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
+    """The settled arguments parse, and come to the steps, learning rate and tokens that the plan states."""
+    scale, figures = planned
+    assert set(figures) >= set(FIGURES) and scale in scale_names()
+    recipes = {recipe.identity: recipe for figure in figures.values() for recipe, _ in figure.runs()}
+    assert len(recipes) > 20
+    for recipe in recipes.values():
+        module, data, trainer = parse_run(list(recipe.args), check_corpus=False)
+        assert plan_steps(module, data, trainer) == recipe.steps
+        assert recipe.tokens == recipe.steps * data.tokens_per_step
+        assert (recipe.seconds is None) == (scale in ("gpu", "paper")) != (recipe.gpu_hours is None)
+    for figure in figures.values():
+        for panel in figure.panels:
+            labels = {arm.label for arm in panel.arms} | {series["label"] for series in panel.series}
+            for claim in panel.spec.claims:
+                assert claim.kind in KINDS
+                if panel.why_not is None:
+                    assert {claim.a, claim.b or claim.a} <= labels, (figure.spec.name, claim)
+
+
+def test_the_paper_scale_has_the_papers_budget(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
+    scale, figures = planned
+    per_param = {f.spec.name: [r.tokens_per_param for r, _ in f.runs()] for f in figures.values()}
+    least = {"cpu": 6.5, "cpu-long": 26, "gpu": 20, "paper": 99.9}[scale]
+    assert min(per_param["placement"] + per_param["iwd"] + per_param["necessity"]) >= least * 0.999
+    assert max(per_param["dense-scaling"], default=0) <= least * 1.1  # equal at every size
+    pairs = {len(arm.seeds) for f in figures.values() for panel in f.panels for arm in panel.arms}
+    assert min(pairs) >= 2 and (scale != "cpu-long" or max(pairs) == 6)
+
+
+def test_the_cpu_scale_keeps_its_budget(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
+    """Two cores: all figures in about 90 minutes, each alone under 15 but for its rule; cpu-long in a night."""
+    scale, figures = planned
+    spec = load_scale(scale, ROOT / "conf")
+    figures = {name: figures[name] for name in FIGURES}
+    runs = {f.spec.name: [*f.runs(), *rule_runs(f, spec)] for f in figures.values()}
+    total = cost(by_seed(run for each in runs.values() for run in each), spec)
+    minutes = {f.spec.name: cost(by_seed(f.runs()), spec) / 120 for f in figures.values()}
+    if scale == "cpu":
+        assert total / 120 <= 97 and max(minutes.values()) < 15, minutes
+    if scale == "cpu-long":
+        assert total / 3600 / 2 <= 12
+
+
+def test_figures_share_their_arms(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
+    """A baseline is trained once: one key whatever the figure, label or spelling of the strategy."""
+    _, figures = planned
+    keys = {name: {r.key(s) for r, s in figure.runs()} for name, figure in figures.items()}
+    llama = set.intersection(*(keys[name] for name in ("necessity", "qkv-dynamics", "heterogeneity", "param-ablation")))
+    assert any("llama-seed0" in key for key in llama)
+    assert keys["iwd"] & keys["reparameterization"] and keys["placement"] & keys["reparameterization"]
+    for name, figure in figures.items():  # and no two different runs have one key
+        assert len(keys[name]) == len({(r.identity, s) for r, s in figure.runs()})
+
+
+def test_what_a_scale_lacks_says_so(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
+    scale, figures = planned
+    reasons = {p.spec.title: p.why_not for f in figures.values() for p in f.panels if p.why_not}
+    assert "Dense-0.5B" in reasons and all(len(why.split()) > 3 for why in reasons.values())
+    assert ("Mixture of experts" in reasons) == (scale == "gpu")
+    assert ("Throughput of training runs" in reasons) == scale.startswith("cpu")
+
+
+def test_the_slurm_array_is_a_script(planned: tuple[str, dict[str, PlannedFigure]], tmp_path: Path) -> None:
+    """`bash -n` reads it, and a task's arguments are those of its run, word by word."""
+    scale, figures = planned
+    chosen = figures["placement"].runs()
+    jobs = [Job(r.key(s), "t", ("x",), (*r.args, "--seed_everything", str(s)), tmp_path / r.key(s)) for r, s in chosen]
+    text = array_script(jobs, f"paper-{scale}", load_scale(scale).sbatch)
+    script = tmp_path / "slurm.sh"
+    # srun prints the words it is given
+    srun = 'exec srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" "$PROGRAM" fit "${args[@]}"'
+    script.write_text(text.replace(srun, 'printf "%s\\n" "${args[@]}"'))
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    for i in (0, len(jobs) - 1):
+        env = {"SLURM_ARRAY_TASK_ID": str(i), "PATH": "/usr/bin:/bin"}
+        said = subprocess.run(["bash", str(script)], env=env, capture_output=True, text=True, check=True).stdout
+        assert said.splitlines() == [*jobs[i].arguments, "--run_dir", str(jobs[i].run_dir), "--ckpt_path", "last"]
+    assert f"#SBATCH --array=0-{len(jobs) - 1}\n" in text and "#SBATCH --signal=SIGUSR1@120" in text
+    wrong = subprocess.run(["bash", str(script)], env={"SLURM_ARRAY_TASK_ID": "999"}, capture_output=True, check=False)
+    assert wrong.returncode == 2
+    assert ("--gpus-per-node=8" in text) == (scale == "paper")
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    (tmp_path / "paper" / "scales").mkdir(parents=True)
+    for folder in ("model", "optim", "schedule", "trainer", "data", "base.yaml"):
+        (tmp_path / folder).symlink_to(ROOT / "conf" / folder)
+    scale = "summary: s\nlayers: [trainer/cpu, data/stdlib]\nseeds: 2\nmodels:\n  dense: {config: tiny, pace: 13}\n"
+    (tmp_path / "paper/scales/cpu.yaml").write_text(scale)
+    return tmp_path
+
+
+FIGURE = "title: t\nsection: s\nsummary: s\npanels:\n- title: p\n  arms:\n    a: {scale: llama}\n    b: {scale: hg}\n"
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    (FIGURE.replace("summary", "sumary"), r"key 'sumary' is unknown; known: .*Did you mean 'summary'"),
+    (FIGURE.replace("  arms", "  optm: muon\n  arms"), r"panels\[0\]: key 'optm' is unknown; .*Did you mean 'optim'"),
+    (FIGURE.replace("scale: hg", "scael: hg"), r"arms\.b: key 'scael' is unknown; .*Did you mean 'scale'"),
+    (FIGURE.replace("scale: hg", "longer: 2.0"), r"arms\.b has no scale; add it"),
+    (FIGURE.replace("scale: hg", "scale: hg, longer: much"), r"longer is 'much'; it must be float"),
+    (FIGURE.replace("scale: hg", "scale: hg, ours: 1"), r"ours is 1; it must be bool"),
+    (FIGURE.replace("  arms", "  kind: pie\n  arms"), r"kind is 'pie'; it must be curves or scaling or grid"),
+    (FIGURE.replace("title: p", "title: p\n  seeds: 3"), r"seeds is 3; it must hold keys and values"),
+    ("- a\n", r"mine.yaml holds a list; it must hold keys and values"),
+    (FIGURE + "  claims: [{kind: les, a: a, b: b, paper: x}]\n", "claim of kind 'les' is unknown; .*'less"),
+    (FIGURE + "  claims: [{kind: less, a: a, b: c, paper: x}]\n", "claim 'less': arm 'c' is unknown; known: a b"),
+    (FIGURE + "  claims: [{kind: slope, a: a, b: b, paper: x}]\n", "'slope' needs a panel of kind scaling"),
+    (FIGURE.replace("  arms", "  kind: qkv\n  arms") + "  claims: [{kind: apart, a: a, tags: [q, k], paper: x}]\n",
+     r"'apart' needs two tags, e.g. branch_norm"),
+    (FIGURE.replace("  arms", "  kind: grid\n  arms") + "  claims: [{kind: decided, a: a, b: b, paper: x}]\n",
+     "'decided' needs the panel's rule"),
+    (FIGURE.replace("  arms", "  kind: table\n  arms") + "  claims: [{kind: cost, a: a, b: b, paper: x}]\n",
+     "'cost' needs a margin above 0"),
+    (FIGURE.replace("scale: hg", "scale: hg, values: {cpu: [1, 2]}"),
+     "arm 'b' has values of a grid, and the panel is 'curves'"),
+    (FIGURE + "  rule: {margin: 0.01, pilot: 2, budget: 3}\n", "a rule decides between the two arms of a grid"),
+    (FIGURE + "  model: dnse\n", r"model 'dnse' is unknown; known: dense. Did you mean 'dense'"),
+    (FIGURE.replace("scale: hg", "scale: hgg"), r"hgg"),
+    (FIGURE.replace("scale: hg", "scale: bp+iwd"), r"'a' and 'b' come to the same runs; leave one out"),
+    (FIGURE.replace("scale: hg", "scale: hg, set: {model.optim.lrr: 1}"), r"lrr"),
+])  # fmt: skip
+def test_wrong_yaml_is_one_sentence(conf: Path, text: str, message: str) -> None:
+    (conf / "paper/mine.yaml").write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        plan_figure(load_figure("mine", conf), Recipes(load_scale("cpu", conf), {}, conf))
+    assert "\n" not in str(error.value)
+
+
+def test_unknown_names_list_the_known() -> None:
+    with pytest.raises(ValueError, match=r"figure 'plcement' is unknown; known: .*wsd\. Did you mean 'placement'\?"):
+        load_figure("plcement")
+    with pytest.raises(
+        ValueError, match=r"scale 'gpuu' is unknown; known: cpu cpu-long gpu paper\. Did you mean 'gpu'"
+    ):
+        load_scale("gpuu")
+
+
+def test_one_configuration_has_one_key(conf: Path) -> None:
+    """However it is spelled: a value that the file has already, another name of the strategy, another label."""
+    spelled = FIGURE.replace("scale: hg", "scale: unified") + (
+        "- title: q\n  arms:\n"
+        "    c: {scale: iwd+or+dnp+hg, set: {model.backbone.init_std: 0.08, model.optim.lr: 0.006}}\n"
+        "    d: {scale: unified, set: {model.backbone.init_std: 0.05}}\n"
+        "    e: {scale: unified, longer: 1.5}\n"
+    )
+    (conf / "paper/mine.yaml").write_text(spelled)
+    figure = plan_figure(load_figure("mine", conf), Recipes(load_scale("cpu", conf), {}, conf))
+    b, c, d, e = (figure.panels[i].arms[j].recipe for i, j in ((0, 1), (1, 0), (1, 1), (1, 2)))
+    assert b.key(0) == c.key(0) and b.args == c.args
+    assert len({b.key(0), b.key(1), d.key(0), e.key(0)}) == 4 and e.steps == 4500

@@ -1,0 +1,360 @@
+"""Figures end to end with the stand-in for training: shared runs, resumption, the rule, verdicts, the command."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from rich.console import Console
+
+from lightning_sv.experiments.dry_run import measured_pace, print_dry_run
+from lightning_sv.experiments.experiment import PlannedFigure, plan_figure
+from lightning_sv.experiments.figures import load_figure, load_scale
+from lightning_sv.experiments.paper_command import run_paper
+from lightning_sv.experiments.recipe import Recipes
+from lightning_sv.experiments.regenerate import questions, result, train
+from lightning_sv.experiments.results import FigureResult
+from lightning_sv.experiments.runs import Runs
+from lightning_sv.runs.job import Job
+from lightning_sv.runs.launch import run_jobs
+from tests.experiments.test_compare import FAKE
+from tests.experiments.test_figures import FIGURE, ROOT, conf
+
+__all__ = ["conf"]  # a fixture
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+def plan(*names: str) -> list[PlannedFigure]:
+    recipes = Recipes(load_scale("cpu"), {}, Path("conf"))
+    return [plan_figure(load_figure(name), recipes) for name in names]
+
+
+def job(run_dir: Path, *args: str, seed: int = 0, launcher: tuple[str, ...] = FAKE) -> Job:
+    words = ("--model.scale", "hg", *args, "--seed_everything", str(seed))
+    return Job("x", f"hg, seed {seed}", launcher, words, run_dir)
+
+
+def test_an_interrupted_run_is_resumed_and_another_command_begins_again(tmp_path: Path) -> None:
+    first = job(tmp_path / "r")
+    assert first.state() == "new" and first.command[-2:] == ["--ckpt_path", "last"]
+    first.prepare()
+    (first.run_dir / "checkpoint").touch()
+    first.log.write_text("of the first attempt\n")
+    assert first.state() == "resume" and job(tmp_path / "r", "--optim.lr", "0.1").state() == "restart"
+    run_jobs([first], parallel=1, console=quiet())
+    assert first.state() == "complete" and (first.run_dir / "checkpoint").exists()
+    assert first.log.read_text().startswith("of the first attempt\n") and "step 1/10" in first.log.read_text()
+    (first.run_dir / "summary.json").unlink()
+    other = job(tmp_path / "r", "--optim.lr", "0.1")
+    run_jobs([other], parallel=1, console=quiet())
+    assert other.state() == "complete" and not (first.run_dir / "checkpoint").exists()
+
+
+def test_a_run_that_is_being_trained_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_sv.runs.lock.LOCK_SECONDS", 0.1)
+    first, other = job(tmp_path / "r"), job(tmp_path / "r", "--optim.lr", "0.1")
+    first.prepare()
+    with FileLock(first.run_dir / ".lock"):
+        with pytest.raises(ValueError, match="is in use by another run"):
+            other.prepare()
+        failed = run_jobs([other], parallel=1, console=quiet(), keep_going=True)
+        assert "is in use by another run" in failed["x"]
+    assert first.state() == "resume"
+    (first.run_dir / "checkpoints").mkdir()
+    other.prepare()
+    assert first.state() == "restart" and not (first.run_dir / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("code", ["sys.exit(143)", "os.kill(os.getpid(), 15)"])
+def test_a_signal_is_no_failure_of_the_run(tmp_path: Path, code: str) -> None:
+    launcher = (sys.executable, "-c", f"import os, sys; {code}")
+    with pytest.raises(RuntimeError, match=r"hg, seed 0 was stopped by a signal; the same command resumes it"):
+        run_jobs([job(tmp_path / "r", launcher=launcher)], parallel=1, console=quiet())
+    assert job(tmp_path / "r", launcher=launcher).state() == "resume"
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("paper"), launcher=FAKE)
+
+
+def test_arms_are_trained_once_and_skipped_when_complete(shared: Runs) -> None:
+    (figure,) = plan("heterogeneity")
+    train([figure], shared, parallel=2, console=quiet())
+    before = {path.name: path.stat().st_mtime_ns for path in (shared.out / "runs").glob("*/summary.json")}
+    assert len(list((shared.out / "runs").iterdir())) == 9
+    stamps = {path: path.stat().st_mtime_ns for path in (shared.out / "runs").glob("*/summary.json")}
+    # one run is lost; qkv-dynamics adds unified, and unified with dp at the lm_head
+    gone = shared.dir(*figure.runs()[0]) / "summary.json"
+    gone.unlink()
+    said = Console(file=io.StringIO(), width=200)
+    train(plan("heterogeneity", "qkv-dynamics"), shared, parallel=2, console=said)
+    text = said.file.getvalue()  # type: ignore[attr-defined]
+    assert "8 of 15 runs are complete" in text and text.count(": done in") == 7 and before
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items() if path != gone)
+    # another torch would train otherwise, and reads what is there all the same
+    with pytest.raises(ValueError, match="torch was None, now 9"):
+        Runs(shared.out, {"torch": "9"}, FAKE).missing(figure.runs())
+    assert Runs(shared.out, None, FAKE).missing(figure.runs()) == []
+
+
+def test_a_comment_in_a_config_trains_nothing_again(conf: Path, tmp_path: Path) -> None:
+    """The key is that of the resolved configuration; a value that changes is another run."""
+    (conf / "paper/mine.yaml").write_text(FIGURE)
+    tiny = (ROOT / "conf/model/tiny.yaml").read_text()
+    (conf / "model").unlink()
+    (conf / "model").mkdir()
+
+    def planned(text: str) -> PlannedFigure:
+        (conf / "model/tiny.yaml").write_text(text)
+        return plan_figure(load_figure("mine", conf), Recipes(load_scale("cpu", conf), {}, conf))
+
+    runs = Runs(tmp_path / "out", launcher=FAKE)
+    train([planned(tiny)], runs, parallel=2, console=quiet())
+    assert runs.missing(planned(f"# a word\n{tiny}").runs()) == []
+    assert len(runs.missing(planned(tiny.replace("d_model: 64", "d_model: 96")).runs())) == 4
+
+
+def test_a_run_that_fails_leaves_the_others_their_verdicts(tmp_path: Path) -> None:
+    """Seed 1 of every arm fails: all others are trained and judged; where none is left, the claim says why."""
+    (figure,) = plan("heterogeneity")
+    runs = Runs(tmp_path, launcher=(*FAKE, "--fail_seed", "1"))
+    said = Console(file=io.StringIO(), width=200)
+    failed = train([figure], runs, parallel=2, console=said)
+    assert len(failed) == 3 and all("the lid of the corpus is stuck" in why for why in failed.values())
+    assert len(list((tmp_path / "runs").glob("*/summary.json"))) == 6
+    found = result(figure, runs, "cpu", "")
+    (verdict,), (warning,) = found.verdicts, found.warnings
+    assert verdict.n == 2 and "rests on the seeds of which every run is there: 3 of its runs did not finish" in warning
+    for arm in figure.panels[0].arms:
+        (runs.dir(arm.recipe, 0) / "summary.json").unlink()
+        (runs.dir(arm.recipe, 2) / "summary.json").unlink()
+    found = result(figure, runs, "cpu", "")
+    assert [v.verdict for v in found.verdicts] == ["not testable at this scale"] and found.panels == ()
+    assert "9 of its runs did not finish, the first being tiny, llama" in found.verdicts[0].sentence
+
+
+def test_a_value_at_which_a_run_diverges_is_not_the_best(tmp_path: Path) -> None:
+    """The rule goes on without it, it is not trained again, and a figure of other kind says that a seed diverged."""
+    figures = plan("open-question", "heterogeneity")
+    runs = Runs(tmp_path, launcher=FAKE)
+    train(figures, runs, parallel=2, console=quiet())
+
+    def diverge(*run: Any) -> None:
+        (runs.dir(*run) / "summary.json").unlink()
+        (runs.dir(*run) / "nonfinite.jsonl").touch()
+
+    grid = figures[0].panels[0]
+    diverge(next(arm for arm in grid.arms if arm.label == "unified, init_std 0.04").recipe, 1)
+    diverge(next(arm for arm in figures[1].panels[0].arms if arm.label == "hg").recipe, 0)
+    said = Console(file=io.StringIO(), width=300)
+    assert train(figures, runs, parallel=2, console=said) == {}
+    assert said.file.getvalue().count(" diverged; remove ") == 2  # type: ignore[attr-defined]
+    (asked,) = questions(figures, runs).values()
+    best = [arm.recipe.details.rpartition(" ")[2] for arm in asked.arms]
+    assert best[0] == "0.04" and best[1] in ("0.02", "0.08")  # equally far from 0.04
+    found, other = (result(figure, runs, "cpu", "") for figure in figures)
+    assert "unified, init_std 0.04 diverged in 1 of its runs and is left out." in found.warnings[0]
+    assert found.panels[0].extra["series"][1]["values"] == [0.02, 0.08]
+    assert "1 of its runs did not finish (1 diverged)" in other.warnings[0] and other.verdicts[0].n == 2
+
+
+def test_unfinished_runs_of_another_version_are_kept(tmp_path: Path) -> None:
+    """Their name is a hash of the configuration: a new torch must not cost days of training."""
+    (figure,) = plan("heterogeneity")
+    run = figure.runs()[0]
+    old, new = (Runs(tmp_path, {"torch": torch}, FAKE).job(*run) for torch in ("2.13.0", "2.14.0"))
+    old.prepare()
+    assert new.state() == "restart"
+    (old.run_dir / "checkpoints").mkdir()
+    with pytest.raises(ValueError, match=r"an unfinished run of another command \(torch was 2.13.0, now 2.14.0\)"):
+        new.prepare()
+    assert (old.run_dir / "checkpoints").is_dir() and old.state() == "resume"
+
+
+def test_a_strategy_of_ones_own_is_part_of_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its module is hashed, not imported: after an edit, finished seeds do not join new ones."""
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "my_scales.py"
+    module.write_text("raise RuntimeError('imported')\n")
+    words = ("--model.scale", "hg+my_scales:Mine", "--seed_everything", "0")
+    mine = Job("x", "mine", FAKE, words, tmp_path / "run")
+    run_jobs([mine], parallel=1, console=quiet())
+    assert mine.state() == "complete"
+    module.write_text("# edited\n")
+    with pytest.raises(ValueError, match="my_scales has changed since"):
+        mine.state()
+
+
+def test_runs_side_by_side_see_a_gpu_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """if 1:
+        import os, sys, time, pathlib
+        run = pathlib.Path(sys.argv[sys.argv.index("--run_dir") + 1])
+        (run / "summary.json").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+        time.sleep(1)
+    """
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    jobs = [job(tmp_path / str(i), launcher=(sys.executable, "-c", code)) for i in range(4)]
+    run_jobs(jobs, parallel=2, console=quiet())
+    assert sorted((tmp_path / f"{i}/summary.json").read_text() for i in range(4)) == ["3", "3", "5", "5"]
+    run_jobs([job(tmp_path / "all", launcher=(sys.executable, "-c", code))], parallel=1, console=quiet())
+    assert (tmp_path / "all/summary.json").read_text() == "3,5"
+
+
+def test_the_pace_is_measured_on_finished_runs(shared: Runs) -> None:
+    (figure,) = plan("heterogeneity")
+    train([figure], shared, parallel=2, console=quiet())
+    assert measured_pace(figure.runs(), shared) is None  # the stand-in takes no time
+    for factor, (recipe, seed) in zip((1.5, 2.0, 9.0), figure.runs(), strict=False):
+        assert recipe.seconds is not None
+        edit(shared.dir(recipe, seed) / "summary.json", {"seconds": factor * recipe.seconds})
+    assert measured_pace(figure.runs(), shared) == pytest.approx(2.0)
+    said = Console(file=io.StringIO(), width=200)
+    print_dry_run(said, [figure], shared, load_scale("cpu"), parallel=2)
+    assert "missing: 0 runs, about 0 min, 2 at a time, measured: 2.00 times" in said.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_figure_is_judged(shared: Runs) -> None:
+    """The stand-in's differences are -0.02, -0.04, -0.03 for every strategy but llama."""
+    (figure,) = plan("heterogeneity")
+    train([figure], shared, parallel=2, console=quiet())
+    found = result(figure, shared, "cpu", "lightning-sv paper --fig heterogeneity")
+    (verdict,) = found.verdicts
+    assert (verdict.verdict, verdict.n, verdict.paper) == ("holds", 3, "improves")
+    assert verdict.estimate == pytest.approx(-0.03, abs=1e-6)
+    (panel,) = found.panels
+    assert [(a.label, a.ours, a.baseline, len(a.runs)) for a in panel.arms] == [
+        ("shared", False, True, 3), ("hg", False, False, 3), ("hg+dp+or", True, False, 3),
+    ]  # fmt: skip
+    assert found.tokens_per_param == pytest.approx(6.6, abs=0.1) and found.warnings == ()
+    assert found.command.endswith("--fig heterogeneity") and found.paper_numbers
+
+
+def test_the_rule_trains_pilot_then_pairs_and_no_more(tmp_path: Path) -> None:
+    """The grid's best is 0.04 for both; spread 0.01 of the pilot wants 7 pairs, above the budget of 6."""
+    (figure,) = plan("open-question")
+    runs = Runs(tmp_path, launcher=FAKE)
+    assert questions([figure], runs) == {}
+    train([figure], runs, parallel=2, console=quiet())
+    (asked,) = questions([figure], runs).values()
+    assert asked.needed == 7 and [arm.seeds for arm in asked.arms] == [(2, 3, 4)] * 2
+    assert all("init_std 0.04" in arm.recipe.details for arm in asked.arms)
+    found = result(figure, runs, "cpu", "")
+    (verdict,) = found.verdicts
+    assert verdict.verdict == "not resolved" and "needs 7 pairs, and the budget is 6" in verdict.sentence
+    grid, pairs = found.panels
+    assert grid.kind == "grid" and grid.extra["axis"] == "model.backbone.init_std"
+    assert [series["values"] for series in grid.extra["series"]] == [
+        [0.005, 0.01, 0.02, 0.04, 0.08],
+        [0.02, 0.04, 0.08],
+    ]
+    assert pairs.extra["rule"] == {"margin": 0.01, "pilot": 3, "budget": 6, "needed": 7, "ends": ()}
+    assert len(list((tmp_path / "runs").iterdir())) == 2 * (5 + 3) + 2 * 3
+
+
+def edit(path: Path, change: dict[str, Any]) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+
+
+def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path) -> None:
+    (figure,) = plan("heterogeneity")
+    runs = Runs(tmp_path, launcher=FAKE)
+    train([figure], runs, parallel=2, console=quiet())
+    last = runs.dir(*figure.runs()[-1])
+    config = json.loads((last / "config.yaml").read_text())
+    edit(last / "config.yaml", {"hidden": {"key": "other"}})
+    (warning,) = result(figure, runs, "cpu", "").warnings
+    assert "The configs differ in hidden.key: same against other" in warning
+    edit(last / "summary.json", {"commit": "0123456789abcdef, with uncommitted changes"})
+    assert "by different commits of the code: None (" in result(figure, runs, "cpu", "").warnings[-1]
+    assert "0123456789, with uncommitted changes (" in result(figure, runs, "cpu", "").warnings[-1]
+    edit(last / "summary.json", {"commit": None})
+    edit(last / "config.yaml", {"data": config["data"] | {"val_sequences": 7}})
+    with pytest.raises(ValueError, match=r"validated on different sets \(data.val_sequences None and 7\)"):
+        result(figure, runs, "cpu", "")
+    edit(last / "config.yaml", config)
+    edit(last / "summary.json", {"tokenizer_sha256": "7002"})
+    with pytest.raises(ValueError, match="used different tokenizers"):
+        result(figure, runs, "cpu", "")
+    edit(last / "summary.json", {"tokenizer_sha256": "7001"})
+    for events in last.glob("*tfevents*"):
+        events.unlink()
+    with pytest.raises(ValueError, match="holds no TensorBoard scalars"):
+        result(figure, runs, "cpu", "")
+
+
+def test_sizes_of_a_law_share_the_corpus_and_say_where_validation_differs(tmp_path: Path) -> None:
+    (figure,) = plan("moe-scaling")
+    runs = Runs(tmp_path, launcher=FAKE)
+    train([figure], runs, parallel=2, console=quiet())
+    before = result(figure, runs, "cpu", "")
+    assert before.warnings == () and len(before.panels[0].arms) == 8
+    for recipe, seed in figure.runs():
+        if recipe.model == "moe-tiny":
+            path = runs.dir(recipe, seed) / "config.yaml"
+            edit(path, {"data": json.loads(path.read_text())["data"] | {"seq_len": 128}})
+    (warning,) = result(figure, runs, "cpu", "").warnings
+    assert "the laws run through sizes with data.seq_len None and 128." in warning
+    for recipe, seed in figure.runs():
+        if recipe.model == "moe-tiny":
+            edit(runs.dir(recipe, seed) / "summary.json", {"corpus_hash": "beef"})
+    with pytest.raises(ValueError, match="used different corpora"):
+        result(figure, runs, "cpu", "")
+
+
+def test_the_command(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Dry run: nothing starts; SLURM: a script and claimed folders; then runs, verdicts and the report."""
+    out = tmp_path / "out"
+    words = ["--scale", "cpu", "--fig", "heterogeneity", "overhead", "--out", str(out), "--jobs", "2"]
+    words += ["--data.corpus.dir", str(corpus), "--data.corpus.tokenizer=bpe:300"]
+    assert run_paper([*words, "--dry-run"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "heterogeneity 9 runs, alone about 5 min" in said and "at the scale's pace" in said
+    assert "Throughput of training runs: not testable here" in said and not out.exists()
+    assert run_paper([*words, "--slurm"]) == 0
+    assert capsys.readouterr().out.startswith("#!/bin/bash\n# 9 runs") and (out / "slurm.sh").exists()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match=r"there is no sbatch here; copy .*slurm\.sh"):
+        run_paper([*words, "--slurm", "--submit"])
+    reported: list[tuple[list[FigureResult], Path, str, str]] = []
+    monkeypatch.setattr("lightning_sv.experiments.paper_command.write_report", lambda *given: reported.append(given))
+    assert run_paper(words, launcher=FAKE) == 0
+    ((figures, where, scale, caution),) = reported
+    assert caution == load_scale("cpu").caution != ""
+    assert [figure.name for figure in figures] == ["heterogeneity", "overhead"]
+    assert (where, scale) == (out, f"cpu: {load_scale('cpu').summary}")
+    table = figures[1].panels[0]
+    assert table.kind == "table" and table.extra["columns"][0] == "strategy"
+    assert any(row[0] == "unified, compiled" for row in table.extra["rows"])
+    assert [v.verdict for v in figures[1].verdicts] == ["not testable at this scale"] * 2
+    assert "Holds: hg - shared is" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--fig", "plcement"], "figure 'plcement' is unknown; known: .* Did you mean 'placement'"),
+    (["--scale", "gpuu"], "scale 'gpuu' is unknown; known: cpu cpu-long gpu paper"),
+    (["--submit"], "add --slurm"),
+    (["--jobs", "0"], "--jobs is 0"),
+    (["--fig", "iwd", "--data.corpus.dir"], "is not understood; keys of fit are given as"),
+    (["--fig", "iwd", "--dry-run", "--modl.scale", "x"], "modl"),
+    (["--fig", "iwd", "--model.scale", "hg"], "--model.scale is what the arms of a figure say"),
+    (["--fig", "iwd", "--model.scale_options.placement_at", "{lm_head: dp"], "is not valid YAML"),
+    (["--fig", "iwd", "--no-train", "--out", "nowhere"], "nowhere holds no run of these figures"),
+    (["--dry-run", "--slurm"], "--dry-run and --slurm do not go together"),
+])  # fmt: skip
+def test_wrong_words(words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        run_paper(words)

@@ -1,0 +1,193 @@
+"""A report is complete in itself, safe to open, and its figures are those of the event files."""
+
+import csv
+import math
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+
+from lightning_sv.__main__ import main
+from lightning_sv.experiments.report import write_report
+from lightning_sv.experiments.report_command import own_figure
+from lightning_sv.runs.events import read_run
+from tests.experiments.fake_results import figure, write_run
+
+
+class Page(HTMLParser):
+    """Tags opened and closed, attributes that load something, and the text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.loads += [value or "" for key, value in attrs if key in ("src", "href", "srcset", "data")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("report")
+    write_report([figure()], out, "laptop")
+    return out
+
+
+def test_the_page_needs_nothing_else(report: Path) -> None:
+    """Balanced tags, every picture inside, nothing loaded from elsewhere, hostile text as text."""
+    text = (report / "report.html").read_text()
+    page = Page(text)
+    assert page.open == [] and "script" not in page.tags
+    assert page.tags.count("img") == len(page.loads) == 8
+    assert all(src.startswith("data:image/svg+xml;base64,") for src in page.loads)
+    assert not re.search(r"url\(|@import|https?://", re.sub(r"base64,[\w+/=]+", "", text))
+    assert 'name="viewport"' in text
+    for words in (
+        "Placement <of> scale vectors",
+        "What <script>alert(1)</script> does.",
+        "Warning: The configs differ in model.optim.lr: 1 against 2.",
+        "-0.0500 (-0.0600 to -0.0400; 3 pairs)",
+        "not testable at this scale",
+        "lightning-sv paper placement --scale 'a b'",
+        "7.68 (the paper's are 100)",
+        "falls faster",
+    ):
+        assert words in page.text, words
+    head = page.text[: page.text.index("Claims\n")]
+    checkout = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    assert checkout.returncode or checkout.stdout.strip() in head
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", head) and re.search(r"\d+ cores, .*torch \d", head)
+
+
+def test_markdown_links_pictures_that_exist(report: Path) -> None:
+    """Relative links to PNGs, each beside an SVG; tables keep their columns whatever a label holds."""
+    text = (report / "report.md").read_text()
+    links = re.findall(r"!\[.*\]\((.*?)\)", text)
+    assert len(links) == 8 and {Path(link).suffix for link in links} == {".png"}
+    for link in links:
+        assert imread(report / link).shape[1] == 750 and (report / link).with_suffix(".svg").is_file()
+    assert "<script" not in text
+    blocks = re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE)
+    for block in blocks:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
+
+
+def test_tables_hold_every_final_figure(report: Path) -> None:
+    """A row a run, a difference with its interval, a claim; as many as were given."""
+    given = figure()
+    assert len(rows(report / "results.csv")) == sum(len(arm.runs) for panel in given.panels for arm in panel.arms)
+    differences = rows(report / "differences.csv")
+    quantities = [row["quantity"] for row in differences]
+    # 2 arms of curves, 2 arms at 4 sizes; 2 arms, 2 laws, offset and slope each
+    assert quantities.count("final loss") == 2 + 8 and len(quantities) == 10 + 8
+    assert {row["baseline"] for row in differences if "law" in row["quantity"]} == {"llama"}
+    verdicts = rows(report / "verdicts.csv")
+    assert [row["claim"] for row in verdicts] == [verdict.claim for verdict in given.verdicts]
+    assert verdicts[2]["estimate"] == ""
+    tables = [panel.extra for panel in given.panels if panel.kind == "table"]
+    cells = [str(cell) for table in tables for row in table["rows"] for cell in row[1:]]
+    assert cells and [row["value"] for row in rows(report / "tables.csv")] == cells
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("own")
+    for scale in ("unified", "llama"):
+        for seed in range(3):
+            write_run(root / f"{scale}{seed}", scale, seed)
+    return root
+
+
+def test_own_runs_are_drawn_from_their_event_files(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder of runs: arms by label, pairs by seed, the CSV is the event files' last validation."""
+    begun = runs / "begun"
+    begun.mkdir()
+    (begun / "config.yaml").touch()
+    assert main(["report", str(runs), "--baseline", "llama", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "Left out, for they are not finished:" in out
+    shutil.rmtree(begun)
+    assert "unified is lower than llama by 0.030 nats" in out and "report.html" in out
+    found = rows(tmp_path / "results.csv")
+    assert len(found) == 6 and [row["arm"] for row in found] == ["llama"] * 3 + ["unified"] * 3
+    for row in found:
+        run = read_run(row["run"])
+        assert float(row["val_loss"]) == run.curve("val/loss").values[-1] and int(row["tokens"]) == 10_000
+        assert (row["baseline"] == "True") == (row["arm"] == "llama")
+    (difference,) = rows(tmp_path / "differences.csv")
+    assert float(difference["estimate"]) == pytest.approx(-0.03, abs=1e-6)
+    assert float(difference["low"]) == pytest.approx(-0.03 - 4.302653 * 0.01 / math.sqrt(3), abs=1e-5)
+    (verdict,) = rows(tmp_path / "verdicts.csv")
+    assert (verdict["claim"], verdict["verdict"]) == ("unified ends below llama", "holds")
+    text = Page((tmp_path / "report.html").read_text()).text
+    assert f"lightning-sv report {runs} --baseline llama" in text and "not stated (the paper's are 100)" in text
+    assert len(list((tmp_path / "figures").glob("*.svg"))) == 3
+
+
+def test_one_run_alone_and_seeds_without_a_pair(runs: Path) -> None:
+    """One run: a loss and no difference. A seed that an arm lacks is left out and named."""
+    alone = own_figure([runs / "llama0"])
+    assert alone.verdicts == () and not alone.panels[0].arms[0].baseline
+    figure = own_figure([runs / "llama0", runs / "llama1", runs / "unified1"])
+    assert [arm.label for arm in figure.panels[0].arms] == ["llama", "unified"]
+    assert figure.verdicts[0].verdict == "not resolved" and "one pair" in figure.verdicts[0].sentence
+    assert figure.warnings == (f"Left out, for not every arm has their seed: {runs / 'llama0'}.",)
+
+
+def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each in one sentence with exit code 2; other settings are a warning that names them."""
+
+    def fails(*argv: str | Path) -> str:
+        assert main(["report", *map(str, argv), "--out", str(tmp_path / "never")]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and not (tmp_path / "never").exists()
+        return error
+
+    (tmp_path / "empty").mkdir()
+    assert "no run directory" in fails(tmp_path / "nowhere")
+    assert "not complete" in fails(tmp_path / "empty")
+    bare = write_run(tmp_path / "bare", "llama", 0)
+    for file in bare.glob("*tfevents*"):
+        file.unlink()
+    assert "holds no TensorBoard scalars" in fails(bare)
+    assert "are both 'llama' with seed 0; leave one out" in fails(runs / "llama0", runs / "llama0")
+    assert "share no seed" in fails(runs / "llama0", runs / "unified1")
+    assert "--baseline takes one of llama" in fails(runs / "llama0", "--baseline", "hg")
+    assert "--labels names 1 runs and there are 2" in fails(runs / "llama0", runs / "unified0", "--labels", "a")
+    other = write_run(tmp_path / "corpus", "hg", 0, corpus="dead")
+    assert "used different corpora" in fails(runs / "llama0", other)
+    tokens = write_run(tmp_path / "tokens", "hg", 0)
+    edited = (tokens / "summary.json").read_text().replace("7001", "7002")
+    (tokens / "summary.json").write_text(edited)
+    assert "used different tokenizers" in fails(runs / "llama0", tokens)
+    val = write_run(tmp_path / "val", "hg", 0, val_sequences=9)
+    assert "validated on different sets (data.val_sequences None and 9)" in fails(runs / "llama0", val)
+    rate = write_run(tmp_path / "rate", "hg", 0, lr=0.5)
+    assert own_figure([runs / "llama0", rate]).warnings == (
+        f"The configs differ in optim.lr: 0.001 against 0.5 ({runs / 'llama0'}, {rate}).",
+    )
+    named = own_figure([runs / "llama0", runs / "unified0"], labels=["x", "y"], baseline="y")
+    assert [(arm.label, arm.baseline) for arm in named.panels[0].arms] == [("y", True), ("x", False)]
