@@ -1,5 +1,6 @@
 """Corpora: text to tokens to litdata shards, with a manifest that says what they are."""
 
+from lightning_sv.corpus.check import check_corpus
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.corpus.order import Share, TokenLoader
@@ -14,6 +15,7 @@ __all__ = [
     "Share",
     "TokenLoader",
     "Tokenizer",
+    "check_corpus",
     "iter_tokens",
     "open_split",
     "prepare",

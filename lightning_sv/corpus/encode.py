@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from lightning_sv.corpus.document import Document
+from lightning_sv.corpus.sources.document import Document
 from lightning_sv.corpus.tokenizer import Tokenizer
 
 # Text handed to a thread at once: large enough to hide the hand-over, small enough to share evenly.

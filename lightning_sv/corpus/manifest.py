@@ -114,27 +114,6 @@ class Manifest:
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return plain
 
-    def verify(
-        self,
-        dir: str | Path,
-        *,
-        vocab_size: int | None = None,
-        seq_len: int | None = None,
-        tokenizer: str | None = None,
-        checksums: bool = True,
-    ) -> None:
-        """Check that the files in `dir` are what this manifest says; see `lightning_sv.corpus.verify`."""
-        from lightning_sv.corpus.verify import verify  # it imports this module for the types
-
-        verify(
-            self,
-            dir,
-            vocab_size=vocab_size,
-            seq_len=seq_len,
-            tokenizer=tokenizer,
-            checksums=checksums,
-        )
-
     def loss_figures(self, val_loss: float) -> dict[str, Any]:
         """What a run's summary says of its final loss and of the text it is on.
 

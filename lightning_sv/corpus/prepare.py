@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
+from lightning_sv.corpus.check import check_corpus
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.encode import encode_documents
 from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, Manifest, SplitInfo, corpus_hash
 from lightning_sv.corpus.ngram import ngram_baseline
 from lightning_sv.corpus.progress import Progress
 from lightning_sv.corpus.shards import iter_shards
-from lightning_sv.corpus.sources import SplitDocuments, UniqueDocuments, open_source
+from lightning_sv.corpus.sources.table import SplitDocuments, UniqueDocuments, open_source
 from lightning_sv.corpus.tokenizer import JsonTokenizer, Tokenizer, bpe_size, open_tokenizer
 from lightning_sv.corpus.writer import ShardWriter
 
@@ -115,7 +116,7 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
             "choose another dir, or delete it."
         )
     # The same name may by now stand for another tokenizer file, or the files here may be damaged.
-    manifest.verify(target, tokenizer=config.tokenizer, checksums=False)
+    check_corpus(manifest, target, tokenizer=config.tokenizer, checksums=False)
     return manifest
 
 

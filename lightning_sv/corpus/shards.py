@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lightning_sv.corpus.check import check_corpus
 from lightning_sv.corpus.manifest import SPLITS, Manifest
 
 Split = Literal["train", "val"]
@@ -32,7 +33,7 @@ def open_split(dir: str | Path, split: Split, *, seq_len: int) -> Blocks:
         raise ValueError(f"split={split!r} is not known; use one of {', '.join(SPLITS)}.")
     manifest = Manifest.load(dir)
     # Hashing belongs to set-up, once; sizes are checked whenever a split is opened, as it costs nothing.
-    manifest.verify(dir, seq_len=seq_len, checksums=False)
+    check_corpus(manifest, dir, seq_len=seq_len, checksums=False)
     return Blocks(Path(dir).resolve() / split, seq_len, manifest.splits[split].blocks(seq_len), manifest.corpus_hash)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_sv.corpus import CorpusConfig, Manifest, Share, iter_tokens
+from lightning_sv.corpus import CorpusConfig, Manifest, Share, check_corpus, iter_tokens
 from lightning_sv.corpus.order import GlobalOrder
 
 
@@ -25,7 +25,7 @@ class Text:
 
     def __init__(self, corpus: CorpusConfig, seq_len: int, val_sequences: int, device: torch.device):
         self.manifest = Manifest.load(corpus.dir)
-        self.manifest.verify(corpus.dir, seq_len=seq_len, tokenizer=corpus.tokenizer, checksums=False)
+        check_corpus(self.manifest, corpus.dir, seq_len=seq_len, tokenizer=corpus.tokenizer, checksums=False)
         self.train = self._blocks(corpus.dir, "train", seq_len).to(device)
         held_out = self._blocks(corpus.dir, "val", seq_len)
         n = len(held_out)

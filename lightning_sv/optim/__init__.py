@@ -1,6 +1,7 @@
 """Optimizers, parameter groups by role, and schedules."""
 
-from lightning_sv.optim.config import OPTIMIZERS, OptimConfig, build_optimizer
+from lightning_sv.optim.build import OPTIMIZERS, build_optimizer
+from lightning_sv.optim.config import OptimConfig
 from lightning_sv.optim.groups import (
     PARAMETER_ROLES,
     ParameterGroup,

@@ -1,13 +1,10 @@
-"""The optimizer's settings, and the table of optimizers they choose from."""
+"""The optimizer's settings."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from torch.optim import Optimizer
+from lightning_sv.optim.groups import MATRIX_ROLES
 
-from lightning_sv.optim.adamw import adamw
-from lightning_sv.optim.groups import MATRIX_ROLES, ParameterGroup
-from lightning_sv.optim.muon import NS_DTYPES, muon
+NS_DTYPES = ("bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -43,9 +40,8 @@ class OptimConfig:
     ns_dtype: str = "bfloat16"
 
     def __post_init__(self) -> None:
-        for key, known in (("name", OPTIMIZERS), ("ns_dtype", NS_DTYPES)):
-            if getattr(self, key) not in known:
-                raise ValueError(f"model.optim.{key} is {getattr(self, key)!r}; known: {' '.join(known)}")
+        if self.ns_dtype not in NS_DTYPES:
+            raise ValueError(f"model.optim.ns_dtype is {self.ns_dtype!r}; known: {' '.join(NS_DTYPES)}")
         for key in ("undecayed", "muon_roles"):
             if wrong := [role for role in getattr(self, key) if role not in MATRIX_ROLES]:
                 raise ValueError(
@@ -63,32 +59,3 @@ class OptimConfig:
             raise ValueError(f"model.optim.eps is {self.eps}; it must be positive.")
         if self.weight_decay < 0:
             raise ValueError(f"model.optim.weight_decay is {self.weight_decay}; it must not be negative.")
-
-
-#: name -> builder(groups, config, peak learning rate); every param_group it makes has `role` and `kind`
-OPTIMIZERS: dict[str, Callable[[list[ParameterGroup], OptimConfig, float], Optimizer]] = {
-    "adamw": adamw,
-    "muon": muon,
-}
-
-
-def build_optimizer(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> Optimizer:
-    """Build the optimizer that `config` names; parameters on the meta device do for a check.
-
-    Args:
-        groups: the trained parameters by role.
-        config: the settings.
-        lr: peak learning rate of all groups.
-
-    Raises:
-        ValueError: the optimizer does not fit the parameters, or the settings name a role that none of them has.
-    """
-    roles = [group.role for group in groups]
-    for key, named in (("undecayed", config.undecayed), ("muon_roles", config.muon_roles * (config.name == "muon"))):
-        if absent := [role for role in named if role not in roles]:
-            raise ValueError(
-                f"model.optim.{key} names {absent[0]!r}, and this model trains no such parameter; it trains: "
-                f"{' '.join(roles)}"
-            )
-    groups = [replace(group, decays=group.decays and group.role not in config.undecayed) for group in groups]
-    return OPTIMIZERS[config.name](groups, config, lr)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -10,10 +10,8 @@ from torch.optim import Optimizer
 
 from lightning_sv.optim.adamw import adamw
 from lightning_sv.optim.composite import CompositeOptimizer
+from lightning_sv.optim.config import OptimConfig
 from lightning_sv.optim.groups import ParameterGroup
-
-if TYPE_CHECKING:  # config.py imports the builders for its table
-    from lightning_sv.optim.config import OptimConfig
 
 #: quintic Newton-Schulz of Jordan et al. (kellerjordan.github.io/posts/muon): coefficients a, b, c
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -24,7 +22,6 @@ NS_EPS = 1e-7
 #: (one thread: 64 x 64 in bf16 8 times faster, 768 x 768 1.4 times slower), and of such a batch
 STACK_MATRIX = {"cpu": 1 << 14}
 STACK_MATRIX_ELSEWHERE, STACK = 1 << 24, 1 << 26
-NS_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
 
 def orthogonalize(update: Tensor, dtype: torch.dtype) -> Tensor:
@@ -88,7 +85,7 @@ class Muon(Optimizer):
         groups: param_groups, each with its `weight_decay`.
         lr: learning rate.
         momentum: mu of the Nesterov momentum.
-        ns_dtype: arithmetic of the orthogonalization, a key of `NS_DTYPES`.
+        ns_dtype: arithmetic of the orthogonalization, of `NS_DTYPES`.
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, momentum: float, ns_dtype: str):
@@ -108,7 +105,7 @@ class Muon(Optimizer):
                         state["momentum_buffer"] = torch.zeros_like(grad)
                     average = state["momentum_buffer"].lerp_(grad, 1 - momentum)
                     updates.append(grad.lerp(average, momentum))
-                dtype = NS_DTYPES[group["ns_dtype"]]
+                dtype = getattr(torch, group["ns_dtype"])
                 if len(updates) > 1:
                     updates = list(orthogonalize(torch.stack(updates), dtype))
                 else:
@@ -118,7 +115,7 @@ class Muon(Optimizer):
                     parameter.add_(update, alpha=-lr * (0.2 * math.sqrt(max(parameter.shape[-2:]))))
 
 
-def muon(groups: list[ParameterGroup], config: "OptimConfig", lr: float) -> CompositeOptimizer:
+def muon(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> CompositeOptimizer:
     """Muon for `config.muon_roles`, AdamW for all others (paper, Appendix B.1.2; arXiv:2502.16982).
 
     One peak learning rate serves both: 0.2 sqrt(max(m, n)) gives Muon's update the RMS of AdamW's.

@@ -1,5 +1,6 @@
 """Tuned peak learning rates: what depends on model, optimizer, schedule and strategy together."""
 
+from lightning_sv.optim.build import builder_of
 from lightning_sv.scale import ScaleStrategy
 
 # The paper tunes the baseline and uses its value for every strategy; '*' is any strategy.
@@ -57,8 +58,10 @@ def tuned_lr(model: str, optimizer: str, schedule: str, strategy: ScaleStrategy)
     """Look the peak learning rate up.
 
     Raises:
-        ValueError: no value is known for the combination; lists those that are, of this model if any.
+        ValueError: the optimizer is unknown; or no value is known for the combination: lists those that are, of this
+            model if any.
     """
+    builder_of(optimizer)
     for placement in (strategy.placement, "*"):
         lr = TUNED_LR.get((model, optimizer, schedule, placement))
         if lr is not None:

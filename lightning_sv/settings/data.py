@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lightning_sv.corpus import CorpusConfig, Manifest, Share
+from lightning_sv.corpus import CorpusConfig, Manifest, Share, check_corpus
 
 
 class Batches:
@@ -75,12 +75,13 @@ class Batches:
 
         Args:
             vocab_size: of the model.
-            checksums: whether to hash every shard, see `corpus.verify`.
+            checksums: whether to hash every shard, see `corpus.check_corpus`.
 
         Raises:
             ValueError: names the file or key, and what to do.
         """
-        self.manifest.verify(
+        check_corpus(
+            self.manifest,
             Path(self.corpus.dir),
             vocab_size=vocab_size,
             seq_len=self.seq_len,

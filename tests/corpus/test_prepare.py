@@ -18,11 +18,11 @@ import pytest
 import tokenizers
 from filelock import FileLock
 
-from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, iter_tokens, prepare
-from lightning_sv.corpus.document import Document
+from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, iter_tokens, prepare
 from lightning_sv.corpus.progress import Progress
-from lightning_sv.corpus.sources import open_source
-from lightning_sv.corpus.stdlib import PACKAGES
+from lightning_sv.corpus.sources.document import Document
+from lightning_sv.corpus.sources.stdlib import PACKAGES
+from lightning_sv.corpus.sources.table import open_source
 from lightning_sv.corpus.tokenizer import JsonTokenizer
 
 
@@ -109,7 +109,7 @@ def test_vocabularies_over_16_bits(config: CorpusConfig, tmp_path: Path) -> None
     assert result.train.largest_token == 70_000
     first = next(n for n in range(40) if _ids(Path(config.dir), "train")[0] == n)
     assert _ids(Path(config.dir), "train")[:16] == [first, 69_999, 65_536] * 5 + [70_000]
-    result.verify(config.dir, vocab_size=70_001, seq_len=8, tokenizer=str(tmp_path / "big.json"))
+    check_corpus(result, config.dir, vocab_size=70_001, seq_len=8, tokenizer=str(tmp_path / "big.json"))
 
 
 def test_the_end_of_a_lone_document_is_held_out(config: CorpusConfig, tmp_path: Path, texts: list[str]) -> None:
@@ -126,7 +126,7 @@ def test_the_end_of_a_lone_document_is_held_out(config: CorpusConfig, tmp_path: 
     assert (made.train.documents, made.val.documents, made.duplicates) == (1, 1, 1)
     assert made.train.bytes + made.val.bytes == len(text.encode())
     assert made.tokenizer_sha256 == JsonTokenizer.train([start], 300).sha256
-    made.verify(config.dir, vocab_size=300, seq_len=64)
+    check_corpus(made, config.dir, vocab_size=300, seq_len=64)
 
 
 def test_too_little_text_is_refused_and_leaves_nothing(config: CorpusConfig, tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ import pytest
 import zstandard
 
 from lightning_sv.corpus import CorpusConfig
-from lightning_sv.corpus.document import Document, Source
 from lightning_sv.corpus.progress import Progress
-from lightning_sv.corpus.sources import SplitDocuments, UniqueDocuments, open_source
+from lightning_sv.corpus.sources.document import Document, Source
+from lightning_sv.corpus.sources.table import SplitDocuments, UniqueDocuments, open_source
 
 _SILENT = Progress(enabled=False)
 

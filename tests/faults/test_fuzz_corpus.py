@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, iter_tokens, open_split, prepare
+from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, iter_tokens, open_split, prepare
 from lightning_sv.corpus.manifest import corpus_hash
 from tests.faults.conftest import Tally
 from tests.faults.fuzz import attempt, budget, edited, json_bytes, mangled
@@ -28,7 +28,7 @@ def copy(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read(root: Path) -> None:
     """What training does with a corpus: check it, read a block of each split, its tokens and its tokenizer."""
     manifest = Manifest.load(root)
-    manifest.verify(root, vocab_size=1 << 16, seq_len=8)
+    check_corpus(manifest, root, vocab_size=1 << 16, seq_len=8)
     for split in ("train", "val"):
         block = open_split(root, split, seq_len=8)[0]
         assert block.max() < manifest.vocab_size

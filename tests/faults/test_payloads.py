@@ -17,7 +17,7 @@ import torch
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.__main__ import main
-from lightning_sv.corpus import Manifest, open_split
+from lightning_sv.corpus import Manifest, check_corpus, open_split
 from lightning_sv.lit.load import CHECKPOINT_KEY, load_backbone
 from lightning_sv.scale import ScaleOptions
 
@@ -184,11 +184,11 @@ def test_a_link_out_of_the_corpus(copy: Path, tmp_path: Path, name: str) -> None
     (copy / name).rename(tmp_path / "elsewhere")
     (copy / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="is a link out of"):
-        Manifest.load(copy).verify(copy)
+        check_corpus(Manifest.load(copy), copy)
     (tmp_path / "linked").symlink_to(copy)  # a link to the whole folder is fine
     (copy / name).unlink()
     (tmp_path / "elsewhere").rename(copy / name)
-    Manifest.load(tmp_path / "linked").verify(tmp_path / "linked")
+    check_corpus(Manifest.load(tmp_path / "linked"), tmp_path / "linked")
 
 
 def test_damaged_events_are_refused(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,7 +93,6 @@ def test_tuned_learning_rates() -> None:
     [
         {"lr": 0.0},
         {"weight_decay": -1.0},
-        {"name": "sgd"},
         {"beta2": 1.0},
         {"muon_momentum": 1.0},
         {"ns_dtype": "float16"},
@@ -105,3 +104,12 @@ def test_tuned_learning_rates() -> None:
 def test_optim_errors(kwargs: dict) -> None:
     with pytest.raises(ValueError, match=f"model.optim.{next(iter(kwargs))} is"):
         OptimConfig(**kwargs)
+
+
+def test_an_unknown_optimizer_is_refused_with_or_without_a_learning_rate(config: BackboneConfig) -> None:
+    known = "model.optim.name is 'sgd'; known: adamw muon"
+    model = Backbone(config)
+    with pytest.raises(ValueError, match=known):
+        build_optimizer(parameter_groups(model, frozenset()), OptimConfig("sgd"), 1e-3)
+    with pytest.raises(ValueError, match=known):
+        tuned_lr("tiny", "sgd", "cos", model.strategy)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from lightning_sv.corpus.document import Document, Source, digest, order_key
 from lightning_sv.corpus.progress import Progress
+from lightning_sv.corpus.sources.document import Document, Source, digest, order_key
 
 # Distributions of requirements/lock.txt that hold a megabyte or more of Python. Fixed, so that one lock file gives
 # one corpus, whatever else is installed; those that are absent are left out, and the manifest lists the others.

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lightning_sv.corpus import Manifest, open_split
+from lightning_sv.corpus import Manifest, check_corpus, open_split
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def test_a_good_corpus_passes_wherever_it_lies(copy: Path, manifest: Manifest) -> None:
-    Manifest.load(copy).verify(copy, vocab_size=300, seq_len=64, tokenizer="bpe:300", checksums=True)
-    Manifest.load(copy).verify(copy, vocab_size=320, tokenizer=str(copy / "tokenizer.json"))
+    check_corpus(Manifest.load(copy), copy, vocab_size=300, seq_len=64, tokenizer="bpe:300", checksums=True)
+    check_corpus(Manifest.load(copy), copy, vocab_size=320, tokenizer=str(copy / "tokenizer.json"))
 
 
 def _flip(path: Path) -> None:
@@ -78,12 +78,12 @@ DAMAGES: list[tuple[str, Callable[[Path], object], str]] = [
 def test_damage_is_found_and_named(copy: Path, damage: Callable[[Path], object], message: str) -> None:
     damage(copy)
     with pytest.raises(ValueError, match=message):
-        Manifest.load(copy).verify(copy)
+        check_corpus(Manifest.load(copy), copy)
 
 
 def test_checksums_can_be_left_out(copy: Path) -> None:
     _flip(copy / "val/chunk-0-0.bin")
-    Manifest.load(copy).verify(copy, checksums=False)
+    check_corpus(Manifest.load(copy), copy, checksums=False)
 
 
 MANIFESTS: list[tuple[str, Callable[[Path], object], str]] = [
@@ -140,7 +140,7 @@ def test_a_model_that_does_not_fit_is_refused(corpus: Path, manifest: Manifest) 
         ({"tokenizer": "absent.json"}, r"absent\.json: there is no such file"),
     ]:
         with pytest.raises(ValueError, match=message):
-            manifest.verify(corpus, **wanted)  # type: ignore[arg-type]
+            check_corpus(manifest, corpus, **wanted)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="seq_len=9000 needs a shard"):
         open_split(corpus, "val", seq_len=9_000)
     with pytest.raises(ValueError, match="split='test' is not known"):

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning_sv.corpus.document import Document, Source
+from lightning_sv.corpus.sources.document import Document, Source
 
 # A document is held in memory whole; a larger one is a collection, and belongs into .jsonl or .parquet.
 MAX_DOCUMENT_BYTES = 1 << 30

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lightning_sv.corpus.document import Document, Source
-from lightning_sv.corpus.files import needs, text_documents
+from lightning_sv.corpus.sources.document import Document, Source
+from lightning_sv.corpus.sources.files import needs, text_documents
 
 
 def hub_source(name: str, *, subset: str | None, split: str, data_files: str | None, text_field: str) -> Source:

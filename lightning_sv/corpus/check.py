@@ -33,7 +33,7 @@ _PLAIN = {
 }
 
 
-def verify(
+def check_corpus(
     manifest: Manifest,
     dir: str | Path,
     *,

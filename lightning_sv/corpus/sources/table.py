@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lightning_sv.corpus.config import CorpusConfig
-from lightning_sv.corpus.document import Document, Source
-from lightning_sv.corpus.files import files_source
-from lightning_sv.corpus.hub import hub_source
 from lightning_sv.corpus.progress import Progress
-from lightning_sv.corpus.stdlib import installed_source, stdlib_source
+from lightning_sv.corpus.sources.document import Document, Source
+from lightning_sv.corpus.sources.files import files_source
+from lightning_sv.corpus.sources.hub import hub_source
+from lightning_sv.corpus.sources.stdlib import installed_source, stdlib_source
 
 
 def open_source(config: CorpusConfig, progress: Progress) -> Source:

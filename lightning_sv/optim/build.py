@@ -1,0 +1,52 @@
+"""The table of optimizers, and the one that the settings name."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch.optim import Optimizer
+
+from lightning_sv.optim.adamw import adamw
+from lightning_sv.optim.config import OptimConfig
+from lightning_sv.optim.groups import ParameterGroup
+from lightning_sv.optim.muon import muon
+
+Builder = Callable[[list[ParameterGroup], OptimConfig, float], Optimizer]
+#: name -> builder(groups, config, peak learning rate); every param_group it makes has `role` and `kind`
+OPTIMIZERS: dict[str, Builder] = {
+    "adamw": adamw,
+    "muon": muon,
+}
+
+
+def builder_of(name: str) -> Builder:
+    """Look an optimizer up in the table.
+
+    Raises:
+        ValueError: it is not there.
+    """
+    if name not in OPTIMIZERS:
+        raise ValueError(f"model.optim.name is {name!r}; known: {' '.join(OPTIMIZERS)}")
+    return OPTIMIZERS[name]
+
+
+def build_optimizer(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> Optimizer:
+    """Build the optimizer that `config` names; parameters on the meta device do for a check.
+
+    Args:
+        groups: the trained parameters by role.
+        config: the settings.
+        lr: peak learning rate of all groups.
+
+    Raises:
+        ValueError: the optimizer is unknown, or the settings name a role that none of the parameters has.
+    """
+    build = builder_of(config.name)
+    roles = [group.role for group in groups]
+    for key, named in (("undecayed", config.undecayed), ("muon_roles", config.muon_roles * (config.name == "muon"))):
+        if absent := [role for role in named if role not in roles]:
+            raise ValueError(
+                f"model.optim.{key} names {absent[0]!r}, and this model trains no such parameter; it trains: "
+                f"{' '.join(roles)}"
+            )
+    groups = [replace(group, decays=group.decays and group.role not in config.undecayed) for group in groups]
+    return build(groups, config, lr)
