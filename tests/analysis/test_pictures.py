@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from lightning_sv.analysis.run_plot import draw_run
 from lightning_sv.analysis import losses, run_plot, style
+from lightning_sv.analysis.run_plot import draw_run
 from lightning_sv.runs.events import Curve, Run
 
 

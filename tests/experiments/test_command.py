@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lightning_sv.experiments import command
+from lightning_sv.cli import compare as command
 from lightning_sv.experiments.compare import compare
 from lightning_sv.experiments.pair import Arm
 from lightning_sv.runs.events import read_run
@@ -28,17 +28,17 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_several_arms_with_arguments_and_names(run_args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """`--b_args` reach every B and not A; labels are the strategy and what it changes, or as given."""
     words = ["--a", "llama", "--b", "hg+dp+or", "nop", "--seeds", "1", *run_args, "--json"]
-    assert command.run_compare([*words, "--b_args=--model.optim.lr 0.1"]) == 0
+    assert command.run([*words, "--b_args=--model.optim.lr 0.1"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert [arm["label"] for arm in made["arms"]] == ["llama", "hg+dp+or,lr=0.1", "nop,lr=0.1"]
     assert [arm["args"] for arm in made["arms"]] == [[], ["--model.optim.lr", "0.1"], ["--model.optim.lr", "0.1"]]
     assert [run["name"] for run in made["runs"]] == ["a-seed0", "b-seed0", "c-seed0"]
     assert Path("runs/compare/llama_vs_hg+dp+or-lr=0.1_nop-lr=0.1/comparison.png").is_file()
-    assert command.run_compare([*words, "--a_label", "base", "--b_label", "all", "none"]) == 0
+    assert command.run([*words, "--a_label", "base", "--b_label", "all", "none"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert [arm["label"] for arm in made["arms"]] == ["base", "all", "none"]
     with pytest.raises(ValueError, match="--b names 2 strategies and --b_label 1; give one"):
-        command.run_compare([*words, "--b_label", "all"])
+        command.run([*words, "--b_label", "all"])
 
 
 @pytest.mark.usefixtures("fake")
@@ -49,7 +49,7 @@ def test_any_two_arms_of_one_model_are_refused(run_args: list[str]) -> None:
         ("llama", ["hg", "nop", "nop+iwd"], r"'nop' and 'nop\+iwd'"),
     ):
         with pytest.raises(ValueError, match=f"strategies {pair} are the same model"):
-            command.run_compare(["--a", a, "--b", *others, *run_args])
+            command.run(["--a", a, "--b", *others, *run_args])
     assert not Path("runs").exists()
 
 
@@ -65,7 +65,7 @@ def steps_handed_down(args: list[str], monkeypatch: pytest.MonkeyPatch) -> list[
         return SimpleNamespace(print=lambda console: None)
 
     monkeypatch.setattr(command, "compare", take)
-    assert command.run_compare(["--a", "llama", "--b", "unified", "nop", *args]) == 0
+    assert command.run(["--a", "llama", "--b", "unified", "nop", *args]) == 0
     words = [" ".join(arm.args).split("--trainer.max_steps ") for arm in arms]
     return [int(found[-1]) if len(found) > 1 else None for found in words]
 
@@ -108,7 +108,7 @@ def test_what_would_fail_is_refused_before_the_first_step(
 ) -> None:
     args = [word.format(short=short_corpus) for word in args]
     with pytest.raises(ValueError, match=message):
-        command.run_compare(["--a", "llama", "--b", "unified", *run_args, *args])
+        command.run(["--a", "llama", "--b", "unified", *run_args, *args])
     assert not Path("runs").exists()
 
 
@@ -121,7 +121,7 @@ def test_arms_of_other_parameters_and_batches_meet(
     args = ["--a", "llama", "--b", "unified", "--seeds", "1", "--out", str(tmp_path / "out"), f"--b_args={own}"]
     ratio = 12 * 128 / parse_run([*run_args, "--model.scale", "llama"])[0].n_activated
     args += ["--trainer.max_steps", "-1", "--model.tokens_per_param", str(ratio), "--data.validations", "7"]
-    assert command.run_compare([*run_args, *args]) == 0
+    assert command.run([*run_args, *args]) == 0
     assert "unified,global_batch=6,lr=0.02 - llama" in " ".join(capsys.readouterr().out.split())
     a, b = (read_run(tmp_path / "out" / name).curve("val/loss") for name in ("a-seed0", "b-seed0"))
     assert a.tokens.tolist() == list(range(256, 1537, 256)) and b.tokens.tolist() == list(range(384, 1537, 384))

@@ -10,10 +10,10 @@ import pytest
 from filelock import FileLock
 from rich.console import Console
 
+from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.dry_run import measured_pace, print_dry_run
 from lightning_sv.experiments.experiment import PlannedFigure, plan_figure
 from lightning_sv.experiments.figures import load_figure, load_scale
-from lightning_sv.experiments.paper_command import run_paper
 from lightning_sv.experiments.recipe import Recipes
 from lightning_sv.experiments.regenerate import questions, result, train
 from lightning_sv.experiments.results import FigureResult
@@ -330,7 +330,7 @@ def test_the_command(
     with pytest.raises(ValueError, match=r"there is no sbatch here; copy .*slurm\.sh"):
         run_paper([*words, "--slurm", "--submit"])
     reported: list[tuple[list[FigureResult], Path, str, str]] = []
-    monkeypatch.setattr("lightning_sv.experiments.paper_command.write_report", lambda *given: reported.append(given))
+    monkeypatch.setattr("lightning_sv.cli.paper.write_report", lambda *given: reported.append(given))
     assert run_paper(words, launcher=FAKE) == 0
     ((figures, where, scale, caution),) = reported
     assert caution == load_scale("cpu").caution != ""

@@ -30,7 +30,7 @@ from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.words import Words
 
 
-def run_paper(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
+def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     """Parse the arguments of `paper`, do what they say, return the exit code.
 
     Args:

@@ -1,10 +1,7 @@
-"""`lightning-sv report`: a user's own runs, drawn as the paper's are, from their event files."""
+"""A user's own runs as a figure, drawn as the paper's are, from their event files."""
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
-
-from rich.console import Console
 
 from lightning_sv.analysis.run_plot import branch_norms
 from lightning_sv.experiments.checks import (
@@ -13,35 +10,9 @@ from lightning_sv.experiments.checks import (
     config_differences,
 )
 from lightning_sv.experiments.pair import Arm, Pair, TrainedArm
-from lightning_sv.experiments.report import write_report
 from lightning_sv.experiments.report_rows import tokens_per_param
 from lightning_sv.experiments.results import ArmResult, FigureResult, PanelResult, Verdict, VerdictWord
 from lightning_sv.runs.events import VAL_LOSS, Run, read_run
-from lightning_sv.settings.words import Words
-
-
-def run_report(argv: list[str]) -> int:
-    """Parse the arguments of `report`, write it, say where; return the exit code."""
-    parser = Words(
-        prog="lightning-sv report",
-        description="Draw runs from their event files. Runs of one label and different seeds are an arm; every arm is "
-        "compared with the baseline in pairs that share a seed.",
-    )
-    parser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="Run directories, or folders that hold them.")
-    parser.add_argument("--labels", nargs="+", help="Names of the runs, one each, in place of their strategies.")
-    parser.add_argument("--baseline", help="Label of the arm compared with; that of the first run by default.")
-    parser.add_argument("--out", type=Path, default=Path("runs/report"), help="Directory of the report.")
-    options = parser.parse_args(argv)
-    command = shlex.join(["lightning-sv", "report", *argv])
-    figure = own_figure(options.runs, labels=options.labels, baseline=options.baseline, command=command)
-    write_report([figure], options.out, "your own runs")
-    console = Console()
-    for verdict in figure.verdicts:
-        console.print(verdict.sentence, markup=False, highlight=False, style="bold")
-    for warning in figure.warnings:
-        console.print(f"Warning: {warning}", markup=False, highlight=False, style="yellow")
-    console.print(str(options.out / "report.html"), markup=False, highlight=False, soft_wrap=True)
-    return 0
 
 
 def own_figure(

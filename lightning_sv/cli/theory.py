@@ -16,7 +16,7 @@ from lightning_sv.theory.study import load_student, parse_teacher, study
 _STYLE = {"holds": "green", "fails, as expected": "yellow", "CONTRADICTED": "bold red"}
 
 
-def run_theory(argv: list[str]) -> int:
+def run(argv: list[str]) -> int:
     """Parse the arguments of `theory`, check, show; 1 when a claim is contradicted."""
     names = list(dict.fromkeys(claim.claim for claim in CLAIMS))
     parser = ArgumentParser(

@@ -1,13 +1,10 @@
-"""`lightning-sv plan`: its arguments and its table."""
+"""`lightning-sv plan`: what a run takes, as a table."""
 
 import json
 import math
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -16,20 +13,13 @@ from lightning_sv.nn.gpus import GPUS, find_gpu
 from lightning_sv.plan.device import STRATEGIES, USABLE
 from lightning_sv.plan.hours import MFUS, measured_mfu
 from lightning_sv.plan.plan import Plan, make_plan
+from lightning_sv.runs.events import read_run
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.words import Words
 
-#: run directory -> (training tokens, throughput/mfu), as the event files have it
-ReadMfu = Callable[[Path], tuple[NDArray[np.int64], NDArray[np.float64]]]
 
-
-def run_plan(argv: list[str], read_mfu: ReadMfu) -> int:
-    """Parse the arguments of `plan`, show the plan, return the exit code.
-
-    Args:
-        argv: on the command line after `plan`.
-        read_mfu: reads the MFU that a run logged.
-    """
+def run(argv: list[str]) -> int:
+    """Parse the arguments of `plan`, show the plan, return the exit code."""
     parser = Words(
         prog="lightning-sv plan",
         description="Memory of a GPU, hours, checkpoint size and data of a run, before it is started. Arguments that "
@@ -50,7 +40,8 @@ def run_plan(argv: list[str], read_mfu: ReadMfu) -> int:
     if options.mfu is not None:
         mfus, source = (options.mfu,), "given"
     elif options.run is not None:
-        mfus, source = (measured_mfu(*read_mfu(options.run)),), f"measured in {options.run}"
+        logged = read_run(options.run, complete=False).curve("throughput/mfu")
+        mfus, source = (measured_mfu(*logged),), f"measured in {options.run}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module, data, trainer = parse_run(rest, check_corpus=False)

@@ -1,4 +1,4 @@
-"""`lightning-sv compare`: its arguments, and what is refused before an hour is spent."""
+"""The arms of a comparison: what each comes to, one budget for all, and what is refused before an hour is spent."""
 
 import math
 import shlex
@@ -9,67 +9,16 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from rich.console import Console
-
-from lightning_sv import __version__
 from lightning_sv.experiments.checks import CORPUS_KEYS, VALIDATION_KEYS, refuse_other_data
-from lightning_sv.experiments.compare import compare
 from lightning_sv.experiments.pair import Arm
 from lightning_sv.plan import plan_steps
 from lightning_sv.settings.data import Batches
 from lightning_sv.settings.model import Pretraining
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.trainer import refuse_trainer_keys
-from lightning_sv.settings.words import Words
 
 
-def run_compare(argv: list[str]) -> int:
-    """Parse the arguments of `compare`, run it, show the result; return the exit code."""
-    parser = Words(
-        prog="lightning-sv compare",
-        description="Train a baseline A and one or several other strategies on the same seeds and data order, and "
-        "compare each of them with A in pairs. Arguments that are not listed here go to `fit` of every arm "
-        "(--config, any key).",
-    )
-    parser.add_argument("--a", required=True, help="Strategy compared with, usually llama.")
-    parser.add_argument("--b", required=True, nargs="+", help="Strategies in question, each compared with A.")
-    parser.add_argument("--seeds", type=int, default=3, help="Number of seeds, each a run of every arm.")
-    parser.add_argument("--a_args", default="", help='Arguments of A alone, e.g. "--model.backbone.init_std 0.03".')
-    parser.add_argument("--b_args", default="", help="Arguments of every B, not of A.")
-    parser.add_argument("--a_label", help="Name of A in table and chart; the strategy by default.")
-    parser.add_argument("--b_label", nargs="+", help="Names of the B, one each, in their order.")
-    parser.add_argument("--out", help="Directory; runs/compare/<A>_vs_<B>_<B>... by default.")
-    parser.add_argument("--jobs", type=int, help="Runs at a time; one a core, four at most, by default.")
-    parser.add_argument("--json", action="store_true", help="Print the figures as JSON on stdout.")
-    options, shared = parser.parse_known_args(argv)
-    if options.seeds < 1:
-        raise ValueError(f"--seeds is {options.seeds}; give the number of seeds, at least 1.")
-    a = _arm(options.a, options.a_args, options.a_label)
-    labels = options.b_label or [None] * len(options.b)
-    if len(labels) != len(options.b):
-        raise ValueError(f"--b names {len(options.b)} strategies and --b_label {len(labels)}; give one label each.")
-    others = [_arm(scale, options.b_args, label) for scale, label in zip(options.b, labels, strict=True)]
-    runs = _resolve([a, *others], shared)
-    _refuse_equal(runs)
-    (a, *others), budget = _one_budget(runs)
-    Console(stderr=True).print(budget, markup=False, highlight=False, soft_wrap=True)
-    context = {
-        "corpus_hash": runs[0].data.manifest.corpus_hash,
-        "torch": torch.__version__,
-        "lightning_sv": __version__,
-    }
-    result = compare(
-        a, others, seeds=range(options.seeds), args=shared, out=options.out, jobs=options.jobs, context=context
-    )
-    if options.json:
-        print(result.to_json())
-    else:
-        result.print(Console())
-    return 0
-
-
-def _arm(scale: str, text: str, label: str | None) -> Arm:
+def make_arm(scale: str, text: str, label: str | None) -> Arm:
     """Make an arm; its label is the strategy and what its own arguments change."""
     args = shlex.split(text)
     words = " ".join(args).replace("=", " ").split()
@@ -77,7 +26,7 @@ def _arm(scale: str, text: str, label: str | None) -> Arm:
     return Arm(label or ",".join([scale, *changes]), scale, tuple(args))
 
 
-class _Resolved(NamedTuple):
+class Resolved(NamedTuple):
     """An arm, and what `fit` would build of its arguments."""
 
     arm: Arm
@@ -86,7 +35,7 @@ class _Resolved(NamedTuple):
     trainer: dict[str, Any]
 
 
-def _resolve(arms: Sequence[Arm], shared: list[str]) -> list[_Resolved]:
+def resolve(arms: Sequence[Arm], shared: list[str]) -> list[Resolved]:
     """Resolve every arm as `fit` would.
 
     Raises:
@@ -105,7 +54,7 @@ def _resolve(arms: Sequence[Arm], shared: list[str]) -> list[_Resolved]:
         if isinstance(devices, int) and devices > 0 and isinstance(nodes, int):  # else each run finds out
             data.share(devices * nodes)
             data.check_validation(devices * nodes)
-        runs.append(_Resolved(arm, model, data, trainer))
+        runs.append(Resolved(arm, model, data, trainer))
     refuse_other_data(
         {
             run.arm.label: {key: getattr(run.data.manifest, key) for key in CORPUS_KEYS}
@@ -117,7 +66,7 @@ def _resolve(arms: Sequence[Arm], shared: list[str]) -> list[_Resolved]:
     return runs
 
 
-def _refuse_equal(runs: Sequence[_Resolved]) -> None:
+def refuse_equal(runs: Sequence[Resolved]) -> None:
     """Refuse two strategies that are one model."""
     for a, b in combinations(runs, 2):
         if a.arm.args == b.arm.args and a.model.meaning == b.model.meaning:
@@ -127,7 +76,7 @@ def _refuse_equal(runs: Sequence[_Resolved]) -> None:
             )
 
 
-def _one_budget(runs: Sequence[_Resolved]) -> tuple[list[Arm], str]:
+def one_budget(runs: Sequence[Resolved]) -> tuple[list[Arm], str]:
     """Give every arm the tokens of A, whose parameters decide them where no steps are set; say so in a sentence.
 
     Raises:

@@ -1,0 +1,1 @@
+"""The command line: one file a command, of the same name, each with `run(argv)`; `main` finds them."""

@@ -1,0 +1,49 @@
+"""`lightning-sv fit` and `validate`: LightningCLI, what a stop or a damaged checkpoint means, the run's picture."""
+
+import atexit
+import json
+from contextlib import ExitStack
+
+from rich.console import Console
+
+from lightning_sv.analysis.run_plot import draw_run
+from lightning_sv.lit.cli import PretrainCLI
+from lightning_sv.lit.load import while_restoring
+from lightning_sv.lit.run_dir import leave_group, rank
+from lightning_sv.lit.signals import StoppedError, requeue
+from lightning_sv.lit.summary import print_summary
+from lightning_sv.plan import fitting_micro_batch
+from lightning_sv.runs.events import read_run
+from lightning_sv.settings.trainer import quiet
+
+
+def run(argv: list[str]) -> int:
+    """Train, draw `run.png`, show the figures; return the exit code."""
+    return _run(["fit", *argv])
+
+
+def validate(argv: list[str]) -> int:
+    """Show the validation loss of a checkpoint; return the exit code."""
+    return _run(["validate", *argv])
+
+
+def _run(argv: list[str]) -> int:
+    quiet()
+    atexit.register(leave_group)
+    try:
+        with ExitStack() as cleanup:
+            done = PretrainCLI(argv, cleanup, fitting_micro_batch)
+    except StoppedError as stopped:
+        return 0 if stopped.requeue and (rank() or requeue()) else stopped.code
+    except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+        if any(word.startswith("--ckpt_path") for word in argv) and while_restoring(error):
+            why = " ".join(str(error).split())
+            raise ValueError(f"the checkpoint cannot be resumed ({type(error).__name__}: {why}).") from error
+        raise
+    if done.summary is not None:
+        draw_run(read_run(done.run_dir), done.run_dir / "run.png")
+        if done.json:
+            print(json.dumps({"run_dir": str(done.run_dir), **done.summary}, indent=2))
+        else:
+            print_summary(Console(), done.summary, done.run_dir)
+    return 0
