@@ -75,10 +75,10 @@ def set_limits(axes: Axes, curves: Sequence[Curve], from_share: float, include: 
         axes.set_ylim(float(late.min()) - pad, float(late.max()) + pad)
 
 
-def new_figure(panels: int = 2) -> Figure:
-    """A figure of ``panels`` side by side, 5 by 4 inches each."""
+def new_figure(panels: int = 2, rows: int = 1) -> Figure:
+    """A figure of ``panels`` side by side in each of ``rows``, 5 by 4 inches each."""
     # a Figure of its own canvas, not pyplot: no global state, no display
-    figure = Figure(figsize=(5 * panels, 4), dpi=150, layout="constrained")
+    figure = Figure(figsize=(5 * panels, 4 * rows), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 

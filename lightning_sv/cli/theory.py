@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from lightning_sv.analysis.theory import draw_panels
 from lightning_sv.theory.claims import CLAIMS, Claim, Result
-from lightning_sv.theory.draw import draw
-from lightning_sv.theory.study import load_student, parse_teacher, study
+from lightning_sv.theory.study import SHOWN, Study, load_student, parse_teacher, study
 
 _STYLE = {"holds": "green", "fails, as expected": "yellow", "CONTRADICTED": "bold red"}
 
@@ -39,8 +39,13 @@ def run(argv: list[str]) -> int:
         if options.claims:
             raise ValueError(f"--teacher studies flows and checks no claims; leave out {' '.join(options.claims)!r}.")
         found = study(parse_teacher(options.teacher), [load_student(path) for path in options.student])
-        draw(found.panels(), out / "study.png")
-        print(json.dumps(found.to_dict(), indent=2)) if options.json else found.print(Console(), out / "study.png")
+        draw_panels(found.panels(), out / "study.png")
+        if options.json:
+            print(json.dumps(found.to_dict(), indent=2))
+        else:
+            console = Console()
+            print_study(console, found)
+            console.print(f"Picture in {out / 'study.png'}.", highlight=False)
         return 0
     if options.student:
         raise ValueError('--student is compared on a teacher; add one, e.g. --teacher "8 1".')
@@ -57,6 +62,18 @@ def run(argv: list[str]) -> int:
         print_results(console, results)
         console.print(f"Pictures and theory.json in {out}.", highlight=False)
     return int(any(result.verdict == "CONTRADICTED" for result in results))
+
+
+def print_study(console: Console, found: Study) -> None:
+    """Print one row per student."""
+    table = Table(title="Gradient flows on your teacher", title_justify="left")
+    for column in ("student", *(f"L({t:g})" for t in SHOWN), "L − L_f at t³", "eigenvalues of J Jᵀ at the end"):
+        table.add_column(column, overflow="fold")
+    for student in found.students:
+        ends = f"{student.spectrum[-1, 0]:.4g} to {student.spectrum[-1, -1]:.4g}"
+        cubic = "not rational" if student.cubic is None else str(student.cubic)
+        table.add_row(student.name, *(f"{x:.3e}" for x in student.losses.values()), cubic, ends)
+    console.print(table)
 
 
 def check_all(claims: Sequence[Claim]) -> list[Result]:
@@ -78,7 +95,7 @@ def save(results: Sequence[Result], out: Path) -> None:
     for name in dict.fromkeys(result.claim.claim for result in results):
         panels = [panel for result in results if result.claim.claim == name for panel in result.finding.panels]
         if panels:
-            draw(panels, out / f"{name}.png")
+            draw_panels(panels, out / f"{name}.png")
     rows = [result.to_dict() for result in results]
     if (out / "theory.json").exists():  # claims that were not asked for this time keep theirs
         checked = {row["claim"] for row in rows}

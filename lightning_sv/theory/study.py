@@ -5,22 +5,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from lightning_sv.theory.compare import FLOOR, difference_series
-from lightning_sv.theory.draw import Line, Panel
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.flow import flow
+from lightning_sv.theory.panels import Line, Panel
 from lightning_sv.theory.students import STUDENTS, Student, exact
 
 _BASELINE = STUDENTS["f"]
-_SHOWN = (0.1, 0.5, 1.0, 2.0, 4.0)
-TIMES = np.unique(np.concatenate([np.geomspace(0.01, 0.5, 40), np.linspace(0.52, 8, 188), _SHOWN]))
+SHOWN = (0.1, 0.5, 1.0, 2.0, 4.0)
+TIMES = np.unique(np.concatenate([np.geomspace(0.01, 0.5, 40), np.linspace(0.52, 8, 188), SHOWN]))
 
 
 @dataclass(frozen=True)
@@ -38,6 +35,11 @@ class Studied:
     loss: Array
     cubic: Fraction | None
     spectrum: Array
+
+    @property
+    def losses(self) -> dict[float, float]:
+        """Loss at the times that a table shows."""
+        return {t: float(self.loss[np.searchsorted(TIMES, t)]) for t in SHOWN}
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class Study:
         rows = [
             {
                 "student": s.name,
-                "loss": dict(zip(_SHOWN, _at_shown(s.loss), strict=True)),
+                "loss": s.losses,
                 "cubic": None if s.cubic is None else str(s.cubic),
                 "preconditioner_eigenvalues_at_start": s.spectrum[0].tolist(),
                 "preconditioner_eigenvalues_at_end": s.spectrum[-1].tolist(),
@@ -78,22 +80,6 @@ class Study:
             for s in self.students
         ]
         return {"teacher": [[str(x) for x in row] for row in self.teacher], "students": rows}
-
-    def print(self, console: Console, picture: Path) -> None:
-        """Print one row per student."""
-        table = Table(title="Gradient flows on your teacher", title_justify="left")
-        for column in ("student", *(f"L({t:g})" for t in _SHOWN), "L − L_f at t³", "eigenvalues of J Jᵀ at the end"):
-            table.add_column(column, overflow="fold")
-        for s in self.students:
-            ends = f"{s.spectrum[-1, 0]:.4g} to {s.spectrum[-1, -1]:.4g}"
-            cubic = "not rational" if s.cubic is None else str(s.cubic)
-            table.add_row(s.name, *(f"{x:.3e}" for x in _at_shown(s.loss)), cubic, ends)
-        console.print(table)
-        console.print(f"Picture in {picture}.", highlight=False)
-
-
-def _at_shown(values: Array) -> list[float]:
-    return [float(x) for x in values[np.searchsorted(TIMES, _SHOWN)]]
 
 
 def study(teacher: Any, own: Sequence[Student] = ()) -> Study:

@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from lightning_sv.__main__ import main
 from lightning_sv.cli import theory as command
 from lightning_sv.theory.claims import CLAIMS, Finding
-from lightning_sv.theory.draw import Line, Panel
+from lightning_sv.theory.panels import Line, Panel
 from lightning_sv.theory.students import ScaledInput
 
 KEYS = {

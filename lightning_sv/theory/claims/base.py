@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lightning_sv.theory.draw import Panel
+from lightning_sv.theory.panels import Panel
 
 Advance = Callable[[float], None]
 Verdict = Literal["holds", "fails, as expected", "CONTRADICTED"]

@@ -7,10 +7,10 @@ import numpy as np
 
 from lightning_sv.theory.claims.base import Advance, Finding
 from lightning_sv.theory.compare import FLOOR, TIMES, difference_series, stays_below
-from lightning_sv.theory.draw import BLUE, ORANGE, Line, Panel
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.flow import flow
 from lightning_sv.theory.instantaneous import PAIRINGS, State
+from lightning_sv.theory.panels import Colour, Line, Panel
 from lightning_sv.theory.students import STUDENTS, exact
 from lightning_sv.theory.teachers import TEACHERS, Teacher, teachers
 
@@ -36,7 +36,11 @@ def at_an_instant(name: str, symbol: str) -> Callable[[Advance], Finding]:
                 off.append(state)
                 advance(0.5 + len(off) / 4000)
         lines, violations, least = [], 0, np.inf
-        for label, states, colour in (("off the trajectory, guarded", off, ORANGE), ("on the trajectory", on, BLUE)):
+        sets: list[tuple[str, list[State], Colour]] = [
+            ("off the trajectory, guarded", off, "orange"),
+            ("on the trajectory", on, "blue"),
+        ]
+        for label, states, colour in sets:
             rates = [pairing.rates(state) for state in states]
             violations += sum(rate.violates for rate in rates)
             ratio = [r.student / r.standard for r in rates if r.standard < -1e-12]

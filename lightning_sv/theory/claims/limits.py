@@ -9,10 +9,10 @@ import numpy as np
 
 from lightning_sv.theory.claims.base import Advance, Claim, Finding
 from lightning_sv.theory.compare import FLOOR, MARGIN, TIMES, Curve, loss_ratio
-from lightning_sv.theory.draw import BLUE, VERMILLION, Line, Panel
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.flow import flow
 from lightning_sv.theory.instantaneous import PAIRINGS
+from lightning_sv.theory.panels import Line, Panel
 from lightning_sv.theory.students import STUDENTS
 
 _F = STUDENTS["f"]
@@ -61,14 +61,13 @@ def _anywhere(name: str, symbol: str, shape: tuple[int, int], grid: Sequence[flo
             f"{pairing.guard_name} of the state",
             f"$(dL_{{{symbol}}}/dt) \\,/\\, (dL_f/dt)$",
             [
-                Line("at least as fast", guard[some][~bad[some]], ratio[some][~bad[some]], marks=True, colour=BLUE),
+                Line("at least as fast", guard[some][~bad[some]], ratio[some][~bad[some]], marks=True, colour="blue"),
                 Line(
                     f"slower: {share:.0%} of all",
                     guard[some][bad[some]],
                     ratio[some][bad[some]],
-                    True,
-                    None,
-                    VERMILLION,
+                    marks=True,
+                    colour="vermillion",
                 ),
             ],
             scale="xy",

@@ -4,8 +4,8 @@ import numpy as np
 
 from lightning_sv.theory.claims.base import Advance, Claim, Finding
 from lightning_sv.theory.compare import TIMES, stays_below
-from lightning_sv.theory.draw import Line, Panel
 from lightning_sv.theory.flow import flow
+from lightning_sv.theory.panels import Line, Panel
 from lightning_sv.theory.students import STUDENTS
 from lightning_sv.theory.teachers import TEACHERS
 

@@ -4,9 +4,9 @@ import numpy as np
 from scipy.special import ndtri
 
 from lightning_sv.theory.claims.base import Advance, Claim, Finding
-from lightning_sv.theory.draw import BLUE, GREEN, ORANGE, SKY, VERMILLION, Line, Panel
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.hessian import dense_hessian, dense_sharpness, sharpness
+from lightning_sv.theory.panels import Colour, Line, Panel
 from lightning_sv.theory.sde import NoisyTraining, Paths, simulate
 
 _SOURCE = "Theorems 2.3 and C.1"
@@ -16,6 +16,9 @@ _CONDITIONS = (
     f"dt = {_SETTING.dt}, T = {_SETTING.end / 4:g}"
 )
 _METRICS = (("λ_max", "lambda_max"), ("trace", "trace"), ("Frobenius norm", "frobenius"))
+#: colours of the metrics without decay and with it
+_WITHOUT: tuple[Colour, ...] = ("vermillion", "orange", "sky")
+_WITH: tuple[Colour, ...] = ("blue", "green", "black")
 _Z = float(ndtri(0.99))  # one side
 _Z2 = float(ndtri(0.995))  # both sides
 _DONE: dict[NoisyTraining, Paths] = {}
@@ -41,7 +44,7 @@ def _paths(advance: Advance) -> Paths:
     return _DONE[_SETTING]
 
 
-def _mean_line(label: str, times: Array, values: Array, colour: str) -> Line:
+def _mean_line(label: str, times: Array, values: Array, colour: Colour) -> Line:
     spread = _Z2 * values.std(-1, ddof=1) / np.sqrt(values.shape[-1])
     return Line(label, times, values.mean(-1), spread=spread, colour=colour)
 
@@ -55,9 +58,9 @@ def _no_decay_grows(advance: Advance) -> Finding:
         "time t of the flow",
         r"$E\|\gamma\|^2$, band: 99% interval",
         [
-            _mean_line("μ = 0", paths.times, paths.gamma[:, 0], VERMILLION),
-            _mean_line(f"μ = {_SETTING.mus[1]}", paths.times, paths.gamma[:, 1], BLUE),
-            Line("the proof's bound, μ > 0", paths.times, _bounds(paths)[0], colour=GREEN),
+            _mean_line("μ = 0", paths.times, paths.gamma[:, 0], "vermillion"),
+            _mean_line(f"μ = {_SETTING.mus[1]}", paths.times, paths.gamma[:, 1], "blue"),
+            Line("the proof's bound, μ > 0", paths.times, _bounds(paths)[0], colour="green"),
         ],
     )
     low = ratio - _Z * error
@@ -71,11 +74,11 @@ def _no_decay_sharpens(advance: Advance) -> Finding:
     quarter = len(paths.times) // 4
     found = {}
     lines = []
-    for (label, name), colour in zip(_METRICS, (VERMILLION, ORANGE, SKY), strict=True):
+    for (label, name), colour in zip(_METRICS, _WITHOUT, strict=True):
         values = getattr(paths, name)
         found[label] = growth(values[-1, 0], values[quarter, 0])
         lines.append(Line(f"{label}, μ = 0", paths.times, values[:, 0].mean(-1) / values[0, 0].mean(), colour=colour))
-    for (label, name), colour in zip(_METRICS, (BLUE, GREEN, "black"), strict=True):
+    for (label, name), colour in zip(_METRICS, _WITH, strict=True):
         values = getattr(paths, name)
         lines.append(
             Line(

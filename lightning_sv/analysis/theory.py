@@ -1,0 +1,83 @@
+"""The pictures of the theory: panels of lines, at most three a row."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from lightning_sv.analysis.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    new_figure,
+    set_style,
+)
+from lightning_sv.theory.panels import Panel
+
+_PALETTE = {
+    "blue": BLUE,
+    "vermillion": VERMILLION,
+    "green": GREEN,
+    "orange": ORANGE,
+    "purple": PURPLE,
+    "sky": SKY,
+    "grey": GREY,
+}
+_FREE = tuple(_PALETTE.values())
+# a style for each colour: some panels have more lines than `LINES` has styles
+_STYLES = ("-", "--", "-.", ":", (0, (6, 2)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+_MARKS = "osD^v"
+
+
+def draw_panels(panels: Sequence[Panel], path: str | Path) -> None:
+    """Write a PNG with at most three panels a row.
+
+    Args:
+        panels: at least one
+        path: the file; its folder is made
+    """
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    figure = new_figure(columns, rows)
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.1)  # titles are sentences
+    for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=False):
+        _draw(axes, panel)
+    for axes in figure.axes[len(panels) :]:
+        axes.set_axis_off()
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _draw(axes: Axes, panel: Panel) -> None:
+    if panel.level is not None:
+        axes.axhline(panel.level, color=GREY, linewidth=1, zorder=1)
+    for k, line in enumerate(panel.lines):
+        colour = _FREE[k % len(_FREE)] if line.colour is None else _PALETTE.get(line.colour, line.colour)
+        label = line.label or None
+        if line.marks:
+            mark = _MARKS[k % len(_MARKS)]
+            axes.plot(line.x, line.y, mark, color=colour, markersize=3, alpha=0.6, mew=0, label=label)
+        else:
+            axes.plot(line.x, line.y, color=colour, linestyle=_STYLES[k % len(_STYLES)], linewidth=1.8, label=label)
+        if line.spread is not None:
+            y = np.asarray(line.y)
+            axes.fill_between(line.x, y - line.spread, y + line.spread, color=colour, alpha=0.2, linewidth=0)
+    if "x" in panel.scale:
+        axes.set_xscale("log")
+    if "y" in panel.scale:
+        axes.set_yscale("log")
+    if panel.limits is not None:
+        axes.set_ylim(*panel.limits)
+    if panel.x_limits is not None:
+        axes.set_xlim(*panel.x_limits)
+    axes.set_xlabel(panel.x)
+    axes.set_ylabel(panel.y)
+    axes.set_title(panel.title)
+    set_style(axes)
+    if any(line.label for line in panel.lines):
+        axes.legend(fontsize=8, loc="best", edgecolor="none", framealpha=0.9)
