@@ -21,7 +21,7 @@ from lightning_sv.experiments.experiment import PlannedFigure, plan_figure
 from lightning_sv.experiments.figures import CONF, figure_names, load_figure, load_scale
 from lightning_sv.experiments.recipe import Recipes
 from lightning_sv.experiments.regenerate import questions, result, train
-from lightning_sv.experiments.report import write_report
+from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import FigureResult
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.runs.launch import LAUNCHER, default_parallel

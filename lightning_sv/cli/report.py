@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from lightning_sv.experiments.own_runs import own_figure
-from lightning_sv.experiments.report import write_report
+from lightning_sv.experiments.report.write import write_report
 from lightning_sv.settings.words import Words
 
 

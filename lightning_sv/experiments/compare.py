@@ -23,7 +23,7 @@ from lightning_sv.experiments.checks import (
 )
 from lightning_sv.experiments.comparison import Comparison
 from lightning_sv.experiments.pair import Arm, TrainedArm
-from lightning_sv.experiments.report_rows import write_csv
+from lightning_sv.experiments.report.tables import write_csv
 from lightning_sv.runs.events import read_run
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import LAUNCHER, default_parallel, run_jobs

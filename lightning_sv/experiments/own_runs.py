@@ -10,7 +10,7 @@ from lightning_sv.experiments.checks import (
     config_differences,
 )
 from lightning_sv.experiments.pair import Arm, Pair, TrainedArm
-from lightning_sv.experiments.report_rows import tokens_per_param
+from lightning_sv.experiments.report.tables import tokens_per_param
 from lightning_sv.experiments.results import ArmResult, FigureResult, PanelResult, Verdict, VerdictWord
 from lightning_sv.runs.events import VAL_LOSS, Run, read_run
 

@@ -12,10 +12,10 @@ from scipy import stats as scipy_stats
 from lightning_sv.analysis.grids import optimum, pairs_needed
 from lightning_sv.analysis.paired import paired_difference
 from lightning_sv.experiments.claims import not_testable, statement, verdicts
-from lightning_sv.experiments.draw_series import panel_fits
 from lightning_sv.experiments.judge import Part, all_of, below, opposite
 from lightning_sv.experiments.kinds import KINDS
-from lightning_sv.experiments.report_rows import ours_words
+from lightning_sv.experiments.report.series import panel_fits
+from lightning_sv.experiments.report.tables import ours_words
 from lightning_sv.experiments.results import ArmResult, PanelResult, Verdict
 from lightning_sv.experiments.spec import ClaimSpec
 from lightning_sv.experiments.tables import benchmark_table, throughput_table

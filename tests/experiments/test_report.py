@@ -13,7 +13,7 @@ from matplotlib.image import imread
 
 from lightning_sv.__main__ import main
 from lightning_sv.experiments.own_runs import own_figure
-from lightning_sv.experiments.report import write_report
+from lightning_sv.experiments.report.write import write_report
 from lightning_sv.runs.events import read_run
 from tests.experiments.fake_results import figure, write_run
 

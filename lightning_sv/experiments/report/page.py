@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lightning_sv.experiments.judge import NOT_TESTABLE
-from lightning_sv.experiments.report_rows import PAPER_TOKENS_PER_PARAM, ours_words, panel_table, tokens_per_param
+from lightning_sv.experiments.report.tables import PAPER_TOKENS_PER_PARAM, ours_words, panel_table, tokens_per_param
 from lightning_sv.experiments.results import FigureResult
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.provenance import Provenance

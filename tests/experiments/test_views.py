@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
 from lightning_sv.analysis.style import BLUE
-from lightning_sv.experiments.draw_panel import branch_views, curve_views, looks_of
-from lightning_sv.experiments.draw_series import grid_views, panel_fits, scaling_views
-from lightning_sv.experiments.report_rows import panel_table
+from lightning_sv.experiments.report.series import grid_views, panel_fits, scaling_views
+from lightning_sv.experiments.report.tables import panel_table
+from lightning_sv.experiments.report.views import branch_views, curve_views, looks_of
 from lightning_sv.experiments.results import ArmResult, PanelResult
 from lightning_sv.runs.events import Curve
 from tests.experiments import fake_results as fake

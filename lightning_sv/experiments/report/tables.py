@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent
-from lightning_sv.experiments.draw_panel import arm_name, baseline_first, end_losses
-from lightning_sv.experiments.draw_series import panel_fits
+from lightning_sv.experiments.report.series import panel_fits
+from lightning_sv.experiments.report.views import arm_name, baseline_first, end_losses
 from lightning_sv.experiments.results import FigureResult, PanelResult, Verdict
 from lightning_sv.runs.events import Run
 

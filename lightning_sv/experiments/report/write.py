@@ -4,10 +4,10 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lightning_sv.experiments.draw_panel import View, branch_views, curve_views
-from lightning_sv.experiments.draw_series import grid_views, scaling_views
-from lightning_sv.experiments.report_pages import PanelPages, head_lines, html_page, markdown_page
-from lightning_sv.experiments.report_rows import difference_rows, run_rows, table_rows, verdict_rows, write_csv
+from lightning_sv.experiments.report.page import PanelPages, head_lines, html_page, markdown_page
+from lightning_sv.experiments.report.series import grid_views, scaling_views
+from lightning_sv.experiments.report.tables import difference_rows, run_rows, table_rows, verdict_rows, write_csv
+from lightning_sv.experiments.report.views import View, branch_views, curve_views
 from lightning_sv.experiments.results import FigureResult, PanelKind, PanelResult
 from lightning_sv.runs.provenance import Provenance
 

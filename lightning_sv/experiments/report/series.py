@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from lightning_sv.analysis.paired import paired_difference
 from lightning_sv.analysis.scaling import Scaling, fit_scaling
 from lightning_sv.analysis.style import GREY, human_tokens, legend_below, new_figure, set_style
-from lightning_sv.experiments.draw_panel import View, arm_name, axis_words, end_losses, looks_of
+from lightning_sv.experiments.report.views import View, arm_name, axis_words, end_losses, looks_of
 from lightning_sv.experiments.results import PanelResult
 
 
