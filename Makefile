@@ -20,6 +20,7 @@ DATA ?= stdlib
 A ?= llama
 B ?= unified
 SEEDS ?= 3
+BUDGET ?=
 ARGS ?=
 A_ARGS ?=
 B_ARGS ?=
@@ -37,6 +38,7 @@ help:  ## this list
 	@echo
 	@echo "  variables    MODEL=$(MODEL) SCALE=$(SCALE) OPTIM=$(OPTIM) SCHEDULE=$(SCHEDULE) TRAINER=$(TRAINER) DATA=$(DATA)"
 	@echo "               A=$(A) B='$(B)' SEEDS=$(SEEDS) A_ARGS= B_ARGS= ARGS='any key, e.g. --trainer.max_steps 500'"
+	@echo "               BUDGET=$(SPEND) of: $(sort $(basename $(notdir $(wildcard conf/paper/budgets/*.yaml))))"
 	@echo "               FIG='$(FIG)' of: $(sort $(basename $(notdir $(wildcard conf/paper/*.yaml))))"
 	@echo "               PROBES=$(PROBES) measured beside the training: $(basename $(notdir $(wildcard conf/probes/*.yaml)))"
 
@@ -81,9 +83,10 @@ compare: data  ## strategy A with one or several B, SEEDS pairs each: difference
 	@$(BIN)/lightning-sv compare --a '$(A)' --b $(B) --seeds $(SEEDS) --a_args='$(A_ARGS)' --b_args='$(B_ARGS)' \
 		$(call CONFIG,$(MODEL)) $(ARGS)
 
-# Here SCALE is the size of the experiments (conf/paper/scales), not a strategy. Only the embedded corpus is prepared unasked.
-paper: $(if $(filter gpu paper,$(SCALE))$(filter --dry-run --no-train,$(ARGS)),$(VENV)/.run,data)  ## the paper's figures FIG (all) at SCALE (cpu): runs, verdicts; ARGS=--dry-run first
-	@$(BIN)/lightning-sv paper --scale '$(or $(SCALE),cpu)' $(if $(FIG),--fig $(FIG)) $(ARGS)
+# What the experiments may spend; SCALE is the former name of BUDGET here. Only the embedded corpus is prepared unasked.
+SPEND = $(or $(BUDGET),$(SCALE),cpu)
+paper: $(if $(filter gpu paper,$(SPEND))$(filter --dry% --no%,$(ARGS)),$(VENV)/.run,data)  ## the paper's figures FIG (all) on a BUDGET (cpu): runs, verdicts; ARGS=--dry_run first
+	@$(BIN)/lightning-sv paper --budget '$(SPEND)' $(if $(FIG),--fig $(FIG)) $(ARGS)
 
 theory: $(VENV)/.run  ## the paper's theorems: verdicts, counterexamples, pictures in results/theory
 	@$(BIN)/lightning-sv theory --out results/theory $(ARGS)

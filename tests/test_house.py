@@ -38,7 +38,8 @@ TOO_MANY_FILES = {
 }
 KNOW_LIGHTNING = {"lit", "callbacks"}
 #: layers of a run; conf/paper and conf/ladder hold experiments
-LAYERS = sorted(path for path in (ROOT / "conf").rglob("*.yaml") if path.parts[-2] not in ("paper", "scales", "ladder"))
+EXPERIMENTS = ("paper", "budgets", "ladder")
+LAYERS = sorted(path for path in (ROOT / "conf").rglob("*.yaml") if path.parts[-2] not in EXPERIMENTS)
 MODELS = sorted((ROOT / "conf/model").glob("*.yaml"))
 
 
@@ -165,7 +166,7 @@ def test_the_reliability_table_is_that_of_make_test_faults() -> None:
 def test_the_verdicts_of_the_readme_are_those_of_the_report() -> None:
     """Its rows are the report's, with all that is contradicted; its counts are those of all of them."""
     section = (
-        (ROOT / "README.md").read_text().partition("#### What came out at the scale `cpu`\n")[2].partition("\n#")[0]
+        (ROOT / "README.md").read_text().partition("#### What came out under the budget `cpu`\n")[2].partition("\n#")[0]
     )
     report = (ROOT / "results/cpu/report.md").read_text().partition("## Claims")[2].partition("\n## ")[0].splitlines()
     rows = [line for line in section.splitlines() if line.startswith("| ")]
@@ -182,7 +183,7 @@ def test_the_verdicts_of_the_readme_are_those_of_the_report() -> None:
 
 
 def test_the_long_runs_of_the_readme_are_those_of_the_report() -> None:
-    section = (ROOT / "README.md").read_text().partition("#### What came out at the scale `cpu-long`\n")[2]
+    section = (ROOT / "README.md").read_text().partition("#### What came out under the budget `cpu-long`\n")[2]
     quoted = re.findall(r"^\| .* \| (−.*?) \((−.*?) to (.*?)\)", section.partition("\n#")[0], re.MULTILINE)
     with (ROOT / "results/cpu-long/differences.csv").open(newline="") as file:
         ours = [[f"{float(row[key]):+.3f}" for key in ("estimate", "low", "high")] for row in csv.DictReader(file)]

@@ -16,7 +16,7 @@ COMMANDS = {
     "params": "parameter ledger of a model by role, beside the paper's figures",
     "plan": "memory, hours, checkpoint and data of a run on so many GPUs, before it is started",
     "compare": "train strategies in pairs with a baseline and compare them",
-    "paper": "the paper's figures at a scale: missing runs, verdicts on its claims, a report",
+    "paper": "the paper's figures on a budget: missing runs, verdicts on its claims, a report",
     "report": "draw your own runs from their event files: one page, pictures, CSV",
     "generate": "continue a prompt with a trained model",
     "theory": "check the paper's theorems, with the counterexamples beyond them",

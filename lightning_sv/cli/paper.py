@@ -1,8 +1,9 @@
-"""`lightning-sv paper`: the paper's figures at a scale, from missing runs to verdicts."""
+"""`lightning-sv paper`: the paper's figures on a budget, from missing runs to verdicts."""
 
 import shlex
 import sys
 import warnings
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from rich.table import Table
 from lightning_sv import __version__
 from lightning_sv.experiments.dry_run import print_dry_run
 from lightning_sv.experiments.experiment import PlannedFigure, plan_figure
-from lightning_sv.experiments.figures import CONF, figure_names, load_figure, load_scale
+from lightning_sv.experiments.figures import CONF, figure_names, load_budget, load_figure
 from lightning_sv.experiments.recipe import Recipes
 from lightning_sv.experiments.regenerate import questions, result, train
 from lightning_sv.experiments.report.write import write_report
@@ -38,16 +39,17 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         launcher: The program that trains one run.
 
     Raises:
-        ValueError: An unknown figure or scale, a wrong key, or runs that cannot be compared.
+        ValueError: An unknown figure or budget, a wrong key, or runs that cannot be compared.
     """
     parser = Words(
         prog="lightning-sv paper",
-        description="Run the paper's experiments at a scale and judge its claims. Arguments that are not listed here "
+        description="Run the paper's experiments on a budget and judge its claims. Arguments that are not listed here "
         "are keys of `fit` for every run, e.g. --data.corpus.dir DIR.",
     )
-    parser.add_argument("--scale", default="cpu", help="A file of conf/paper/scales.")
+    parser.add_argument("--budget", default="cpu", help="A file of conf/paper/budgets.")
+    parser.add_argument("--scale", dest="budget", default=SUPPRESS, help=SUPPRESS)  # its former name
     parser.add_argument("--fig", nargs="+", default=[], help="Files of conf/paper; all by default.")
-    parser.add_argument("--out", type=Path, help="Directory; runs/paper/SCALE by default.")
+    parser.add_argument("--out", type=Path, help="Directory; runs/paper/BUDGET by default.")
     parser.add_argument("--jobs", type=int, help="Runs at a time; one a core, four at most, by default.")
     parser.add_argument("--dry-run", action="store_true", help="List runs, steps, tokens a parameter and time.")
     parser.add_argument("--no-train", action="store_true", help="Judge the runs that are there.")
@@ -61,31 +63,31 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         raise ValueError("--submit submits what --slurm prints; add --slurm.")
     if options.jobs is not None and options.jobs < 1:
         raise ValueError(f"--jobs is {options.jobs}; give the number of runs at a time, at least 1.")
-    scale = load_scale(options.scale)
-    recipes = Recipes(scale, _keys(rest), CONF)
+    budget = load_budget(options.budget)
+    recipes = Recipes(budget, _keys(rest), CONF)
     figures = [plan_figure(load_figure(name), recipes) for name in dict.fromkeys(options.fig or figure_names())]
-    out: Path = options.out or Path("runs/paper", scale.name)
+    out: Path = options.out or Path("runs/paper", budget.name)
     parallel = options.jobs or default_parallel()
     console = Console(width=None if sys.stdout.isatty() else 150)
     if options.dry_run:
-        print_dry_run(console, figures, Runs(out), scale, parallel)
+        print_dry_run(console, figures, Runs(out), budget, parallel)
         return 0
     runs = Runs(out, None if options.no_train else _context(figures), launcher)
     if options.slurm:
-        print_dry_run(Console(stderr=True, width=console.width), figures, runs, scale, parallel)
+        print_dry_run(Console(stderr=True, width=console.width), figures, runs, budget, parallel)
         return _slurm(console, figures, runs, recipes, options.submit)
     if options.no_train and not any(runs.dir(*run).is_dir() for figure in figures for run in figure.runs()):
         raise ValueError(f"paper: {out} holds no run of these figures; leave out --no-train, or name their --out.")
     failed: dict[str, str] = {}
     if not options.no_train:
-        if scale.gpu is not None:
-            print_dry_run(console, figures, runs, scale, parallel)
+        if budget.gpu is not None:
+            print_dry_run(console, figures, runs, budget, parallel)
         failed = train(figures, runs, parallel=parallel, console=Console(stderr=True))
-    words = [f"lightning-sv paper --scale {scale.name}", *(shlex.quote(word) for word in rest)]
+    words = [f"lightning-sv paper --budget {budget.name}", *(shlex.quote(word) for word in rest)]
     words += ["--out", shlex.quote(str(out))] * (options.out is not None)
-    found = [result(f, runs, scale.name, " ".join([*words, "--fig", f.spec.name])) for f in figures]
+    found = [result(f, runs, budget.name, " ".join([*words, "--fig", f.spec.name])) for f in figures]
     print_verdicts(console, found)
-    write_report(found, out, f"{scale.name}: {scale.summary}", scale.caution)
+    write_report(found, out, f"{budget.name}: {budget.summary}", budget.caution)
     console.print(f"report: {out / 'report.html'}", markup=False)
     return 1 if failed else 0
 
@@ -147,7 +149,7 @@ def _slurm(console: Console, figures: Sequence[PlannedFigure], runs: Runs, recip
     for job in missing:
         job.prepare()
     script = runs.out / "slurm.sh"
-    script.write_text(text := array_script(missing, f"paper-{recipes.scale.name}", recipes.scale.sbatch))
+    script.write_text(text := array_script(missing, f"paper-{recipes.budget.name}", recipes.budget.sbatch))
     script.chmod(0o755)
     print(text)
     if submitted:

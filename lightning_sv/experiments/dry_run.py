@@ -10,31 +10,31 @@ from rich.table import Table
 from lightning_sv.experiments.experiment import PlannedFigure, by_seed
 from lightning_sv.experiments.recipe import MFU, Recipe
 from lightning_sv.experiments.runs import Runs
-from lightning_sv.experiments.spec import ScaleSpec
+from lightning_sv.experiments.spec import Budget
 from lightning_sv.runs.events import read_summary
 
 
-def cost(wanted: Sequence[tuple[Recipe, int]], scale: ScaleSpec) -> float:
+def cost(wanted: Sequence[tuple[Recipe, int]], budget: Budget) -> float:
     """Seconds of one core, or GPU-hours, of these runs."""
-    if scale.gpu is not None:
+    if budget.gpu is not None:
         return sum(recipe.gpu_hours or 0.0 for recipe, _ in wanted)
-    return sum((recipe.seconds or 0.0) + scale.start for recipe, _ in wanted)
+    return sum((recipe.seconds or 0.0) + budget.startup_seconds for recipe, _ in wanted)
 
 
-def rule_runs(figure: PlannedFigure, scale: ScaleSpec) -> list[tuple[Recipe, int]]:
-    """Runs that the rules of a figure may ask for at most: the budget's pairs, each arm at its dearest value."""
+def rule_runs(figure: PlannedFigure, budget: Budget) -> list[tuple[Recipe, int]]:
+    """Runs that the rules of a figure may ask for at most: the most pairs of each, each arm at its dearest value."""
     found = []
     for panel in figure.panels:
         if panel.spec.rule is not None:
             for series in panel.series:
                 of = [arm for arm in panel.arms if arm.label in series["arms"]]
-                dearest = max((arm.recipe for arm in of), key=lambda recipe: cost([(recipe, 0)], scale))
+                dearest = max((arm.recipe for arm in of), key=lambda recipe: cost([(recipe, 0)], budget))
                 first = len(of[0].seeds)
                 found += [(dearest, first + i) for i in range(panel.spec.rule.budget)]
     return found
 
 
-def measured_pace(wanted: Sequence[tuple[Recipe, int]], runs: Runs) -> float | None:
+def measured_ratio(wanted: Sequence[tuple[Recipe, int]], runs: Runs) -> float | None:
     """Median of measured over estimated seconds, of the runs that are complete; None without any."""
     ratios = []
     for recipe, seed in wanted:
@@ -45,7 +45,7 @@ def measured_pace(wanted: Sequence[tuple[Recipe, int]], runs: Runs) -> float | N
 
 
 def print_dry_run(
-    console: Console, figures: Sequence[PlannedFigure], runs: Runs, scale: ScaleSpec, parallel: int
+    console: Console, figures: Sequence[PlannedFigure], runs: Runs, budget: Budget, parallel: int
 ) -> None:
     """Show every run, each figure alone and all together, and how long that takes.
 
@@ -53,16 +53,16 @@ def print_dry_run(
         console: Where.
         figures: What.
         runs: What is there already.
-        scale: At which scale.
+        budget: Under which budget.
         parallel: Runs at a time.
     """
     known = by_seed(run for figure in figures for run in figure.runs())
-    later = by_seed(run for figure in figures for run in rule_runs(figure, scale))
-    pace = measured_pace(known, runs)
+    later = by_seed(run for figure in figures for run in rule_runs(figure, budget))
+    ratio = measured_ratio(known, runs)
     total = by_seed([*known, *later])
     missing = {r.key(s) for r, s in total if not (runs.dir(r, s) / "summary.json").is_file()}
-    table = Table(title=f"scale {scale.name}: {escape(scale.summary)}", title_justify="left")
-    unit = "seconds a run" if scale.gpu is None else f"GPU-hours a run ({scale.gpu}, {MFU:.0%} MFU)"
+    table = Table(title=f"budget {budget.name}: {escape(budget.summary)}", title_justify="left")
+    unit = "seconds a run" if budget.gpu is None else f"GPU-hours a run ({budget.gpu}, {MFU:.0%} MFU)"
     for column in ("model", "strategy", "with", "steps", "tokens", "a parameter", unit, "runs", "complete"):
         words = column in ("model", "strategy", "with")
         table.add_column(column, justify="left" if words else "right", no_wrap=not words,
@@ -71,19 +71,19 @@ def print_dry_run(
     for recipe, seed in total:
         grouped.setdefault(recipe.identity, []).append((recipe, seed))
     for of in sorted(grouped.values(), key=lambda each: (each[0][0].model, each[0][0].strategy, each[0][0].steps)):
-        recipe, each = of[0][0], cost(of[:1], scale) * (pace or 1.0)
+        recipe, each = of[0][0], cost(of[:1], budget) * (ratio or 1.0)
         complete = sum(recipe.key(seed) not in missing for recipe, seed in of)
         table.add_row(
             escape(recipe.model), escape(recipe.strategy), escape(recipe.details), f"{recipe.steps:,}",
             f"{recipe.tokens:,}",
-            f"{recipe.tokens_per_param:.1f}", f"{each:,.0f}" if scale.gpu is None else f"{each:,.1f}",
+            f"{recipe.tokens_per_param:.1f}", f"{each:,.0f}" if budget.gpu is None else f"{each:,.1f}",
             str(len(of)), str(complete),
         )  # fmt: skip
     console.print(table)
     for figure in figures:
-        alone = by_seed([*figure.runs(), *rule_runs(figure, scale)])
+        alone = by_seed([*figure.runs(), *rule_runs(figure, budget)])
         console.print(
-            f"{figure.spec.name:20} {len(alone):3} runs, alone {_time(cost(alone, scale), scale, pace, parallel)}",
+            f"{figure.spec.name:20} {len(alone):3} runs, alone {_time(cost(alone, budget), budget, ratio, parallel)}",
             markup=False, highlight=False, soft_wrap=True,
         )  # fmt: skip
         for panel in figure.panels:
@@ -92,15 +92,16 @@ def print_dry_run(
                               markup=False, soft_wrap=True)  # fmt: skip
     left = [run for run in total if run[0].key(run[1]) in missing]
     console.print(
-        f"together: {len(total)} runs, {_time(cost(total, scale), scale, pace, parallel)}; missing: {len(left)} runs, "
-        f"{_time(cost(left, scale), scale, pace, parallel)}. The paper trains with 100 tokens a parameter.",
+        f"together: {len(total)} runs, {_time(cost(total, budget), budget, ratio, parallel)}; missing: "
+        f"{len(left)} runs, {_time(cost(left, budget), budget, ratio, parallel)}. "
+        "The paper trains with 100 tokens a parameter.",
         markup=False, highlight=False, soft_wrap=True,
     )  # fmt: skip
 
 
-def _time(amount: float, scale: ScaleSpec, pace: float | None, parallel: int) -> str:
-    if scale.gpu is not None:
+def _time(amount: float, budget: Budget, ratio: float | None, parallel: int) -> str:
+    if budget.gpu is not None:
         return f"{amount:,.1f} GPU-hours"
-    minutes = amount * (pace or 1.0) / 60 / parallel
-    source = "at the scale's pace" if pace is None else f"measured: {pace:.2f} times the scale's pace"
+    minutes = amount * (ratio or 1.0) / 60 / parallel
+    source = "as the budget estimates" if ratio is None else f"measured: {ratio:.2f} times the budget's estimate"
     return f"about {minutes:,.0f} min, {parallel} at a time, {source}"

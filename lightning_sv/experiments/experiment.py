@@ -1,4 +1,4 @@
-"""A figure at a scale: the runs of its panels, and the further runs that a rule asks for once some are known."""
+"""A figure under a budget: the runs of its panels, and the further runs that a rule asks for once some are known."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -38,7 +38,7 @@ class PlannedPanel:
 
     Args:
         spec: As in the YAML.
-        arms: In its order; none where the panel cannot be had at this scale.
+        arms: In its order; none where the panel cannot be had on this budget.
         why_not: The reason then.
         series: Of a grid or a scaling panel, see `PanelResult`; ``values``, ``sizes``, ``arms`` in one order.
         warnings: What weakens it.
@@ -88,7 +88,7 @@ def plan_figure(figure: FigureSpec, recipes: Recipes) -> PlannedFigure:
     """Settle every arm of a figure.
 
     Raises:
-        ValueError: An arm that `fit` would refuse, a model that the scale does not know, two arms alike, or a claim
+        ValueError: An arm that `fit` would refuse, a model that the budget does not know, two arms alike, or a claim
             that they cannot decide.
     """
     for panel in figure.panels:
@@ -97,8 +97,8 @@ def plan_figure(figure: FigureSpec, recipes: Recipes) -> PlannedFigure:
 
 
 def _plan_panel(panel: PanelSpec, recipes: Recipes, figure: str) -> PlannedPanel:
-    scale = recipes.scale
-    why_not = panel.not_at.get(scale.name)
+    budget = recipes.budget
+    why_not = panel.not_at.get(budget.name)
     roles = panel.models or [panel.model]
     here = [role for role in roles if isinstance(recipes.model(role), ModelSpec)]
     if panel.file is not None or why_not is not None:
@@ -106,10 +106,10 @@ def _plan_panel(panel: PanelSpec, recipes: Recipes, figure: str) -> PlannedPanel
     if not here:
         lacking = next(why for role in roles if isinstance(why := recipes.model(role), str))
         return PlannedPanel(panel, why_not=lacking)
-    values = panel.values.get(scale.name, []) if panel.kind == "grid" else []
+    values = panel.values.get(budget.name, []) if panel.kind == "grid" else []
     if panel.kind == "grid" and not values:
         return PlannedPanel(panel, why_not="no grid is given for it")
-    seeds = tuple(range(panel.seeds.get(scale.name, scale.seeds)))
+    seeds = tuple(range(panel.seeds.get(budget.name, budget.seeds)))
     arms, series = [], []
     for label, arm in panel.arms.items():
         of: list[ArmRuns] = []
@@ -119,13 +119,13 @@ def _plan_panel(panel: PanelSpec, recipes: Recipes, figure: str) -> PlannedPanel
                 of.append(ArmRuns(f"{label}, {recipe.model}", recipe, seeds, arm.ours, arm.baseline))
         elif panel.kind == "grid":
             tail = panel.axis.rpartition(".")[2]
-            for value in arm.values.get(scale.name, values):
+            for value in arm.values.get(budget.name, values):
                 recipe = recipes.make(panel, arm, panel.model, {panel.axis: value})
                 of.append(ArmRuns(f"{label}, {tail} {value:g}", recipe, seeds, arm.ours, arm.baseline))
         else:
             of = [ArmRuns(label, recipes.make(panel, arm, arm.model or panel.model), seeds, arm.ours, arm.baseline)]
         arms += of
-        series.append(_series(label, arm, panel, of, arm.values.get(scale.name, values)))
+        series.append(_series(label, arm, panel, of, arm.values.get(budget.name, values)))
     _refuse_equal(arms, f"{figure}: panel {panel.title!r}")
     few = panel.kind == "scaling" and len(here) < 4
     warnings = (f"{panel.title}: {len(here)} sizes; a slope wants four or more.",) if few else ()

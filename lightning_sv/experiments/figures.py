@@ -1,6 +1,6 @@
-"""conf/paper/*.yaml -> figures, and conf/paper/scales/*.yaml -> the sizes at which they are run.
+"""conf/paper/*.yaml -> figures, and conf/paper/budgets/*.yaml -> what they may spend.
 
-A misspelled key, figure or scale is answered in one sentence with the nearest right name.
+A misspelled key, figure or budget is answered in one sentence with the nearest right name.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from omegaconf import OmegaConf
 
-from lightning_sv.experiments.spec import FigureSpec, ScaleSpec
+from lightning_sv.experiments.spec import Budget, FigureSpec
 from lightning_sv.settings.yaml_file import check_yaml
 
 CONF = Path("conf")
@@ -24,9 +24,9 @@ def figure_names(conf: Path = CONF) -> list[str]:
     return sorted(path.stem for path in (conf / "paper").glob("*.yaml"))
 
 
-def scale_names(conf: Path = CONF) -> list[str]:
-    """Names of all scales."""
-    return sorted(path.stem for path in (conf / "paper" / "scales").glob("*.yaml"))
+def budget_names(conf: Path = CONF) -> list[str]:
+    """Names of all budgets."""
+    return sorted(path.stem for path in (conf / "paper" / "budgets").glob("*.yaml"))
 
 
 def load_figure(name: str, conf: Path = CONF) -> FigureSpec:
@@ -38,13 +38,13 @@ def load_figure(name: str, conf: Path = CONF) -> FigureSpec:
     return _load(FigureSpec, name, conf / "paper", figure_names(conf), "figure")
 
 
-def load_scale(name: str, conf: Path = CONF) -> ScaleSpec:
-    """Read conf/paper/scales/NAME.yaml.
+def load_budget(name: str, conf: Path = CONF) -> Budget:
+    """Read conf/paper/budgets/NAME.yaml.
 
     Raises:
-        ValueError: No such scale, or a key or value that it cannot have.
+        ValueError: No such budget, or a key or value that it cannot have.
     """
-    return _load(ScaleSpec, name, conf / "paper" / "scales", scale_names(conf), "scale")
+    return _load(Budget, name, conf / "paper" / "budgets", budget_names(conf), "budget")
 
 
 def unknown(what: str, name: str, known: list[str]) -> ValueError:

@@ -1,4 +1,4 @@
-"""An arm of a figure, settled at a scale: arguments of `fit`, steps, tokens, and what a run of it takes.
+"""An arm of a figure, settled under a budget: arguments of `fit`, steps, tokens, and what a run of it takes.
 
 Two arms that come to the same configuration have the same key, so they are trained once.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from lightning_sv.experiments.figures import unknown
-from lightning_sv.experiments.spec import ArmSpec, ModelSpec, PanelSpec, ScaleSpec
+from lightning_sv.experiments.spec import ArmSpec, Budget, ModelSpec, PanelSpec
 from lightning_sv.nn import flops_per_token
 from lightning_sv.plan import find_gpu, plan_steps, train_hours
 from lightning_sv.settings.parse import parse_run
@@ -67,32 +67,32 @@ class Recipe:
 
 
 class Recipes:
-    """Settles arms at one scale.
+    """Settles arms under one budget.
 
     Args:
-        scale: The scale.
+        budget: What they may spend.
         extra: Further keys of every run, e.g. ``data.corpus.dir``.
         conf: The folder of all YAML.
     """
 
-    def __init__(self, scale: ScaleSpec, extra: Mapping[str, Any], conf: Path):
-        self.scale, self.extra, self.conf = scale, dict(extra), conf
+    def __init__(self, budget: Budget, extra: Mapping[str, Any], conf: Path):
+        self.budget, self.extra, self.conf = budget, dict(extra), conf
         self._made: dict[str, Recipe] = {}
-        self._budgets: dict[tuple[str, ...], int] = {}
+        self._steps_known: dict[tuple[str, ...], int] = {}
         self._load = cache(OmegaConf.load)
 
     def model(self, role: str) -> ModelSpec | str:
-        """The model of a role, or why this scale has none.
+        """The model of a role, or why this budget has none.
 
         Raises:
-            ValueError: The scale says nothing of the role.
+            ValueError: The budget says nothing of the role.
         """
-        if role in self.scale.models:
-            return self.scale.models[role]
-        if role not in self.scale.lacks:
-            known = [*self.scale.models, *self.scale.lacks]
-            raise unknown(f"scale {self.scale.name}: model", role, known)
-        return self.scale.lacks[role]
+        if role in self.budget.models:
+            return self.budget.models[role]
+        if role not in self.budget.lacks:
+            known = [*self.budget.models, *self.budget.lacks]
+            raise unknown(f"budget {self.budget.name}: model", role, known)
+        return self.budget.lacks[role]
 
     def make(self, panel: PanelSpec, arm: ArmSpec, role: str, more: Mapping[str, Any] | None = None) -> Recipe:
         """Settle one arm.
@@ -109,27 +109,27 @@ class Recipes:
         model = self.model(role)
         of = model if panel.kind == "scaling" or arm.model is None else self.model(panel.model)
         assert isinstance(model, ModelSpec) and isinstance(of, ModelSpec), role
-        lr = {"model.optim.lr": arm.lr[self.scale.name]} if self.scale.name in arm.lr else {}
+        lr = {"model.optim.lr": arm.lr[self.budget.name]} if self.budget.name in arm.lr else {}
         paths, given = self._layers(panel, model, {**arm.set, **(more or {}), **self.extra, **lr})
         asked = json.dumps([[str(p) for p in paths], given, arm.scale, arm.longer], sort_keys=True)
         if asked not in self._made:
-            steps = round(self._budget(*self._layers(panel, of, self.extra)) * arm.longer)
+            steps = round(self._steps(*self._layers(panel, of, self.extra)) * arm.longer)
             self._made[asked] = self._make(paths, given, arm, model, panel.optim, steps)
         return self._made[asked]
 
     def _layers(self, panel: PanelSpec, model: ModelSpec, more: Mapping[str, Any]) -> tuple[list[Path], dict[str, Any]]:
-        files = ["base", f"optim/{panel.optim}", f"schedule/{panel.schedule}", *self.scale.layers]
+        files = ["base", f"optim/{panel.optim}", f"schedule/{panel.schedule}", *self.budget.layers]
         paths = [self.conf / f"{file}.yaml" for file in [*files, f"model/{model.config}"]]
-        return paths, {**self.scale.set, **model.set, **panel.set, **more}
+        return paths, {**self.budget.set, **model.set, **panel.set, **more}
 
-    def _budget(self, paths: list[Path], given: Mapping[str, Any]) -> int:
+    def _steps(self, paths: list[Path], given: Mapping[str, Any]) -> int:
         """Steps of ``llama``, for every arm: a few scale vectors more must not give an arm more of them."""
         words = [word for path in paths for word in ("--config", path.as_posix())]
         words += [word for key, value in given.items() for word in (f"--{key}", _text(value))]
-        if tuple(words) not in self._budgets:
+        if tuple(words) not in self._steps_known:
             run = parse_run([*words, "--model.scale", "llama"], check_corpus=False)
-            self._budgets[tuple(words)] = plan_steps(*run)
-        return self._budgets[tuple(words)]
+            self._steps_known[tuple(words)] = plan_steps(*run)
+        return self._steps_known[tuple(words)]
 
     def _make(
         self, paths: list[Path], given: dict[str, Any], arm: ArmSpec, model: ModelSpec, optim: str, steps: int
@@ -157,16 +157,17 @@ class Recipes:
         told = [f"{k.rpartition('.')[2]} {v}" for k, v in shown.items()]
         tokens = steps * data.tokens_per_step
         seconds = gpu_hours = None
-        if self.scale.gpu is not None:
-            peak = find_gpu(self.scale.gpu).peak(str(trainer["precision"]))
+        if self.budget.gpu is not None:
+            peak = find_gpu(self.budget.gpu).peak(str(trainer["precision"]))
             flops = flops_per_token(module.n_activated, module.config, data.seq_len)
             gpu_hours = train_hours(tokens, flops, 1, peak, MFU)
-        elif model.pace is None:
-            raise ValueError(f"scale {self.scale.name}: model {model.config} has no pace; add the seconds of one core "
-                             "for 1,000 steps of llama.")  # fmt: skip
+        elif model.seconds_per_1000_steps is None:
+            raise ValueError(f"budget {self.budget.name}: model {model.config} has no seconds_per_1000_steps; "
+                             "add those of one core for 1,000 steps of llama.")  # fmt: skip
         else:
-            cost = self.scale.cost
-            seconds = model.pace * steps / 1000 * cost.get(module.strategy.placement, 1.0) * cost.get(optim, 1.0)
+            slower = self.budget.relative_step_time
+            seconds = model.seconds_per_1000_steps * steps / 1000
+            seconds *= slower.get(module.strategy.placement, 1.0) * slower.get(optim, 1.0)
         return Recipe(
             model=module.config.name,
             strategy=f"{strategy}{module.scale_options.label()}",

@@ -68,7 +68,7 @@ def train(figures: Sequence[PlannedFigure], runs: Runs, *, parallel: int | None,
             return failed
 
 
-def result(figure: PlannedFigure, runs: Runs, scale: str, command: str) -> FigureResult:
+def result(figure: PlannedFigure, runs: Runs, budget: str, command: str) -> FigureResult:
     """Read the runs of a figure and judge its claims.
 
     Raises:
@@ -78,7 +78,7 @@ def result(figure: PlannedFigure, runs: Runs, scale: str, command: str) -> Figur
     judged: list[Verdict] = []
     warnings: list[str] = []
     for panel in figure.panels:
-        made, said, weak = _judged(panel, runs, scale)
+        made, said, weak = _judged(panel, runs, budget)
         panels += made
         judged += [replace(verdict, panel=panel.spec.title) for verdict in said]
         warnings += weak
@@ -93,11 +93,11 @@ def result(figure: PlannedFigure, runs: Runs, scale: str, command: str) -> Figur
     )  # fmt: skip
 
 
-def _judged(panel: PlannedPanel, runs: Runs, scale: str) -> tuple[list[PanelResult], list[Verdict], list[str]]:
+def _judged(panel: PlannedPanel, runs: Runs, budget: str) -> tuple[list[PanelResult], list[Verdict], list[str]]:
     """A panel, and what its rule asked for; verdicts on its claims; what weakens them."""
     panel = without_diverged(panel, runs)
-    claims = [claim for claim in panel.spec.claims if scale not in claim.not_at]
-    said = [not_testable(claim, claim.not_at[scale]) for claim in panel.spec.claims if scale in claim.not_at]
+    claims = [claim for claim in panel.spec.claims if budget not in claim.not_at]
+    said = [not_testable(claim, claim.not_at[budget]) for claim in panel.spec.claims if budget in claim.not_at]
     arms, left_out = _complete(panel.arms, runs)
     why_not = panel.why_not or (left_out if panel.arms and not arms else None)
     if why_not is not None:

@@ -1,4 +1,4 @@
-"""The shared runs of one scale: where they lie, which are missing, which diverged."""
+"""The shared runs of one budget: where they lie, which are missing, which diverged."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ Wanted = Sequence[tuple[Recipe, int]]
 
 @dataclass(frozen=True)
 class Runs:
-    """The shared runs of one scale.
+    """The shared runs of one budget.
 
     Args:
         out: Their folder's parent.

@@ -1,4 +1,4 @@
-"""What the YAML files of conf/paper may say: figures, panels, arms, claims; and the scales they are run at."""
+"""What the YAML files of conf/paper may say: figures, panels, arms, claims; and the budgets they are run on."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,24 +8,24 @@ from lightning_sv.experiments.results import PanelKind
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model at one scale.
+    """A model under one budget.
 
     Args:
         config: File of conf/model, without its ending.
         set: Keys of a run that differ from it.
-        pace: Seconds of one core for 1,000 steps of ``llama`` with AdamW; None where hours follow from FLOPs.
+        seconds_per_1000_steps: Of one core, ``llama`` with AdamW; None where hours follow from FLOPs.
         note: What a reader of its losses must know.
     """
 
     config: str
     set: dict[str, Any] = field(default_factory=dict)
-    pace: float | None = None
+    seconds_per_1000_steps: float | None = None
     note: str = ""
 
 
 @dataclass(frozen=True)
-class ScaleSpec:
-    """One size of the experiments.
+class Budget:
+    """What the experiments may spend: sizes, steps, pairs and machine.
 
     Args:
         name: Of its file.
@@ -33,11 +33,11 @@ class ScaleSpec:
         layers: Files of conf/ below the model: trainer and data.
         seeds: Pairs of every panel that does not say otherwise.
         models: Role, as the figures name it -> model.
-        lacks: Role -> why it is not trained at this scale.
+        lacks: Role -> why it is not trained on this budget.
         set: Keys of every run.
-        cost: Placement or optimizer -> time of a step over ``llama``'s with AdamW.
+        relative_step_time: Placement or optimizer -> time of a step over ``llama``'s with AdamW.
         gpu: Kind of GPU; None for a CPU.
-        start: Seconds of a run on a CPU that its summary does not time: imports, tables, the picture.
+        startup_seconds: Seconds of a run on a CPU that its summary does not time: imports, tables, the picture.
         sbatch: Options of a SLURM job that trains one run.
         caution: What a reader must know of all its losses; stands at the head of the report.
     """
@@ -49,9 +49,9 @@ class ScaleSpec:
     models: dict[str, ModelSpec]
     lacks: dict[str, str] = field(default_factory=dict)
     set: dict[str, Any] = field(default_factory=dict)
-    cost: dict[str, float] = field(default_factory=dict)
+    relative_step_time: dict[str, float] = field(default_factory=dict)
     gpu: str | None = None
-    start: float = 0.0
+    startup_seconds: float = 0.0
     sbatch: list[str] = field(default_factory=list)
     caution: str = ""
 
@@ -66,9 +66,9 @@ class ArmSpec:
         baseline: Whether the others are compared with it.
         set: Keys of its runs.
         longer: Steps over those of the panel.
-        lr: Scale -> peak learning rate; the tuned one where it says nothing.
+        lr: Budget -> peak learning rate; the tuned one where it says nothing.
         model: Role of its model, where it is not the panel's.
-        values: Scale -> its values of a grid, where they are not the panel's: optima lie apart.
+        values: Budget -> its values of a grid, where they are not the panel's: optima lie apart.
     """
 
     scale: str
@@ -95,7 +95,7 @@ class ClaimSpec:
         until: Later share.
         tags: Two scalars.
         text: The statement, where the kind's own words do not fit.
-        not_at: Scale -> why it cannot be tested there.
+        not_at: Budget -> why it cannot be tested there.
     """
 
     kind: str
@@ -139,13 +139,13 @@ class PanelSpec:
         kind: See `PanelResult`.
         optim: File of conf/optim.
         schedule: File of conf/schedule.
-        seeds: Scale -> number of pairs.
+        seeds: Budget -> number of pairs.
         set: Keys of every run.
         axis: Key that a grid varies.
-        values: Scale -> the values of a grid.
+        values: Budget -> the values of a grid.
         rule: Of a grid: each arm at its best value is compared on seeds of its own.
         file: Of a table: measured figures to show.
-        not_at: Scale -> why the panel cannot be had there.
+        not_at: Budget -> why the panel cannot be had there.
     """
 
     title: str

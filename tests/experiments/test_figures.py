@@ -1,4 +1,4 @@
-"""conf/paper at all four scales, without training: what is run, what is shared, what is refused."""
+"""conf/paper at all four budgets, without training: what is run, what is shared, what is refused."""
 
 import subprocess
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from lightning_sv.experiments.dry_run import cost, rule_runs
 from lightning_sv.experiments.experiment import PlannedFigure, by_seed, plan_figure
-from lightning_sv.experiments.figures import figure_names, load_figure, load_scale, scale_names
+from lightning_sv.experiments.figures import budget_names, figure_names, load_budget, load_figure
 from lightning_sv.experiments.kinds import KINDS
 from lightning_sv.experiments.recipe import Recipes
 from lightning_sv.plan import plan_steps
@@ -30,21 +30,21 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module", params=["cpu", "cpu-long", "gpu", "paper"])
 def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, PlannedFigure]]:
     conf = ROOT / "conf"
-    recipes = Recipes(load_scale(request.param, conf), {}, conf)
+    recipes = Recipes(load_budget(request.param, conf), {}, conf)
     return request.param, {name: plan_figure(load_figure(name, conf), recipes) for name in figure_names(conf)}
 
 
-def test_every_run_of_every_scale_is_one_that_fit_takes(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
+def test_every_run_under_every_budget_is_one_that_fit_takes(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
     """The settled arguments parse, and come to the steps, learning rate and tokens that the plan states."""
-    scale, figures = planned
-    assert set(figures) >= set(FIGURES) and scale in scale_names()
+    budget, figures = planned
+    assert set(figures) >= set(FIGURES) and budget in budget_names()
     recipes = {recipe.identity: recipe for figure in figures.values() for recipe, _ in figure.runs()}
     assert len(recipes) > 20
     for recipe in recipes.values():
         module, data, trainer = parse_run(list(recipe.args), check_corpus=False)
         assert plan_steps(module, data, trainer) == recipe.steps
         assert recipe.tokens == recipe.steps * data.tokens_per_step
-        assert (recipe.seconds is None) == (scale in ("gpu", "paper")) != (recipe.gpu_hours is None)
+        assert (recipe.seconds is None) == (budget in ("gpu", "paper")) != (recipe.gpu_hours is None)
     for figure in figures.values():
         for panel in figure.panels:
             labels = {arm.label for arm in panel.arms} | {series["label"] for series in panel.series}
@@ -54,27 +54,27 @@ def test_every_run_of_every_scale_is_one_that_fit_takes(planned: tuple[str, dict
                     assert {claim.a, claim.b or claim.a} <= labels, (figure.spec.name, claim)
 
 
-def test_the_paper_scale_has_the_papers_budget(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
-    scale, figures = planned
+def test_the_papers_budget_has_its_tokens(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
+    budget, figures = planned
     per_param = {f.spec.name: [r.tokens_per_param for r, _ in f.runs()] for f in figures.values()}
-    least = {"cpu": 6.5, "cpu-long": 26, "gpu": 20, "paper": 99.9}[scale]
+    least = {"cpu": 6.5, "cpu-long": 26, "gpu": 20, "paper": 99.9}[budget]
     assert min(per_param["placement"] + per_param["iwd"] + per_param["necessity"]) >= least * 0.999
     assert max(per_param["dense-scaling"], default=0) <= least * 1.1  # equal at every size
     pairs = {len(arm.seeds) for f in figures.values() for panel in f.panels for arm in panel.arms}
-    assert min(pairs) >= 2 and (scale != "cpu-long" or max(pairs) == 6)
+    assert min(pairs) >= 2 and (budget != "cpu-long" or max(pairs) == 6)
 
 
-def test_the_cpu_scale_keeps_its_budget(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
+def test_the_budget_of_a_cpu_keeps_to_its_time(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
     """Two cores: all figures in about 90 minutes, each alone under 15 but for its rule; cpu-long in a night."""
-    scale, figures = planned
-    spec = load_scale(scale, ROOT / "conf")
+    budget, figures = planned
+    spec = load_budget(budget, ROOT / "conf")
     figures = {name: figures[name] for name in FIGURES}
     runs = {f.spec.name: [*f.runs(), *rule_runs(f, spec)] for f in figures.values()}
     total = cost(by_seed(run for each in runs.values() for run in each), spec)
     minutes = {f.spec.name: cost(by_seed(f.runs()), spec) / 120 for f in figures.values()}
-    if scale == "cpu":
+    if budget == "cpu":
         assert total / 120 <= 97 and max(minutes.values()) < 15, minutes
-    if scale == "cpu-long":
+    if budget == "cpu-long":
         assert total / 3600 / 2 <= 12
 
 
@@ -89,20 +89,20 @@ def test_figures_share_their_arms(planned: tuple[str, dict[str, PlannedFigure]])
         assert len(keys[name]) == len({(r.identity, s) for r, s in figure.runs()})
 
 
-def test_what_a_scale_lacks_says_so(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
-    scale, figures = planned
+def test_what_a_budget_lacks_says_so(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
+    budget, figures = planned
     reasons = {p.spec.title: p.why_not for f in figures.values() for p in f.panels if p.why_not}
     assert "Dense-0.5B" in reasons and all(len(why.split()) > 3 for why in reasons.values())
-    assert ("Mixture of experts" in reasons) == (scale == "gpu")
-    assert ("Throughput of training runs" in reasons) == scale.startswith("cpu")
+    assert ("Mixture of experts" in reasons) == (budget == "gpu")
+    assert ("Throughput of training runs" in reasons) == budget.startswith("cpu")
 
 
 def test_the_slurm_array_is_a_script(planned: tuple[str, dict[str, PlannedFigure]], tmp_path: Path) -> None:
     """`bash -n` reads it, and a task's arguments are those of its run, word by word."""
-    scale, figures = planned
+    budget, figures = planned
     chosen = figures["placement"].runs()
     jobs = [Job(r.key(s), "t", ("x",), (*r.args, "--seed_everything", str(s)), tmp_path / r.key(s)) for r, s in chosen]
-    text = array_script(jobs, f"paper-{scale}", load_scale(scale).sbatch)
+    text = array_script(jobs, f"paper-{budget}", load_budget(budget).sbatch)
     script = tmp_path / "slurm.sh"
     # srun prints the words it is given
     srun = 'exec srun --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" "$PROGRAM" fit "${args[@]}"'
@@ -115,16 +115,18 @@ def test_the_slurm_array_is_a_script(planned: tuple[str, dict[str, PlannedFigure
     assert f"#SBATCH --array=0-{len(jobs) - 1}\n" in text and "#SBATCH --signal=SIGUSR1@120" in text
     wrong = subprocess.run(["bash", str(script)], env={"SLURM_ARRAY_TASK_ID": "999"}, capture_output=True, check=False)
     assert wrong.returncode == 2
-    assert ("--gpus-per-node=8" in text) == (scale == "paper")
+    assert ("--gpus-per-node=8" in text) == (budget == "paper")
 
 
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
-    (tmp_path / "paper" / "scales").mkdir(parents=True)
+    (tmp_path / "paper" / "budgets").mkdir(parents=True)
     for folder in ("model", "optim", "schedule", "trainer", "data", "base.yaml"):
         (tmp_path / folder).symlink_to(ROOT / "conf" / folder)
-    scale = "summary: s\nlayers: [trainer/cpu, data/stdlib]\nseeds: 2\nmodels:\n  dense: {config: tiny, pace: 13}\n"
-    (tmp_path / "paper/scales/cpu.yaml").write_text(scale)
+    (tmp_path / "paper/budgets/cpu.yaml").write_text(
+        "summary: s\nlayers: [trainer/cpu, data/stdlib]\nseeds: 2\n"
+        "models:\n  dense: {config: tiny, seconds_per_1000_steps: 13}\n"
+    )
     return tmp_path
 
 
@@ -161,7 +163,7 @@ FIGURE = "title: t\nsection: s\nsummary: s\npanels:\n- title: p\n  arms:\n    a:
 def test_wrong_yaml_is_one_sentence(conf: Path, text: str, message: str) -> None:
     (conf / "paper/mine.yaml").write_text(text)
     with pytest.raises(ValueError, match=message) as error:
-        plan_figure(load_figure("mine", conf), Recipes(load_scale("cpu", conf), {}, conf))
+        plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf))
     assert "\n" not in str(error.value)
 
 
@@ -169,9 +171,9 @@ def test_unknown_names_list_the_known() -> None:
     with pytest.raises(ValueError, match=r"figure 'plcement' is unknown; known: .*wsd\. Did you mean 'placement'\?"):
         load_figure("plcement")
     with pytest.raises(
-        ValueError, match=r"scale 'gpuu' is unknown; known: cpu cpu-long gpu paper\. Did you mean 'gpu'"
+        ValueError, match=r"budget 'gpuu' is unknown; known: cpu cpu-long gpu paper\. Did you mean 'gpu'"
     ):
-        load_scale("gpuu")
+        load_budget("gpuu")
 
 
 def test_one_configuration_has_one_key(conf: Path) -> None:
@@ -183,7 +185,7 @@ def test_one_configuration_has_one_key(conf: Path) -> None:
         "    e: {scale: unified, longer: 1.5}\n"
     )
     (conf / "paper/mine.yaml").write_text(spelled)
-    figure = plan_figure(load_figure("mine", conf), Recipes(load_scale("cpu", conf), {}, conf))
+    figure = plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf))
     b, c, d, e = (figure.panels[i].arms[j].recipe for i, j in ((0, 1), (1, 0), (1, 1), (1, 2)))
     assert b.key(0) == c.key(0) and b.args == c.args
     assert len({b.key(0), b.key(1), d.key(0), e.key(0)}) == 4 and e.steps == 4500

@@ -11,9 +11,9 @@ from filelock import FileLock
 from rich.console import Console
 
 from lightning_sv.cli.paper import run as run_paper
-from lightning_sv.experiments.dry_run import measured_pace, print_dry_run
+from lightning_sv.experiments.dry_run import measured_ratio, print_dry_run
 from lightning_sv.experiments.experiment import PlannedFigure, plan_figure
-from lightning_sv.experiments.figures import load_figure, load_scale
+from lightning_sv.experiments.figures import load_budget, load_figure
 from lightning_sv.experiments.recipe import Recipes
 from lightning_sv.experiments.regenerate import questions, result, train
 from lightning_sv.experiments.results import FigureResult
@@ -36,7 +36,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(*names: str) -> list[PlannedFigure]:
-    recipes = Recipes(load_scale("cpu"), {}, Path("conf"))
+    recipes = Recipes(load_budget("cpu"), {}, Path("conf"))
     return [plan_figure(load_figure(name), recipes) for name in names]
 
 
@@ -118,7 +118,7 @@ def test_a_comment_in_a_config_trains_nothing_again(conf: Path, tmp_path: Path) 
 
     def planned(text: str) -> PlannedFigure:
         (conf / "model/tiny.yaml").write_text(text)
-        return plan_figure(load_figure("mine", conf), Recipes(load_scale("cpu", conf), {}, conf))
+        return plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf))
 
     runs = Runs(tmp_path / "out", launcher=FAKE)
     train([planned(tiny)], runs, parallel=2, console=quiet())
@@ -212,16 +212,16 @@ def test_runs_side_by_side_see_a_gpu_each(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "all/summary.json").read_text() == "3,5"
 
 
-def test_the_pace_is_measured_on_finished_runs(shared: Runs) -> None:
+def test_time_is_measured_on_finished_runs(shared: Runs) -> None:
     (figure,) = plan("heterogeneity")
     train([figure], shared, parallel=2, console=quiet())
-    assert measured_pace(figure.runs(), shared) is None  # the stand-in takes no time
+    assert measured_ratio(figure.runs(), shared) is None  # the stand-in takes no time
     for factor, (recipe, seed) in zip((1.5, 2.0, 9.0), figure.runs(), strict=False):
         assert recipe.seconds is not None
         edit(shared.dir(recipe, seed) / "summary.json", {"seconds": factor * recipe.seconds})
-    assert measured_pace(figure.runs(), shared) == pytest.approx(2.0)
+    assert measured_ratio(figure.runs(), shared) == pytest.approx(2.0)
     said = Console(file=io.StringIO(), width=200)
-    print_dry_run(said, [figure], shared, load_scale("cpu"), parallel=2)
+    print_dry_run(said, [figure], shared, load_budget("cpu"), parallel=2)
     assert "missing: 0 runs, about 0 min, 2 at a time, measured: 2.00 times" in said.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -322,7 +322,7 @@ def test_the_command(
     words += ["--data.corpus.dir", str(corpus), "--data.corpus.tokenizer=bpe:300"]
     assert run_paper([*words, "--dry-run"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "heterogeneity 9 runs, alone about 5 min" in said and "at the scale's pace" in said
+    assert "heterogeneity 9 runs, alone about 5 min" in said and "as the budget estimates" in said
     assert "Throughput of training runs: not testable here" in said and not out.exists()
     assert run_paper([*words, "--slurm"]) == 0
     assert capsys.readouterr().out.startswith("#!/bin/bash\n# 9 runs") and (out / "slurm.sh").exists()
@@ -332,10 +332,10 @@ def test_the_command(
     reported: list[tuple[list[FigureResult], Path, str, str]] = []
     monkeypatch.setattr("lightning_sv.cli.paper.write_report", lambda *given: reported.append(given))
     assert run_paper(words, launcher=FAKE) == 0
-    ((figures, where, scale, caution),) = reported
-    assert caution == load_scale("cpu").caution != ""
+    ((figures, where, budget, caution),) = reported
+    assert caution == load_budget("cpu").caution != ""
     assert [figure.name for figure in figures] == ["heterogeneity", "overhead"]
-    assert (where, scale) == (out, f"cpu: {load_scale('cpu').summary}")
+    assert (where, budget) == (out, f"cpu: {load_budget('cpu').summary}")
     table = figures[1].panels[0]
     assert table.kind == "table" and table.extra["columns"][0] == "strategy"
     assert any(row[0] == "unified, compiled" for row in table.extra["rows"])
@@ -345,7 +345,7 @@ def test_the_command(
 
 @pytest.mark.parametrize(("words", "message"), [
     (["--fig", "plcement"], "figure 'plcement' is unknown; known: .* Did you mean 'placement'"),
-    (["--scale", "gpuu"], "scale 'gpuu' is unknown; known: cpu cpu-long gpu paper"),
+    (["--budget", "gpuu"], "budget 'gpuu' is unknown; known: cpu cpu-long gpu paper"),
     (["--submit"], "add --slurm"),
     (["--jobs", "0"], "--jobs is 0"),
     (["--fig", "iwd", "--data.corpus.dir"], "is not understood; keys of fit are given as"),
