@@ -20,7 +20,7 @@ from benchmarks.gpu.process import LAST_LINES, ROOT, Task, read_json
 from benchmarks.gpu.watch import COUNTS, KILL
 from lightning_sv.__main__ import main
 from lightning_sv.corpus import CorpusConfig, prepare
-from lightning_sv.lit.run_dir import LAST
+from lightning_sv.runs.directory import LAST
 
 STEPS, SAVE, DIE = 20, 10, 13
 

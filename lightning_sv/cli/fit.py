@@ -6,14 +6,13 @@ from contextlib import ExitStack
 
 from rich.console import Console
 
-from lightning_sv.analysis.run_plot import draw_run
 from lightning_sv.lit.cli import PretrainCLI
-from lightning_sv.lit.load import while_restoring
-from lightning_sv.lit.run_dir import leave_group, rank
+from lightning_sv.lit.ranks import leave_group, rank
+from lightning_sv.lit.settings import while_restoring
 from lightning_sv.lit.signals import StoppedError, requeue
 from lightning_sv.lit.summary import print_summary
 from lightning_sv.plan import fitting_micro_batch
-from lightning_sv.runs.events import read_run
+from lightning_sv.runs.directory import PICTURE
 from lightning_sv.settings.trainer import quiet
 
 
@@ -41,7 +40,11 @@ def _run(argv: list[str]) -> int:
             raise ValueError(f"the checkpoint cannot be resumed ({type(error).__name__}: {why}).") from error
         raise
     if done.summary is not None:
-        draw_run(read_run(done.run_dir), done.run_dir / "run.png")
+        # At the end of a run alone: matplotlib would delay every first step.
+        from lightning_sv.analysis.run_plot import draw_run
+        from lightning_sv.runs.events import read_run
+
+        draw_run(read_run(done.run_dir), done.run_dir / PICTURE)
         if done.json:
             print(json.dumps({"run_dir": str(done.run_dir), **done.summary}, indent=2))
         else:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.lit.generate import generate
-from lightning_sv.lit.load import load_backbone
+from lightning_sv.runs.checkpoint import load_backbone
+from lightning_sv.runs.directory import LAST
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.words import Words
 
@@ -24,7 +25,7 @@ def run(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     directory = Path(options.run)
     trained = read_run(directory, complete=False)
-    model = load_backbone(str(directory / "checkpoints" / "last.ckpt"), options.allow)
+    model = load_backbone(str(directory / LAST), options.allow)
     tokenizer = Tokenizer.load(directory)
     if tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(

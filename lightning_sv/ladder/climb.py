@@ -11,9 +11,10 @@ import yaml
 
 from lightning_sv.ladder.lane import Lane
 from lightning_sv.ladder.plan import Ladder, Rung, plain, runs_of
-from lightning_sv.ladder.record import SUMMARY, RunRecord, run_config
+from lightning_sv.ladder.record import RunRecord, run_config
 from lightning_sv.ladder.text import Text
 from lightning_sv.ladder.trainee import WARM_UP, Trainee
+from lightning_sv.runs.directory import CONFIG, is_complete
 
 #: steps of a model that are put on its lane at once; the host runs at most one such round ahead
 ROUND = 10
@@ -193,17 +194,17 @@ class Climb:
         return f", {torch.cuda.max_memory_reserved(self.device) / 2**30:.1f} GiB reserved"
 
 
-def is_complete(state: Path, ladder: Ladder, rung: Rung) -> bool:
+def rung_complete(state: Path, ladder: Ladder, rung: Rung) -> bool:
     """Whether every run of a rung has its summary.
 
     Raises:
         ValueError: one is there that another plan has made.
     """
     runs = runs_of(ladder, rung)
-    found = [run for run in runs if (state / "runs" / run.name / SUMMARY).is_file()]
+    found = [run for run in runs if is_complete(state / "runs" / run.name)]
     for run in found:
         folder = state / "runs" / run.name
-        if yaml.safe_load((folder / "config.yaml").read_text()) != run_config(run, ladder):
+        if yaml.safe_load((folder / CONFIG).read_text()) != run_config(run, ladder):
             raise ValueError(f"{folder} was trained by another plan; choose another --state, or remove it.")
     return len(found) == len(runs)
 

@@ -12,11 +12,12 @@ import torch
 
 from lightning_sv.corpus import prepare
 from lightning_sv.corpus.manifest import FILENAME
-from lightning_sv.ladder.climb import Climb, Clock, is_complete
+from lightning_sv.ladder.climb import Climb, Clock, rung_complete
 from lightning_sv.ladder.plan import Ladder, load_ladder, runs_of
-from lightning_sv.ladder.record import SUMMARY, pack, write_atomically
+from lightning_sv.ladder.record import pack
 from lightning_sv.ladder.text import Text
 from lightning_sv.ladder.trainee import COMPILE
+from lightning_sv.runs.directory import is_complete, read_summary, write_atomically
 from lightning_sv.runs.provenance import Provenance
 from lightning_sv.settings.words import Words
 
@@ -58,7 +59,7 @@ def run_ladder(argv: list[str]) -> int:
     text = Text(ladder.corpus, ladder.seq_len, ladder.val_sequences, device)
     failed: list[str] = []
     for rung in ladder.rungs:
-        if is_complete(options.state, ladder, rung):
+        if rung_complete(options.state, ladder, rung):
             _say(began, f"{rung.name}: complete")
             continue
         if clock.left < 0:
@@ -131,10 +132,9 @@ def _report(ladder: Ladder, state: Path, out: Path, began: float, *, tune: bool)
     for rung in ladder.rungs:
         losses: dict[str, list[float]] = {}
         for run in runs_of(ladder, rung):
-            path = state / "runs" / run.name / SUMMARY
-            if not path.is_file():
+            if not is_complete(state / "runs" / run.name):
                 continue
-            loss = json.loads(path.read_text())["val_loss"]
+            loss = read_summary(state / "runs" / run.name)["val_loss"]
             losses.setdefault(run.name.rpartition("-seed")[0].partition("/")[2], []).append(loss)
             found = {"lr": run.arm.lr, "init_std": run.arm.init_std, "val_loss": loss}
             arms = best.setdefault(rung.name, {})

@@ -17,9 +17,8 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.ladder.plan import Ladder, RunPlan
 from lightning_sv.ladder.trainee import Trainee
+from lightning_sv.runs.directory import CONFIG, SUMMARY, event_files, write_atomically
 from lightning_sv.runs.provenance import Provenance
-
-SUMMARY = "summary.json"
 
 
 class RunRecord:
@@ -34,10 +33,10 @@ class RunRecord:
         self.dir, self.trainee = root / trainee.run.name, trainee
         self.dir.mkdir(parents=True, exist_ok=True)
         config = yaml.safe_dump(run_config(trainee.run, trainee.ladder), sort_keys=False)
-        (self.dir / "config.yaml").write_text(config)
+        (self.dir / CONFIG).write_text(config)
         Tokenizer.load(trainee.ladder.corpus.dir).save(self.dir)
         if not trainee.done:  # events of a part that ended before its first checkpoint
-            for file in self.dir.glob("*tfevents*"):
+            for file in event_files(self.dir):
                 file.unlink()
         self._events: EventFileWriter | None = None
         # What a checkpoint holds was written before it.
@@ -122,13 +121,6 @@ def run_config(run: RunPlan, ladder: Ladder) -> dict[str, Any]:
         },
         "trainer": {"max_steps": run.steps, "gradient_clip_val": ladder.clip},
     }
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file in one step."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    partial.replace(path)
 
 
 def pack(runs: Path, archive: Path) -> None:

@@ -10,6 +10,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 
 from lightning_sv.lit.signals import StopSignals
+from lightning_sv.runs.directory import CONFIG
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -157,6 +158,6 @@ class LastCheckpoint(Checkpoint):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Say how to go on after a signal or a failure; nothing where the run was refused before its first step."""
         if self._started and trainer.is_global_zero and self.path is not None:
-            resume = f"--config {self.path.parent.parent / 'config.yaml'} --ckpt_path {self.path}"
+            resume = f"--config {self.path.parent.parent / CONFIG} --ckpt_path {self.path}"
             hint = f"resume with: lightning-sv fit {resume}" if self.path.exists() else "no checkpoint was written yet"
             print(f"stopped at step {trainer.global_step}; {hint}", flush=True)

@@ -18,13 +18,16 @@ from lightning_sv.corpus import Tokenizer
 from lightning_sv.lit.checkpoint import AtomicCheckpointIO, LastCheckpoint
 from lightning_sv.lit.compile_cache import load_compiled, save_compiled
 from lightning_sv.lit.data import ShardDataModule
-from lightning_sv.lit.load import check_checkpoint
+from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.micro_batch import Fitting, choose_micro_batch
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.run_dir import LAST, RunLogger, choose, claim, clear, is_first_of_node, last_checkpoint, replace
+from lightning_sv.lit.ranks import is_first_of_node, rank
 from lightning_sv.lit.settings import refuse_jump, refuse_other
 from lightning_sv.lit.shard import FullyShardedStrategy
-from lightning_sv.lit.summary import SUMMARY_FILE, print_groups, summarize, write_parameters, write_summary
+from lightning_sv.lit.summary import print_groups, summarize, write_parameters, write_summary
+from lightning_sv.runs.checkpoint import check_checkpoint
+from lightning_sv.runs.claim import choose, claim, clear, last_checkpoint
+from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, write_atomically
 from lightning_sv.settings.parser import Parser
 from lightning_sv.settings.trainer import (
     TRAINER_DEFAULTS,
@@ -106,7 +109,7 @@ class PretrainCLI(LightningCLI):
                 kwargs["max_steps"] = model.steps_for_budget(data.tokens_per_step)
             name = f"{model.config.name}/{model.label}-seed{self._get(self.config, 'seed_everything')}"
             run_dir, ckpt_path = (self._get(self.config, key) for key in ("run_dir", "ckpt_path"))
-            self.run_dir = choose(name, run_dir, ckpt_path, again=self._again)
+            self.run_dir = choose(name, run_dir, ckpt_path, again=self._again, rank=rank())
             kwargs["plugins"] = [AtomicCheckpointIO(), *_several(given["plugins"])]
             ours = RunLogger(self.run_dir.parent, name="", version=self.run_dir.name, default_hp_metric=False)
             kwargs["logger"] = [ours, *_several(given["logger"])]
@@ -173,12 +176,12 @@ class PretrainCLI(LightningCLI):
         config = self.config[self.subcommand].clone()
         if config["ckpt_path"] is None:
             clear(self.run_dir)
-        (self.run_dir / SUMMARY_FILE).unlink(missing_ok=True)  # of fewer steps: the run is not complete any more
+        (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of fewer steps: the run is not complete any more
         Tokenizer.load(self.datamodule.corpus.dir).save(self.run_dir)  # `generate` needs the run alone
         write_parameters(self.run_dir, self.model)
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             config["run_dir"], config["ckpt_path"], config["extend"] = None, None, False  # of this start alone
-            replace(self.run_dir / "config.yaml", self._parser(self.subcommand).dump(config, skip_none=False))
+            write_atomically(self.run_dir / CONFIG, self._parser(self.subcommand).dump(config, skip_none=False))
         for logger in self.trainer.loggers:
             if isinstance(logger, RunLogger):
                 logger.opened = True
@@ -197,7 +200,7 @@ class PretrainCLI(LightningCLI):
             return
         if "val/loss" not in trainer.callback_metrics:  # resumed at the last step
             # All devices validate, or none: only the first knows the run's directory.
-            if trainer.strategy.broadcast((self.run_dir / SUMMARY_FILE).exists()):
+            if trainer.strategy.broadcast(is_complete(self.run_dir)):
                 if trainer.is_global_zero:
                     print(f"nothing to do: the checkpoint is at step {trainer.global_step}, the last", file=sys.stderr)
                 return
@@ -219,7 +222,7 @@ class PretrainCLI(LightningCLI):
     def before_validate(self) -> None:
         """Refuse to report the loss of an untrained model, or on a damaged corpus."""
         if not self._get(self.config, "ckpt_path"):
-            raise ValueError("validate needs a checkpoint; add --ckpt_path RUN/checkpoints/last.ckpt.")
+            raise ValueError(f"validate needs a checkpoint; add --ckpt_path RUN/{LAST}.")
         self.datamodule.check(self.model.config.vocab_size, checksums=is_first_of_node())
         self._choose_micro_batch()
 

@@ -10,7 +10,6 @@ from torchmetrics import SumMetric
 
 from lightning_sv.callbacks.probe import full
 from lightning_sv.lit.checkpoint import restart_between_steps
-from lightning_sv.lit.load import CHECKPOINT_KEY, RNG_KEY
 from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.lit.rng import restore_rng, rng_states
 from lightning_sv.lit.settings import refuse_other, settings_of
@@ -18,6 +17,7 @@ from lightning_sv.lit.shard import shard
 from lightning_sv.nn import Backbone, MixtureOfExperts, Routing, flops_per_token, router_loss
 from lightning_sv.nn.compiling import compile_backbone
 from lightning_sv.optim import build_optimizer
+from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, RNG_KEY
 from lightning_sv.runs.provenance import Legs
 from lightning_sv.settings.model import Pretraining
 
@@ -145,7 +145,7 @@ class PretrainModule(Pretraining, L.LightningModule):
             "skipped_steps": self.nonfinite.skipped,
             "legs": self.legs.at(trainer.global_step, trainer.max_steps),
         }
-        checkpoint[CHECKPOINT_KEY] = settings_of(self, trainer.datamodule) | progress
+        checkpoint[CHECKPOINT_KEY] = {"format": FORMAT} | settings_of(self, trainer.datamodule) | progress
         checkpoint[RNG_KEY] = rng_states(self.device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

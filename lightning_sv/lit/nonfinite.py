@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FILENAME = "nonfinite.jsonl"
+from lightning_sv.runs.directory import NONFINITE
+
+FILENAME = NONFINITE
 
 
 class NonFiniteError(RuntimeError):
@@ -62,12 +64,12 @@ class NonFinite:
         event = {"step": trainer.global_step, **_identity(trainer), "grad_norm": _plain(value)}
         event["losses"] = [_plain(loss) for loss in losses.tolist()]
         if trainer.is_global_zero and folder:
-            with (Path(folder) / FILENAME).open("a") as file:
+            with (Path(folder) / NONFINITE).open("a") as file:
                 file.write(json.dumps(event) + "\n")
         what = f"loss {event['losses']}, gradient norm {event['grad_norm']} before step {trainer.global_step + 1}"
         if not self.skip:
             raise NonFiniteError(
-                f"{what}: not finite, and not stepped on. {FILENAME} in the run directory identifies the batch; lower "
+                f"{what}: not finite, and not stepped on. {NONFINITE} in the run directory identifies the batch; lower "
                 "model.optim.lr, or leave such steps out with --model.nonfinite skip."
             )
         self.skipped += 1

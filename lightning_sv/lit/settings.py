@@ -1,19 +1,31 @@
 """What a checkpoint must share with the run that loads it."""
 
+import traceback
 from dataclasses import asdict
 from math import isclose, isfinite
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from lightning_sv.lit.load import CHECKPOINT_KEY
 from lightning_sv.optim import OptimConfig, build_optimizer
+from lightning_sv.runs.checkpoint import CHECKPOINT_KEY
 from lightning_sv.runs.provenance import Legs
 
-#: settings that came after the first checkpoints, which had what is their default now; and those of the optimizer
-_LATER: dict[str, Any] = {"residual": "wide"}
-_LATER_OF_OPTIM = ("undecayed", "muon_roles")
+#: where torch and Lightning read restored counters and moments, at the next step
+_READERS = ("pytorch/loops/", "/torch/optim/")
+
+
+def while_restoring(error: BaseException) -> bool:
+    """Whether what reads a restored state raised `error`: in a resumed run the checkpoint is at fault.
+
+    Lightning restores a checkpoint without a check of its entries, and gives no place to catch what that raises.
+    """
+    files = [Path(frame.filename).as_posix() for frame in traceback.extract_tb(error.__traceback__)]
+    if any(file.endswith(("connectors/checkpoint_connector.py", Path(__file__).as_posix())) for file in files):
+        return True
+    return not isinstance(error, RuntimeError) and any(reader in file for file in files[-4:] for reader in _READERS)
 
 
 def settings_of(module: Any, data: Any) -> dict[str, Any]:
@@ -50,10 +62,8 @@ def refuse_other(checkpoint: dict[str, Any], module: Any, data: Any, *, training
     keys: tuple[str, ...] = ("backbone", "scale", "scale_options", "mask_documents", "residual", "tokenizer_sha256")
     if training:
         keys = (*keys, "optim", "schedule", "data")
-    saved = _LATER | saved
-    if isinstance(saved.get("optim"), dict):
-        default = asdict(OptimConfig())
-        saved = saved | {"optim": {key: default[key] for key in _LATER_OF_OPTIM} | saved["optim"]}
+    if not saved.get("format"):
+        saved = _of_format_0(saved)
     for key in keys:
         where, then, now = _first_difference(key, saved.get(key), here[key])
         if then != now:
@@ -63,6 +73,14 @@ def refuse_other(checkpoint: dict[str, Any], module: Any, data: Any, *, training
             )
     if training:
         _refuse_damaged(checkpoint, build_optimizer(module.parameter_groups(module.meta()), module.optim, module.lr))
+
+
+def _of_format_0(saved: dict[str, Any]) -> dict[str, Any]:
+    """Complete the settings of a checkpoint from before it had a format: what it lacks was what is the default now."""
+    optim, default = saved.get("optim"), asdict(OptimConfig())
+    if isinstance(optim, dict):
+        optim = {key: default[key] for key in ("undecayed", "muon_roles")} | optim
+    return {"residual": "wide"} | saved | {"optim": optim}
 
 
 def refuse_jump(checkpoint: dict[str, Any], module: Any, max_steps: int) -> None:

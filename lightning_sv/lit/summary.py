@@ -13,11 +13,9 @@ from rich.table import Table
 from lightning_sv.callbacks import tokens_seen
 from lightning_sv.lit.data import ShardDataModule
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.run_dir import replace
 from lightning_sv.optim import build_optimizer, group_table, parameter_table
+from lightning_sv.runs.directory import PARAMETERS, PICTURE, SUMMARY, write_atomically
 from lightning_sv.runs.provenance import Provenance, lengths
-
-SUMMARY_FILE = "summary.json"
 
 
 def summarize(trainer: L.Trainer, module: PretrainModule, data: ShardDataModule) -> dict[str, Any]:
@@ -45,7 +43,7 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: ShardDataModule)
 
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
     """Write summary.json; its presence says that the run completed."""
-    replace(run_dir / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
+    write_atomically(run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 
 def write_parameters(run_dir: Path, module: PretrainModule) -> None:
@@ -54,7 +52,7 @@ def write_parameters(run_dir: Path, module: PretrainModule) -> None:
     optimizer = build_optimizer(module.parameter_groups(meta), module.optim, module.lr)
     rows = [["parameter", "shape", "role", "optimizer", "peak_lr", "weight_decay"]]
     rows += parameter_table(meta, optimizer)
-    replace(run_dir / "parameters.csv", "".join(",".join(row) + "\n" for row in rows))
+    write_atomically(run_dir / PARAMETERS, "".join(",".join(row) + "\n" for row in rows))
 
 
 def print_groups(console: Console, module: PretrainModule, steps: int, data: ShardDataModule) -> None:
@@ -99,7 +97,7 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> N
             "[bold]the model does not beat the bigram[/bold]: it has learned less than counting pairs; train longer"
         )
     for what, text in (
-        ("picture", run_dir / "run.png"),
+        ("picture", run_dir / PICTURE),
         ("charts", f"tensorboard --logdir {run_dir.parent} --host 127.0.0.1   (or: make tensorboard)"),
         ("sample", f'lightning-sv generate {run_dir} --prompt "def "'),
         ("compare", "make compare A=llama B=unified SEEDS=3"),

@@ -4,7 +4,6 @@ The step of every scalar in the event files is the number of training tokens see
 runs of different batch sizes share one axis.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from yaml import YAMLError
 
-from lightning_sv.settings.yaml_file import check_yaml
+from lightning_sv.runs.directory import CONFIG, SUMMARY, event_files, is_begun, is_complete, read_config
+from lightning_sv.runs.directory import read_summary as _read_summary
 
 VAL_LOSS = "val/loss"
 TRAIN_LOSS = "train/loss"
@@ -65,9 +62,7 @@ class Run:
         data = self.config.get("data")
         value = data.get("seq_len") if isinstance(data, Mapping) else None
         if not isinstance(value, int) or value < 1:
-            raise ValueError(
-                f"{self.dir / 'config.yaml'}: data.seq_len is {value!r}; it must be a whole number above 0."
-            )
+            raise ValueError(f"{self.dir / CONFIG}: data.seq_len is {value!r}; it must be a whole number above 0.")
         return value
 
     @property
@@ -96,12 +91,11 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
     directory = Path(run_dir)
     if not directory.is_dir():
         raise ValueError(f"There is no run directory {directory}; check the path.")
-    if complete and not (directory / "summary.json").is_file():
-        raise ValueError(f"The run in {directory} is not complete (no summary.json); let it finish, or run it again.")
-    if complete and not (directory / "config.yaml").is_file():
-        raise ValueError(f"{directory} has no config.yaml; give a directory that `fit` wrote.")
-    summary = read_summary(directory / "summary.json")
-    config = _read_config(directory / "config.yaml")
+    if complete and not is_complete(directory):
+        raise ValueError(f"The run in {directory} is not complete (no {SUMMARY}); let it finish, or run it again.")
+    if complete and not is_begun(directory):
+        raise ValueError(f"{directory} has no {CONFIG}; give a directory that `fit` wrote.")
+    summary, config = _read_summary(directory), read_config(directory)
     model = config.get("model")
     fallback = model.get("scale") if isinstance(model, Mapping) else None
     label = summary.get("label") or (fallback if isinstance(fallback, str) else directory.name)
@@ -109,41 +103,15 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """A run's summary.json; empty where it is not there yet.
-
-    Raises:
-        ValueError: It is damaged.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        summary = json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); remove {path.parent} and train it again.") from error
-    if not isinstance(summary, dict):
-        raise ValueError(f"{path} must hold one JSON object; remove {path.parent} and train it again.")
-    return summary
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    check_yaml(path, str(path))
-    try:
-        # OmegaConf rather than yaml: YAML 1.1 reads 1e-5 as text. What `fit` writes is resolved; interpolations in
-        # somebody else's file stay text, or they would read the environment.
-        config = OmegaConf.load(path)
-        assert isinstance(config, DictConfig)
-        return {str(k): v for k, v in OmegaConf.to_container(config, resolve=False).items()}  # type: ignore[union-attr]
-    except (OmegaConfBaseException, YAMLError, AssertionError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not a readable config ({' '.join(str(error).split())}); run it again.") from error
+    """A run's summary.json; empty where it is not there yet."""
+    return _read_summary(path.parent)
 
 
 def _read_curves(directory: Path) -> dict[str, Curve]:
     # A resumed run writes a second file that may step back to its checkpoint. All values are read
     # (no purge, no reservoir of 10,000 points); of one step, the last written value counts.
     accumulator = EventAccumulator(str(directory), size_guidance={"scalars": 0}, purge_orphaned_data=False)
-    if any(directory.glob("*tfevents*")):
+    if event_files(directory):
         try:
             accumulator.Reload()
         except Exception as error:  # whatever TensorBoard and protobuf raise on damaged records

@@ -14,7 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_sv.runs.lock import remove
+from lightning_sv.runs.claim import remove
+from lightning_sv.runs.directory import COMMAND, LAST, LOG, is_complete
 from lightning_sv.scale.strategy import modules_named
 
 
@@ -53,7 +54,7 @@ class Job:
     @property
     def log(self) -> Path:
         """Where stdout and stderr of the run go."""
-        return self.run_dir / "train.log"
+        return self.run_dir / LOG
 
     def record(self) -> dict[str, Any]:
         """What a finished run is known by: the command without its directory, hashes of files and of own strategies."""
@@ -74,7 +75,7 @@ class Job:
         if self.state() == "restart":
             remove(self.run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        (self.run_dir / "command.json").write_text(json.dumps(self.record(), indent=2) + "\n")
+        (self.run_dir / COMMAND).write_text(json.dumps(self.record(), indent=2) + "\n")
 
     def state(self) -> Literal["new", "resume", "restart", "complete"]:
         """Whether the run is complete, absent, or unfinished: by this command, or by another, which begins again.
@@ -84,11 +85,11 @@ class Job:
         """
         if not self.run_dir.exists() or not any(self.run_dir.iterdir()):
             return "new"
-        record = self.run_dir / "command.json"
+        record = self.run_dir / COMMAND
         if not record.is_file():
-            why = "is not empty and not a run of this comparison (no command.json)"
+            why = f"is not empty and not a run of this comparison (no {COMMAND})"
             raise ValueError(f"{self.run_dir} {why}; choose another output directory.")
-        complete = (self.run_dir / "summary.json").is_file()
+        complete = is_complete(self.run_dir)
         try:
             before, now = json.loads(record.read_text()), self.record()
         except (ValueError, RecursionError) as error:
@@ -96,7 +97,7 @@ class Job:
         if not complete and before == now:
             return "resume"
         # an addressed name is a hash of the configuration: the same runs, of which days may lie there
-        if not complete and not (self.addressed and (self.run_dir / "checkpoints").is_dir()):
+        if not complete and not (self.addressed and (self.run_dir / LAST).parent.is_dir()):
             return "restart"
         if not isinstance(before, dict):
             raise ValueError(f"{record} holds no command; remove {self.run_dir}.")

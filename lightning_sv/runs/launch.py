@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from lightning_sv.runs.directory import SUMMARY, is_complete
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.warm import WarmProcess, WarmServer, can_fork
 
@@ -144,12 +145,12 @@ class _Child:
         """Say that the run is done, or raise with the end of its log."""
         code, seconds = self.process.returncode, time.monotonic() - self.start
         self.progress.remove_task(self.task)
-        if code == 0 and (self.job.run_dir / "summary.json").is_file():
+        if code == 0 and is_complete(self.job.run_dir):
             self.progress.console.print(f"{self.job.title}: done in {seconds:.0f} s", markup=False)
             return
         if code in _SIGNALLED:
             raise RuntimeError(f"The run of {self.job.title} was stopped by a signal; the same command resumes it.")
-        why = f"exit code {code}" if code else "it ended without a summary.json"
+        why = f"exit code {code}" if code else f"it ended without a {SUMMARY}"
         text = _end_of(self.job.log).decode(errors="replace").replace("\r", "\n")
         tail = "\n".join(text.splitlines()[-_TAIL_LINES:])
         raise FailedError(f"The run of {self.job.title} failed ({why}); the end of {self.job.log}:\n{tail}")

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.device_mesh import init_device_mesh
 
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.run_dir import leave_group
+from lightning_sv.lit.ranks import leave_group
 from lightning_sv.lit.shard import shard
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import OptimConfig, build_optimizer

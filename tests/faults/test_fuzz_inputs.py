@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
-from lightning_sv.lit.load import CHECKPOINT_KEY, load_backbone
+from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, load_backbone
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.scale.strategy import AXES, PRESETS
 from lightning_sv.settings.parse import parse_run

@@ -18,7 +18,7 @@ import torch
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.__main__ import main
 from lightning_sv.corpus import Manifest, check_corpus, open_split
-from lightning_sv.lit.load import CHECKPOINT_KEY, load_backbone
+from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, load_backbone
 from lightning_sv.scale import ScaleOptions
 
 ROOT = Path(__file__).parents[2]

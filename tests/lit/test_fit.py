@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from lightning_sv.__main__ import main
-from lightning_sv.lit.load import load_backbone
 from lightning_sv.lit.settings import refuse_other
 from lightning_sv.lit.summary import write_parameters
+from lightning_sv.runs.checkpoint import FORMAT, load_backbone
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.parse import parse_run
 from tests.conftest import write_run_args
@@ -132,7 +132,9 @@ def test_a_checkpoint_from_before_a_setting_had_its_default(run: Path) -> None:
     module, data, _ = parse_run(["--config", str(run / "config.yaml")])
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     optim = checkpoint["lightning_sv"]["optim"]
-    del optim["undecayed"], optim["muon_roles"], checkpoint["lightning_sv"]["residual"]
+    for written, key in ((optim, "undecayed"), (optim, "muon_roles"), (checkpoint["lightning_sv"], "residual")):
+        del written[key]
+    del checkpoint["lightning_sv"]["format"]
     refuse_other(checkpoint, module, data, training=True)
     narrow, *_ = parse_run(["--config", str(run / "config.yaml"), "--model.residual", "narrow"])
     with pytest.raises(ValueError, match="trained with residual = wide, this run has narrow"):
@@ -140,6 +142,22 @@ def test_a_checkpoint_from_before_a_setting_had_its_default(run: Path) -> None:
     optim["undecayed"] = ["head"]
     with pytest.raises(ValueError, match=re.escape("optim.undecayed = ['head'], this run has []")):
         refuse_other(checkpoint, module, data, training=True)
+
+
+@pytest.mark.parametrize("written", [FORMAT + 1, -1, "1", True])
+def test_a_checkpoint_of_a_format_to_come_is_refused(
+    written: object, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    assert checkpoint["lightning_sv"]["format"] == FORMAT
+    checkpoint["lightning_sv"]["format"] = written
+    later = tmp_path / "later.ckpt"
+    torch.save(checkpoint, later)
+    why = f"{later} is of format {written!r}, and this lightning_sv reads the formats 0 to {FORMAT}; use the version"
+    assert main(["validate", "--config", str(run / "config.yaml"), "--ckpt_path", str(later)]) == 2
+    assert why in capsys.readouterr().err
+    with pytest.raises(ValueError, match=re.escape(why)):
+        load_backbone(str(later))
 
 
 def test_budget_bf16_compile_masks_and_validate(

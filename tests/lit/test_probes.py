@@ -15,8 +15,8 @@ from lightning_sv.callbacks import preconditioner_figures
 from lightning_sv.callbacks.probe import parameter_subsets
 from lightning_sv.corpus import Manifest, open_split
 from lightning_sv.curvature import HessianProduct, hutchinson, lanczos
-from lightning_sv.lit.load import load_backbone
 from lightning_sv.nn import document_numbers, next_token_loss
+from lightning_sv.runs.checkpoint import load_backbone
 from lightning_sv.runs.events import Run, read_run
 from tests.conftest import write_run_args
 from tests.lit.runs import leaving

@@ -1,6 +1,5 @@
-"""What a checkpoint says about its model, read without executing anything that it names."""
+"""What a checkpoint says about its model, read without executing anything that it names. Without Lightning."""
 
-import traceback
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
+from lightning_sv.runs.directory import LAST
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.scale.strategy import modules_named
 
@@ -18,38 +18,34 @@ CHECKPOINT_KEY = "lightning_sv"
 RNG_KEY = "rng_states"
 #: what `PretrainModule` names its backbone
 _PREFIX = "backbone."
-#: where torch and Lightning read restored counters and moments, at the next step
-_READERS = ("pytorch/loops/", "/torch/optim/")
+#: the format that is written: one more wherever a checkpoint holds what the code before could not read, or no longer
+#: holds what it read. 0 has no such number, and neither model.residual nor the later keys of model.optim.
+FORMAT = 1
 
 
 def check_checkpoint(path: str) -> dict[str, Any]:
     """Read a checkpoint on the CPU, without executing anything it names.
 
     Raises:
-        ValueError: the file is missing, damaged, or was not written by `PretrainModule`.
+        ValueError: the file is missing, damaged, of a later version, or was not written by `PretrainModule`.
     """
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except FileNotFoundError as error:
-        raise ValueError(f"no checkpoint at {path}; give the path of one, RUN/checkpoints/last.ckpt.") from error
+        raise ValueError(f"no checkpoint at {path}; give the path of one, RUN/{LAST}.") from error
     except Exception as error:
         raise ValueError(f"{path} is not a readable checkpoint ({type(error).__name__}).") from error
     if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:
         raise ValueError(f"{path} was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
     if not isinstance(checkpoint[CHECKPOINT_KEY], dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise ValueError(f"{path} is damaged: its {CHECKPOINT_KEY!r} or 'state_dict' entry holds no keys.")
+    written = checkpoint[CHECKPOINT_KEY].get("format", 0)
+    if type(written) is not int or not 0 <= written <= FORMAT:
+        raise ValueError(
+            f"{path} is of format {written!r:.80}, and this lightning_sv reads the formats 0 to {FORMAT}; use the "
+            "version that wrote it, or a later one."
+        )
     return checkpoint
-
-
-def while_restoring(error: BaseException) -> bool:
-    """Whether what reads a restored state raised `error`: in a resumed run the checkpoint is at fault.
-
-    Lightning restores a checkpoint without a check of its entries, and gives no place to catch what that raises.
-    """
-    files = [Path(frame.filename).as_posix() for frame in traceback.extract_tb(error.__traceback__)]
-    if any(file.endswith(("connectors/checkpoint_connector.py", "lightning_sv/lit/settings.py")) for file in files):
-        return True
-    return not isinstance(error, RuntimeError) and any(reader in file for file in files[-4:] for reader in _READERS)
 
 
 def load_backbone(path: str, allow: Collection[str] = ()) -> Backbone:

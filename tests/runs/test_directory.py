@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_sv.lit.run_dir import LAST, choose, claim, clear
+from lightning_sv.runs.claim import choose, claim, clear
+from lightning_sv.runs.directory import LAST
 
 
 @pytest.mark.parametrize("again", [False, True])

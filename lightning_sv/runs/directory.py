@@ -1,0 +1,106 @@
+"""A run directory: the names of its files, and what they say. Nobody else spells these names.
+
+config.yaml  summary.json  parameters.csv  tokenizer.json or gpt2.tiktoken  events.out.tfevents.*  run.png
+checkpoints/last.ckpt  nonfinite.jsonl (of a run that met such a step)  .lock
+train.log  command.json (of a run that `compare` or `paper` started)
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from lightning_sv.settings.yaml_file import check_yaml
+
+#: the resolved configuration, with which the run can be repeated
+CONFIG = "config.yaml"
+#: the figures of a run; its presence says that the run completed
+SUMMARY = "summary.json"
+#: name, shape, role, optimizer, peak lr and weight decay of every parameter
+PARAMETERS = "parameters.csv"
+PICTURE = "run.png"
+#: the checkpoint a run resumes from
+LAST = Path("checkpoints") / "last.ckpt"
+#: steps whose loss or gradient was not finite, one a line
+NONFINITE = "nonfinite.jsonl"
+#: stdout and stderr of a run that another command started
+LOG = "train.log"
+#: the command that such a run answers to
+COMMAND = "command.json"
+LOCK = ".lock"
+_EVENTS = "*tfevents*"
+
+
+def is_complete(run_dir: Path) -> bool:
+    """Whether the run took its last step."""
+    return (run_dir / SUMMARY).is_file()
+
+
+def is_begun(run_dir: Path) -> bool:
+    """Whether a run wrote its config there."""
+    return (run_dir / CONFIG).is_file()
+
+
+def event_files(run_dir: Path) -> list[Path]:
+    """TensorBoard's files, one of each start of the run."""
+    return sorted(run_dir.glob(_EVENTS))
+
+
+def runs_in(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the complete runs that lie directly in a folder, and those that were begun; each sorted."""
+    found = sorted({file.parent for name in (CONFIG, SUMMARY) for file in folder.glob(f"*/{name}")})
+    return [run for run in found if is_complete(run)], [run for run in found if not is_complete(run)]
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """Return the run directory that a checkpoint lies in, if it does."""
+    folder = checkpoint.parent
+    return folder.parent if folder.name == LAST.parent.name and is_begun(folder.parent) else None
+
+
+def read_summary(run_dir: Path) -> dict[str, Any]:
+    """Return the figures of a run; nothing where it has not completed.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    path = run_dir / SUMMARY
+    if not path.is_file():
+        return {}
+    try:
+        summary = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON ({error}); remove {run_dir} and train it again.") from error
+    if not isinstance(summary, dict):
+        raise ValueError(f"{path} must hold one JSON object; remove {run_dir} and train it again.")
+    return summary
+
+
+def read_config(run_dir: Path) -> dict[str, Any]:
+    """Return the configuration of a run as nested dictionaries; nothing where there is none.
+
+    Raises:
+        ValueError: the file is no plain YAML of keys and values.
+    """
+    path = run_dir / CONFIG
+    if not path.is_file():
+        return {}
+    check_yaml(path, str(path))
+    try:
+        # OmegaConf rather than yaml: YAML 1.1 reads 1e-5 as text. What `fit` writes is resolved; interpolations in
+        # somebody else's file stay text, or they would read the environment.
+        config = OmegaConf.load(path)
+        assert isinstance(config, DictConfig)
+        return {str(k): v for k, v in OmegaConf.to_container(config, resolve=False).items()}  # type: ignore[union-attr]
+    except (OmegaConfBaseException, YAMLError, AssertionError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a readable config ({' '.join(str(error).split())}); run it again.") from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file in one step: it holds all of the text, or what it held before."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    partial.replace(path)
