@@ -5,15 +5,22 @@ import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from lightning_sv.__main__ import main
 from lightning_sv.experiments.own_runs import own_figure
+from lightning_sv.experiments.report.markdown import Section, markdown_report
+from lightning_sv.experiments.report.page import html_page
 from lightning_sv.experiments.report.write import write_report
+from lightning_sv.experiments.results import Verdict
 from lightning_sv.runs.events import read_run
 from tests.experiments.fake_results import figure, write_run
 
@@ -26,11 +33,13 @@ class Page(HTMLParser):
         self.open: list[str] = []
         self.loads: list[str] = []
         self.tags: list[str] = []
+        self.attrs: list[tuple[str, str | None]] = []
         self.text = ""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
+        self.attrs += attrs
         self.loads += [value or "" for key, value in attrs if key in ("src", "href", "srcset", "data")]
         if tag not in ("meta", "img"):
             self.open.append(tag)
@@ -58,11 +67,14 @@ def test_the_page_needs_nothing_else(report: Path) -> None:
     """Balanced tags, every picture inside, nothing loaded from elsewhere, hostile text as text."""
     text = (report / "report.html").read_text()
     page = Page(text)
-    assert page.open == [] and "script" not in page.tags
-    assert page.tags.count("img") == len(page.loads) == 8
-    assert all(src.startswith("data:image/svg+xml;base64,") for src in page.loads)
-    assert not re.search(r"url\(|@import|https?://", re.sub(r"base64,[\w+/=]+", "", text))
+    assert page.open == [] and page.tags.count("script") == 1 and "<script>alert" not in text
+    assert not any(name.startswith("on") or name == "style" for name, _ in page.attrs)
+    pictures = [source for source in page.loads if not source.startswith("#")]
+    assert page.tags.count("img") == len(pictures) == 8
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in pictures)
+    assert not re.search(r"url\(|@import|https?://|fetch\(|import ", re.sub(r"base64,[\w+/=]+", "", text))
     assert 'name="viewport"' in text
+    assert ["#" + value for name, value in page.attrs if name == "id"] == [x for x in page.loads if x[0] == "#"]
     for words in (
         "Placement <of> scale vectors",
         "What <script>alert(1)</script> does.",
@@ -74,10 +86,57 @@ def test_the_page_needs_nothing_else(report: Path) -> None:
         "falls faster",
     ):
         assert words in page.text, words
-    head = page.text[: page.text.index("Claims\n")]
+    head = page.text[: page.text.index("Contents\n")]
     checkout = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
     assert checkout.returncode or checkout.stdout.strip() in head
     assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", head) and re.search(r"\d+ cores, .*torch \d", head)
+
+
+def test_verdicts_are_counted_and_coloured(report: Path) -> None:
+    """Counts of all claims at the top; every verdict in a colour of its own, far enough from white."""
+    text = (report / "report.html").read_text()
+    counts = re.findall(r'<li class="verdict ([\w-]+)">(.*?): (\d+)</li>', text)
+    assert counts == [
+        ("holds", "holds", "1"),
+        ("not-resolved", "not resolved", "1"),
+        ("not-testable", "not testable at this scale", "1"),
+    ]
+    cells = re.findall(r'<td data-column="verdict" class="verdict ([\w-]+)">(.*?)</td>', text)
+    assert cells == 2 * [(colour, word) for colour, word, _ in counts]  # of all claims, of the only figure's
+    colours = dict(re.findall(r"^\.([\w-]+) { color: #(\w{6}); }$", text, re.MULTILINE))
+    assert len(set(colours.values())) == len(colours) == 4 and {colour for colour, *_ in counts} < set(colours)
+    for colour in colours.values():  # relative luminance and contrast as WCAG 2.2 defines them
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+        luminance = sum(weight * x for weight, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+        assert 1.05 / (luminance + 0.05) >= 4.5, colour
+
+
+VISIBLE = st.text(min_size=1).filter(lambda text: text.split() and "\0" not in text)
+MARKUP = ("`", "```", "~~~", "|", "\\", "\n", "<b>", "&lt;", "![x](y)", "1. ", "- ", "# ", "***", "__", "a")
+NASTY = st.lists(st.sampled_from(MARKUP)).map("".join)
+
+
+@given(words=VISIBLE | NASTY.filter(str.strip), command=NASTY)
+@example(words="\\| <script>alert(1)</script>", command="a\n```\n<script>")
+@example(words="1. a", command="")
+@settings(max_examples=150, deadline=None)
+def test_any_text_is_shown_as_it_is(words: str, command: str) -> None:
+    """In headings, paragraphs, warnings, cells, descriptions and commands, whatever it marks up elsewhere."""
+    verdict = Verdict(words, "holds", words, None, None, None, 0, None, words)
+    result = replace(figure(), title=words, verdicts=(verdict,), warnings=(words,), command=command, panels=())
+    section = Section(words, [], [words], [[words]], [words])
+    text = markdown_report([result], [[section]], [(words, words)])
+    html = html_page(text, Path("nowhere"))
+    shown = " ".join(words.split())
+    page = Page(html)
+    body = html[html.index("<body>") : html.index("<script>")]
+    found = [unescape(x) for x in re.findall(r"<(?:h1|h2|h3|td.*?|th|p|a.*?)>(.*?)</(?:h1|h2|h3|td|th|p|a)>", body)]
+    # title, 2 of the head, contents, 4 of all claims, heading, warning, 3 of its claims, panel, column, cell, note
+    assert found.count(shown) >= 14 and f"Warning: {shown}" in page.text and page.open == []
+    assert unescape(re.findall(r"<p>(.*?)</p>", body)[-1]) == shown  # the note is a paragraph, not a list
+    (code,) = re.findall(r"<pre>.*?>(.*)</code></pre>", body, re.DOTALL)
+    assert unescape(code).rstrip("\n") == command.rstrip("\n")
 
 
 def test_markdown_links_pictures_that_exist(report: Path) -> None:

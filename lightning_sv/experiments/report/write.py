@@ -4,9 +4,17 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lightning_sv.experiments.report.page import PanelPages, head_lines, html_page, markdown_page
+from lightning_sv.experiments.report.markdown import Section, head_lines, markdown_report
+from lightning_sv.experiments.report.page import html_page
 from lightning_sv.experiments.report.series import grid_views, scaling_views
-from lightning_sv.experiments.report.tables import difference_rows, run_rows, table_rows, verdict_rows, write_csv
+from lightning_sv.experiments.report.tables import (
+    difference_rows,
+    panel_table,
+    run_rows,
+    table_rows,
+    verdict_rows,
+    write_csv,
+)
 from lightning_sv.experiments.report.views import View, branch_views, curve_views
 from lightning_sv.experiments.results import FigureResult, PanelKind, PanelResult
 from lightning_sv.runs.provenance import Provenance
@@ -37,14 +45,13 @@ def write_report(figures: Sequence[FigureResult], out: Path, scale: str, caution
     """
     assert figures and len({figure.name for figure in figures}) == len(figures)
     out.mkdir(parents=True, exist_ok=True)
-    drawn = {
-        (figure.name, i): _draw(panel, out, f"figures/{_slug(figure.name)}-{i + 1}")
+    panels = [
+        [_draw(panel, out, f"figures/{_slug(figure.name)}-{i}") for i, panel in enumerate(figure.panels, 1)]
         for figure in figures
-        for i, panel in enumerate(figure.panels)
-    }
-    head = head_lines(figures, scale, Provenance.now(), caution)
-    (out / "report.html").write_text(html_page(figures, drawn, head, out), encoding="utf-8")
-    (out / "report.md").write_text(markdown_page(figures, drawn, head), encoding="utf-8")
+    ]
+    text = markdown_report(figures, panels, head_lines(figures, scale, Provenance.now(), caution))
+    (out / "report.md").write_text(text, encoding="utf-8")
+    (out / "report.html").write_text(html_page(text, out), encoding="utf-8")
     for name, rows in (
         ("results", run_rows(figures)),
         ("differences", difference_rows(figures)),
@@ -54,14 +61,16 @@ def write_report(figures: Sequence[FigureResult], out: Path, scale: str, caution
         write_csv(out / f"{name}.csv", rows)
 
 
-def _draw(panel: PanelResult, out: Path, stem: str) -> PanelPages:
+def _draw(panel: PanelResult, out: Path, stem: str) -> Section:
+    columns, rows = panel_table(panel)
     try:
         views, notes = _VIEWS[panel.kind](panel)
     except ValueError as error:  # hours of runs stand behind the other panels
-        return PanelPages([], [f"This panel cannot be drawn: {error}"])
+        views, notes = [], [f"This panel cannot be drawn: {error}"]
     for view in views:
         view.save(out / f"{stem}-{view.name}")
-    return PanelPages([(f"{stem}-{view.name}", view.alt) for view in views], notes)
+    pictures = [(f"{stem}-{view.name}.png", view.alt) for view in views]
+    return Section(panel.title, pictures, columns, rows, (*notes, *panel.notes))
 
 
 def _slug(name: str) -> str:

@@ -1,0 +1,136 @@
+"""Figures -> a report as Markdown beside its pictures."""
+
+import re
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+from lightning_sv.experiments.judge import NOT_TESTABLE
+from lightning_sv.experiments.report.tables import PAPER_TOKENS_PER_PARAM, ours_words, tokens_per_param
+from lightning_sv.experiments.results import FigureResult
+from lightning_sv.runs.events import Run
+from lightning_sv.runs.provenance import Provenance
+
+#: headings of the claims, of all figures and of one
+_ALL = ("figure", "claim", "verdict", "ours, nats per token unless said", "the paper's")
+_OWN = ("claim", "verdict", "in words", "ours, nats per token unless said", "the paper's")
+
+
+class Section(NamedTuple):
+    """What the report says of a panel.
+
+    Attributes:
+        title: of the panel
+        pictures: (path below the report, words for those who cannot see it)
+        columns: of its table, none where it has none
+        rows: of its table
+        notes: sentences under them
+    """
+
+    title: str
+    pictures: Sequence[tuple[str, str]]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str]
+
+
+def markdown_report(
+    figures: Sequence[FigureResult], panels: Sequence[Sequence[Section]], head: Sequence[tuple[str, str]]
+) -> str:
+    """The whole report; every text of a user's stays text, whatever it holds.
+
+    Args:
+        figures: at least one
+        panels: what is said of the panels of each figure, in the same order
+        head: what stands above everything, as `head_lines` gives it
+    """
+    title = figures[0].title if len(figures) == 1 else "Scale vectors: the paper's figures, regenerated"
+    parts = [f"# {_text(title)}", _table(["", ""], head)]
+    claims = [[f.title, f.claim(v), v.verdict, ours_words(v), _paper(v.paper)] for f in figures for v in f.verdicts]
+    if claims:
+        parts += ["## Claims", _table(_ALL, claims)]
+    for figure, sections in zip(figures, panels, strict=True):
+        parts += _figure(figure)
+        for section in sections:
+            parts.append(f"### {_text(section.title)}")
+            parts += [f"![{_text(words)}]({path})" for path, words in section.pictures]
+            parts += [_table(section.columns, section.rows)] if section.columns else []
+            parts += [_paragraph(note) for note in section.notes]
+        parts.append(_code(figure.command))
+    return "\n\n".join(parts) + "\n"
+
+
+def _figure(figure: FigureResult) -> list[str]:
+    budget = f"{figure.tokens_per_param:.3g}" if figure.tokens_per_param > 0 else "not stated"
+    about = (
+        f"{figure.section}. {figure.summary} Training tokens per parameter: {budget}; "
+        f"the paper's are {figure.paper_tokens_per_param}."
+    )
+    parts = [f"## {_text(figure.title)}", _paragraph(about)]
+    parts += [f"> **Warning:** {_text(warning)}" for warning in figure.warnings]
+    claims = [[figure.claim(v), v.verdict, v.sentence, ours_words(v), _paper(v.paper)] for v in figure.verdicts]
+    parts += [_table(_OWN, claims)] if claims else []
+    parts += [_table(["in the paper", ""], figure.paper_numbers)] if figure.paper_numbers else []
+    return parts
+
+
+def _paper(words: str) -> str:
+    return words or "not stated"
+
+
+def head_lines(
+    figures: Sequence[FigureResult], scale: str, made: Provenance, caution: str = ""
+) -> list[tuple[str, str]]:
+    """What stands above everything: (what, its value)."""
+    runs = _runs(figures)
+    budgets = sorted(x for run in runs if (x := tokens_per_param(run)) is not None)
+    words = " to ".join(dict.fromkeys(f"{x:.3g}" for x in (budgets[0], budgets[-1]))) if budgets else "not stated"
+    judged = sum(v.verdict != NOT_TESTABLE for figure in figures for v in figure.verdicts)
+    by_chance = (
+        f"{judged} are judged by intervals of 95%, none corrected for their number (only a part of a claim "
+        f"that speaks against it is, for the number of its parts): were no two arms different, about "
+        f"{max(1, round(0.05 * judged))} would still come out resolved. Claims that share runs are not independent."
+    )
+    return [
+        ("scale", scale),
+        *([("read with it", caution)] if caution else []),
+        *([("claims", by_chance)] if judged > 1 else []),
+        ("training tokens per parameter", f"{words} (the paper's are {PAPER_TOKENS_PER_PARAM})"),
+        *((f"{key} of the runs", _stated(runs, key)) for key in ("commit", "machine", "torch")),
+        ("runs", f"{len({run.dir for run in runs})}, finished {_dates(runs)}"),
+        ("report written", f"{made.date}, at commit {made.commit}, on {made.machine}"),
+    ]
+
+
+def _runs(figures: Sequence[FigureResult]) -> list[Run]:
+    return [run for figure in figures for panel in figure.panels for arm in panel.arms for run in arm.runs]
+
+
+def _stated(runs: Sequence[Run], key: str) -> str:
+    return ", ".join(sorted({str(run.summary[key]) for run in runs if run.summary.get(key)})) or "not stated"
+
+
+def _dates(runs: Sequence[Run]) -> str:
+    dates = sorted(run.summary["date"] for run in runs if run.summary.get("date"))
+    return f"from {dates[0]} to {dates[-1]}" if dates else "at a time that they do not state"
+
+
+def _text(words: str) -> str:
+    """Words as Markdown that shows them: on one line, with nothing that marks up."""
+    plain = " ".join(escape(words, quote=False).split())
+    return re.sub(r"([\\|*_\[\]`#~])", r"\\\1", plain)
+
+
+def _paragraph(words: str) -> str:
+    """As `_text`, where a number or a dash at the start would begin a list."""
+    return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", _text(words))
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [map(_text, columns), ["---"] * len(columns), *(map(_text, row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _code(command: str) -> str:
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
+    return f"{fence}sh\n{command}\n{fence}"
