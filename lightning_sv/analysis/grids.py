@@ -12,11 +12,11 @@ class Optimum(NamedTuple):
     """The best value of a grid.
 
     Attributes:
-        at: index of the value.
-        value: of the axis.
-        loss: mean over the seeds, nats per token.
+        at: index of the value
+        value: of the axis
+        loss: mean over the seeds, nats per token
         error: by how much the loss at the true optimum may be lower; infinite where the best value is the grid's
-            end, for then the optimum may lie outside.
+            end, for then the optimum may lie outside
     """
 
     at: int
@@ -29,8 +29,8 @@ def optimum(values: Sequence[float], losses: Sequence[float]) -> Optimum:
     """The least loss of a grid; its error is the depth of the parabola in log(value) through it and its neighbours.
 
     Args:
-        values: (N,) of the axis, positive and distinct.
-        losses: (N,) means over the same seeds, nats per token.
+        values: (N,) of the axis, positive and distinct
+        losses: (N,) means over the same seeds, nats per token
     """
     order = np.argsort(values)
     x, y = np.log(np.asarray(values, dtype=np.float64)[order]), np.asarray(losses, dtype=np.float64)[order]
@@ -51,10 +51,10 @@ def pairs_needed(spread: float, margin: float, confidence: float = 0.95, most: i
     more than twice as wide; here the final interval is checked against the margin instead.
 
     Args:
-        spread: standard deviation of the pilot's differences, nats per token.
-        margin: half width of the interval aimed at, nats per token.
-        confidence: coverage of the interval.
-        most: where the search ends.
+        spread: standard deviation of the pilot's differences, nats per token
+        margin: half width of the interval aimed at, nats per token
+        confidence: coverage of the interval
+        most: where the search ends
     """
     quantile = 0.5 + confidence / 2
     for n in range(2, most + 1):

@@ -26,13 +26,13 @@ def draw_comparison(
     """Validation loss of every arm, and its difference to the first with its interval, against training tokens.
 
     Args:
-        arms: The baseline's runs, one per seed, then those of each other arm, the same seeds in the same order.
-        path: The PNG to write.
-        labels: Names of the arms; the runs' own labels when None.
-        confidence: Coverage of the bands.
+        arms: the baseline's runs, one per seed, then those of each other arm, the same seeds in the same order
+        path: the PNG to write
+        labels: names of the arms; the runs' own labels when None
+        confidence: coverage of the bands
 
     Raises:
-        ValueError: When the arms have different numbers of runs, or a pair shares no stretch of training.
+        ValueError: the arms have different numbers of runs, or a pair shares no stretch of training
     """
     counts = [len(runs) for runs in arms]
     if len(counts) < 2 or len(set(counts)) > 1 or not counts[0]:
@@ -76,11 +76,11 @@ def draw_losses(
     """Validation loss of every arm: the mean over its seeds, and a thin line a seed.
 
     Args:
-        axes: Where to draw.
-        arms: Validation curves of each arm, one per seed.
-        names: Of the arms, for the legend.
-        looks: Colour and line style of each arm.
-        from_share: The part of training from which the limits of the loss are taken.
+        axes: where to draw
+        arms: validation curves of each arm, one per seed
+        names: what the legend calls the arms
+        looks: colour and line style of each arm
+        from_share: the part of training from which the limits of the loss are taken
     """
     for name, (colour, style), arm in zip(names, looks, arms, strict=True):
         for curve in arm if len(arm) > 1 else []:
@@ -125,12 +125,12 @@ def draw_differences(
     """Difference of every arm to the first, with its band; the legend's title is returned.
 
     Args:
-        axes: Where to draw.
-        pairs: Differences of the other arms to the first.
-        names: Of all arms, the first one's first.
-        looks: Colour and line style of each other arm.
-        n: Number of pairs.
-        confidence: Coverage of the bands.
+        axes: where to draw
+        pairs: differences of the other arms to the first
+        names: of all arms, the first one's first
+        looks: colour and line style of each other arm
+        n: number of pairs
+        confidence: coverage of the bands
     """
     axes.axhline(0, color=GREY, linewidth=1)
     a, *others = names

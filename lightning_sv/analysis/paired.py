@@ -25,12 +25,12 @@ class PairedDifference:
     """mean +- t(confidence, n - 1) * se of d = B - A.
 
     Args:
-        mean: Mean of the n differences, in the unit of the data.
-        low: Lower end of the interval; None for one pair, which has no interval.
-        high: Upper end of the interval; None for one pair.
-        se: Standard error of the mean; None for one pair.
-        n: Number of pairs.
-        confidence: Coverage of the interval, e.g. 0.95.
+        mean: mean of the n differences, in the unit of the data
+        low: lower end of the interval; None for one pair, which has no interval
+        high: upper end of the interval; None for one pair
+        se: standard error of the mean; None for one pair
+        n: number of pairs
+        confidence: coverage of the interval, e.g. 0.95
     """
 
     mean: float
@@ -70,12 +70,12 @@ class TokenEfficiency:
     """factor = exp(mean(log(tokens_A / tokens_B))): above 1, B needs fewer tokens than A.
 
     Args:
-        tokens_a: Tokens at which A reached the pair's target; None where it never did.
-        tokens_b: The same for B.
-        factor: Geometric mean over the pairs; None unless every pair reached its target, for a mean
-            over the lucky pairs alone would flatter B.
-        low: Lower end of the interval of the factor; None without a factor or for one pair.
-        high: Upper end of the interval.
+        tokens_a: tokens at which A reached the pair's target; None where it never did
+        tokens_b: the same for B
+        factor: geometric mean over the pairs; None unless every pair reached its target, for a mean
+            over the lucky pairs alone would flatter B
+        low: lower end of the interval of the factor; None without a factor or for one pair
+        high: upper end of the interval
     """
 
     tokens_a: tuple[float | None, ...]
@@ -113,13 +113,13 @@ def paired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> P
     """mean(b - a) with Student's t interval over the pairs.
 
     Args:
-        a: (n,) one number per seed, e.g. final losses in nats per token.
-        b: (n,) the same seeds in the same order.
-        confidence: Coverage of the interval, between 0 and 1.
+        a: (n,) one number per seed, e.g. final losses in nats per token
+        b: (n,) the same seeds in the same order
+        confidence: coverage of the interval, between 0 and 1
 
     Raises:
-        ValueError: For unequal or zero lengths, numbers that are not finite (a diverged run), or a
-            confidence outside (0, 1).
+        ValueError: unequal or zero lengths, numbers that are not finite (a diverged run), or a
+            confidence outside (0, 1)
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if first.ndim != 1 or first.shape != second.shape or first.size == 0:
@@ -144,9 +144,9 @@ def tokens_to_reach(tokens: ArrayLike, losses: ArrayLike, target: float) -> floa
     """min{t : loss(t) <= target}, the loss linear between evaluations; None when never reached.
 
     Args:
-        tokens: (N,) training tokens of each evaluation, increasing.
-        losses: (N,) losses, nats per token.
-        target: The loss to reach, nats per token.
+        tokens: (N,) training tokens of each evaluation, increasing
+        losses: (N,) losses, nats per token
+        target: the loss to reach, nats per token
     """
     t, loss = np.asarray(tokens, dtype=np.float64), np.asarray(losses, dtype=np.float64)
     assert t.shape == loss.shape and t.ndim == 1, (t.shape, loss.shape)
@@ -166,9 +166,9 @@ def token_efficiency(a: Sequence[Curve], b: Sequence[Curve], confidence: float =
     Ratios are averaged as logarithms, so that swapping the two gives the inverse.
 
     Args:
-        a: Validation curves of arm A, one per seed; each pair's target is its A's last value.
-        b: Validation curves of arm B, same seeds in the same order.
-        confidence: Coverage of the interval.
+        a: validation curves of arm A, one per seed; each pair's target is its A's last value
+        b: validation curves of arm B, same seeds in the same order
+        confidence: coverage of the interval
     """
     assert len(a) == len(b) > 0, (len(a), len(b))
     targets = [float(curve.values[-1]) for curve in a]
@@ -188,7 +188,7 @@ def on_common_tokens(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArra
     """Curves -> (tokens (N,), values (runs, N)) at the evaluations that all of them have.
 
     Raises:
-        ValueError: When the curves share no evaluation.
+        ValueError: the curves share no evaluation
     """
     common = set(curves[0].tokens.tolist()).intersection(*(c.tokens.tolist() for c in curves[1:]))
     if not common:
@@ -206,7 +206,7 @@ def on_one_grid(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.
     The one is that with the fewest evaluations while all curves run, so that what is interpolated lies close together.
 
     Raises:
-        ValueError: When no tokens are covered by all curves.
+        ValueError: no tokens are covered by all curves
     """
     first, last = max(c.tokens[0] for c in curves), min(c.tokens[-1] for c in curves)
     if first > last:
@@ -223,7 +223,7 @@ def paired_curve(a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.9
     """B - A on one grid of evaluations, see `on_one_grid`, with pointwise Student's t intervals.
 
     Raises:
-        ValueError: When the runs share no stretch of training, or no evaluation at which all values are finite.
+        ValueError: the runs share no stretch of training, or no evaluation at which all values are finite
     """
     tokens, values = on_one_grid([*a, *b])
     finite = np.isfinite(values).all(axis=0)

@@ -35,11 +35,11 @@ def draw_run(run: Run, path: str | Path) -> None:
     layers, relative to its first logged value. Runs without branch norms get the losses alone.
 
     Args:
-        run: A run, complete or not (``read_run(..., complete=False)``).
-        path: The PNG to write.
+        run: a run, complete or not (``read_run(..., complete=False)``)
+        path: the PNG to write
 
     Raises:
-        ValueError: When the run has logged neither a training nor a validation loss.
+        ValueError: the run has logged neither a training nor a validation loss
     """
     branches = branch_norms(run)
     losses = [tag for tag in (TRAIN_LOSS, VAL_LOSS) if tag in run.curves]
@@ -85,8 +85,8 @@ def draw_branches(axes: Axes, branches: Mapping[str, Curve]) -> None:
     """Norms of the Q, K and V branches relative to their start, against training tokens.
 
     Args:
-        axes: Where to draw.
-        branches: Curves by ``q_proj``, ``k_proj``, ``v_proj``.
+        axes: where to draw
+        branches: curves by ``q_proj``, ``k_proj``, ``v_proj``
     """
     shown = []
     for name, curve in branches.items():

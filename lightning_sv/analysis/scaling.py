@@ -34,10 +34,10 @@ class Law:
     """``power``: L(N) = scale N^-slope + floor. ``log-linear``: L(N) = floor - slope ln N.
 
     Args:
-        form: Which of the two.
-        scale: a of the power law, nats per token; not used by the other.
-        slope: The exponent b, or s in nats per token and e-fold of N.
-        floor: c of the power law, or u; nats per token.
+        form: which of the two
+        scale: a of the power law, nats per token; not used by the other
+        slope: the exponent b, or s in nats per token and e-fold of N
+        floor: c of the power law, or u; nats per token
     """
 
     form: Form
@@ -64,12 +64,12 @@ class ScalingFit:
     """Both arms' laws of one form, and how B's differs from A's.
 
     Args:
-        form: ``power`` or ``log-linear``.
-        a: The baseline's law.
-        b: The other arm's; under ``power`` with the same floor.
-        offset: L_B - L_A in the middle (geometric mean) of the sizes, nats per token: below 0, B is lower.
-        slope: B's slope - A's (exponents, or nats per token and e-fold): above 0, B gains more from size.
-        residual: Root mean square of (mean loss - law) over both arms, nats per token.
+        form: ``power`` or ``log-linear``
+        a: the baseline's law
+        b: the other arm's; under ``power`` with the same floor
+        offset: L_B - L_A in the middle (geometric mean) of the sizes, nats per token: below 0, B is lower
+        slope: B's slope - A's (exponents, or nats per token and e-fold): above 0, B gains more from size
+        residual: root mean square of (mean loss - law) over both arms, nats per token
     """
 
     form: Form
@@ -85,9 +85,9 @@ class Scaling:
     """The fits that the number of sizes allows, and what to think of them.
 
     Args:
-        power: None below three sizes, which leave its five parameters open.
-        log_linear: The straight line in ln N.
-        warnings: Sentences; never empty below four sizes.
+        power: None below three sizes, which leave its five parameters open
+        log_linear: the straight line in ln N
+        warnings: sentences; never empty below four sizes
     """
 
     power: ScalingFit | None
@@ -106,15 +106,15 @@ def fit_scaling(
     """Both forms of `fit_law`, as far as the number of sizes allows, with warnings.
 
     Args:
-        sizes: (S,) parameters (or tokens) of each size.
-        a: (S, n) final losses of the baseline, one column per seed, nats per token.
-        b: (S, n) the same of the other arm, same seeds.
-        confidence: Coverage of the intervals.
-        resamples: Of the bootstrap.
-        seed: Of the bootstrap.
+        sizes: (S,) parameters (or tokens) of each size
+        a: (S, n) final losses of the baseline, one column per seed, nats per token
+        b: (S, n) the same of the other arm, same seeds
+        confidence: coverage of the intervals
+        resamples: draws of the bootstrap
+        seed: that they are drawn from
 
     Raises:
-        ValueError: For fewer than two sizes, equal sizes, unequal shapes, or losses that are not finite.
+        ValueError: fewer than two sizes, equal sizes, unequal shapes, or losses that are not finite
     """
 
     def fit(form: Form) -> ScalingFit:
@@ -143,7 +143,17 @@ def fit_law(
     three pairs, 95% intervals of constructed lines hold the offset in 94% and the slope in 92% of 1,000 cases. That
     the form is wrong is not in the interval: where it matters, the two forms disagree.
 
-    Args, Raises: as `fit_scaling`; ``power`` needs three sizes.
+    Args:
+        form: of the law; ``power`` needs three sizes
+        sizes: (S,) parameters (or tokens) of each size
+        a: (S, n) final losses of the baseline, one column per seed, nats per token
+        b: (S, n) the same of the other arm, same seeds
+        confidence: coverage of the intervals
+        resamples: draws of the bootstrap
+        seed: that they are drawn from
+
+    Raises:
+        ValueError: as `fit_scaling`
     """
     n, losses = np.asarray(sizes, dtype=np.float64), _losses(sizes, a, b)
     assert form == "log-linear" or len(n) > 2, len(n)

@@ -46,9 +46,9 @@ def draw_sharpness(arms: Sequence[Sequence[Run]], path: str | Path, *, labels: S
     A panel shows the arms that have such parameters: `nop` has no scale vectors.
 
     Args:
-        arms: Runs of every arm, one per seed, that `has_sharpness`.
-        path: The PNG to write.
-        labels: Names of the arms.
+        arms: runs of every arm, one per seed, that `has_sharpness`
+        path: the PNG to write
+        labels: names of the arms
     """
     parts = _parts(arms)
     figure = new_figure(panels=len(_FIGURES))

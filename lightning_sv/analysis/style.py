@@ -34,8 +34,8 @@ def human_tokens(tokens: float, digits: int = 2) -> str:
     """1536000 -> 1.5M: a token count as a reader says it.
 
     Args:
-        tokens: Number of tokens.
-        digits: Significant figures.
+        tokens: number of tokens
+        digits: significant figures
     """
     for size, unit in _UNITS:
         # half a unit of the last figure below, so that 999999 reads 1M rather than 1000k

@@ -25,10 +25,10 @@ class Studied:
     """One student on the teacher.
 
     Args:
-        name: Of the student.
-        loss: Along TIMES, shape (T,).
-        cubic: Coefficient of t³ in L − L_f; None where the student has no rational series at t = 0.
-        spectrum: Eigenvalues of its implicit preconditioner J Jᵀ at each time, ascending, shape (T, c·d).
+        name: what figures call the student
+        loss: along TIMES, shape (T,)
+        cubic: coefficient of t³ in L − L_f; None where the student has no rational series at t = 0
+        spectrum: eigenvalues of its implicit preconditioner J Jᵀ at each time, ascending, shape (T, c·d)
     """
 
     name: str
@@ -86,8 +86,8 @@ def study(teacher: Any, own: Sequence[Student] = ()) -> Study:
     """Flow of every student of `STUDENTS` and of your own on one teacher.
 
     Args:
-        teacher: W*, shape (c, d); ints, Fractions or floats.
-        own: Further students, each an instance of a subclass of `Student` (or of `ScaledInput`).
+        teacher: W*, shape (c, d); ints, Fractions or floats
+        own: further students, each an instance of a subclass of `Student` (or of `ScaledInput`)
     """
     matrix = exact(teacher)
     studied = []
@@ -106,7 +106,7 @@ def parse_teacher(text: str) -> Array:
     """Read "1 2; 3 -1/2" as a matrix of Fractions.
 
     Raises:
-        ValueError: When an entry is no number, the rows differ in length, or every entry is 0.
+        ValueError: an entry is no number, the rows differ in length, or every entry is 0
     """
     try:
         rows = [[Fraction(word) for word in row.replace(",", " ").split()] for row in text.split(";")]
@@ -123,7 +123,7 @@ def load_student(path: str) -> Student:
     """Import "module:Class" and make one.
 
     Raises:
-        ValueError: When there is no such class, or it is no Student.
+        ValueError: there is no such class, or it is no Student
     """
     module, _, name = path.partition(":")
     if "" not in sys.path:  # a console script does not look in the working folder

@@ -15,12 +15,12 @@ class Finding:
     """What a check measured.
 
     Args:
-        stated: The paper's number, or its inequality in a few characters.
-        measured: Ours.
-        error: Difference of the two, or the uncertainty of ours; None where neither means anything.
-        agrees: Whether the statement is true of what was measured.
-        note: One line with what the numbers alone do not say.
-        panels: Pictures.
+        stated: the paper's number, or its inequality in a few characters
+        measured: ours
+        error: difference of the two, or the uncertainty of ours; None where neither means anything
+        agrees: whether the statement is true of what was measured
+        note: one line with what the numbers alone do not say
+        panels: what its picture shows
     """
 
     stated: float | str
@@ -36,13 +36,13 @@ class Claim:
     """A statement that can be checked.
 
     Args:
-        claim: Word that names the theorem on the command line.
-        part: Which part of it.
-        source: Where the paper says it.
-        statement: In a formula.
-        conditions: Under which it is checked here.
-        check: Measures; called with a function that takes the share done.
-        expected: 'holds', or 'fails' for a limit: a statement whose counterexample is the point.
+        claim: word that names the theorem on the command line
+        part: which part of it
+        source: where the paper says it
+        statement: in a formula
+        conditions: under which it is checked here
+        check: measures; called with a function that takes the share done
+        expected: 'holds', or 'fails' for a limit: a statement whose counterexample is the point
     """
 
     claim: str

@@ -90,9 +90,9 @@ def early(name: str, symbol: str, stated: Callable[[Array], Fraction]) -> Callab
     """(ii) the coefficient of t³ from exact power series, against the paper's formula.
 
     Args:
-        name: The student.
-        symbol: Its letter in the paper.
-        stated: The paper's coefficient of a teacher in Fractions.
+        name: the student
+        symbol: its letter in the paper
+        stated: the paper's coefficient of a teacher in Fractions
     """
 
     def check(advance: Advance) -> Finding:
@@ -138,10 +138,10 @@ def throughout(name: str, symbol: str, word: str, condition: Callable[[Teacher],
     """(iii) the ratio of losses stays below 1, for the teachers that satisfy the condition.
 
     Args:
-        name: The student.
-        symbol: Its letter in the paper.
-        word: What the condition asks, for the title.
-        condition: Of the teacher.
+        name: the student
+        symbol: its letter in the paper
+        word: what the condition asks, for the title
+        condition: on the teacher
     """
 
     def check(advance: Advance) -> Finding:
