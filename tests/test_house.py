@@ -64,6 +64,8 @@ def test_imports_run_down(path: Path) -> None:
             assert allowed, f"{path.relative_to(ROOT)} imports {name} from its own floor or above"
         if name.split(".")[0] == "lightning":
             assert home in KNOW_LIGHTNING, f"{path.relative_to(ROOT)} knows Lightning"
+        if name.split(".")[0] == "matplotlib":
+            assert {PACKAGE / "analysis", PACKAGE / "experiments/report"} & set(path.parents), f"{path.name} draws"
     assert path.read_text().count("\n") <= MOST_LINES
     assert path.name != "utils.py"
 
