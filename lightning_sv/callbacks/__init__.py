@@ -5,8 +5,9 @@ from lightning_sv.callbacks.branch_norms import BranchNorms, branch_norms
 from lightning_sv.callbacks.experts import Experts
 from lightning_sv.callbacks.preconditioner import Preconditioner, preconditioner_figures
 from lightning_sv.callbacks.progress import RunProgress
-from lightning_sv.callbacks.scalars import Scalars, tokens_seen, write_scalars
+from lightning_sv.callbacks.scalars import Scalars, write_scalars
 from lightning_sv.callbacks.sharpness import Sharpness
+from lightning_sv.callbacks.trained import TrainedData, TrainedModule, tokens_seen
 
 __all__ = [
     "BatchHash",
@@ -16,6 +17,8 @@ __all__ = [
     "RunProgress",
     "Scalars",
     "Sharpness",
+    "TrainedData",
+    "TrainedModule",
     "branch_norms",
     "preconditioner_figures",
     "tokens_seen",

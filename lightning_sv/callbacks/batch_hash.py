@@ -6,7 +6,9 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from lightning_sv.callbacks.clock import StepClock
 from lightning_sv.callbacks.scalars import write_scalars
+from lightning_sv.callbacks.trained import TrainedModule, data_of
 
 #: odd 64-bit constants: of splitmix64 (Steele, Lea and Flood, 2014), as signed integers
 _A, _B = -0x61C8864680B583EB, -0x40A7B892E31B1A47
@@ -24,34 +26,31 @@ class BatchHash(L.Callback):
     """
 
     def __init__(self, every_n_steps: int = 10):
-        if every_n_steps < 1:
-            raise ValueError(f"batch_hash.every_n_steps is {every_n_steps}; it must be at least 1.")
-        self.every = every_n_steps
+        self._clock = StepClock("batch_hash.every_n_steps", every_n_steps)
         self._sum: Tensor | None = None
-        self._step = 0
         self._loaded = 0
         self._trainer: L.Trainer | None = None
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
         """Begin, or continue a resumed hash: rank 0 has the sum of all devices."""
-        self._trainer, self._step = trainer, trainer.global_step
+        self._trainer = trainer
+        self._clock.start(trainer)
         device = pl_module.device
         self._sum = torch.tensor(self._loaded if trainer.is_global_zero else 0, device=device)
-        length = trainer.datamodule.seq_len + 1  # type: ignore[attr-defined]
+        length = data_of(trainer).seq_len + 1
         powers = torch.full((length,), _A, device=device).cumprod(0)
         self._weights = powers * torch.arange(1, 2 * length, 2, device=device)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: TrainedModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Add the sequences; write every n optimizer steps, and at the last."""
         assert self._sum is not None
         sequences = (batch * self._weights).sum(-1)  # B
         # torch.full is a kernel; torch.tensor would copy from the host, and wait for the device to get there.
-        step = torch.full((), self._step, device=batch.device)
+        step = torch.full((), self._clock.step, device=batch.device)
         self._sum = self._sum + _mix(sequences + _mix(step)).sum()
-        if trainer.global_step == self._step:
-            return
-        self._step = trainer.global_step
-        if self._step % self.every == 0 or self._step >= trainer.max_steps:
+        if self._clock.ended(trainer) and self._clock.is_due(trainer, trainer.global_step):
             write_scalars(trainer, {"data/batch_hash": float(self._total() & 0xFFFFFF)})
 
     def _total(self) -> int:

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.callbacks.charts import Pages, chart_layout
-from lightning_sv.callbacks.probe import full
+from lightning_sv.callbacks.clock import StepClock
 from lightning_sv.callbacks.scalars import write_scalars
+from lightning_sv.callbacks.trained import TrainedModule
+from lightning_sv.optim import gathered
 from lightning_sv.scale import BranchGroup, lone_norms
 from lightning_sv.scale.fold import effective_weight
 
@@ -32,7 +34,7 @@ def branch_norms(model: nn.Module) -> dict[str, Tensor]:
                     out |= {f"{place_of(path)}/{name}/{key}": value for key, value in _norms(module, name).items()}
         for path, norm in lone_norms(model):
             assert norm.scale is not None
-            out[f"{place_of(path)}/{path.rpartition('.')[2]}/gamma"] = full(norm.scale()).square().mean().sqrt()
+            out[f"{place_of(path)}/{path.rpartition('.')[2]}/gamma"] = gathered(norm.scale()).square().mean().sqrt()
     return out | means_over_layers(out)
 
 
@@ -53,8 +55,8 @@ def means_over_layers(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _norms(group: BranchGroup, name: str) -> dict[str, Tensor]:
     """Return the norms of one branch; the last axes are its own, a leading one counts experts."""
-    weight = full(getattr(group, name).weight)
-    gamma_in, gamma_out = (None if gamma is None else full(gamma) for gamma in group.gammas(name))
+    weight = gathered(getattr(group, name).weight)
+    gamma_in, gamma_out = (None if gamma is None else gathered(gamma) for gamma in group.gammas(name))
     effective = torch.linalg.matrix_norm(effective_weight(weight, gamma_in, gamma_out))
     out = {"W": torch.linalg.matrix_norm(weight).mean(), "effective": effective.mean()}
     if effective.ndim:
@@ -73,30 +75,26 @@ class BranchNorms(L.Callback):
     """
 
     def __init__(self, every_n_steps: int = 50):
-        if every_n_steps < 1:
-            raise ValueError(f"branch_norms.every_n_steps is {every_n_steps}; it must be at least 1.")
-        self.every = every_n_steps
-        self._written = -1
+        self._clock = StepClock("branch_norms.every_n_steps", every_n_steps)
 
-    def charts(self, pl_module: Any) -> Pages:
+    def charts(self, pl_module: TrainedModule) -> Pages:
         """Return a page for each group of branches."""
         return chart_layout(branch_norms(pl_module.net))
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
         """Write the starting norms; a resumed run has written those of its step."""
+        self._clock.start(trainer)
         if trainer.global_step == 0:
             self._write(trainer, pl_module)
-        self._written = trainer.global_step
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: TrainedModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Write every n optimizer steps, and at the last."""
-        if trainer.global_step % self.every == 0 or trainer.global_step >= trainer.max_steps:
+        if self._clock.ended(trainer) and self._clock.is_due(trainer, trainer.global_step):
             self._write(trainer, pl_module)
 
-    def _write(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if trainer.global_step == self._written:  # between the micro-batches of one step
-            return
-        self._written = trainer.global_step
+    def _write(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
         norms = branch_norms(pl_module.net)
         values = torch.stack(list(norms.values())).tolist()  # one transfer from the device
         write_scalars(trainer, {f"branch_norm/{k}": v for k, v in zip(norms, values, strict=True)})

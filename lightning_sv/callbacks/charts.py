@@ -6,6 +6,8 @@ from typing import Any, Protocol, runtime_checkable
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 
+from lightning_sv.callbacks.trained import TrainedModule
+
 #: page -> chart -> ["Multiline", tags or patterns of tags]
 Pages = dict[str, dict[str, list[Any]]]
 
@@ -28,12 +30,12 @@ EXPERT_PAGES = {
 class HasCharts(Protocol):
     """A callback with pages of its own."""
 
-    def charts(self, pl_module: Any) -> Pages:
+    def charts(self, pl_module: TrainedModule) -> Pages:
         """Return the pages; a chart a kind of figure, a line a branch, layer or subset."""
         ...
 
 
-def lay_out(trainer: L.Trainer, pl_module: Any) -> None:
+def lay_out(trainer: L.Trainer, pl_module: TrainedModule) -> None:
     """Write the pages of all callbacks: together, because a second layout would replace the first."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     pages: Pages = {}

@@ -7,6 +7,7 @@ import torch
 
 from lightning_sv.callbacks.charts import Pages
 from lightning_sv.callbacks.scalars import write_scalars
+from lightning_sv.callbacks.trained import TrainedModule
 from lightning_sv.callbacks.window import Window
 from lightning_sv.nn import MixtureOfExperts
 
@@ -36,7 +37,7 @@ class Experts(L.Callback):
         """Continue the window that the checkpoint was in."""
         self._window.load_state_dict(state_dict)
 
-    def charts(self, pl_module: Any) -> Pages:
+    def charts(self, pl_module: TrainedModule) -> Pages:
         """Return the load of every expert, a chart a block; nothing for a dense model."""
         loads = {
             f"layer{i}": ["Multiline", [f"moe/layer{i}/load/expert.*"]]
@@ -45,11 +46,13 @@ class Experts(L.Callback):
         }
         return {"expert load": loads} if loads else {}
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
         """Begin the window, or continue a resumed one."""
         self._window.start(trainer)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: TrainedModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Accumulate on the device; write every n optimizer steps, and at the last."""
         routings = outputs["routings"]
         if not routings:

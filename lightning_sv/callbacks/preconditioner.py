@@ -10,9 +10,12 @@ from torch import Tensor, nn
 
 from lightning_sv.callbacks.branch_norms import means_over_layers, place_of
 from lightning_sv.callbacks.charts import BRANCH_PAGES, Pages
-from lightning_sv.callbacks.probe import full, log_spaced
-from lightning_sv.callbacks.scalars import pause_throughput, tokens_seen, write_scalars
+from lightning_sv.callbacks.clock import StepClock
+from lightning_sv.callbacks.probe import log_spaced
+from lightning_sv.callbacks.scalars import pause_throughput, write_scalars
+from lightning_sv.callbacks.trained import TrainedModule, tokens_seen
 from lightning_sv.curvature import column_eigenvalues, gamma_figures, scale_field
+from lightning_sv.optim import gathered
 from lightning_sv.scale import BranchGroup, ScaleVector, lone_norms
 
 #: how many quantiles of each side stand for it in the histogram of a field
@@ -33,15 +36,15 @@ def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     with torch.no_grad():
         for where, weight, sides in _sites(model):
-            gammas = {side: full(vector()) for side, vector in sides.items()}
+            gammas = {side: gathered(vector()) for side, vector in sides.items()}
             if weight is not None:
                 out |= {f"{where}/{key}": value for key, value in _field(weight, gammas).items()}
             for side, gamma in gammas.items():
                 figures = [gamma_figures(g) for g in gamma.reshape(-1, gamma.shape[-1])]
                 for key in ("drift", "dead", "negative"):
                     out[f"{where}/{key}_{side}"] = _mean([getattr(figure, key) for figure in figures])
-                if (beta := getattr(sides[side], "beta", None)) is not None:
-                    out[f"{where}/beta_{side}"] = full(beta).mean().double().cpu()
+                if (beta := sides[side].magnitude) is not None:
+                    out[f"{where}/beta_{side}"] = gathered(beta).mean().double().cpu()
     return out | means_over_layers(out)
 
 
@@ -54,9 +57,9 @@ def beta_gradients(model: nn.Module) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     for where, _, sides in _sites(model):
         for side, vector in sides.items():
-            beta = getattr(vector, "beta", None)
+            beta = vector.magnitude
             if beta is not None and beta.grad is not None:
-                out[f"{where}/beta_{side}_grad"] = full(beta.grad).abs().mean().double().cpu()
+                out[f"{where}/beta_{side}_grad"] = gathered(beta.grad).abs().mean().double().cpu()
     return out | means_over_layers(out)
 
 
@@ -75,7 +78,7 @@ def _sites(model: nn.Module) -> list[tuple[str, Tensor | None, dict[str, ScaleVe
 
 
 def _field(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
-    weight, out = full(weight), {}
+    weight, out = gathered(weight), {}
     for side, gamma in gammas.items():
         low, high = column_eigenvalues(weight if side == "in" else weight.mT, gamma)
         out[f"eig_low_{side}"] = low.amin(-1).mean().double().cpu()
@@ -111,14 +114,12 @@ class Preconditioner(L.Callback):
     """
 
     def __init__(self, every_n_steps: int = 100, histograms: int = 9):
-        for key, value, least in (("every_n_steps", every_n_steps, 1), ("histograms", histograms, 2)):
-            if value < least:
-                raise ValueError(f"{key} of Preconditioner is {value}; it must be at least {least}.")
-        self.every, self.histograms = every_n_steps, histograms
+        if histograms < 2:
+            raise ValueError(f"histograms of Preconditioner is {histograms}; it must be at least 2.")
+        self._clock, self.histograms = StepClock("every_n_steps of Preconditioner", every_n_steps), histograms
         self._gradients: dict[str, Tensor] = {}
-        self._written = -1
 
-    def charts(self, pl_module: Any) -> Pages:
+    def charts(self, pl_module: TrainedModule) -> Pages:
         """Return a page a group of branches: a chart a figure, a line a branch and side, of the mean over layers."""
         tags: dict[tuple[str, str], list[str]] = {}
         for where, weight, sides in _sites(pl_module.net):
@@ -127,11 +128,12 @@ class Preconditioner(L.Callback):
             if page is None or place != "layer0":
                 continue
             for side, vector in sides.items():
+                has_beta = vector.magnitude is not None
                 for figure in ("drift", "beta", "eig_low", "eig_high"):
-                    has = hasattr(vector, "beta") if figure == "beta" else weight is not None or figure == "drift"
+                    has = has_beta if figure == "beta" else weight is not None or figure == "drift"
                     if has:
                         tags.setdefault((page, f"{figure}, {side}"), []).append(f"mean/{name}/{figure}_{side}")
-                if hasattr(vector, "beta"):
+                if has_beta:
                     tags.setdefault((page, f"gradient of beta, {side}"), []).append(f"mean/{name}/beta_{side}_grad")
             if weight is not None:
                 tags.setdefault((page, "log std of the field"), []).append(f"mean/{name}/field_log_std")
@@ -141,28 +143,29 @@ class Preconditioner(L.Callback):
             charts[chart] = ["Multiline", [f"preconditioner/{line}" for line in lines]]
         return pages
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
         """Write the starting figures; a resumed run has written those of its step."""
         self._histogram_steps = frozenset(log_spaced(trainer.max_steps, self.histograms))
-        self._written = trainer.global_step
+        self._clock.start(trainer)
         if trainer.global_step == 0:
             self._write(trainer, pl_module)
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: TrainedModule, optimizer: Any) -> None:
         """Keep the gradients of beta of a step that will be written."""
         if self._is_due(trainer, trainer.global_step + 1):
             self._gradients = beta_gradients(pl_module.net)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: TrainedModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Write every n optimizer steps, with a histogram, and at the last."""
-        if trainer.global_step != self._written and self._is_due(trainer, trainer.global_step):
-            self._written = trainer.global_step
+        if self._clock.ended(trainer) and self._is_due(trainer, trainer.global_step):
             self._write(trainer, pl_module)
 
     def _is_due(self, trainer: L.Trainer, step: int) -> bool:
-        return step % self.every == 0 or step >= trainer.max_steps or step in self._histogram_steps
+        return self._clock.is_due(trainer, step) or step in self._histogram_steps
 
-    def _write(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def _write(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
         began = time.perf_counter()
         figures = preconditioner_figures(pl_module.net) | self._gradients
         values = torch.stack(list(figures.values())).tolist() if figures else []
@@ -171,11 +174,11 @@ class Preconditioner(L.Callback):
             self._write_histograms(trainer, pl_module)
         pause_throughput(trainer, time.perf_counter() - began)
 
-    def _write_histograms(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def _write_histograms(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
         writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         at = torch.linspace(0, 1, _GRID, dtype=torch.float64)
         for where, weight, sides in _sites(pl_module.net):
-            gammas = {side: full(vector()).detach().double().cpu() for side, vector in sides.items()}
+            gammas = {side: gathered(vector()).detach().double().cpu() for side, vector in sides.items()}
             values = {f"gamma_{side}": gamma for side, gamma in gammas.items()}
             if weight is not None:
                 quantiles = [g.abs().flatten().quantile(at).log10() for g in gammas.values()]

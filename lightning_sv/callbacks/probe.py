@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.nn import Backbone, BackboneConfig, activated_parameters, flops_per_token, meta_backbone
-from lightning_sv.optim import PARAMETER_ROLES, parameter_roles
+from lightning_sv.optim import PARAMETER_ROLES, gathered, parameter_roles
 from lightning_sv.scale import BranchGroup, RMSNorm, ScaledLinear, ScaleOptions, ScaleStrategy
 
 #: subset -> the parameters it holds; those of a role that a model lacks are empty
@@ -134,15 +134,7 @@ def plain_copy(
     assert copy is None or state.keys() == target.keys()
     with torch.no_grad():
         for key, value in state.items():
-            whole = full(value)
+            whole = gathered(value)
             if copy is not None:
                 target[key].copy_(whole)
     return copy
-
-
-def full(tensor: Tensor) -> Tensor:
-    """Return the whole of a sharded tensor, a collective; any other tensor as it is."""
-    if hasattr(tensor, "full_tensor"):
-        whole: Tensor = tensor.full_tensor()
-        return whole
-    return tensor

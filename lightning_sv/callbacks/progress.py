@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lightning_sv.callbacks.scalars import Scalars, tokens_seen
+from lightning_sv.callbacks.clock import StepClock
+from lightning_sv.callbacks.scalars import Scalars
+from lightning_sv.callbacks.trained import TrainedModule, tokens_seen
 
 
 class RunProgress(ProgressBar):
@@ -26,7 +28,7 @@ class RunProgress(ProgressBar):
         self.stream: TextIO | None = None  # None: stdout as it is when the run starts
         self._enabled = True
         self._bar: Progress | None = None
-        self._shown = -1
+        self._clock = StepClock("progress")
         self._began = (0.0, 0)
 
     def disable(self) -> None:
@@ -37,9 +39,10 @@ class RunProgress(ProgressBar):
         """Show again."""
         self._enabled = True
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
         """Open the bar."""
         self._began = (time.perf_counter(), trainer.global_step)
+        self._clock.start(trainer)
         console = Console(file=self.stream or sys.stdout)
         if not self._enabled or not console.is_terminal:
             return
@@ -55,16 +58,16 @@ class RunProgress(ProgressBar):
         self._task = self._bar.add_task("fit", total=trainer.max_steps, completed=trainer.global_step, text="")
         self._bar.start()
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: TrainedModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Move the bar, or write a line."""
         step = trainer.global_step
-        if not self._enabled or step in (0, self._shown):
+        if not self._enabled or not self._clock.ended(trainer):
             return
         if self._bar is not None:
-            self._shown = step
             self._bar.update(self._task, completed=step, text=_text(trainer))
         elif step % max(1, trainer.max_steps // self.lines) == 0 or step == trainer.max_steps:
-            self._shown = step
             seconds = (time.perf_counter() - self._began[0]) / max(1, step - self._began[1])
             left = int(seconds * (trainer.max_steps - step))
             print(
@@ -74,11 +77,11 @@ class RunProgress(ProgressBar):
                 flush=True,
             )
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
         """Close the bar."""
         self._close()
 
-    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: TrainedModule, exception: BaseException) -> None:
         """Close the bar, so that the message is readable."""
         self._close()
 

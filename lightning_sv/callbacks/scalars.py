@@ -11,6 +11,7 @@ import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 
 from lightning_sv.callbacks.charts import lay_out
+from lightning_sv.callbacks.trained import TrainedModule, data_of, tokens_seen
 from lightning_sv.callbacks.window import Window
 from lightning_sv.nn.gpus import GPUS
 
@@ -43,12 +44,12 @@ class Scalars(L.Callback):
         """Continue the window that the checkpoint was in."""
         self._window.load_state_dict(state_dict)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
         """Lay the charts of all callbacks out, and start the clock."""
         lay_out(trainer, pl_module)
         self._window.start(trainer)
         self._since, self._idle = (time.perf_counter(), trainer.global_step), 0.0
-        seq_len = trainer.datamodule.seq_len  # type: ignore[attr-defined]
+        seq_len = data_of(trainer).seq_len
         self._flops = pl_module.flops_per_token(seq_len)
         listed = peak_flops(pl_module.device, trainer.precision)
         measured = measured_flops(pl_module.device, trainer.precision)
@@ -56,18 +57,18 @@ class Scalars(L.Callback):
         if listed:
             self._peaks["mfu_of_measured"] = measured * trainer.world_size
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: TrainedModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Accumulate the loss on the device; write every n optimizer steps."""
-        if trainer.global_step >= trainer.max_steps:
-            trainer.should_stop = True  # makes Lightning validate at the last step as well
         n = len(batch)
         if self._window.add({"loss": outputs["nats"] * n}, n, keep=not pl_module.nonfinite.skipped_now):
             self._write(trainer, pl_module)
 
-    def _write(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def _write(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
         sums, n = self._window.take()
         now, steps = time.perf_counter(), trainer.global_step - self._since[1]
-        tokens_per_step = trainer.datamodule.tokens_per_step  # type: ignore[attr-defined]
+        tokens_per_step = data_of(trainer).tokens_per_step
         self.tokens_per_s = speed = steps * tokens_per_step / max(1e-9, now - self._since[0] - self._idle)
         scalars = {
             "lr": pl_module.step_lr,
@@ -87,11 +88,11 @@ class Scalars(L.Callback):
         """Leave `seconds` out of the throughput: they went into measuring, not training."""
         self._idle += seconds
 
-    def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_validation_start(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
         """Stop the throughput clock."""
         self._validation_began = time.perf_counter()
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
         """Write val/loss and val/perplexity, and restart the throughput clock."""
         self.pause(time.perf_counter() - self._validation_began)
         if trainer.state.fn != "fit" or trainer.sanity_checking:
@@ -99,11 +100,6 @@ class Scalars(L.Callback):
         loss = trainer.callback_metrics["val/loss"]
         self.val_loss = float(loss)
         write_scalars(trainer, {"val/loss": self.val_loss, "val/perplexity": float(loss.exp())})
-
-
-def tokens_seen(trainer: L.Trainer) -> int:
-    """Return the training tokens behind the current weights."""
-    return int(trainer.global_step * trainer.datamodule.tokens_per_step)  # type: ignore[attr-defined]
 
 
 def write_scalars(trainer: L.Trainer, values: dict[str, float]) -> None:

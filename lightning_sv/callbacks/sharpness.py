@@ -4,7 +4,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 import lightning as L
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_sv.callbacks.charts import Pages
+from lightning_sv.callbacks.clock import StepClock
 from lightning_sv.callbacks.probe import (
     Subsets,
     fitting_length,
@@ -21,6 +22,7 @@ from lightning_sv.callbacks.probe import (
     plain_copy,
 )
 from lightning_sv.callbacks.scalars import pause_throughput, write_scalars
+from lightning_sv.callbacks.trained import TrainedModule, data_of
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, Product, hutchinson, lanczos
 from lightning_sv.nn import document_numbers, meta_backbone, next_token_loss
 
@@ -29,9 +31,8 @@ FIGURES = ("lambda_max", "trace", "fro2")
 
 @dataclass
 class _Books:
-    """What a resumed run continues: the last step handled, the batch, the probes; seconds of these and of the run."""
+    """What a resumed run continues: the batch, the probes; seconds of these and of the run."""
 
-    at: int = -1
     sequences: int = 0
     done: int = 0
     skipped: int = 0
@@ -95,6 +96,7 @@ class Sharpness(L.Callback):
         self.sequences, self.method = sequences, method
         self.lanczos_steps, self.hutchinson_probes = lanczos_steps, hutchinson_probes
         self.clock: Callable[[], float] = time.perf_counter
+        self._clock = StepClock("Sharpness")
         self._steps: frozenset[int] = frozenset()
         self._blocks: Tensor | None = None
         self._books = _Books()
@@ -106,9 +108,10 @@ class Sharpness(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the books of the checkpoint."""
-        self._books = _Books(**state_dict)
+        known = {field.name for field in fields(_Books)}  # earlier checkpoints have the step as well
+        self._books = _Books(**{key: value for key, value in state_dict.items() if key in known})
 
-    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+    def setup(self, trainer: L.Trainer, pl_module: TrainedModule, stage: str) -> None:
         """Refuse subsets that the model does not have."""
         known = parameter_subsets(meta_backbone(pl_module.config, pl_module.strategy, pl_module.scale_options))
         if wrong := [name for name in self.subsets if name not in known]:
@@ -117,15 +120,15 @@ class Sharpness(L.Callback):
             )
         self._present = tuple(name for name in dict.fromkeys(self.subsets) if known[name])
 
-    def charts(self, pl_module: Any) -> Pages:
+    def charts(self, pl_module: TrainedModule) -> Pages:
         """Return a page: a chart a figure, a line a subset."""
         tags = {figure: [f"sharpness/{name}/{figure}" for name in self._present] for figure in FIGURES}
         tags["cost"] = ["sharpness/seconds"]
         return {"sharpness": {chart: ["Multiline", lines] for chart, lines in tags.items()}}
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
         """Fix the steps and the batch, say so, and probe the initialization."""
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        data = data_of(trainer)
         total = trainer.max_steps
         if self.every_n_tokens is None:
             steps = log_spaced(total, self.probes)
@@ -151,15 +154,18 @@ class Sharpness(L.Callback):
                 )
             print(f"sharpness: {batch}; {how}, on an eager float32 copy", file=sys.stderr)
         self._began = self.clock()
+        self._clock.start(trainer)
         if trainer.global_step == 0:
             self._probe(trainer, pl_module)
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: TrainedModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Probe when due."""
-        if trainer.global_step in self._steps and trainer.global_step != self._books.at:
+        if self._clock.ended(trainer) and trainer.global_step in self._steps:
             self._probe(trainer, pl_module)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
         """Say what the probes cost."""
         if trainer.is_global_zero:
             share = self._books.spent / max(1e-9, self._elapsed())
@@ -177,8 +183,7 @@ class Sharpness(L.Callback):
         probes = self._books.spent + 2 * self._books.spent / self._books.done
         return probes <= self.budget * (run + probes)
 
-    def _probe(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self._books.at = trainer.global_step
+    def _probe(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
         if pl_module.device.type == "cuda":
             torch.cuda.synchronize(pl_module.device)  # steps under way are training's time
         began = self.clock()
@@ -199,7 +204,7 @@ class Sharpness(L.Callback):
         if model is not None:
             assert self._blocks is not None
             tokens, targets = self._blocks[:, :-1], self._blocks[:, 1:]
-            eot = trainer.datamodule.eot if pl_module.mask_documents else None  # type: ignore[attr-defined]
+            eot = data_of(trainer).eot if pl_module.mask_documents else None
             documents = None if eot is None else document_numbers(tokens, eot)
             with torch.autocast(pl_module.device.type, enabled=False):
                 scalars = self._measure(

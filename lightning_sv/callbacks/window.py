@@ -6,24 +6,23 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from lightning_sv.callbacks.clock import StepClock
+
 
 class Window:
     """Sums of what micro-batches give, on the device, until the next write.
 
     Args:
-        name: of the callback's section in the config, for messages.
+        section: of the callback in the config, for the message.
         every_n_steps: optimizer steps between two writes.
 
     Raises:
         ValueError: every_n_steps is below 1.
     """
 
-    def __init__(self, name: str, every_n_steps: int):
-        if every_n_steps < 1:
-            raise ValueError(f"{name}.every_n_steps is {every_n_steps}; it must be at least 1.")
-        self.every = every_n_steps
+    def __init__(self, section: str, every_n_steps: int):
+        self._clock = StepClock(f"{section}.every_n_steps", every_n_steps)
         self._trainer: L.Trainer | None = None
-        self._step = 0
         #: of the step under way, and of the steps since the last write
         self._open: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
@@ -32,7 +31,8 @@ class Window:
 
     def start(self, trainer: L.Trainer) -> None:
         """Begin, or continue what a checkpoint held: rank 0 has the sums of all devices, the others start at zero."""
-        self._trainer, self._step = trainer, trainer.global_step
+        self._trainer = trainer
+        self._clock.start(trainer)
         device = trainer.strategy.root_device
         self._sums = {
             key: value.to(device) if trainer.is_global_zero else torch.zeros_like(value, device=device)
@@ -50,15 +50,13 @@ class Window:
         assert self._trainer is not None, "start comes first"
         self._open = {key: self._open[key] + value if self._open else value for key, value in values.items()}
         self._open_count += sequences
-        step = self._trainer.global_step
-        if step == self._step:
+        if not self._clock.ended(self._trainer):
             return False
-        self._step = step
         if keep:
             self._sums = {key: self._sums[key] + value if self._sums else value for key, value in self._open.items()}
             self._count += self._open_count
         self._open, self._open_count = {}, 0
-        return step % self.every == 0 or step >= self._trainer.max_steps
+        return self._clock.is_due(self._trainer, self._clock.step)
 
     def take(self) -> tuple[dict[str, Tensor], int]:
         """Return the sums over micro-batches and devices, with the number of sequences, and start anew."""

@@ -9,6 +9,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 
+from lightning_sv.callbacks.clock import StepClock
 from lightning_sv.lit.signals import StopSignals
 from lightning_sv.runs.directory import CONFIG
 
@@ -96,19 +97,17 @@ class LastCheckpoint(Checkpoint):
     """
 
     def __init__(self, every_n_steps: int = 500):
-        if every_n_steps < 1:
-            raise ValueError(f"checkpoint.every_n_steps is {every_n_steps}; it must be at least 1.")
-        self.every = every_n_steps
+        self._clock = StepClock("checkpoint.every_n_steps", every_n_steps)
         self.path: Path | None = None
         self._signals = StopSignals()
-        self._step = 0
         self._started = False
         self._wait = False
         self._stop = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Listen to signals; a resumed run does not write again what it was resumed from."""
-        self._step, self._started = trainer.global_step, True
+        self._clock.start(trainer)
+        self._started = True
         self._signals.listen(trainer)
         if self.path is not None and trainer.is_global_zero:
             _partial(self.path).unlink(missing_ok=True)  # of a process that was killed while it wrote
@@ -119,12 +118,10 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write when due, or when asked to stop; after a whole step only."""
-        if trainer.global_step == self._step:
+        if not self._clock.ended(trainer):
             return
-        self._step = trainer.global_step
         self._stop = self._signals.came if trainer.world_size == 1 else pl_module.stop_asked
-        due = self._step % self.every == 0 or self._step >= trainer.max_steps
-        if not due and not self._stop:
+        if not self._clock.is_due(trainer, self._clock.step) and not self._stop:
             return
         if self._validates_now(trainer):
             self._wait = True  # for this step's validation: a resumed run would not repeat it
@@ -152,7 +149,7 @@ class LastCheckpoint(Checkpoint):
         for logger in trainer.loggers:
             logger.save()  # a resumed run does not write again what it logged up to here
         trainer.save_checkpoint(self.path)
-        if self._stop and self._step < trainer.max_steps:
+        if self._stop and self._clock.step < trainer.max_steps:
             self._signals.stop(trainer)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:

@@ -2,13 +2,14 @@
 
 import itertools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import lightning as L
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from lightning_sv.callbacks import TrainedData
 from lightning_sv.corpus import Blocks, TokenLoader, open_split
 from lightning_sv.settings.data import Batches
 
@@ -84,3 +85,7 @@ class ShardDataModule(Batches, L.LightningDataModule):
         """At most k of the numbers below n, evenly spread."""
         k = min(k, n)
         return [i * n // k for i in range(k)]
+
+
+if TYPE_CHECKING:  # the data are what the callbacks read
+    _: TrainedData = cast(ShardDataModule, None)

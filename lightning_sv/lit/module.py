@@ -1,6 +1,6 @@
 """The LightningModule: a backbone, its loss, its optimizer and schedule."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import lightning as L
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import SumMetric
 
-from lightning_sv.callbacks.probe import full
+from lightning_sv.callbacks import TrainedModule
 from lightning_sv.lit.checkpoint import restart_between_steps
 from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.lit.rng import restore_rng, rng_states
@@ -16,7 +16,7 @@ from lightning_sv.lit.settings import refuse_other, settings_of
 from lightning_sv.lit.shard import shard
 from lightning_sv.nn import Backbone, MixtureOfExperts, Routing, flops_per_token, router_loss
 from lightning_sv.nn.compiling import compile_backbone
-from lightning_sv.optim import build_optimizer
+from lightning_sv.optim import build_optimizer, gathered
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, RNG_KEY
 from lightning_sv.runs.provenance import Legs
 from lightning_sv.settings.model import Pretraining
@@ -86,6 +86,11 @@ class PretrainModule(Pretraining, L.LightningModule):
         self.nonfinite.see(loss.detach())
         return {"loss": loss, "nats": nats.detach(), "routings": [routing.detach() for routing in routings]}
 
+    def on_train_batch_end(self, outputs: Any, batch: Tensor, batch_idx: int) -> None:
+        """Stop at the last step: only so does Lightning validate there too."""
+        if self.trainer.global_step >= self.trainer.max_steps:
+            self.trainer.should_stop = True
+
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Step, then move the experts' biases by the loads of the step's micro-batches on all devices."""
         super().optimizer_step(*args, **kwargs)
@@ -128,7 +133,7 @@ class PretrainModule(Pretraining, L.LightningModule):
         """Clip by the global norm, and keep the norm for the log (one pass over the gradients)."""
         limit = gradient_clip_val or float("inf")  # Lightning's 0 means no clipping
         norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit, foreach=True)
-        self.grad_norm = self.nonfinite.check(self, full(norm.detach()))
+        self.grad_norm = self.nonfinite.check(self, gathered(norm.detach()))
         self.step_lr = float(optimizer.param_groups[0]["lr"])
 
     def on_train_start(self) -> None:
@@ -162,3 +167,7 @@ class PretrainModule(Pretraining, L.LightningModule):
         """Refuse to continue under other settings, see `settings.refuse_other`."""
         trainer: Any = self.trainer
         refuse_other(checkpoint, self, trainer.datamodule, training=trainer.state.fn == "fit")
+
+
+if TYPE_CHECKING:  # the module is what the callbacks read
+    _: TrainedModule = cast(PretrainModule, None)

@@ -1,8 +1,9 @@
 """Backbones built from scale-vector branches."""
 
-from lightning_sv.nn.backbone import Backbone, meta_backbone
+from lightning_sv.nn.backbone import Backbone, document_numbers, meta_backbone
 from lightning_sv.nn.config import BackboneConfig, RouterConfig
-from lightning_sv.nn.loss import activated_parameters, document_numbers, flops_per_token, next_token_loss
+from lightning_sv.nn.cross_entropy import next_token_loss
+from lightning_sv.nn.flops import activated_parameters, flops_per_token
 from lightning_sv.nn.moe import MixtureOfExperts, Routing, router_loss
 
 __all__ = [

@@ -4,13 +4,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_sv.nn.config import BackboneConfig
+from lightning_sv.nn.init import Sublayer
 from lightning_sv.nn.rope import rotate
 from lightning_sv.scale import Branch, ScaleBuilder
 
 # B batch, T positions, D d_model, H heads, K head width.
 
 
-class Attention(nn.Module):
+class Attention(Sublayer):
     """o_proj(softmax(QK^T / sqrt(K)) V), with the norm that feeds q, k and v inside.
 
     With `qk_norm`, q and k are normalized over the head width before the rotation, as in Gemma 3,
@@ -42,6 +43,10 @@ class Attention(nn.Module):
                 )
             self.q_norm = build.norm("q_norm", self.d_head)
             self.k_norm = build.norm("k_norm", self.d_head)
+
+    def output_weights(self) -> tuple[Tensor, ...]:
+        """Return the weight of o_proj."""
+        return (self.o_proj.weight,)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
         """(B, T, D) -> (B, T, D).

@@ -143,6 +143,15 @@ class Backbone(nn.Module):
         return (out, routings) if with_routing else out
 
 
+def document_numbers(tokens: Tensor, eot: int) -> Tensor:
+    """Number the documents of packed sequences; an end-of-text token closes its document.
+
+    (B, T) token ids -> (B, T) integers that grow along T.
+    """
+    ends = (tokens == eot).cumsum(-1)
+    return ends - (tokens == eot).long()
+
+
 def meta_backbone(
     config: BackboneConfig, scale: str | ScaleStrategy = "llama", options: ScaleOptions | None = None
 ) -> Backbone:

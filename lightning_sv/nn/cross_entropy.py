@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear map whose logits are never all there: chunks of tokens, gradients in the forward pass.
+"""The language-modelling loss; and that of a linear map whose logits are never all there, chunk by chunk of tokens.
 
 For a chunk of tokens the logits are made, reduced to losses, turned into their own gradient in place and multiplied
 with inputs and weight; then the next chunk takes their memory. Three products as ever, none made again.
@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_sv.nn.loss import next_token_loss
 from lightning_sv.scale.fold import effective_weight, fold_gradients, product_dtype, scaled_product
 from lightning_sv.scale.gram import inverse_rms_of_product
 from lightning_sv.scale.norm import inverse_rms, norm_gradients, normalize
@@ -28,6 +27,19 @@ MOST_COMPILED = 8
 GRAM_FROM = 8
 #: x, W, gamma_in, gamma_out of `linear_cross_entropy`
 Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
+
+
+def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy in nats per token, in float32 (wider inputs keep their width).
+
+    Args:
+        logits: (..., vocab_size).
+        targets: (...) token ids, one position ahead of the inputs.
+    """
+    flat = logits.flatten(0, -2)
+    if flat.element_size() < 4:
+        flat = flat.float()
+    return F.cross_entropy(flat, targets.flatten())
 
 
 def linear_cross_entropy(

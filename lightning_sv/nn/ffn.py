@@ -4,10 +4,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_sv.nn.config import BackboneConfig
+from lightning_sv.nn.init import Sublayer
 from lightning_sv.scale import Branch, ScaleBuilder
 
 
-class FeedForward(nn.Module):
+class FeedForward(Sublayer):
     """down_proj(silu(gate) * up), with the norm that feeds gate and up inside.
 
     Args:
@@ -21,6 +22,10 @@ class FeedForward(nn.Module):
         branch = Branch(d_ff, norm_width=d_ff)  # dnp normalizes over the hidden units
         self.gate_up = build.group("ffn_norm", config.d_model, {"gate_proj": branch, "up_proj": branch})
         self.down_proj = nn.Linear(d_ff, config.d_model, bias=False)
+
+    def output_weights(self) -> tuple[Tensor, ...]:
+        """Return the weight of down_proj."""
+        return (self.down_proj.weight,)
 
     def forward(self, x: Tensor) -> tuple[Tensor, None]:
         """(B, T, D) -> (B, T, D), and no routing; x is the residual stream, not yet normalized."""

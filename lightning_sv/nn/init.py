@@ -6,19 +6,28 @@ strategies are compared in pairs: they start as the same function of the same we
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.scale import ScaleVector
+
+
+class Sublayer(nn.Module, ABC):
+    """What a block adds to the residual stream: attention, or a feed-forward network."""
+
+    @abstractmethod
+    def output_weights(self) -> tuple[Tensor, ...]:
+        """Return the matrices that write to the residual stream."""
 
 
 @torch.no_grad()
 def init_weights(model: nn.Module, config: BackboneConfig, seed: int) -> None:
     """Fill every parameter of `model`: matrices N(0, init_std^2), scale vectors gamma = 1.
 
-    o_proj and down_proj, which write to the residual stream, get init_std / sqrt(2 n_layer) where
+    The `output_weights` of a `Sublayer`, o_proj and down_proj, get init_std / sqrt(2 n_layer) where
     `init_residual_scaling` is on.
 
     Args:
@@ -30,11 +39,12 @@ def init_weights(model: nn.Module, config: BackboneConfig, seed: int) -> None:
         if isinstance(module, ScaleVector):
             module.reset_parameters()
     vectors = {p for m in model.modules() if isinstance(m, ScaleVector) for p in m.parameters()}
+    writers = {p for m in model.modules() if isinstance(m, Sublayer) for p in m.output_weights()}
     for name, parameter in model.named_parameters():
         if parameter in vectors:
             continue
         std = config.init_std
-        if config.init_residual_scaling and name.endswith(("o_proj.weight", "down_proj.weight")):
+        if config.init_residual_scaling and parameter in writers:
             std /= math.sqrt(2 * config.n_layer)
         # The full tensor is drawn in float32 on the CPU, so that device and dtype do not matter; Lightning builds the
         # model in the context of its device.

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.nn.dispatch import combine, dispatch, plan, weights_by_row
+from lightning_sv.nn.init import Sublayer
 from lightning_sv.nn.swiglu import swiglu
 from lightning_sv.scale import Branch, ScaleBuilder, ScaledLinear
 
@@ -60,7 +61,7 @@ class Routing(NamedTuple):
         return Routing(*(value.detach() for value in self))
 
 
-class MixtureOfExperts(nn.Module):
+class MixtureOfExperts(Sublayer):
     """y = shared(x) + sum over the k chosen experts of weight_e(x) expert_e(x).
 
     The weights are the router's softmax over all experts, at the k largest, divided by their sum
@@ -92,6 +93,11 @@ class MixtureOfExperts(nn.Module):
         self.inputs = build.group("ffn_norm", d, branches)
         if self.router.balance == "bias":
             self.register_buffer("router_bias", torch.zeros(n_expert))
+
+    def output_weights(self) -> tuple[Tensor, ...]:
+        """Return the weights of the experts' down_proj, and of the shared expert's."""
+        sparse = self.expert_down_proj.weight
+        return (sparse, self.shared_down_proj.weight) if self.has_shared else (sparse,)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Routing]:
         """(B, T, D) -> (B, T, D) and the routing; x is the residual stream, not yet normalized."""

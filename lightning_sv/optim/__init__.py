@@ -11,6 +11,7 @@ from lightning_sv.optim.groups import (
     parameter_table,
 )
 from lightning_sv.optim.schedule import ScheduleConfig
+from lightning_sv.optim.sharded import gathered
 from lightning_sv.optim.tuned import tuned_lr
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "ParameterGroup",
     "ScheduleConfig",
     "build_optimizer",
+    "gathered",
     "group_table",
     "parameter_groups",
     "parameter_roles",

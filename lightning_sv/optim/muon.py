@@ -12,6 +12,7 @@ from lightning_sv.optim.adamw import adamw
 from lightning_sv.optim.composite import CompositeOptimizer
 from lightning_sv.optim.config import OptimConfig
 from lightning_sv.optim.groups import ParameterGroup
+from lightning_sv.optim.sharded import is_sharded
 
 #: quintic Newton-Schulz of Jordan et al. (kellerjordan.github.io/posts/muon): coefficients a, b, c
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -38,7 +39,7 @@ def orthogonalize(update: Tensor, dtype: torch.dtype) -> Tensor:
             matrices: each rank iterates its own.
         dtype: of the arithmetic and of the result.
     """
-    if update.ndim == 2 and hasattr(update, "full_tensor"):  # a DTensor, whose class costs a second to import
+    if update.ndim == 2 and is_sharded(update):
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         sharded = cast(DTensor, update)
@@ -63,7 +64,7 @@ def stacks(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
     for parameter in parameters:
         n = parameter.numel()
         small = n <= STACK_MATRIX.get(parameter.device.type, STACK_MATRIX_ELSEWHERE)
-        if parameter.ndim != 2 or not small or hasattr(parameter, "full_tensor"):
+        if parameter.ndim != 2 or not small or is_sharded(parameter):
             yield [parameter]
             continue
         stack = waiting.setdefault((parameter.shape, parameter.device), [])

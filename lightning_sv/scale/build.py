@@ -110,7 +110,7 @@ class ScaleBuilder:
             if row.scale_out and name not in owned:
                 scale_out = self._vector(name, "scale_out", branch.d_out, "output", branch.lead)
             if self.options.freeze_input_beta and norm_width is not None and scale_in is not None:
-                _freeze_beta(scale_in)
+                _freeze_magnitude(scale_in)
             built[name] = ScaledLinear(
                 d_in,
                 branch.d_out,
@@ -122,7 +122,7 @@ class ScaleBuilder:
                 role=branch.role,
             )
         if self.options.freeze_input_beta and norm_scale is not None and all(b.norm_width for b in built.values()):
-            _freeze_beta(norm_scale)
+            _freeze_magnitude(norm_scale)
         return kind(site, RMSNorm(d_in, self.eps, norm_scale), built, shared_out)
 
     def norm(self, site: str, d: int) -> RMSNorm:
@@ -192,7 +192,6 @@ class ScaleBuilder:
         return self.strategy.vector(d, actual, lead)
 
 
-def _freeze_beta(vector: ScaleVector) -> None:
-    beta = getattr(vector, "beta", None)
-    if beta is not None:
-        beta.requires_grad_(False)
+def _freeze_magnitude(vector: ScaleVector) -> None:
+    if vector.magnitude is not None:
+        vector.magnitude.requires_grad_(False)

@@ -46,6 +46,11 @@ class ScaleVector(nn.Module, ABC):
             ValueError: where the parameterization cannot represent `gamma`.
         """
 
+    @property
+    def magnitude(self) -> nn.Parameter | None:
+        """The parameter that is the size of all of gamma, (*lead, 1), the paper's beta; None where there is none."""
+        return None
+
     def reset_parameters(self) -> None:
         """Set gamma to 1, for instance after a meta device."""
         self.set_gamma(torch.ones(*self.lead, self.d, device=next(self.parameters()).device))
@@ -109,6 +114,11 @@ class OriginalSpaceScale(ScaleVector):
         # (1,), not a scalar: FSDP2 cannot shard parameters of zero dimensions.
         self.beta = nn.Parameter(torch.ones(*self.lead, 1))
 
+    @property
+    def magnitude(self) -> nn.Parameter:
+        """Beta."""
+        return self.beta
+
     def forward(self) -> Tensor:
         """Return beta * alpha / rms(alpha)."""
         return self.alpha * (self.beta * self.alpha.square().mean(-1, keepdim=True).rsqrt())
@@ -134,6 +144,11 @@ class ExponentialScale(ScaleVector):
         super().__init__(d, role, lead)
         self.alpha = nn.Parameter(torch.zeros(*self.lead, d))
         self.beta = nn.Parameter(torch.zeros(*self.lead, 1))
+
+    @property
+    def magnitude(self) -> nn.Parameter:
+        """Beta."""
+        return self.beta
 
     def forward(self) -> Tensor:
         """Return exp(beta + alpha - mean(alpha))."""

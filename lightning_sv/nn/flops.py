@@ -1,31 +1,8 @@
-"""The language-modelling loss and the floating-point work behind it."""
+"""The parameters that work on a token, and their floating-point operations."""
 
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from lightning_sv.nn.config import BackboneConfig
-
-
-def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy in nats per token, in float32 (wider inputs keep their width).
-
-    Args:
-        logits: (..., vocab_size).
-        targets: (...) token ids, one position ahead of the inputs.
-    """
-    flat = logits.flatten(0, -2)
-    if flat.element_size() < 4:
-        flat = flat.float()
-    return F.cross_entropy(flat, targets.flatten())
-
-
-def document_numbers(tokens: Tensor, eot: int) -> Tensor:
-    """Number the documents of packed sequences; an end-of-text token closes its document.
-
-    (B, T) token ids -> (B, T) integers that grow along T.
-    """
-    ends = (tokens == eot).cumsum(-1)
-    return ends - (tokens == eot).long()
 
 
 def activated_parameters(model: nn.Module, config: BackboneConfig) -> int:

@@ -1,0 +1,36 @@
+"""When callbacks act: after which micro-batches an optimizer step has ended, and which steps are theirs."""
+
+import lightning as L
+
+
+class StepClock:
+    """Counts optimizer steps for one callback, which Lightning calls after every micro-batch.
+
+    Args:
+        key: of the callback's setting, for the message.
+        every_n_steps: distance of the steps that are due; the last one of a run always is.
+
+    Raises:
+        ValueError: every_n_steps is below 1.
+    """
+
+    def __init__(self, key: str, every_n_steps: int = 1):
+        if every_n_steps < 1:
+            raise ValueError(f"{key} is {every_n_steps}; it must be at least 1.")
+        self.every = every_n_steps
+        #: steps that have ended
+        self.step = 0
+
+    def start(self, trainer: L.Trainer) -> None:
+        """Begin at the step that a run, or a resumed one, begins at."""
+        self.step = trainer.global_step
+
+    def ended(self, trainer: L.Trainer) -> bool:
+        """Whether the micro-batch before this call ended a step; true once a step."""
+        ended = trainer.global_step != self.step
+        self.step = trainer.global_step
+        return ended
+
+    def is_due(self, trainer: L.Trainer, step: int) -> bool:
+        """Whether the callback acts after this step."""
+        return step % self.every == 0 or step >= trainer.max_steps
