@@ -137,6 +137,23 @@ def test_a_resumed_run_logs_the_same_figures(probed_run: tuple[list[str], Path, 
     assert all(torch.equal(value, b["state_dict"][name]) for name, value in a["state_dict"].items())
 
 
+def test_a_resumed_run_goes_on_with_the_budget_of_the_first(
+    probed: list[str], plain: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of four probes a budget of nothing leaves the first and the last; those skipped before the kill count on."""
+    config = tmp_path / "probes.yaml"
+    config.write_text(Path(probed[-1]).read_text().replace("budget: 1.0", "budget: 1.0e-9"))
+    fit = ["fit", *plain, "--config", str(config), "--checkpoint.every_n_steps", "3"]
+    with leaving(tmp_path / "killed", 3):
+        assert main([*fit, "--run_dir", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    assert main([*fit, "--run_dir", str(tmp_path / "killed"), "--ckpt_path", "last"]) == 0
+    assert "sharpness: 2 probes, 2 skipped" in capsys.readouterr().err
+    for run in ("run", "killed"):
+        tokens, skipped = read_run(tmp_path / run).curve("sharpness/skipped")
+        assert tokens.tolist() == [0, 128, 3 * 128, 12 * 128] and skipped.tolist() == [0, 1, 2, 2], run
+
+
 def test_a_wrong_subset_is_refused_before_the_first_step(
     probed: list[str], plain: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
