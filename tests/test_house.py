@@ -34,7 +34,6 @@ MOST_LINES, MOST_FILES = 300, 14
 #: folders that still have more files, and what will divide them
 TOO_MANY_FILES = {
     "experiments": "rooms of its own for claims and report (issue 16)",
-    "lit": "a room of its own for checkpoints (issue 16)",
 }
 KNOW_LIGHTNING = {"lit", "callbacks"}
 #: layers of a run; conf/paper and conf/ladder hold experiments

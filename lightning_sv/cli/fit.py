@@ -6,9 +6,9 @@ from contextlib import ExitStack
 
 from rich.console import Console
 
+from lightning_sv.lit.checkpoint.settings import while_restoring
 from lightning_sv.lit.cli import PretrainCLI
 from lightning_sv.lit.ranks import leave_group, rank
-from lightning_sv.lit.settings import while_restoring
 from lightning_sv.lit.signals import StoppedError, requeue
 from lightning_sv.lit.summary import print_summary
 from lightning_sv.plan import fitting_micro_batch

@@ -15,14 +15,14 @@ from rich.console import Console
 
 from lightning_sv.callbacks import BatchHash, BranchNorms, Experts, RunProgress, Scalars
 from lightning_sv.corpus import Tokenizer
-from lightning_sv.lit.checkpoint import AtomicCheckpointIO, LastCheckpoint
+from lightning_sv.lit.checkpoint.settings import refuse_jump, refuse_other
+from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO, LastCheckpoint
 from lightning_sv.lit.compile_cache import load_compiled, save_compiled
 from lightning_sv.lit.data import ShardDataModule
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.micro_batch import Fitting, choose_micro_batch
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.ranks import is_first_of_node, rank
-from lightning_sv.lit.settings import refuse_jump, refuse_other
 from lightning_sv.lit.shard import FullyShardedStrategy
 from lightning_sv.lit.summary import print_groups, summarize, write_parameters, write_summary
 from lightning_sv.runs.checkpoint import check_checkpoint

@@ -9,10 +9,10 @@ from torch.optim import Optimizer
 from torchmetrics import SumMetric
 
 from lightning_sv.callbacks import TrainedModule
-from lightning_sv.lit.checkpoint import restart_between_steps
+from lightning_sv.lit.checkpoint.rng import restore_rng, rng_states
+from lightning_sv.lit.checkpoint.settings import refuse_other, settings_of
+from lightning_sv.lit.checkpoint.write import restart_between_steps
 from lightning_sv.lit.nonfinite import NonFinite
-from lightning_sv.lit.rng import restore_rng, rng_states
-from lightning_sv.lit.settings import refuse_other, settings_of
 from lightning_sv.lit.shard import shard
 from lightning_sv.nn import Backbone, MixtureOfExperts, Routing, flops_per_token, router_loss
 from lightning_sv.nn.compiling import compile_backbone

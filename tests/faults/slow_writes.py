@@ -8,13 +8,13 @@ import time
 from typing import Any
 
 from lightning_sv.__main__ import cli
-from lightning_sv.lit import checkpoint
+from lightning_sv.lit.checkpoint import write as writing
 
 #: bytes of the second checkpoint that are written fast
 FAST = int(os.environ.get("SLOW_AFTER", "0"))
 
 
-class SlowWriter(checkpoint._Writer):
+class SlowWriter(writing._Writer):
     made = 0
 
     def __init__(self, file: Any):
@@ -32,5 +32,5 @@ class SlowWriter(checkpoint._Writer):
 
 
 if __name__ == "__main__":
-    checkpoint._Writer = SlowWriter  # type: ignore[misc]
+    writing._Writer = SlowWriter  # type: ignore[misc]
     cli()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_sv.__main__ import main
-from lightning_sv.lit.settings import refuse_other
+from lightning_sv.lit.checkpoint.settings import refuse_other
 from lightning_sv.lit.summary import write_parameters
 from lightning_sv.runs.checkpoint import FORMAT, load_backbone
 from lightning_sv.runs.events import read_run

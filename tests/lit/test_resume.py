@@ -15,9 +15,9 @@ import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.experiments.checks import comparability_warnings
-from lightning_sv.lit.checkpoint import AtomicCheckpointIO
+from lightning_sv.lit.checkpoint.settings import refuse_jump
+from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.settings import refuse_jump
 from lightning_sv.optim import ScheduleConfig
 from lightning_sv.runs.events import read_run
 from tests.conftest import write_run_args

@@ -12,6 +12,8 @@ from torch.optim import Optimizer
 from lightning_sv.optim import OptimConfig, build_optimizer
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY
 from lightning_sv.runs.provenance import Legs
+from lightning_sv.settings.data import Batches
+from lightning_sv.settings.model import Pretraining
 
 #: where torch and Lightning read restored counters and moments, at the next step
 _READERS = ("pytorch/loops/", "/torch/optim/")
@@ -28,8 +30,8 @@ def while_restoring(error: BaseException) -> bool:
     return not isinstance(error, RuntimeError) and any(reader in file for file in files[-4:] for reader in _READERS)
 
 
-def settings_of(module: Any, data: Any) -> dict[str, Any]:
-    """Return the settings of a `PretrainModule` and its data that weights, optimizer state and order depend on."""
+def settings_of(module: Pretraining, data: Batches) -> dict[str, Any]:
+    """Return the settings of what is trained and its data that weights, optimizer state and order depend on."""
     return {
         "backbone": asdict(module.config),
         "scale": str(module.strategy),
@@ -43,12 +45,12 @@ def settings_of(module: Any, data: Any) -> dict[str, Any]:
     }
 
 
-def refuse_other(checkpoint: dict[str, Any], module: Any, data: Any, *, training: bool) -> None:
+def refuse_other(checkpoint: dict[str, Any], module: Pretraining, data: Batches, *, training: bool) -> None:
     """Refuse to load under other settings: the checkpoint's weights or optimizer state would silently win over them.
 
     Args:
         checkpoint: as loaded.
-        module: the `PretrainModule`.
+        module: what is trained.
         data: what it reads.
         training: optimizer, schedule and batch count as well.
 
@@ -83,14 +85,14 @@ def _of_format_0(saved: dict[str, Any]) -> dict[str, Any]:
     return {"residual": "wide"} | saved | {"optim": optim}
 
 
-def refuse_jump(checkpoint: dict[str, Any], module: Any, max_steps: int) -> None:
+def refuse_jump(checkpoint: dict[str, Any], module: Pretraining, max_steps: int) -> None:
     """Refuse another number of steps where the learning rate of the next one would be another by it.
 
     A cosine is bent by every change of its length; wsd before its decay goes on as it was, longer or shorter.
 
     Args:
         checkpoint: as loaded, and not refused by `refuse_other`.
-        module: the `PretrainModule`.
+        module: what is trained.
         max_steps: of this run.
 
     Raises:
