@@ -14,6 +14,7 @@ from lightning_sv.lit.summary import print_summary
 from lightning_sv.plan import fitting_micro_batch
 from lightning_sv.runs.directory import PICTURE
 from lightning_sv.settings.trainer import quiet
+from lightning_sv.settings.words import underscored
 
 
 def run(argv: list[str]) -> int:
@@ -27,6 +28,7 @@ def validate(argv: list[str]) -> int:
 
 
 def _run(argv: list[str]) -> int:
+    argv = underscored(argv)
     quiet()
     atexit.register(leave_group)
     try:

@@ -51,12 +51,12 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--fig", nargs="+", default=[], help="Files of conf/paper; all by default.")
     parser.add_argument("--out", type=Path, help="Directory; runs/paper/BUDGET by default.")
     parser.add_argument("--jobs", type=int, help="Runs at a time; one a core, four at most, by default.")
-    parser.add_argument("--dry-run", action="store_true", help="List runs, steps, tokens a parameter and time.")
-    parser.add_argument("--no-train", action="store_true", help="Judge the runs that are there.")
+    parser.add_argument("--dry_run", action="store_true", help="List runs, steps, tokens a parameter and time.")
+    parser.add_argument("--no_train", action="store_true", help="Judge the runs that are there.")
     parser.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
     parser.add_argument("--submit", action="store_true", help="With --slurm: submit it.")
     options, rest = parser.parse_known_args(argv)
-    asked = [f"--{name}" for name in ("dry-run", "no-train", "slurm") if getattr(options, name.replace("-", "_"))]
+    asked = [f"--{name}" for name in ("dry_run", "no_train", "slurm") if getattr(options, name)]
     if len(asked) > 1:
         raise ValueError(f"paper: {' and '.join(asked)} do not go together; choose one.")
     if options.submit and not options.slurm:
@@ -77,7 +77,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         print_dry_run(Console(stderr=True, width=console.width), figures, runs, budget, parallel)
         return _slurm(console, figures, runs, recipes, options.submit)
     if options.no_train and not any(runs.dir(*run).is_dir() for figure in figures for run in figure.runs()):
-        raise ValueError(f"paper: {out} holds no run of these figures; leave out --no-train, or name their --out.")
+        raise ValueError(f"paper: {out} holds no run of these figures; leave out --no_train, or name their --out.")
     failed: dict[str, str] = {}
     if not options.no_train:
         if budget.gpu is not None:

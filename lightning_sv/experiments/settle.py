@@ -16,11 +16,12 @@ from lightning_sv.settings.data import Batches
 from lightning_sv.settings.model import Pretraining
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.trainer import refuse_trainer_keys
+from lightning_sv.settings.words import underscored
 
 
 def make_arm(scale: str, text: str, label: str | None) -> Arm:
     """Make an arm; its label is the strategy and what its own arguments change."""
-    args = shlex.split(text)
+    args = underscored(shlex.split(text))
     words = " ".join(args).replace("=", " ").split()
     changes = [f"{key.rpartition('.')[2]}={value}" for key, value in zip(words[::2], words[1::2], strict=False)]
     return Arm(label or ",".join([scale, *changes]), scale, tuple(args))

@@ -8,15 +8,15 @@ from typing import Any
 
 import lightning as L
 from jsonargparse import set_parsing_settings
+from jsonargparse.util import import_object
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
-from lightning_sv.callbacks import BatchHash, BranchNorms, Experts, RunProgress, Scalars
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.lit.checkpoint.settings import refuse_jump, refuse_other
-from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO, LastCheckpoint
+from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO
 from lightning_sv.lit.compile_cache import load_compiled, save_compiled
 from lightning_sv.lit.data import ShardDataModule
 from lightning_sv.lit.logger import RunLogger
@@ -29,6 +29,7 @@ from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.claim import choose, claim, clear, last_checkpoint
 from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, write_atomically
 from lightning_sv.settings.parser import Parser
+from lightning_sv.settings.sections import CALLBACKS
 from lightning_sv.settings.trainer import (
     TRAINER_DEFAULTS,
     prepare_torch,
@@ -89,12 +90,8 @@ class PretrainCLI(LightningCLI):
         parser.add_argument("--extend", type=bool, nargs="?", const=True, default=False, help=help_extend)
         help_json = "Print the final figures as JSON, the rest on stderr."
         parser.add_argument("--json", type=bool, nargs="?", const=True, default=False, help=help_json)
-        parser.add_lightning_class_args(Scalars, "scalars")
-        parser.add_lightning_class_args(BranchNorms, "branch_norms")
-        parser.add_lightning_class_args(Experts, "experts")
-        parser.add_lightning_class_args(BatchHash, "batch_hash")
-        parser.add_lightning_class_args(LastCheckpoint, "checkpoint")
-        parser.add_lightning_class_args(RunProgress, "progress")
+        for section, callback in CALLBACKS.items():
+            parser.add_lightning_class_args(import_object(callback), section)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer of the run directory, with max_steps from the budget if not set."""

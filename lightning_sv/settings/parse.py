@@ -5,7 +5,8 @@ from typing import Any
 
 from lightning_sv.settings.data import Batches
 from lightning_sv.settings.model import Pretraining
-from lightning_sv.settings.parser import RUN_KEYS, Parser
+from lightning_sv.settings.parser import Parser
+from lightning_sv.settings.sections import read_past
 from lightning_sv.settings.trainer import TRAINER_DEFAULTS, TrainerKeys
 
 
@@ -40,8 +41,5 @@ def _parser() -> Parser:
     parser.add_class_arguments(Batches, "data")
     parser.add_class_arguments(TrainerKeys, "trainer")
     parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
-    for key in ("scalars", "branch_norms", "experts", "batch_hash", "checkpoint", "progress"):
-        parser.add_argument(f"--{key}", type=dict)
-    for key in RUN_KEYS:
-        parser.add_argument(f"--{key}", type=Any)
+    read_past(parser)
     return parser

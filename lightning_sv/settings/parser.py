@@ -8,14 +8,12 @@ from typing import Any, NoReturn, get_args
 
 from jsonargparse import ArgumentParser, Namespace
 
+from lightning_sv.settings.words import underscored
 from lightning_sv.settings.yaml_file import check_yaml
-
-#: keys of a run's config.yaml that say nothing about its model, data and trainer
-RUN_KEYS = ("run_dir", "compile_cache", "ckpt_path", "extend", "json", "weights_only", "optimizer", "lr_scheduler")
 
 
 class Parser(ArgumentParser):
-    """Raises ValueError where argparse would print its usage and exit.
+    """Raises ValueError where argparse would print its usage and exit; `-` in an option's name counts as `_`.
 
     Misspelled keys, from YAML or the command line, are answered with the nearest right one.
     """
@@ -24,6 +22,7 @@ class Parser(ArgumentParser):
         """Parse, after checking that every config file is readable YAML."""
         words = sys.argv[1:] if args is None else args
         if isinstance(words, list):
+            args = words = underscored(words)
             for flag, value in itertools.pairwise([*words, ""]):
                 name, _, inline = flag.partition("=")
                 if name in ("--config", "-c"):

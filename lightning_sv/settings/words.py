@@ -1,15 +1,38 @@
 """A parser of plain words, for commands that are not LightningCLI's. Without Lightning, so that they start quickly."""
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 
 class Words(ArgumentParser):
-    """argparse whose errors are one sentence, and whose options are written out."""
+    """argparse whose errors are one sentence, and whose options are written out; `-` in a name counts as `_`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
 
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Namespace | None = None
+    ) -> tuple[Namespace, list[str]]:
+        """Parse, and return what is not known here with its options spelt with `_` too."""
+        return super().parse_known_args(None if args is None else underscored(args), namespace)
+
     def error(self, message: str) -> NoReturn:
         """Raise ValueError where argparse would print its usage and exit."""
         raise ValueError(f"{self.prog.split()[-1]}: {message}; see {self.prog} --help.")
+
+
+def underscored(words: Iterable[str]) -> list[str]:
+    """Spell the names of options with `_` where they have `-`; values, and what follows a bare `--`, stay.
+
+    >>> underscored(["--dry-run", "--trainer.max-steps=-1", "--a_args=--model.seed 1-2", "a-b", "--", "--c-d"])
+    ['--dry_run', '--trainer.max_steps=-1', '--a_args=--model.seed 1-2', 'a-b', '--', '--c-d']
+    """
+    spelt: list[str] = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        # argparse takes a word with a space for a value
+        if name.startswith("--") and " " not in name and "--" not in spelt:
+            word = f"--{name[2:].replace('-', '_')}{equals}{value}"
+        spelt.append(word)
+    return spelt

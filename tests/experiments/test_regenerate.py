@@ -352,8 +352,8 @@ def test_the_command(
     (["--fig", "iwd", "--dry-run", "--modl.scale", "x"], "modl"),
     (["--fig", "iwd", "--model.scale", "hg"], "--model.scale is what the arms of a figure say"),
     (["--fig", "iwd", "--model.scale_options.placement_at", "{lm_head: dp"], "is not valid YAML"),
-    (["--fig", "iwd", "--no-train", "--out", "nowhere"], "nowhere holds no run of these figures"),
-    (["--dry-run", "--slurm"], "--dry-run and --slurm do not go together"),
+    (["--fig", "iwd", "--no_train", "--out", "nowhere"], "nowhere holds no run of these figures"),
+    (["--dry-run", "--slurm"], "--dry_run and --slurm do not go together"),
 ])  # fmt: skip
 def test_wrong_words(words: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):

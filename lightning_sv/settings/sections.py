@@ -1,0 +1,33 @@
+"""What a run's config holds beside model, data and trainer: each name stands here once. Without Lightning."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from jsonargparse import ArgumentParser
+
+#: sections that make the callbacks of every run -> their class, which `fit` alone imports
+CALLBACKS = {
+    "scalars": "lightning_sv.callbacks.Scalars",
+    "branch_norms": "lightning_sv.callbacks.BranchNorms",
+    "experts": "lightning_sv.callbacks.Experts",
+    "batch_hash": "lightning_sv.callbacks.BatchHash",
+    "checkpoint": "lightning_sv.lit.checkpoint.write.LastCheckpoint",
+    "progress": "lightning_sv.callbacks.RunProgress",
+}
+#: keys of one start of a run, its own and LightningCLI's
+_START = ("run_dir", "compile_cache", "ckpt_path", "extend", "json", "weights_only", "optimizer", "lr_scheduler")
+
+
+def read_past(parser: ArgumentParser, sections: Iterable[str] = (), keys: Iterable[str] = ()) -> None:
+    """Accept, without a look at it, what a run's config may hold and what does not count here.
+
+    Args:
+        parser: of a command that reads the same YAML as `fit`
+        sections: further sections, of keys and values
+        keys: further keys
+    """
+    known = {action.dest for action in parser._actions}
+    for kind, names in ((dict, (*CALLBACKS, *sections)), (Any, (*_START, *keys))):
+        for name in names:
+            if name not in known:
+                parser.add_argument(f"--{name}", type=kind, help="Of a training run; not used here.")
