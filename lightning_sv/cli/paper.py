@@ -18,13 +18,14 @@ from rich.table import Table
 
 from lightning_sv import __version__
 from lightning_sv.experiments.dry_run import print_dry_run
-from lightning_sv.experiments.experiment import PlannedFigure, plan_figure
 from lightning_sv.experiments.figures import CONF, figure_names, load_budget, load_figure
-from lightning_sv.experiments.recipe import Recipes
-from lightning_sv.experiments.regenerate import questions, result, train
+from lightning_sv.experiments.judge import judge
+from lightning_sv.experiments.plan import plan_figure
+from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.report.write import write_report
-from lightning_sv.experiments.results import FigureResult
+from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
+from lightning_sv.experiments.train import asked, train
 from lightning_sv.runs.launch import LAUNCHER, default_parallel
 from lightning_sv.runs.slurm import array_script, submit
 from lightning_sv.settings.parse import parse_run
@@ -56,9 +57,9 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
     parser.add_argument("--submit", action="store_true", help="With --slurm: submit it.")
     options, rest = parser.parse_known_args(argv)
-    asked = [f"--{name}" for name in ("dry_run", "no_train", "slurm") if getattr(options, name)]
-    if len(asked) > 1:
-        raise ValueError(f"paper: {' and '.join(asked)} do not go together; choose one.")
+    ways = [f"--{name}" for name in ("dry_run", "no_train", "slurm") if getattr(options, name)]
+    if len(ways) > 1:
+        raise ValueError(f"paper: {' and '.join(ways)} do not go together; choose one.")
     if options.submit and not options.slurm:
         raise ValueError("--submit submits what --slurm prints; add --slurm.")
     if options.jobs is not None and options.jobs < 1:
@@ -85,18 +86,18 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         failed = train(figures, runs, parallel=parallel, console=Console(stderr=True))
     words = [f"lightning-sv paper --budget {budget.name}", *(shlex.quote(word) for word in rest)]
     words += ["--out", shlex.quote(str(out))] * (options.out is not None)
-    found = [result(f, runs, budget.name, " ".join([*words, "--fig", f.spec.name])) for f in figures]
+    found = [judge(f, runs, budget.name, " ".join([*words, "--fig", f.spec.name])) for f in figures]
     print_verdicts(console, found)
     write_report(found, out, f"{budget.name}: {budget.summary}", budget.caution)
     console.print(f"report: {out / 'report.html'}", markup=False)
     return 1 if failed else 0
 
 
-def print_verdicts(console: Console, figures: Sequence[FigureResult]) -> None:
+def print_verdicts(console: Console, figures: Sequence[Figure]) -> None:
     """Show every claim with its verdict, figure by figure."""
     for figure in figures:
-        budget = f", {figure.tokens_per_param:.1f} tokens a parameter (the paper: {figure.paper_tokens_per_param})"
-        title = figure.title + (budget if figure.tokens_per_param else "")
+        budget = f", {figure.tokens_per_param:.1f} tokens a parameter (the paper: {figure.spec.paper_tokens_per_param})"
+        title = figure.spec.title + (budget if figure.tokens_per_param else "")
         table = Table(title=escape(title), title_justify="left", show_lines=True)
         for column in ("claim", "verdict", "paper"):
             table.add_column(column)
@@ -123,7 +124,7 @@ def _keys(rest: list[str]) -> dict[str, Any]:
     return keys
 
 
-def _context(figures: Sequence[PlannedFigure]) -> dict[str, str]:
+def _context(figures: Sequence[Figure]) -> dict[str, str]:
     """What the runs' results depend on beside their commands.
 
     Raises:
@@ -138,11 +139,10 @@ def _context(figures: Sequence[PlannedFigure]) -> dict[str, str]:
     return versions
 
 
-def _slurm(console: Console, figures: Sequence[PlannedFigure], runs: Runs, recipes: Recipes, submitted: bool) -> int:
+def _slurm(console: Console, figures: Sequence[Figure], runs: Runs, recipes: Recipes, submitted: bool) -> int:
     """Print the array of the missing runs; what a rule asks for comes with the call after the runs it depends on."""
-    asked = [run for each in questions(figures, runs).values() for arm in each.arms for run in arm.runs]
-    wanted = {r.key(s): (r, s) for r, s in [*(run for figure in figures for run in figure.runs()), *asked]}
-    missing = runs.missing(list(wanted.values()))
+    known = [run for figure in figures for run in figure.runs()]
+    missing = runs.missing(list({r.key(s): (r, s) for r, s in [*known, *asked(figures, runs)]}.values()))
     if not missing:
         console.print("every run is complete; call without --slurm for the verdicts.")
         return 0

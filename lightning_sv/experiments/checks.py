@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lightning_sv.experiments.results import Panel
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.provenance import lengths
 
@@ -146,6 +147,40 @@ def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[Config
                 f"{stated:.4f}; the figures here use the former."
             )
     return warnings
+
+
+def weaknesses(panel: Panel) -> list[str]:
+    """What weakens a panel: what was known before, configs that differ in more than it asked for, runs that lack.
+
+    Raises:
+        ValueError: its runs have no common unit
+    """
+    if panel.why_not and not panel.left_out:
+        return []
+    found = list(panel.warnings)
+    arms = panel.spec.arms.values()
+    asked = [f"--{key}" for arm in arms for key in arm.set] + [f"--{panel.spec.axis}"] * bool(panel.spec.axis)
+    for arm in arms:
+        asked += ["--trainer.max_steps"] * (arm.longer != 1) + ["--model.optim.lr"] * bool(arm.lr)
+        asked += ["--model.backbone", "--model.optim.lr"] * (arm.model is not None)
+    longer = any(arm.longer != 1 for arm in arms)
+    sizes = panel.series[0].sizes if panel.kind == "scaling" else ("",)
+    for size in sizes:
+        of = [arm for arm in panel.arms if not size or (arm.recipe and arm.recipe.model == size)]
+        runs = {f"{arm.label}, run {i}": run for arm in of for i, run in enumerate(arm.runs)}
+        if runs:
+            check_same_corpus(runs)
+            text = comparability_warnings(runs, config_differences(runs, asked))
+            found += [f"{panel.title}: {w}" for w in text if not (longer and "end at different tokens" in w)]
+    if panel.kind == "scaling":
+        every = {str(run.dir): run for arm in panel.arms for run in arm.runs}
+        check_same_corpus(every, validation=False)
+        for key, values in validation_differences(every).items():
+            several = " and ".join(dict.fromkeys(map(str, values.values())))
+            found.append(f"{panel.title}: the laws run through sizes with data.{key} {several}.")
+    if panel.left_out:
+        found.append(f"{panel.spec.title} rests on the seeds of which every run is there: {panel.left_out}.")
+    return found
 
 
 def _few(names: list[str]) -> str:

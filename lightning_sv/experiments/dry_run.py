@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_sv.experiments.experiment import PlannedFigure, by_seed
-from lightning_sv.experiments.recipe import MFU, Recipe
+from lightning_sv.experiments.recipe import MFU, Recipe, by_seed
+from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.spec import Budget
 from lightning_sv.runs.events import read_summary
@@ -21,15 +21,14 @@ def cost(wanted: Sequence[tuple[Recipe, int]], budget: Budget) -> float:
     return sum((recipe.seconds or 0.0) + budget.startup_seconds for recipe, _ in wanted)
 
 
-def rule_runs(figure: PlannedFigure, budget: Budget) -> list[tuple[Recipe, int]]:
+def rule_runs(figure: Figure, budget: Budget) -> list[tuple[Recipe, int]]:
     """Runs that the rules of a figure may ask for at most: the most pairs of each, each arm at its dearest value."""
     found = []
     for panel in figure.panels:
         if panel.spec.rule is not None:
             for series in panel.series:
-                of = [arm for arm in panel.arms if arm.label in series["arms"]]
-                dearest = max((arm.recipe for arm in of), key=lambda recipe: cost([(recipe, 0)], budget))
-                first = len(of[0].seeds)
+                of = [run for name in series.arms for run in panel.arm(name).wanted[:1]]
+                dearest, first = max(of, key=lambda run: cost([run], budget))[0], len(panel.arms[0].seeds)
                 found += [(dearest, first + i) for i in range(panel.spec.rule.budget)]
     return found
 
@@ -44,9 +43,7 @@ def measured_ratio(wanted: Sequence[tuple[Recipe, int]], runs: Runs) -> float | 
     return float(np.median(ratios)) if ratios else None
 
 
-def print_dry_run(
-    console: Console, figures: Sequence[PlannedFigure], runs: Runs, budget: Budget, parallel: int
-) -> None:
+def print_dry_run(console: Console, figures: Sequence[Figure], runs: Runs, budget: Budget, parallel: int) -> None:
     """Show every run, each figure alone and all together, and how long that takes.
 
     Args:

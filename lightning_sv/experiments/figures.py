@@ -5,14 +5,13 @@ A misspelled key, figure or budget is answered in one sentence with the nearest 
 
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from omegaconf import OmegaConf
 
-from lightning_sv.experiments.spec import Budget, FigureSpec
+from lightning_sv.experiments.spec import Budget, FigureSpec, unknown
 from lightning_sv.settings.yaml_file import check_yaml
 
 CONF = Path("conf")
@@ -45,15 +44,6 @@ def load_budget(name: str, conf: Path = CONF) -> Budget:
         ValueError: No such budget, or a key or value that it cannot have.
     """
     return _load(Budget, name, conf / "paper" / "budgets", budget_names(conf), "budget")
-
-
-def unknown(what: str, name: str, known: list[str]) -> ValueError:
-    """The error that lists what is known, the nearest name first."""
-    near = get_close_matches(name, known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return ValueError(
-        f"{what} {name!r} is unknown; known: {' '.join(known) or 'none (run it in the repository)'}.{hint}"
-    )
 
 
 def _load(cls: type[T], name: str, folder: Path, known: list[str], what: str) -> T:

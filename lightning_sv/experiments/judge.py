@@ -1,112 +1,76 @@
-"""Paired numbers -> one of four words: what an interval says about a bound."""
+"""How a verdict comes about: the runs of a figure's panels are read, and then every claim is decided."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from pathlib import Path
 
-import numpy as np
-
-from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent
-from lightning_sv.experiments.pair import digits
-from lightning_sv.experiments.results import ArmResult, VerdictWord
-from lightning_sv.runs.events import VAL_LOSS
-
-HOLDS: VerdictWord = "holds"
-CONTRADICTED: VerdictWord = "contradicted"
-NOT_RESOLVED: VerdictWord = "not resolved"
-NOT_TESTABLE: VerdictWord = "not testable at this scale"
+from lightning_sv.experiments.checks import weaknesses
+from lightning_sv.experiments.claims.table import not_testable, verdicts
+from lightning_sv.experiments.plan import with_pairs
+from lightning_sv.experiments.results import Arm, Figure, NotTestableError, Panel, Verdict
+from lightning_sv.experiments.runs import Runs
+from lightning_sv.experiments.spec import ClaimSpec
+from lightning_sv.experiments.tables import benchmark_table, throughput_table
+from lightning_sv.runs.events import read_run
 
 
-class Found(NamedTuple):
-    """What one claim came to: the word, the figures behind it and their unit, and the sentence about them."""
+def judge(figure: Figure, runs: Runs, budget: str, command: str = "") -> Figure:
+    """Read the runs of a figure and judge its claims.
 
-    word: VerdictWord
-    d: PairedDifference
-    detail: str
-    unit: str = "nats per token"
-
-
-def below(d: PairedDifference, bound: float = 0.0) -> VerdictWord:
-    """Whether the interval lies below a bound, above it, or covers it. One pair has no interval: not resolved."""
-    if d.low is None or d.high is None:
-        return NOT_RESOLVED
-    return HOLDS if d.high < bound else CONTRADICTED if d.low > bound else NOT_RESOLVED
-
-
-def inside(d: PairedDifference, margin: float) -> VerdictWord:
-    """Whether the interval lies within +-margin, outside it, or crosses an end."""
-    if d.low is None or d.high is None:
-        return NOT_RESOLVED
-    if d.low > -margin and d.high < margin:
-        return HOLDS
-    return CONTRADICTED if d.low > margin or d.high < -margin else NOT_RESOLVED
-
-
-def opposite(word: VerdictWord) -> VerdictWord:
-    """The word of the negated claim."""
-    return {HOLDS: CONTRADICTED, CONTRADICTED: HOLDS}.get(word, word)
-
-
-class Part(NamedTuple):
-    """One of the several things a claim says: that a difference is below a bound, or, turned, that it is above."""
-
-    d: PairedDifference
-    bound: float = 0.0
-    turned: bool = False
-
-    def word(self, confidence: float) -> VerdictWord:
-        """What an interval of some coverage says about it."""
-        word = below(self.d.at(confidence), self.bound)
-        return opposite(word) if self.turned else word
-
-
-def all_of(parts: Sequence[Part]) -> tuple[VerdictWord, int, list[PairedDifference]]:
-    """The word of a claim with several parts, the place of the part that decides, each part's interval as judged.
-
-    The claim holds where every part does: its error is then at most that of one. One part that is contradicted is
-    enough against it, so that each of k parts is looked at with the k-th of an error (Bonferroni).
-    """
-    alone = parts[0].d.confidence
-    joint = 1 - (1 - alone) / len(parts)
-    words = [part.word(alone) for part in parts]
-    jointly = [part.word(joint) for part in parts]
-    shown = [p.d.at(joint if word == CONTRADICTED else alone) for p, word in zip(parts, words, strict=True)]
-    if CONTRADICTED in jointly:
-        return CONTRADICTED, jointly.index(CONTRADICTED), shown
-    unsure = [i for i, word in enumerate(words) if word != HOLDS]
-    return (NOT_RESOLVED, unsure[0], shown) if unsure else (HOLDS, 0, shown)
-
-
-def losses_at(arm: ArmResult, tokens: Sequence[float]) -> list[float]:
-    """Validation loss of every run at its number of tokens, linear between evaluations.
+    Args:
+        figure: as it was planned
+        runs: those that are there
+        budget: name of the budget
+        command: what the report says made it
 
     Raises:
-        ValueError: A run ends before, or begins after, its number of tokens.
+        ValueError: a run is of another corpus, tokenizer or validation set
     """
-    found = []
-    for run, at in zip(arm.runs, tokens, strict=True):
-        curve = run.curve(VAL_LOSS)
-        if not curve.tokens[0] <= at <= curve.tokens[-1]:
-            raise ValueError(
-                f"{run.dir} has no validation loss around {at:,.0f} tokens, only from {curve.tokens[0]:,} to "
-                f"{curve.tokens[-1]:,}; set data.validations, or another share in the claim."
-            )
-        found.append(float(np.interp(at, curve.tokens, curve.values)))
-    return found
+    panels = [read(panel, runs) for panel in with_pairs(figure.panels, runs)]
+    warnings = [warning for panel in panels for warning in weaknesses(panel)]
+    found = [verdict for panel in panels for claim in panel.claims for verdict in decide(claim, panel, budget)]
+    return replace(
+        figure,
+        panels=tuple(panel for panel in panels if panel.why_not is None),
+        warnings=tuple(dict.fromkeys(warnings)),
+        verdicts=tuple(found),
+        command=command,
+    )
 
 
-def difference(a: ArmResult, b: ArmResult, share: float = 1.0) -> PairedDifference:
-    """A - B over the pairs, at a share of B's tokens; at 1 each at its own end."""
-    if share == 1.0:
-        return paired_difference([r.val_loss for r in b.runs], [r.val_loss for r in a.runs])
-    tokens = [share * run.tokens for run in b.runs]
-    return paired_difference(losses_at(b, tokens), losses_at(a, tokens))
+def read(panel: Panel, runs: Runs) -> Panel:
+    """A panel with its runs, on the seeds of which every run is there; it says why where there is none."""
+    panel = runs.without_diverged(panel)
+    arms, left_out = runs.complete(panel.arms)
+    if panel.arms and not arms:
+        why_not = "its pairs were not trained" if panel.outcome else left_out
+        return replace(panel, arms=(), why_not=why_not, left_out=left_out if panel.outcome else None)
+    arms = tuple(replace(arm, runs=tuple(read_run(runs.dir(*run)) for run in arm.wanted)) for arm in arms)
+    table = None
+    if panel.kind == "table" and panel.why_not is None:
+        table = benchmark_table(Path(panel.spec.file)) if panel.spec.file else throughput_table(arms)
+    notes = (table.note,) if table and table.note else ()
+    return replace(panel, arms=arms, table=table, left_out=left_out, notes=(*notes, *trained(arms)))
 
 
-def interval(d: PairedDifference, what: str, unit: str = "nats per token") -> str:
-    """`unified - llama is -0.086 nats per token (95% interval -0.132 to -0.041, 3 pairs)`."""
-    unit = f" {unit}" if unit else ""
-    if d.low is None or d.high is None:
-        return f"{what} is {d.mean:+.3f}{unit} in the only pair, which gives no interval"
-    n = digits((d.high - d.low) / 2)
-    within = f"{percent(d.confidence)} interval {d.low:+.{n}f} to {d.high:+.{n}f}, {d.n} pairs"
-    return f"{what} is {d.mean:+.{n}f}{unit} ({within})"
+def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
+    """What a reader must know of the runs: one sentence for all arms that are alike but for their strategy."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    recipes = {arm.label: arm.recipe for arm in arms if arm.recipe}
+    for arm in arms:
+        if recipe := arm.recipe:
+            budget = f"{recipe.steps:,} steps, {recipe.tokens_per_param:.1f} tokens a parameter, {len(arm.seeds)} seeds"
+            alike.setdefault((recipe.model, recipe.details, budget), []).append(arm.label)
+    notes = dict.fromkeys(recipe.note for recipe in recipes.values() if recipe.note)
+    return (*(f"{', '.join(what)}: {'; '.join(labels)}." for what, labels in alike.items()), *notes)
+
+
+def decide(claim: ClaimSpec, panel: Panel, budget: str) -> list[Verdict]:
+    """The verdicts on a claim; where something cannot be had, of the runs or on this budget, why not."""
+    try:
+        if why_not := claim.not_at.get(budget, panel.why_not):
+            raise NotTestableError(why_not)
+        found = verdicts(claim, panel)
+    except ValueError as why:  # hours of runs stand behind the other claims
+        found = (not_testable(claim, str(why).rstrip(".")),)
+    return [replace(verdict, panel=panel.spec.title) for verdict in found]

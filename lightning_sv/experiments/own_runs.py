@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from lightning_sv.analysis.decision import below, difference_sentence
+from lightning_sv.analysis.paired import paired_difference
 from lightning_sv.analysis.run_plot import branch_norms
 from lightning_sv.experiments.checks import (
     check_same_corpus,
     comparability_warnings,
     config_differences,
 )
-from lightning_sv.experiments.pair import Arm, Pair, TrainedArm
 from lightning_sv.experiments.report.tables import tokens_per_param
-from lightning_sv.experiments.results import ArmResult, FigureResult, PanelResult, Verdict, VerdictWord
+from lightning_sv.experiments.results import Arm, Figure, Panel, Verdict
+from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec
 from lightning_sv.runs.events import VAL_LOSS, Run, read_run
 
 
@@ -21,7 +23,7 @@ def own_figure(
     labels: Sequence[str] | None = None,
     baseline: str | None = None,
     command: str = "",
-) -> FigureResult:
+) -> Figure:
     """Run directories -> a figure: losses, differences to the baseline, branch norms where all runs logged them.
 
     Args:
@@ -67,40 +69,36 @@ def own_figure(
     if unfinished:
         warnings.append(f"Left out, for they are not finished: {', '.join(map(str, unfinished))}.")
     results = tuple(
-        ArmResult(name, tuple(arms[name][seed] for seed in shared), False, name == first and len(arms) > 1)
+        Arm(name, tuple(arms[name][seed] for seed in shared), False, name == first and len(arms) > 1)
         for name in sorted(arms, key=lambda name: name != first)
     )
     return _figure(results, tuple(warnings), command)
 
 
-def _figure(arms: tuple[ArmResult, ...], warnings: tuple[str, ...], command: str) -> FigureResult:
+def _figure(arms: tuple[Arm, ...], warnings: tuple[str, ...], command: str) -> Figure:
     runs = [run for arm in arms for run in arm.runs]
-    panels = [PanelResult("Validation loss", arms, "curves")]
+    kinds: dict[str, PanelKind] = {"Validation loss": "curves"}
     if all(branch_norms(run) for run in runs):
-        panels.append(PanelResult("Branches", arms, "qkv"))
+        kinds["Branches"] = "qkv"
+    panels = [Panel(PanelSpec(title, kind=kind), arms) for title, kind in kinds.items()]
     budgets = [x for run in runs if (x := tokens_per_param(run)) is not None]
     seeds = "one seed" if len(arms[0].runs) == 1 else f"{len(arms[0].runs)} seeds"
-    return FigureResult(
+    spec = FigureSpec(
         name="runs",
         title=", ".join(arm.label for arm in arms),
         section="Your own runs",
         summary=f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}, {seeds}.",
-        panels=tuple(panels),
-        verdicts=tuple(_verdict(arms[0], arm) for arm in arms[1:]),
-        warnings=warnings,
-        command=command,
-        tokens_per_param=min(budgets, default=0.0),
-        paper_numbers=(),
+        panels=[panel.spec for panel in panels],
     )
+    verdicts = tuple(_verdict(arms[0], arm) for arm in arms[1:])
+    return Figure(spec, tuple(panels), verdicts, warnings, command, min(budgets, default=0.0))
 
 
-def _verdict(a: ArmResult, b: ArmResult) -> Verdict:
+def _verdict(a: Arm, b: Arm) -> Verdict:
     """Whether B ends below the baseline A."""
-    first, second = (TrainedArm(Arm(arm.label, arm.label), arm.runs) for arm in (a, b))
-    pair = Pair(first, second)
-    claim, d = f"{b.label} ends below {a.label}", pair.difference
-    word: VerdictWord = "not resolved" if not d.resolved else "holds" if d.mean < 0 else "contradicted"
-    return Verdict(claim, word, pair.sentence(), d.mean, d.low, d.high, d.n, d.smallest_resolvable, "")
+    d = paired_difference([run.val_loss for run in a.runs], [run.val_loss for run in b.runs])
+    sentence, claim = difference_sentence(a.label, b.label, d), f"{b.label} ends below {a.label}"
+    return Verdict(claim, below(d), sentence, d.mean, d.low, d.high, d.n, d.smallest_resolvable, "")
 
 
 def _seed(run: Run) -> int:

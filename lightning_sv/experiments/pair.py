@@ -3,17 +3,16 @@
 All losses are the last ``val/loss`` of the runs' event files, nats per token.
 """
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from lightning_sv.analysis.decision import difference_sentence, tokens_sentence
 from lightning_sv.analysis.paired import (
     PairedDifference,
     TokenEfficiency,
     paired_difference,
-    percent,
     token_efficiency,
 )
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run
@@ -107,36 +106,11 @@ class Pair:
 
     def sentence(self) -> str:
         """The verdict as one plain sentence."""
-        d = self.difference
-        if d.low is None or d.high is None or d.smallest_resolvable is None:
-            return (
-                f"No verdict: one pair gives no interval; {self.title} is {d.mean:+.3f} nats per "
-                "token for this seed alone. Add seeds."
-            )
-        n = digits(d.smallest_resolvable)
-        level = f"{percent(self.confidence)} interval"
-        if not d.resolved:
-            return (
-                f"Not resolved: the {level} of {self.title}, {d.low:+.{n}f} to "
-                f"{d.high:+.{n}f} nats per token, covers zero; {d.n} pairs could show a "
-                f"difference of about {d.smallest_resolvable:.{n}f}."
-            )
-        low, high = sorted((abs(d.low), abs(d.high)))
-        return (
-            f"{self.b.label} is {'lower' if d.mean < 0 else 'higher'} than {self.a.label} by "
-            f"{abs(d.mean):.{n}f} nats per token ({level} {low:.{n}f} to {high:.{n}f}, {d.n} pairs)."
-        )
+        return difference_sentence(self.a.label, self.b.label, self.difference)
 
     def tokens_sentence(self) -> str:
         """How many tokens B needs for A's final loss, as one plain sentence."""
-        e, a, b = self.efficiency, self.a.label, self.b.label
-        if e.factor is None:
-            pairs = "pair" if e.n == 1 else "pairs"
-            return f"{b} reaches {a}'s final loss in {e.reached} of {e.n} {pairs}: no token factor."
-        interval = "one pair, no interval"
-        if e.low is not None and e.high is not None:
-            interval = f"{percent(self.confidence)} interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs"
-        return f"To {a}'s final loss, {a} needs {e.factor:.2f} times the tokens of {b} ({interval})."
+        return tokens_sentence(self.a.label, self.b.label, self.efficiency, self.confidence)
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure of the pair; plain JSON types."""
@@ -154,8 +128,3 @@ class Pair:
             },
             "tokens_to_final_loss_of_a": {**asdict(e), "n": e.n, "reached": e.reached},
         }
-
-
-def digits(scale: float) -> int:
-    """Decimals that show two figures of ``scale``, at least three."""
-    return 3 if scale <= 0 else min(6, max(3, 1 - math.floor(math.log10(scale))))

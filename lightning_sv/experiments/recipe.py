@@ -1,25 +1,12 @@
-"""An arm of a figure, settled under a budget: arguments of `fit`, steps, tokens, and what a run of it takes.
+"""A run that is to be had: everything that decides it, and the name that follows from that.
 
 Two arms that come to the same configuration have the same key, so they are trained once.
 """
 
 import hashlib
-import json
 import re
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import Any
-
-from omegaconf import OmegaConf
-
-from lightning_sv.experiments.figures import unknown
-from lightning_sv.experiments.spec import ArmSpec, Budget, ModelSpec, PanelSpec
-from lightning_sv.nn import flops_per_token
-from lightning_sv.plan import find_gpu, plan_steps, train_hours
-from lightning_sv.settings.parse import parse_run
 
 #: share of a GPU's peak that hours are given for; the middle of `lightning_sv.plan.MFUS`
 MFU = 0.4
@@ -30,17 +17,17 @@ class Recipe:
     """Everything that decides the runs of an arm but their seed.
 
     Args:
-        model: Name of the model.
-        strategy: Label of the strategy.
-        details: Optimizer, schedule and the values that differ from the model's file, for a reader.
-        args: Of `fit`, without seed and directory.
-        identity: The configuration as JSON: all that its YAML and arguments say, without the defaults of the code.
-        steps: Optimizer steps.
-        tokens: Training tokens.
-        parameters: Activated parameters.
-        seconds: Of one core; None on a GPU.
-        gpu_hours: At `MFU`; None on a CPU.
-        note: Of its model.
+        model: name of the model
+        strategy: label of the strategy
+        details: optimizer, schedule and the values that differ from the model's file, for a reader
+        args: of `fit`, without seed and directory
+        identity: the configuration as JSON: all that its YAML and arguments say, without the defaults of the code
+        steps: optimizer steps
+        tokens: training tokens
+        parameters: activated parameters
+        seconds: of one core; None on a GPU
+        gpu_hours: at `MFU`; None on a CPU
+        note: what a reader of the losses of its model must know
     """
 
     model: str
@@ -66,122 +53,11 @@ class Recipe:
         return re.sub(r"[^\w.+-]+", "_", f"{self.model}-{self.strategy}-seed{seed}-{digest}")
 
 
-class Recipes:
-    """Settles arms under one budget.
-
-    Args:
-        budget: What they may spend.
-        extra: Further keys of every run, e.g. ``data.corpus.dir``.
-        conf: The folder of all YAML.
-    """
-
-    def __init__(self, budget: Budget, extra: Mapping[str, Any], conf: Path):
-        self.budget, self.extra, self.conf = budget, dict(extra), conf
-        self._made: dict[str, Recipe] = {}
-        self._steps_known: dict[tuple[str, ...], int] = {}
-        self._load = cache(OmegaConf.load)
-
-    def model(self, role: str) -> ModelSpec | str:
-        """The model of a role, or why this budget has none.
-
-        Raises:
-            ValueError: The budget says nothing of the role.
-        """
-        if role in self.budget.models:
-            return self.budget.models[role]
-        if role not in self.budget.lacks:
-            known = [*self.budget.models, *self.budget.lacks]
-            raise unknown(f"budget {self.budget.name}: model", role, known)
-        return self.budget.lacks[role]
-
-    def make(self, panel: PanelSpec, arm: ArmSpec, role: str, more: Mapping[str, Any] | None = None) -> Recipe:
-        """Settle one arm.
-
-        Args:
-            panel: Its panel.
-            arm: The arm.
-            role: Of its model.
-            more: Further keys: a value of a grid.
-
-        Raises:
-            ValueError: What `fit` would refuse.
-        """
-        model = self.model(role)
-        of = model if panel.kind == "scaling" or arm.model is None else self.model(panel.model)
-        assert isinstance(model, ModelSpec) and isinstance(of, ModelSpec), role
-        lr = {"model.optim.lr": arm.lr[self.budget.name]} if self.budget.name in arm.lr else {}
-        paths, given = self._layers(panel, model, {**arm.set, **(more or {}), **self.extra, **lr})
-        asked = json.dumps([[str(p) for p in paths], given, arm.scale, arm.longer], sort_keys=True)
-        if asked not in self._made:
-            steps = round(self._steps(*self._layers(panel, of, self.extra)) * arm.longer)
-            self._made[asked] = self._make(paths, given, arm, model, panel.optim, steps)
-        return self._made[asked]
-
-    def _layers(self, panel: PanelSpec, model: ModelSpec, more: Mapping[str, Any]) -> tuple[list[Path], dict[str, Any]]:
-        files = ["base", f"optim/{panel.optim}", f"schedule/{panel.schedule}", *self.budget.layers]
-        paths = [self.conf / f"{file}.yaml" for file in [*files, f"model/{model.config}"]]
-        return paths, {**self.budget.set, **model.set, **panel.set, **more}
-
-    def _steps(self, paths: list[Path], given: Mapping[str, Any]) -> int:
-        """Steps of ``llama``, for every arm: a few scale vectors more must not give an arm more of them."""
-        words = [word for path in paths for word in ("--config", path.as_posix())]
-        words += [word for key, value in given.items() for word in (f"--{key}", _text(value))]
-        if tuple(words) not in self._steps_known:
-            run = parse_run([*words, "--model.scale", "llama"], check_corpus=False)
-            self._steps_known[tuple(words)] = plan_steps(*run)
-        return self._steps_known[tuple(words)]
-
-    def _make(
-        self, paths: list[Path], given: dict[str, Any], arm: ArmSpec, model: ModelSpec, optim: str, steps: int
-    ) -> Recipe:
-        layered = OmegaConf.merge(*(self._load(path) for path in paths))
-        # what a file says already is not said again: one configuration, one command
-        changes = {k: v for k, v in sorted(given.items()) if OmegaConf.select(layered, k) != v}
-        configs = [word for path in paths for word in ("--config", path.as_posix())]
-        words = [*configs, *(word for k, v in changes.items() for word in (f"--{k}", _text(v)))]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            module, data, trainer = parse_run([*words, "--model.scale", arm.scale], check_corpus=False)
-        exceptions = any(k.startswith("model.scale_options") for k in changes)
-        strategy = str(module.strategy if exceptions else module.meaning)
-        settled = {"model.optim.lr": module.lr, "model.scale": strategy, "trainer.max_steps": steps}
-        args = list(configs)
-        for key, value in {**changes, **settled}.items():
-            OmegaConf.update(layered, key, value, force_add=True)
-            args += [f"--{key}", _text(value)]
-        identity = OmegaConf.to_container(layered)
-        assert isinstance(identity, dict)
-        identity.pop("seed_everything", None)
-        hidden = ("model.optim.lr", "model.backbone.name", "model.scale_options")
-        shown = {k: v for k, v in changes.items() if k.startswith("model.") and not k.startswith(hidden)}
-        told = [f"{k.rpartition('.')[2]} {v}" for k, v in shown.items()]
-        tokens = steps * data.tokens_per_step
-        seconds = gpu_hours = None
-        if self.budget.gpu is not None:
-            peak = find_gpu(self.budget.gpu).peak(str(trainer["precision"]))
-            flops = flops_per_token(module.n_activated, module.config, data.seq_len)
-            gpu_hours = train_hours(tokens, flops, 1, peak, MFU)
-        elif model.seconds_per_1000_steps is None:
-            raise ValueError(f"budget {self.budget.name}: model {model.config} has no seconds_per_1000_steps; "
-                             "add those of one core for 1,000 steps of llama.")  # fmt: skip
-        else:
-            slower = self.budget.relative_step_time
-            seconds = model.seconds_per_1000_steps * steps / 1000
-            seconds *= slower.get(module.strategy.placement, 1.0) * slower.get(optim, 1.0)
-        return Recipe(
-            model=module.config.name,
-            strategy=f"{strategy}{module.scale_options.label()}",
-            details=", ".join([f"{module.optim.name} {module.schedule.name}", f"lr {module.lr:g}", *told]),
-            args=tuple(args),
-            identity=json.dumps(identity, sort_keys=True),
-            steps=steps,
-            tokens=tokens,
-            parameters=module.n_activated,
-            seconds=seconds,
-            gpu_hours=gpu_hours,
-            note=model.note,
-        )
+#: a run that is to be had: what is trained, on which seed
+Wanted = tuple[Recipe, int]
 
 
-def _text(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, bool) or value is None else str(value)
+def by_seed(wanted: Iterable[Wanted]) -> list[Wanted]:
+    """Each run once, in order of the seeds, so that a stop leaves whole pairs."""
+    unique = {recipe.key(seed): (recipe, seed) for recipe, seed in wanted}
+    return sorted(unique.values(), key=lambda run: run[1])

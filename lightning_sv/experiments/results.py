@@ -1,12 +1,146 @@
-"""What a figure of the paper came to: arms, panels, verdicts. Plain data between the runs and the report."""
+"""A figure and what came of it: its spec, the arms trained for it, and, once they are read, what their runs say.
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+Plain data between the plan, the runs and the report.
+"""
 
+from dataclasses import dataclass
+
+from lightning_sv.analysis.decision import VerdictWord
+from lightning_sv.experiments.recipe import Recipe, Wanted, by_seed
+from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelKind, PanelSpec, unknown
 from lightning_sv.runs.events import Run
 
-VerdictWord = Literal["holds", "contradicted", "not resolved", "not testable at this scale"]
-PanelKind = Literal["curves", "scaling", "grid", "qkv", "table"]
+
+class NotTestableError(ValueError):
+    """Why something cannot be had of the runs that are there, or at this scale at all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """One arm of a panel: what is trained, on which seeds, and its runs once they are read.
+
+    Args:
+        label: what table and chart call it
+        runs: completed, one per seed; every arm of a panel has them in the same order of seeds
+        ours: whether the arm is not the paper's
+        baseline: whether the others are compared with it; one arm of a panel at most
+        recipe: what is trained; None where the runs are somebody's own directories
+        seeds: that it is trained on
+    """
+
+    label: str
+    runs: tuple[Run, ...] = ()
+    ours: bool = False
+    baseline: bool = False
+    recipe: Recipe | None = None
+    seeds: tuple[int, ...] = ()
+
+    @property
+    def wanted(self) -> list[Wanted]:
+        """Its runs, whether they are there or not."""
+        return [(self.recipe, seed) for seed in self.seeds] if self.recipe else []
+
+
+@dataclass(frozen=True)
+class Series:
+    """The points of one arm of a grid or a scaling panel; all but the label and its two marks in one order.
+
+    Args:
+        label: of the arm
+        ours: whether it is not the paper's
+        baseline: whether the others are compared with it
+        arms: labels of the arms at its points
+        values: of the axis of a grid, or activated parameters of the sizes
+        sizes: names of the models of a scaling panel
+    """
+
+    label: str
+    ours: bool
+    baseline: bool
+    arms: tuple[str, ...]
+    values: tuple[float, ...]
+    sizes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A panel that is a table.
+
+    Args:
+        columns: headings
+        rows: text and numbers, one a column
+        note: where the numbers are from
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | float, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class RuleOutcome:
+    """What the rule of a grid came to.
+
+    Args:
+        needed: pairs for the margin, from the pilot's spread; None before the pilot, or where no number would do
+        ends: arms whose best value is an end of the grid: it may not be their best
+    """
+
+    needed: int | None = None
+    ends: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """One panel of a figure: settled under a budget, and with its runs once they are read.
+
+    Args:
+        spec: as in the YAML
+        arms: in its order; none where the panel cannot be had
+        series: of a grid or a scaling panel
+        table: of a panel that is a table, once it is read
+        outcome: of the panel that a rule asks for beside its grid: the arms at their best values on other seeds
+        why_not: why it cannot be had
+        left_out: which of its runs are missing, where it rests on the others
+        warnings: what weakens it
+        notes: sentences for the reader: what was trained, and how far it can be trusted
+    """
+
+    spec: PanelSpec
+    arms: tuple[Arm, ...] = ()
+    series: tuple[Series, ...] = ()
+    table: Table | None = None
+    outcome: RuleOutcome | None = None
+    why_not: str | None = None
+    left_out: str | None = None
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Its heading."""
+        return f"{self.spec.title}: each at its own best, other seeds" if self.outcome else self.spec.title
+
+    @property
+    def kind(self) -> PanelKind:
+        """How it is drawn."""
+        return "curves" if self.outcome else self.spec.kind
+
+    @property
+    def claims(self) -> list[ClaimSpec]:
+        """Those that its runs decide: the rule's where it is the rule's panel, else the others."""
+        return [claim for claim in self.spec.claims if (claim.kind == "decided") == (self.outcome is not None)]
+
+    def arm(self, label: str) -> Arm:
+        """The arm of a label.
+
+        Raises:
+            ValueError: there is none
+        """
+        for arm in self.arms:
+            if arm.label == label:
+                return arm
+        raise unknown(f"panel {self.title!r}: arm", label, [arm.label for arm in self.arms])
 
 
 @dataclass(frozen=True)
@@ -14,18 +148,18 @@ class Verdict:
     """What the runs say about one claim.
 
     Args:
-        claim: The statement in words, e.g. ``unified ends below llama``.
-        verdict: One of four words; a claim of one pair is never more than ``not resolved``.
-        sentence: The verdict with its numbers, as one plain sentence.
-        estimate: Mean over the pairs of what the claim is about.
-        low: Lower end of its interval; None without one.
-        high: Upper end.
-        n: Number of pairs.
-        smallest: The smallest effect that these pairs resolve, half their interval; None without one.
-        paper: The paper's number or finding, as text.
-        panel: Title of its panel.
-        unit: Of the estimate and its interval; ``times`` is a ratio.
-        confidence: Coverage of the interval; above 0.95 where one of several parts of a claim speaks against it.
+        claim: the statement in words, e.g. ``unified ends below llama``
+        verdict: one of four words; a claim of one pair is never more than ``not resolved``
+        sentence: the verdict with its numbers, as one plain sentence
+        estimate: mean over the pairs of what the claim is about
+        low: lower end of its interval; None without one
+        high: upper end
+        n: number of pairs
+        smallest: the smallest effect that these pairs resolve, half their interval; None without one
+        paper: the paper's number or finding, as text
+        panel: title of its panel
+        unit: of the estimate and its interval; ``times`` is a ratio
+        confidence: coverage of the interval; above 0.95 where one of several parts of a claim speaks against it
     """
 
     claim: str
@@ -43,76 +177,28 @@ class Verdict:
 
 
 @dataclass(frozen=True, eq=False)
-class ArmResult:
-    """One arm of a panel and its completed runs.
+class Figure:
+    """One figure or table: settled under a budget, and judged once its runs are read.
 
     Args:
-        label: What table and chart call it.
-        runs: One per seed; every arm of a panel has them in the same order of seeds.
-        ours: Whether the arm is not the paper's.
-        baseline: Whether the others are compared with it; one arm of a panel at most.
+        spec: as in the YAML
+        panels: in the paper's order; of a judged figure those that can be had
+        verdicts: one per claim
+        warnings: what weakens the comparison, one sentence each
+        command: what makes this figure again
+        tokens_per_param: training tokens per (activated) parameter of its runs, the fewest
     """
 
-    label: str
-    runs: tuple[Run, ...]
-    ours: bool
-    baseline: bool
+    spec: FigureSpec
+    panels: tuple[Panel, ...]
+    verdicts: tuple[Verdict, ...] = ()
+    warnings: tuple[str, ...] = ()
+    command: str = ""
+    tokens_per_param: float = 0.0
 
-
-@dataclass(frozen=True, eq=False)
-class PanelResult:
-    """One panel of a figure.
-
-    Args:
-        title: Its heading.
-        arms: In the order of the figure.
-        kind: How it is drawn: ``curves`` (validation loss against tokens), ``scaling``, ``grid``, ``qkv``, ``table``.
-        extra: What the kind needs beside the runs. ``qkv``: empty. ``curves``: empty, or ``rule``, what was fixed
-            before the runs: ``{"margin", "pilot", "budget", "needed", "ends"}``, where ``needed`` is in pairs and
-            ``ends`` are the arms that are best at an end of the grid. ``grid``: ``axis`` (the key that varies, e.g.
-            ``model.optim.lr``) and ``series``, a list of ``{"label", "ours", "baseline", "values", "arms"}``: the
-            values of the axis and the labels of the arms trained at them, in the same order. ``scaling``: ``series``,
-            a list of ``{"label", "ours", "baseline", "sizes", "parameters", "arms"}``. ``table``: ``columns`` and
-            ``rows``, of text and numbers.
-        notes: Sentences for the reader: what was trained, and how far it can be trusted.
-    """
-
-    title: str
-    arms: tuple[ArmResult, ...]
-    kind: PanelKind
-    extra: dict[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class FigureResult:
-    """One figure or table of the paper, regenerated.
-
-    Args:
-        name: Of its YAML, e.g. ``placement``.
-        title: Its heading.
-        section: Where the paper has it.
-        summary: What it is about, in one or two sentences.
-        panels: In the paper's order.
-        verdicts: One per claim.
-        warnings: What weakens the comparison, one sentence each.
-        command: What makes this figure again.
-        tokens_per_param: Training tokens per (activated) parameter of its runs, the fewest.
-        paper_numbers: (what, the paper's number as text).
-        paper_tokens_per_param: The paper's, as text.
-    """
-
-    name: str
-    title: str
-    section: str
-    summary: str
-    panels: tuple[PanelResult, ...]
-    verdicts: tuple[Verdict, ...]
-    warnings: tuple[str, ...]
-    command: str
-    tokens_per_param: float
-    paper_numbers: tuple[tuple[str, str], ...]
-    paper_tokens_per_param: str = "100"
+    def runs(self) -> list[Wanted]:
+        """Every run that is known beforehand, seed by seed."""
+        return by_seed(run for panel in self.panels for arm in panel.arms for run in arm.wanted)
 
     def claim(self, verdict: Verdict) -> str:
         """A claim in words, with its panel where claims of several panels are alike."""

@@ -4,14 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from lightning_sv.experiments.experiment import PlannedPanel
-from lightning_sv.experiments.recipe import Recipe
+from lightning_sv.experiments.recipe import Recipe, Wanted
+from lightning_sv.experiments.results import Arm, Panel
 from lightning_sv.lit.nonfinite import FILENAME
 from lightning_sv.runs.events import read_summary
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import LAUNCHER
-
-Wanted = Sequence[tuple[Recipe, int]]
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Runs:
         key, context = recipe.key(seed), self.context or {}
         return Job(key, title, tuple(self.launcher), args, self.dir(recipe, seed), context, addressed=True)
 
-    def missing(self, wanted: Wanted) -> list[Job]:
+    def missing(self, wanted: Sequence[Wanted]) -> list[Job]:
         """Those that are not complete.
 
         Raises:
@@ -63,26 +61,41 @@ class Runs:
             raise ValueError(f"{path} has no val_loss; remove {path.parent} and train it again.")
         return found
 
+    def complete(self, arms: Sequence[Arm]) -> tuple[tuple[Arm, ...], str | None]:
+        """The arms on the seeds of which all are complete, none without such a seed; what is missing."""
+        left = self.missing([run for arm in arms for run in arm.wanted])
+        if not left:
+            return tuple(arms), None
+        names = {job.name for job in left}
+        lacking = {seed for arm in arms for recipe, seed in arm.wanted if recipe.key(seed) in names}
+        seeds = tuple(seed for seed in arms[0].seeds if seed not in lacking)
+        lost = sum(map(diverged, left))
+        why = f" ({lost} diverged)" if lost else ""
+        what = f"{len(left)} of its runs did not finish{why}, the first being {left[0].title} ({left[0].log})"
+        return tuple(replace(arm, seeds=seeds) for arm in arms) if seeds else (), what
+
+    def without_diverged(self, panel: Panel) -> Panel:
+        """A grid without the values at which a run diverged: they are not the best ones. Other panels as they are."""
+        if panel.kind != "grid":
+            return panel
+        gone = {arm.label: sum(diverged(self.job(*run)) for run in arm.wanted) for arm in panel.arms}
+        gone = {label: n for label, n in gone.items() if n}
+        series = []
+        for each in panel.series:
+            kept = [(x, arm) for x, arm in zip(each.values, each.arms, strict=True) if arm not in gone]
+            if not kept:
+                return replace(panel, arms=(), series=(), why_not=f"{each.label} diverged at every value")
+            values, arms = zip(*kept, strict=True)
+            series.append(replace(each, values=values, arms=arms))
+        words = (f"{panel.title}: {label} diverged in {n} of its runs and is left out." for label, n in gone.items())
+        return replace(
+            panel,
+            arms=tuple(arm for arm in panel.arms if arm.label not in gone),
+            series=tuple(series),
+            warnings=(*panel.warnings, *words),
+        )
+
 
 def diverged(job: Job) -> bool:
     """Whether the run stopped at a loss or gradient that was not finite: resumed, it would do so again."""
     return (job.run_dir / FILENAME).is_file() and not (job.run_dir / "summary.json").is_file()
-
-
-def without_diverged(panel: PlannedPanel, runs: Runs) -> PlannedPanel:
-    """A grid without the values at which a run diverged: they are not the best ones. Other panels as they are."""
-    if panel.spec.kind != "grid":
-        return panel
-    gone = {arm.label: sum(diverged(runs.job(*run)) for run in arm.runs) for arm in panel.arms}
-    gone = {label: n for label, n in gone.items() if n}
-    if not gone:
-        return panel
-    series = []
-    for each in panel.series:
-        kept = [(v, arm) for v, arm in zip(each["values"], each["arms"], strict=True) if arm not in gone]
-        if not kept:
-            return replace(panel, arms=(), series=(), why_not=f"{each['label']} diverged at every value")
-        series.append(each | {"values": [v for v, _ in kept], "arms": [arm for _, arm in kept]})
-    arms = tuple(arm for arm in panel.arms if arm.label not in gone)
-    words = (f"{panel.spec.title}: {label} diverged in {n} of its runs and is left out." for label, n in gone.items())
-    return replace(panel, arms=arms, series=tuple(series), warnings=(*panel.warnings, *words))

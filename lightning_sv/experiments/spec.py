@@ -1,9 +1,20 @@
 """What the YAML files of conf/paper may say: figures, panels, arms, claims; and the budgets they are run on."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, Literal
 
-from lightning_sv.experiments.results import PanelKind
+#: how a panel is drawn: loss against tokens, against size, against a setting; norms of Q, K and V; a table
+PanelKind = Literal["curves", "scaling", "grid", "qkv", "table"]
+
+
+def unknown(what: str, name: str, known: list[str]) -> ValueError:
+    """The error that lists what is known, the nearest name first."""
+    near = get_close_matches(name, known, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return ValueError(
+        f"{what} {name!r} is unknown; known: {' '.join(known) or 'none (run it in the repository)'}.{hint}"
+    )
 
 
 @dataclass(frozen=True)
@@ -136,7 +147,7 @@ class PanelSpec:
         claims: In the paper's order.
         model: Role of the model.
         models: Roles of the sizes of a scaling panel, instead.
-        kind: See `PanelResult`.
+        kind: How it is drawn.
         optim: File of conf/optim.
         schedule: File of conf/schedule.
         seeds: Budget -> number of pairs.

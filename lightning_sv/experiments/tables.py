@@ -3,14 +3,13 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from lightning_sv.experiments.results import ArmResult
+from lightning_sv.experiments.results import Arm, Table
 
 
-def benchmark_table(path: Path) -> dict[str, Any]:
+def benchmark_table(path: Path) -> Table:
     """Step times over llama's, as `make bench` wrote them, and on what.
 
     Raises:
@@ -18,31 +17,29 @@ def benchmark_table(path: Path) -> dict[str, Any]:
     """
     try:
         modes = json.loads(path.read_text())
-        rows = [
-            [f"{row['name']}, {mode}", row["milliseconds"], row["ratio"], row["low"], row["high"], row["pairs"]]
+        rows = tuple(
+            (f"{row['name']}, {mode}", row["milliseconds"], row["ratio"], row["low"], row["high"], row["pairs"])
             for mode, groups in modes.items()
             if isinstance(groups, dict) and "strategies" in groups
             for row in groups["strategies"]
-        ]
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} has no step times ({error!r}); make bench writes it.") from error
     machine = ", ".join(f"{key} {value}" for key, value in modes.get("machine", {}).items()) or "machine not stated"
     note = f"Measured apart from this page ({path}): {machine}."
-    return {"columns": ["strategy", "ms a step", "over llama", "low", "high", "pairs"], "rows": rows, "note": note}
+    return Table(("strategy", "ms a step", "over llama", "low", "high", "pairs"), rows, note)
 
 
-def throughput_table(arms: Sequence[ArmResult]) -> dict[str, Any]:
+def throughput_table(arms: Sequence[Arm]) -> Table:
     """Medians after the first half of each arm's runs: tokens per second, peak memory; sequences at a time."""
 
-    def late(arm: ArmResult, tag: str) -> float:
+    def late(arm: Arm, tag: str) -> float:
         return float(np.mean([np.median(x[len(x) // 2 :]) for x in (run.curve(tag).values for run in arm.runs)]))
 
-    columns = ["strategy", "tokens per second", "peak memory, GiB", "micro-batch", "runs"]
-    rows = [
-        [
-            arm.label, late(arm, "throughput/tokens_per_s"), late(arm, "memory/peak_gib"),
-            (arm.runs[0].config.get("data") or {}).get("micro_batch") or "not stated", len(arm.runs),
-        ]
-        for arm in arms
-    ]  # fmt: skip
-    return {"columns": columns, "rows": rows}
+    def batch(arm: Arm) -> str | float:
+        return (arm.runs[0].config.get("data") or {}).get("micro_batch") or "not stated"
+
+    speed, memory = "throughput/tokens_per_s", "memory/peak_gib"
+    columns = ("strategy", "tokens per second", "peak memory, GiB", "micro-batch", "runs")
+    rows = tuple((arm.label, late(arm, speed), late(arm, memory), batch(arm), len(arm.runs)) for arm in arms)
+    return Table(columns, rows)

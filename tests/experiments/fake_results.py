@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_sv.experiments.results import ArmResult, FigureResult, PanelResult, Verdict
+from lightning_sv.experiments.results import Arm, Figure, Panel, Series, Table, Verdict
+from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
 from tests.analysis.test_pictures import synthetic
 from tests.experiments.fake_fit import write_scalars
@@ -13,7 +14,7 @@ from tests.experiments.fake_fit import write_scalars
 SIZES = (2e5, 5e5, 1.2e6, 3e6)
 
 
-def arm(label: str, gain: float, *, seeds: int = 3, ours: bool = False, baseline: bool = False) -> ArmResult:
+def arm(label: str, gain: float, *, seeds: int = 3, ours: bool = False, baseline: bool = False) -> Arm:
     """Runs like real ones, whose pairs share the seed's offset and differ by `gain` and a little noise."""
     runs = []
     for seed in range(seeds):
@@ -21,15 +22,15 @@ def arm(label: str, gain: float, *, seeds: int = 3, ours: bool = False, baseline
         run.curve("val/loss").values[:] += np.random.default_rng([seed, len(label)]).normal(0, 0.004, 30)
         summary = {"steps": 3000, "parameters": 200_000, "activated_parameters": 200_000, "seed": seed, "lr": 0.006}
         runs.append(Run(Path(f"{label}-seed{seed}"), label, {"seed_everything": seed}, summary, run.curves))
-    return ArmResult(label, tuple(runs), ours, baseline)
+    return Arm(label, tuple(runs), ours, baseline)
 
 
-def point(label: str, loss: float, seeds: int = 3, ours: bool = False, baseline: bool = False) -> ArmResult:
+def point(label: str, loss: float, seeds: int = 3, ours: bool = False, baseline: bool = False) -> Arm:
     """Runs that end near `loss`."""
     ends = [loss + 0.01 * k + 0.002 * np.random.default_rng([k, len(label)]).normal() for k in range(seeds)]
     curves = [{"val/loss": Curve(np.array([1000]), np.array([end]))} for end in ends]
     runs = [Run(Path(f"{label}-{k}"), label, {"seed_everything": k}, {}, c) for k, c in enumerate(curves)]
-    return ArmResult(label, tuple(runs), ours, baseline)
+    return Arm(label, tuple(runs), ours, baseline)
 
 
 def write_run(directory: Path, label: str, seed: int, *, lr: float = 1e-3, corpus: str = "c0ffee", **data: int) -> Path:
@@ -45,60 +46,57 @@ def write_run(directory: Path, label: str, seed: int, *, lr: float = 1e-3, corpu
     return directory
 
 
-def curves_panel(seeds: int = 3) -> PanelResult:
+def curves_panel(seeds: int = 3) -> Panel:
     arms = (
         arm("dp", -0.05, seeds=seeds),
         arm("llama", 0.0, seeds=seeds, baseline=True),
         arm("hg+dp+or", -0.1, seeds=seeds, ours=True),
     )
-    return PanelResult("Placement", arms, "curves")
+    return Panel(PanelSpec("Placement"), arms)
 
 
-def scaling_panel(seeds: int = 3, sizes: tuple[float, ...] = SIZES) -> PanelResult:
+def scaling_panel(seeds: int = 3, sizes: tuple[float, ...] = SIZES) -> Panel:
     series, arms = [], []
     for label, a, b, ours in (("llama", 20, 0.2, False), ("unified", 21, 0.205, False), ("hg+dp+or", 21, 0.21, True)):
         points = [point(f"{label}, {n:g}", a * n**-b + 2, seeds, ours) for n in sizes]
         arms += points
-        own = {"label": label, "ours": ours, "baseline": label == "llama"}
-        counts = [round(n) + len(label) for n in sizes]  # strategies differ a little
-        names = [f"dense-{n:g}" for n in sizes]
-        series.append({**own, "sizes": names, "parameters": counts, "arms": [p.label for p in points]})
-    return PanelResult("Dense models", tuple(arms), "scaling", {"series": series})
+        counts = tuple(round(n) + len(label) for n in sizes)  # strategies differ a little
+        names = tuple(f"dense-{n:g}" for n in sizes)
+        series.append(Series(label, ours, label == "llama", tuple(p.label for p in points), counts, names))
+    return Panel(PanelSpec("Dense models", kind="scaling"), tuple(arms), tuple(series))
 
 
-def grid_panel() -> PanelResult:
+def grid_panel() -> Panel:
     series, arms = [], []
     for label, best in (("unified", 1e-2), ("llama", 3e-3)):
-        values = [1e-3, 3e-3, 1e-2, 3e-2]
+        values = (1e-3, 3e-3, 1e-2, 3e-2)
         points = [point(f"{label}, {v:g}", 3 + 0.1 * np.log(v / best) ** 2) for v in values]
         arms += points
-        own = {"label": label, "ours": False, "baseline": label == "llama", "values": values}
-        series.append({**own, "arms": [p.label for p in points]})
-    return PanelResult("Learning rates", tuple(arms), "grid", {"axis": "model.optim.lr", "series": series})
+        series.append(Series(label, False, label == "llama", tuple(p.label for p in points), values))
+    return Panel(PanelSpec("Learning rates", kind="grid", axis="model.optim.lr"), tuple(arms), tuple(series))
 
 
-def table_panel() -> PanelResult:
-    extra = {"columns": ["model", "time, ms"], "rows": [["llama <b>", 151.0], ["unified", 157]]}
-    return PanelResult("Overhead", (), "table", extra)
+def table_panel() -> Panel:
+    table = Table(("model", "time, ms"), (("llama <b>", 151.0), ("unified", 157)))
+    return Panel(PanelSpec("Overhead", kind="table"), table=table)
 
 
-def figure() -> FigureResult:
+def figure() -> Figure:
     """All kinds, with hostile text."""
-    qkv = PanelResult("Branches", (arm("llama", 0.0, baseline=True), arm("hg", -0.02)), "qkv")
+    qkv = Panel(PanelSpec("Branches", kind="qkv"), (arm("llama", 0.0, baseline=True), arm("hg", -0.02)))
     verdicts = (
         Verdict("dp ends below llama", "holds", "dp is lower by 0.05.", -0.05, -0.06, -0.04, 3, 0.01, "lower"),
         Verdict("a < b & <script>", "not resolved", "The interval covers zero.", 0.01, -0.1, 0.1, 3, 0.1, ""),
         Verdict("at 1B", "not testable at this scale", "Too small.", None, None, None, 0, None, "-0.033"),
     )
-    return FigureResult(
+    panels = (curves_panel(), scaling_panel(), grid_panel(), qkv, table_panel())
+    spec = FigureSpec(
         "placement",
         "Placement <of> scale vectors",
         "Section 4.1",
         "What <script>alert(1)</script> does.",
-        (curves_panel(), scaling_panel(), grid_panel(), qkv, table_panel()),
-        verdicts,
-        ("The configs differ in model.optim.lr: 1 against 2.",),
-        "lightning-sv paper placement --scale 'a b'",
-        6.7,
-        (("difference at 0.12B", "-0.033"),),
+        [panel.spec for panel in panels],
+        {"difference at 0.12B": "-0.033"},
     )
+    warnings = ("The configs differ in model.optim.lr: 1 against 2.",)
+    return Figure(spec, panels, verdicts, warnings, "lightning-sv paper placement --scale 'a b'", 6.7)

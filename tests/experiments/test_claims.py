@@ -9,15 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
+from lightning_sv.analysis.decision import Part, all_of, below, opposite
 from lightning_sv.analysis.grids import optimum, pairs_needed
 from lightning_sv.analysis.paired import paired_difference
-from lightning_sv.experiments.claims import not_testable, statement, verdicts
-from lightning_sv.experiments.judge import Part, all_of, below, opposite
-from lightning_sv.experiments.kinds import KINDS
+from lightning_sv.experiments.claims.table import KINDS, not_testable, statement, verdicts
 from lightning_sv.experiments.report.series import panel_fits
 from lightning_sv.experiments.report.tables import ours_words
-from lightning_sv.experiments.results import ArmResult, PanelResult, Verdict
-from lightning_sv.experiments.spec import ClaimSpec
+from lightning_sv.experiments.results import Arm, Panel, RuleOutcome, Series, Verdict
+from lightning_sv.experiments.spec import ClaimSpec, PanelSpec, Rule
 from lightning_sv.experiments.tables import benchmark_table, throughput_table
 from lightning_sv.runs.events import Curve, Run
 
@@ -34,18 +33,18 @@ def run(values: np.ndarray, **curves: np.ndarray) -> Run:
     return Run(Path("run"), "x", {}, {}, named)
 
 
-def arm(label: str, gap: np.ndarray | float = 0.0, noise: tuple[float, ...] = NOISE, **curves: np.ndarray) -> ArmResult:
+def arm(label: str, gap: np.ndarray | float = 0.0, noise: tuple[float, ...] = NOISE, **curves: np.ndarray) -> Arm:
     """Runs whose loss is 4 - tokens / 2000 + gap + the pair's noise."""
     runs = tuple(run(4 - TOKENS / 2000 + gap + x, **curves) for x in noise)
-    return ArmResult(label, runs, ours=False, baseline=label == "b")
+    return Arm(label, runs, ours=False, baseline=label == "b")
 
 
-def flat(label: str = "b") -> ArmResult:
+def flat(label: str = "b") -> Arm:
     return arm(label, noise=(0.0,) * 4)
 
 
-def judge(kind: str, *arms: ArmResult, **fields: object) -> Verdict:
-    panel = PanelResult("panel", arms, "curves")
+def judge(kind: str, *arms: Arm, **fields: object) -> Verdict:
+    panel = Panel(PanelSpec("panel"), arms)
     (found,) = verdicts(ClaimSpec(kind, "0.028", a="a", b="b", **fields), panel)  # type: ignore[arg-type]
     return found
 
@@ -165,7 +164,7 @@ def test_a_part_in_k_speaks_against_a_claim_as_often_as_one_alone() -> None:
 
 
 def test_equal_at_other_lengths_says_so() -> None:
-    longer = ArmResult("a", tuple(run(4 - np.arange(1, 29) / 20 + 0.405 + x) for x in NOISE), False, False)
+    longer = Arm("a", tuple(run(4 - np.arange(1, 29) / 20 + 0.405 + x) for x in NOISE), False, False)
     found = judge("equal", longer, flat(), margin=0.01)
     assert found.verdict == "holds" and found.estimate == pytest.approx(0.005)
     assert "with 1.40 times the tokens" in found.sentence
@@ -193,7 +192,7 @@ def test_apart_compares_growth() -> None:
 
     def grown(q: np.ndarray, v: np.ndarray) -> Verdict:
         runs = tuple(run(4 - TOKENS / 2000, **{Q: q ** (1 + x), V: v ** (1 - x)}) for x in NOISE)
-        return judge("apart", ArmResult("a", runs, False, False), tags=[Q, V], margin=0.1)
+        return judge("apart", Arm("a", runs, False, False), tags=[Q, V], margin=0.1)
 
     found = grown(up, down)
     assert found.verdict == "holds" and found.estimate == pytest.approx(2 * math.log(2))
@@ -204,16 +203,16 @@ def test_apart_compares_growth() -> None:
     assert grown(up, np.linspace(1, 2 * math.exp(0.1), len(TOKENS))).verdict == "not resolved"
 
 
-def scaling_panel(slopes: dict[str, float], sizes: tuple[float, ...] = (1e5, 2e5, 4e5, 8e5)) -> PanelResult:
+def scaling_panel(slopes: dict[str, float], sizes: tuple[float, ...] = (1e5, 2e5, 4e5, 8e5)) -> Panel:
     """Power laws without a floor, with noise that grows with size; `b` is the baseline."""
     arms, series = [], []
     for label, slope in slopes.items():
         for n in sizes:
             made = [run(np.array([9 * (n / 1e5) ** slope * (1 + x * (n / 1e5))])) for x in (1e-4, -1e-4, 0.0)]
-            arms.append(ArmResult(f"{label}, {n:g}", tuple(made), False, label == "b"))
-        series.append({"label": label, "sizes": [f"{n:g}" for n in sizes], "parameters": sizes, "ours": False,
-                       "baseline": label == "b", "arms": [f"{label}, {n:g}" for n in sizes]})  # fmt: skip
-    return PanelResult("sizes", tuple(arms), "scaling", {"series": series})
+            arms.append(Arm(f"{label}, {n:g}", tuple(made), False, label == "b"))
+        names = tuple(f"{label}, {n:g}" for n in sizes)
+        series.append(Series(label, False, label == "b", names, sizes, tuple(f"{n:g}" for n in sizes)))
+    return Panel(PanelSpec("sizes", kind="scaling"), tuple(arms), tuple(series))
 
 
 def test_slope_is_that_of_the_joint_fit() -> None:
@@ -241,13 +240,13 @@ def test_cost_is_the_ratio_of_speeds() -> None:
         )
         for label, r in (("a", 1.1), ("b", 1.0))
     }
-    arms = [ArmResult(label, made, False, label == "b") for label, made in runs.items()]
+    arms = [Arm(label, made, False, label == "b") for label, made in runs.items()]
     found = judge("cost", *arms, margin=1.2)
     assert found.verdict == "holds" and (found.estimate, found.low, found.high) == pytest.approx((1.1, 1.1, 1.1))
     assert judge("cost", *arms, margin=1.05).verdict == "contradicted"
-    rows = throughput_table(arms)["rows"]
+    rows = throughput_table(arms).rows
     assert [(row[0], row[3], row[4]) for row in rows] == [("a", "not stated", 4), ("b", "not stated", 4)]
-    assert rows[1][1:3] == [pytest.approx(1e4), pytest.approx(2.0)]
+    assert rows[1][1:3] == (pytest.approx(1e4), pytest.approx(2.0))
     grown = judge("memory", *arms, margin=1.2)
     assert grown.verdict == "holds" and grown.estimate == pytest.approx(1.1)
     assert judge("memory", *arms, margin=1.05).verdict == "contradicted"
@@ -262,13 +261,13 @@ def test_optimum_of_a_parabola() -> None:
     assert optimum([1.0, 2.0, 4.0], [1.0, 2.0, 3.0]).error == math.inf
 
 
-def grid(b_offsets: tuple[float, ...], gap: float) -> PanelResult:
+def grid(b_offsets: tuple[float, ...], gap: float) -> Panel:
     arms, series = [], []
     for label, offsets in (("b", b_offsets), ("a", (0.05, gap, 0.05))):
-        names = [f"{label}, lr {i}" for i in range(3)]
+        names = tuple(f"{label}, lr {i}" for i in range(3))
         arms += [arm(n, x, NOISE if label == "a" else (0.0,) * 4) for n, x in zip(names, offsets, strict=True)]
-        series.append({"label": label, "values": [1.0, 2.0, 4.0], "arms": names})
-    return PanelResult("grid", tuple(arms), "grid", {"series": series})
+        series.append(Series(label, False, label == "b", names, (1.0, 2.0, 4.0)))
+    return Panel(PanelSpec("grid", kind="grid"), tuple(arms), tuple(series))
 
 
 @pytest.mark.parametrize(
@@ -298,12 +297,12 @@ def test_pairs_needed_are_the_fewest(spread: float, margin: float) -> None:
     (9, -0.03, (), "not resolved"), (None, -0.03, (), "not resolved"), (4, -0.03, ("b",), "not resolved"),
 ])  # fmt: skip
 def test_the_rule_was_fixed_beforehand(needed: int | None, gap: float, ends: tuple[str, ...], word: str) -> None:
-    rule = {"margin": 0.01, "pilot": 3, "budget": 6, "needed": needed, "ends": ends}
-    panel = PanelResult("question", (arm("a", gap), flat()), "curves", {"rule": rule})
+    spec, outcome = PanelSpec("question", kind="grid", rule=Rule(0.01, 3, 6)), RuleOutcome(needed, ends)
+    panel = Panel(spec, (arm("a", gap), flat()), outcome=outcome)
     (found,) = verdicts(ClaimSpec("decided", "", a="a", b="b"), panel)
     assert found.verdict == word, found.sentence
     assert ("b is best at the end of the grid" in found.sentence) == bool(ends)
-    wide = PanelResult("question", (arm("a", gap, tuple(20 * x for x in NOISE)), flat()), "curves", {"rule": rule})
+    wide = Panel(spec, (arm("a", gap, tuple(20 * x for x in NOISE)), flat()), outcome=outcome)
     assert verdicts(ClaimSpec("decided", "", a="a", b="b"), wide)[0].verdict == "not resolved"
 
 

@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from lightning_sv.experiments.claims.table import KINDS
 from lightning_sv.experiments.dry_run import cost, rule_runs
-from lightning_sv.experiments.experiment import PlannedFigure, by_seed, plan_figure
 from lightning_sv.experiments.figures import budget_names, figure_names, load_budget, load_figure
-from lightning_sv.experiments.kinds import KINDS
-from lightning_sv.experiments.recipe import Recipes
+from lightning_sv.experiments.plan import plan_figure
+from lightning_sv.experiments.recipe import by_seed
+from lightning_sv.experiments.recipes import Recipes
+from lightning_sv.experiments.results import Figure
 from lightning_sv.plan import plan_steps
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.slurm import array_script
@@ -28,13 +30,13 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module", params=["cpu", "cpu-long", "gpu", "paper"])
-def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, PlannedFigure]]:
+def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, Figure]]:
     conf = ROOT / "conf"
     recipes = Recipes(load_budget(request.param, conf), {}, conf)
     return request.param, {name: plan_figure(load_figure(name, conf), recipes) for name in figure_names(conf)}
 
 
-def test_every_run_under_every_budget_is_one_that_fit_takes(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
+def test_every_run_under_every_budget_is_one_that_fit_takes(planned: tuple[str, dict[str, Figure]]) -> None:
     """The settled arguments parse, and come to the steps, learning rate and tokens that the plan states."""
     budget, figures = planned
     assert set(figures) >= set(FIGURES) and budget in budget_names()
@@ -47,14 +49,14 @@ def test_every_run_under_every_budget_is_one_that_fit_takes(planned: tuple[str, 
         assert (recipe.seconds is None) == (budget in ("gpu", "paper")) != (recipe.gpu_hours is None)
     for figure in figures.values():
         for panel in figure.panels:
-            labels = {arm.label for arm in panel.arms} | {series["label"] for series in panel.series}
+            labels = {arm.label for arm in panel.arms} | {series.label for series in panel.series}
             for claim in panel.spec.claims:
                 assert claim.kind in KINDS
                 if panel.why_not is None:
                     assert {claim.a, claim.b or claim.a} <= labels, (figure.spec.name, claim)
 
 
-def test_the_papers_budget_has_its_tokens(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
+def test_the_papers_budget_has_its_tokens(planned: tuple[str, dict[str, Figure]]) -> None:
     budget, figures = planned
     per_param = {f.spec.name: [r.tokens_per_param for r, _ in f.runs()] for f in figures.values()}
     least = {"cpu": 6.5, "cpu-long": 26, "gpu": 20, "paper": 99.9}[budget]
@@ -64,7 +66,7 @@ def test_the_papers_budget_has_its_tokens(planned: tuple[str, dict[str, PlannedF
     assert min(pairs) >= 2 and (budget != "cpu-long" or max(pairs) == 6)
 
 
-def test_the_budget_of_a_cpu_keeps_to_its_time(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
+def test_the_budget_of_a_cpu_keeps_to_its_time(planned: tuple[str, dict[str, Figure]]) -> None:
     """Two cores: all figures in about 90 minutes, each alone under 15 but for its rule; cpu-long in a night."""
     budget, figures = planned
     spec = load_budget(budget, ROOT / "conf")
@@ -78,7 +80,7 @@ def test_the_budget_of_a_cpu_keeps_to_its_time(planned: tuple[str, dict[str, Pla
         assert total / 3600 / 2 <= 12
 
 
-def test_figures_share_their_arms(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
+def test_figures_share_their_arms(planned: tuple[str, dict[str, Figure]]) -> None:
     """A baseline is trained once: one key whatever the figure, label or spelling of the strategy."""
     _, figures = planned
     keys = {name: {r.key(s) for r, s in figure.runs()} for name, figure in figures.items()}
@@ -89,7 +91,7 @@ def test_figures_share_their_arms(planned: tuple[str, dict[str, PlannedFigure]])
         assert len(keys[name]) == len({(r.identity, s) for r, s in figure.runs()})
 
 
-def test_what_a_budget_lacks_says_so(planned: tuple[str, dict[str, PlannedFigure]]) -> None:
+def test_what_a_budget_lacks_says_so(planned: tuple[str, dict[str, Figure]]) -> None:
     budget, figures = planned
     reasons = {p.spec.title: p.why_not for f in figures.values() for p in f.panels if p.why_not}
     assert "Dense-0.5B" in reasons and all(len(why.split()) > 3 for why in reasons.values())
@@ -97,7 +99,7 @@ def test_what_a_budget_lacks_says_so(planned: tuple[str, dict[str, PlannedFigure
     assert ("Throughput of training runs" in reasons) == budget.startswith("cpu")
 
 
-def test_the_slurm_array_is_a_script(planned: tuple[str, dict[str, PlannedFigure]], tmp_path: Path) -> None:
+def test_the_slurm_array_is_a_script(planned: tuple[str, dict[str, Figure]], tmp_path: Path) -> None:
     """`bash -n` reads it, and a task's arguments are those of its run, word by word."""
     budget, figures = planned
     chosen = figures["placement"].runs()

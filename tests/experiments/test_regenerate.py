@@ -12,12 +12,14 @@ from rich.console import Console
 
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.dry_run import measured_ratio, print_dry_run
-from lightning_sv.experiments.experiment import PlannedFigure, plan_figure
 from lightning_sv.experiments.figures import load_budget, load_figure
-from lightning_sv.experiments.recipe import Recipes
-from lightning_sv.experiments.regenerate import questions, result, train
-from lightning_sv.experiments.results import FigureResult
+from lightning_sv.experiments.judge import judge
+from lightning_sv.experiments.plan import plan_figure, with_pairs
+from lightning_sv.experiments.recipes import Recipes
+from lightning_sv.experiments.results import Figure, Panel, RuleOutcome
 from lightning_sv.experiments.runs import Runs
+from lightning_sv.experiments.spec import Rule
+from lightning_sv.experiments.train import train
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import run_jobs
 from tests.experiments.test_compare import FAKE
@@ -35,9 +37,14 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-def plan(*names: str) -> list[PlannedFigure]:
+def plan(*names: str) -> list[Figure]:
     recipes = Recipes(load_budget("cpu"), {}, Path("conf"))
     return [plan_figure(load_figure(name), recipes) for name in names]
+
+
+def questions(figures: list[Figure], runs: Runs) -> list[Panel]:
+    """What the rules ask for now."""
+    return [each for f in figures for each in with_pairs(f.panels, runs) if each.outcome and each.arms]
 
 
 def job(run_dir: Path, *args: str, seed: int = 0, launcher: tuple[str, ...] = FAKE) -> Job:
@@ -116,7 +123,7 @@ def test_a_comment_in_a_config_trains_nothing_again(conf: Path, tmp_path: Path) 
     (conf / "model").unlink()
     (conf / "model").mkdir()
 
-    def planned(text: str) -> PlannedFigure:
+    def planned(text: str) -> Figure:
         (conf / "model/tiny.yaml").write_text(text)
         return plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf))
 
@@ -134,13 +141,13 @@ def test_a_run_that_fails_leaves_the_others_their_verdicts(tmp_path: Path) -> No
     failed = train([figure], runs, parallel=2, console=said)
     assert len(failed) == 3 and all("the lid of the corpus is stuck" in why for why in failed.values())
     assert len(list((tmp_path / "runs").glob("*/summary.json"))) == 6
-    found = result(figure, runs, "cpu", "")
+    found = judge(figure, runs, "cpu", "")
     (verdict,), (warning,) = found.verdicts, found.warnings
     assert verdict.n == 2 and "rests on the seeds of which every run is there: 3 of its runs did not finish" in warning
     for arm in figure.panels[0].arms:
         (runs.dir(arm.recipe, 0) / "summary.json").unlink()
         (runs.dir(arm.recipe, 2) / "summary.json").unlink()
-    found = result(figure, runs, "cpu", "")
+    found = judge(figure, runs, "cpu", "")
     assert [v.verdict for v in found.verdicts] == ["not testable at this scale"] and found.panels == ()
     assert "9 of its runs did not finish, the first being tiny, llama" in found.verdicts[0].sentence
 
@@ -161,12 +168,12 @@ def test_a_value_at_which_a_run_diverges_is_not_the_best(tmp_path: Path) -> None
     said = Console(file=io.StringIO(), width=300)
     assert train(figures, runs, parallel=2, console=said) == {}
     assert said.file.getvalue().count(" diverged; remove ") == 2  # type: ignore[attr-defined]
-    (asked,) = questions(figures, runs).values()
+    (asked,) = questions(figures, runs)
     best = [arm.recipe.details.rpartition(" ")[2] for arm in asked.arms]
     assert best[0] == "0.04" and best[1] in ("0.02", "0.08")  # equally far from 0.04
-    found, other = (result(figure, runs, "cpu", "") for figure in figures)
+    found, other = (judge(figure, runs, "cpu", "") for figure in figures)
     assert "unified, init_std 0.04 diverged in 1 of its runs and is left out." in found.warnings[0]
-    assert found.panels[0].extra["series"][1]["values"] == [0.02, 0.08]
+    assert found.panels[0].series[1].values == (0.02, 0.08)
     assert "1 of its runs did not finish (1 diverged)" in other.warnings[0] and other.verdicts[0].n == 2
 
 
@@ -229,7 +236,7 @@ def test_a_figure_is_judged(shared: Runs) -> None:
     """The stand-in's differences are -0.02, -0.04, -0.03 for every strategy but llama."""
     (figure,) = plan("heterogeneity")
     train([figure], shared, parallel=2, console=quiet())
-    found = result(figure, shared, "cpu", "lightning-sv paper --fig heterogeneity")
+    found = judge(figure, shared, "cpu", "lightning-sv paper --fig heterogeneity")
     (verdict,) = found.verdicts
     assert (verdict.verdict, verdict.n, verdict.paper) == ("holds", 3, "improves")
     assert verdict.estimate == pytest.approx(-0.03, abs=1e-6)
@@ -238,28 +245,28 @@ def test_a_figure_is_judged(shared: Runs) -> None:
         ("shared", False, True, 3), ("hg", False, False, 3), ("hg+dp+or", True, False, 3),
     ]  # fmt: skip
     assert found.tokens_per_param == pytest.approx(6.6, abs=0.1) and found.warnings == ()
-    assert found.command.endswith("--fig heterogeneity") and found.paper_numbers
+    assert found.command.endswith("--fig heterogeneity") and found.spec.paper
 
 
 def test_the_rule_trains_pilot_then_pairs_and_no_more(tmp_path: Path) -> None:
     """The grid's best is 0.04 for both; spread 0.01 of the pilot wants 7 pairs, above the budget of 6."""
     (figure,) = plan("open-question")
     runs = Runs(tmp_path, launcher=FAKE)
-    assert questions([figure], runs) == {}
+    assert questions([figure], runs) == []
     train([figure], runs, parallel=2, console=quiet())
-    (asked,) = questions([figure], runs).values()
-    assert asked.needed == 7 and [arm.seeds for arm in asked.arms] == [(2, 3, 4)] * 2
+    (asked,) = questions([figure], runs)
+    assert asked.outcome and asked.outcome.needed == 7 and [arm.seeds for arm in asked.arms] == [(2, 3, 4)] * 2
     assert all("init_std 0.04" in arm.recipe.details for arm in asked.arms)
-    found = result(figure, runs, "cpu", "")
+    found = judge(figure, runs, "cpu", "")
     (verdict,) = found.verdicts
     assert verdict.verdict == "not resolved" and "needs 7 pairs, and the budget is 6" in verdict.sentence
     grid, pairs = found.panels
-    assert grid.kind == "grid" and grid.extra["axis"] == "model.backbone.init_std"
-    assert [series["values"] for series in grid.extra["series"]] == [
+    assert grid.kind == "grid" and grid.spec.axis == "model.backbone.init_std"
+    assert [list(series.values) for series in grid.series] == [
         [0.005, 0.01, 0.02, 0.04, 0.08],
         [0.02, 0.04, 0.08],
     ]
-    assert pairs.extra["rule"] == {"margin": 0.01, "pilot": 3, "budget": 6, "needed": 7, "ends": ()}
+    assert pairs.spec.rule == Rule(margin=0.01, pilot=3, budget=6) and pairs.outcome == RuleOutcome(needed=7, ends=())
     assert len(list((tmp_path / "runs").iterdir())) == 2 * (5 + 3) + 2 * 3
 
 
@@ -274,43 +281,43 @@ def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path
     last = runs.dir(*figure.runs()[-1])
     config = json.loads((last / "config.yaml").read_text())
     edit(last / "config.yaml", {"hidden": {"key": "other"}})
-    (warning,) = result(figure, runs, "cpu", "").warnings
+    (warning,) = judge(figure, runs, "cpu", "").warnings
     assert "The configs differ in hidden.key: same against other" in warning
     edit(last / "summary.json", {"commit": "0123456789abcdef, with uncommitted changes"})
-    assert "by different commits of the code: None (" in result(figure, runs, "cpu", "").warnings[-1]
-    assert "0123456789, with uncommitted changes (" in result(figure, runs, "cpu", "").warnings[-1]
+    assert "by different commits of the code: None (" in judge(figure, runs, "cpu", "").warnings[-1]
+    assert "0123456789, with uncommitted changes (" in judge(figure, runs, "cpu", "").warnings[-1]
     edit(last / "summary.json", {"commit": None})
     edit(last / "config.yaml", {"data": config["data"] | {"val_sequences": 7}})
     with pytest.raises(ValueError, match=r"validated on different sets \(data.val_sequences None and 7\)"):
-        result(figure, runs, "cpu", "")
+        judge(figure, runs, "cpu", "")
     edit(last / "config.yaml", config)
     edit(last / "summary.json", {"tokenizer_sha256": "7002"})
     with pytest.raises(ValueError, match="used different tokenizers"):
-        result(figure, runs, "cpu", "")
+        judge(figure, runs, "cpu", "")
     edit(last / "summary.json", {"tokenizer_sha256": "7001"})
     for events in last.glob("*tfevents*"):
         events.unlink()
     with pytest.raises(ValueError, match="holds no TensorBoard scalars"):
-        result(figure, runs, "cpu", "")
+        judge(figure, runs, "cpu", "")
 
 
 def test_sizes_of_a_law_share_the_corpus_and_say_where_validation_differs(tmp_path: Path) -> None:
     (figure,) = plan("moe-scaling")
     runs = Runs(tmp_path, launcher=FAKE)
     train([figure], runs, parallel=2, console=quiet())
-    before = result(figure, runs, "cpu", "")
+    before = judge(figure, runs, "cpu", "")
     assert before.warnings == () and len(before.panels[0].arms) == 8
     for recipe, seed in figure.runs():
         if recipe.model == "moe-tiny":
             path = runs.dir(recipe, seed) / "config.yaml"
             edit(path, {"data": json.loads(path.read_text())["data"] | {"seq_len": 128}})
-    (warning,) = result(figure, runs, "cpu", "").warnings
+    (warning,) = judge(figure, runs, "cpu", "").warnings
     assert "the laws run through sizes with data.seq_len None and 128." in warning
     for recipe, seed in figure.runs():
         if recipe.model == "moe-tiny":
             edit(runs.dir(recipe, seed) / "summary.json", {"corpus_hash": "beef"})
     with pytest.raises(ValueError, match="used different corpora"):
-        result(figure, runs, "cpu", "")
+        judge(figure, runs, "cpu", "")
 
 
 def test_the_command(
@@ -329,16 +336,16 @@ def test_the_command(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match=r"there is no sbatch here; copy .*slurm\.sh"):
         run_paper([*words, "--slurm", "--submit"])
-    reported: list[tuple[list[FigureResult], Path, str, str]] = []
+    reported: list[tuple[list[Figure], Path, str, str]] = []
     monkeypatch.setattr("lightning_sv.cli.paper.write_report", lambda *given: reported.append(given))
     assert run_paper(words, launcher=FAKE) == 0
     ((figures, where, budget, caution),) = reported
     assert caution == load_budget("cpu").caution != ""
-    assert [figure.name for figure in figures] == ["heterogeneity", "overhead"]
+    assert [figure.spec.name for figure in figures] == ["heterogeneity", "overhead"]
     assert (where, budget) == (out, f"cpu: {load_budget('cpu').summary}")
     table = figures[1].panels[0]
-    assert table.kind == "table" and table.extra["columns"][0] == "strategy"
-    assert any(row[0] == "unified, compiled" for row in table.extra["rows"])
+    assert table.kind == "table" and table.table.columns[0] == "strategy"
+    assert any(row[0] == "unified, compiled" for row in table.table.rows)
     assert [v.verdict for v in figures[1].verdicts] == ["not testable at this scale"] * 2
     assert "Holds: hg - shared is" in " ".join(capsys.readouterr().out.split())
 

@@ -124,7 +124,8 @@ NASTY = st.lists(st.sampled_from(MARKUP)).map("".join)
 def test_any_text_is_shown_as_it_is(words: str, command: str) -> None:
     """In headings, paragraphs, warnings, cells, descriptions and commands, whatever it marks up elsewhere."""
     verdict = Verdict(words, "holds", words, None, None, None, 0, None, words)
-    result = replace(figure(), title=words, verdicts=(verdict,), warnings=(words,), command=command, panels=())
+    spec = replace(figure().spec, title=words)
+    result = replace(figure(), spec=spec, verdicts=(verdict,), warnings=(words,), command=command, panels=())
     section = Section(words, [], [words], [[words]], [words])
     text = markdown_report([result], [[section]], [(words, words)])
     html = html_page(text, Path("nowhere"))
@@ -164,8 +165,8 @@ def test_tables_hold_every_final_figure(report: Path) -> None:
     verdicts = rows(report / "verdicts.csv")
     assert [row["claim"] for row in verdicts] == [verdict.claim for verdict in given.verdicts]
     assert verdicts[2]["estimate"] == ""
-    tables = [panel.extra for panel in given.panels if panel.kind == "table"]
-    cells = [str(cell) for table in tables for row in table["rows"] for cell in row[1:]]
+    tables = [panel.table for panel in given.panels if panel.table]
+    cells = [str(cell) for table in tables for row in table.rows for cell in row[1:]]
     assert cells and [row["value"] for row in rows(report / "tables.csv")] == cells
 
 

@@ -1,5 +1,6 @@
 """Pictures of panels: what the lines, legends and marks say, and one colour for every baseline."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from lightning_sv.analysis.style import BLUE
 from lightning_sv.experiments.report.series import grid_views, panel_fits, scaling_views
 from lightning_sv.experiments.report.tables import panel_table
 from lightning_sv.experiments.report.views import branch_views, curve_views, looks_of
-from lightning_sv.experiments.results import ArmResult, PanelResult
+from lightning_sv.experiments.results import Arm, Panel
+from lightning_sv.experiments.spec import PanelSpec
 from lightning_sv.runs.events import Curve
 from tests.experiments import fake_results as fake
 
@@ -73,15 +75,15 @@ def test_arms_that_cannot_be_paired_are_named() -> None:
     for run in longer.runs:
         curve = run.curves["val/loss"]
         run.curves["val/loss"] = Curve(curve.tokens * 2, curve.values)  # type: ignore[index]
-    views, notes = curve_views(PanelResult("p", (*panel.arms, longer), "curves"))
+    views, notes = curve_views(Panel(PanelSpec("p"), (*panel.arms, longer)))
     assert "longer" in legend(views[0].figure.axes[0])
     assert not any("longer" in word for word in legend(views[1].figure.axes[0]))
     (note,) = notes
     assert note.startswith(
         "longer ends at 3.1M tokens, llama at 1.5M: its difference, from end to end, is in the table"
     )
-    alone = [ArmResult(arm.label, arm.runs, False, False) for arm in panel.arms]
-    assert [view.name for view in curve_views(PanelResult("p", tuple(alone), "curves"))[0]] == ["loss", "end"]
+    alone = [Arm(arm.label, arm.runs, False, False) for arm in panel.arms]
+    assert [view.name for view in curve_views(Panel(PanelSpec("p"), tuple(alone)))[0]] == ["loss", "end"]
 
 
 def test_scaling_shows_both_fits_and_the_difference() -> None:
@@ -123,15 +125,17 @@ def test_a_grid_rings_the_optimum() -> None:
             run.curves["val/loss"].values[:] = np.nan
     _, notes = grid_views(panel)
     assert notes == ["unified diverged at 0.01, 0.03."]
-    series = [s | {"values": s["values"][:2], "arms": s["arms"][:2]} for s in panel.extra["series"]]
-    _, notes = grid_views(PanelResult("g", panel.arms, "grid", {**panel.extra, "series": series}))
+    series = tuple(replace(s, values=s.values[:2], arms=s.arms[:2]) for s in panel.series)
+    _, notes = grid_views(replace(panel, series=series))
     assert notes == [f"The lowest loss of {name} is at the edge of its grid (0.003)." for name in ("llama", "unified")]
 
 
 def test_branches_share_one_scale() -> None:
     """A picture an arm with Q, K and V relative to their start; arms without branch norms are named."""
     bare = fake.point("nop", 3.0)
-    panel = PanelResult("b", (fake.arm("llama", 0.0, baseline=True), fake.arm("hg", 0.0, ours=True), bare), "qkv")
+    panel = Panel(
+        PanelSpec("b", kind="qkv"), (fake.arm("llama", 0.0, baseline=True), fake.arm("hg", 0.0, ours=True), bare)
+    )
     views, notes = branch_views(panel)
     assert len(views) == 2 and notes == ["nop has no branch norms in its event files."]
     first, second = (view.figure.axes[0] for view in views)

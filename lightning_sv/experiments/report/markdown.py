@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from lightning_sv.experiments.judge import NOT_TESTABLE
+from lightning_sv.analysis.decision import NOT_TESTABLE
 from lightning_sv.experiments.report.tables import PAPER_TOKENS_PER_PARAM, ours_words, tokens_per_param
-from lightning_sv.experiments.results import FigureResult
+from lightning_sv.experiments.results import Figure
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.provenance import Provenance
 
@@ -35,7 +35,7 @@ class Section(NamedTuple):
 
 
 def markdown_report(
-    figures: Sequence[FigureResult], panels: Sequence[Sequence[Section]], head: Sequence[tuple[str, str]]
+    figures: Sequence[Figure], panels: Sequence[Sequence[Section]], head: Sequence[tuple[str, str]]
 ) -> str:
     """The whole report; every text of a user's stays text, whatever it holds.
 
@@ -44,9 +44,11 @@ def markdown_report(
         panels: what is said of the panels of each figure, in the same order
         head: what stands above everything, as `head_lines` gives it
     """
-    title = figures[0].title if len(figures) == 1 else "Scale vectors: the paper's figures, regenerated"
+    title = figures[0].spec.title if len(figures) == 1 else "Scale vectors: the paper's figures, regenerated"
     parts = [f"# {_text(title)}", _table(["", ""], head)]
-    claims = [[f.title, f.claim(v), v.verdict, ours_words(v), _paper(v.paper)] for f in figures for v in f.verdicts]
+    claims = [
+        [f.spec.title, f.claim(v), v.verdict, ours_words(v), _paper(v.paper)] for f in figures for v in f.verdicts
+    ]
     if claims:
         parts += ["## Claims", _table(_ALL, claims)]
     for figure, sections in zip(figures, panels, strict=True):
@@ -60,17 +62,17 @@ def markdown_report(
     return "\n\n".join(parts) + "\n"
 
 
-def _figure(figure: FigureResult) -> list[str]:
+def _figure(figure: Figure) -> list[str]:
     budget = f"{figure.tokens_per_param:.3g}" if figure.tokens_per_param > 0 else "not stated"
     about = (
-        f"{figure.section}. {figure.summary} Training tokens per parameter: {budget}; "
-        f"the paper's are {figure.paper_tokens_per_param}."
+        f"{figure.spec.section}. {figure.spec.summary} Training tokens per parameter: {budget}; "
+        f"the paper's are {figure.spec.paper_tokens_per_param}."
     )
-    parts = [f"## {_text(figure.title)}", _paragraph(about)]
+    parts = [f"## {_text(figure.spec.title)}", _paragraph(about)]
     parts += [f"> **Warning:** {_text(warning)}" for warning in figure.warnings]
     claims = [[figure.claim(v), v.verdict, v.sentence, ours_words(v), _paper(v.paper)] for v in figure.verdicts]
     parts += [_table(_OWN, claims)] if claims else []
-    parts += [_table(["in the paper", ""], figure.paper_numbers)] if figure.paper_numbers else []
+    parts += [_table(["in the paper", ""], list(figure.spec.paper.items()))] if figure.spec.paper else []
     return parts
 
 
@@ -78,9 +80,7 @@ def _paper(words: str) -> str:
     return words or "not stated"
 
 
-def head_lines(
-    figures: Sequence[FigureResult], scale: str, made: Provenance, caution: str = ""
-) -> list[tuple[str, str]]:
+def head_lines(figures: Sequence[Figure], scale: str, made: Provenance, caution: str = "") -> list[tuple[str, str]]:
     """What stands above everything: (what, its value)."""
     runs = _runs(figures)
     budgets = sorted(x for run in runs if (x := tokens_per_param(run)) is not None)
@@ -102,7 +102,7 @@ def head_lines(
     ]
 
 
-def _runs(figures: Sequence[FigureResult]) -> list[Run]:
+def _runs(figures: Sequence[Figure]) -> list[Run]:
     return [run for figure in figures for panel in figure.panels for arm in panel.arms for run in arm.runs]
 
 

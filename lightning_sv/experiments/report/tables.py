@@ -8,7 +8,7 @@ from typing import Any
 from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent
 from lightning_sv.experiments.report.series import panel_fits
 from lightning_sv.experiments.report.views import arm_name, baseline_first, end_losses
-from lightning_sv.experiments.results import FigureResult, PanelResult, Verdict
+from lightning_sv.experiments.results import Figure, Panel, Verdict
 from lightning_sv.runs.events import Run
 
 PAPER_TOKENS_PER_PARAM = 100
@@ -21,11 +21,11 @@ def tokens_per_param(run: Run) -> float | None:
     return run.tokens / parameters if parameters else None
 
 
-def run_rows(figures: Sequence[FigureResult]) -> list[dict[str, Any]]:
+def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
     """One row a run of every panel; losses and tokens are those of its event files."""
     return [
         {
-            "figure": figure.name,
+            "figure": figure.spec.name,
             "panel": panel.title,
             "kind": panel.kind,
             "arm": arm.label,
@@ -45,7 +45,7 @@ def run_rows(figures: Sequence[FigureResult]) -> list[dict[str, Any]]:
     ]
 
 
-def difference_rows(figures: Sequence[FigureResult]) -> list[dict[str, Any]]:
+def difference_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
     """One row a difference to a baseline: of final losses, and of the scaling laws' offset and slope."""
     rows = []
     for figure in figures:
@@ -53,26 +53,26 @@ def difference_rows(figures: Sequence[FigureResult]) -> list[dict[str, Any]]:
             found: list[tuple[str, str, str, int | None, Any]] = [
                 (arm, against, "final loss", d.n, (d.mean, d.low, d.high)) for arm, against, d in _final(panel)
             ]
-            against = next((s["label"] for s in panel.extra.get("series", ()) if s["baseline"]), "")
+            against = next((s.label for s in panel.series if s.baseline), "")
             for label, _, scaling in panel_fits(panel)[0] if panel.kind == "scaling" else ():
                 for fit in scaling.fits:
                     found.append((label, against, f"offset, {fit.form} law", None, fit.offset))
                     found.append((label, against, f"slope, {fit.form} law", None, fit.slope))
             for arm, other, quantity, n, (estimate, low, high) in found:
-                where = {"figure": figure.name, "panel": panel.title, "arm": arm, "baseline": other}
+                where = {"figure": figure.spec.name, "panel": panel.title, "arm": arm, "baseline": other}
                 rows.append({**where, "quantity": quantity, "n": n, "estimate": estimate, "low": low, "high": high})
     return rows
 
 
-def _final(panel: PanelResult) -> list[tuple[str, str, PairedDifference]]:
+def _final(panel: Panel) -> list[tuple[str, str, PairedDifference]]:
     """(arm, baseline, arm - baseline at the end), at equal sizes; arms that diverged are left out."""
     by_label = {arm.label: arm for arm in panel.arms}
     base = next((arm for arm in panel.arms if arm.baseline), None)
     pairs = [(arm, base) for arm in panel.arms if panel.kind == "curves" and base and arm is not base]
     if panel.kind == "scaling":
-        series = panel.extra["series"]
-        at = {size: by_label[x] for s in series if s["baseline"] for size, x in zip(s["sizes"], s["arms"], strict=True)}
-        others = [(size, x) for s in series if not s["baseline"] for size, x in zip(s["sizes"], s["arms"], strict=True)]
+        series = panel.series
+        at = {size: by_label[x] for s in series if s.baseline for size, x in zip(s.sizes, s.arms, strict=True)}
+        others = [(size, x) for s in series if not s.baseline for size, x in zip(s.sizes, s.arms, strict=True)]
         pairs = [(by_label[x], at[size]) for size, x in others if size in at]
     found = []
     for arm, against in pairs:
@@ -83,20 +83,20 @@ def _final(panel: PanelResult) -> list[tuple[str, str, PairedDifference]]:
     return found
 
 
-def verdict_rows(figures: Sequence[FigureResult]) -> list[dict[str, Any]]:
+def verdict_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
     """One row a claim."""
-    return [{"figure": figure.name, **vars(verdict)} for figure in figures for verdict in figure.verdicts]
+    return [{"figure": figure.spec.name, **vars(verdict)} for figure in figures for verdict in figure.verdicts]
 
 
-def table_rows(figures: Sequence[FigureResult]) -> list[dict[str, Any]]:
+def table_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
     """One row a cell of every panel that is a table: the tables have columns of their own."""
     return [
-        {"figure": figure.name, "panel": panel.title, "row": row[0], "column": column, "value": value}
+        {"figure": figure.spec.name, "panel": panel.title, "row": row[0], "column": column, "value": value}
         for figure in figures
         for panel in figure.panels
-        if panel.kind == "table"
-        for row in panel.extra["rows"]
-        for column, value in zip(panel.extra["columns"][1:], row[1:], strict=True)
+        if panel.table
+        for row in panel.table.rows
+        for column, value in zip(panel.table.columns[1:], row[1:], strict=True)
     ]
 
 
@@ -109,10 +109,10 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         writer.writerows(rows)
 
 
-def panel_table(panel: PanelResult) -> tuple[list[str], list[list[str]]]:
+def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
     """Header and rows of a panel's table: final losses, fitted laws, or the panel's own; empty for other kinds."""
-    if panel.kind == "table":
-        return list(panel.extra["columns"]), [[_cell(x) for x in row] for row in panel.extra["rows"]]
+    if panel.table:
+        return list(panel.table.columns), [[_cell(x) for x in row] for row in panel.table.rows]
     if panel.kind == "scaling":
         return _law_table(panel)
     if panel.kind != "curves":
@@ -127,8 +127,8 @@ def panel_table(panel: PanelResult) -> tuple[list[str], list[list[str]]]:
     return ["arm", "final loss, nats per token", "each seed", "difference", "95% interval"], rows
 
 
-def _law_table(panel: PanelResult) -> tuple[list[str], list[list[str]]]:
-    against = next((s["label"] for s in panel.extra["series"] if s["baseline"]), "")
+def _law_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
+    against = next((s.label for s in panel.series if s.baseline), "")
     rows = [
         [
             arm_name(label, ours),

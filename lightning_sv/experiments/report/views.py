@@ -24,7 +24,7 @@ from lightning_sv.analysis.style import (
     set_style,
     set_token_axis,
 )
-from lightning_sv.experiments.results import ArmResult, PanelResult
+from lightning_sv.experiments.results import Arm, Panel
 from lightning_sv.runs.events import VAL_LOSS, Curve
 
 _END = 0.8
@@ -68,12 +68,12 @@ def looks_of(arms: Sequence[tuple[str, bool]]) -> list[tuple[str, str]]:
     return list(zip(colours(names), lines, strict=True))
 
 
-def baseline_first(panel: PanelResult) -> list[ArmResult]:
+def baseline_first(panel: Panel) -> list[Arm]:
     """The arms in their order, the baseline before them."""
     return sorted(panel.arms, key=lambda arm: not arm.baseline)
 
 
-def curve_views(panel: PanelResult, confidence: float = 0.95) -> tuple[list[View], list[str]]:
+def curve_views(panel: Panel, confidence: float = 0.95) -> tuple[list[View], list[str]]:
     """Loss against tokens, the difference to the baseline, the end of training; notes on what cannot be drawn.
 
     Args:
@@ -144,7 +144,7 @@ def _loss_view(
     return View(name, f"{alt}: {'; '.join(names)}", figure)
 
 
-def branch_views(panel: PanelResult) -> tuple[list[View], list[str]]:
+def branch_views(panel: Panel) -> tuple[list[View], list[str]]:
     """Growth of the Q, K and V norms against tokens, mean over the seeds: one picture an arm, on one scale.
 
     Args:
@@ -186,6 +186,6 @@ def axis_words(axis: str) -> str:
     return known.get(last, last)
 
 
-def end_losses(arm: ArmResult) -> Any:
+def end_losses(arm: Arm) -> Any:
     """(n,) final validation losses, nats per token; NaN where a run diverged."""
     return np.array([run.val_loss for run in arm.runs], dtype=np.float64)

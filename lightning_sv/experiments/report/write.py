@@ -16,10 +16,11 @@ from lightning_sv.experiments.report.tables import (
     write_csv,
 )
 from lightning_sv.experiments.report.views import View, branch_views, curve_views
-from lightning_sv.experiments.results import FigureResult, PanelKind, PanelResult
+from lightning_sv.experiments.results import Figure, Panel
+from lightning_sv.experiments.spec import PanelKind
 from lightning_sv.runs.provenance import Provenance
 
-_VIEWS: dict[PanelKind, Callable[[PanelResult], tuple[list[View], list[str]]]] = {
+_VIEWS: dict[PanelKind, Callable[[Panel], tuple[list[View], list[str]]]] = {
     "curves": curve_views,
     "scaling": scaling_views,
     "grid": grid_views,
@@ -28,7 +29,7 @@ _VIEWS: dict[PanelKind, Callable[[PanelResult], tuple[list[View], list[str]]]] =
 }
 
 
-def write_report(figures: Sequence[FigureResult], out: Path, scale: str, caution: str = "") -> None:
+def write_report(figures: Sequence[Figure], out: Path, scale: str, caution: str = "") -> None:
     """Write a report, and nothing but it, into a directory.
 
         out/  report.html  report.md  figures/*.png *.svg  results.csv  differences.csv  verdicts.csv  tables.csv
@@ -43,10 +44,10 @@ def write_report(figures: Sequence[FigureResult], out: Path, scale: str, caution
         scale: What the runs were scaled to, e.g. the name of the paper command's scale.
         caution: What a reader must know of all its figures.
     """
-    assert figures and len({figure.name for figure in figures}) == len(figures)
+    assert figures and len({figure.spec.name for figure in figures}) == len(figures)
     out.mkdir(parents=True, exist_ok=True)
     panels = [
-        [_draw(panel, out, f"figures/{_slug(figure.name)}-{i}") for i, panel in enumerate(figure.panels, 1)]
+        [_draw(panel, out, f"figures/{_slug(figure.spec.name)}-{i}") for i, panel in enumerate(figure.panels, 1)]
         for figure in figures
     ]
     text = markdown_report(figures, panels, head_lines(figures, scale, Provenance.now(), caution))
@@ -61,7 +62,7 @@ def write_report(figures: Sequence[FigureResult], out: Path, scale: str, caution
         write_csv(out / f"{name}.csv", rows)
 
 
-def _draw(panel: PanelResult, out: Path, stem: str) -> Section:
+def _draw(panel: Panel, out: Path, stem: str) -> Section:
     columns, rows = panel_table(panel)
     try:
         views, notes = _VIEWS[panel.kind](panel)

@@ -1,0 +1,1 @@
+"""What can be claimed of a panel, and what decides each claim."""

@@ -1,0 +1,163 @@
+"""The kinds of claims that runs can check: a table, one row each; what a figure may ask of them, and their verdicts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from lightning_sv.analysis.decision import NOT_RESOLVED, NOT_TESTABLE
+from lightning_sv.experiments.claims import decide
+from lightning_sv.experiments.claims.outcome import Outcome
+from lightning_sv.experiments.results import NotTestableError, Panel, Verdict
+from lightning_sv.experiments.spec import ClaimSpec, PanelKind, PanelSpec, unknown
+
+
+@dataclass(frozen=True)
+class ClaimType:
+    """One kind of claim.
+
+    Args:
+        statement: In words, a template.
+        judge: What decides it.
+        panels: Kinds of panels that can have it.
+        needs: What such a claim, or its panel, must say besides; None where it does.
+    """
+
+    statement: str
+    judge: Callable[[ClaimSpec, Panel], Outcome]
+    panels: tuple[PanelKind, ...] = ("curves", "scaling")
+    needs: Callable[[ClaimSpec, PanelSpec], str | None] = lambda claim, panel: None
+
+
+def _two_tags_apart(claim: ClaimSpec, panel: PanelSpec) -> str | None:
+    right = len(claim.tags) == 2 and all(tag.count("/") > 1 for tag in claim.tags)
+    if right and claim.margin > 0:
+        return None
+    return f"two tags, e.g. branch_norm/mean/q_proj/effective, and a margin; it has {claim.tags} and {claim.margin:g}"
+
+
+def _rule(claim: ClaimSpec, panel: PanelSpec) -> str | None:
+    return None if panel.rule is not None else "the panel's rule; add margin, pilot and budget"
+
+
+def _margin(claim: ClaimSpec, panel: PanelSpec) -> str | None:
+    return None if claim.margin > 0 else "a margin above 0, e.g. 1.05 times"
+
+
+#: kinds that one interval in nats per token decides: more pairs would help
+SINGLE = ("less", "not_less", "equal")
+
+KINDS: dict[str, ClaimType] = {
+    "less": ClaimType("{a} ends below {b}{more}", decide.less),
+    "not_less": ClaimType("{a} does not end below {b}{more}", decide.not_less),
+    "equal": ClaimType("{a} ends within {margin:g} of {b}", decide.equal),
+    "crosses": ClaimType("{a} leads {b} at {at:.0%} of the tokens and is overtaken", decide.crosses),
+    "leads": ClaimType("{a} is below {b} at each quarter of the tokens", decide.leads),
+    "widens": ClaimType(
+        "the lead of {a} over {b} is larger at {until:.0%} of the tokens than at {at:.0%}", decide.widens
+    ),
+    "keeps": ClaimType(
+        "{a} leads {b} at {at:.0%} of the tokens, and the lead shrinks by less than {margin:g} after", decide.keeps
+    ),
+    "efficiency": ClaimType("{a} reaches the final loss of {b} with fewer tokens", decide.efficiency),
+    "apart": ClaimType(
+        "in {a} the norms of {tags} grow or shrink at rates more than {margin:.0%} apart",
+        decide.apart,
+        ("qkv",),
+        _two_tags_apart,
+    ),
+    "slope": ClaimType("the loss of {a} falls faster with size than that of {b}", decide.slope, ("scaling",)),
+    "grid_gap": ClaimType(
+        "{a} ends below {b}, each at its best value, by more than the grid's error", decide.grid_gap, ("grid",)
+    ),
+    "decided": ClaimType(
+        "{a} ends below {b} by more than the margin, each at its own best value", decide.decided, ("grid",), _rule
+    ),
+    "cost": ClaimType("a step of {a} takes less than {margin:g} times that of {b}", decide.cost, ("table",), _margin),
+    "memory": ClaimType("{a} needs less than {margin:g} times the memory of {b}", decide.memory, ("table",), _margin),
+}
+
+
+def check_claims(panel: PanelSpec, where: str) -> None:
+    """Refuse a claim that no run of the panel could decide, or settings that it does not have, before any is trained.
+
+    Args:
+        panel: as in the YAML
+        where: names it to the user
+
+    Raises:
+        ValueError: An unknown kind or arm, a kind that such a panel does not have, or one without what it needs.
+    """
+    for claim in panel.claims:
+        if claim.kind not in KINDS:
+            raise unknown(f"{where}: claim of kind", claim.kind, list(KINDS))
+        kind = KINDS[claim.kind]
+        if panel.kind not in kind.panels:
+            kinds = " or ".join(kind.panels)
+            raise ValueError(
+                f"{where}: a claim {claim.kind!r} needs a panel of kind {kinds}, this one is {panel.kind!r}."
+            )
+        for label in [claim.a, claim.b] if "{b}" in kind.statement else [claim.a]:
+            if label not in panel.arms:
+                raise unknown(f"{where}: claim {claim.kind!r}: arm", label, list(panel.arms))
+        if lacking := kind.needs(claim, panel):
+            raise ValueError(f"{where}: a claim {claim.kind!r} needs {lacking}.")
+    if panel.kind != "grid" and (own := [label for label, arm in panel.arms.items() if arm.values]):
+        raise ValueError(
+            f"{where}: arm {own[0]!r} has values of a grid, and the panel is {panel.kind!r}; set the key of one run "
+            "under 'set'."
+        )
+    if panel.rule is not None and (panel.kind != "grid" or len(panel.arms) != 2):
+        raise ValueError(
+            f"{where}: a rule decides between the two arms of a grid; this is {panel.kind!r} with {len(panel.arms)}."
+        )
+
+
+def verdicts(claim: ClaimSpec, panel: Panel) -> tuple[Verdict, ...]:
+    """Verdict on a claim that was checked; on a scaling panel one per size, where it is about two arms of one size.
+
+    Raises:
+        NotTestableError: one size, and the claim is about a slope
+        ValueError: a run has not logged what the claim is about
+    """
+    sizes = panel.series[0].sizes if panel.kind == "scaling" else ()
+    if claim.kind == "slope" and len(sizes) < 2:
+        raise NotTestableError("one size gives no slope")
+    if panel.kind == "scaling" and claim.kind != "slope":
+        return tuple(_verdict(replace(claim, a=f"{claim.a}, {s}", b=f"{claim.b}, {s}"), panel) for s in sizes)
+    return (_verdict(claim, panel),)
+
+
+def statement(claim: ClaimSpec) -> str:
+    """The claim in words."""
+    tags = " and ".join(tag.split("/")[-2] for tag in claim.tags)
+    more = f" by more than {claim.margin:g}" if claim.margin else ""
+    return claim.text or KINDS[claim.kind].statement.format(**(vars(claim) | {"tags": tags, "more": more}))
+
+
+def not_testable(claim: ClaimSpec, why: str) -> Verdict:
+    """The verdict on what this scale cannot show."""
+    sentence = f"Not testable at this scale: {why}."
+    return Verdict(statement(claim), NOT_TESTABLE, sentence, None, None, None, 0, None, claim.paper)
+
+
+def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
+    word, d, detail, unit = KINDS[claim.kind].judge(claim, panel)
+    word = word if d.n > 1 else NOT_RESOLVED  # never a verdict from one run
+    hint = ""
+    if word == NOT_RESOLVED and claim.kind in SINGLE and d.smallest_resolvable is not None:
+        hint = (
+            f"; {d.n} pairs resolve effects above about {d.smallest_resolvable:.3f}, one of that size in half the cases"
+        )
+    sentence = f"{word.capitalize()}: {detail}{hint}."
+    return Verdict(
+        claim=statement(claim),
+        verdict=word,
+        sentence=sentence,
+        estimate=d.mean,
+        low=d.low,
+        high=d.high,
+        n=d.n,
+        smallest=d.smallest_resolvable,
+        paper=claim.paper,
+        unit=unit,
+        confidence=d.confidence,
+    )
