@@ -36,11 +36,11 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     """Parse the arguments of `paper`, do what they say, return the exit code.
 
     Args:
-        argv: On the command line after `paper`.
-        launcher: The program that trains one run.
+        argv: on the command line after `paper`
+        launcher: the program that trains one run
 
     Raises:
-        ValueError: An unknown figure or budget, a wrong key, or runs that cannot be compared.
+        ValueError: an unknown figure or budget, a wrong key, or runs that cannot be compared
     """
     parser = Words(
         prog="lightning-sv paper",
@@ -128,7 +128,7 @@ def _context(figures: Sequence[Figure]) -> dict[str, str]:
     """What the runs' results depend on beside their commands.
 
     Raises:
-        ValueError: The corpus is not there.
+        ValueError: the corpus is not there
     """
     versions = {"torch": torch.__version__, "lightning_sv": __version__}
     for recipe, _ in (run for figure in figures for run in figure.runs()):

@@ -57,9 +57,9 @@ def print_plan(console: Console, plan: Plan, source: str) -> None:
     """Show the plan.
 
     Args:
-        console: where.
-        plan: what.
-        source: where its MFU comes from.
+        console: shows it
+        plan: of one run
+        source: where its MFU comes from
     """
     where = f"{plan.gpus} x {plan.gpu}, {plan.strategy}, {plan.precision}"
     table = Table(title=escape(f"{plan.model}, {plan.label}, on {where}"), title_justify="left", show_header=False)

@@ -24,8 +24,8 @@ class Clock:
     """The time a part has.
 
     Args:
-        minutes: from `began` on, all included.
-        began: `time.monotonic` at the start of the command.
+        minutes: from `began` on, all included
+        began: `time.monotonic` at the start of the command
     """
 
     def __init__(self, minutes: float, began: float):
@@ -43,17 +43,17 @@ class Climb:
     """The models of one rung.
 
     Args:
-        ladder: the plan.
-        rung: of it.
-        text: the corpus on the device.
-        state: folder of run directories and of the rung's checkpoint, `<rung>.pt`, which is continued if it is there.
-        lanes: streams; models share them evenly.
-        compile: what of a model is compiled, see `COMPILE`.
-        graphs: whether steps are recorded as CUDA graphs.
-        say: prints a line.
+        ladder: the plan
+        rung: the size of the plan that is trained
+        text: the corpus on the device
+        state: folder of run directories and of the rung's checkpoint, `<rung>.pt`, which is continued if it is there
+        lanes: streams; models share them evenly
+        compile: what of a model is compiled, see `COMPILE`
+        graphs: whether steps are recorded as CUDA graphs
+        say: prints a line
 
     Raises:
-        ValueError: the checkpoint is of another plan, or the models do not fit the device.
+        ValueError: the checkpoint is of another plan, or the models do not fit the device
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class Climb:
         """Train until all models are done or the clock says stop, with a checkpoint then; whether they are done.
 
         Args:
-            clock: of the part.
-            save_every: seconds between two checkpoints.
+            clock: of the part
+            save_every: seconds between two checkpoints
         """
         began = saved = measured = time.monotonic()
         before, first = self.seconds, self._steps_left()
@@ -198,7 +198,7 @@ def rung_complete(state: Path, ladder: Ladder, rung: Rung) -> bool:
     """Whether every run of a rung has its summary.
 
     Raises:
-        ValueError: one is there that another plan has made.
+        ValueError: one is there that another plan has made
     """
     runs = runs_of(ladder, rung)
     found = [run for run in runs if is_complete(state / "runs" / run.name)]

@@ -14,8 +14,8 @@ class Lane:
     or is referenced as long as the graph. Lanes share none.
 
     Args:
-        device: 'cuda', or 'cpu', where functions are called and nothing is recorded.
-        graphs: False calls them on CUDA as well: slower, and what goes wrong says where.
+        device: 'cuda', or 'cpu', where functions are called and nothing is recorded
+        graphs: False calls them on CUDA as well: slower, and what goes wrong says where
     """
 
     def __init__(self, device: torch.device, *, graphs: bool = True):

@@ -33,11 +33,11 @@ class Rung:
     """Models of one size, all trained for the same tokens.
 
     Attributes:
-        name: of the size, in run names.
-        backbone: sizes, as in conf/model; name and init_std are set here.
-        tokens_per_param: training budget per parameter of the first arm, which all arms get.
-        seeds: of initialization and order of the data; arms of one seed are a pair.
-        arms: the strategies; the first is the baseline.
+        name: of the size, in run names
+        backbone: sizes, as in conf/model; name and init_std are set here
+        tokens_per_param: training budget per parameter of the first arm, which all arms get
+        seeds: of initialization and order of the data; arms of one seed are a pair
+        arms: the strategies; the first is the baseline
     """
 
     name: str
@@ -62,17 +62,17 @@ class Ladder:
     """The whole study; keys are those of `fit` where it has them.
 
     Attributes:
-        corpus: prepared if it is not there.
-        seq_len: tokens a sequence predicts.
-        global_batch: sequences an optimizer step.
-        rungs: trained one after another.
-        validations: in a run, the last at its end.
-        val_sequences: read by each validation, always the same.
-        log_every: optimizer steps between two written losses.
-        clip: bound of the gradient's norm.
-        schedule: of the learning rate.
-        optim: AdamW's settings; lr is each arm's.
-        tune: the grid of `--tune`.
+        corpus: prepared if it is not there
+        seq_len: tokens a sequence predicts
+        global_batch: sequences an optimizer step
+        rungs: trained one after another
+        validations: in a run, the last at its end
+        val_sequences: read by each validation, always the same
+        log_every: optimizer steps between two written losses
+        clip: bound of the gradient's norm
+        schedule: of the learning rate
+        optim: AdamW's settings; lr is each arm's
+        tune: the grid of `--tune`
     """
 
     corpus: CorpusConfig
@@ -96,7 +96,7 @@ class Ladder:
         """The ladder that tunes: every arm of every rung with each rate and std of the grid.
 
         Raises:
-            ValueError: the plan has no grid.
+            ValueError: the plan has no grid
         """
         if (tune := self.tune) is None:
             raise ValueError("--tune needs a section 'tune' in the plan: tokens_per_param, seed, lr, init_std.")
@@ -152,7 +152,7 @@ def load_ladder(path: Path) -> Ladder:
     """Read a plan, see conf/ladder.
 
     Raises:
-        ValueError: names the file, the key and what it must be.
+        ValueError: names the file, the key and what it must be
     """
     where = str(path)
     try:

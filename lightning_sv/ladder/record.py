@@ -25,8 +25,8 @@ class RunRecord:
     """The directory of one run: config, tokenizer, events, and at its end the summary.
 
     Args:
-        root: holds the directories of all runs.
-        trainee: the run.
+        root: holds the directories of all runs
+        trainee: the run
     """
 
     def __init__(self, root: Path, trainee: Trainee):
@@ -70,7 +70,7 @@ class RunRecord:
         A run that is not finite gets none: nothing is compared with it.
 
         Args:
-            seconds: the run's share of the time in which its rung was trained.
+            seconds: the run's share of the time in which its rung was trained
         """
         if self._events is not None:
             self._events.close()

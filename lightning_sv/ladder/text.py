@@ -14,13 +14,13 @@ class Text:
     """Blocks of seq_len + 1 ids of both splits, int32, on a device.
 
     Args:
-        corpus: prepared.
-        seq_len: tokens a sequence predicts.
-        val_sequences: validation reads so many, evenly spread over its split, always the same.
-        device: that holds them: 4 bytes a token.
+        corpus: what is trained on, prepared
+        seq_len: tokens a sequence predicts
+        val_sequences: validation reads so many, evenly spread over its split, always the same
+        device: that holds them: 4 bytes a token
 
     Raises:
-        ValueError: a split has no block, or the corpus is damaged.
+        ValueError: a split has no block, or the corpus is damaged
     """
 
     def __init__(self, corpus: CorpusConfig, seq_len: int, val_sequences: int, device: torch.device):
@@ -46,7 +46,7 @@ class Text:
         """(steps, global_batch) numbers of the blocks of every step, as `TokenLoader` reads them on one device.
 
         Raises:
-            ValueError: the split has fewer blocks than a global batch.
+            ValueError: the split has fewer blocks than a global batch
         """
         order = GlobalOrder(len(self.train), Share(global_batch, global_batch), seed % 2**31)
         rows: list[list[int]] = []

@@ -42,11 +42,11 @@ class Trainee:
     gradient norm. So steps follow each other without the host.
 
     Args:
-        run: what is trained.
-        ladder: batch, schedule, optimizer.
-        text: the corpus.
-        lane: where it runs.
-        compile: one of `COMPILE`.
+        run: what is trained
+        ladder: batch, schedule, optimizer
+        text: the corpus
+        lane: where it runs
+        compile: one of `COMPILE`
     """
 
     def __init__(self, run: RunPlan, ladder: Ladder, text: Text, lane: Lane, *, compile: str = "none"):

@@ -27,7 +27,7 @@ def check_checkpoint(path: str) -> dict[str, Any]:
     """Read a checkpoint on the CPU, without executing anything it names.
 
     Raises:
-        ValueError: the file is missing, damaged, of a later version, or was not written by `PretrainModule`.
+        ValueError: the file is missing, damaged, of a later version, or was not written by `PretrainModule`
     """
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -52,12 +52,12 @@ def load_backbone(path: str, allow: Collection[str] = ()) -> Backbone:
     """Rebuild the backbone of a checkpoint, on the CPU, without its optimizer.
 
     Args:
-        path: the checkpoint's file.
-        allow: modules that the checkpoint's strategy may import: `my_module` for 'my_module:MyScale'.
+        path: the checkpoint's file
+        allow: modules that the checkpoint's strategy may import: `my_module` for 'my_module:MyScale'
 
     Raises:
         ValueError: see `check_checkpoint`; the strategy names a module that is not allowed; or the weights are not
-            those of the model that the checkpoint describes.
+            those of the model that the checkpoint describes
     """
     checkpoint = check_checkpoint(path)
     made, weights = checkpoint[CHECKPOINT_KEY], _weights(checkpoint["state_dict"], path)

@@ -27,7 +27,7 @@ def choose(name: str, given: str | None, ckpt_path: str | None, *, again: bool =
 
     Raises:
         ValueError: the given directory holds a run, and this one does not resume it; or a checkpoint that lies in no
-            run directory is resumed, and no directory is given.
+            run directory is resumed, and no directory is given
     """
     if rank and RUN_DIR_VARIABLE in os.environ:  # rank 0 started this process and has chosen
         return Path(os.environ[RUN_DIR_VARIABLE])
@@ -75,7 +75,7 @@ def last_checkpoint(run_dir: str | None) -> str | None:
     """What --ckpt_path last means: the checkpoint of `run_dir` if there is one, so that one command starts and resumes.
 
     Raises:
-        ValueError: no run_dir is given.
+        ValueError: no run_dir is given
     """
     if run_dir is None:
         raise ValueError("ckpt_path 'last' needs a run_dir whose checkpoint it means; add --run_dir.")
@@ -95,12 +95,12 @@ def claim(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> FileL
     """Lock a run directory until this process ends, however it ends.
 
     Args:
-        run_dir: as chosen
+        run_dir: what `choose` returned
         ckpt_path: what the run resumes from
         again: see `choose`
 
     Raises:
-        ValueError: another process trains there, or has since the directory was chosen.
+        ValueError: another process trains there, or has since the directory was chosen
     """
     held = lock(run_dir)
     _refuse_taken(run_dir, ckpt_path, again)
@@ -111,7 +111,7 @@ def lock(run_dir: Path) -> FileLock:
     """Return the lock of a run directory, acquired but where the file system has none.
 
     Raises:
-        ValueError: a run trains there.
+        ValueError: a run trains there
     """
     held = FileLock(run_dir / LOCK)
     try:
@@ -127,7 +127,7 @@ def remove(run_dir: Path) -> None:
     """Remove what a run directory holds, but for its lock.
 
     Raises:
-        ValueError: a run trains there, or the file system cannot tell.
+        ValueError: a run trains there, or the file system cannot tell
     """
     held = lock(run_dir)
     if not held.is_locked:

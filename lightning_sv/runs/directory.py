@@ -65,7 +65,7 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
     """Return the figures of a run; nothing where it has not completed.
 
     Raises:
-        ValueError: the file is damaged.
+        ValueError: the file is damaged
     """
     path = run_dir / SUMMARY
     if not path.is_file():
@@ -83,7 +83,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     """Return the configuration of a run as nested dictionaries; nothing where there is none.
 
     Raises:
-        ValueError: the file is no plain YAML of keys and values.
+        ValueError: the file is no plain YAML of keys and values
     """
     path = run_dir / CONFIG
     if not path.is_file():

@@ -32,11 +32,11 @@ class Run:
     """One training run as read from its directory.
 
     Args:
-        dir: The run's directory.
-        label: The strategy's label, e.g. ``hg+dnp+or+iwd``.
-        config: The resolved configuration as nested dictionaries.
-        summary: ``summary.json``; empty for a run that has not completed.
-        curves: Every scalar tag with its curve.
+        dir: the run's directory
+        label: the strategy's label, e.g. ``hg+dnp+or+iwd``
+        config: the resolved configuration as nested dictionaries
+        summary: ``summary.json``; empty for a run that has not completed
+        curves: every scalar tag with its curve
     """
 
     dir: Path
@@ -49,7 +49,7 @@ class Run:
         """``tag`` -> (tokens, values), in order of tokens.
 
         Raises:
-            ValueError: When the run logged no such scalar.
+            ValueError: the run logged no such scalar
         """
         if tag not in self.curves:
             known = ", ".join(sorted(self.curves))
@@ -80,13 +80,13 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
     """Read one run directory.
 
     Args:
-        run_dir: Directory with event files, ``config.yaml`` and ``summary.json``.
-        complete: Refuse a run that has not finished. With False, a running or interrupted run (or a
-            bare folder of event files) is read as far as it got.
+        run_dir: directory with event files, ``config.yaml`` and ``summary.json``
+        complete: refuse a run that has not finished. With False, a running or interrupted run (or a
+            bare folder of event files) is read as far as it got
 
     Raises:
-        ValueError: When the directory is missing, holds no scalars, has an unreadable file, or
-            (``complete``) lacks its config or summary.
+        ValueError: the directory is missing, holds no scalars, has an unreadable file, or
+            (``complete``) lacks its config or summary
     """
     directory = Path(run_dir)
     if not directory.is_dir():

@@ -24,13 +24,13 @@ class Job:
     """One training run to be had.
 
     Args:
-        name: Short name, e.g. ``a-seed0``.
-        title: What a reader sees, e.g. ``llama, seed 0``.
-        launcher: The program, e.g. ``python -m lightning_sv fit``.
-        arguments: Everything after it but the run directory.
-        run_dir: Where the run writes.
-        context: What else decides the result: the corpus, versions. Finished runs of another are refused.
-        addressed: Whether the directory's name is a hash of the resolved configuration, as which the files then count.
+        name: short name, e.g. ``a-seed0``
+        title: what a reader sees, e.g. ``llama, seed 0``
+        launcher: the program, e.g. ``python -m lightning_sv fit``
+        arguments: everything after it but the run directory
+        run_dir: where the run writes
+        context: what else decides the result: the corpus, versions. Finished runs of another are refused
+        addressed: whether the directory's name is a hash of the resolved configuration, as which the files then count
     """
 
     name: str
@@ -70,7 +70,7 @@ class Job:
         """Claim the directory for this command; what another one left unfinished there is removed, see `state`.
 
         Raises:
-            ValueError: The other one still trains there.
+            ValueError: the other one still trains there
         """
         if self.state() == "restart":
             remove(self.run_dir)
@@ -81,7 +81,7 @@ class Job:
         """Whether the run is complete, absent, or unfinished: by this command, or by another, which begins again.
 
         Raises:
-            ValueError: When the directory holds something that must not be overwritten.
+            ValueError: the directory holds something that must not be overwritten
         """
         if not self.run_dir.exists() or not any(self.run_dir.iterdir()):
             return "new"

@@ -56,9 +56,9 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going
     failure unless the rest keeps going; finished runs stay.
 
     Raises:
-        RuntimeError: When a run is stopped, or fails and the rest does not keep going; the message ends with the last
-            lines of its log.
-        ValueError: When another process trains in a run's directory and the rest does not keep going.
+        RuntimeError: a run is stopped, or fails and the rest does not keep going; the message ends with the last
+            lines of its log
+        ValueError: another process trains in a run's directory and the rest does not keep going
     """
     failed: dict[str, str] = {}
     threads = str(max(1, available_cores() // parallel))

@@ -56,7 +56,7 @@ class Legs:
         """Go on after the legs of a checkpoint, None for one that has none, of an earlier version.
 
         Raises:
-            ValueError: they are damaged.
+            ValueError: they are damaged
         """
         try:
             legs: Any = [{"steps": step, "max_steps": None, "seconds": None}] if saved is None else saved

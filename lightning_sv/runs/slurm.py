@@ -17,10 +17,10 @@ def array_script(
     same command then goes on from there.
 
     Args:
-        jobs: The runs that are missing.
-        name: Of the array.
-        sbatch: Options of one task; one CPU for a day where there are none.
-        program: What stands for `lightning-sv` on the nodes.
+        jobs: the runs that are missing
+        name: of the array, in the queue
+        sbatch: options of one task; one CPU for a day where there are none
+        program: what stands for `lightning-sv` on the nodes
     """
     options = [
         f"--job-name={name}",
@@ -48,8 +48,8 @@ def submit(script: Path) -> str:
     """Give the script to sbatch; its answer.
 
     Raises:
-        ValueError: There is no sbatch here.
-        RuntimeError: It refuses.
+        ValueError: there is no sbatch here
+        RuntimeError: it refuses
     """
     try:
         answer = subprocess.run(["sbatch", str(script)], capture_output=True, text=True, check=False)

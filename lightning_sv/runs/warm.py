@@ -58,9 +58,9 @@ class WarmServer:
         """Start a run; its output is added to `log`.
 
         Args:
-            argv: of `lightning-sv`, e.g. ``fit --config ...``.
-            log: Where stdout and stderr go.
-            env: All of its environment.
+            argv: of `lightning-sv`, e.g. ``fit --config ...``
+            log: where stdout and stderr go
+            env: all of the run's environment
         """
         process = WarmProcess(self)
         self._waiting.append(process)

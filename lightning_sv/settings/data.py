@@ -12,16 +12,16 @@ class Batches:
     micro-batches: `global_batch / (micro_batch x devices)` micro-batches are accumulated.
 
     Args:
-        corpus: the corpus; `lightning-sv prepare` makes it, training reads corpus.dir.
-        seq_len: tokens a sequence predicts.
-        global_batch: sequences an optimizer step, over all devices.
+        corpus: the corpus; `lightning-sv prepare` makes it, training reads corpus.dir
+        seq_len: tokens a sequence predicts
+        global_batch: sequences an optimizer step, over all devices
         micro_batch: sequences a device processes at once; null for the largest that fits a GPU (on a CPU for all of
-            a device's share, if that is small). Nothing but the order of sums depends on it.
-        num_workers: loader processes a device; 0 reads in the training process. The order does not depend on it.
-        validations: validations in a run, evenly spaced, the last at the end.
+            a device's share, if that is small). Nothing but the order of sums depends on it
+        num_workers: loader processes a device; 0 reads in the training process. The order does not depend on it
+        validations: validations in a run, evenly spaced, the last at the end
         val_sequences: sequences each validation reads, spread evenly over the split and always the same;
-            null for the whole split.
-        seed: of the order of the blocks; null for seed_everything's.
+            null for the whole split
+        seed: of the order of the blocks; null for seed_everything's
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class Batches:
         """Refuse a corpus that cannot be trained on, before any step.
 
         Args:
-            vocab_size: of the model.
-            checksums: whether to hash every shard, see `corpus.check_corpus`.
+            vocab_size: of the model
+            checksums: whether to hash every shard, see `corpus.check_corpus`
 
         Raises:
-            ValueError: names the file or key, and what to do.
+            ValueError: names the file or key, and what to do
         """
         check_corpus(
             self.manifest,
@@ -93,7 +93,7 @@ class Batches:
         """Return what one of so many devices reads of every optimizer step.
 
         Raises:
-            ValueError: the global batch cannot be shared evenly.
+            ValueError: the global batch cannot be shared evenly
         """
         per_device, rest = divmod(self.global_batch, devices)
         if rest:
@@ -116,7 +116,7 @@ class Batches:
         """Refuse a validation that gives a device nothing.
 
         Raises:
-            ValueError: there are fewer sequences than devices.
+            ValueError: there are fewer sequences than devices
         """
         if self.validation_sequences < devices:
             raise ValueError(

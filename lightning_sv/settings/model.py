@@ -27,27 +27,27 @@ class Pretraining:
     """What is pre-trained, how, and for how long; `lit.module.PretrainModule` is the LightningModule of it.
 
     Args:
-        backbone: the sizes.
+        backbone: the sizes
         scale: the strategy: tokens joined by '+', one per axis (shared hg / nop bp ap dp dnp /
-            direct offset or er / wd iwd owd nowd), or a preset (llama, unified).
-        scale_options: finer choices of the strategy.
-        optim: the optimizer.
-        schedule: the learning rate over the steps.
+            direct offset or er / wd iwd owd nowd), or a preset (llama, unified)
+        scale_options: finer choices of the strategy
+        optim: the optimizer
+        schedule: the learning rate over the steps
         tokens_per_param: the training budget per activated parameter, from which trainer.max_steps
-            follows unless that is set; 100 in the paper.
+            follows unless that is set; 100 in the paper
         mask_documents: keep attention inside a document of a packed sequence (the paper does not
-            say; attention across is the default).
+            say; attention across is the default)
         compile: with torch.compile: 'none'; 'model', the whole backbone; 'block', each block and the head
-            apart, which FSDP2 needs and which compiles in the time of one block.
-        activation_checkpointing: keep only the blocks' inputs for backward, and run them again there.
+            apart, which FSDP2 needs and which compiles in the time of one block
+        activation_checkpointing: keep only the blocks' inputs for backward, and run them again there
         residual: dtype of the residual stream under trainer.precision bf16-mixed: 'wide' is float32; 'narrow' is bf16,
-            less memory and fewer bytes for other rounding. The same elsewhere.
+            less memory and fewer bytes for other rounding. The same elsewhere
         nonfinite: what to do where a loss or gradient is not finite: 'stop', before the step and with the
-            batch's identity saved; 'skip' the step and record it (which biases comparisons).
-        seed: of the initialization; null for seed_everything's.
+            batch's identity saved; 'skip' the step and record it (which biases comparisons)
+        seed: of the initialization; null for seed_everything's
 
     Raises:
-        ValueError: a strategy, option or optimizer that does not fit the model, or no learning rate known.
+        ValueError: a strategy, option or optimizer that does not fit the model, or no learning rate known
     """
 
     def __init__(
@@ -106,9 +106,9 @@ class Pretraining:
         """Mean next-token loss in nats per token of a (B, T + 1) block of token ids, and the routings.
 
         Args:
-            net: the backbone.
-            block: the token ids.
-            eot: id of the end-of-text token, where attention stays inside a document.
+            net: the backbone
+            block: the token ids
+            eot: id of the end-of-text token, where attention stays inside a document
         """
         tokens, targets = block[:, :-1], block[:, 1:]
         documents = None if eot is None else document_numbers(tokens, eot)

@@ -14,11 +14,11 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[Pretrainin
     """Read the arguments of a `fit`; return what it trains, what it reads, and the trainer's keys.
 
     Args:
-        args: as on the command line.
-        check_corpus: whether the corpus must be there.
+        args: as on the command line
+        check_corpus: whether the corpus must be there
 
     Raises:
-        ValueError: whatever `fit` would refuse about model and data.
+        ValueError: whatever `fit` would refuse about model and data
     """
     parser = _parser()
     config = parser.parse_args(args)

@@ -116,10 +116,10 @@ def refuse_trainer_keys(given: Any) -> None:
     """Refuse what would be overwritten or would end a run without its last validation.
 
     Args:
-        given: the trainer's section of the config.
+        given: the trainer's section of the config
 
     Raises:
-        ValueError: names the key and what to do instead.
+        ValueError: names the key and what to do instead
     """
     for key, (accepted, instead) in DERIVED.items():
         if given[key] not in accepted:
@@ -138,10 +138,10 @@ def refuse_callbacks(given: Any) -> None:
     """Refuse Lightning's callbacks that would undo what a run promises.
 
     Args:
-        given: trainer.callbacks: none, one or a list; each built, or its class_path.
+        given: trainer.callbacks: none, one or a list; each built, or its class_path
 
     Raises:
-        ValueError: names the callback and what to do instead.
+        ValueError: names the callback and what to do instead
     """
     for callback in given if isinstance(given, list | tuple) else [given]:
         path = callback.get("class_path") if hasattr(callback, "get") else callback
@@ -154,7 +154,7 @@ def refuse_missing_gpu(accelerator: Any) -> None:
     """Refuse a GPU where torch finds none.
 
     Raises:
-        ValueError: says why, as far as torch does, and what to do.
+        ValueError: says why, as far as torch does, and what to do
     """
     if accelerator not in ("gpu", "cuda") or torch.cuda.is_available() or torch.backends.mps.is_available():
         return
@@ -175,7 +175,7 @@ def prepare_torch() -> None:
     They leave no holes where sizes change, as between training and validation. To be called before CUDA starts.
 
     Raises:
-        ValueError: names both versions.
+        ValueError: names both versions
     """
     if TorchVersion(torch.__version__) < OLDEST_TORCH:
         raise ValueError(f"torch {torch.__version__} is too old, {OLDEST_TORCH} is needed; run 'make install'.")

@@ -15,11 +15,11 @@ def check_yaml(path: str | Path, where: str) -> None:
     """Refuse a file that is no plain YAML of keys and values: tags that name Python objects, aliases that explode.
 
     Args:
-        path: the file.
-        where: names it in errors.
+        path: the file
+        where: names it in errors
 
     Raises:
-        ValueError: says what is wrong with the file.
+        ValueError: says what is wrong with the file
     """
     if not Path(path).is_file():
         raise ValueError(f"{where}: there is no such file.")
