@@ -13,7 +13,7 @@ import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks.scalars import write_scalars
-from lightning_sv.optim.config import OPTIMIZERS
+from lightning_sv.optim import OPTIMIZERS
 from lightning_sv.runs.events import read_run
 from lightning_sv.scale.strategy import PARAMETERIZATIONS, PLACEMENTS
 from tests.lit.runs import differences, leaving, load, same_checkpoint, same_curves
