@@ -20,6 +20,7 @@ from lightning_sv.__main__ import COMMANDS, main
 from lightning_sv.callbacks.branch_norms import branch_norms
 from lightning_sv.corpus import CorpusConfig, prepare
 from lightning_sv.optim.tuned import TUNED_LR
+from lightning_sv.runs import directory
 from lightning_sv.settings.parse import parse_run
 
 ROOT = Path(__file__).parent.parent
@@ -86,6 +87,22 @@ def test_no_circle_of_imports_among_files() -> None:
         TopologicalSorter({name: set(inner_imports(path, files)) - {name} for name, path in files.items()}).prepare()
     except CycleError as error:
         pytest.fail(" < ".join(error.args[1]))
+
+
+#: the one file that spells the names of a run directory's files
+OWNER = PACKAGE / "runs/directory.py"
+
+
+@pytest.mark.parametrize("path", sorted({*PACKAGE.rglob("*.py")} - {OWNER}), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_run_directory_has_one_owner(path: Path) -> None:
+    tree, names = ast.parse(path.read_text()), {directory.LAST.name}
+    names |= {value for key, value in vars(directory).items() if key.isupper() and isinstance(value, str)}
+    names -= {directory.LOCK}  # a corpus has one too
+    assert {"summary.json", "config.yaml", "last.ckpt"} <= names
+    described = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings may name them
+    said = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    spelt = [(node.lineno, name) for node in said for name in names if node not in described and name in node.value]
+    assert not spelt, f"{path.relative_to(ROOT)} spells what lightning_sv/runs/directory.py names: {spelt}"
 
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in PACKAGE.rglob("*.py")}), ids=lambda p: p.name)

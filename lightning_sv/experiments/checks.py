@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lightning_sv.experiments.results import Panel
+from lightning_sv.runs.directory import SUMMARY
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.provenance import lengths
 
@@ -48,8 +49,7 @@ def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> No
         facts[name] = {key: run.summary.get(key) for key in CORPUS_KEYS}
         if missing := [key for key, value in facts[name].items() if value is None]:
             raise ValueError(
-                f"{run.dir / 'summary.json'} has no {missing[0]}, so nobody can tell what "
-                "it was trained on; run it again."
+                f"{run.dir / SUMMARY} has no {missing[0]}, so nobody can tell what it was trained on; run it again."
             )
         if validation:
             facts[name] |= {f"data.{key}": _data(run, key) for key in VALIDATION_KEYS}

@@ -11,7 +11,7 @@ from lightning_sv.experiments.recipe import MFU, Recipe, by_seed
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.spec import Budget
-from lightning_sv.runs.events import read_summary
+from lightning_sv.runs.directory import is_complete, read_summary
 
 
 def cost(wanted: Sequence[tuple[Recipe, int]], budget: Budget) -> float:
@@ -37,7 +37,7 @@ def measured_ratio(wanted: Sequence[tuple[Recipe, int]], runs: Runs) -> float | 
     """Median of measured over estimated seconds, of the runs that are complete; None without any."""
     ratios = []
     for recipe, seed in wanted:
-        took = read_summary(runs.dir(recipe, seed) / "summary.json").get("seconds")
+        took = read_summary(runs.dir(recipe, seed)).get("seconds")
         if recipe.seconds and isinstance(took, float):
             ratios.append(took / recipe.seconds)
     return float(np.median(ratios)) if ratios else None
@@ -57,7 +57,7 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: Runs, budge
     later = by_seed(run for figure in figures for run in rule_runs(figure, budget))
     ratio = measured_ratio(known, runs)
     total = by_seed([*known, *later])
-    missing = {r.key(s) for r, s in total if not (runs.dir(r, s) / "summary.json").is_file()}
+    missing = {r.key(s) for r, s in total if not is_complete(runs.dir(r, s))}
     table = Table(title=f"budget {budget.name}: {escape(budget.summary)}", title_justify="left")
     unit = "seconds a run" if budget.gpu is None else f"GPU-hours a run ({budget.gpu}, {MFU:.0%} MFU)"
     for column in ("model", "strategy", "with", "steps", "tokens", "a parameter", unit, "runs", "complete"):

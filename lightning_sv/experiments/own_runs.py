@@ -14,6 +14,7 @@ from lightning_sv.experiments.checks import (
 from lightning_sv.experiments.report.tables import tokens_per_param
 from lightning_sv.experiments.results import Arm, Figure, Panel, Verdict
 from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec
+from lightning_sv.runs.directory import SUMMARY, event_files, runs_in
 from lightning_sv.runs.events import VAL_LOSS, Run, read_run
 
 
@@ -104,7 +105,7 @@ def _verdict(a: Arm, b: Arm) -> Verdict:
 def _seed(run: Run) -> int:
     seed = run.summary.get("seed", run.config.get("seed_everything"))
     if not isinstance(seed, int):
-        raise ValueError(f"{run.dir} does not say its seed (summary.json, seed); pairs need it.")
+        raise ValueError(f"{run.dir} does not say its seed ({SUMMARY}, seed); pairs need it.")
     return seed
 
 
@@ -112,11 +113,10 @@ def _expand(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
     """Each directory, or the completed runs in it where it holds no events itself; the unfinished runs beside them."""
     found, unfinished = [], []
     for path in map(Path, dirs):
-        inside = sorted(file.parent for file in path.glob("*/summary.json"))
-        if not inside or any(path.glob("*tfevents*")):
+        inside, begun = runs_in(path)
+        if not inside or event_files(path):
             found.append(path)
             continue
         found += inside
-        begun = {file.parent for file in path.glob("*/config.yaml")}
-        unfinished += sorted(begun - set(inside))
+        unfinished += begun
     return found, unfinished

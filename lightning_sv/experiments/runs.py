@@ -6,8 +6,7 @@ from pathlib import Path
 
 from lightning_sv.experiments.recipe import Recipe, Wanted
 from lightning_sv.experiments.results import Arm, Panel
-from lightning_sv.lit.nonfinite import FILENAME
-from lightning_sv.runs.events import read_summary
+from lightning_sv.runs.directory import NONFINITE, SUMMARY, is_complete, read_summary
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import LAUNCHER
 
@@ -46,7 +45,7 @@ class Runs:
         """
         jobs = [self.job(*run) for run in wanted]
         if self.context is None:
-            return [job for job in jobs if not (job.run_dir / "summary.json").is_file()]
+            return [job for job in jobs if not is_complete(job.run_dir)]
         return [job for job in jobs if job.state() != "complete"]
 
     def loss(self, recipe: Recipe, seed: int) -> float | None:
@@ -55,10 +54,10 @@ class Runs:
         Raises:
             ValueError: Its summary is damaged.
         """
-        path = self.dir(recipe, seed) / "summary.json"
-        found = (summary := read_summary(path)).get("val_loss")
+        run_dir = self.dir(recipe, seed)
+        found = (summary := read_summary(run_dir)).get("val_loss")
         if summary and not isinstance(found, float):
-            raise ValueError(f"{path} has no val_loss; remove {path.parent} and train it again.")
+            raise ValueError(f"{run_dir / SUMMARY} has no val_loss; remove {run_dir} and train it again.")
         return found
 
     def complete(self, arms: Sequence[Arm]) -> tuple[tuple[Arm, ...], str | None]:
@@ -98,4 +97,4 @@ class Runs:
 
 def diverged(job: Job) -> bool:
     """Whether the run stopped at a loss or gradient that was not finite: resumed, it would do so again."""
-    return (job.run_dir / FILENAME).is_file() and not (job.run_dir / "summary.json").is_file()
+    return (job.run_dir / NONFINITE).is_file() and not is_complete(job.run_dir)

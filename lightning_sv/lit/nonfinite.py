@@ -10,8 +10,6 @@ from torch import Tensor
 
 from lightning_sv.runs.directory import NONFINITE
 
-FILENAME = NONFINITE
-
 
 class NonFiniteError(RuntimeError):
     """A loss or gradient is not finite; nothing was stepped on."""

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_sv.runs.directory import CONFIG, SUMMARY, event_files, is_begun, is_complete, read_config
-from lightning_sv.runs.directory import read_summary as _read_summary
+from lightning_sv.runs.directory import CONFIG, SUMMARY, event_files, is_begun, is_complete, read_config, read_summary
 
 VAL_LOSS = "val/loss"
 TRAIN_LOSS = "train/loss"
@@ -95,16 +94,11 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
         raise ValueError(f"The run in {directory} is not complete (no {SUMMARY}); let it finish, or run it again.")
     if complete and not is_begun(directory):
         raise ValueError(f"{directory} has no {CONFIG}; give a directory that `fit` wrote.")
-    summary, config = _read_summary(directory), read_config(directory)
+    summary, config = read_summary(directory), read_config(directory)
     model = config.get("model")
     fallback = model.get("scale") if isinstance(model, Mapping) else None
     label = summary.get("label") or (fallback if isinstance(fallback, str) else directory.name)
     return Run(directory, str(label), config, summary, _read_curves(directory))
-
-
-def read_summary(path: Path) -> dict[str, Any]:
-    """A run's summary.json; empty where it is not there yet."""
-    return _read_summary(path.parent)
 
 
 def _read_curves(directory: Path) -> dict[str, Curve]:
