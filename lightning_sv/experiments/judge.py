@@ -6,11 +6,11 @@ from pathlib import Path
 
 from lightning_sv.experiments.checks import weaknesses
 from lightning_sv.experiments.claims.table import not_testable, verdicts
+from lightning_sv.experiments.overhead import benchmark_table, throughput_table
 from lightning_sv.experiments.plan import with_pairs
 from lightning_sv.experiments.results import Arm, Figure, NotTestableError, Panel, Verdict
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.spec import ClaimSpec
-from lightning_sv.experiments.tables import benchmark_table, throughput_table
 from lightning_sv.runs.events import read_run
 
 

@@ -3,9 +3,14 @@
 Plain data between the plan, the runs and the report.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lightning_sv.analysis.decision import VerdictWord
+from lightning_sv.analysis.scaling import Scaling, fit_scaling
 from lightning_sv.experiments.recipe import Recipe, Wanted, by_seed
 from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelKind, PanelSpec, unknown
 from lightning_sv.runs.events import Run
@@ -36,6 +41,16 @@ class Arm:
     seeds: tuple[int, ...] = ()
 
     @property
+    def name(self) -> str:
+        """What a legend calls it."""
+        return f"{self.label} (ours)" if self.ours else self.label
+
+    @property
+    def losses(self) -> NDArray[np.float64]:
+        """(n,) final validation losses, nats per token; NaN where a run diverged."""
+        return np.array([run.val_loss for run in self.runs], dtype=np.float64)
+
+    @property
     def wanted(self) -> list[Wanted]:
         """Its runs, whether they are there or not."""
         return [(self.recipe, seed) for seed in self.seeds] if self.recipe else []
@@ -60,6 +75,19 @@ class Series:
     arms: tuple[str, ...]
     values: tuple[float, ...]
     sizes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What a legend calls it."""
+        return f"{self.label} (ours)" if self.ours else self.label
+
+
+class SeriesFit(NamedTuple):
+    """The scaling laws of a series and of the baseline's, fitted jointly; where they cannot be, why not."""
+
+    series: Series
+    scaling: Scaling | None
+    why_not: str = ""
 
 
 @dataclass(frozen=True)
@@ -115,6 +143,7 @@ class Panel:
     left_out: str | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    _fits: dict[tuple[str, str], Scaling] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def title(self) -> str:
@@ -141,6 +170,43 @@ class Panel:
             if arm.label == label:
                 return arm
         raise unknown(f"panel {self.title!r}: arm", label, [arm.label for arm in self.arms])
+
+    def losses(self, series: Series) -> list[NDArray[np.float64]]:
+        """(n,) final losses at every point of a series, nats per token; NaN where a run diverged."""
+        return [self.arm(label).losses for label in series.arms]
+
+    def fit(self, a: Series, b: Series) -> Scaling:
+        """The scaling laws of two series, both at A's sizes: what a strategy adds in scale vectors is part of it.
+
+        The report and the claims ask for the same; it is computed once.
+
+        Raises:
+            ValueError: other sizes, fewer than two, or losses that are not finite
+        """
+        if (a.label, b.label) not in self._fits:
+            if b.sizes != a.sizes:
+                raise ValueError(f"its sizes {list(b.sizes)} are not the baseline's {list(a.sizes)}.")
+            losses = (np.stack(self.losses(series)) for series in (a, b))
+            self._fits[a.label, b.label] = fit_scaling([float(size) for size in a.values], *losses)
+        return self._fits[a.label, b.label]
+
+    @property
+    def baseline(self) -> Series | None:
+        """The series that the others are compared with."""
+        return next((series for series in self.series if series.baseline), None)
+
+    @property
+    def fits(self) -> tuple[SeriesFit, ...]:
+        """Of every other series of a scaling panel, against the baseline's."""
+        base, found = self.baseline, []
+        for series in self.series:
+            if base is None or series is base:
+                continue
+            try:
+                found.append(SeriesFit(series, self.fit(base, series)))
+            except ValueError as error:
+                found.append(SeriesFit(series, None, str(error)))
+        return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks import step
 from benchmarks.memory import saved_mib
-from lightning_sv.experiments.tables import benchmark_table
+from lightning_sv.experiments.overhead import benchmark_table
 
 ARGS = ["--rounds", "2", "--threads", "1", "--widths", "32", "--modes", "eager", "--peers", "Hugging Face", "litgpt"]
 

@@ -13,11 +13,10 @@ from lightning_sv.analysis.decision import Part, all_of, below, opposite
 from lightning_sv.analysis.grids import optimum, pairs_needed
 from lightning_sv.analysis.paired import paired_difference
 from lightning_sv.experiments.claims.table import KINDS, not_testable, statement, verdicts
-from lightning_sv.experiments.report.series import panel_fits
+from lightning_sv.experiments.overhead import benchmark_table, throughput_table
 from lightning_sv.experiments.report.tables import ours_words
 from lightning_sv.experiments.results import Arm, Panel, RuleOutcome, Series, Verdict
 from lightning_sv.experiments.spec import ClaimSpec, PanelSpec, Rule
-from lightning_sv.experiments.tables import benchmark_table, throughput_table
 from lightning_sv.runs.events import Curve, Run
 
 TOKENS = np.arange(100, 2001, 100)
@@ -218,7 +217,7 @@ def scaling_panel(slopes: dict[str, float], sizes: tuple[float, ...] = (1e5, 2e5
 def test_slope_is_that_of_the_joint_fit() -> None:
     claim, panel = ClaimSpec("slope", "steeper", a="a", b="b"), scaling_panel({"a": -0.08, "b": -0.05})
     (found,) = verdicts(claim, panel)
-    ((_, _, fits),) = panel_fits(panel)[0]
+    ((_, fits, _),) = panel.fits
     assert fits.power is not None
     assert found.verdict == "holds" and found.estimate == pytest.approx(0.03, abs=1e-3)
     assert (found.estimate, found.low, found.high) == fits.power.slope

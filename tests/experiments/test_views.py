@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
 from lightning_sv.analysis.style import BLUE
-from lightning_sv.experiments.report.series import grid_views, panel_fits, scaling_views
+from lightning_sv.experiments.report.series import grid_views, scaling_views
 from lightning_sv.experiments.report.tables import panel_table
 from lightning_sv.experiments.report.views import branch_views, curve_views, looks_of
 from lightning_sv.experiments.results import Arm, Panel
@@ -52,9 +52,9 @@ def test_curves_answer_three_questions(seeds: int) -> None:
 def test_the_baseline_has_one_colour_everywhere(tmp_path: Path) -> None:
     """Blue and solid whatever its name, also where llama is another arm; others never are."""
     for base in ("llama", "wd", "nop", "unified", "gemma"):
-        looks = looks_of([(label, label == base) for label in ("llama", "unified", "nop", base)][-4:])
+        looks = looks_of([Arm(label, baseline=label == base) for label in ("llama", "unified", "nop", base)][-4:])
         assert looks[3] == (BLUE, "-")
-        others = looks_of([(base, True), *((x, False) for x in ("llama", "unified", "nop") if x != base)])[1:]
+        others = looks_of([Arm(base, baseline=True), *(Arm(x) for x in ("llama", "unified", "nop") if x != base)])[1:]
         assert BLUE not in [colour for colour, _ in others] and "-" not in [style for _, style in others]
         assert all(a != b for a, b in pairwise(others))
     for axes in (
@@ -91,8 +91,8 @@ def test_scaling_shows_both_fits_and_the_difference() -> None:
     panel = fake.scaling_panel()
     (fit, gap), notes = scaling_views(panel)
     axes = fit.figure.axes[0]
-    law = panel_fits(panel)[0][0][2]
-    assert law.power is not None and law.power.a.formula() in legend(axes)
+    law = panel.fits[0].scaling
+    assert law is not None and law.power is not None and law.power.a.formula() in legend(axes)
     assert {"llama", "unified", "hg+dp+or (ours)", "linear in ln N"} <= set(legend(axes))
     smooth = [line for line in axes.lines if len(line.get_xdata()) == 100]
     assert len(smooth) == 6 and axes.get_xscale() == "log" and axes.get_xlabel() == "parameters"

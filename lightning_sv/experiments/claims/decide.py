@@ -23,7 +23,7 @@ from lightning_sv.analysis.decision import (
 )
 from lightning_sv.analysis.grids import optimum
 from lightning_sv.analysis.paired import PairedDifference, paired_difference, token_efficiency
-from lightning_sv.analysis.scaling import FEWEST_SIZES, fit_scaling
+from lightning_sv.analysis.scaling import FEWEST_SIZES
 from lightning_sv.experiments.claims.outcome import Outcome, difference
 from lightning_sv.experiments.results import Arm, Panel
 from lightning_sv.experiments.spec import ClaimSpec
@@ -149,9 +149,8 @@ def apart(claim: ClaimSpec, panel: Panel) -> Outcome:
 def slope(claim: ClaimSpec, panel: Panel) -> Outcome:
     """The joint fits of the report: both forms must say the same, for that the form is wrong is in neither interval."""
     a, b = (next(each for each in panel.series if each.label == label) for label in (claim.a, claim.b))
-    losses = [np.array([[run.val_loss for run in panel.arm(x).runs] for x in each.arms]) for each in (b, a)]
-    fits = fit_scaling(b.values, *losses).fits
-    n = losses[0].shape[1]
+    fits = panel.fit(b, a).fits
+    n = len(panel.losses(b)[0])
     found = [PairedDifference(f.slope.value, f.slope.low, f.slope.high, None, n, 0.95) for f in fits]
     words = {opposite(below(d)) for d in found}
     if len(b.sizes) < FEWEST_SIZES:

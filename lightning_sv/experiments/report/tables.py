@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent
-from lightning_sv.experiments.report.series import panel_fits
-from lightning_sv.experiments.report.views import arm_name, baseline_first, end_losses
-from lightning_sv.experiments.results import Figure, Panel, Verdict
+from lightning_sv.analysis.scaling import ScalingFit
+from lightning_sv.experiments.report.views import baseline_first
+from lightning_sv.experiments.results import Figure, Panel, Series, Verdict
 from lightning_sv.runs.events import Run
 
 PAPER_TOKENS_PER_PARAM = 100
@@ -53,11 +53,9 @@ def difference_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
             found: list[tuple[str, str, str, int | None, Any]] = [
                 (arm, against, "final loss", d.n, (d.mean, d.low, d.high)) for arm, against, d in _final(panel)
             ]
-            against = next((s.label for s in panel.series if s.baseline), "")
-            for label, _, scaling in panel_fits(panel)[0] if panel.kind == "scaling" else ():
-                for fit in scaling.fits:
-                    found.append((label, against, f"offset, {fit.form} law", None, fit.offset))
-                    found.append((label, against, f"slope, {fit.form} law", None, fit.slope))
+            for series, against, fit in _laws(panel):
+                found.append((series.label, against.label, f"offset, {fit.form} law", None, fit.offset))
+                found.append((series.label, against.label, f"slope, {fit.form} law", None, fit.slope))
             for arm, other, quantity, n, (estimate, low, high) in found:
                 where = {"figure": figure.spec.name, "panel": panel.title, "arm": arm, "baseline": other}
                 rows.append({**where, "quantity": quantity, "n": n, "estimate": estimate, "low": low, "high": high})
@@ -77,7 +75,7 @@ def _final(panel: Panel) -> list[tuple[str, str, PairedDifference]]:
     found = []
     for arm, against in pairs:
         try:
-            found.append((arm.label, against.label, paired_difference(end_losses(against), end_losses(arm))))
+            found.append((arm.label, against.label, paired_difference(against.losses, arm.losses)))
         except ValueError:
             continue
     return found
@@ -119,31 +117,40 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
         return [], []
     differences = {arm: d for arm, _, d in _final(panel)}
     rows = []
-    for arm in baseline_first(panel):
-        losses, d = end_losses(arm), differences.get(arm.label)
+    for arm in baseline_first(panel.arms):
+        losses, d = arm.losses, differences.get(arm.label)
         seeds = ", ".join(f"{x:.4f}" for x in losses)
         shown = ["baseline" if arm.baseline else "", ""] if d is None else [f"{d.mean:+.4f}", interval(d.low, d.high)]
-        rows.append([arm_name(arm.label, arm.ours), f"{losses.mean():.4f}", seeds, *shown])
+        rows.append([arm.name, f"{losses.mean():.4f}", seeds, *shown])
     return ["arm", "final loss, nats per token", "each seed", "difference", "95% interval"], rows
 
 
+def _laws(panel: Panel) -> list[tuple[Series, Series, ScalingFit]]:
+    """(series, the baseline's, fit of both) of a scaling panel: one a series and form of the law."""
+    if panel.kind != "scaling" or panel.baseline is None:
+        return []
+    fitted = [(series, scaling) for series, scaling, _ in panel.fits if scaling]
+    return [(series, panel.baseline, fit) for series, scaling in fitted for fit in scaling.fits]
+
+
 def _law_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
-    against = next((s.label for s in panel.series if s.baseline), "")
+    laws = _laws(panel)
+    if not laws:
+        return [], []
     rows = [
         [
-            arm_name(label, ours),
+            series.name,
             fit.b.formula(),
             fit.a.formula(),
             f"{fit.offset.value:+.4f} ({interval(fit.offset.low, fit.offset.high)})",
             f"{fit.slope.value:+.4f} ({interval(fit.slope.low, fit.slope.high)})",
             f"{fit.residual:.4f}",
         ]
-        for label, ours, scaling in panel_fits(panel)[0]
-        for fit in scaling.fits
+        for series, _, fit in laws
     ]
     offset = "offset in the middle of the sizes, nats per token (95% interval)"
     slope = "slope difference, above 0: falls faster (95% interval)"
-    return (["arm", "law", f"law of {against}", offset, slope, "residual, nats per token"], rows) if rows else ([], [])
+    return ["arm", "law", f"law of {laws[0][1].label}", offset, slope, "residual, nats per token"], rows
 
 
 def ours_words(verdict: Verdict) -> str:
