@@ -60,8 +60,8 @@ def _server() -> subprocess.Popen[str]:
 
 def _serve() -> None:
     import lightning_sv.analysis.run_plot
-    import lightning_sv.lit.cli  # what a fit imports
-    import lightning_sv.runs.events
+    import lightning_sv.lit.cli  # noqa: F401 (what a fit imports)
+    import lightning_sv.runs.events  # noqa: F401
 
     lightning_sv.analysis.run_plot.draw_run = lambda run, path: None
     faulthandler.enable()

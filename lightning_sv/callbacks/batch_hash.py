@@ -22,7 +22,7 @@ class BatchHash(L.Callback):
     Two runs with the same value at the same step have seen the same steps, but for one chance in 2^24.
 
     Args:
-        every_n_steps: optimizer steps between two writes.
+        every_n_steps: optimizer steps between two writes
     """
 
     def __init__(self, every_n_steps: int = 10):

@@ -71,7 +71,7 @@ class BranchNorms(L.Callback):
     """Logs `branch_norms` under branch_norm/, with Q, K and V together in one TensorBoard chart.
 
     Args:
-        every_n_steps: optimizer steps between two writes; step 0 is always written.
+        every_n_steps: optimizer steps between two writes; step 0 is always written
     """
 
     def __init__(self, every_n_steps: int = 50):

@@ -51,7 +51,7 @@ def chart_layout(norms: Iterable[str]) -> Pages:
     """Return the pages of `BranchNorms`: a group of branches each, a chart a layer and kind, a line a branch or expert.
 
     Args:
-        norms: the keys of `branch_norms`, 'layer0/q_proj/effective'.
+        norms: the keys of `branch_norms`, 'layer0/q_proj/effective'
     """
     keys = dict.fromkeys(norms)
     places = sorted({key.split("/")[0] for key in keys}, key=lambda place: (place != "mean", len(place), place))

@@ -7,11 +7,11 @@ class StepClock:
     """Counts optimizer steps for one callback, which Lightning calls after every micro-batch.
 
     Args:
-        key: of the callback's setting, for the message.
-        every_n_steps: distance of the steps that are due; the last one of a run always is.
+        key: of the callback's setting, for the message
+        every_n_steps: distance of the steps that are due; the last one of a run always is
 
     Raises:
-        ValueError: every_n_steps is below 1.
+        ValueError: every_n_steps is below 1
     """
 
     def __init__(self, key: str, every_n_steps: int = 1):

@@ -23,7 +23,7 @@ class Experts(L.Callback):
     dense model writes nothing.
 
     Args:
-        every_n_steps: optimizer steps between two writes.
+        every_n_steps: optimizer steps between two writes
     """
 
     def __init__(self, every_n_steps: int = 50):

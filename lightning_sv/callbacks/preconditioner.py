@@ -106,11 +106,11 @@ class Preconditioner(L.Callback):
     of each branch, and log10 |u_i v_j| over a grid of their quantiles.
 
     Args:
-        every_n_steps: optimizer steps between two writes; step 0 is always written.
-        histograms: writes of the histograms in a run: at the start, then from 1% of the run in equal ratios.
+        every_n_steps: optimizer steps between two writes; step 0 is always written
+        histograms: writes of the histograms in a run: at the start, then from 1% of the run in equal ratios
 
     Raises:
-        ValueError: a value out of range.
+        ValueError: a value out of range
     """
 
     def __init__(self, every_n_steps: int = 100, histograms: int = 9):

@@ -93,12 +93,12 @@ def fitting_sequences(
     costs beyond its work, which is most of it in a small model, is an estimate.
 
     Args:
-        config: the sizes.
-        seq_len: tokens a sequence, as probed.
-        work: what all probes may cost, in forward and backward passes over one sequence.
-        probes: in the run.
-        subsets: of a probe.
-        products: of a subset, at most.
+        config: the sizes
+        seq_len: tokens a sequence, as probed
+        work: what all probes may cost, in forward and backward passes over one sequence
+        probes: in the run
+        subsets: of a probe
+        products: of a subset, at most
     """
     each = GRAPH + sum(products * (SCALE_PRODUCT if name.startswith("scale_") else PRODUCT) for name in subsets)
     flops = seq_len * flops_per_token(activated_parameters(meta_backbone(config), config), config, seq_len)
@@ -121,12 +121,12 @@ def plain_copy(
     Gathering sharded weights is a collective: call it on every rank. No random number is drawn.
 
     Args:
-        source: the module that trains.
-        config: its sizes.
-        strategy: its strategy.
-        options: and their finer choices.
-        device: of the copy.
-        keep: whether this rank wants it; None is returned elsewhere.
+        source: the module that trains
+        config: its sizes
+        strategy: its strategy
+        options: and their finer choices
+        device: of the copy
+        keep: whether this rank wants it; None is returned elsewhere
     """
     copy = meta_backbone(config, strategy, options).to_empty(device=device) if keep else None
     target: Mapping[str, Tensor] = {} if copy is None else copy.state_dict()

@@ -19,7 +19,7 @@ class RunProgress(ProgressBar):
     """A bar on a terminal; elsewhere a line now and then, for logs.
 
     Args:
-        lines: how many lines a run writes where there is no terminal.
+        lines: how many lines a run writes where there is no terminal
     """
 
     def __init__(self, lines: int = 40):

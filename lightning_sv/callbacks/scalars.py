@@ -24,7 +24,7 @@ class Scalars(L.Callback):
     where no peak is listed, as for a CPU, throughput/mfu is the latter.
 
     Args:
-        every_n_steps: optimizer steps between two writes.
+        every_n_steps: optimizer steps between two writes
     """
 
     def __init__(self, every_n_steps: int = 10):

@@ -55,19 +55,19 @@ class Sharpness(L.Callback):
 
     Args:
         subsets: names, see `parameter_subsets`; all, a role, a layer, or a branch. Roles that the model has no
-            parameters of are left out.
-        probes: in the run, at most: before the first step, then from 1% of the run to its end in equal ratios.
-        every_n_tokens: probe at equal distances instead; null for `probes`.
+            parameters of are left out
+        probes: in the run, at most: before the first step, then from 1% of the run to its end in equal ratios
+        every_n_tokens: probe at equal distances instead; null for `probes`
         budget: share of the run's time that the probes may take. The batch is chosen to fit; a probe that
-            would exceed it is skipped and counted in sharpness/skipped. The first and last always run.
-        sequences: of the batch; null for what fits the budget by the run's plan, the same for every strategy.
+            would exceed it is skipped and counted in sharpness/skipped. The first and last always run
+        sequences: of the batch; null for what fits the budget by the run's plan, the same for every strategy
         method: exact: products on the graph of the gradient, with the math kernel of attention; difference:
-            central differences of gradients, with the fused kernels and less memory (curvature.DifferenceProduct).
-        lanczos_steps: products for a lambda_max, at most; fewer once its error is below 1%.
-        hutchinson_probes: products for a trace and squared Frobenius norm, at least 2.
+            central differences of gradients, with the fused kernels and less memory (curvature.DifferenceProduct)
+        lanczos_steps: products for a lambda_max, at most; fewer once its error is below 1%
+        hutchinson_probes: products for a trace and squared Frobenius norm, at least 2
 
     Raises:
-        ValueError: a value out of range, or a subset that the model does not have.
+        ValueError: a value out of range, or a subset that the model does not have
     """
 
     def __init__(

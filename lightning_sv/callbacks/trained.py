@@ -21,12 +21,12 @@ class TrainedModule(Protocol):
     """The module that is trained, `lit.module.PretrainModule`.
 
     Attributes:
-        config: the sizes.
-        strategy: the scale-vector strategy.
-        scale_options: its finer choices.
-        mask_documents: whether attention stays inside a document.
-        grad_norm: norm of the last gradient before clipping.
-        step_lr: learning rate of the last step.
+        config: the sizes
+        strategy: the scale-vector strategy
+        scale_options: its finer choices
+        mask_documents: whether attention stays inside a document
+        grad_norm: norm of the last gradient before clipping
+        step_lr: learning rate of the last step
     """
 
     config: BackboneConfig
@@ -65,10 +65,10 @@ class TrainedData(Protocol):
     """The data that are read, `lit.data.ShardDataModule`.
 
     Attributes:
-        seq_len: tokens a sequence predicts.
-        global_batch: sequences an optimizer step.
-        validations: in a run.
-        val_sequences: read by each validation; None for all.
+        seq_len: tokens a sequence predicts
+        global_batch: sequences an optimizer step
+        validations: in a run
+        val_sequences: read by each validation; None for all
     """
 
     seq_len: int

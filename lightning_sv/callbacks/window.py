@@ -13,11 +13,11 @@ class Window:
     """Sums of what micro-batches give, on the device, until the next write.
 
     Args:
-        section: of the callback in the config, for the message.
-        every_n_steps: optimizer steps between two writes.
+        section: of the callback in the config, for the message
+        every_n_steps: optimizer steps between two writes
 
     Raises:
-        ValueError: every_n_steps is below 1.
+        ValueError: every_n_steps is below 1
     """
 
     def __init__(self, section: str, every_n_steps: int):
@@ -43,9 +43,9 @@ class Window:
         """Add a micro-batch; return whether it ended a step after which one writes.
 
         Args:
-            values: sums over its sequences; the same keys each time.
-            sequences: how many it has.
-            keep: whether the step counts, asked at its end: one that was skipped does not.
+            values: sums over its sequences; the same keys each time
+            sequences: how many it has
+            keep: whether the step counts, asked at its end: one that was skipped does not
         """
         assert self._trainer is not None, "start comes first"
         self._open = {key: self._open[key] + value if self._open else value for key, value in values.items()}

@@ -45,15 +45,15 @@ def check_corpus(
     """Check the files of a corpus against its manifest, and the corpus against a model.
 
     Args:
-        manifest: Of the corpus.
-        dir: Its folder.
-        vocab_size: Of the model; at least the corpus's own (larger is padding).
-        seq_len: Both splits must hold a block of seq_len + 1 tokens.
-        tokenizer: The tokenizer in the user's config; must be what the corpus was made with.
-        checksums: Hash every shard, on up to 8 threads: as fast as the disk reads, or 1 GB a second and thread.
+        manifest: of the corpus
+        dir: its folder
+        vocab_size: of the model; at least the corpus's own (larger is padding)
+        seq_len: both splits must hold a block of seq_len + 1 tokens
+        tokenizer: the tokenizer in the user's config; must be what the corpus was made with
+        checksums: hash every shard, on up to 8 threads: as fast as the disk reads, or 1 GB a second and thread
 
     Raises:
-        ValueError: The first thing that does not hold, the file it is about, and what to do.
+        ValueError: the first thing that does not hold, the file it is about, and what to do
     """
     root = Path(dir)
     _check_tokenizer(manifest, root, tokenizer)

@@ -16,23 +16,23 @@ class CorpusConfig:
     """The text, the tokenizer and the split of one prepared corpus.
 
     Args:
-        dir: Folder of the prepared corpus; made by `prepare`, read by training.
-        source: Where the text comes from: 'stdlib' (Python sources of the standard library and the locked packages),
+        dir: folder of the prepared corpus; made by `prepare`, read by training
+        source: where the text comes from: 'stdlib' (Python sources of the standard library and the locked packages),
             'installed' (of the standard library and all that is installed), 'files:PATH[,PATH...]'
             (files, folders or globs of .txt .md .py .jsonl .jsonl.gz .jsonl.zst .parquet), or 'hf:NAME'
-            (a dataset of the Hugging Face hub, or a builder such as 'hf:json' with hf_data_files), streamed.
+            (a dataset of the Hugging Face hub, or a builder such as 'hf:json' with hf_data_files), streamed
         tokenizer: 'bpe:N' (a byte-level BPE of N tokens trained on the corpus), 'gpt2' (50,257 tokens), a path to
-            a tokenizer.json, or a path to GPT-2's ranks (*.tiktoken) where there is no network.
-        val_fraction: Share of the documents held out, chosen by a hash of their text, whatever their order; at
-            least one, and of a lone document its end (see `SplitDocuments`).
-        max_bytes: Take no more UTF-8 bytes of text than this; null takes all (for 'stdlib': 75 MB).
-        text_field: Name of the text column in .jsonl, .parquet and Hugging Face data.
-        hf_subset: Configuration name of the Hugging Face dataset.
-        hf_split: Split of the Hugging Face dataset.
-        hf_data_files: Data files for a Hugging Face builder: a path, a glob, or several, separated by commas.
-        licence: Licence of the text, kept in the manifest; 'stdlib' and 'installed' fill in their own.
-        workers: Threads that encode; null takes every core.
-        chunk_bytes: Size of a shard: bytes, or a number with KB, MB or GB (powers of 1,024).
+            a tokenizer.json, or a path to GPT-2's ranks (*.tiktoken) where there is no network
+        val_fraction: share of the documents held out, chosen by a hash of their text, whatever their order; at
+            least one, and of a lone document its end (see `SplitDocuments`)
+        max_bytes: take no more UTF-8 bytes of text than this; null takes all (for 'stdlib': 75 MB)
+        text_field: name of the text column in .jsonl, .parquet and Hugging Face data
+        hf_subset: configuration name of the Hugging Face dataset
+        hf_split: split of the Hugging Face dataset
+        hf_data_files: data files for a Hugging Face builder: a path, a glob, or several, separated by commas
+        licence: licence of the text, kept in the manifest; 'stdlib' and 'installed' fill in their own
+        workers: threads that encode; null takes every core
+        chunk_bytes: size of a shard: bytes, or a number with KB, MB or GB (powers of 1,024)
     """
 
     dir: str = "data/stdlib"

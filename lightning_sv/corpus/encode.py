@@ -26,9 +26,9 @@ def encode_documents(
     copied, pickled or cleaned up.
 
     Args:
-        documents: What to encode; read only a few batches ahead.
-        tokenizer: Encodes a batch of texts at once.
-        workers: Number of threads; None takes every core.
+        documents: what to encode; read only a few batches ahead
+        tokenizer: encodes a batch of texts at once
+        workers: number of threads; None takes every core
     """
     # Threads of our own keep all cores busy, reading included; those inside the library would only compete, and
     # would warn in every process forked later.

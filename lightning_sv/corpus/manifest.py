@@ -59,22 +59,22 @@ class Manifest:
     """What `prepare` made; the file manifest.json, whose presence says that the corpus is complete.
 
     Attributes:
-        version: Of this format.
-        source: The source as configured.
-        licence: Of the text, None if unknown.
-        packages: Versions of the packages the text was taken from (sources 'stdlib' and 'installed').
-        settings: All settings that decide the content.
-        tokenizer: The tokenizer as configured.
-        tokenizer_file: Its canonical file inside the corpus.
-        tokenizer_sha256: sha256 of that file.
-        vocab_size: Ids lie in [0, vocab_size).
-        eot: Id of the token that ends every document.
-        dtype: 'uint16' or 'uint32'.
-        splits: 'train' and 'val'.
-        duplicates: Documents dropped because another had the same text.
-        unreadable: Source files left out because they are no UTF-8.
-        ngram: Cross-entropies of n-gram models on the validation split.
-        corpus_hash: Identifies tokens and tokenizer: results of two corpora compare only if it is equal.
+        version: of this format
+        source: the source as configured
+        licence: of the text, None if unknown
+        packages: versions of the packages the text was taken from (sources 'stdlib' and 'installed')
+        settings: all settings that decide the content
+        tokenizer: the tokenizer as configured
+        tokenizer_file: its canonical file inside the corpus
+        tokenizer_sha256: sha256 of that file
+        vocab_size: ids lie in [0, vocab_size)
+        eot: id of the token that ends every document
+        dtype: 'uint16' or 'uint32'
+        splits: 'train' and 'val'
+        duplicates: documents dropped because another had the same text
+        unreadable: source files left out because they are no UTF-8
+        ngram: cross-entropies of n-gram models on the validation split
+        corpus_hash: identifies tokens and tokenizer: results of two corpora compare only if it is equal
     """
 
     version: int
@@ -122,7 +122,7 @@ class Manifest:
         language model must beat both.
 
         Args:
-            val_loss: nats per token of the validation split.
+            val_loss: nats per token of the validation split
         """
         bits = self.val.tokens / self.val.bytes / math.log(2)
         return {
@@ -150,7 +150,7 @@ class Manifest:
         """Read the manifest of a prepared corpus.
 
         Raises:
-            ValueError: There is none, it is damaged, of another format version, or names a file outside `dir`.
+            ValueError: there is none, it is damaged, of another format version, or names a file outside `dir`
         """
         path = Path(dir) / FILENAME
         if not path.is_file():
@@ -204,10 +204,11 @@ def _split(data: dict[str, Any]) -> SplitInfo:
 
 
 def _build(cls: type[_T], data: dict[str, Any]) -> _T:
-    """An instance from the keys it knows.
+    """An instance from the keys it knows; unknown keys are ignored.
 
-    A missing key is a KeyError and a value of another type a TypeError, as are numbers below 0 or beyond 64 bits;
-    unknown keys are ignored.
+    Raises:
+        KeyError: a key is missing
+        TypeError: a value is of another type, or a number below 0 or beyond 64 bits
     """
     for field in fields(cls):  # type: ignore[arg-type]
         kind = _PLAIN.get(str(field.type))

@@ -34,8 +34,8 @@ class BigramModel:
     After a context never seen, p(b | a) = p(b).
 
     Args:
-        vocab_size: V.
-        eot: Id of the end-of-text token, which stands before the first token of each stream.
+        vocab_size: V, ids lie below it
+        eot: id of the end-of-text token, which stands before the first token of each stream
     """
 
     def __init__(self, vocab_size: int, eot: int) -> None:

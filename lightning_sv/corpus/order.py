@@ -21,10 +21,10 @@ class Share:
     """What one device reads of every optimizer step.
 
     Attributes:
-        global_batch: Sequences an optimizer step, over all devices.
-        micro_batch: Sequences this device reads at once.
-        rank: Of this device.
-        ranks: How many devices there are.
+        global_batch: sequences an optimizer step, over all devices
+        micro_batch: sequences this device reads at once
+        rank: of this device
+        ranks: how many devices there are
     """
 
     global_batch: int
@@ -50,12 +50,12 @@ class GlobalOrder(Sampler[list[int]]):
     depend on devices, workers or micro-batch. Blocks that fill no global batch are left out, others each epoch.
 
     Args:
-        n_blocks: In the split.
-        share: What this device reads.
-        seed: Of the permutations.
+        n_blocks: in the split
+        share: what this device reads
+        seed: of the permutations
 
     Raises:
-        ValueError: There are fewer blocks than a global batch has sequences.
+        ValueError: there are fewer blocks than a global batch has sequences
     """
 
     def __init__(self, n_blocks: int, share: Share, seed: int):
@@ -99,11 +99,11 @@ class TokenLoader(DataLoader[Tensor]):
     """Micro-batches (B, seq_len + 1), int64, in `GlobalOrder`, with a position that any number of devices can resume.
 
     Args:
-        blocks: Of the training split.
-        share: What this device reads.
-        seed: Of the order.
-        num_workers: Processes that read; 0 reads in this one. The order does not depend on it.
-        pin_memory: Whether batches lie in page-locked memory.
+        blocks: of the training split
+        share: what this device reads
+        seed: of the order
+        num_workers: processes that read; 0 reads in this one. The order does not depend on it
+        pin_memory: whether batches lie in page-locked memory
     """
 
     def __init__(self, blocks: Blocks, share: Share, *, seed: int = 0, num_workers: int = 0, pin_memory: bool = False):
@@ -156,7 +156,7 @@ class TokenLoader(DataLoader[Tensor]):
         """Continue from a saved position in the next iteration.
 
         Raises:
-            ValueError: The position is one of another corpus, seed, length or batch, or lies inside a step.
+            ValueError: the position is one of another corpus, seed, length or batch, or lies inside a step
         """
         mine = self.state_dict()
         if set(state) != set(mine):

@@ -37,15 +37,15 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
     exists only complete. A second process that prepares the same folder waits for the first.
 
     Args:
-        config: What to make, and where.
-        progress: Show a bar for each phase.
+        config: what to make, and where
+        progress: show a bar for each phase
 
     Returns:
         The manifest, also in `config.dir`/manifest.json.
 
     Raises:
-        ValueError: The text or the tokenizer cannot be had, there is nothing to split, or `config.dir` already holds
-            something else.
+        ValueError: the text or the tokenizer cannot be had, there is nothing to split, or `config.dir` already holds
+            something else
     """
     target = Path(config.dir).expanduser().resolve()
     try:
@@ -81,7 +81,7 @@ def _alone(target: Path) -> Iterator[None]:
     """Wait, and say so, until no other process prepares `target`.
 
     Raises:
-        OSError: nothing can be written beside it. The lock itself would be tried for ever.
+        OSError: nothing can be written beside it. The lock itself would be tried for ever
     """
     with tempfile.TemporaryFile(dir=target.parent):
         pass

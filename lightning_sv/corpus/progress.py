@@ -22,7 +22,7 @@ class Progress:
     """One bar a phase on standard error, or silence.
 
     Args:
-        enabled: False shows nothing.
+        enabled: False shows nothing
     """
 
     def __init__(self, enabled: bool = True) -> None:
@@ -33,9 +33,9 @@ class Progress:
         """Show a phase while the block runs; the block calls what it is given with each bit of progress.
 
         Args:
-            name: What is being done.
-            total: Its size, None if only the end will tell.
-            unit: 'bytes' shows a rate; anything else shows a count.
+            name: what is being done
+            total: its size, None if only the end will tell
+            unit: 'bytes' shows a rate; anything else shows a count
         """
         measure: ProgressColumn = TransferSpeedColumn() if unit == "bytes" else MofNCompleteColumn()
         columns = (

@@ -22,12 +22,12 @@ def open_split(dir: str | Path, split: Split, *, seq_len: int) -> Blocks:
     """Open one split of a prepared corpus.
 
     Args:
-        dir: Folder of the corpus.
-        split: 'train' or 'val'.
-        seq_len: Tokens a sequence; items have shape (seq_len + 1,), to be cut into inputs and targets.
+        dir: folder of the corpus
+        split: 'train' or 'val'
+        seq_len: tokens a sequence; items have shape (seq_len + 1,), to be cut into inputs and targets
 
     Raises:
-        ValueError: The corpus is missing or damaged, or no shard holds a block of seq_len + 1 tokens.
+        ValueError: the corpus is missing or damaged, or no shard holds a block of seq_len + 1 tokens
     """
     if split not in SPLITS:
         raise ValueError(f"split={split!r} is not known; use one of {', '.join(SPLITS)}.")
@@ -43,10 +43,10 @@ class Blocks(Dataset[Tensor]):
     litdata maps the shards where they lie: no copy, no cache, no lock files.
 
     Args:
-        folder: Of the split.
-        seq_len: Tokens a sequence.
-        n: How many blocks there are.
-        corpus_hash: Identifies the corpus, wherever its folder lies.
+        folder: of the split
+        seq_len: tokens a sequence
+        n: how many blocks there are
+        corpus_hash: identifies the corpus, wherever its folder lies
     """
 
     def __init__(self, folder: Path, seq_len: int, n: int, corpus_hash: str):

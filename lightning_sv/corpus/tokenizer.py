@@ -37,9 +37,9 @@ class Tokenizer(ABC):
     Text is always plain text: where it spells a special token, the letters are encoded, not the token.
 
     Attributes:
-        filename: Name of its canonical file inside a corpus.
-        vocab_size: One more than the largest id.
-        eot: Id of the token that ends a document.
+        filename: name of its canonical file inside a corpus
+        vocab_size: one more than the largest id
+        eot: id of the token that ends a document
     """
 
     filename: ClassVar[str]
@@ -227,7 +227,7 @@ def open_tokenizer(spec: str) -> Tokenizer:
     """The tokenizer that needs no training: 'gpt2', a tokenizer.json or a *.tiktoken file.
 
     Raises:
-        ValueError: No such file, a file of another kind, or GPT-2 without a network.
+        ValueError: no such file, a file of another kind, or GPT-2 without a network
     """
     if spec == "gpt2":
         return RanksTokenizer.download()

@@ -19,9 +19,9 @@ class ShardWriter:
     writer beneath it, `litdata.streaming.Cache`, gives the same files from this process, in order.
 
     Args:
-        folder: Where the shards go; made if absent.
-        chunk_bytes: A shard is closed before the document that would bring more bytes of tokens into it.
-        dtype: Of the ids.
+        folder: where the shards go; made if absent
+        chunk_bytes: a shard is closed before the document that would bring more bytes of tokens into it
+        dtype: of the ids
     """
 
     def __init__(self, folder: Path, chunk_bytes: int, dtype: np.dtype) -> None:

@@ -15,8 +15,8 @@ class Extremes:
     """The two ends of a spectrum.
 
     Attributes:
-        largest: lambda_max; of a Hessian, the sharpness in the block.
-        smallest: lambda_min, the most negative one.
+        largest: lambda_max; of a Hessian, the sharpness in the block
+        smallest: lambda_min, the most negative one
     """
 
     largest: Estimate
@@ -41,18 +41,18 @@ def lanczos(
     n_steps vectors of memory.
 
     Args:
-        product: v -> H v.
-        n_steps: products at most.
+        product: v -> H v
+        n_steps: products at most
         rtol: stop when the error is at most rtol |theta| at the ends asked for, twice in a row; 0 to take
-            every step.
-        ends: which ends must be that near; both are returned, each with its error.
-        generator: of the start; None for seed 0.
+            every step
+        ends: which ends must be that near; both are returned, each with its error
+        generator: of the start; None for seed 0
 
     Returns:
         Both ends, nan where a product is not finite.
 
     Raises:
-        ValueError: n_steps below 1.
+        ValueError: n_steps below 1
     """
     if n_steps < 1:
         raise ValueError(f"n_steps of lanczos is {n_steps}; it must be at least 1.")

@@ -25,11 +25,11 @@ class GammaFigures:
     """One scale vector, whatever its parameterization.
 
     Attributes:
-        drift: rms of gamma - 1, zero at initialization.
-        rms: ||gamma|| / sqrt(d), which is |beta| under `or`.
-        geometric_mean: exp(mean log |gamma|), which is e^beta under `er`.
-        dead: fraction of entries with |gamma| below the threshold.
-        negative: fraction of entries below 0.
+        drift: rms of gamma - 1, zero at initialization
+        rms: ||gamma|| / sqrt(d), which is |beta| under `or`
+        geometric_mean: exp(mean log |gamma|), which is e^beta under `er`
+        dead: fraction of entries with |gamma| below the threshold
+        negative: fraction of entries below 0
     """
 
     drift: float
@@ -43,8 +43,8 @@ def gamma_figures(gamma: Tensor, dead_below: float = 0.01) -> GammaFigures:
     """Figures of one scale vector; rms and geometric mean make beta's course comparable between `direct`, `or`, `er`.
 
     Args:
-        gamma: any shape.
-        dead_below: an entry is dead below this fraction of the vector's rms, a choice of ours.
+        gamma: any shape
+        dead_below: an entry is dead below this fraction of the vector's rms, a choice of ours
     """
     g = gamma.detach().double()
     rms = g.square().mean().sqrt()
@@ -63,11 +63,11 @@ class ScaleField:
     """Distribution of the absolute entries of u v^T, the field that multiplies W.
 
     Attributes:
-        smallest: min |u_i v_j|.
-        largest: max |u_i v_j|.
-        spread: largest / smallest; infinite with a dead entry.
-        log_std: standard deviation of log |u_i v_j|, 0 for a uniform field; nan with an entry of 0.
-        quantiles: fraction -> the least value that this fraction of the entries does not exceed.
+        smallest: min |u_i v_j|
+        largest: max |u_i v_j|
+        spread: largest / smallest; infinite with a dead entry
+        log_std: standard deviation of log |u_i v_j|, 0 for a uniform field; nan with an entry of 0
+        quantiles: fraction -> the least value that this fraction of the entries does not exceed
     """
 
     smallest: float
@@ -86,9 +86,9 @@ def scale_field(
     counting pairs in sorted vectors.
 
     Args:
-        gamma_in: (d_in,) or None.
-        gamma_out: (d_out,) or None.
-        fractions: of the quantiles, which are nearly all of the cost; () for none.
+        gamma_in: (d_in,) or None
+        gamma_out: (d_out,) or None
+        fractions: of the quantiles, which are nearly all of the cost; () for none
     """
     u, v = _ones_or(gamma_out), _ones_or(gamma_in)
     smallest, largest = (u.min() * v.min()).item(), (u.max() * v.max()).item()
@@ -110,8 +110,8 @@ def column_eigenvalues(weight: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
     P_j preconditions the flow of column j of W diag(gamma). Its condition number is high / low.
 
     Args:
-        weight: (..., d_out, d_in).
-        gamma: (..., d_in).
+        weight: (..., d_out, d_in)
+        gamma: (..., d_in)
 
     Returns:
         low, gamma_j^2, with multiplicity d_out - 1, and high, gamma_j^2 + ||w_j||^2, each (..., d_in).
@@ -130,9 +130,9 @@ class FlowPreconditioner:
     both it is the flow in the proof of the DP theorem. gamma's own parameterization (`or`, `er`) is not in it.
 
     Args:
-        weight: (d_out, d_in).
-        gamma_in: (d_in,) or None.
-        gamma_out: (d_out,) or None.
+        weight: (d_out, d_in)
+        gamma_in: (d_in,) or None
+        gamma_out: (d_out,) or None
     """
 
     def __init__(self, weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None):
@@ -165,14 +165,14 @@ def eigenvalue_range(
     smallest eigenvalue lies between the first and the (d_in + d_out + 1)-th smallest entry of that diagonal.
 
     Args:
-        weight: (d_out, d_in).
-        gamma_in: (d_in,) or None.
-        gamma_out: (d_out,) or None.
-        n_steps: of lanczos.
-        rtol: of lanczos.
+        weight: (d_out, d_in)
+        gamma_in: (d_in,) or None
+        gamma_out: (d_out,) or None
+        n_steps: of lanczos
+        rtol: of lanczos
 
     Raises:
-        ValueError: a weight that is no matrix.
+        ValueError: a weight that is no matrix
     """
     if weight.dim() != 2:
         raise ValueError(f"the weight has shape {tuple(weight.shape)}; give one matrix (d_out, d_in) at a time.")

@@ -21,9 +21,9 @@ class Estimate:
     """A figure, the error it is believed to, and what it cost.
 
     Attributes:
-        value: the figure.
-        error: residual bound of an eigenvalue (`lanczos`), standard error of a mean (`hutchinson`).
-        products: Hessian-vector products spent; figures of one run share them.
+        value: the figure
+        error: residual bound of an eigenvalue (`lanczos`), standard error of a mean (`hutchinson`)
+        products: Hessian-vector products spent; figures of one run share them
     """
 
     value: float
@@ -52,7 +52,7 @@ def twice_differentiable() -> Iterator[None]:
     compiled graphs; a module that was compiled runs eagerly inside.
 
     Raises:
-        ValueError: called from code that is being compiled.
+        ValueError: called from code that is being compiled
     """
     if torch.compiler.is_compiling():
         raise ValueError("twice_differentiable() was entered in code under torch.compile; enter it outside.")
@@ -69,12 +69,12 @@ class HessianProduct:
 
     Args:
         loss: builds the loss, a scalar, from the parameters' present values; in nats per token for
-            the figures to be. No dropout, or the figures are those of one draw of it.
-        parameters: the block, in any order; a parameter that the loss does not use has zero curvature.
+            the figures to be. No dropout, or the figures are those of one draw of it
+        parameters: the block, in any order; a parameter that the loss does not use has zero curvature
 
     Raises:
         ValueError: no parameters, a loss that is no scalar or has no gradient, an operation without
-            second derivative, or, at a product, a model that changed since.
+            second derivative, or, at a product, a model that changed since
     """
 
     def __init__(self, loss: Callable[[], Tensor], parameters: Sequence[Tensor]):
@@ -90,7 +90,7 @@ class HessianProduct:
         """Return the product in a part of the block, on the same graph: no second forward and gradient.
 
         Raises:
-            ValueError: parameters that this block does not have, or none.
+            ValueError: parameters that this block does not have, or none
         """
         part, gradient = _block(parameters), {id(p): g for p, g in zip(self.parameters, self._gradient, strict=True)}
         if any(id(p) not in gradient for p in part):
@@ -134,13 +134,13 @@ class DifferenceProduct:
     Not quite symmetric nor linear in v: errors of `lanczos` and `hutchinson` do not include that.
 
     Args:
-        loss: as in `HessianProduct`.
-        parameters: the block.
+        loss: as in `HessianProduct`
+        parameters: the block
         step: relative size of the displacement; None for eps^(1/3) / 5 with eps the parameters' rounding
-            (1e-3 in float32, where on a tiny Llama H v is right to 2e-3 and lambda_max to 6e-4).
+            (1e-3 in float32, where on a tiny Llama H v is right to 2e-3 and lambda_max to 6e-4)
 
     Raises:
-        ValueError: as in `HessianProduct`, or a step that is not positive.
+        ValueError: as in `HessianProduct`, or a step that is not positive
     """
 
     def __init__(self, loss: Callable[[], Tensor], parameters: Sequence[Tensor], step: float | None = None):

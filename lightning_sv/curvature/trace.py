@@ -16,8 +16,8 @@ class Moments:
     """Sums over the eigenvalues.
 
     Attributes:
-        trace: sum of lambda.
-        squared_frobenius: sum of lambda^2, ||H||_F^2.
+        trace: sum of lambda
+        squared_frobenius: sum of lambda^2, ||H||_F^2
     """
 
     trace: Estimate
@@ -32,12 +32,12 @@ def hutchinson(product: Product, n_probes: int = 30, *, generator: torch.Generat
     off-diagonal of H.
 
     Args:
-        product: v -> H v.
-        n_probes: products, at least 2.
-        generator: of the probes; None for seed 0.
+        product: v -> H v
+        n_probes: products, at least 2
+        generator: of the probes; None for seed 0
 
     Raises:
-        ValueError: fewer than 2 probes, which have no standard error.
+        ValueError: fewer than 2 probes, which have no standard error
     """
     if n_probes < 2:
         raise ValueError(f"n_probes of hutchinson is {n_probes}; at least 2 are needed for a standard error.")
@@ -57,12 +57,12 @@ def hutch_plus_plus(product: Product, n_products: int = 30, *, generator: torch.
     the standard error over the probes, given Q.
 
     Args:
-        product: v -> H v.
-        n_products: products at most, at least 6.
-        generator: of sketch and probes; None for seed 0.
+        product: v -> H v
+        n_products: products at most, at least 6
+        generator: of sketch and probes; None for seed 0
 
     Raises:
-        ValueError: fewer than 6 products, which leave no standard error.
+        ValueError: fewer than 6 products, which leave no standard error
     """
     if n_products < 6:
         raise ValueError(f"n_products of hutch_plus_plus is {n_products}; at least 6 are needed for a standard error.")

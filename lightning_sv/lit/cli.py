@@ -139,7 +139,7 @@ class PretrainCLI(LightningCLI):
         """Check corpus and checkpoint before anything is written, claim the directory, say what is to be trained.
 
         Raises:
-            ValueError: the whole backbone is to be compiled, and sharded.
+            ValueError: the whole backbone is to be compiled, and sharded
         """
         ckpt_path, extend, cache = (self._get(self.config, key) for key in ("ckpt_path", "extend", "compile_cache"))
         if self.model.compile_how == "model" and isinstance(self.trainer.strategy, FullyShardedStrategy):

@@ -12,7 +12,7 @@ def load_compiled(path: Path) -> str:
     The file may hold code: take it from runs of your own only. What another torch or device made is left unused.
 
     Raises:
-        ValueError: the file is not one that `save_compiled` wrote.
+        ValueError: the file is not one that `save_compiled` wrote
     """
     if not path.is_file():
         return f"compile cache {path}: none yet, written at the end"

@@ -75,7 +75,7 @@ class ShardDataModule(Batches, L.LightningDataModule):
         """Blocks (n, seq_len + 1) spread evenly over the validation split: the same in every run, on every rank.
 
         Args:
-            n_sequences: fewer where the split is smaller.
+            n_sequences: fewer where the split is smaller
         """
         blocks: Blocks = open_split(self.corpus.dir, "val", seq_len=self.seq_len)
         return torch.stack([blocks[i] for i in self._spread(len(blocks), n_sequences)])

@@ -21,14 +21,17 @@ def generate(
     """Sample a continuation of `prompt`, without the prompt.
 
     Args:
-        model: any backbone.
-        prompt: token ids; at least one.
-        n_tokens: tokens to sample at most.
-        context: tokens the model looks back on, normally the length it was trained with.
-        temperature: logits are divided by it; 0 takes the most likely token.
-        top_k: sample among this many most likely tokens; None for all.
-        eot: stop at this token.
-        seed: of the sampling.
+        model: any backbone
+        prompt: token ids; at least one
+        n_tokens: tokens to sample at most
+        context: tokens the model looks back on, normally the length it was trained with
+        temperature: logits are divided by it; 0 takes the most likely token
+        top_k: sample among this many most likely tokens; None for all
+        eot: stop at this token
+        seed: of the sampling
+
+    Raises:
+        ValueError: n_tokens, top_k or temperature is out of range
     """
     assert prompt, "at least one token"
     if n_tokens < 1 or temperature < 0 or (top_k is not None and top_k < 1):

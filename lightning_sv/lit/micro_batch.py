@@ -22,18 +22,18 @@ def choose_micro_batch(
     on a device that takes another.
 
     Args:
-        run: what is trained.
-        data: what it reads.
-        trainer: the trainer's keys.
-        device: of this process.
-        devices: their number; all alike.
-        fitting: `plan.fitting_micro_batch`, a floor above.
+        run: what is trained
+        data: what it reads
+        trainer: the trainer's keys
+        device: of this process
+        devices: their number; all alike
+        fitting: `plan.fitting_micro_batch`, a floor above
 
     Returns:
         What was chosen, in words; None where nothing was.
 
     Raises:
-        ValueError: not one sequence fits.
+        ValueError: not one sequence fits
     """
     share = data.share(devices).micro_batch
     memory = _memory(device)

@@ -23,7 +23,7 @@ class NonFinite:
 
     Args:
         skip: leave the step out instead of stopping. What is left out is not random, so a comparison of
-            runs that skipped is biased; the number of skipped steps is in the summary.
+            runs that skipped is biased; the number of skipped steps is in the summary
     """
 
     def __init__(self, skip: bool):
@@ -45,7 +45,7 @@ class NonFinite:
         leave a step out by itself, and the host look later; but a run that is to stop would then have moved on.)
 
         Raises:
-            NonFiniteError: one is not, and steps are not skipped.
+            NonFiniteError: one is not, and steps are not skipped
         """
         losses, self._losses = torch.stack(self._losses), []
         trainer = module.trainer

@@ -42,7 +42,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
     parameter groups. Here it is torch's, so that a run moves between one device, DDP and FSDP2.
 
     Args:
-        process_group_backend: of torch.distributed; null for the device's default.
+        process_group_backend: of torch.distributed; null for the device's default
     """
 
     def __init__(self, process_group_backend: str | None = None):
@@ -86,7 +86,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         """Load weights and optimizer states of a checkpoint file into the shards; return the rest.
 
         Raises:
-            ValueError: the checkpoint was made under other settings, see `PretrainModule.refuse_other_settings`.
+            ValueError: the checkpoint was made under other settings, see `PretrainModule.refuse_other_settings`
         """
         assert self.model is not None
         module: Any = self.lightning_module

@@ -22,8 +22,8 @@ class StoppedError(Exception):
     """The run was asked to stop, and stopped after a step with a checkpoint.
 
     Attributes:
-        code: exit status of the program.
-        requeue: whether SLURM is asked to start the job again.
+        code: exit status of the program
+        requeue: whether SLURM is asked to start the job again
     """
 
     def __init__(self, step: int, code: int, requeue: bool):
@@ -73,7 +73,7 @@ class StopSignals:
         """End the run after the last step, whose checkpoint is written: a collective.
 
         Raises:
-            StoppedError: always; requeue if SLURM gave any device the signal that announces the end of the job's time.
+            StoppedError: always; requeue if SLURM gave any device the signal that announces the end of the job's time
         """
         announced, interrupted = (self._received == number for number in (signal.SIGUSR1, signal.SIGINT))
         if trainer.world_size > 1:  # the signal reaches one process before another

@@ -18,11 +18,11 @@ class Attention(Sublayer):
     each with one scale vector for all heads.
 
     Args:
-        config: the sizes.
-        build: gives the norm and the branches of the strategy.
+        config: the sizes
+        build: gives the norm and the branches of the strategy
 
     Raises:
-        ValueError: `qk_norm` where the strategy normalizes q or k already (`dnp`).
+        ValueError: `qk_norm` where the strategy normalizes q or k already (`dnp`)
     """
 
     def __init__(self, config: BackboneConfig, build: ScaleBuilder):
@@ -52,9 +52,9 @@ class Attention(Sublayer):
         """(B, T, D) -> (B, T, D).
 
         Args:
-            x: the residual stream, not yet normalized.
-            rope: cos and sin of every position.
-            mask: (B, 1, T, T), True where a query may look; None for plain causal attention.
+            x: the residual stream, not yet normalized
+            rope: cos and sin of every position
+            mask: (B, 1, T, T), True where a query may look; None for plain causal attention
         """
         q, k, v = (y.unflatten(-1, (-1, self.d_head)) for y in self.qkv(x))  # B T H K
         if self.qk_norm:

@@ -48,14 +48,14 @@ class Backbone(nn.Module):
     At initialization every strategy but `dnp` is the same function, the standard Llama.
 
     Args:
-        config: the sizes.
-        scale: the scale-vector strategy, as a string or object.
-        options: its finer choices.
-        seed: of the initialization; see `nn/init.py`.
+        config: the sizes
+        scale: the scale-vector strategy, as a string or object
+        options: its finer choices
+        seed: of the initialization; see `nn/init.py`
 
     Raises:
         ValueError: an unknown strategy, one that does not fit the model, or an option that names a
-            site the model does not have.
+            site the model does not have
 
     >>> model = Backbone(BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=64), "hg+or")
     >>> model(torch.zeros(1, 8, dtype=torch.long)).shape
@@ -114,13 +114,13 @@ class Backbone(nn.Module):
         """Return next-token logits, (B, T) -> (B, T, vocab_size), or the loss with respect to `targets`.
 
         Args:
-            tokens: token ids.
+            tokens: token ids
             documents: (B, T) document number of each position; attention then stays inside a
-                document. None lets it cross document ends.
+                document. None lets it cross document ends
             targets: (B, T) token ids, one position ahead of `tokens`: instead of the logits, return their
-                `next_token_loss`, without ever keeping all of them.
+                `next_token_loss`, without ever keeping all of them
             with_routing: return the routing of every mixture of experts as well, in the order of
-                the blocks; an empty list for a dense model.
+                the blocks; an empty list for a dense model
         """
         x = self.embed(tokens)  # B T D
         rope = rope_tables(tokens.shape[1], self.config.head_width, self.config.rope_theta, like=x)

@@ -17,14 +17,14 @@ class RouterConfig:
     loss that is k times ours.
 
     Attributes:
-        renormalize: divide the chosen softmax probabilities by their sum.
+        renormalize: divide the chosen softmax probabilities by their sum
         balance: 'loss': an auxiliary loss (Switch Transformer, arXiv:2101.03961, eq. 4); 'bias':
-            loss-free, a bias on the choice moved after every step (arXiv:2408.15664); 'none'.
-        balance_coef: weight of the auxiliary loss, which is 1 when balanced; 0.01 is the Switch Transformer's.
-        bias_rate: step of the bias.
+            loss-free, a bias on the choice moved after every step (arXiv:2408.15664); 'none'
+        balance_coef: weight of the auxiliary loss, which is 1 when balanced; 0.01 is the Switch Transformer's
+        bias_rate: step of the bias
         z_coef: weight of the router z-loss, the mean squared log-sum-exp of the router's logits
-            (ST-MoE, arXiv:2202.08906, eq. 5).
-        gate_shared: weigh the shared expert by a sigmoid of a linear map, as Qwen2-MoE does.
+            (ST-MoE, arXiv:2202.08906, eq. 5)
+        gate_shared: weigh the shared expert by a sigmoid of a linear map, as Qwen2-MoE does
     """
 
     renormalize: bool = True
@@ -51,24 +51,24 @@ class BackboneConfig:
     defaults of what is not a size are readings of the paper (README, "Readings").
 
     Attributes:
-        name: the model's name in runs, figures and the table of tuned learning rates.
-        d_model: width of the residual stream.
-        n_layer: number of blocks.
-        n_head: number of attention heads (multi-head attention: as many keys as queries).
-        vocab_size: rows of the embedding and of the lm_head, padding included.
-        d_head: width of a head; null for d_model / n_head.
-        d_ff: hidden width of the SwiGLU, and of a shared expert; null for int(8 d_model / 3).
-        qk_norm: normalize q and k over the head width, one scale vector for all heads (Gemma 3).
-        post_norm: normalize what attention and FFN add to the residual stream (Gemma 3).
-        n_expert: sparse experts a block; 0 for a dense FFN.
-        n_expert_active: experts that a token visits.
-        n_expert_shared: 0, or 1 for an expert of width d_ff that every token visits.
-        d_expert: hidden width of a sparse expert; null for int(2 d_model / 3).
-        router: choice and balance of the experts.
-        rope_theta: base of the rotary frequencies.
-        norm_eps: added to the mean square in every norm.
-        init_std: standard deviation of the normal initialization of every matrix.
-        init_residual_scaling: divide the std of o_proj and down_proj by sqrt(2 n_layer).
+        name: the model's name in runs, figures and the table of tuned learning rates
+        d_model: width of the residual stream
+        n_layer: number of blocks
+        n_head: number of attention heads (multi-head attention: as many keys as queries)
+        vocab_size: rows of the embedding and of the lm_head, padding included
+        d_head: width of a head; null for d_model / n_head
+        d_ff: hidden width of the SwiGLU, and of a shared expert; null for int(8 d_model / 3)
+        qk_norm: normalize q and k over the head width, one scale vector for all heads (Gemma 3)
+        post_norm: normalize what attention and FFN add to the residual stream (Gemma 3)
+        n_expert: sparse experts a block; 0 for a dense FFN
+        n_expert_active: experts that a token visits
+        n_expert_shared: 0, or 1 for an expert of width d_ff that every token visits
+        d_expert: hidden width of a sparse expert; null for int(2 d_model / 3)
+        router: choice and balance of the experts
+        rope_theta: base of the rotary frequencies
+        norm_eps: added to the mean square in every norm
+        init_std: standard deviation of the normal initialization of every matrix
+        init_residual_scaling: divide the std of o_proj and down_proj by sqrt(2 n_layer)
     """
 
     d_model: int

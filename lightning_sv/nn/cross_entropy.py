@@ -33,8 +33,8 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy in nats per token, in float32 (wider inputs keep their width).
 
     Args:
-        logits: (..., vocab_size).
-        targets: (...) token ids, one position ahead of the inputs.
+        logits: (..., vocab_size)
+        targets: (...) token ids, one position ahead of the inputs
     """
     flat = logits.flatten(0, -2)
     if flat.element_size() < 4:
@@ -53,12 +53,12 @@ def linear_cross_entropy(
     """Return the mean cross-entropy of gamma_out * Norm(W (gamma_in * x)) in nats, in float32 or wider.
 
     Args:
-        x: (..., d).
-        weight: (vocab_size, d).
-        targets: (...) token ids.
-        gamma_in: (d,), or None for 1.
-        gamma_out: (vocab_size,), or None for 1.
-        norm_eps: eps of the norm; None for no norm.
+        x: (..., d)
+        weight: (vocab_size, d)
+        targets: (...) token ids
+        gamma_in: (d,), or None for 1
+        gamma_out: (vocab_size,), or None for 1
+        norm_eps: eps of the norm; None for no norm
     """
     if norm_eps is not None and targets.numel() >= GRAM_FROM * x.shape[-1]:
         x, norm_eps = x * inverse_rms_of_product(x, weight, gamma_in, norm_eps), None

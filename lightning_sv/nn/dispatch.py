@@ -16,9 +16,9 @@ class Plan(NamedTuple):
     """Where every choice of every token lies in the buffer.
 
     Attributes:
-        rows: the experts' blocks, each padded to a multiple of `block_multiple`.
-        source: (R,) int64, the token of each row, N for a padding row.
-        position: (N, k) int64, the row of each choice.
+        rows: the experts' blocks, each padded to a multiple of `block_multiple`
+        source: (R,) int64, the token of each row, N for a padding row
+        position: (N, k) int64, the row of each choice
     """
 
     rows: Rows
@@ -44,8 +44,8 @@ def plan(experts: Tensor, n_expert: int) -> Plan:
     twice).
 
     Args:
-        experts: (N, k) int64, ids of the chosen experts.
-        n_expert: E.
+        experts: (N, k) int64, ids of the chosen experts
+        n_expert: E
     """
     n, k = experts.shape
     multiple = block_multiple(n * k, n_expert)

@@ -7,11 +7,11 @@ class Gpu(NamedTuple):
     """One kind of GPU.
 
     Attributes:
-        name: as on the command line.
-        card: as the driver names it.
-        memory: bytes that torch reports as its total.
-        bf16: peak FLOP/s of dense bf16 products, without sparsity.
-        fp32: peak FLOP/s in float32, without TF32.
+        name: as on the command line
+        card: as the driver names it
+        memory: bytes that torch reports as its total
+        bf16: peak FLOP/s of dense bf16 products, without sparsity
+        fp32: peak FLOP/s in float32, without TF32
     """
 
     name: str
@@ -38,7 +38,7 @@ def find_gpu(name: str, memory_gib: float | None = None) -> Gpu:
     """Return the GPU of this name, with another memory if given.
 
     Raises:
-        ValueError: an unknown name, or no memory.
+        ValueError: an unknown name, or no memory
     """
     known = {gpu.name: gpu for gpu in GPUS}
     if name not in known:

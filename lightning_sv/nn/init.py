@@ -31,9 +31,9 @@ def init_weights(model: nn.Module, config: BackboneConfig, seed: int) -> None:
     `init_residual_scaling` is on.
 
     Args:
-        model: on any device but meta.
-        config: gives the standard deviations.
-        seed: with the parameter's name, the seed of its values.
+        model: on any device but meta
+        config: gives the standard deviations
+        seed: with the parameter's name, the seed of its values
     """
     for module in model.modules():
         if isinstance(module, ScaleVector):

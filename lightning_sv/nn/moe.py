@@ -25,10 +25,10 @@ class Routing(NamedTuple):
     """What the router of one block did with one micro-batch.
 
     Attributes:
-        load: (E,) tokens that each expert received; their sum is k N, for none is dropped.
-        total: load over all devices, which the balance loss counts; load itself until it is reduced.
-        probability: (E,) mean probability of each expert.
-        logits: (N, E) of the router; what is not always wanted is computed from them when it is.
+        load: (E,) tokens that each expert received; their sum is k N, for none is dropped
+        total: load over all devices, which the balance loss counts; load itself until it is reduced
+        probability: (E,) mean probability of each expert
+        logits: (N, E) of the router; what is not always wanted is computed from them when it is
     """
 
     load: Tensor
@@ -68,8 +68,8 @@ class MixtureOfExperts(Sublayer):
     where `router.renormalize` is on.
 
     Args:
-        config: the sizes, and how the router chooses.
-        build: gives the norm and the branches of the strategy.
+        config: the sizes, and how the router chooses
+        build: gives the norm and the branches of the strategy
     """
 
     router_bias: Tensor
@@ -142,7 +142,7 @@ class MixtureOfExperts(Sublayer):
         """Loss-free balancing: bias += rate sign(mean load - load), after a step (arXiv:2408.15664).
 
         Args:
-            load: (E,) tokens of each expert over the whole global batch.
+            load: (E,) tokens of each expert over the whole global batch
         """
         if self.router.balance == "bias":
             self.router_bias.add_((load.mean() - load).sign(), alpha=self.router.bias_rate)

@@ -22,7 +22,7 @@ def builder_of(name: str) -> Builder:
     """Look an optimizer up in the table.
 
     Raises:
-        ValueError: it is not there.
+        ValueError: it is not there
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"model.optim.name is {name!r}; known: {' '.join(OPTIMIZERS)}")
@@ -33,12 +33,12 @@ def build_optimizer(groups: list[ParameterGroup], config: OptimConfig, lr: float
     """Build the optimizer that `config` names; parameters on the meta device do for a check.
 
     Args:
-        groups: the trained parameters by role.
-        config: the settings.
-        lr: peak learning rate of all groups.
+        groups: the trained parameters by role
+        config: the settings
+        lr: peak learning rate of all groups
 
     Raises:
-        ValueError: the optimizer is unknown, or the settings name a role that none of the parameters has.
+        ValueError: the optimizer is unknown, or the settings name a role that none of the parameters has
     """
     build = builder_of(config.name)
     roles = [group.role for group in groups]

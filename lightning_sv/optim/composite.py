@@ -15,7 +15,7 @@ class CompositeOptimizer(Optimizer):
     scheduler writes and what a checkpoint restores here is what they step with.
 
     Args:
-        parts: optimizers over disjoint parameters; the order of their groups is the order here.
+        parts: optimizers over disjoint parameters; the order of their groups is the order here
     """
 
     def __init__(self, parts: list[Optimizer]):

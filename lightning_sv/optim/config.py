@@ -12,20 +12,20 @@ class OptimConfig:
     """Settings as in the paper (Appendix B.1): betas (0.9, 0.95), weight decay 0.1, Muon's momentum 0.95.
 
     Attributes:
-        name: the optimizer: 'adamw', or 'muon' for the matrices inside blocks with AdamW for the rest.
+        name: the optimizer: 'adamw', or 'muon' for the matrices inside blocks with AdamW for the rest
         lr: peak learning rate, of Muon and AdamW alike; null for the paper's tuned value for this
-            model, optimizer, schedule and strategy (lightning_sv/optim/tuned.py).
-        beta1: decay of AdamW's first moment.
-        beta2: decay of AdamW's second moment.
-        eps: added to the root of AdamW's second moment.
-        weight_decay: decoupled decay of the groups that decay.
+            model, optimizer, schedule and strategy (lightning_sv/optim/tuned.py)
+        beta1: decay of AdamW's first moment
+        beta2: decay of AdamW's second moment
+        eps: added to the root of AdamW's second moment
+        weight_decay: decoupled decay of the groups that decay
         undecayed: roles of matrices that do not decay, of matrix, router, head and embedding (the paper does not
-            say which do; all, by default). Scale vectors decay as the strategy says.
+            say which do; all, by default). Scale vectors decay as the strategy says
         muon_roles: roles of matrices that Muon updates; the paper's "2D matrix blocks in Transformer layers" are read
-            as matrix alone, which leaves the router of a mixture of experts to AdamW.
-        muon_momentum: Muon's Nesterov momentum.
+            as matrix alone, which leaves the router of a mixture of experts to AdamW
+        muon_momentum: Muon's Nesterov momentum
         ns_dtype: arithmetic of Muon's Newton-Schulz iteration: 'bfloat16', or 'float32' or 'float64' for exact
-            comparisons.
+            comparisons
     """
 
     name: str = "adamw"

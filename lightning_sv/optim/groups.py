@@ -34,7 +34,7 @@ def parameter_roles(model: nn.Module) -> Iterator[NamedParameter]:
 
     Raises:
         ValueError: a parameter whose module has no known role (a norm with a weight of its own, a
-            bias): every parameter must have one.
+            bias): every parameter must have one
     """
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -69,8 +69,8 @@ class ParameterGroup:
         """Return the start of an optimizer's param_group: plain values beside the parameters.
 
         Args:
-            kind: the rule that updates the group, 'muon' or 'adamw'.
-            weight_decay: of a group that decays.
+            kind: the rule that updates the group, 'muon' or 'adamw'
+            weight_decay: of a group that decays
         """
         return {
             "params": [member.parameter for member in self.members],
@@ -87,7 +87,7 @@ def parameter_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[Pa
     the lm_head and the router among them: the paper does not say, `OptimConfig.undecayed` takes roles out.
 
     Raises:
-        ValueError: a parameter without a role.
+        ValueError: a parameter without a role
     """
     members: dict[str, list[NamedParameter]] = {role: [] for role in PARAMETER_ROLES}
     for named in parameter_roles(model):

@@ -36,8 +36,8 @@ def orthogonalize(update: Tensor, dtype: torch.dtype) -> Tensor:
     Args:
         update: the matrices. One that is sharded (FSDP2) is gathered once, iterated on every rank and cut
             again: products of shards would cost 11 to 16 collectives a matrix. Experts are cut between
-            matrices: each rank iterates its own.
-        dtype: of the arithmetic and of the result.
+            matrices: each rank iterates its own
+        dtype: of the arithmetic and of the result
     """
     if update.ndim == 2 and is_sharded(update):
         from torch.distributed.tensor import DTensor, distribute_tensor
@@ -83,10 +83,10 @@ class Muon(Optimizer):
     Shapes: parameters (..., m, n); each matrix along the leading axes, an expert, is updated alone.
 
     Args:
-        groups: param_groups, each with its `weight_decay`.
-        lr: learning rate.
-        momentum: mu of the Nesterov momentum.
-        ns_dtype: arithmetic of the orthogonalization, of `NS_DTYPES`.
+        groups: param_groups, each with its `weight_decay`
+        lr: learning rate
+        momentum: mu of the Nesterov momentum
+        ns_dtype: arithmetic of the orthogonalization, of `NS_DTYPES`
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, momentum: float, ns_dtype: str):

@@ -11,10 +11,10 @@ class ScheduleConfig:
 
     Attributes:
         name: 'cos': cosine from the peak to `final_ratio` of it at the last step; 'wsd': the peak until
-            `stable_ratio` of all steps, then linear, see `stable_then_linear`.
-        warmup_ratio: share of the steps spent in linear warm-up (not stated in the paper).
-        final_ratio: last learning rate over the peak; null for the paper's, 1/20 for cos and 0 for wsd.
-        stable_ratio: share of all steps, warm-up included, after which wsd decays; cos does not read it.
+            `stable_ratio` of all steps, then linear, see `stable_then_linear`
+        warmup_ratio: share of the steps spent in linear warm-up (not stated in the paper)
+        final_ratio: last learning rate over the peak; null for the paper's, 1/20 for cos and 0 for wsd
+        stable_ratio: share of all steps, warm-up included, after which wsd decays; cos does not read it
     """
 
     name: str = "cos"

@@ -59,7 +59,7 @@ def tuned_lr(model: str, optimizer: str, schedule: str, strategy: ScaleStrategy)
 
     Raises:
         ValueError: the optimizer is unknown; or no value is known for the combination: lists those that are, of this
-            model if any.
+            model if any
     """
     builder_of(optimizer)
     for placement in (strategy.placement, "*"):

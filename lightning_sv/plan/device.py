@@ -19,11 +19,11 @@ class GpuMemory:
     """Bytes of one GPU at the peak of a step.
 
     Attributes:
-        weights: parameters and buffers, or its shard of them.
-        gradients: likewise, as far as they are there at that moment.
-        optimizer: likewise.
-        communication: DDP's buckets, or what FSDP has gathered and not yet scattered.
-        activations: what backward needs, and temporaries.
+        weights: parameters and buffers, or its shard of them
+        gradients: likewise, as far as they are there at that moment
+        optimizer: likewise
+        communication: DDP's buckets, or what FSDP has gathered and not yet scattered
+        activations: what backward needs, and temporaries
     """
 
     weights: int
@@ -53,12 +53,12 @@ def gpu_memory(
     `_fully_sharded`.
 
     Args:
-        step: of the whole model.
-        blocks: the units that FSDP gathers.
-        strategy: one of `STRATEGIES`.
-        gpus: their number.
-        bucket_view: DDP's gradient_as_bucket_view.
-        accumulate: whether a step has several micro-batches, so that gradients are there when one begins.
+        step: of the whole model
+        blocks: the units that FSDP gathers
+        strategy: one of `STRATEGIES`
+        gpus: their number
+        bucket_view: DDP's gradient_as_bucket_view
+        accumulate: whether a step has several micro-batches, so that gradients are there when one begins
     """
     if strategy != "fsdp" or gpus == 1:
         weights, gradients, optimizer = step.parts()
@@ -103,10 +103,10 @@ def largest_micro_batch(peak: Callable[[int], int], share: int, limit: int, most
     at once, which needs no sums of gradients, may take less than half of it, and comes first.
 
     Args:
-        peak: bytes at a micro-batch.
-        share: sequences of one GPU in a step.
-        limit: bytes.
-        most: None for no bound.
+        peak: bytes at a micro-batch
+        share: sequences of one GPU in a step
+        limit: bytes
+        most: bound of the answer; None for no bound
     """
     divisors = [size for size in range(1, min(share, most or share) + 1) if share % size == 0]
     if peak(divisors[-1]) <= limit:
@@ -119,7 +119,7 @@ def find_strategy(trainer: dict[str, Any], gpus: int) -> tuple[str, bool]:
     """Read trainer.strategy, a name or a class with its arguments; return its kind and gradient_as_bucket_view.
 
     Raises:
-        ValueError: it is none of `STRATEGIES`.
+        ValueError: it is none of `STRATEGIES`
     """
     given = trainer.get("strategy") or "auto"
     options: dict[str, Any] = {}

@@ -11,14 +11,14 @@ def train_hours(tokens: int, flops_per_token: float, gpus: int, peak: float, mfu
     """Tokens x FLOPs a token / (GPUs x peak x MFU), in hours.
 
     Args:
-        tokens: of the run.
-        flops_per_token: of forward and backward (`lightning_sv.nn.flops_per_token`).
-        gpus: their number.
-        peak: FLOP/s of one.
-        mfu: share of the peak that the model's FLOPs reach, recomputation not counted (arXiv:2204.02311).
+        tokens: of the run
+        flops_per_token: of forward and backward (`lightning_sv.nn.flops_per_token`)
+        gpus: their number
+        peak: FLOP/s of one
+        mfu: share of the peak that the model's FLOPs reach, recomputation not counted (arXiv:2204.02311)
 
     Raises:
-        ValueError: mfu is no share.
+        ValueError: mfu is no share
     """
     if not 0 < mfu <= 1:
         raise ValueError(f"the MFU is {mfu}; it must be above 0 and at most 1 (0.4 is 40%).")
@@ -29,11 +29,11 @@ def measured_mfu(tokens: NDArray[np.int64], values: NDArray[np.float64]) -> floa
     """Harmonic mean of throughput/mfu after the first tenth of the tokens: the share that gives the run's time.
 
     Args:
-        tokens: (N,) training tokens of each value.
-        values: (N,) the MFU since the value before.
+        tokens: (N,) training tokens of each value
+        values: (N,) the MFU since the value before
 
     Raises:
-        ValueError: no value is left, or one is not positive.
+        ValueError: no value is left, or one is not positive
     """
     warm = values[tokens > tokens[-1] / 10] if len(tokens) > 1 else values[:0]
     if not len(warm) or not (warm > 0).all():

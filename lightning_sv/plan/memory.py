@@ -32,9 +32,9 @@ class StepMemory:
     """Bytes of one device that holds the whole model, in a step after the first.
 
     Attributes:
-        held: of every parameter.
-        buffers: of the model.
-        activations: the rest at the peak: what backward needs, and temporaries.
+        held: of every parameter
+        buffers: of the model
+        activations: the rest at the peak: what backward needs, and temporaries
     """
 
     held: tuple[Held, ...]
@@ -98,11 +98,11 @@ def step_memory(
     the experts' buffer has one size whatever they get.
 
     Args:
-        run: what is trained.
-        micro_batch: sequences at once.
-        seq_len: tokens a sequence predicts.
-        precision: trainer.precision, '32-true' or 'bf16-mixed'.
-        accumulate: whether a step has several micro-batches.
+        run: what is trained
+        micro_batch: sequences at once
+        seq_len: tokens a sequence predicts
+        precision: trainer.precision, '32-true' or 'bf16-mixed'
+        accumulate: whether a step has several micro-batches
     """
     counter = AllocatedBytes()
     with fake_backbone(run) as net, counter:

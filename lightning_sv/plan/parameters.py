@@ -81,12 +81,12 @@ class Ledger:
     """Parameters by role of one model under one strategy.
 
     Attributes:
-        model: the model's name.
-        scale: strategy and options.
-        meaning: the simplest strategy that is the same model.
-        roles: (role, tensors, parameters, whether it decays), in the order of the groups.
-        baseline: parameters of the same model under `llama`.
-        activated: parameters that take part in one token; fewer than all with sparse experts.
+        model: the model's name
+        scale: strategy and options
+        meaning: the simplest strategy that is the same model
+        roles: (role, tensors, parameters, whether it decays), in the order of the groups
+        baseline: parameters of the same model under `llama`
+        activated: parameters that take part in one token; fewer than all with sparse experts
     """
 
     model: str
@@ -181,7 +181,7 @@ def ledger(config: BackboneConfig, scale: str | ScaleStrategy, options: ScaleOpt
     """Count the parameters of a model on the meta device, in a fraction of a second.
 
     Raises:
-        ValueError: the strategy or an option does not fit.
+        ValueError: the strategy or an option does not fit
     """
     model = meta_backbone(config, scale, options)
     decayed = model.strategy.decayed_roles

@@ -27,7 +27,7 @@ class Reads:
     """What one rank reads for training: sequences, tokens it predicts, and bytes of token ids.
 
     Attributes:
-        epochs: passes of all ranks over the corpus; None where it is not prepared.
+        epochs: passes of all ranks over the corpus; None where it is not prepared
     """
 
     sequences_per_step: int
@@ -44,10 +44,10 @@ class Plan:
     """What a run takes; memory in bytes, time in hours.
 
     Attributes:
-        largest_micro_batch: the largest that divides the GPU's share of the batch and fits; None if none does.
-        hours: (MFU, hours, GPU-hours).
-        flops: of the whole run.
-        checkpoint: bytes of weights and optimizer state.
+        largest_micro_batch: the largest that divides the GPU's share of the batch and fits; None if none does
+        hours: (MFU, hours, GPU-hours)
+        flops: of the whole run
+        checkpoint: bytes of weights and optimizer state
     """
 
     model: str
@@ -94,16 +94,16 @@ def make_plan(
     """Plan the run that `fit` would make of these on `gpus` GPUs.
 
     Args:
-        run: what is trained.
-        data: its corpus need not be there.
-        trainer: the trainer's keys; of them count max_steps, precision and strategy.
-        gpu: their kind.
-        gpus: their number.
-        strategy: one of `STRATEGIES`; None for the trainer's.
-        mfus: shares of the peak to give the hours for.
+        run: what is trained
+        data: its corpus need not be there
+        trainer: the trainer's keys; of them count max_steps, precision and strategy
+        gpu: their kind
+        gpus: their number
+        strategy: one of `STRATEGIES`; None for the trainer's
+        mfus: shares of the peak to give the hours for
 
     Raises:
-        ValueError: what `fit` would refuse about batch, steps or precision, or a strategy that is not planned for.
+        ValueError: what `fit` would refuse about batch, steps or precision, or a strategy that is not planned for
     """
     if gpus < 1:
         raise ValueError(f"--gpus is {gpus}; it must be at least 1.")
@@ -150,14 +150,14 @@ def fitting_micro_batch(run: Pretraining, data: Batches, trainer: dict[str, Any]
     """Return the micro-batch of a run that gives none: the largest that divides a device's share and fits.
 
     Args:
-        run: what is trained.
-        data: what it reads; its micro_batch is None.
-        trainer: the trainer's keys; of them count precision and strategy.
-        memory: bytes of a device.
-        devices: their number.
+        run: what is trained
+        data: what it reads; its micro_batch is None
+        trainer: the trainer's keys; of them count precision and strategy
+        memory: bytes of a device
+        devices: their number
 
     Raises:
-        ValueError: not one sequence fits, or precision or strategy are not planned for.
+        ValueError: not one sequence fits, or precision or strategy are not planned for
     """
     share = data.share(devices).micro_batch
     try:
@@ -203,7 +203,7 @@ def plan_steps(run: Pretraining, data: Batches, trainer: dict[str, Any]) -> int:
     """Return the optimizer steps of a run: trainer.max_steps, or those of the token budget.
 
     Raises:
-        ValueError: trainer.max_steps is neither -1 nor positive.
+        ValueError: trainer.max_steps is neither -1 nor positive
     """
     given = str(trainer.get("max_steps", -1))  # text, where it comes from the command line
     if given == "-1":

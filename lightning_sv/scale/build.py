@@ -17,12 +17,12 @@ class ScaleOptions:
 
     Attributes:
         placement_at: placement of single branches, site -> token, for instance {lm_head: dp}, or {router: bp} for
-            a router whose logits no output-side vector scales.
+            a router whose logits no output-side vector scales
         role_at: role of single vectors, 'site.scale_in' or 'site.scale_out' -> 'input' | 'output',
-            for instance {v_proj.scale_out: input} to let the output side of v decay under `iwd`.
-        share_scale_out: one output-side vector for those branches of a norm that have equal widths.
+            for instance {v_proj.scale_out: input} to let the output side of v decay under `iwd`
+        share_scale_out: one output-side vector for those branches of a norm that have equal widths
         freeze_input_beta: do not train beta of scale_in where the branch's output is normalized:
-            the loss does not depend on it there, yet Adam moves it.
+            the loss does not depend on it there, yet Adam moves it
     """
 
     placement_at: dict[str, str] = field(default_factory=dict)
@@ -53,10 +53,10 @@ class Branch(NamedTuple):
     """What a model says of a branch it wants.
 
     Attributes:
-        d_out: its width.
-        norm_width: the width that `dnp` normalizes over; None where a branch is never normalized.
-        lead: leading axes, (n_expert,) for one matrix an expert.
-        role: what the matrix is for.
+        d_out: its width
+        norm_width: the width that `dnp` normalizes over; None where a branch is never normalized
+        lead: leading axes, (n_expert,) for one matrix an expert
+        role: what the matrix is for
     """
 
     d_out: int
@@ -69,9 +69,9 @@ class ScaleBuilder:
     """Gives each site of a model its norm and branches, as strategy and options say.
 
     Args:
-        strategy: the four axes.
-        options: the exceptions.
-        eps: of every norm.
+        strategy: the four axes
+        options: the exceptions
+        eps: of every norm
     """
 
     def __init__(self, strategy: ScaleStrategy, options: ScaleOptions | None = None, eps: float = 1e-5):
@@ -152,7 +152,7 @@ class ScaleBuilder:
         """Check that every exception met its site; return the strategy's meaning in this model.
 
         Raises:
-            ValueError: a key of the options names a site that the model does not have.
+            ValueError: a key of the options names a site that the model does not have
 
         Warns:
             UserWarning: a simpler strategy gives the same model (`hg+ap` is `ap`).

@@ -17,10 +17,10 @@ def scaled_product(
     """Return gamma_out * (W (gamma_in * xhat)).
 
     Args:
-        xhat: (..., d_in).
-        weight: (d_out, d_in).
-        gamma_in: (d_in,), or None for 1.
-        gamma_out: (d_out,), or None for 1.
+        xhat: (..., d_in)
+        weight: (d_out, d_in)
+        gamma_in: (d_in,), or None for 1
+        gamma_out: (d_out,), or None for 1
 
     Returns:
         (..., d_out), in the autocast dtype where autocast is on.

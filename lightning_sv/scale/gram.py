@@ -24,10 +24,10 @@ def inverse_rms_of_product(x: Tensor, weight: Tensor, gamma_in: Tensor | None, e
     """Return 1 / sqrt(mean((W (gamma_in * x))^2) + eps), the mean over the outputs.
 
     Args:
-        x: (..., d_in).
-        weight: (d_out, d_in).
-        gamma_in: (d_in,), or None for 1.
-        eps: added to the mean square.
+        x: (..., d_in)
+        weight: (d_out, d_in)
+        gamma_in: (d_in,), or None for 1
+        eps: added to the mean square
 
     Returns:
         (..., 1), in float32 or wider. Products are in the autocast dtype where autocast is on.

@@ -27,9 +27,9 @@ class Rows(NamedTuple):
 
     Attributes:
         expert: (R,) int64, the expert whose block a row lies in; E - 1 beyond the last block, where rows are
-            zero and never read.
+            zero and never read
         ends: (E,) int32, where each block ends; blocks begin at 0, ends[0], ends[1], ...
-        filled: as many rows, or more, lie in blocks; known without a look at `ends`.
+        filled: as many rows, or more, lie in blocks; known without a look at `ends`
     """
 
     expert: Tensor
@@ -41,9 +41,9 @@ class Factors(NamedTuple):
     """What rows are multiplied by: gamma_out * (W (gamma_in * x)).
 
     Attributes:
-        weight: (E, d_out, d_in).
-        gamma_in: (E, d_in), or None for 1.
-        gamma_out: (E, d_out), or None for 1.
+        weight: (E, d_out, d_in)
+        gamma_in: (E, d_in), or None for 1
+        gamma_out: (E, d_out), or None for 1
     """
 
     weight: Tensor
@@ -58,9 +58,9 @@ def grouped_product(x: Tensor, factors: Factors, rows: Rows) -> Tensor:
     Autograd keeps x, the weight and the gammas, nothing folded, cast or padded.
 
     Args:
-        x: (R, d_in); zero in rows that hold no token.
-        factors: the weight and the gammas.
-        rows: the blocks.
+        x: (R, d_in); zero in rows that hold no token
+        factors: the weight and the gammas
+        rows: the blocks
 
     Returns:
         (R, d_out), in the autocast dtype where autocast is on.

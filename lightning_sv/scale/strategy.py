@@ -88,10 +88,10 @@ class ScaleStrategy:
     """A point on the four axes; nothing is built here.
 
     Attributes:
-        sharing: 'shared' or 'hg' (paper, Section 3.1).
-        placement: 'nop', 'bp', 'ap', 'dp' or 'dnp' (Section 3.2).
-        parameterization: 'direct', 'or', 'er' (Section 3.3), or 'offset' (Gemma's 1 + w).
-        decay: 'wd', 'iwd', 'owd' or 'nowd' (Section 2.2).
+        sharing: 'shared' or 'hg' (paper, Section 3.1)
+        placement: 'nop', 'bp', 'ap', 'dp' or 'dnp' (Section 3.2)
+        parameterization: 'direct', 'or', 'er' (Section 3.3), or 'offset' (Gemma's 1 + w)
+        decay: 'wd', 'iwd', 'owd' or 'nowd' (Section 2.2)
 
     >>> str(ScaleStrategy.parse("iwd+or+hg+dnp"))
     'hg+dnp+or+iwd'
@@ -113,7 +113,7 @@ class ScaleStrategy:
         """Read a strategy: tokens joined by '+' in any order, each axis at most once, or a preset.
 
         Raises:
-            ValueError: an unknown token, or two tokens of one axis; lists what is known.
+            ValueError: an unknown token, or two tokens of one axis; lists what is known
         """
         if isinstance(text, ScaleStrategy):
             return text
@@ -165,9 +165,9 @@ class ScaleStrategy:
         """The simplest strategy that builds and trains the same model.
 
         Args:
-            roles: the roles that scale vectors have in the model as built.
+            roles: the roles that scale vectors have in the model as built
             shared_groups: whether some norm with a scale_in feeds several branches, so that `hg`
-                differs from `shared`.
+                differs from `shared`
         """
         default = ScaleStrategy()
         out = self

@@ -12,9 +12,9 @@ def plain_gradients(plain: Callable[..., Tensor], inputs: Sequence[Tensor | None
     Call it from backward where gradients are enabled there, which they are under `create_graph`.
 
     Args:
-        plain: the same function of torch's own operations.
-        inputs: its arguments; None has no gradient.
-        grad: of its result.
+        plain: the same function of torch's own operations
+        inputs: its arguments; None has no gradient
+        grad: of its result
     """
     with torch.enable_grad():
         # Names of their own: an input that was made from another one is constant with respect to it here.

@@ -23,10 +23,10 @@ class ScaleVector(nn.Module, ABC):
     `set_gamma` (gamma -> parameters), which model conversion and folding use.
 
     Args:
-        d: width of the activation that gamma multiplies.
+        d: width of the activation that gamma multiplies
         role: 'input' when a linear map follows at once (the paper's Input-Norm), 'output' when
-            none does (Output-Norm). Weight decay reads it.
-        lead: leading axes, for instance (n_expert,).
+            none does (Output-Norm). Weight decay reads it
+        lead: leading axes, for instance (n_expert,)
     """
 
     def __init__(self, d: int, role: Role, lead: Sequence[int] = ()):
@@ -43,7 +43,7 @@ class ScaleVector(nn.Module, ABC):
         """Set the parameters so that `forward()` is `gamma`, shape (*lead, d).
 
         Raises:
-            ValueError: where the parameterization cannot represent `gamma`.
+            ValueError: where the parameterization cannot represent `gamma`
         """
 
     @property

@@ -50,7 +50,7 @@ class Pretraining:
         ValueError: a strategy, option or optimizer that does not fit the model, or no learning rate known
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the keys of `model` in a config)
         self,
         backbone: BackboneConfig,
         scale: str = "llama",

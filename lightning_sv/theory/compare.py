@@ -48,11 +48,11 @@ def loss_ratio(
     """L_student(t) / L_baseline(t), as long as the baseline's loss is above rounding.
 
     Args:
-        student: The model in question.
-        baseline: The model it is compared with.
-        teacher: W*, shape (c, d).
-        times: Increasing, > 0.
-        initial: Parameters of both at t = 0, where they are not their own.
+        student: the model in question
+        baseline: the model it is compared with
+        teacher: W*, shape (c, d)
+        times: increasing, > 0
+        initial: parameters of both at t = 0, where they are not their own
     """
     ours = flow(student, teacher, times, initial=initial[0]).loss
     theirs = flow(baseline, teacher, times, initial=initial[1]).loss

@@ -21,8 +21,8 @@ class Dual(NDArrayOperatorsMixin):
     Understands `+ - * /`, whole powers, `np.sqrt`, `np.exp`, `sum`, `mean` and indexing, with numpy's broadcasting.
 
     Args:
-        value: x, any shape S; float64, or objects such as Fractions or Series.
-        tangent: dx, shape S + (n,).
+        value: x, any shape S; float64, or objects such as Fractions or Series
+        tangent: dx, shape S + (n,)
     """
 
     def __init__(self, value: Array, tangent: Array):

@@ -37,16 +37,16 @@ def flow(
     """Integrate θ̇ = −∇L(θ) from t = 0.
 
     Args:
-        student: The model.
-        teacher: W*, shape (c, d).
-        times: Where to report, increasing, ≥ 0; units of the flow.
-        initial: Parameters at t = 0; the student's own when None.
-        method: Of scipy's solve_ivp. Explicit Runge-Kutta of order 8 by default.
-        rtol: Relative tolerance of a step.
-        atol: Absolute tolerance of a step.
+        student: the model
+        teacher: W*, shape (c, d)
+        times: where to report, increasing, ≥ 0; units of the flow
+        initial: parameters at t = 0; the student's own when None
+        method: of scipy's solve_ivp. Explicit Runge-Kutta of order 8 by default
+        rtol: relative tolerance of a step
+        atol: absolute tolerance of a step
 
     Raises:
-        ValueError: When the integration breaks down, or the teacher is no matrix.
+        ValueError: when the integration breaks down, or the teacher is no matrix
     """
     target = _matrix(teacher).astype(float)
     blocks = student.initial(*target.shape) if initial is None else [np.asarray(b, dtype=float) for b in initial]
@@ -67,9 +67,9 @@ def power_series(student: Student, teacher: Any, order: int) -> list[Array]:
     """Power series of the parameters, exact: θ_(k+1) = −[tᵏ] ∇L(θ_0 + θ_1 t + ... + θ_k tᵏ) / (k + 1).
 
     Args:
-        student: The model; its parameters at t = 0 must be rational, and so must A there.
-        teacher: W*, shape (c, d); floats are taken at their exact value.
-        order: Largest power of t.
+        student: the model; its parameters at t = 0 must be rational, and so must A there
+        teacher: W*, shape (c, d); floats are taken at their exact value
+        order: largest power of t
 
     Returns:
         The student's blocks as arrays of `Series` of that order.

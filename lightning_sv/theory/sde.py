@@ -20,17 +20,17 @@ class NoisyTraining:
     """What is integrated. w starts at 0, γ at 1.
 
     Args:
-        target: a*, shape (d,).
-        mus: Weight decays of γ, integrated with the same noise.
-        lam: λ, weight decay of w.
-        q: Strength of the noise.
-        dt: Step; the drift is stable while dt·γ² stays far below 2.
-        end: Last time.
-        paths: Number of independent paths.
-        seed: Of the noise.
+        target: a*, shape (d,)
+        mus: weight decays of γ, integrated with the same noise
+        lam: λ, weight decay of w
+        q: strength of the noise
+        dt: step; the drift is stable while dt·γ² stays far below 2
+        end: last time
+        paths: number of independent paths
+        seed: of the noise
 
     Raises:
-        ValueError: When λ, q or dt is not positive, or a μ is negative.
+        ValueError: when λ, q or dt is not positive, or a μ is negative
     """
 
     target: Sequence[float] = (1.0, 1.0, 1.0, 1.0)
@@ -75,12 +75,12 @@ def simulate(setting: NoisyTraining, records: int = 80, advance: Callable[[float
     """Integrate all paths for all μ and record `records` + 1 equally spaced times.
 
     Args:
-        setting: Coefficients, noise and step.
-        records: Number of recorded times after t = 0.
-        advance: Called with the share done, for a progress bar.
+        setting: coefficients, noise and step
+        records: number of recorded times after t = 0
+        advance: called with the share done, for a progress bar
 
     Raises:
-        ValueError: When a path leaves the finite numbers; take a smaller dt.
+        ValueError: when a path leaves the finite numbers; take a smaller dt
     """
     goal = np.asarray(setting.target, dtype=float)
     shape = (len(setting.mus), setting.paths, len(goal))

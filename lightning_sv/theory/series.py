@@ -28,10 +28,10 @@ class Series:
     ['1', '1/2', '-1/8', '1/16']
 
     Args:
-        coefficients: c_0, c_1, ...; ints, Fractions or finite floats (taken at their exact value).
+        coefficients: c_0, c_1, ...; ints, Fractions or finite floats (taken at their exact value)
 
     Raises:
-        ValueError: Without a coefficient.
+        ValueError: without a coefficient
     """
 
     __slots__ = ("coefficients",)

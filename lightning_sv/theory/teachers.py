@@ -20,8 +20,8 @@ class Teacher:
     False
 
     Args:
-        name: As in tables and legends.
-        rows: c rows of d numbers.
+        name: as in tables and legends
+        rows: c rows of d numbers
     """
 
     name: str

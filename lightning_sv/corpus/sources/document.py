@@ -18,9 +18,9 @@ class Document:
     """One document: its text, the hash of its UTF-8 bytes, and where it was found.
 
     Attributes:
-        text: The text, never empty.
-        n_bytes: Length of the text in UTF-8 bytes.
-        digest: blake2b of those bytes, 24 bytes long.
+        text: the text, never empty
+        n_bytes: length of the text in UTF-8 bytes
+        digest: blake2b of those bytes, 24 bytes long
     """
 
     text: str
@@ -59,12 +59,12 @@ class Source:
     """A stream of documents that can be read again from its start.
 
     Attributes:
-        read: Starts a new pass over the documents, always in the same order.
-        total_bytes: Bytes of text a pass gives, None where only reading would tell.
-        licence: Licence of the text, None if unknown.
-        packages: Versions of what the text was taken from.
-        duplicates: Documents that the source itself already left out because another had the same text.
-        unreadable: Files it left out because they are no UTF-8.
+        read: starts a new pass over the documents, always in the same order
+        total_bytes: bytes of text a pass gives, None where only reading would tell
+        licence: licence of the text, None if unknown
+        packages: versions of what the text was taken from
+        duplicates: documents that the source itself already left out because another had the same text
+        unreadable: files it left out because they are no UTF-8
     """
 
     read: Callable[[], Iterator[Document]]

@@ -24,13 +24,13 @@ def files_source(spec: str, *, text_field: str) -> Source:
     """Documents of files, folders and globs, in the order of their names.
 
     Args:
-        spec: Paths or globs, separated by commas. A folder stands for all files below it whose suffix is known;
-            hidden ones are left out. A path with a comma in it cannot be written here: name its folder.
-        text_field: The key (.jsonl) or column (.parquet) with the text.
+        spec: paths or globs, separated by commas. A folder stands for all files below it whose suffix is known;
+            hidden ones are left out. A path with a comma in it cannot be written here: name its folder
+        text_field: the key (.jsonl) or column (.parquet) with the text
 
     Raises:
-        ValueError: Nothing matches, a suffix is unknown, a file cannot be read as what its suffix says, or a
-            record lacks the text field; the sentence names the file, and the line or row.
+        ValueError: nothing matches, a suffix is unknown, a file cannot be read as what its suffix says, or a
+            record lacks the text field; the sentence names the file, and the line or row
     """
     paths = find_files(spec)
 

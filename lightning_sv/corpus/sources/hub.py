@@ -13,14 +13,14 @@ def hub_source(name: str, *, subset: str | None, split: str, data_files: str | N
     """Documents of one split of a Hugging Face dataset, in the dataset's own order, never all in memory.
 
     Args:
-        name: A dataset of the hub ('HuggingFaceFW/fineweb-edu'), a local dataset folder, or a builder ('json').
-        subset: Its configuration, such as 'sample-10BT'.
-        split: Its split.
-        data_files: Files for the builder: a path, a glob, or several, separated by commas.
-        text_field: The column with the text.
+        name: a dataset of the hub ('HuggingFaceFW/fineweb-edu'), a local dataset folder, or a builder ('json')
+        subset: its configuration, such as 'sample-10BT'
+        split: its split
+        data_files: files for the builder: a path, a glob, or several, separated by commas
+        text_field: the column with the text
 
     Raises:
-        ValueError: The dataset cannot be opened or read, or has no such column.
+        ValueError: the dataset cannot be opened or read, or has no such column
     """
 
     def read() -> Iterator[Document]:

@@ -27,8 +27,8 @@ def stdlib_source(max_bytes: int | None, progress: Progress) -> Source:
     """Python sources of the standard library and of `PACKAGES`, in the order of a hash of their text.
 
     Args:
-        max_bytes: Bytes of text to take at most; None means `DEFAULT_MAX_BYTES`.
-        progress: Shows how far the search has come.
+        max_bytes: bytes of text to take at most; None means `DEFAULT_MAX_BYTES`
+        progress: shows how far the search has come
     """
     return _python_source(PACKAGES, max_bytes or DEFAULT_MAX_BYTES, progress)
 
@@ -37,8 +37,8 @@ def installed_source(max_bytes: int | None, progress: Progress) -> Source:
     """Python sources of the standard library and of all that is installed: what a machine without a network can read.
 
     Args:
-        max_bytes: Bytes of text to take at most; None takes all.
-        progress: Shows how far the search has come.
+        max_bytes: bytes of text to take at most; None takes all
+        progress: shows how far the search has come
     """
     found = {str(distribution.metadata["Name"]) for distribution in metadata.distributions()}
     # A checkout of this project changes from day to day, and its text says nothing about a machine.

@@ -18,7 +18,7 @@ def open_source(config: CorpusConfig, progress: Progress) -> Source:
     To add a kind of source, write a function that returns a `Source` and give it a line here and in `CorpusConfig`.
 
     Raises:
-        ValueError: A file or dataset is missing, unreadable, or of an unknown kind; the sentence names it.
+        ValueError: a file or dataset is missing, unreadable, or of an unknown kind; the sentence names it
     """
     kind, _, name = config.source.partition(":")
     if kind == "stdlib":
@@ -43,11 +43,11 @@ class UniqueDocuments:
     Keeps 24 bytes of hash a document, about 100 with the set's own needs: ten million documents take 1 GB.
 
     Args:
-        source: What to read.
-        max_bytes: Stop before the document that would exceed this many UTF-8 bytes; None reads to the end.
+        source: what to read
+        max_bytes: stop before the document that would exceed this many UTF-8 bytes; None reads to the end
 
     Attributes:
-        duplicates: Documents dropped so far because an earlier one had the same text.
+        duplicates: documents dropped so far because an earlier one had the same text
     """
 
     def __init__(self, source: Source, max_bytes: int | None) -> None:
@@ -78,11 +78,11 @@ class SplitDocuments:
     the end, val_fraction of it and the rest of its first line, is validation.
 
     Args:
-        documents: What to split; read until both splits have a document.
-        val_fraction: Share of the documents held out.
+        documents: what to split; read until both splits have a document
+        val_fraction: share of the documents held out
 
     Raises:
-        ValueError: There is no document, or a lone one of a single character.
+        ValueError: there is no document, or a lone one of a single character
     """
 
     def __init__(self, documents: UniqueDocuments, val_fraction: float) -> None:

@@ -49,13 +49,13 @@ def refuse_other(checkpoint: dict[str, Any], module: Pretraining, data: Batches,
     """Refuse to load under other settings: the checkpoint's weights or optimizer state would silently win over them.
 
     Args:
-        checkpoint: as loaded.
-        module: what is trained.
-        data: what it reads.
-        training: optimizer, schedule and batch count as well.
+        checkpoint: as loaded
+        module: what is trained
+        data: what it reads
+        training: optimizer, schedule and batch count as well
 
     Raises:
-        ValueError: names the first key that differs, and both values; or the optimizer state is damaged.
+        ValueError: names the first key that differs, and both values; or the optimizer state is damaged
     """
     here = settings_of(module, data)
     saved = checkpoint.get(CHECKPOINT_KEY)
@@ -91,12 +91,12 @@ def refuse_jump(checkpoint: dict[str, Any], module: Pretraining, max_steps: int)
     A cosine is bent by every change of its length; wsd before its decay goes on as it was, longer or shorter.
 
     Args:
-        checkpoint: as loaded, and not refused by `refuse_other`.
-        module: what is trained.
-        max_steps: of this run.
+        checkpoint: as loaded, and not refused by `refuse_other`
+        module: what is trained
+        max_steps: of this run
 
     Raises:
-        ValueError: both rates, both lengths as far as they are known, and what to do.
+        ValueError: both rates, both lengths as far as they are known, and what to do
     """
     step, legs = checkpoint.get("global_step"), Legs()
     if not isinstance(step, int) or step < 0:
@@ -118,6 +118,9 @@ def _refuse_damaged(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
     """Refuse groups and states other than those of `optimizer`, but for the scheduled rate.
 
     Torch would load them; a state of another shape makes a fused step write past its end.
+
+    Raises:
+        ValueError: says what is not as it should be
     """
     own = [dict(group) for group in optimizer.state_dict()["param_groups"]]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -24,7 +24,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write `checkpoint` to `path`.
 
         Raises:
-            OSError: the disk is full or not writable; the file at `path`, if any, is as before.
+            OSError: the disk is full or not writable; the file at `path`, if any, is as before
         """
         final = Path(path)
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -56,9 +56,9 @@ def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> No
     """Count Lightning's micro-batches as this run does: a step may have another number of them on other devices.
 
     Args:
-        checkpoint: written after a whole step; changed in place.
-        then: micro-batches of a step in the run that wrote it.
-        now: in this run.
+        checkpoint: written after a whole step; changed in place
+        then: micro-batches of a step in the run that wrote it
+        now: in this run
     """
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     for counts in (progress["total"], progress["current"]):
@@ -93,7 +93,7 @@ class LastCheckpoint(Checkpoint):
     Ctrl-C, SIGTERM and SIGUSR1 end the run after the step under way, with a checkpoint of it.
 
     Args:
-        every_n_steps: optimizer steps between two writes.
+        every_n_steps: optimizer steps between two writes
     """
 
     def __init__(self, every_n_steps: int = 500):
