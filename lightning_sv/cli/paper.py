@@ -23,7 +23,7 @@ from lightning_sv.experiments.judge import judge
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.report.write import write_report
-from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.results import Figure, verdicts_json
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.train import asked, train
 from lightning_sv.runs.launch import LAUNCHER, default_parallel
@@ -56,10 +56,13 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--no_train", action="store_true", help="Judge the runs that are there.")
     parser.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
     parser.add_argument("--submit", action="store_true", help="With --slurm: submit it.")
+    parser.add_argument("--json", action="store_true", help="Print the verdicts as JSON, the rest on stderr.")
     options, rest = parser.parse_known_args(argv)
     ways = [f"--{name}" for name in ("dry_run", "no_train", "slurm") if getattr(options, name)]
     if len(ways) > 1:
         raise ValueError(f"paper: {' and '.join(ways)} do not go together; choose one.")
+    if options.json and {"--dry_run", "--slurm"} & set(ways):
+        raise ValueError(f"paper: --json prints verdicts, and with {ways[0]} there are none; leave one of them out.")
     if options.submit and not options.slurm:
         raise ValueError("--submit submits what --slurm prints; add --slurm.")
     if options.jobs is not None and options.jobs < 1:
@@ -69,7 +72,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     figures = [plan_figure(load_figure(name), recipes) for name in dict.fromkeys(options.fig or figure_names())]
     out: Path = options.out or Path("runs/paper", budget.name)
     parallel = options.jobs or default_parallel()
-    console = Console(width=None if sys.stdout.isatty() else 150)
+    console = Console(width=None if sys.stdout.isatty() else 150, stderr=options.json)
     if options.dry_run:
         print_dry_run(console, figures, Runs(out), budget, parallel)
         return 0
@@ -90,6 +93,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     print_verdicts(console, found)
     write_report(found, out, f"{budget.name}: {budget.summary}", budget.caution)
     console.print(f"report: {out / 'report.html'}", markup=False)
+    if options.json:
+        print(verdicts_json(found, out / "report.html", failed=failed))
     return 1 if failed else 0
 
 

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from lightning_sv.experiments.own_runs import own_figure
 from lightning_sv.experiments.report.write import write_report
+from lightning_sv.experiments.results import verdicts_json
 from lightning_sv.settings.words import Words
 
 
@@ -21,14 +22,17 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--labels", nargs="+", help="Names of the runs, one each, in place of their strategies.")
     parser.add_argument("--baseline", help="Label of the arm compared with; that of the first run by default.")
     parser.add_argument("--out", type=Path, default=Path("runs/report"), help="Directory of the report.")
+    parser.add_argument("--json", action="store_true", help="Print the verdicts as JSON, the rest on stderr.")
     options = parser.parse_args(argv)
-    command = shlex.join(["lightning-sv", "report", *argv])
+    command = shlex.join(["lightning-sv", "report", *(word for word in argv if word != "--json")])
     figure = own_figure(options.runs, labels=options.labels, baseline=options.baseline, command=command)
     write_report([figure], options.out, "your own runs")
-    console = Console()
+    console = Console(stderr=options.json)
     for verdict in figure.verdicts:
         console.print(verdict.sentence, markup=False, highlight=False, style="bold")
     for warning in figure.warnings:
         console.print(f"Warning: {warning}", markup=False, highlight=False, style="yellow")
     console.print(str(options.out / "report.html"), markup=False, highlight=False, soft_wrap=True)
+    if options.json:
+        print(verdicts_json([figure], options.out / "report.html"))
     return 0

@@ -3,6 +3,7 @@
 import io
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +349,12 @@ def test_the_command(
     assert any(row[0] == "unified, compiled" for row in table.table.rows)
     assert [v.verdict for v in figures[1].verdicts] == ["not testable at this scale"] * 2
     assert "Holds: hg - shared is" in " ".join(capsys.readouterr().out.split())
+    assert run_paper([*words, "--no_train", "--json"]) == 0
+    said = capsys.readouterr()
+    made = json.loads(said.out)
+    assert "Holds: hg - shared is" in " ".join(said.err.split()) and made["failed"] == {}
+    (shown, _), (verdict,) = made["figures"], figures[0].verdicts
+    assert shown["figure"] == "heterogeneity" and shown["verdicts"] == [asdict(verdict)]
 
 
 @pytest.mark.parametrize(("words", "message"), [
@@ -360,6 +367,7 @@ def test_the_command(
     (["--fig", "iwd", "--model.scale", "hg"], "--model.scale is what the arms of a figure say"),
     (["--fig", "iwd", "--model.scale_options.placement_at", "{lm_head: dp"], "is not valid YAML"),
     (["--fig", "iwd", "--no_train", "--out", "nowhere"], "nowhere holds no run of these figures"),
+    (["--dry-run", "--json"], "--json prints verdicts, and with --dry_run there are none"),
     (["--dry-run", "--slurm"], "--dry_run and --slurm do not go together"),
 ])  # fmt: skip
 def test_wrong_words(words: list[str], message: str) -> None:

@@ -1,6 +1,7 @@
 """A report is complete in itself, safe to open, and its figures are those of the event files."""
 
 import csv
+import json
 import math
 import re
 import shutil
@@ -197,6 +198,12 @@ def test_own_runs_are_drawn_from_their_event_files(
         run = read_run(row["run"])
         assert float(row["val_loss"]) == run.curve("val/loss").values[-1] and int(row["tokens"]) == 10_000
         assert (row["baseline"] == "True") == (row["arm"] == "llama")
+    assert main(["report", str(runs), "--baseline", "llama", "--out", str(tmp_path), "--json"]) == 0
+    said = capsys.readouterr()
+    made, (verdict,) = json.loads(said.out), rows(tmp_path / "verdicts.csv")
+    assert made["report"] == str(tmp_path / "report.html") and made["report"] in said.err
+    ((shown,),) = [figure["verdicts"] for figure in made["figures"]]
+    assert {key: str(value) for key, value in shown.items()} | {"figure": "runs"} == verdict
     (difference,) = rows(tmp_path / "differences.csv")
     assert float(difference["estimate"]) == pytest.approx(-0.03, abs=1e-6)
     assert float(difference["low"]) == pytest.approx(-0.03 - 4.302653 * 0.01 / math.sqrt(3), abs=1e-5)
