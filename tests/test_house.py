@@ -70,6 +70,13 @@ def test_imports_run_down(path: Path) -> None:
     assert path.name != "utils.py"
 
 
+def test_a_command_is_a_file_and_its_options_are_snake_case() -> None:
+    files = {path.stem: path.read_text() for path in (PACKAGE / "cli").glob("*.py")}
+    assert files.keys() - {"__init__", "main"} == {"fit" if name == "validate" else name for name in COMMANDS}
+    options = [option for text in files.values() for option in re.findall(r"add_argument\(\s*\"--([\w.-]+)", text)]
+    assert len(options) > 40 and not [option for option in options if "-" in option]
+
+
 def inner_imports(path: Path, files: dict[str, Path]) -> Iterator[str]:
     """Names in `files` of the modules that one file imports, in functions too: a circle there is one all the same."""
     for node in ast.walk(ast.parse(path.read_text())):

@@ -80,7 +80,7 @@ def _paper(words: str) -> str:
     return words or "not stated"
 
 
-def head_lines(figures: Sequence[Figure], scale: str, made: Provenance, caution: str = "") -> list[tuple[str, str]]:
+def head_lines(figures: Sequence[Figure], what: str, made: Provenance, caution: str = "") -> list[tuple[str, str]]:
     """What stands above everything: (what, its value)."""
     runs = _runs(figures)
     budgets = sorted(x for run in runs if (x := tokens_per_param(run)) is not None)
@@ -92,7 +92,7 @@ def head_lines(figures: Sequence[Figure], scale: str, made: Provenance, caution:
         f"{max(1, round(0.05 * judged))} would still come out resolved. Claims that share runs are not independent."
     )
     return [
-        ("scale", scale),
+        ("experiments", what),
         *([("read with it", caution)] if caution else []),
         *([("claims", by_chance)] if judged > 1 else []),
         ("training tokens per parameter", f"{words} (the paper's are {PAPER_TOKENS_PER_PARAM})"),

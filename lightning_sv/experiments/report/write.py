@@ -29,7 +29,7 @@ _VIEWS: dict[PanelKind, Callable[[Panel], tuple[list[View], list[str]]]] = {
 }
 
 
-def write_report(figures: Sequence[Figure], out: Path, scale: str, caution: str = "") -> None:
+def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str = "") -> None:
     """Write a report, and nothing but it, into a directory.
 
         out/  report.html  report.md  figures/*.png *.svg  results.csv  differences.csv  verdicts.csv  tables.csv
@@ -41,7 +41,7 @@ def write_report(figures: Sequence[Figure], out: Path, scale: str, caution: str 
     Args:
         figures: What to report, at least one, with different names.
         out: The directory; created.
-        scale: What the runs were scaled to, e.g. the name of the paper command's scale.
+        what: The experiments in a few words, e.g. the budget of `paper` and its summary.
         caution: What a reader must know of all its figures.
     """
     assert figures and len({figure.spec.name for figure in figures}) == len(figures)
@@ -50,7 +50,7 @@ def write_report(figures: Sequence[Figure], out: Path, scale: str, caution: str 
         [_draw(panel, out, f"figures/{_slug(figure.spec.name)}-{i}") for i, panel in enumerate(figure.panels, 1)]
         for figure in figures
     ]
-    text = markdown_report(figures, panels, head_lines(figures, scale, Provenance.now(), caution))
+    text = markdown_report(figures, panels, head_lines(figures, what, Provenance.now(), caution))
     (out / "report.md").write_text(text, encoding="utf-8")
     (out / "report.html").write_text(html_page(text, out), encoding="utf-8")
     for name, rows in (
