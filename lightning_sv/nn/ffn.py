@@ -1,10 +1,10 @@
 """The SwiGLU feed-forward network (arXiv:2002.05202) on the branches gate and up."""
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.nn.init import Sublayer
+from lightning_sv.nn.swiglu import gated
 from lightning_sv.scale import Branch, ScaleBuilder
 
 
@@ -29,5 +29,4 @@ class FeedForward(Sublayer):
 
     def forward(self, x: Tensor) -> tuple[Tensor, None]:
         """(B, T, D) -> (B, T, D), and no routing; x is the residual stream, not yet normalized."""
-        gate, up = self.gate_up(x)
-        return self.down_proj(F.silu(gate) * up), None
+        return self.down_proj(gated(*self.gate_up.outputs(x))), None

@@ -1,5 +1,7 @@
 """Rotary position embedding (arXiv:2104.09864), in Hugging Face's rotate-half layout."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -28,5 +30,30 @@ def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
         tables: cos and sin, each (T, 1, d_head / 2).
     """
     cos, sin = (table.to(x.dtype) for table in tables)
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return _rotate(x, cos, sin)  # the compiler fuses it
+    out: Tensor = _Rotate.apply(x, cos, sin)
+    return out
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+class _Rotate(torch.autograd.Function):
+    """`_rotate` for eager mode, in four passes; its derivative is the rotation by the opposite angle."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        y = torch.empty_like(x)
+        (a, b), (out_a, out_b) = x.chunk(2, dim=-1), y.chunk(2, dim=-1)
+        torch.mul(a, cos, out=out_a).addcmul_(b, sin, value=-1)
+        torch.mul(b, cos, out=out_b).addcmul_(a, sin)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _Rotate.apply(grads[0], cos, -sin), None, None

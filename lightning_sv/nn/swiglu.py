@@ -1,17 +1,74 @@
-"""The gated activation of SwiGLU (arXiv:2002.05202), with an optional weight a row."""
+"""The gated activation of SwiGLU (arXiv:2002.05202): with the norms of its two branches, or with a weight a row."""
 
-from collections.abc import Iterable, Iterator
-from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_sv.scale import Output
+from lightning_sv.scale.norm import add_norm_gradients, inverse_rms, normalize, times, wide
+from lightning_sv.scale.pieces import pieces
 from lightning_sv.scale.twice import plain_gradients
 
-#: elements of a piece: about the smallest whose overhead is not felt
-PIECE = 1 << 17
+
+def gated(gate: Output, up: Output) -> Tensor:
+    """Return silu(gate) * up, each of them finished: scaled and, under `dnp`, normalized before.
+
+    Where both are normalized, autograd keeps the two products alone, in place of five tensors of their size.
+    """
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not (gate.whole and up.whole):
+        return F.silu(gate.finish()) * up.finish()
+    out: Tensor = _NormedSwiGLU.apply(gate.product, up.product, gate.gamma, up.gamma, gate.eps, up.eps)
+    return out
+
+
+class _NormedSwiGLU(torch.autograd.Function):
+    """silu(gamma_gate * Norm(gate)) * gamma_up * Norm(up), row by row, so that a CPU finds in its cache what it made.
+
+    Computed in float32 or wider and rounded once. Saves gate, up and their 1/rms, and normalizes again in backward.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        gate: Tensor,
+        up: Tensor,
+        gamma_gate: Tensor | None,
+        gamma_up: Tensor | None,
+        eps_gate: float,
+        eps_up: float,
+    ) -> Tensor:
+        rrms_gate, rrms_up = inverse_rms(gate, eps_gate), inverse_rms(up, eps_up)
+        ctx.save_for_backward(gate, up, gamma_gate, gamma_up, rrms_gate, rrms_up)
+        ctx.eps = eps_gate, eps_up
+        y = torch.empty_like(gate, memory_format=torch.contiguous_format)
+        for out, g, u, r_gate, r_up in pieces(*_rows(y, gate, up, rrms_gate, rrms_up)):
+            hidden = F.silu(times(wide(g) * r_gate, gamma_gate), inplace=True)
+            torch.mul(hidden, times(wide(u) * r_up, gamma_up), out=out)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        gate, up, gamma_gate, gamma_up, rrms_gate, rrms_up = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
+
+            def plain(gate: Tensor, up: Tensor, gamma_gate: Tensor | None, gamma_up: Tensor | None) -> Tensor:
+                return F.silu(normalize(gate, ctx.eps[0], gamma_gate)) * normalize(up, ctx.eps[1], gamma_up)
+
+            return *plain_gradients(plain, (gate, up, gamma_gate, gamma_up), grad), None, None
+        grad_gate, grad_up = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (gate, up))
+        grad_gammas = [None if gamma is None else torch.zeros_like(gamma) for gamma in (gamma_gate, gamma_up)]
+        rows = _rows(grad, gate, up, rrms_gate, rrms_up, grad_gate, grad_up)
+        for dy, g, u, r_gate, r_up, out_gate, out_up in pieces(*rows):
+            dy, ghat, uhat = wide(dy), wide(g) * r_gate, wide(u) * r_up
+            scaled = ghat if gamma_gate is None else ghat * gamma_gate
+            hidden = F.silu(scaled)
+            add_norm_gradients(hidden.mul_(dy), uhat, r_up, gamma_up, out_up, grad_gammas[1])
+            dg = torch.ops.aten.silu_backward(times(uhat, gamma_up).mul_(dy), scaled)
+            add_norm_gradients(dg, ghat, r_gate, gamma_gate, out_gate, grad_gammas[0])
+        return grad_gate, grad_up, *grad_gammas, None, None
 
 
 def swiglu(gate: Tensor, up: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -50,7 +107,7 @@ class _SwiGLU(torch.autograd.Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor | None) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
         y = torch.empty_like(gate, memory_format=torch.contiguous_format)
-        for out, g, u, w in _pieces(y, gate, up, weight):
+        for out, g, u, w in pieces(*_rows(y, gate, up), _column(weight)):
             torch.mul(F.silu(g), u, out=out)
             if w is not None:
                 out.mul_(w.to(out.dtype))
@@ -65,7 +122,8 @@ class _SwiGLU(torch.autograd.Function):
         grad = grad.contiguous()
         grad_gate, grad_up = torch.empty_like(grad), torch.empty_like(grad)
         grad_weight = None if weight is None else torch.empty_like(weight)
-        for dg, du, dw, dy, g, u, w in _pieces(grad_gate, grad_up, grad_weight, grad, gate, up, weight):
+        rows = _rows(grad_gate, grad_up, grad, gate, up)
+        for dg, du, dy, g, u, w, dw in pieces(*rows, _column(weight), _column(grad_weight)):
             torch.mul(F.silu(g), dy, out=du)
             if w is not None:
                 torch.sum(du * u, -1, keepdim=True, out=dw)
@@ -76,12 +134,9 @@ class _SwiGLU(torch.autograd.Function):
         return grad_gate, grad_up, grad_weight
 
 
-def _pieces(first: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """Zip the same rows of every tensor; those with an axis less, the weights, as a column."""
-    d = first.shape[-1]
-    n = max(PIECE // d, 1) if first.device.type == "cpu" else max(first.numel() // d, 1)
+def _rows(*tensors: Tensor) -> list[Tensor]:
+    return [t.reshape(-1, t.shape[-1]) for t in tensors]
 
-    def split(t: Tensor | None) -> Iterable[Tensor | None]:
-        return repeat(None) if t is None else t.reshape(-1, d if t.dim() == first.dim() else 1).split(n)
 
-    return zip(*map(split, (first, *others)), strict=False)
+def _column(weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else weight.reshape(-1, 1)

@@ -7,7 +7,7 @@ B batch, T positions, d_in width of the norm, d_out width of a branch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,37 @@ from lightning_sv.scale.vector import ScaleVector
 
 #: what a matrix is for: optimizers read it. matrix: inside a block; router: scores experts; head: gives logits.
 MatrixRole = Literal["matrix", "router", "head"]
+
+
+class Output(NamedTuple):
+    """What a branch gives, up to the norm and the scale vector that may still have to act on the product.
+
+    Attributes:
+        product: (..., d_out), of all that is multiplied before the norm.
+        norm_width: channels that are normalized together; None where the product is the output.
+        eps: of the norm.
+        gamma: (d_out,) that acts after the norm, or None for 1.
+    """
+
+    product: Tensor
+    norm_width: int | None
+    eps: float
+    gamma: Tensor | None
+
+    @property
+    def whole(self) -> bool:
+        """Is the product normalized, over all of its channels?"""
+        return self.norm_width == self.product.shape[-1]
+
+    def finish(self) -> Tensor:
+        """Return the output, (..., d_out)."""
+        if self.norm_width is None:
+            return self.product
+        if self.whole:
+            return normalize(self.product, self.eps, self.gamma)
+        groups = (-1, self.norm_width)
+        gamma = None if self.gamma is None else self.gamma.unflatten(-1, groups)
+        return normalize(self.product.unflatten(-1, groups), self.eps, gamma).flatten(-2)
 
 
 class ScaledLinear(nn.Module):
@@ -75,21 +106,23 @@ class ScaledLinear(nn.Module):
             rows: which expert each row belongs to, where there is one matrix an expert.
             product: of xhat with `factors`, where it was made together with that of other branches.
         """
+        return self.output(xhat, gamma_out, rows, product).finish()
+
+    def output(
+        self, xhat: Tensor, gamma_out: Tensor | None = None, rows: Rows | None = None, product: Tensor | None = None
+    ) -> Output:
+        """Return what `forward` does, before the norm; the same arguments."""
         assert (rows is None) == (not self.lead)
         if product is None:
             factors = self.factors(gamma_out)
             product = scaled_product(xhat, *factors) if rows is None else grouped_product(xhat, factors, rows)
         if self.norm_width is None:
-            return product
+            return Output(product, None, self.eps, None)
         if self.scale_out is not None:
             gamma_out = self.scale_out()
         if gamma_out is not None and rows is not None:
             gamma_out = gamma_out[rows.expert]  # (R, d_out)
-        if self.norm_width == self.d_out:
-            return normalize(product, self.eps, gamma_out)
-        groups = (self.d_out // self.norm_width, self.norm_width)
-        gamma_out = None if gamma_out is None else gamma_out.unflatten(-1, groups)
-        return normalize(product.unflatten(-1, groups), self.eps, gamma_out).flatten(-2)
+        return Output(product, self.norm_width, self.eps, gamma_out)
 
     def factors(self, gamma_out: Tensor | None = None) -> Factors:
         """Return what is multiplied before the norm, or in all where there is none; gamma_out as in `forward`."""
@@ -116,7 +149,7 @@ def lone_norms(model: nn.Module) -> Iterator[tuple[str, RMSNorm]]:
 class BranchGroup(nn.Module):
     """A norm and the branches that read it: {q, k, v}, {gate, up}, {router, experts, ...} or {lm_head}.
 
-    `forward`, or `norm` and then `branch` where the branches do not all read every token, is the
+    `forward` or `outputs`, or `norm` and then `branch` where the branches do not all read every token, is the
     only path through them, so that what is shared, folded or fused is decided in one place.
 
     Args:
@@ -185,6 +218,11 @@ class BranchGroup(nn.Module):
         """(B, T, d_in) -> one (B, T, d_out) per branch."""
         xhat = self.norm(x)
         return tuple(self.branch(name, xhat) for name in self.names)
+
+    def outputs(self, x: Tensor) -> tuple[Output, ...]:
+        """Return what `forward` does, each up to its norm, for a reader that normalizes with what it does next."""
+        xhat = self.norm(x)
+        return tuple(getattr(self, name).output(xhat, self._gamma_out(name)) for name in self.names)
 
     def branch(self, name: str, xhat: Tensor) -> Tensor:
         """Apply one branch to the normalized input, see `ScaledLinear.forward`."""

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_sv.scale.pieces import pieces
 from lightning_sv.scale.twice import plain_gradients
 from lightning_sv.scale.vector import ScaleVector
 
@@ -28,12 +29,13 @@ def normalize(x: Tensor, eps: float, gamma: Tensor | None = None) -> Tensor:
 
 
 def _normalize(x: Tensor, eps: float, gamma: Tensor | None) -> Tensor:
-    wide = _wide(x)
-    y: Tensor = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    z = wide(x)
+    y: Tensor = z * torch.rsqrt(z.square().mean(-1, keepdim=True) + eps)
     return (y if gamma is None else y * gamma).to(x.dtype)
 
 
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
+    """Return x in float32, or as it is where it is wider."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
@@ -45,8 +47,7 @@ class _Normalize(torch.autograd.Function):
         rrms = inverse_rms(x, eps)
         ctx.eps = eps
         ctx.save_for_backward(x, rrms, gamma)
-        y: Tensor = _wide(x) * rrms
-        return (y if gamma is None else y.mul_(gamma)).to(x.dtype)
+        return times(wide(x) * rrms, gamma).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
@@ -61,18 +62,21 @@ class _Normalize(torch.autograd.Function):
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
     """Return 1 / sqrt(mean(x^2) + eps), the mean over the last axis, which stays as 1; in float32 or wider."""
-    wide = _wide(x)
+    z = wide(x)
     if torch.compiler.is_compiling():
-        return torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    mean_square = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1])
+        return torch.rsqrt(z.square().mean(-1, keepdim=True) + eps)
+    mean_square = torch.linalg.vector_norm(z, dim=-1, keepdim=True).square_().div_(x.shape[-1])
     rrms: Tensor = mean_square.add_(eps).rsqrt_()
     return rrms
 
 
+def times(buffer: Tensor, gamma: Tensor | None) -> Tensor:
+    """Return gamma * buffer, in the memory of `buffer`."""
+    return buffer if gamma is None else buffer.mul_(gamma)
+
+
 def norm_gradients(grad: Tensor, x: Tensor, rrms: Tensor, gamma: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of gamma * rrms * x in x, through rrms = `inverse_rms` of x as well, and in gamma.
-
-    With r = rrms and g = gamma * grad: dx = r g - r^3 x sum(g x) / d, dgamma = sum over rows of grad r x.
 
     Args:
         grad: of the result, the shape of x.
@@ -80,26 +84,36 @@ def norm_gradients(grad: Tensor, x: Tensor, rrms: Tensor, gamma: Tensor | None) 
         rrms: (..., 1).
         gamma: the shape of x's last axes, or None.
     """
-    wide, grad = _wide(x), grad.to(rrms.dtype)
-    if torch.compiler.is_compiling():  # its passes are fused
-        scaled = grad if gamma is None else grad * gamma
-        dot = (scaled * wide).sum(-1, keepdim=True)
-        rows = None if gamma is None else (grad * wide * rrms).reshape(-1, *gamma.shape)
-        grad_x = rrms * scaled - rrms.pow(3) * dot / x.shape[-1] * wide
-        return grad_x.to(x.dtype), None if rows is None else rows.sum(0)
-    with torch.autocast(x.device.type, enabled=False):
-        buffer = grad * wide  # both sums are products with it; then it takes dx
-        if gamma is None:
-            grad_gamma = None
-            dot = buffer.sum(-1, keepdim=True)
-            torch.mul(grad, rrms, out=buffer)
-        else:
-            rows = buffer.reshape(-1, *gamma.shape)  # n, [groups,] d
-            grad_gamma = torch.einsum("n...d,n...d->...d", rows, rrms.reshape(len(rows), *gamma.shape[:-1], 1))
-            dot = torch.einsum("n...d,...d->n...", rows, gamma).reshape(rrms.shape)
-            torch.mul(grad, gamma, out=buffer).mul_(rrms)
-        grad_x = buffer.addcmul_(wide, rrms.pow(3).mul_(dot), value=-1 / x.shape[-1])
-        return grad_x.to(x.dtype), grad_gamma
+    shape = x.shape[-1:] if gamma is None else gamma.shape
+    rows = [t.reshape(-1, *shape[:-1], t.shape[-1]) for t in (grad, x, rrms)]
+    grad_x = torch.empty_like(rows[1], memory_format=torch.contiguous_format)
+    grad_gamma = None if gamma is None else torch.zeros_like(gamma)
+    for dy, z, r, out in pieces(*rows, grad_x):
+        add_norm_gradients(wide(dy), wide(z) * r, r, gamma, out, grad_gamma)
+    return grad_x.view_as(x), grad_gamma
+
+
+def add_norm_gradients(
+    grad: Tensor, xhat: Tensor, rrms: Tensor, gamma: Tensor | None, grad_x: Tensor, grad_gamma: Tensor | None
+) -> None:
+    """Write the gradient of gamma * xhat in x to grad_x, and add that in gamma to grad_gamma; xhat = rrms * x.
+
+    With g = gamma * grad: dx = rrms (g - xhat mean(g xhat)), dgamma = sum over rows of grad xhat.
+
+    Args:
+        grad: of the result, the shape of xhat.
+        xhat: (rows, ..., d), in float32 or wider.
+        rrms: (rows, ..., 1), `inverse_rms` of x.
+        gamma: the shape of a row, or None.
+        grad_x: the shape of xhat.
+        grad_gamma: the shape of gamma, or None.
+    """
+    product = xhat * grad
+    if grad_gamma is not None:
+        grad_gamma += product.sum(0)
+    mean = times(product, gamma).mean(-1, keepdim=True)
+    scaled = grad if gamma is None else torch.mul(grad, gamma, out=product)
+    torch.mul(torch.addcmul(scaled, xhat, mean, value=-1, out=product), rrms, out=grad_x)
 
 
 class RMSNorm(nn.Module):

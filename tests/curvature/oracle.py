@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.nn import next_token_loss
-from lightning_sv.nn.rope import rope_tables, rotate
+from lightning_sv.nn.rope import rope_tables
 from lightning_sv.scale import BranchGroup, ScaledLinear, ScaleVector
 from lightning_sv.scale.strategy import PARAMETERIZATIONS
 from tests.conftest import perturbed
@@ -21,7 +21,7 @@ CASES = [(s, b) for s in STRATEGIES for b in BLOCKS if ScaleStrategy.parse(s).si
 
 
 class Plain(nn.Module):
-    """Loss of a Backbone without its fused products, its norm's own backward or SDPA."""
+    """Loss of a Backbone without its fused products, what has a backward of its own, or SDPA."""
 
     def __init__(self, model: Backbone):
         super().__init__()
@@ -41,6 +41,11 @@ class Plain(nn.Module):
     def norm(x: Tensor) -> Tensor:
         return x / (x.square().mean(-1, keepdim=True) + CONFIG.norm_eps).sqrt()
 
+    @staticmethod
+    def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        (a, b), (cos, sin) = x.chunk(2, -1), rope
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
     def forward(self, tokens: Tensor) -> Tensor:
         model, inputs = self.model, tokens[:, :-1]
         x = model.embed(inputs)
@@ -49,7 +54,7 @@ class Plain(nn.Module):
         for layer in model.layers:
             q, k, v = (y.unflatten(-1, (CONFIG.n_head, -1)) for y in self.branches(layer.attn.qkv, x))
             rope = rope_tables(length, CONFIG.head_width, CONFIG.rope_theta, like=x)
-            q, k, v = (y.transpose(1, 2) for y in (rotate(q, rope), rotate(k, rope), v))
+            q, k, v = (y.transpose(1, 2) for y in (self.rotate(q, rope), self.rotate(k, rope), v))
             scores = q @ k.mT / CONFIG.head_width**0.5
             y = scores.masked_fill(future, float("-inf")).softmax(-1) @ v
             x = x + layer.attn.o_proj(y.transpose(1, 2).flatten(2))

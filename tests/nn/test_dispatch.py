@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_sv.nn import swiglu as swiglu_module
 from lightning_sv.nn.dispatch import Plan, block_multiple, combine, dispatch, plan, weights_by_row
 from lightning_sv.nn.swiglu import swiglu
+from lightning_sv.scale import pieces as pieces_module
 from lightning_sv.scale.grouped import Factors, grouped_product, grouped_products
 from tests.close import assert_near
 
@@ -75,7 +75,7 @@ def test_dispatch_and_combine_equal_plain_indexing_with_gradients(routing: tuple
 
 
 def test_first_and_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swiglu_module, "PIECE", 6)  # several pieces, the last one short
+    monkeypatch.setattr(pieces_module, "PIECE", 6)  # several pieces, the last one short
     made = plan(torch.tensor([[0, 2], [2, 3], [0, 3]]), 4)
 
     def make(*shape: int) -> Tensor:

@@ -1,0 +1,95 @@
+"""What eager mode computes by hand, SwiGLU with the norms before it and RoPE: equal to the definition."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_sv.nn.rope import rope_tables, rotate
+from lightning_sv.nn.swiglu import gated
+from lightning_sv.scale import Output
+from lightning_sv.scale import pieces as pieces_module
+
+D, EPS = 6, 1e-2
+
+
+def finished(z: Tensor, gamma: Tensor | None) -> Tensor:
+    y = z / (z.square().mean(-1, keepdim=True) + EPS).sqrt()
+    return y if gamma is None else y * gamma
+
+
+def definition(gate: Tensor, up: Tensor, gamma_gate: Tensor | None, gamma_up: Tensor | None) -> Tensor:
+    g = finished(gate, gamma_gate)
+    return g / (1 + (-g).exp()) * finished(up, gamma_up)
+
+
+def ours(gate: Tensor, up: Tensor, gamma_gate: Tensor | None, gamma_up: Tensor | None) -> Tensor:
+    width = gate.shape[-1]
+    return gated(Output(gate, width, EPS, gamma_gate), Output(up, width, EPS, gamma_up))
+
+
+def make(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("scaled", [(True, True), (True, False), (False, False)])
+def test_normed_swiglu_and_its_derivatives(scaled: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces_module, "PIECE", 4 * D)  # ten rows are two pieces and a rest of two
+    gammas = [make(D) if one else None for one in scaled]
+    leaves = [make(2, 5, D), make(2, 5, D), *(g for g in gammas if g is not None)]
+
+    def run(form, *tensors: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        given = iter(tensors[2:])
+        return form(*tensors[:2], *(next(given) if one else None for one in scaled))
+
+    values = [run(form, *leaves) for form in (ours, definition)]
+    torch.testing.assert_close(*values, rtol=1e-12, atol=1e-13)
+    weight = torch.randn_like(values[0])
+    for a, b in zip(*(torch.autograd.grad(y, leaves, weight) for y in values), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+    assert torch.autograd.gradgradcheck(lambda *tensors: run(ours, *tensors), leaves)
+
+
+def test_normed_swiglu_in_bf16_is_nearer_than_the_plain_form() -> None:
+    """Rounded once, at the end: its error is within that of norms that round before the product."""
+    exact = [torch.randn(256, 64).bfloat16().double() for _ in range(2)] + [1 + 0.3 * torch.randn(64).double()] * 2
+    wide = [t.clone().requires_grad_() for t in exact]
+    weight = torch.randn(256, 64).bfloat16()
+    expected = definition(*wide)
+    expected = [expected, *torch.autograd.grad(expected, wide, weight.double())]
+    errors = []
+    for form in (ours, lambda g, u, a, b: F.silu(Output(g, 64, EPS, a).finish()) * Output(u, 64, EPS, b).finish()):
+        narrow = [t.bfloat16().requires_grad_() for t in exact[:2]] + [t.float().requires_grad_() for t in exact[2:]]
+        y = form(*narrow)
+        assert y.dtype == torch.bfloat16
+        found = [y, *torch.autograd.grad(y, narrow, weight)]
+        assert [t.dtype for t in found[1:]] == [t.dtype for t in narrow]
+        errors.append([float((f - e).norm() / e.norm()) for f, e in zip(found, expected, strict=True)])
+    for fast, plain in zip(*errors, strict=True):
+        assert fast <= 1.1 * plain < 0.02
+
+
+def test_normed_swiglu_keeps_its_two_inputs_and_no_tensor_of_their_size_more() -> None:
+    gate, up, gamma = torch.randn(32, 64, requires_grad=True), torch.randn(32, 64, requires_grad=True), torch.ones(64)
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (saved.append(t), t)[1], lambda t: t):
+        ours(gate, up, gamma, gamma)
+    large = {t.untyped_storage().data_ptr() for t in saved if t.numel() >= gate.numel()}
+    assert large == {gate.data_ptr(), up.data_ptr()}
+
+
+def test_rotation_is_the_complex_product_and_has_derivatives() -> None:
+    x = make(2, 5, 3, 8)
+    tables = rope_tables(5, 8, 100.0, like=x)
+    angle = torch.arange(5, dtype=torch.float64)[:, None, None] * torch.tensor(
+        [100.0 ** (-i / 4) for i in range(4)], dtype=torch.float64
+    )
+    pairs = torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angle), angle)
+    expected = torch.cat((pairs.real, pairs.imag), -1)
+    torch.testing.assert_close(rotate(x, tables), expected, rtol=0, atol=1e-14 * math.sqrt(8))
+    assert torch.autograd.gradcheck(lambda x: rotate(x, tables), x)
+    assert torch.autograd.gradgradcheck(lambda x: rotate(x, tables), x)
+    with torch.no_grad():
+        torch.testing.assert_close(rotate(x, tables), expected)
