@@ -22,8 +22,9 @@ from lightning_sv.experiments.figures import CONF, figure_names, load_budget, lo
 from lightning_sv.experiments.judge import judge
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipes import Recipes
+from lightning_sv.experiments.report.tables import verdicts_json
 from lightning_sv.experiments.report.write import write_report
-from lightning_sv.experiments.results import Figure, verdicts_json
+from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.train import asked, train
 from lightning_sv.runs.launch import LAUNCHER, default_parallel

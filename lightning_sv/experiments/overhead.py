@@ -13,7 +13,7 @@ def benchmark_table(path: Path) -> Table:
     """Step times over llama's, as `make bench` wrote them, and on what.
 
     Raises:
-        ValueError: The file is not there, or not what `make bench` writes.
+        ValueError: the file is not there, or not what `make bench` writes
     """
     try:
         modes = json.loads(path.read_text())

@@ -3,12 +3,8 @@
 Plain data between the plan, the runs and the report.
 """
 
-import json
-import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -274,28 +270,3 @@ class Figure:
         """A claim in words, with its panel where claims of several panels are alike."""
         alike = len({each.panel for each in self.verdicts if each.claim == verdict.claim}) > 1
         return f"{verdict.panel}: {verdict.claim}" if alike else verdict.claim
-
-
-def verdicts_json(figures: Sequence[Figure], report: Path, **more: Any) -> str:
-    """The verdicts of judged figures as JSON; numbers that are not finite are null.
-
-    Args:
-        figures: judged
-        report: the page that shows them
-        more: further entries
-    """
-    made = [
-        {
-            "figure": figure.spec.name,
-            "title": figure.spec.title,
-            "command": figure.command,
-            "tokens_per_param": figure.tokens_per_param,
-            "verdicts": [
-                {key: None if value in (math.inf, -math.inf) or value != value else value for key, value in row.items()}
-                for row in map(asdict, figure.verdicts)
-            ],
-            "warnings": list(figure.warnings),
-        }
-        for figure in figures
-    ]
-    return json.dumps({"report": str(report), "figures": made, **more}, indent=2, ensure_ascii=False, allow_nan=False)

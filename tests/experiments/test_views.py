@@ -92,6 +92,7 @@ def test_scaling_shows_both_fits_and_the_difference() -> None:
     (fit, gap), notes = scaling_views(panel)
     axes = fit.figure.axes[0]
     law = panel.fits[0].scaling
+    assert law is panel.fits[0].scaling  # computed once
     assert law is not None and law.power is not None and law.power.a.formula() in legend(axes)
     assert {"llama", "unified", "hg+dp+or (ours)", "linear in ln N"} <= set(legend(axes))
     smooth = [line for line in axes.lines if len(line.get_xdata()) == 100]

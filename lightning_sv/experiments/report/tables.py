@@ -1,7 +1,10 @@
 """The figures of a report as rows: of runs, of differences, of claims. CSV files and the report's tables."""
 
 import csv
+import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +87,31 @@ def _final(panel: Panel) -> list[tuple[str, str, PairedDifference]]:
 def verdict_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
     """One row a claim."""
     return [{"figure": figure.spec.name, **vars(verdict)} for figure in figures for verdict in figure.verdicts]
+
+
+def verdicts_json(figures: Sequence[Figure], report: Path, **more: Any) -> str:
+    """The verdicts of judged figures as JSON; numbers that are not finite are null.
+
+    Args:
+        figures: judged
+        report: the page that shows them
+        more: further entries
+    """
+    made = [
+        {
+            "figure": figure.spec.name,
+            "title": figure.spec.title,
+            "command": figure.command,
+            "tokens_per_param": figure.tokens_per_param,
+            "verdicts": [
+                {key: None if value in (math.inf, -math.inf) or value != value else value for key, value in row.items()}
+                for row in map(asdict, figure.verdicts)
+            ],
+            "warnings": list(figure.warnings),
+        }
+        for figure in figures
+    ]
+    return json.dumps({"report": str(report), "figures": made, **more}, indent=2, ensure_ascii=False, allow_nan=False)
 
 
 def table_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:

@@ -39,10 +39,10 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
     A panel that cannot be drawn says why in its place.
 
     Args:
-        figures: What to report, at least one, with different names.
-        out: The directory; created.
-        what: The experiments in a few words, e.g. the budget of `paper` and its summary.
-        caution: What a reader must know of all its figures.
+        figures: what to report, at least one, with different names
+        out: the directory; created
+        what: the experiments in a few words, e.g. the budget of `paper` and its summary
+        caution: what a reader must know of all its figures
     """
     assert figures and len({figure.spec.name for figure in figures}) == len(figures)
     out.mkdir(parents=True, exist_ok=True)
