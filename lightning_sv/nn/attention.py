@@ -29,7 +29,7 @@ class Attention(Sublayer):
         super().__init__()
         self.d_head = config.head_width
         inner = config.n_head * self.d_head
-        branch = Branch(inner, norm_width=self.d_head)  # dnp normalizes per head
+        branch = Branch(inner, norm_width=self.d_head, n_head=config.n_head)  # dnp normalizes per head
         self.qkv = build.group("attn_norm", config.d_model, {"q_proj": branch, "k_proj": branch, "v_proj": branch})
         self.o_proj = nn.Linear(inner, config.d_model, bias=False)
         self.qk_norm = config.qk_norm

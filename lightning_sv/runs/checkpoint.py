@@ -19,8 +19,9 @@ RNG_KEY = "rng_states"
 #: what `PretrainModule` names its backbone
 _PREFIX = "backbone."
 #: the format that is written: one more wherever a checkpoint holds what the code before could not read, or no longer
-#: holds what it read. 0 has no such number, and neither model.residual nor the later keys of model.optim.
-FORMAT = 1
+#: holds what it read. 0 has no such number, and neither model.residual nor the later keys of model.optim; 1 has no
+#: model.scale_options.share_heads.
+FORMAT = 2
 
 
 def check_checkpoint(path: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from lightning_sv.scale.branch import BranchGroup, MatrixRole, ScaledLinear
 from lightning_sv.scale.norm import RMSNorm
 from lightning_sv.scale.strategy import PLACEMENTS, Placement, ScaleStrategy
-from lightning_sv.scale.vector import ROLES, Role, ScaleVector
+from lightning_sv.scale.vector import ROLES, HeadShared, Role, ScaleVector
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,15 @@ class ScaleOptions:
         share_scale_out: one output-side vector for those branches of a norm that have equal widths
         freeze_input_beta: do not train beta of scale_in where the branch's output is normalized:
             the loss does not depend on it there, yet Adam moves it
+        share_heads: branches whose heads share one output-side vector of a head's width, for instance [q_proj, k_proj]:
+            with `dnp` there, that is the Q/K-norm of Qwen 3, whose code then runs the model
     """
 
     placement_at: dict[str, str] = field(default_factory=dict)
     role_at: dict[str, str] = field(default_factory=dict)
     share_scale_out: bool = False
     freeze_input_beta: bool = False
+    share_heads: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for site, token in self.placement_at.items():
@@ -46,6 +49,7 @@ class ScaleOptions:
         words = [f"{site}={token}" for site, token in sorted(self.placement_at.items())]
         words += [f"{key}={role}" for key, role in sorted(self.role_at.items())]
         words += [f.name for f in fields(self) if getattr(self, f.name) is True]
+        words += [f"share_heads={'+'.join(sorted(set(self.share_heads)))}"] if self.share_heads else []
         return f"[{','.join(words)}]" if words else ""
 
 
@@ -57,12 +61,14 @@ class Branch(NamedTuple):
         norm_width: the width that `dnp` normalizes over; None where a branch is never normalized
         lead: leading axes, (n_expert,) for one matrix an expert
         role: what the matrix is for
+        n_head: heads that its output consists of; None where there are none
     """
 
     d_out: int
     norm_width: int | None
     lead: tuple[int, ...] = ()
     role: MatrixRole = "matrix"
+    n_head: int | None = None
 
 
 class ScaleBuilder:
@@ -79,6 +85,7 @@ class ScaleBuilder:
         self._sites: set[str] = set()
         self._vectors: set[str] = set()
         self._roles: set[Role] = set()
+        self._with_heads: set[str] = set()  # branches whose heads can share an output-side vector
         self._shared_groups = False
 
     def group(
@@ -104,11 +111,13 @@ class ScaleBuilder:
                 raise ValueError(
                     f"scale_options.placement_at normalizes the output of {name}, which is never normalized; use dp."
                 )
+            if row.scale_out and branch.n_head is not None:
+                self._with_heads.add(name)
             norm_width = branch.norm_width if row.norm_out else None
             scale_in = self._vector(name, "scale_in", d_in, "input", branch.lead) if own_in and row.scale_in else None
             scale_out = None
             if row.scale_out and name not in owned:
-                scale_out = self._vector(name, "scale_out", branch.d_out, "output", branch.lead)
+                scale_out = self._out(name, name, branch)
             if self.options.freeze_input_beta and norm_width is not None and scale_in is not None:
                 _freeze_magnitude(scale_in)
             built[name] = ScaledLinear(
@@ -138,15 +147,20 @@ class ScaleBuilder:
         self, site: str, branches: Mapping[str, Branch], sides: Mapping[str, Placement]
     ) -> dict[tuple[str, ...], ScaleVector]:
         """Make the output-side vectors that branches of equal shape share, where the options say so."""
-        alike: dict[tuple[int, tuple[int, ...]], list[str]] = {}
+        alike: dict[tuple[int, tuple[int, ...], bool], list[str]] = {}
         for name, branch in branches.items():
             if self.options.share_scale_out and sides[name].scale_out:
-                alike.setdefault((branch.d_out, branch.lead), []).append(name)
-        return {
-            tuple(names): self._vector(site, "scale_out", d_out, "output", lead)
-            for (d_out, lead), names in alike.items()
-            if len(names) > 1
-        }
+                key = (branch.d_out, branch.lead, name in self.options.share_heads)
+                alike.setdefault(key, []).append(name)
+        several = [names for names in alike.values() if len(names) > 1]
+        return {tuple(names): self._out(site, names[0], branches[names[0]]) for names in several}
+
+    def _out(self, site: str, name: str, branch: Branch) -> ScaleVector:
+        """Make the output-side vector of branch `name`, kept at `site`, or of a head where its heads share one."""
+        if branch.n_head is None or name not in self.options.share_heads:
+            return self._vector(site, "scale_out", branch.d_out, "output", branch.lead)
+        g = self._vector(site, "scale_out", branch.d_out // branch.n_head, "output", branch.lead)
+        return HeadShared(g, branch.n_head)
 
     def finish(self, *, warn: bool = True) -> ScaleStrategy:
         """Check that every exception met its site; return the strategy's meaning in this model.
@@ -162,6 +176,12 @@ class ScaleBuilder:
                 raise ValueError(
                     f"scale_options.placement_at names {key!r}, which is no branch of this model; "
                     f"its branches: {' '.join(sorted(self._sites))}"
+                )
+        for key in self.options.share_heads:
+            if key not in self._with_heads:
+                raise ValueError(
+                    f"scale_options.share_heads names {key!r}, which is no branch of heads with an output-side scale "
+                    f"vector; in this model those are: {' '.join(sorted(self._with_heads)) or 'none'}"
                 )
         for key in self.options.role_at:
             if key not in self._vectors:

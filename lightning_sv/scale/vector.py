@@ -165,3 +165,33 @@ class ExponentialScale(ScaleVector):
         log_gamma = gamma.log()
         self.beta.copy_(log_gamma.mean(-1, keepdim=True))
         self.alpha.copy_(log_gamma - self.beta)
+
+
+class HeadShared(ScaleVector):
+    """gamma = (g, ..., g): one g of a head's width for all heads, in any parameterization.
+
+    Args:
+        vector: g, of width d_head
+        n_head: how often it is repeated
+    """
+
+    def __init__(self, vector: ScaleVector, n_head: int):
+        super().__init__(n_head * vector.d, vector.role, vector.lead)
+        self.vector, self.n_head = vector, n_head
+
+    @property
+    def magnitude(self) -> nn.Parameter | None:
+        """That of g."""
+        return self.vector.magnitude
+
+    def forward(self) -> Tensor:
+        """Return g once for each head, (*lead, d)."""
+        g: Tensor = self.vector()
+        return g.repeat(*(1 for _ in self.lead), self.n_head)
+
+    def set_gamma(self, gamma: Tensor) -> None:
+        """Set g; it must be the same for every head."""
+        g = gamma.unflatten(-1, (self.n_head, self.vector.d))
+        if (g != g[..., :1, :]).any():
+            raise ValueError("one scale vector for all heads cannot represent different ones; leave out share_heads.")
+        self.vector.set_gamma(g[..., 0, :])

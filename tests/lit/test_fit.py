@@ -1,6 +1,7 @@
 """Runs through the command line, in process: what they leave, and what they refuse."""
 
 import contextlib
+import copy
 import json
 import re
 import shutil
@@ -131,11 +132,15 @@ def test_roles_that_do_not_decay_are_in_parameters_csv(run_args: list[str], tmp_
 def test_a_checkpoint_from_before_a_setting_had_its_default(run: Path) -> None:
     module, data, _ = parse_run(["--config", str(run / "config.yaml")])
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    format_1 = copy.deepcopy(checkpoint["lightning_sv"]) | {"format": 1}
+    del format_1["scale_options"]["share_heads"]
     optim = checkpoint["lightning_sv"]["optim"]
     for written, key in ((optim, "undecayed"), (optim, "muon_roles"), (checkpoint["lightning_sv"], "residual")):
         del written[key]
     del checkpoint["lightning_sv"]["format"]
+    del checkpoint["lightning_sv"]["scale_options"]["share_heads"]
     refuse_other(checkpoint, module, data, training=True)
+    refuse_other({**checkpoint, "lightning_sv": format_1}, module, data, training=True)
     narrow, *_ = parse_run(["--config", str(run / "config.yaml"), "--model.residual", "narrow"])
     with pytest.raises(ValueError, match="trained with residual = wide, this run has narrow"):
         refuse_other(checkpoint, narrow, data, training=True)

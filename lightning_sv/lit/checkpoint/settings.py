@@ -64,10 +64,9 @@ def refuse_other(checkpoint: dict[str, Any], module: Pretraining, data: Batches,
     keys: tuple[str, ...] = ("backbone", "scale", "scale_options", "mask_documents", "residual", "tokenizer_sha256")
     if training:
         keys = (*keys, "optim", "schedule", "data")
-    if not saved.get("format"):
-        saved = _of_format_0(saved)
+    completed = _completed(saved)
     for key in keys:
-        where, then, now = _first_difference(key, saved.get(key), here[key])
+        where, then, now = _first_difference(key, completed.get(key), here[key])
         if then != now:
             raise ValueError(
                 f"the checkpoint was trained with {where} = {then}, this run has {now}; resume with the same "
@@ -77,12 +76,17 @@ def refuse_other(checkpoint: dict[str, Any], module: Pretraining, data: Batches,
         _refuse_damaged(checkpoint, build_optimizer(module.parameter_groups(module.meta()), module.optim, module.lr))
 
 
-def _of_format_0(saved: dict[str, Any]) -> dict[str, Any]:
-    """Complete the settings of a checkpoint from before it had a format: what it lacks was what is the default now."""
-    optim, default = saved.get("optim"), asdict(OptimConfig())
-    if isinstance(optim, dict):
-        optim = {key: default[key] for key in ("undecayed", "muon_roles")} | optim
-    return {"residual": "wide"} | saved | {"optim": optim}
+def _completed(saved: dict[str, Any]) -> dict[str, Any]:
+    """Complete the settings of a checkpoint of an earlier format: what it lacks was what is the default now."""
+    optim, options, written = saved.get("optim"), saved.get("scale_options"), saved.get("format", 0)
+    if written < 1:
+        default = asdict(OptimConfig())
+        if isinstance(optim, dict):
+            optim = {key: default[key] for key in ("undecayed", "muon_roles")} | optim
+        saved = {"residual": "wide"} | saved | {"optim": optim}
+    if written < 2 and isinstance(options, dict):
+        saved = saved | {"scale_options": {"share_heads": []} | options}
+    return saved
 
 
 def refuse_jump(checkpoint: dict[str, Any], module: Pretraining, max_steps: int) -> None:

@@ -1,0 +1,65 @@
+"""One output-side vector for all heads of a branch."""
+
+import pytest
+import torch
+
+from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.plan.parameters import ledger
+from lightning_sv.scale import ScaleOptions, ScaleStrategy
+from lightning_sv.scale.vector import DirectScale, HeadShared
+from tests.conftest import BUILDS, perturbed
+
+Q_AND_K, ALL = ["q_proj", "k_proj"], ["q_proj", "k_proj", "v_proj"]
+WITH_OUT = [text for text in BUILDS if ScaleStrategy.parse(text).sides.scale_out]
+
+
+@pytest.mark.filterwarnings("ignore:scale strategy")
+@pytest.mark.parametrize(("sites", "across"), [(Q_AND_K, False), (ALL, True)])
+@pytest.mark.parametrize("text", WITH_OUT)
+def test_heads_that_share_a_vector_equal_heads_with_the_same(
+    text: str, sites: list[str], across: bool, config: BackboneConfig
+) -> None:
+    """Logits and gradients: that of what is shared is the sum over the heads. `across`: between q, k and v as well."""
+    shared = Backbone(config, text, ScaleOptions(share_heads=sites, share_scale_out=across))
+    shared = perturbed(shared).double()
+    full = Backbone(config, text, ScaleOptions(share_scale_out=across)).double()
+    theirs = dict(full.named_parameters())
+    alike = {name: theirs[name.replace(".vector.", ".")] for name, _ in shared.named_parameters()}
+    assert len(alike) == len(theirs)
+    with torch.no_grad():
+        for name, parameter in shared.named_parameters():
+            alike[name].copy_(parameter.flatten().repeat(alike[name].numel() // parameter.numel()).view_as(alike[name]))
+    tokens = torch.randint(0, config.vocab_size, (2, 9))
+    ours = shared(tokens[:, :-1], targets=tokens[:, 1:])
+    torch.testing.assert_close(ours, full(tokens[:, :-1], targets=tokens[:, 1:]), rtol=1e-12, atol=0)
+    grads = torch.autograd.grad(ours, list(shared.parameters()))
+    summed = torch.autograd.grad(full(tokens[:, :-1], targets=tokens[:, 1:]), list(alike.values()))
+    for grad, expected in zip(grads, summed, strict=True):
+        torch.testing.assert_close(grad, expected.reshape(-1, *grad.shape).sum(0), rtol=1e-9, atol=1e-12)
+
+
+def test_it_counts_and_is_labelled(config: BackboneConfig) -> None:
+    options = ScaleOptions(share_heads=["q_proj", "k_proj"])
+    book, full = ledger(config, "dnp", options), ledger(config, "dnp")
+    d_head, inner = config.head_width, config.n_head * config.head_width
+    assert full.total - book.total == config.n_layer * 2 * (inner - d_head)
+    assert book.scale == "dnp[share_heads=k_proj+q_proj]"
+    assert ScaleOptions(share_heads=["k_proj", "q_proj", "k_proj"]).label() == options.label()
+
+
+def test_what_has_no_heads_or_no_vector_is_refused(config: BackboneConfig) -> None:
+    for sites in (["gate_proj"], ["lm_head"], ["o_proj"]):
+        with pytest.raises(ValueError, match=f"names '{sites[0]}', .* those are: k_proj q_proj v_proj"):
+            Backbone(config, "dp", ScaleOptions(share_heads=sites))
+    with pytest.raises(ValueError, match="names 'q_proj', .* those are: none"):
+        Backbone(config, "llama", ScaleOptions(share_heads=Q_AND_K))
+    with pytest.raises(ValueError, match="names 'q_proj', .* those are: k_proj v_proj"):
+        Backbone(config, "hg+dp", ScaleOptions({"q_proj": "bp"}, share_heads=Q_AND_K))
+
+
+def test_a_gamma_that_differs_between_heads_is_refused() -> None:
+    vector = HeadShared(DirectScale(3, "output"), 2)
+    vector.set_gamma(torch.tensor([1.0, 2, 3, 1, 2, 3]))
+    assert vector.vector.gamma.tolist() == [1, 2, 3] and vector.magnitude is None
+    with pytest.raises(ValueError, match="cannot represent different ones"):
+        vector.set_gamma(torch.arange(6.0))
