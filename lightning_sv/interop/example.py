@@ -1,0 +1,83 @@
+"""What a model is called with for a trace, and models without memory."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_sv.nn import Backbone
+
+TOKENS = 16
+
+
+def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return (args, kwargs) of the traced call: the example, or one made from the model's own config.
+
+    Raises:
+        ValueError: no example, and none can be made; or a model on the meta device.
+    """
+    if any(parameter.is_meta and type(parameter.data) is Tensor for parameter in model.parameters()):
+        raise ValueError(
+            "the model is on the meta device, where a forward pass cannot be followed; build it with "
+            "fake_model(lambda: ...) instead, which takes no memory either."
+        )
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    if isinstance(example, tuple):
+        return example, {}
+    if example is not None:
+        return (example,), {}
+    config = getattr(model, "config", None)
+    if isinstance(model, Backbone):
+        return (_ids(model, model.config.vocab_size),), {}
+    vocabulary = getattr(config, "vocab_size", None)
+    if getattr(model, "main_input_name", None) != "input_ids" or not isinstance(vocabulary, int):
+        if getattr(model, "main_input_name", None) == "pixel_values" and isinstance(config.image_size, int):
+            channels = getattr(config, "num_channels", 3)
+            return (), {"pixel_values": _zeros(model, 1, channels, config.image_size, config.image_size)}
+        raise ValueError(
+            f"{type(model).__name__} does not say what it reads; pass example=: the tensor, tuple or dict of keywords "
+            "that it is called with."
+        )
+    ids = _ids(model, vocabulary)
+    kwargs: dict[str, Any] = {"input_ids": ids}
+    if getattr(config, "is_encoder_decoder", False):
+        kwargs["decoder_input_ids"] = ids
+    if hasattr(config, "use_cache"):
+        kwargs["use_cache"] = False
+    return (), kwargs
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def _ids(model: nn.Module, vocabulary: int) -> Tensor:
+    """(1, 16) ids, none of them 0 to 3, which families give a meaning."""
+    ids = torch.arange(4, 4 + TOKENS) % vocabulary
+    return ids[None].to(_device(model))
+
+
+def _zeros(model: nn.Module, *shape: int) -> Tensor:
+    parameter = next(model.parameters())
+    return torch.zeros(*shape, dtype=parameter.dtype).to(parameter.device)
+
+
+def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None) -> nn.Module:
+    """Return what `build` returns, on fake tensors: sizes and types without memory or numbers.
+
+    Args:
+        build: makes the model, as AutoModelForCausalLM.from_config does.
+        dtype: of its parameters by default; experts' grouped products want bfloat16.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    before = torch.get_default_dtype()
+    try:
+        if dtype is not None:
+            torch.set_default_dtype(dtype)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return build()
+    finally:
+        torch.set_default_dtype(before)

@@ -1,0 +1,182 @@
+"""What each value of a traced pass is: made of which parameters, normalized or not; and where its channels lie."""
+
+from collections.abc import Iterable
+
+from lightning_sv.interop.ops import CHOICES_OF_ROWS, COPIES, MULTIPLIED, NORMS, PRODUCTS
+from lightning_sv.interop.trace import CONST, PARAM, Graph, Node
+
+#: power of the input's length that a statistic has: a mean square, its root, and the root's inverse
+_SQUARE, _ROOT, _INVERSE = 2, 1, -1
+_KEEP_STATISTIC = COPIES | {"add", "mul", "div", "clamp", "clamp_min", "maximum", "expand"}
+#: the reader of a value keeps its channels as they are
+_CHANNELS_GIVEN_UP: frozenset[int] = frozenset()
+
+
+def parts(shape: Iterable[int]) -> int:
+    """Return the number of elements of a shape."""
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+class Flow:
+    """Attributes of the nodes of `graph`, found in the order in which they were made.
+
+    Attributes:
+        sources: parameters that a PARAM node is made of, by name.
+        normalized: nodes that are x / |x|, or LayerNorm's, with nothing learned since.
+        scales_matrix: parameters that multiply another parameter, row by row or column by column.
+    """
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.sources: dict[Node, frozenset[str]] = {node: frozenset({name}) for name, node in graph.parameters.items()}
+        self.normalized: set[Node] = set()
+        self.scales_matrix: set[str] = set()
+        self._statistics: dict[Node, tuple[Node, int]] = {}
+        for node in graph.nodes:
+            if node.kind == PARAM:
+                if node.inputs:
+                    self.sources[node] = self._sources(node)
+            else:
+                if (found := self._statistic(node)) is not None:
+                    self._statistics[node] = found
+                if self._is_normalized(node):
+                    self.normalized.add(node)
+
+    def _sources(self, node: Node) -> frozenset[str]:
+        learned = [(name, value) for name, value in node.inputs if value.kind == PARAM]
+        if node.op in CHOICES_OF_ROWS:
+            learned = [(name, value) for name, value in learned if name == "self"]
+        largest = max((parts(value.shape) for _, value in learned), default=0)
+        kept = []
+        for _, value in learned:
+            if node.op in MULTIPLIED and parts(value.shape) < largest:
+                self.scales_matrix |= self.sources[value]
+            else:
+                kept.append(self.sources[value])
+        return frozenset().union(*kept)
+
+    def _statistic(self, node: Node) -> tuple[Node, int] | None:
+        """Return (of what, power) of a mean square, a root mean square or its inverse."""
+        if not node.inputs:
+            return None
+        value = node.inputs[0][1]
+        if node.op in ("var", "var_mean"):
+            return (stem(value), _SQUARE) if node.output == 0 else None
+        if node.op in ("std", "linalg_vector_norm", "norm"):
+            return (stem(value), _ROOT) if float(node.scalars.get("ord", node.scalars.get("p", 2)) or 2) == 2 else None
+        if node.op in ("mean", "sum"):
+            base = _squared(plain(value))
+            return None if base is None else (stem(base), _SQUARE)
+        known = next((self._statistics[v] for _, v in node.inputs if v in self._statistics), None)
+        if known is None:
+            return None
+        of, power = known
+        exponent = node.scalars.get("exponent")
+        if node.op in ("sqrt", "rsqrt") or (node.op == "pow" and exponent in (0.5, -0.5)):
+            inverse = node.op == "rsqrt" or exponent == -0.5
+            return (of, _INVERSE if inverse else _ROOT) if power == _SQUARE else None
+        if node.op == "reciprocal" or (node.op == "pow" and exponent == -1):
+            return (of, _INVERSE) if power == _ROOT else None
+        rest = [v for _, v in node.inputs if v not in self._statistics]
+        keeps = node.is_view or node.op in _KEEP_STATISTIC
+        return known if keeps and all(v.kind == CONST for v in rest) else None
+
+    def _is_normalized(self, node: Node) -> bool:
+        if node.op in NORMS:
+            weight = node.argument(NORMS[node.op][1])
+            return node.output == 0 and (weight is None or weight.kind != PARAM)
+        if node.op in ("mul", "div"):
+            for name, value in node.inputs:
+                of, power = self._statistics.get(value, (None, 0))
+                if power == (_INVERSE if node.op == "mul" else _ROOT) and (node.op == "mul" or name == "other"):
+                    return any(stem(other) is of for other in node.others(value))
+        if node.is_view or node.op in COPIES:
+            return bool(node.inputs) and node.inputs[0][1] in self.normalized
+        if node.op in ("mul", "div"):
+            inputs = [value for _, value in node.inputs]
+            return any(v in self.normalized for v in inputs) and all(
+                v in self.normalized or v.kind == CONST for v in inputs
+            )
+        return False
+
+    def contracted_axis(self, operand: Node, product: Node, name: str) -> int | None:
+        """Return the axis of the parameter itself over which `product` sums, from its strides; None if mixed."""
+        axis: int | None = contraction(product, name, operand)
+        while axis is not None and operand.op != "parameter":
+            source = next((v for _, v in operand.inputs if v.kind == PARAM and parts(v.shape) == parts(operand.shape)), None)
+            if source is None:
+                source = next((v for _, v in operand.inputs if v.kind == PARAM), None)
+            if source is None:
+                return None
+            candidates = [i for i in range(len(source.shape)) if moved(source, operand, frozenset({i})) == {axis}]
+            axis = candidates[0] if len(candidates) == 1 else None
+            operand = source
+        return axis
+
+
+def plain(node: Node) -> Node:
+    """Return what `node` is a view or a copy of."""
+    while node.inputs and (node.is_view or node.op in COPIES):
+        node = node.inputs[0][1]
+    return node
+
+
+def stem(node: Node) -> Node:
+    """Return what `node` is before views, copies, constant factors, and a mean or a constant taken away."""
+    while True:
+        node = plain(node)
+        if node.op == "sub" and len(node.inputs) == 2 and plain(node.inputs[1][1]).op == "mean":
+            node = node.inputs[0][1]
+        elif node.op in ("mul", "div") and all(other.kind == CONST for _, other in node.inputs[1:]):
+            node = node.inputs[0][1]
+        else:
+            return node
+
+
+def _squared(node: Node) -> Node | None:
+    if node.op == "square" or (node.op == "pow" and node.scalars.get("exponent") == 2):
+        return node.inputs[0][1]
+    if node.op == "mul" and len(node.inputs) == 2 and stem(node.inputs[0][1]) is stem(node.inputs[1][1]):
+        return node.inputs[0][1]
+    return None
+
+
+def contraction(product: Node, name: str, operand: Node) -> int:
+    """Return the axis of `operand`, argument `name` of `product`, that the product sums over."""
+    first, _ = PRODUCTS[product.op]
+    axes = len(operand.shape)
+    if "convolution" in product.op:
+        return 1
+    if axes == 1 or name == first or product.op == "linear" or product.op.startswith("mkldnn"):
+        return axes - 1
+    return axes - 2
+
+
+def moved(source: Node, result: Node, axes: frozenset[int]) -> frozenset[int]:
+    """Return where the axes of `source` lie in `result`, a view or an elementwise result; empty if they are mixed.
+
+    In a view by strides: an axis of the view lies in those of the source whose steps it takes. Copies that
+    broadcasting makes (stride 0) go with the axes that are asked for.
+    """
+    if not result.is_view:
+        shift = len(result.shape) - len(source.shape)
+        return frozenset(axis + shift for axis in axes if axis + shift >= 0)
+    spans = {i: (s, s * n) for i, (s, n) in enumerate(zip(source.stride, source.shape, strict=True)) if n > 1}
+    found = set()
+    for axis, (step, size) in enumerate(zip(result.stride, result.shape, strict=True)):
+        if size == 1:
+            continue
+        if step == 0:
+            found.add(axis)
+            continue
+        touched = {i for i, (low, high) in spans.items() if low < step * size and high > step and low > 0}
+        # an axis that broadcasting made belongs to all
+        touched -= {i for i in touched if source.stride[i] == 0}
+        if touched and touched <= axes:
+            found.add(axis)
+        elif touched & axes:
+            return _CHANNELS_GIVEN_UP
+    return frozenset(found)

@@ -1,0 +1,123 @@
+"""What the operations of torch do to a value, as far as roles ask: the one table that a new operation joins."""
+
+#: operation -> the arguments that it multiplies and sums over
+PRODUCTS: dict[str, tuple[str, str]] = {
+    "mm": ("self", "mat2"),
+    "bmm": ("self", "mat2"),
+    "mv": ("self", "vec"),
+    "dot": ("self", "tensor"),
+    "addmm": ("mat1", "mat2"),
+    "_addmm_activation": ("mat1", "mat2"),
+    "addmv": ("mat", "vec"),
+    "addbmm": ("batch1", "batch2"),
+    "baddbmm": ("batch1", "batch2"),
+    "linear": ("input", "weight"),
+    "mkldnn::_linear_pointwise": ("X", "W"),
+    "_grouped_mm": ("self", "mat2"),
+    "convolution": ("input", "weight"),
+    "_convolution": ("input", "weight"),
+    "mkldnn_convolution": ("input", "weight"),
+    "cudnn_convolution": ("input", "weight"),
+}
+#: what a product adds
+ADDENDS = frozenset({"self", "bias", "B"})
+#: operation -> (what is normalized, its scale vector, its bias); the first tensor that it gives is the result
+NORMS: dict[str, tuple[str, str, str]] = {
+    "native_layer_norm": ("input", "weight", "bias"),
+    "rms_norm": ("input", "weight", ""),
+    "_fused_rms_norm": ("input", "weight", ""),
+    "native_group_norm": ("input", "weight", "bias"),
+    "native_batch_norm": ("input", "weight", "bias"),
+    "_native_batch_norm_legit_no_training": ("input", "weight", "bias"),
+    "_batch_norm_no_update": ("input", "weight", "bias"),
+    "cudnn_batch_norm": ("input", "weight", "bias"),
+    "miopen_batch_norm": ("input", "weight", "bias"),
+}
+LOOKUPS = frozenset({"embedding", "_embedding_bag", "_embedding_bag_forward_only"})
+#: attention in one operation; its value goes through it linearly, channel by channel
+ATTENTION = frozenset(
+    {
+        "scaled_dot_product_attention",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_fused_attention_overrideable",
+        "_scaled_dot_product_attention_math_for_mps",
+    }
+)
+
+#: the same numbers, elsewhere or in another precision
+COPIES = frozenset(
+    {
+        "_to_copy", "_unsafe_view", "clone", "contiguous", "view_copy", "expand_copy", "repeat", "repeat_interleave",
+        "lift_fresh", "lift_fresh_copy", "alias", "detach", "constant_pad_nd", "flip", "roll", "neg", "_conj_physical",
+        "split_with_sizes_copy", "_reshape_copy",
+    }
+)  # fmt: skip
+#: operation -> the argument whose rows are chosen, moved or gathered
+ROWS: dict[str, tuple[str, ...]] = {
+    "index": ("self",),
+    "index_select": ("self",),
+    "gather": ("self",),
+    "_unsafe_index": ("self",),
+    "masked_select": ("self",),
+    "cat": ("tensors",),
+    "stack": ("tensors",),
+    "copy": ("src",),
+    "_copy": ("src",),
+    "index_copy": ("source",),
+    "index_add": ("source",),
+    "index_put": ("values",),
+    "_index_put_impl": ("values",),
+    "scatter": ("src",),
+    "scatter_add": ("src",),
+    "masked_scatter": ("source",),
+    "slice_scatter": ("src",),
+    "select_scatter": ("src",),
+}
+#: those that choose rows of a table by numbers that are given
+CHOICES_OF_ROWS = frozenset({"index", "index_select", "gather", "_unsafe_index"})
+#: a sum over positions: linear, and channel by channel
+POOLS = frozenset({"mean", "sum", "cumsum"})
+SUMS = frozenset({"add", "sub", "rsub", "_add_relu"})
+#: operation -> the arguments that are multiplied with each other
+MULTIPLIED: dict[str, frozenset[str]] = {
+    "mul": frozenset({"self", "other"}),
+    "div": frozenset({"self", "other"}),
+    "true_divide": frozenset({"self", "other"}),
+    "addcmul": frozenset({"tensor1", "tensor2"}),
+    "addcdiv": frozenset({"tensor1", "tensor2"}),
+    "lerp": frozenset({"weight"}),
+    "_prelu_kernel": frozenset({"weight"}),
+    "prelu": frozenset({"weight"}),
+}
+#: between a product and the choice of experts, or the output
+SCORES = frozenset(
+    {
+        "_softmax", "softmax", "_safe_softmax", "_log_softmax", "log_softmax", "sigmoid", "tanh", "softplus", "exp",
+        "sqrt", "masked_fill", "where", "clamp", "add", "sub", "mul", "div", "sum",
+    }
+)  # fmt: skip
+CHOICES = frozenset({"topk", "sort", "argsort", "argmax", "max", "kthvalue"})
+#: only before the output
+LOSSES = frozenset({"nll_loss_forward", "nll_loss2d_forward", "mean", "gather", "ne", "eq", "argmax"})
+
+#: readers that are no linear maps, beside all that torch tags as pointwise
+MIXING = (
+    ATTENTION
+    | CHOICES
+    | POOLS
+    | frozenset(NORMS)
+    | {
+        "_softmax", "_safe_softmax", "_log_softmax", "softmax", "var", "var_mean", "std", "std_mean", "norm",
+        "linalg_vector_norm", "prod", "logsumexp", "cumprod", "logcumsumexp", "max_pool2d_with_indices",
+        "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d", "mean", "any", "all", "view_as_complex",
+        "view_as_real", "_fft_r2c", "_fft_c2r", "_fft_c2c", "upsample_nearest2d", "upsample_bilinear2d",
+        "upsample_bicubic2d", "im2col", "glu", "triu", "tril", "where", "maximum", "minimum", "_cdist_forward",
+        "nonzero", "one_hot", "bincount", "histc", "scatter_reduce", "index_reduce", "grid_sampler_2d", "mul",
+        "_local_scalar_dense", "unique", "_unique2", "unfold", "max_pool1d_with_indices",
+    }
+)  # fmt: skip
+#: a parameter that goes into one of these is joined to the activations, not multiplied with them
+JOINS = frozenset(ROWS) | {"where", "masked_fill", "maximum", "minimum", "expand", "lerp", "addcmul", "addcdiv", "pow"}

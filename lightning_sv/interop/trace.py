@@ -1,0 +1,259 @@
+"""One forward pass of any module as a graph of the operations that torch ran.
+
+A `TorchDispatchMode` sees every operation below autograd: inside autograd functions, compiled or checkpointed blocks,
+in-place writes and loops over data. It runs on real or on fake tensors (`FakeTensorMode`: sizes without memory). Two
+tensors are one value where storage, offset, sizes and strides are equal; an in-place write gives its whole storage a
+new value that depends on the old one.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map_only
+
+from lightning_sv.interop.ops import CHOICES_OF_ROWS, LOOKUPS
+
+#: what a value depends on: neither, parameters, the example, or both
+CONST, PARAM, INPUT, DATA = range(4)
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One tensor of the pass.
+
+    Attributes:
+        op: the operation that made it, 'mm' or 'namespace::name'; 'parameter', 'input' or 'buffer' of a source.
+        inputs: (name of the argument, node) of each tensor it was made from.
+        shape: sizes.
+        stride: strides.
+        scalars: the operation's other arguments, by name.
+        output: which of the operation's tensors it is.
+        is_view: it shares the storage of its first input.
+        kind: CONST, PARAM, INPUT or DATA.
+        pointwise: torch says that it acts element by element.
+        readers: (name of the argument, node) of each tensor made from it.
+    """
+
+    op: str
+    inputs: list[tuple[str, "Node"]]
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    scalars: dict[str, Any] = field(default_factory=dict)
+    output: int = 0
+    is_view: bool = False
+    kind: int = CONST
+    pointwise: bool = False
+    readers: list[tuple[str, "Node"]] = field(default_factory=list)
+
+    def argument(self, name: str) -> "Node | None":
+        """Return the tensor that was given as `name`."""
+        return next((node for argument, node in self.inputs if argument == name), None)
+
+    def others(self, node: "Node") -> list["Node"]:
+        """Return the tensors it was made from but `node`."""
+        return [other for _, other in self.inputs if other is not node]
+
+
+@dataclass
+class Graph:
+    """Nodes in the order they were made; the parameters' by name; those that the module returned."""
+
+    nodes: list[Node]
+    parameters: dict[str, Node]
+    outputs: set[Node]
+
+
+class Tracer(TorchDispatchMode):
+    """Records a node for each tensor that an operation makes or writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes: list[Node] = []
+        # A weak reference keeps a storage's address from being used again, and its memory not.
+        self._values: dict[Any, dict[Any, Node]] = {}
+        self._whole: dict[Any, Node] = {}
+        self.saved: list[tuple[Tensor, Tensor]] = []
+        self._buffers: dict[Any, Tensor] = {}
+
+    def source(self, tensor: Tensor, op: str) -> Node:
+        """Return the node of a tensor that is there before the pass."""
+        kind = {"parameter": PARAM, "input": INPUT}.get(op, CONST)
+        node = Node(op, [], tuple(tensor.shape), _strides(tensor), kind=kind)
+        self._put(tensor, node)
+        if op == "buffer":
+            self._buffers[_storage(tensor)] = tensor
+        return node
+
+    def find(self, tensor: Tensor) -> Node:
+        """Return the node of a tensor; one that was never seen is a constant."""
+        storage = _storage(tensor)
+        values = self._values.get(storage, {})
+        node = values.get(_geometry(tensor)) or self._whole.get(storage)
+        return self.source(tensor, "constant") if node is None else node
+
+    def _put(self, tensor: Tensor, node: Node) -> None:
+        storage = _storage(tensor)
+        self._values.setdefault(storage, {})[_geometry(tensor)] = node
+        self._whole.setdefault(storage, node)
+        self.nodes.append(node)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run `func` and record it."""
+        given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | (kwargs or {})
+        inputs = [(name, self.find(t)) for name, value in given.items() for t in _tensors(value)]
+        scalars = {name: value for name, value in given.items() if not any(True for _ in _tensors(value))}
+        written = [
+            (argument.name, t)
+            for argument in func._schema.arguments
+            if argument.alias_info is not None and argument.alias_info.is_write
+            for t in _tensors(given.get(argument.name))
+        ]
+        for _, tensor in written:
+            buffer = self._buffers.pop(_storage(tensor), None)
+            if buffer is not None:
+                self.saved.append((buffer, buffer.clone()))
+        before = {_storage(t) for value in given.values() for t in _tensors(value)}
+        out = func(*args, **(kwargs or {}))
+        namespace, _, name = func._schema.name.partition("::")
+        op = name.rstrip("_") if namespace == "aten" else f"{namespace}::{name}"
+        made = {"op": op, "scalars": scalars, "kind": _joined(op, inputs), "pointwise": torch.Tag.pointwise in func.tags}
+        for i, tensor in enumerate(_tensors(out)):
+            if any(tensor is target for _, target in written):
+                continue
+            geometry = {"inputs": list(inputs), "shape": tuple(tensor.shape), "stride": _strides(tensor)}
+            node = Node(**made, **geometry, output=i, is_view=_storage(tensor) in before)
+            self._read(node)
+            self._put(tensor, node)
+        for name, tensor in written:
+            geometry = {"inputs": list(inputs), "shape": tuple(tensor.shape), "stride": _strides(tensor)}
+            self._write(tensor, Node(**made, **geometry), name)
+        return out
+
+    def _write(self, tensor: Tensor, node: Node, name: str) -> None:
+        """Make `node` the value of all that shares the storage of `tensor`."""
+        storage = _storage(tensor)
+        whole = self._whole.get(storage)
+        if whole is not None and all(whole is not old for _, old in node.inputs):
+            node.inputs.append((name, whole))
+            node.kind = max(node.kind, whole.kind)
+        self._read(node)
+        self._values[storage] = {_geometry(tensor): node}
+        self._whole[storage] = node
+        self.nodes.append(node)
+
+    @staticmethod
+    def _read(node: Node) -> None:
+        for name, source in node.inputs:
+            source.readers.append((name, node))
+
+
+def _joined(op: str, inputs: list[tuple[str, Node]]) -> int:
+    """Return what the result of `op` depends on."""
+    if op.startswith(("new_", "empty", "sym_")) or op.endswith("_like"):
+        return CONST
+    if op in LOOKUPS:
+        return DATA
+    first = next((node.kind for name, node in inputs if name == "self"), CONST)
+    if op in CHOICES_OF_ROWS and first == PARAM and all(node.kind != INPUT for _, node in inputs):
+        return PARAM  # the weights of the expert that was chosen are still weights
+    kinds = {node.kind for _, node in inputs}
+    return DATA if {PARAM, INPUT} <= kinds else max(kinds, default=CONST)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _storage(tensor: Tensor) -> Any:
+    try:
+        return StorageWeakRef(tensor.untyped_storage())
+    except (NotImplementedError, RuntimeError):  # a subclass without a storage: itself, kept alive
+        return tensor
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(tensor.stride()) if tensor.layout == torch.strided else ()
+
+
+def _geometry(tensor: Tensor) -> tuple[Any, ...]:
+    strided = tensor.layout == torch.strided
+    return (tuple(tensor.shape), _strides(tensor), tensor.storage_offset() if strided else 0, tensor.dtype)
+
+
+@contextmanager
+def _as_for_tracing(model: nn.Module) -> Iterator[None]:
+    """Eval mode, gradients on, no autocast, nothing compiled; all as it was afterwards."""
+    training = [(module, module.training) for module in model.modules()]
+    devices = {"cpu", *(p.device.type for p in model.parameters())} - {"meta"}
+    try:
+        for module, _ in training:
+            module.training = False
+        with ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            for device in sorted(devices):
+                stack.enter_context(torch.autocast(device, enabled=False))
+            yield
+    finally:
+        for module, was in training:
+            module.training = was
+
+
+def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graph:
+    """Run `model(*args, **kwargs)` once and return what was computed from what.
+
+    The model is left as it was: its mode, its buffers, the random state of the CPU.
+
+    Raises:
+        ValueError: the forward pass failed.
+    """
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    fake = next((p.fake_mode for p in model.parameters() if isinstance(p, FakeTensor)), None)
+    tracer = Tracer()
+    with ExitStack() as stack:
+        stack.enter_context(_as_for_tracing(model))
+        if fake is not None:
+            stack.enter_context(fake)
+            args, kwargs = tree_map_only(
+                Tensor, lambda t: t if isinstance(t, FakeTensor) else fake.from_tensor(t), (args, dict(kwargs))
+            )
+        parameters = {name: tracer.source(p, "parameter") for name, p in model.named_parameters()}
+        for tensor in model.buffers():
+            tracer.source(tensor, "buffer")
+        for tensor in tree_iter((args, kwargs)):
+            if isinstance(tensor, Tensor):
+                tracer.source(tensor, "input")
+        try:
+            with tracer:
+                out = model(*args, **kwargs)
+        except Exception as error:
+            why = " ".join(str(error).split())[:300]
+            raise ValueError(
+                f"the forward pass that is traced failed ({type(error).__name__}: {why}); pass an example that the "
+                "model can read, and for the trace another kernel where one is not for this device."
+            ) from error
+        finally:
+            with torch.no_grad():
+                for buffer, old in tracer.saved:
+                    buffer.copy_(old)
+        outputs = {tracer.find(t) for t in tree_iter(_plain(out)) if isinstance(t, Tensor)}
+    return Graph(tracer.nodes, parameters, outputs)
+
+
+def _plain(out: Any) -> Any:
+    """Make a dict of a dataclass that torch's trees do not know."""
+    return dict(out) if isinstance(out, Mapping) else vars(out) if hasattr(out, "__dict__") else out
