@@ -8,8 +8,6 @@ from lightning_sv.interop.trace import CONST, PARAM, Graph, Node
 #: power of the input's length that a statistic has: a mean square, its root, and the root's inverse
 _SQUARE, _ROOT, _INVERSE = 2, 1, -1
 _KEEP_STATISTIC = COPIES | {"add", "mul", "div", "clamp", "clamp_min", "maximum", "expand"}
-#: the reader of a value keeps its channels as they are
-_CHANNELS_GIVEN_UP: frozenset[int] = frozenset()
 
 
 def parts(shape: Iterable[int]) -> int:
@@ -26,37 +24,36 @@ class Flow:
     Attributes:
         sources: parameters that a PARAM node is made of, by name.
         normalized: nodes that are x / |x|, or LayerNorm's, with nothing learned since.
-        scales_matrix: parameters that multiply another parameter, row by row or column by column.
+        factors: parameters that a PARAM node was multiplied with, row by row or column by column; not among its sources.
     """
 
     def __init__(self, graph: Graph):
         self.graph = graph
         self.sources: dict[Node, frozenset[str]] = {node: frozenset({name}) for name, node in graph.parameters.items()}
         self.normalized: set[Node] = set()
-        self.scales_matrix: set[str] = set()
+        self.factors: dict[Node, frozenset[str]] = {}
         self._statistics: dict[Node, tuple[Node, int]] = {}
         for node in graph.nodes:
             if node.kind == PARAM:
                 if node.inputs:
-                    self.sources[node] = self._sources(node)
+                    self._derive(node)
             else:
                 if (found := self._statistic(node)) is not None:
                     self._statistics[node] = found
                 if self._is_normalized(node):
                     self.normalized.add(node)
 
-    def _sources(self, node: Node) -> frozenset[str]:
+    def _derive(self, node: Node) -> None:
+        """Note what a value is made of that depends on parameters alone."""
         learned = [(name, value) for name, value in node.inputs if value.kind == PARAM]
         if node.op in CHOICES_OF_ROWS:
             learned = [(name, value) for name, value in learned if name == "self"]
-        largest = max((parts(value.shape) for _, value in learned), default=0)
-        kept = []
-        for _, value in learned:
-            if node.op in MULTIPLIED and parts(value.shape) < largest:
-                self.scales_matrix |= self.sources[value]
-            else:
-                kept.append(self.sources[value])
-        return frozenset().union(*kept)
+        largest = max(parts(value.shape) for _, value in learned)
+        small = [v for _, v in learned if node.op in MULTIPLIED and parts(v.shape) < largest]
+        whole = [v for _, v in learned if v not in small]
+        self.sources[node] = frozenset().union(*(self.sources[v] for v in whole))
+        kept = [self.factors.get(v, frozenset()) for _, v in learned]
+        self.factors[node] = frozenset().union(*kept, *(self.sources[v] for v in small))
 
     def _statistic(self, node: Node) -> tuple[Node, int] | None:
         """Return (of what, power) of a mean square, a root mean square or its inverse."""
@@ -78,6 +75,8 @@ class Flow:
         if node.op in ("sqrt", "rsqrt") or (node.op == "pow" and exponent in (0.5, -0.5)):
             inverse = node.op == "rsqrt" or exponent == -0.5
             return (of, _INVERSE if inverse else _ROOT) if power == _SQUARE else None
+        if node.op == "square" or (node.op == "pow" and exponent == 2):
+            return (of, _SQUARE) if power == _ROOT else None
         if node.op == "reciprocal" or (node.op == "pow" and exponent == -1):
             return (of, _INVERSE) if power == _ROOT else None
         rest = [v for _, v in node.inputs if v not in self._statistics]
@@ -111,7 +110,7 @@ class Flow:
                 source = next((v for _, v in operand.inputs if v.kind == PARAM), None)
             if source is None:
                 return None
-            candidates = [i for i in range(len(source.shape)) if moved(source, operand, frozenset({i})) == {axis}]
+            candidates = [i for i in range(len(source.shape)) if axis in moved(source, operand, frozenset({i}))]
             axis = candidates[0] if len(candidates) == 1 else None
             operand = source
         return axis
@@ -156,10 +155,10 @@ def contraction(product: Node, name: str, operand: Node) -> int:
 
 
 def moved(source: Node, result: Node, axes: frozenset[int]) -> frozenset[int]:
-    """Return where the axes of `source` lie in `result`, a view or an elementwise result; empty if they are mixed.
+    """Return the axes of `result`, a view or an elementwise result, along which the axes of `source` lie.
 
-    In a view by strides: an axis of the view lies in those of the source whose steps it takes. Copies that
-    broadcasting makes (stride 0) go with the axes that are asked for.
+    In a view by strides: an axis of the view lies in those of the source whose steps it takes, which may be others
+    beside them. Copies that broadcasting makes (stride 0) go with the axes that are asked for.
     """
     if not result.is_view:
         shift = len(result.shape) - len(source.shape)
@@ -175,8 +174,6 @@ def moved(source: Node, result: Node, axes: frozenset[int]) -> frozenset[int]:
         touched = {i for i, (low, high) in spans.items() if low < step * size and high > step and low > 0}
         # an axis that broadcasting made belongs to all
         touched -= {i for i in touched if source.stride[i] == 0}
-        if touched and touched <= axes:
+        if touched & axes:
             found.add(axis)
-        elif touched & axes:
-            return _CHANNELS_GIVEN_UP
     return frozenset(found)

@@ -7,6 +7,7 @@ from lightning_sv.interop.flow import Flow, contraction, moved, parts
 from lightning_sv.interop.ops import (
     ATTENTION,
     CHOICES,
+    CHOICES_OF_ROWS,
     COPIES,
     LOSSES,
     MIXING,
@@ -19,6 +20,11 @@ from lightning_sv.interop.ops import (
     SUMS,
 )
 from lightning_sv.interop.trace import CONST, INPUT, PARAM, Node
+
+
+_ADDING_ROWS = frozenset({"index_add", "scatter_add"})
+_KNOWN = MIXING | frozenset(PRODUCTS) | SUMS | frozenset(ROWS)
+_BATCHED = frozenset({"bmm", "baddbmm", "addbmm"})
 
 
 class UnknownReaderError(ValueError):
@@ -66,7 +72,8 @@ def readings(start: Node, name: str, *, through_gates: bool) -> Iterator[Reading
                 other = reader.argument(PRODUCTS[reader.op][PRODUCTS[reader.op][0] == argument])
                 axis = contraction(reader, argument, value)
                 if other is not None and other.kind == PARAM:
-                    yield Reading(reader, other, axis in channels)
+                    batch = {0} if len(value.shape) == 3 and reader.op in _BATCHED else set()
+                    yield Reading(reader, other, axis in channels and channels <= {axis} | batch)
                     continue
             after = _after(value, argument, reader, channels, through_gates)
             if after is not None:
@@ -74,7 +81,7 @@ def readings(start: Node, name: str, *, through_gates: bool) -> Iterator[Reading
                     seen.add(reader)
                     queue.append((reader, after))
                 continue
-            if not (reader.pointwise or reader.op in MIXING or reader.op in PRODUCTS or reader.op in SUMS):
+            if not (reader.pointwise or reader.op in _KNOWN):
                 raise UnknownReaderError(
                     f"{name} scales a value that {reader.op!r} reads, of which it is not known whether it is a linear "
                     "map; trace a plain model (no quantization, no fused kernel), or give the role in `known`."
@@ -87,7 +94,10 @@ def _after(value: Node, argument: str, reader: Node, channels: frozenset[int], g
     op, others = reader.op, reader.others(value)
     if reader.is_view or op in COPIES:
         return moved(value, reader, channels)
-    if argument in ROWS.get(op, ()):
+    if op in _ADDING_ROWS:
+        other = reader.argument("self" if argument != "self" else ROWS[op][0])
+        return channels if other is None or other.kind == CONST else None
+    if argument in ROWS.get(op, ()) or (op in ROWS and argument == "self" and op not in CHOICES_OF_ROWS):
         shift = len(reader.shape) - len(value.shape)
         return frozenset(axis + shift for axis in channels) if op in ("stack", "index") else channels
     if op in SUMS and all(o.kind in (CONST, PARAM) for o in others):

@@ -155,6 +155,7 @@ class _Classifier:
         self.own = dict(_own_roles(model)) | {name: (role, None) for name, role in known.items()}
         self.graph = trace(model, args, kwargs)
         self.flow = Flow(self.graph)
+        self.scales_matrix: set[str] = set()
         self.uses: dict[str, set[ModelRole]] = defaultdict(set)
         self.scaled: dict[str, list[tuple[Node, Node]]] = defaultdict(list)  # (scaled value, the factor)
         self.products: dict[str, list[tuple[Node, Node, str]]] = defaultdict(list)  # (product, operand, argument)
@@ -166,9 +167,14 @@ class _Classifier:
                     self._use(value, "matrix")  # W of a product of parameters, as of learned queries
 
     def _use(self, value: Node, role: ModelRole) -> frozenset[str]:
-        names = self.flow.sources[value]
+        """Note a use of all that `value` is made of; what scales a matrix in it is a multiplier."""
+        names, factors = self.flow.sources[value], self.flow.factors.get(value, frozenset())
         for name in names:
             self.uses[name].add(role)
+        for name in factors:
+            self.uses[name].add("multiplier" if role in _WEIGHTS else role)
+        if role in _WEIGHTS:
+            self.scales_matrix |= factors
         return names
 
     def _meet(self, node: Node, argument: str, value: Node) -> None:
@@ -206,7 +212,7 @@ class _Classifier:
             )
 
     def _scale(self, node: Node, value: Node) -> None:
-        for name in self.flow.sources[value]:
+        for name in self.flow.sources[value] | self.flow.factors.get(value, frozenset()):
             self.scaled[name].append((node, value))
 
     def rows(self) -> dict[str, ModelParameter]:
@@ -222,12 +228,9 @@ class _Classifier:
                 ends = list(readings(node, name, through_gates=False))
                 linear = bool(ends) and all(end.matrix is not None for end in ends)
                 roles.add("input" if linear else "output")
-            folds = self._folds(node, name)
-            redundant = folds if redundant is None else redundant and folds
-            decays_to = _at_zero(factor)
-        if name in self.flow.scales_matrix:
+            redundant, decays_to = self._folds(name), _at_zero(factor)
+        if name in self.scales_matrix:
             redundant = redundant is not False
-            roles = roles or {"multiplier"}
         if name in self.own:
             role, to = self.own[name]
             decays_to = decays_to if to is None else to
@@ -243,13 +246,14 @@ class _Classifier:
             name, tuple(parameter.shape), role, redundant, decays_to, axis, width, parameter.requires_grad
         )
 
-    def _folds(self, node: Node, name: str) -> bool:
-        """Whether matrices take up the vector at every end of its value, and nothing else reads those matrices."""
-        ends = list(readings(node, name, through_gates=True))
+    def _folds(self, name: str) -> bool:
+        """Whether matrices take up the vector at every end of its values, and nothing else reads those matrices."""
+        by_value = [list(readings(node, name, through_gates=True)) for node, _ in self.scaled[name]]
+        ends = [end for ends in by_value for end in ends]
         matrices = {source for end in ends if end.matrix is not None for source in self.flow.sources[end.matrix]}
         products = {product for matrix in matrices for product, _, _ in self.products[matrix]}
         tied = any("embedding" in self.uses[matrix] for matrix in matrices)
-        return bool(ends) and not tied and all(e.along_channels for e in ends) and products == {e.node for e in ends}
+        return all(by_value) and not tied and all(e.along_channels for e in ends) and products == {e.node for e in ends}
 
     def _geometry(self, name: str) -> tuple[int | None, int | None]:
         uses = self.products.get(name, ())
