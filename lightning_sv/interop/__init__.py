@@ -1,6 +1,18 @@
-"""Bridges to other code: folding scale vectors away, Hugging Face."""
+"""Bridges to other code: folding scale vectors away, Hugging Face, roles and groups for any model."""
 
+from lightning_sv.interop.example import fake_model
 from lightning_sv.interop.fold import fold
+from lightning_sv.interop.groups import decayed_names, param_groups
 from lightning_sv.interop.hf import to_hugging_face
+from lightning_sv.interop.roles import ModelParameter, Roles, weight_decay_roles
 
-__all__ = ["fold", "to_hugging_face"]
+__all__ = [
+    "ModelParameter",
+    "Roles",
+    "decayed_names",
+    "fake_model",
+    "fold",
+    "param_groups",
+    "to_hugging_face",
+    "weight_decay_roles",
+]

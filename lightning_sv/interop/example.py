@@ -1,6 +1,8 @@
 """What a model is called with for a trace, and models without memory."""
 
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -75,9 +77,18 @@ def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None)
 
     before = torch.get_default_dtype()
     try:
-        if dtype is not None:
-            torch.set_default_dtype(dtype)
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            return build()
+        with ExitStack() as stack:
+            if "transformers" in sys.modules:  # some ways to draw a weight look at its numbers
+                from transformers.initialization import no_init_weights
+
+                stack.enter_context(no_init_weights())
+            if dtype is not None:
+                torch.set_default_dtype(dtype)
+            mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            model = build()
+        with mode:
+            if hasattr(model, "tie_weights"):  # which would have come after the drawing
+                model.tie_weights()
+        return model
     finally:
         torch.set_default_dtype(before)

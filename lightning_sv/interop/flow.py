@@ -105,7 +105,9 @@ class Flow:
         """Return the axis of the parameter itself over which `product` sums, from its strides; None if mixed."""
         axis: int | None = contraction(product, name, operand)
         while axis is not None and operand.op != "parameter":
-            source = next((v for _, v in operand.inputs if v.kind == PARAM and parts(v.shape) == parts(operand.shape)), None)
+            source = next(
+                (v for _, v in operand.inputs if v.kind == PARAM and parts(v.shape) == parts(operand.shape)), None
+            )
             if source is None:
                 source = next((v for _, v in operand.inputs if v.kind == PARAM), None)
             if source is None:
@@ -127,9 +129,7 @@ def stem(node: Node) -> Node:
     """Return what `node` is before views, copies, constant factors, and a mean or a constant taken away."""
     while True:
         node = plain(node)
-        if node.op == "sub" and len(node.inputs) == 2 and plain(node.inputs[1][1]).op == "mean":
-            node = node.inputs[0][1]
-        elif node.op in ("mul", "div") and all(other.kind == CONST for _, other in node.inputs[1:]):
+        if (node.op == "sub" and len(node.inputs) == 2 and plain(node.inputs[1][1]).op == "mean") or (node.op in ("mul", "div") and all(other.kind == CONST for _, other in node.inputs[1:])):
             node = node.inputs[0][1]
         else:
             return node

@@ -14,6 +14,7 @@ PRODUCTS: dict[str, tuple[str, str]] = {
     "linear": ("input", "weight"),
     "mkldnn::_linear_pointwise": ("X", "W"),
     "_grouped_mm": ("self", "mat2"),
+    "lightning_sv::row_products": ("x", "weight"),
     "convolution": ("input", "weight"),
     "_convolution": ("input", "weight"),
     "mkldnn_convolution": ("input", "weight"),
@@ -121,3 +122,5 @@ MIXING = (
 )  # fmt: skip
 #: a parameter that goes into one of these is joined to the activations, not multiplied with them
 JOINS = frozenset(ROWS) | {"where", "masked_fill", "maximum", "minimum", "expand", "lerp", "addcmul", "addcdiv", "pow"}
+#: pointwise, but a sign that the value is about to be read by a quantized linear map
+QUANTIZES = frozenset({"round"})

@@ -20,7 +20,7 @@ def patterns(wanted: Sequence[str], rest: Sequence[str], kind: Pattern = "regex"
         kind: 'regex' matches with re.search and re.match, 'glob' with fnmatch.
 
     >>> patterns(["layers.0.norm.weight", "layers.1.norm.weight"], ["layers.0.up.weight"])
-    ['(.*\\.)?norm\\.weight$']
+    ['^(.*\\.)?norm\\.weight$']
     >>> patterns(["layers.0.norm.weight", "layers.1.norm.weight"], ["layers.0.up.weight"], "glob")
     ['*.norm.weight']
     """
@@ -29,7 +29,9 @@ def patterns(wanted: Sequence[str], rest: Sequence[str], kind: Pattern = "regex"
     found: list[str] = []
     for name in wanted:
         if not any(_matches(pattern, name, kind) for pattern in found):
-            found.append(next(p for p in _candidates(name, kind) if not any(_matches(p, other, kind) for other in rest)))
+            found.append(
+                next(p for p in _candidates(name, kind) if not any(_matches(p, other, kind) for other in rest))
+            )
     return found
 
 
@@ -41,7 +43,7 @@ def _candidates(name: str, kind: Pattern) -> list[str]:
         tail, whole = words[-count:], count == len(words)
         if kind == "regex":
             text = r"\.".join(r"\d+" if word.isdigit() else re.escape(word) for word in tail)
-            out.append(f"^{text}$" if whole else rf"(.*\.)?{text}$")
+            out.append(f"^{text}$" if whole else rf"^(.*\.)?{text}$")
         else:
             text = ".".join("*" if word.isdigit() else word for word in tail)
             out.append(text if whole else f"*.{text}")

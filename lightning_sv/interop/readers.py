@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lightning_sv.interop.flow import Flow, contraction, moved, parts
+from lightning_sv.interop.flow import Flow, contraction, moved, parts, plain
 from lightning_sv.interop.ops import (
     ATTENTION,
     CHOICES,
@@ -15,12 +15,12 @@ from lightning_sv.interop.ops import (
     NORMS,
     POOLS,
     PRODUCTS,
+    QUANTIZES,
     ROWS,
     SCORES,
     SUMS,
 )
 from lightning_sv.interop.trace import CONST, INPUT, PARAM, Node
-
 
 _ADDING_ROWS = frozenset({"index_add", "scatter_add"})
 _KNOWN = MIXING | frozenset(PRODUCTS) | SUMS | frozenset(ROWS)
@@ -46,8 +46,8 @@ class Reading:
     along_channels: bool = False
 
 
-def readings(start: Node, name: str, *, through_gates: bool) -> Iterator[Reading]:
-    """Yield who reads `start`, a scaled value whose channels are its last axis.
+def readings(start: Node, factor: Node, name: str, *, through_gates: bool) -> Iterator[Reading]:
+    """Yield who reads `start`, the product of a normalized value and a scale vector.
 
     Followed are views, casts, choices of rows, biases, constants and factors that are one for all channels of a
     position; with `through_gates` all that is linear and leaves channels apart: factors from the data, attention's
@@ -55,18 +55,19 @@ def readings(start: Node, name: str, *, through_gates: bool) -> Iterator[Reading
 
     Args:
         start: the scaled value.
+        factor: the scale vector.
         name: of its scale vector, for the error.
         through_gates: see above.
 
     Raises:
         UnknownReaderError: an operation that is in no table of `ops`.
     """
-    first = (start, frozenset({len(start.shape) - 1}))
+    first = (start, _channels(start, factor))
     queue, seen = [first], {start}
     while queue:
         value, channels = queue.pop()
         for argument, reader in value.readers:
-            if reader.kind == CONST:
+            if reader.kind == CONST or (reader.output and reader.op in ATTENTION | frozenset(NORMS)):  # statistics
                 continue
             if reader.op in PRODUCTS and argument in PRODUCTS[reader.op]:
                 other = reader.argument(PRODUCTS[reader.op][PRODUCTS[reader.op][0] == argument])
@@ -81,12 +82,21 @@ def readings(start: Node, name: str, *, through_gates: bool) -> Iterator[Reading
                     seen.add(reader)
                     queue.append((reader, after))
                 continue
-            if not (reader.pointwise or reader.op in _KNOWN):
+            if reader.op in QUANTIZES or not (reader.pointwise or reader.op in _KNOWN):
                 raise UnknownReaderError(
                     f"{name} scales a value that {reader.op!r} reads, of which it is not known whether it is a linear "
                     "map; trace a plain model (no quantization, no fused kernel), or give the role in `known`."
                 )
             yield Reading(reader)
+
+
+def _channels(start: Node, factor: Node) -> frozenset[int]:
+    """Return the axes of a scaled value along which its scale vector varies."""
+    if start.op in NORMS and ("group" in start.op or "batch" in start.op):
+        return frozenset({1})
+    shift = len(start.shape) - len(factor.shape)
+    rows = 1 if plain(factor).op in CHOICES_OF_ROWS else 0  # an expert's vector for each row
+    return frozenset(i + shift for i, size in enumerate(factor.shape) if size > 1 and i >= rows)
 
 
 def _after(value: Node, argument: str, reader: Node, channels: frozenset[int], gates: bool) -> frozenset[int] | None:

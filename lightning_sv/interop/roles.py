@@ -51,6 +51,11 @@ class ModelParameter:
     head_width: int | None = None
     trained: bool = True
 
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return parts(self.shape)
+
     def decays(self, policy: str) -> bool:
         """Whether it takes part in weight decay under 'wd', 'iwd', 'owd' or 'nowd'."""
         roles = ScaleStrategy.parse(policy).decayed_roles
@@ -91,9 +96,7 @@ class Roles:
         return patterns(wanted, rest, kind)
 
 
-def weight_decay_roles(
-    model: nn.Module, example: Any = None, known: Mapping[str, ModelRole] | None = None
-) -> Roles:
+def weight_decay_roles(model: nn.Module, example: Any = None, known: Mapping[str, ModelRole] | None = None) -> Roles:
     """Classify every parameter of `model` from one forward pass.
 
     Args:
@@ -123,11 +126,11 @@ def _complete(found: dict[str, ModelParameter], named: Mapping[str, nn.Parameter
     """Give parameters that no token reached the role of their siblings."""
     siblings: dict[str, list[ModelParameter]] = defaultdict(list)
     for row in found.values():
-        siblings[_family(row.name)].append(row)
+        siblings[family(row.name)].append(row)
     for name, parameter in named.items():
         if name in found:
             continue
-        rows = siblings[_family(name)]
+        rows = siblings[family(name)]
         if len({(row.role, row.redundant, row.decays_to) for row in rows}) == 1:
             found[name] = replace(rows[0], name=name, shape=tuple(parameter.shape), trained=parameter.requires_grad)
         elif not parameter.requires_grad:
@@ -140,7 +143,8 @@ def _complete(found: dict[str, ModelParameter], named: Mapping[str, nn.Parameter
             )
 
 
-def _family(name: str) -> str:
+def family(name: str) -> str:
+    """Return a name with '*' for its numbers: the same for the parameters of all layers and experts."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
@@ -225,7 +229,7 @@ class _Classifier:
         roles = set(self.uses.get(name, ()))
         for node, factor in self.scaled.get(name, ()):
             if name not in self.own:
-                ends = list(readings(node, name, through_gates=False))
+                ends = list(readings(node, factor, name, through_gates=False))
                 linear = bool(ends) and all(end.matrix is not None for end in ends)
                 roles.add("input" if linear else "output")
             redundant, decays_to = self._folds(name), _at_zero(factor)
@@ -248,7 +252,7 @@ class _Classifier:
 
     def _folds(self, name: str) -> bool:
         """Whether matrices take up the vector at every end of its values, and nothing else reads those matrices."""
-        by_value = [list(readings(node, name, through_gates=True)) for node, _ in self.scaled[name]]
+        by_value = [list(readings(node, factor, name, through_gates=True)) for node, factor in self.scaled[name]]
         ends = [end for ends in by_value for end in ends]
         matrices = {source for end in ends if end.matrix is not None for source in self.flow.sources[end.matrix]}
         products = {product for matrix in matrices for product, _, _ in self.products[matrix]}

@@ -9,6 +9,7 @@ new value that depends on the old one.
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -107,34 +108,43 @@ class Tracer(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run `func` and record it."""
-        given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | (kwargs or {})
-        inputs = [(name, self.find(t)) for name, value in given.items() for t in _tensors(value)]
-        scalars = {name: value for name, value in given.items() if not any(True for _ in _tensors(value))}
-        written = [
-            (argument.name, t)
-            for argument in func._schema.arguments
-            if argument.alias_info is not None and argument.alias_info.is_write
-            for t in _tensors(given.get(argument.name))
-        ]
+        op = _operation(func)
+        if not op.recorded:
+            return func(*args, **(kwargs or {}))
+        given = dict(zip(op.arguments, args, strict=False)) | (kwargs or {})
+        tensors = {name: found for name, value in given.items() if (found := list(_tensors(value)))}
+        inputs = [(name, self.find(t)) for name, values in tensors.items() for t in values]
+        written = [(name, t) for name in op.written for t in tensors.get(name, ())]
         for _, tensor in written:
             buffer = self._buffers.pop(_storage(tensor), None)
             if buffer is not None:
                 self.saved.append((buffer, buffer.clone()))
-        before = {_storage(t) for value in given.values() for t in _tensors(value)}
+        before = {_storage(t) for values in tensors.values() for t in values}
         out = func(*args, **(kwargs or {}))
-        namespace, _, name = func._schema.name.partition("::")
-        op = name.rstrip("_") if namespace == "aten" else f"{namespace}::{name}"
-        made = {"op": op, "scalars": scalars, "kind": _joined(op, inputs), "pointwise": torch.Tag.pointwise in func.tags}
+        scalars = {name: value for name, value in given.items() if name not in tensors}
+        kind = _joined(op.name, inputs)
+
+        def node(tensor: Tensor, output: int, is_view: bool) -> Node:
+            made = Node(
+                op.name,
+                list(inputs),
+                tuple(tensor.shape),
+                _strides(tensor),
+                scalars,
+                output,
+                is_view,
+                kind,
+                op.pointwise,
+            )
+            for name, source in inputs:
+                source.readers.append((name, made))
+            return made
+
         for i, tensor in enumerate(_tensors(out)):
-            if any(tensor is target for _, target in written):
-                continue
-            geometry = {"inputs": list(inputs), "shape": tuple(tensor.shape), "stride": _strides(tensor)}
-            node = Node(**made, **geometry, output=i, is_view=_storage(tensor) in before)
-            self._read(node)
-            self._put(tensor, node)
+            if not any(tensor is target for _, target in written):
+                self._put(tensor, node(tensor, i, _storage(tensor) in before))
         for name, tensor in written:
-            geometry = {"inputs": list(inputs), "shape": tuple(tensor.shape), "stride": _strides(tensor)}
-            self._write(tensor, Node(**made, **geometry), name)
+            self._write(tensor, node(tensor, 0, False), name)
         return out
 
     def _write(self, tensor: Tensor, node: Node, name: str) -> None:
@@ -143,16 +153,35 @@ class Tracer(TorchDispatchMode):
         whole = self._whole.get(storage)
         if whole is not None and all(whole is not old for _, old in node.inputs):
             node.inputs.append((name, whole))
+            whole.readers.append((name, node))
             node.kind = max(node.kind, whole.kind)
-        self._read(node)
         self._values[storage] = {_geometry(tensor): node}
         self._whole[storage] = node
         self.nodes.append(node)
 
-    @staticmethod
-    def _read(node: Node) -> None:
-        for name, source in node.inputs:
-            source.readers.append((name, node))
+
+@dataclass(frozen=True)
+class _Operation:
+    """What the schema of an operation says."""
+
+    name: str
+    arguments: tuple[str, ...]
+    written: tuple[str, ...]
+    pointwise: bool
+    recorded: bool
+
+
+@cache
+def _operation(func: Any) -> _Operation:
+    namespace, _, name = func._schema.name.partition("::")
+    arguments = func._schema.arguments
+    return _Operation(
+        name.rstrip("_") if namespace == "aten" else func._schema.name,
+        tuple(argument.name for argument in arguments),
+        tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write),
+        torch.Tag.pointwise in func.tags,
+        namespace != "prim",  # those ask for a device or a size
+    )
 
 
 def _joined(op: str, inputs: list[tuple[str, Node]]) -> int:
@@ -256,4 +285,6 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 
 def _plain(out: Any) -> Any:
     """Make a dict of a dataclass that torch's trees do not know."""
+    if isinstance(out, Tensor):
+        return out
     return dict(out) if isinstance(out, Mapping) else vars(out) if hasattr(out, "__dict__") else out

@@ -17,14 +17,17 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1,
     "eos_token_id": 2,
 }  # fmt: skip
-EMBEDDINGS = (
-    "embed_tokens wte wpe embed_in word_embeddings position_embeddings token_type_embeddings embed_positions "
-    "embeddings embed_tokens_per_layer relative_attention_bias shared tok_embeddings"
-).split()
-HEADS = "lm_head embed_out output_projection decoder classifier".split()
+EMBEDDINGS = ["embed_tokens", "wte", "wpe", "embed_in", "word_embeddings", "position_embeddings", "token_type_embeddings", "embed_positions", "embeddings", "embed_tokens_per_layer", "relative_attention_bias", "shared", "tok_embeddings"]
+HEADS = ["lm_head", "embed_out", "output_projection", "decoder", "classifier"]
 LISTS = ("input", "output", "router", "multiplier", "bias", "other", "matrix", "head", "embedding")
 LLAMA = "input_layernorm post_attention_layernorm norm"
-MOE = {"num_experts": 8, "num_local_experts": 8, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}  # noqa: E501
+MOE = {
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
 
 
 @dataclass
@@ -80,7 +83,14 @@ class Family:
         return "matrix"
 
 
-MLA = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4}  # noqa: E501
+MLA = {
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+}
 GROUPS = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1}
 
 
@@ -112,28 +122,74 @@ FAMILIES = [
     Family("phi", input="input_layernorm final_layernorm"),
     Family("phi3", input=LLAMA),
     Family("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}, input="ln_1 ln_2 ln_f", kept="ln_f"),
-    Family("gpt_bigcode", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}, input="ln_1 ln_2 ln_f", kept="ln_f"),  # noqa: E501
-    Family("gpt_neo", {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4}, input="ln_1 ln_2 ln_f", kept="ln_f"),  # noqa: E501
+    Family(
+        "gpt_bigcode", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}, input="ln_1 ln_2 ln_f", kept="ln_f"
+    ),
+    Family(
+        "gpt_neo",
+        {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4},
+        input="ln_1 ln_2 ln_f",
+        kept="ln_f",
+    ),
     Family("gptj", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4}, input="ln_1 ln_f"),
     Family("gpt_neox", input="input_layernorm post_attention_layernorm final_layer_norm"),
-    Family("gpt_neox", {"use_parallel_residual": False}, input="input_layernorm post_attention_layernorm final_layer_norm", variant="sequential"),  # noqa: E501
-    Family("codegen", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4}, input="ln_1 ln_f"),
-    Family("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}, input="self_attn_layer_norm final_layer_norm", kept="decoder.final_layer_norm"),  # noqa: E501
     Family(
-        "opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "do_layer_norm_before": False, "tie_word_embeddings": False},
-        input="layers.1.final_layer_norm", output="self_attn_layer_norm layers.0.final_layer_norm", variant="post-norm",
+        "gpt_neox",
+        {"use_parallel_residual": False},
+        input="input_layernorm post_attention_layernorm final_layer_norm",
+        variant="sequential",
     ),
-    Family("bloom", {"n_layer": 2, "n_head": 4}, input="input_layernorm post_attention_layernorm ln_f", output="word_embeddings_layernorm", kept="ln_f"),  # noqa: E501
+    Family("codegen", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 4}, input="ln_1 ln_f"),
+    Family(
+        "opt",
+        {"ffn_dim": 48, "word_embed_proj_dim": 32},
+        input="self_attn_layer_norm final_layer_norm",
+        kept="decoder.final_layer_norm",
+    ),
+    Family(
+        "opt",
+        {"ffn_dim": 48, "word_embed_proj_dim": 32, "do_layer_norm_before": False, "tie_word_embeddings": False},
+        input="layers.1.final_layer_norm",
+        output="self_attn_layer_norm layers.0.final_layer_norm",
+        variant="post-norm",
+    ),
+    Family(
+        "bloom",
+        {"n_layer": 2, "n_head": 4},
+        input="input_layernorm post_attention_layernorm ln_f",
+        output="word_embeddings_layernorm",
+        kept="ln_f",
+    ),
     Family("falcon", {"head_dim": None, "multi_query": True}, input="input_layernorm ln_f", kept="ln_f"),
-    Family("falcon", {"head_dim": None, "new_decoder_architecture": True, "num_kv_heads": 2}, input="ln_attn ln_mlp ln_f", kept="ln_f", variant="40b"),
-    Family("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64}, input="norm_1 norm_2 norm_f", kept="norm_f"),
+    Family(
+        "falcon",
+        {"head_dim": None, "new_decoder_architecture": True, "num_kv_heads": 2},
+        input="ln_attn ln_mlp ln_f",
+        kept="ln_f",
+        variant="40b",
+    ),
+    Family(
+        "mpt",
+        {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64},
+        input="norm_1 norm_2 norm_f",
+        kept="norm_f",
+    ),
     Family("olmo"),
     Family("starcoder2", input=LLAMA, kept="model.norm"),
     Family("stablelm", input=LLAMA),
-    Family("persimmon", input="input_layernorm post_attention_layernorm final_layernorm", output="q_layernorm k_layernorm"),
+    Family(
+        "persimmon", input="input_layernorm post_attention_layernorm final_layernorm", output="q_layernorm k_layernorm"
+    ),
     Family("nemotron", input=LLAMA, to_one="*"),
     Family("cohere", input="input_layernorm norm", kept="model.norm"),
-    Family("cohere", {"use_qk_norm": True}, input="input_layernorm norm", output="q_norm k_norm", kept="model.norm", variant="qk-norm"),
+    Family(
+        "cohere",
+        {"use_qk_norm": True},
+        input="input_layernorm norm",
+        output="q_norm k_norm",
+        kept="model.norm",
+        variant="qk-norm",
+    ),
     Family("cohere2", input="input_layernorm norm", kept="model.norm"),
     Family("glm", input=LLAMA),
     Family("granite", input=LLAMA),
@@ -144,23 +200,59 @@ FAMILIES = [
     Family("ernie4_5", input=LLAMA, kept="model.norm"),
     Family("hunyuan_v1_dense", input=LLAMA, output="query_layernorm key_layernorm"),
     Family("nanochat"),
-    Family("apertus", input="attention_layernorm feedforward_layernorm norm", output="q_norm k_norm", other="alpha_p alpha_n"),
+    Family(
+        "apertus",
+        input="attention_layernorm feedforward_layernorm norm",
+        output="q_norm k_norm",
+        other="alpha_p alpha_n",
+    ),
     Family("bitnet", input=f"{LLAMA} attn_sub_norm ffn_sub_norm"),
-    Family("xglm", {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4}, input="self_attn_layer_norm final_layer_norm model.layer_norm", kept="model.layer_norm"),  # noqa: E501
+    Family(
+        "xglm",
+        {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4},
+        input="self_attn_layer_norm final_layer_norm model.layer_norm",
+        kept="model.layer_norm",
+    ),
     Family("biogpt", input="self_attn_layer_norm final_layer_norm biogpt.layer_norm", kept="biogpt.layer_norm"),
-    Family("lfm2", {"layer_types": ["conv", "full_attention"]}, input="operator_norm ffn_norm embedding_norm", output="q_layernorm k_layernorm", kept="embedding_norm"),  # noqa: E501
+    Family(
+        "lfm2",
+        {"layer_types": ["conv", "full_attention"]},
+        input="operator_norm ffn_norm embedding_norm",
+        output="q_layernorm k_layernorm",
+        kept="embedding_norm",
+    ),
     Family("diffllama", input=LLAMA, other="lambda_q1 lambda_k1 lambda_q2 lambda_k2"),
     # norms after blocks
-    Family("gemma2", input="input_layernorm pre_feedforward_layernorm norm", output="post_attention_layernorm post_feedforward_layernorm", kept="model.norm", to_one="*"),  # noqa: E501
-    Family("gemma3_text", input="input_layernorm pre_feedforward_layernorm norm", output="post_attention_layernorm post_feedforward_layernorm q_norm k_norm", kept="model.norm", to_one="*"),  # noqa: E501
+    Family(
+        "gemma2",
+        input="input_layernorm pre_feedforward_layernorm norm",
+        output="post_attention_layernorm post_feedforward_layernorm",
+        kept="model.norm",
+        to_one="*",
+    ),
+    Family(
+        "gemma3_text",
+        input="input_layernorm pre_feedforward_layernorm norm",
+        output="post_attention_layernorm post_feedforward_layernorm q_norm k_norm",
+        kept="model.norm",
+        to_one="*",
+    ),
     Family(
         "gemma3n_text",
-        {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64, "laurel_rank": 4, "num_kv_shared_layers": 0,
-         "layer_types": ["sliding_attention", "full_attention"], "activation_sparsity_pattern": [0.0, 0.0], "intermediate_size": [48, 48]},
+        {
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 64,
+            "laurel_rank": 4,
+            "num_kv_shared_layers": 0,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "activation_sparsity_pattern": [0.0, 0.0],
+            "intermediate_size": [48, 48],
+        },
         input="pre_feedforward_layernorm router_norm model.norm",
         output="input_layernorm post_attention_layernorm post_feedforward_layernorm q_norm k_norm post_laurel_norm "
         "post_per_layer_input_norm per_layer_projection_norm",
-        multiplier="correct_output_scale", kept="model.norm",
+        multiplier="correct_output_scale",
+        kept="model.norm",
     ),
     Family("vaultgemma", input="input_layernorm pre_feedforward_layernorm norm", kept="model.norm", to_one="*"),
     Family("olmo2", input="norm", output="post_attention_layernorm post_feedforward_layernorm q_norm k_norm"),
@@ -172,50 +264,219 @@ FAMILIES = [
     Family("qwen2_moe", MOE | {"shared_expert_intermediate_size": 16}, input=LLAMA, router="mlp.gate"),
     Family("qwen3_moe", MOE, input=LLAMA, output="q_norm k_norm", router="mlp.gate"),
     Family("olmoe", MOE, input=LLAMA, output="q_norm k_norm", router="mlp.gate"),
-    Family("flex_olmo", MOE, input="norm", output="q_norm k_norm post_attention_layernorm post_feedforward_layernorm", router="mlp.gate"),  # noqa: E501
+    Family(
+        "flex_olmo",
+        MOE,
+        input="norm",
+        output="q_norm k_norm post_attention_layernorm post_feedforward_layernorm",
+        router="mlp.gate",
+    ),
     Family("granitemoe", MOE, input=LLAMA, router="router"),
     Family("granitemoeshared", MOE | {"shared_intermediate_size": 16}, input=LLAMA, router="router"),
     Family("phimoe", MOE, input=LLAMA, router="mlp.router"),
     Family("gpt_oss", MOE, input=LLAMA, router="router", bias="gate_up_proj_bias down_proj_bias", other="sinks"),
-    Family("llama4_text", MOE | {"interleave_moe_layer_step": 1, "intermediate_size_mlp": 48}, input=LLAMA, router="router"),
-    Family("deepseek_v2", MOE | {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "topk_method": "greedy", "num_key_value_heads": 4}, input=f"{LLAMA} q_a_layernorm kv_a_layernorm", router="mlp.gate"),  # noqa: E501
-    Family("deepseek_v3", MOE | {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "num_key_value_heads": 4}, input=f"{LLAMA} q_a_layernorm kv_a_layernorm", router="mlp.gate"),  # noqa: E501
-    Family("longcat_flash", {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "num_layers": 1, "n_routed_experts": 8, "zero_expert_num": 2, "moe_topk": 2, "expert_ffn_hidden_size": 16, "ffn_hidden_size": 48, "num_key_value_heads": 4}, input="input_layernorm post_attention_layernorm.1 norm q_a_layernorm kv_a_layernorm", output="post_attention_layernorm.0", router="router.classifier"),  # noqa: E501
-    Family("dots1", MOE | {"n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}, input=LLAMA, output="q_norm k_norm", router="mlp.gate"),  # noqa: E501
-    Family("glm4_moe", MOE | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}, input=LLAMA, router="mlp.gate"),
-    Family("ernie4_5_moe", MOE | {"moe_num_experts": 8, "moe_k": 2, "moe_layer_start_index": 1}, input=LLAMA, router="mlp.gate", kept="model.norm"),
-    Family("hunyuan_v1_moe", MOE | {"moe_topk": 2}, input=LLAMA, output="query_layernorm key_layernorm", router="gate.wg"),
-    Family("minimax_m2", MOE, input=LLAMA, output="q_norm k_norm", router="mlp.gate"),
-    Family("afmoe", MOE | {"num_dense_layers": 1, "layer_types": ["sliding_attention", "full_attention"]}, input="input_layernorm pre_mlp_layernorm norm", output="post_attention_layernorm post_mlp_layernorm q_norm k_norm", router="router.gate"),  # noqa: E501
-    Family("dbrx", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64, "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0}, "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32}}, input="norm_1 norm_2 norm_f", router="router.layer"),  # noqa: E501
-    Family("jetmoe", MOE | {"kv_channels": 8, "num_key_value_heads": 4}, input=LLAMA, router="router.layer", kept="model.norm"),
-    Family("lfm2_moe", MOE | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}, input="operator_norm ffn_norm embedding_norm", output="q_layernorm k_layernorm", router="feed_forward.gate", kept="embedding_norm"),  # noqa: E501
-    # state spaces, linear attention, hybrids
-    Family("mamba", {"state_size": 4}, input="norm norm_f", multiplier="A_log D", kept="norm_f"),
-    Family("mamba2", {"num_heads": 8, "head_dim": 8, "state_size": 4, "n_groups": 1}, input="norm norm_f", multiplier="A_log D", bias="dt_bias"),  # noqa: E501
-    Family("falcon_mamba", {"state_size": 4}, input="norm norm_f", multiplier="A_log D", kept="norm_f"),
     Family(
-        "jamba", MOE | {"num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1, "mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False},  # noqa: E501
-        input="input_layernorm pre_ff_layernorm final_layernorm dt_layernorm", output="b_layernorm c_layernorm",
-        router="feed_forward.router", multiplier="A_log D",
+        "llama4_text", MOE | {"interleave_moe_layer_step": 1, "intermediate_size_mlp": 48}, input=LLAMA, router="router"
     ),
     Family(
-        "bamba", {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1, "attn_layer_indices": [1]},
-        input="input_layernorm pre_ff_layernorm final_layernorm mamba.norm", multiplier="A_log D", bias="dt_bias",
+        "deepseek_v2",
+        MOE
+        | {
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "topk_method": "greedy",
+            "num_key_value_heads": 4,
+        },
+        input=f"{LLAMA} q_a_layernorm kv_a_layernorm",
+        router="mlp.gate",
+    ),
+    Family(
+        "deepseek_v3",
+        MOE
+        | {
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "first_k_dense_replace": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_key_value_heads": 4,
+        },
+        input=f"{LLAMA} q_a_layernorm kv_a_layernorm",
+        router="mlp.gate",
+    ),
+    Family(
+        "longcat_flash",
+        {
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "num_layers": 1,
+            "n_routed_experts": 8,
+            "zero_expert_num": 2,
+            "moe_topk": 2,
+            "expert_ffn_hidden_size": 16,
+            "ffn_hidden_size": 48,
+            "num_key_value_heads": 4,
+        },
+        input="input_layernorm post_attention_layernorm.1 norm q_a_layernorm kv_a_layernorm",
+        output="post_attention_layernorm.0",
+        router="router.classifier",
+    ),
+    Family(
+        "dots1",
+        MOE | {"n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+        input=LLAMA,
+        output="q_norm k_norm",
+        router="mlp.gate",
+    ),
+    Family(
+        "glm4_moe", MOE | {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}, input=LLAMA, router="mlp.gate"
+    ),
+    Family(
+        "ernie4_5_moe",
+        MOE | {"moe_num_experts": 8, "moe_k": 2, "moe_layer_start_index": 1},
+        input=LLAMA,
+        router="mlp.gate",
+        kept="model.norm",
+    ),
+    Family(
+        "hunyuan_v1_moe", MOE | {"moe_topk": 2}, input=LLAMA, output="query_layernorm key_layernorm", router="gate.wg"
+    ),
+    Family("minimax_m2", MOE, input=LLAMA, output="q_norm k_norm", router="mlp.gate"),
+    Family(
+        "afmoe",
+        MOE | {"num_dense_layers": 1, "layer_types": ["sliding_attention", "full_attention"]},
+        input="input_layernorm pre_mlp_layernorm norm",
+        output="post_attention_layernorm post_mlp_layernorm q_norm k_norm",
+        router="router.gate",
+    ),
+    Family(
+        "dbrx",
+        {
+            "d_model": 32,
+            "n_heads": 4,
+            "n_layers": 2,
+            "max_seq_len": 64,
+            "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+            "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32},
+        },
+        input="norm_1 norm_2 norm_f",
+        router="router.layer",
+    ),
+    Family(
+        "jetmoe",
+        MOE | {"kv_channels": 8, "num_key_value_heads": 4},
+        input=LLAMA,
+        router="router.layer",
+        kept="model.norm",
+    ),
+    Family(
+        "lfm2_moe",
+        MOE | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+        input="operator_norm ffn_norm embedding_norm",
+        output="q_layernorm k_layernorm",
+        router="feed_forward.gate",
+        kept="embedding_norm",
+    ),
+    # state spaces, linear attention, hybrids
+    Family("mamba", {"state_size": 4}, input="norm norm_f", multiplier="A_log D", kept="norm_f"),
+    Family(
+        "mamba2",
+        {"num_heads": 8, "head_dim": 8, "state_size": 4, "n_groups": 1},
+        input="norm norm_f",
+        multiplier="A_log D",
+        bias="dt_bias",
+    ),
+    Family("falcon_mamba", {"state_size": 4}, input="norm norm_f", multiplier="A_log D", kept="norm_f"),
+    Family(
+        "jamba",
+        MOE
+        | {
+            "num_experts": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "mamba_d_state": 4,
+            "mamba_dt_rank": 4,
+            "use_mamba_kernels": False,
+        },
+        input="input_layernorm pre_ff_layernorm final_layernorm dt_layernorm",
+        output="b_layernorm c_layernorm",
+        router="feed_forward.router",
+        multiplier="A_log D",
+    ),
+    Family(
+        "bamba",
+        {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1, "attn_layer_indices": [1]},
+        input="input_layernorm pre_ff_layernorm final_layernorm mamba.norm",
+        multiplier="A_log D",
+        bias="dt_bias",
     ),
     Family(
         "granitemoehybrid",
-        MOE | {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1, "layer_types": ["mamba", "attention"], "layers_block_type": ["mamba", "attention"], "shared_intermediate_size": 16},  # noqa: E501
-        input=f"{LLAMA} mamba.norm", router="router", multiplier="A_log D", bias="dt_bias",
+        MOE
+        | {
+            "mamba_n_heads": 8,
+            "mamba_d_head": 8,
+            "mamba_d_state": 4,
+            "mamba_n_groups": 1,
+            "layer_types": ["mamba", "attention"],
+            "layers_block_type": ["mamba", "attention"],
+            "shared_intermediate_size": 16,
+        },
+        input=f"{LLAMA} mamba.norm",
+        router="router",
+        multiplier="A_log D",
+        bias="dt_bias",
     ),
-    Family("recurrent_gemma", {"lru_width": 32, "block_types": ["recurrent", "attention"], "attention_window_size": 8}, input="temporal_pre_norm channel_pre_norm final_norm", bias="input_gate_bias recurrent_gate_bias", multiplier="recurrent_param", kept="final_norm", to_one="*"),  # noqa: E501
+    Family(
+        "recurrent_gemma",
+        {"lru_width": 32, "block_types": ["recurrent", "attention"], "attention_window_size": 8},
+        input="temporal_pre_norm channel_pre_norm final_norm",
+        bias="input_gate_bias recurrent_gate_bias",
+        multiplier="recurrent_param",
+        kept="final_norm",
+        to_one="*",
+    ),
     Family(
         "qwen3_next",
-        MOE | {"shared_expert_intermediate_size": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]},  # noqa: E501
-        input=LLAMA.replace("norm norm", "norm model.norm"), output="q_norm k_norm linear_attn.norm", router="mlp.gate", multiplier="A_log",
-        bias="dt_bias", to_one="input_layernorm post_attention_layernorm model.norm q_norm k_norm", folds="linear_attn.norm",
+        MOE
+        | {
+            "shared_expert_intermediate_size": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+        input=LLAMA.replace("norm norm", "norm model.norm"),
+        output="q_norm k_norm linear_attn.norm",
+        router="mlp.gate",
+        multiplier="A_log",
+        bias="dt_bias",
+        to_one="input_layernorm post_attention_layernorm model.norm q_norm k_norm",
+        folds="linear_attn.norm",
     ),
-    Family("minimax", MOE | {"layer_types": ["linear_attention", "full_attention"]}, input="model.norm", output="input_layernorm post_attention_layernorm self_attn.norm", router="mlp.gate", folds="self_attn.norm"),  # noqa: E501
+    Family(
+        "minimax",
+        MOE | {"layer_types": ["linear_attention", "full_attention"]},
+        input="model.norm",
+        output="input_layernorm post_attention_layernorm self_attn.norm",
+        router="mlp.gate",
+        folds="self_attn.norm",
+    ),
     # held out: the truth was written before the first run
     Family("cwm", input=LLAMA),
     Family("jais2", input=LLAMA),
@@ -226,24 +487,134 @@ FAMILIES = [
     Family("exaone_moe", MOE | GROUPS, input=LLAMA, output="q_norm k_norm", router="mlp.gate"),
     Family("mimo_v2_flash", MOE | GROUPS, input=LLAMA, router="mlp.gate", other="sinks"),
     Family("cohere2_moe", MOE, input="input_layernorm norm", router="mlp.gate", kept="model.norm"),
-    Family("gpt_neox_japanese", input="input_layernorm post_attention_layernorm final_layer_norm", kept="final_layer_norm"),
-    Family("falcon_h1", {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1, "mamba_d_ssm": 64}, input="input_layernorm pre_ff_layernorm final_layernorm", multiplier="A_log D", bias="dt_bias"),
-    Family("nemotron_h", MOE | {"layers_block_type": ["mamba", "attention", "moe", "mlp"], "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 4, "n_groups": 1}, input="norm norm_f mixer.norm", router="mixer.gate", multiplier="A_log D", bias="dt_bias"),
-    Family("kimi_linear", MOE | MLA | GROUPS, input="input_layernorm post_attention_layernorm model.norm kv_a_layernorm", output="o_norm", router="mlp.gate", multiplier="A_log", bias="dt_bias", folds="o_norm"),
-    Family("olmo_hybrid", {"layer_types": ["linear_attention", "full_attention"]}, input="input_layernorm layers.0.post_attention_layernorm model.norm", output="q_norm k_norm layers.1.post_attention_layernorm post_feedforward_layernorm o_norm", multiplier="A_log", bias="dt_bias", folds="o_norm"),
-    Family("qwen3_5_text", {"layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}, input="input_layernorm post_attention_layernorm model.norm", output="q_norm k_norm linear_attn.norm", multiplier="A_log", bias="dt_bias", to_one="input_layernorm post_attention_layernorm model.norm q_norm k_norm", folds="linear_attn.norm"),
-    Family("zamba2", {"mamba_headdim": 8, "n_mamba_heads": 8, "mamba_d_state": 4, "mamba_ngroups": 1, "layers_block_type": ["mamba", "hybrid"], "num_mem_blocks": 1, "attention_hidden_size": 64, "num_key_value_heads": 4}, input="input_layernorm pre_ff_layernorm final_layernorm mamba.norm", multiplier="A_log D", bias="dt_bias", kept="final_layernorm"),
-    Family("modernbert-decoder", {"global_attn_every_n_layers": 2}, input="attn_norm mlp_norm final_norm head.norm", output="embeddings.norm", kept="head.norm"),
-    Family("doge", input=LLAMA, output="q_norm k_norm", multiplier="input_residual post_attention_residual self_attn.A"),
-    Family("xlstm", {"embedding_dim": 32, "num_heads": 4}, input="norm_mlstm norm_ffn out_norm", output="multihead_norm", folds="multihead_norm"),
+    Family(
+        "gpt_neox_japanese", input="input_layernorm post_attention_layernorm final_layer_norm", kept="final_layer_norm"
+    ),
+    Family(
+        "falcon_h1",
+        {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1, "mamba_d_ssm": 64},
+        input="input_layernorm pre_ff_layernorm final_layernorm",
+        multiplier="A_log D",
+        bias="dt_bias",
+    ),
+    Family(
+        "nemotron_h",
+        MOE
+        | {
+            "layers_block_type": ["mamba", "attention", "moe", "mlp"],
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "ssm_state_size": 4,
+            "n_groups": 1,
+        },
+        input="norm norm_f mixer.norm",
+        router="mixer.gate",
+        multiplier="A_log D",
+        bias="dt_bias",
+    ),
+    Family(
+        "kimi_linear",
+        MOE | MLA | GROUPS,
+        input="input_layernorm post_attention_layernorm model.norm kv_a_layernorm",
+        output="o_norm",
+        router="mlp.gate",
+        multiplier="A_log",
+        bias="dt_bias",
+        folds="o_norm",
+    ),
+    Family(
+        "olmo_hybrid",
+        {"layer_types": ["linear_attention", "full_attention"]},
+        input="input_layernorm layers.0.post_attention_layernorm model.norm",
+        output="q_norm k_norm layers.1.post_attention_layernorm post_feedforward_layernorm o_norm",
+        multiplier="A_log",
+        bias="dt_bias",
+        folds="o_norm",
+    ),
+    Family(
+        "qwen3_5_text",
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+        },
+        input="input_layernorm post_attention_layernorm model.norm",
+        output="q_norm k_norm linear_attn.norm",
+        multiplier="A_log",
+        bias="dt_bias",
+        to_one="input_layernorm post_attention_layernorm model.norm q_norm k_norm",
+        folds="linear_attn.norm",
+    ),
+    Family(
+        "zamba2",
+        {
+            "mamba_headdim": 8,
+            "n_mamba_heads": 8,
+            "mamba_d_state": 4,
+            "mamba_ngroups": 1,
+            "layers_block_type": ["mamba", "hybrid"],
+            "num_mem_blocks": 1,
+            "attention_hidden_size": 64,
+            "num_key_value_heads": 4,
+        },
+        input="input_layernorm pre_ff_layernorm final_layernorm mamba.norm",
+        multiplier="A_log D",
+        bias="dt_bias",
+        kept="final_layernorm",
+    ),
+    Family(
+        "modernbert-decoder",
+        {"global_attn_every_n_layers": 2},
+        input="attn_norm mlp_norm final_norm head.norm lm_head.norm",
+        output="embeddings.norm",
+        kept="lm_head.norm",
+    ),
+    Family(
+        "doge", input=LLAMA, output="q_norm k_norm", multiplier="input_residual post_attention_residual self_attn.A"
+    ),
+    Family(
+        "xlstm",
+        {"embedding_dim": 32, "num_heads": 4},
+        input="norm_mlstm norm_ffn out_norm",
+        output="multihead_norm",
+        folds="multihead_norm",
+    ),
     Family("ministral3", input=LLAMA),
     Family("internlm3", input=LLAMA),
     Family("laguna", MOE, input=LLAMA, output="q_norm k_norm", router="mlp.gate"),
     Family("hy_v3", MOE, input=LLAMA, output="q_norm k_norm", router="mlp.gate"),
 ]
 OTHERS = [
-    Family("t5", {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}, input="layer_norm final_layer_norm", kept="decoder.final_layer_norm", auto="AutoModelForSeq2SeqLM"),  # noqa: E501
-    Family("bert", input="layer.1.output.LayerNorm transform.LayerNorm", output="embeddings.LayerNorm output.LayerNorm", kept="transform.LayerNorm", auto="AutoModelForMaskedLM"),  # noqa: E501
-    Family("modernbert", {"global_attn_every_n_layers": 2}, input="attn_norm mlp_norm final_norm head.norm", output="embeddings.norm", kept="head.norm", auto="AutoModelForMaskedLM"),  # noqa: E501
-    Family("vit", {"image_size": 8, "patch_size": 4}, input="layernorm_before layernorm_after layernorm", bias="position_embeddings", other="cls_token", auto="AutoModelForImageClassification"),  # noqa: E501
+    Family(
+        "t5",
+        {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
+        input="layer_norm final_layer_norm",
+        kept="decoder.final_layer_norm",
+        auto="AutoModelForSeq2SeqLM",
+    ),
+    Family(
+        "bert",
+        input="layer.1.output.LayerNorm transform.LayerNorm",
+        output="embeddings.LayerNorm output.LayerNorm",
+        kept="transform.LayerNorm",
+        auto="AutoModelForMaskedLM",
+    ),
+    Family(
+        "modernbert",
+        {"global_attn_every_n_layers": 2},
+        input="attn_norm mlp_norm final_norm head.norm",
+        output="embeddings.norm",
+        kept="head.norm",
+        auto="AutoModelForMaskedLM",
+    ),
+    Family(
+        "vit",
+        {"image_size": 8, "patch_size": 4},
+        input="layernorm_before layernorm_after layernorm",
+        bias="position_embeddings",
+        other="cls_token",
+        auto="AutoModelForImageClassification",
+    ),
 ]

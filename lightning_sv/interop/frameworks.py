@@ -1,0 +1,89 @@
+"""What frameworks decay today, as their sources say, and which of the paper's policies that is."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from lightning_sv.interop.roles import ModelParameter, Roles
+from lightning_sv.scale import ScaleStrategy
+from lightning_sv.scale.strategy import DECAYS
+
+_TRAINER_PATTERNS = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
+
+
+def _trainer(parameter: ModelParameter, in_layer_norm: bool) -> bool:
+    """Apply transformers' `Trainer.get_decay_parameter_names`: by name, and no nn.LayerNorm."""
+    return not in_layer_norm and not any(re.search(p, parameter.name.lower()) for p in _TRAINER_PATTERNS)
+
+
+@dataclass(frozen=True)
+class Framework:
+    """One framework's rule.
+
+    Attributes:
+        name: with the version whose source was read, where there is one.
+        rule: in words.
+        decays: (parameter, whether it belongs to an nn.LayerNorm) -> whether it decays.
+    """
+
+    name: str
+    rule: str
+    decays: Callable[[ModelParameter, bool], bool]
+
+
+FRAMEWORKS = (
+    Framework("transformers Trainer 5.23", "no biases, no LayerNorm, no name with 'norm'", _trainer),
+    Framework("Megatron-LM", "no vectors, no biases", lambda p, _: len(p.shape) > 1 and not p.name.endswith("bias")),
+    Framework("nanoGPT", "two axes or more", lambda p, _: len(p.shape) > 1),
+    Framework("torchtitan 0.3", "everything", lambda p, _: True),
+    Framework("litgpt 0.5", "everything", lambda p, _: True),
+    Framework("OLMo-core 3.0", "everything but embeddings", lambda p, _: p.role != "embedding"),
+)
+
+
+@dataclass(frozen=True)
+class Today:
+    """What a framework does with the scale vectors of one model.
+
+    Attributes:
+        framework: its name.
+        rule: in words.
+        input: (how many input-side vectors decay, of how many).
+        output: the same of the output side.
+        policy: 'wd', 'iwd', 'owd' or 'nowd', 'mixed' where vectors of one side are treated differently, 'none' where
+            there are none.
+    """
+
+    framework: str
+    rule: str
+    input: tuple[int, int]
+    output: tuple[int, int]
+    policy: str
+
+
+def today(model: nn.Module, roles: Roles) -> list[Today]:
+    """Say for each framework which of the model's scale vectors its rule lets decay."""
+    layer_norms = {path for path, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
+    found = []
+    for framework in FRAMEWORKS:
+        counts = {}
+        for role in ("input", "output"):
+            vectors = [p for p in roles.parameters if p.role == role and p.trained]
+            decayed = [p for p in vectors if framework.decays(p, p.name.rpartition(".")[0] in layer_norms)]
+            counts[role] = (len(decayed), len(vectors))
+        found.append(Today(framework.name, framework.rule, counts["input"], counts["output"], _policy(counts)))
+    return found
+
+
+def _policy(counts: dict[str, tuple[int, int]]) -> str:
+    there = {role for role, (_, total) in counts.items() if total}
+    decayed = {role for role, (some, total) in counts.items() if some == total and total}
+    if not there:
+        return "none"
+    if any(0 < some < total for some, total in counts.values()):
+        return "mixed"
+    # with one side alone several words say the same
+    same = [name for name in DECAYS if ScaleStrategy(decay=name).decayed_roles & there == decayed]
+    return " = ".join(same)

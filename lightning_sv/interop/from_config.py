@@ -1,0 +1,78 @@
+"""A model of transformers from its configuration alone: no weights are read, no memory is taken."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_sv.interop.example import fake_model
+
+_PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
+
+
+def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Module:
+    """Build the model of a directory's config.json, or of such a file, on fake tensors.
+
+    Args:
+        path: the directory or the file. Weights beside it are never opened.
+        trust_remote_code: run the modelling code that lies beside the configuration.
+
+    Raises:
+        ValueError: no config.json, one that transformers cannot make a model of, or one that needs code of its own
+            while that is not trusted.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    if file.suffix in _PICKLES:
+        raise ValueError(
+            f"{file} is a pickle, which could run code and is never opened; give the model's directory or its "
+            "config.json, roles need no weights."
+        )
+    try:
+        written = json.loads(file.read_text())
+    except OSError:
+        where = f"{path} has no config.json" if path.is_dir() else f"{file} cannot be read"
+        raise ValueError(f"{where}; give a model's directory as save_pretrained writes it, or a config.json.") from None
+    except ValueError as error:
+        raise ValueError(f"{file} is no JSON ({error}); give a model's directory or its config.json.") from error
+    if not isinstance(written, dict) or not isinstance(written.get("model_type"), str):
+        raise ValueError(f"{file} has no 'model_type'; it must be the config.json of a transformers model.")
+    try:
+        import transformers
+    except ImportError as error:
+        raise ValueError(f"reading {file} needs transformers ({error}); install it.") from error
+    kind = written["model_type"]
+    foreign = kind not in transformers.CONFIG_MAPPING
+    if foreign and "auto_map" in written and not trust_remote_code:
+        raise ValueError(
+            f"{file}: model type {kind!r} needs the code beside it, which is not run; read that code, then give "
+            "--trust_remote_code."
+        )
+    if foreign and "auto_map" not in written:
+        raise ValueError(f"{file}: transformers {transformers.__version__} has no model type {kind!r}.")
+    options: dict[str, Any] = {"trust_remote_code": True} if foreign else {}
+    try:
+        config = transformers.AutoConfig.from_pretrained(file.parent if foreign else file, **options)
+        auto = _auto_class(transformers, written.get("architectures") or [])
+        return fake_model(lambda: auto.from_config(config, dtype=torch.bfloat16, **options))
+    except Exception as error:  # whatever a configuration makes a model's code raise
+        why = " ".join(str(error).split())[:300]
+        raise ValueError(f"{file}: no model can be made of it ({type(error).__name__}: {why}).") from error
+
+
+def _auto_class(transformers: Any, architectures: list[str]) -> Any:
+    """Return the factory of the task that the architecture's name ends in; by default a causal language model."""
+    name = str(architectures[0]) if architectures else "ForCausalLM"
+    for ending, auto in (
+        ("ForCausalLM", "AutoModelForCausalLM"),
+        ("LMHeadModel", "AutoModelForCausalLM"),
+        ("ForMaskedLM", "AutoModelForMaskedLM"),
+        ("ForSequenceClassification", "AutoModelForSequenceClassification"),
+        ("ForImageClassification", "AutoModelForImageClassification"),
+        ("ForConditionalGeneration", "AutoModelForSeq2SeqLM"),
+        ("Model", "AutoModel"),
+    ):
+        if name.endswith(ending):
+            return getattr(transformers, auto)
+    return transformers.AutoModelForCausalLM

@@ -1,0 +1,67 @@
+"""Parameter groups for any optimizer, and names for those that want names."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from lightning_sv.interop.roles import ModelRole, Roles, weight_decay_roles
+
+
+def param_groups(
+    model: nn.Module,
+    lr: float,
+    weight_decay: float,
+    policy: str = "iwd",
+    example: Any = None,
+    roles: Roles | None = None,
+    known: Mapping[str, ModelRole] | None = None,
+) -> list[dict[str, Any]]:
+    """Return two groups for an optimizer: the trained parameters that decay under `policy`, and those that do not.
+
+    Matrices, routers, heads and embeddings decay; of the scale vectors those of the policy's roles do ('iwd': the
+    input side alone, the paper's choice); multipliers as the output side; biases and the rest never.
+
+    Args:
+        model: any module.
+        lr: of both groups.
+        weight_decay: of the first; 0 of the second.
+        policy: 'wd', 'iwd', 'owd' or 'nowd'.
+        example: what the model is called with, see `weight_decay_roles`.
+        roles: of these names, where they are known: found before the model was sharded, or on fake tensors.
+        known: roles that you know yourself, by name.
+
+    Raises:
+        ValueError: as `weight_decay_roles`; or `roles` are of another model.
+    """
+    decayed = set(decayed_names(model, policy, example, roles, known))
+    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for name, p in trained if name in decayed], "lr": lr, "weight_decay": weight_decay},
+        {"params": [p for name, p in trained if name not in decayed], "lr": lr, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def decayed_names(
+    model: nn.Module,
+    policy: str = "iwd",
+    example: Any = None,
+    roles: Roles | None = None,
+    known: Mapping[str, ModelRole] | None = None,
+) -> list[str]:
+    """Names of the trained parameters of `model` that decay under `policy`; the arguments are those of `param_groups`.
+
+    Raises:
+        ValueError: as `param_groups`.
+    """
+    if roles is None:
+        roles = weight_decay_roles(model, example, known)
+    decays = {parameter.name: parameter.decays(policy) for parameter in roles.parameters}
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if missing := [name for name in trained if name not in decays]:
+        raise ValueError(
+            f"the roles are of another model: {missing[0]} is not among them ({len(missing)} of {len(trained)} names); "
+            "find them with weight_decay_roles of this model before it is wrapped."
+        )
+    return [name for name in trained if decays[name]]

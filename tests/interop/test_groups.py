@@ -1,0 +1,238 @@
+"""Groups and names for optimizers: the lines that the documentation gives, in the frameworks themselves."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_sv.interop import decayed_names, param_groups, weight_decay_roles
+from tests.interop.families import FAMILIES
+
+POLICIES = {"wd": "input output", "iwd": "input", "owd": "output", "nowd": ""}
+
+
+def qwen3() -> nn.Module:
+    """Vectors of both sides: Q/K-norms, and norms before matrices."""
+    return next(family for family in FAMILIES if family.id == "qwen3").build()
+
+
+def shrunk(model: nn.Module, optimizer: torch.optim.Optimizer) -> set[str]:
+    """Names of what a step without gradients makes smaller."""
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    return {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+
+
+def truth(model: nn.Module, policy: str = "iwd") -> set[str]:
+    """Names that decay, by hand: all but the norms of the other side."""
+    sides = {"output": ("q_norm", "k_norm"), "input": ("layernorm", "model.norm")}
+    spared = tuple(word for side, words in sides.items() if side not in POLICIES[policy] for word in words)
+    return {name for name, _ in model.named_parameters() if not any(word in name for word in spared)}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_step_without_gradients_shrinks_what_the_policy_decays(policy: str) -> None:
+    model = qwen3()
+    groups = param_groups(model, lr=0.1, weight_decay=0.5, policy=policy)
+    assert {group["lr"] for group in groups} == {0.1}
+    optimizer = torch.optim.AdamW(groups, lr=9.0)
+    assert shrunk(model, optimizer) == truth(model, policy)
+    assert set(decayed_names(model, policy)) == truth(model, policy)
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+
+
+def test_roles_may_be_found_before_the_model_is_wrapped_and_frozen_parameters_are_left_out() -> None:
+    model = qwen3()
+    roles = weight_decay_roles(model)
+    model.lm_head.requires_grad_(False)
+    params = [p for group in param_groups(model, 0.1, 0.5, roles=roles) for p in group["params"]]
+    assert len(params) == len(list(model.parameters())) - 1 and all(p.requires_grad for p in params)
+    with pytest.raises(ValueError, match=r"roles are of another model: 0.weight is not among them \(1 of 1 names\)"):
+        param_groups(nn.Sequential(nn.Linear(2, 2, bias=False)), 0.1, 0.5, roles=roles)
+    with pytest.raises(ValueError, match="unknown token 'idw'"):
+        param_groups(model, 0.1, 0.5, "idw", roles=roles)
+
+
+def test_multipliers_follow_the_output_side_and_biases_never_decay() -> None:
+    model = next(family for family in FAMILIES if family.id == "mamba2").build()
+    decayed = {policy: set(decayed_names(model, policy)) for policy in POLICIES}
+    name = "backbone.layers.0.mixer.A_log"
+    assert [name in decayed[policy] for policy in ("wd", "iwd", "owd", "nowd")] == [True, False, True, False]
+    assert not any(n.endswith("bias") for names in decayed.values() for n in names)
+
+
+def test_transformers_trainer_takes_the_names(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    class IwdTrainer(Trainer):
+        def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+            return decayed_names(model, "iwd", roles=roles)
+
+    model = qwen3()
+    roles = weight_decay_roles(model)
+    arguments = TrainingArguments(tmp_path, weight_decay=0.5, learning_rate=0.1, report_to=[], use_cpu=True)
+    trainer = IwdTrainer(model=model, args=arguments)
+    assert shrunk(model, trainer.create_optimizer()) == truth(model)
+
+
+def test_lightning_takes_the_groups(tmp_path: Path) -> None:
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = qwen3()
+
+        def training_step(self, batch: Tensor) -> Tensor:
+            loss: Tensor = self.model(input_ids=batch, labels=batch).loss
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(param_groups(self.model, 1e-3, 0.5, "iwd"))
+
+    module = Module()
+    trainer = lightning.Trainer(
+        default_root_dir=tmp_path, max_steps=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(module, torch.utils.data.DataLoader(torch.randint(4, 64, (2, 8))))
+    (optimizer,) = trainer.optimizers
+    decayed = {id(p) for group in optimizer.param_groups if group["weight_decay"] for p in group["params"]}
+    assert {name for name, p in module.model.named_parameters() if id(p) in decayed} == truth(module.model)
+
+
+class NanoGPT(nn.Module):
+    """The shape of nanoGPT's model: keys of a ModuleDict, tied head, logits of the last position alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transformer = nn.ModuleDict(
+            {"wte": nn.Embedding(64, 16), "wpe": nn.Embedding(16, 16), "ln_f": nn.LayerNorm(16, bias=False)}
+        )
+        self.mlp = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+        self.lm_head = nn.Linear(16, 64, bias=False)
+        self.transformer.wte.weight = self.lm_head.weight
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        x = self.transformer.wte(idx) + self.transformer.wpe(torch.arange(idx.shape[1]))
+        x = self.transformer.ln_f(x + self.mlp(x))
+        if targets is None:
+            return self.lm_head(x[:, [-1], :]), None
+        logits = self.lm_head(x)
+        return logits, nn.functional.cross_entropy(logits.view(-1, 64), targets.view(-1))
+
+    def configure_optimizers(self, weight_decay: float, learning_rate: float, example: Any) -> torch.optim.Optimizer:
+        optim_groups = param_groups(self, learning_rate, weight_decay, "iwd", example)
+        return torch.optim.AdamW(optim_groups, lr=learning_rate, betas=(0.9, 0.95))
+
+
+def test_nanogpt_takes_the_groups_whether_targets_are_given_or_not() -> None:
+    ids = torch.randint(0, 64, (2, 8))
+    for example in (ids, (ids, ids)):
+        model = NanoGPT()
+        spared = {"mlp.0.bias", "mlp.1.bias", "mlp.3.bias"}
+        names = {name for name, _ in model.named_parameters()}
+        assert shrunk(model, model.configure_optimizers(0.1, 0.5, example)) == names - spared
+
+
+def test_megatrons_predicate_is_a_pattern() -> None:
+    model = qwen3()
+    spared = re.compile("|".join(weight_decay_roles(model).patterns("regex", "iwd")))
+    decays = {name for name, p in model.named_parameters() if not spared.search(name)}
+    assert decays == truth(model)
+
+
+def test_litgpt_takes_the_groups() -> None:
+    pytest.importorskip("litgpt", reason="litgpt is not installed (requirements/bench.txt)")
+    from litgpt.config import Config
+    from litgpt.model import GPT
+    from litgpt.utils import instantiate_torch_optimizer
+
+    sizes = {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_query_groups": 2, "vocab_size": 64, "padded_vocab_size": 64}
+    for family, kind in (
+        ("Qwen3", {"norm_qk": True}),
+        ("Gemma-2", {"post_attention_norm": True, "post_mlp_norm": True}),
+    ):
+        model = GPT(Config(block_size=16, norm_class_name="RMSNorm", bias=False, mlp_class_name="LLaMAMLP",
+                           intermediate_size=48, parallel_residual=False, rotary_percentage=1.0, **sizes, **kind))  # fmt: skip
+        example = torch.randint(0, 64, (1, 16))
+        optimizer = instantiate_torch_optimizer(
+            "AdamW", param_groups(model, 0.1, 0.5, "iwd", example), lr=0.1, weight_decay=0.5
+        )
+        names = {name for name, _ in model.named_parameters()}
+        output = {n for n in names if any(w in n for w in ("norm_q", "norm_k", "post_attention_norm", "post_mlp_norm"))}
+        assert output and shrunk(model, optimizer) == names - output, family
+
+
+def test_torchtitan_takes_a_pattern() -> None:
+    pytest.importorskip("torchtitan", reason="torchtitan is not installed (requirements/bench.txt)")
+    from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig, default_adamw
+
+    model = qwen3()
+    config = default_adamw(lr=0.1, weight_decay=0.5)
+    pattern = "|".join(weight_decay_roles(model).patterns("regex", "iwd"))
+    kwargs = {"lr": 0.1, "weight_decay": 0.0}
+    config.param_groups.insert(0, ParamGroupConfig(pattern=pattern, optimizer_name="AdamW", optimizer_kwargs=kwargs))
+    container = OptimizersContainer(config, model_parts=[model])
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    container.step()
+    assert {name for name, p in model.named_parameters() if not torch.equal(p, before[name])} == truth(model)
+
+
+def test_olmo_core_takes_globs() -> None:
+    pytest.importorskip("olmo_core", reason="OLMo-core is not installed")
+    from olmo_core.optim import AdamWConfig, OptimGroupOverride
+
+    model = qwen3()
+    config = AdamWConfig(lr=0.1, weight_decay=0.5)
+    globs = weight_decay_roles(model).patterns("glob", "iwd")
+    config.group_overrides = [OptimGroupOverride(params=globs, opts={"weight_decay": 0.0})]
+    assert shrunk(model, config.build(model)) == truth(model)
+
+
+def test_timm_models_have_roles() -> None:
+    timm = pytest.importorskip("timm", reason="timm is not installed")
+    image = torch.zeros(1, 3, 32, 32)
+    vit = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2)
+    roles = weight_decay_roles(vit, image)
+    kinds = {
+        "norm1": "input",
+        "norm2": "input",
+        "norm": "input",
+        "cls_token": "other",
+        "pos_embed": "bias",
+        "head": "head",
+    }
+    for p in roles.parameters:
+        last = p.name.removesuffix(".weight").rpartition(".")[2]
+        assert p.role == ("bias" if p.name.endswith("bias") else kinds.get(last, "matrix")), p.name
+    resnet = weight_decay_roles(timm.create_model("resnet18"), torch.zeros(1, 3, 64, 64))
+    assert {p.role for p in resnet.parameters if len(p.shape) == 4} == {"matrix"}
+    assert {p.role for p in resnet.parameters if "bn" in p.name and p.name.endswith("weight")} == {"output"}
+
+
+def test_adapters_of_peft_have_roles() -> None:
+    peft = pytest.importorskip("peft", reason="PEFT is not installed")
+    model = peft.get_peft_model(qwen3(), peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+    roles = weight_decay_roles(model)
+    for p in roles.parameters:
+        if "lora_" in p.name:
+            assert p.role == "matrix" and p.trained, p.name
+    assert set(decayed_names(model, roles=roles)) == {n for n, p in model.named_parameters() if p.requires_grad}
+
+
+def test_names_and_groups_import_no_lightning() -> None:
+    import subprocess
+
+    program = (
+        "import sys, lightning_sv.interop; assert not {'lightning', 'transformers', 'torch._dynamo'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

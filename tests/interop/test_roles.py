@@ -1,0 +1,231 @@
+"""The role of every parameter of any model, against truths written by hand."""
+
+import json
+import re
+import resource
+import subprocess
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.interop import Roles, fake_model, weight_decay_roles
+from lightning_sv.interop.frameworks import FRAMEWORKS, today
+from lightning_sv.optim.groups import parameter_roles
+from tests.conftest import GEMMA, MOE
+from tests.interop.families import FAMILIES, OTHERS, Family, ends_in
+
+EVERY = FAMILIES + OTHERS
+
+
+def checked(family: Family, model: nn.Module) -> Roles:
+    """Compare what is found of `model` with the family's row."""
+    roles = weight_decay_roles(model)
+    found, truth = {}, {}
+    for name, parameter in model.named_parameters():
+        row, role = roles[name], family.truth(name, parameter)
+        found[name], truth[name] = [row.role, row.decays_to, row.redundant], [role, None, None]
+        if role in ("input", "output"):
+            to = 1.0 if family.to_one == "*" or ends_in(name, family.to_one) else 0.0
+            folds = role == "input" and not ends_in(name, family.kept)
+            truth[name] = [role, to, folds or ends_in(name, family.folds)]
+        if role in ("matrix", "router", "head") and 1 not in parameter.shape:
+            assert row.in_axis is not None, name
+    assert found == truth
+    for policy in ("wd", "iwd", "owd", "nowd"):
+        for decayed in (False, True):
+            wanted = set(roles.decayed(policy) if decayed else roles.undecayed(policy))
+            regex, glob = (roles.patterns(kind, policy, decayed=decayed) for kind in ("regex", "glob"))
+            assert {name for name in truth if any(re.search(p, name) for p in regex)} == wanted
+            assert {name for name in truth if any(re.match(p, name) for p in regex)} == wanted
+            assert {name for name in truth if any(fnmatchcase(name, p) for p in glob)} == wanted
+    return roles
+
+
+@pytest.mark.parametrize("family", EVERY, ids=lambda family: family.id)
+def test_every_parameter_of_a_family_has_the_role_that_its_architecture_gives_it(family: Family) -> None:
+    model = family.build()
+    roles = checked(family, model)
+    trainer = pytest.importorskip("transformers").Trainer
+    ours = [p.name for p in roles.parameters if FRAMEWORKS[0].decays(p, _is_layer_norm(model, p.name))]
+    assert set(ours) == {n for n, _ in model.named_parameters()} & set(trainer.get_decay_parameter_names(None, model))
+
+
+def _is_layer_norm(model: nn.Module, name: str) -> bool:
+    return isinstance(model.get_submodule(name.rpartition(".")[0]), nn.LayerNorm)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3_text", "gpt2", "qwen3_moe", "deepseek_v3", "mamba2", "vit", "t5", "bert"]
+)
+def test_sizes_alone_give_the_same_roles(name: str) -> None:
+    family = next(family for family in EVERY if family.name == name)
+    checked(family, fake_model(family.build, torch.bfloat16))
+
+
+@pytest.mark.parametrize("strategy", ["llama", "hg+er", "dp", "unified", "offset"])
+@pytest.mark.parametrize("kind", [{}, MOE, GEMMA], ids=["llama", "moe", "gemma"])
+def test_our_own_modules_say_their_roles(strategy: str, kind: dict) -> None:
+    if kind == GEMMA and strategy == "unified":
+        pytest.skip("Gemma normalizes q and k already")
+    model = Backbone(BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=48, **kind), strategy)
+    roles = weight_decay_roles(model)
+    assert {p.name: p.role for p in roles.parameters} == {p.name: p.role for p in parameter_roles(model)}
+    for p in roles.parameters:
+        if p.role in ("input", "output"):
+            lone = p.name.partition("_norm.scale")[1] != ""  # Q/K-norms and post-norms, which no matrix reads at once
+            # of what follows a norm, gates and attention's average leave v's and up's to the next matrix
+            through = (
+                "scale_out" not in p.name or "dnp" not in str(model.strategy) or re.search("(v|up)_proj|router", p.name)
+            )
+            assert p.redundant is (not lone and bool(through)), p.name
+            assert p.decays_to == (1.0 if strategy in ("offset", "hg+er") else 0.0), p.name
+
+
+def test_axes_and_heads_come_from_the_strides() -> None:
+    gpt2 = next(family for family in EVERY if family.name == "gpt2").build()
+    roles = weight_decay_roles(gpt2)
+    assert roles["transformer.h.0.attn.c_proj.weight"].in_axis == 0  # square, and stored (in, out)
+    assert roles["transformer.h.0.mlp.c_fc.weight"].in_axis == 0
+    llama = next(family for family in EVERY if family.name == "llama").build()
+    roles = weight_decay_roles(llama)
+    assert roles["model.layers.0.self_attn.o_proj.weight"].in_axis == 1
+    assert roles["model.layers.0.self_attn.k_proj.weight"].head_width == 8
+    assert roles["model.layers.0.mlp.up_proj.weight"].head_width is None
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_transformer_encoder_of_torch(norm_first: bool) -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, norm_first=norm_first)
+    roles = weight_decay_roles(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(2, 5, 16))
+    truth = {"norm": "input" if norm_first else "output", "bias": "bias", "weight": "matrix"}
+    for p in roles.parameters:
+        last = "bias" if p.name.endswith("bias") else "norm" if "norm" in p.name else "weight"
+        assert p.role == truth[last], p.name
+
+
+class Mixed(nn.Module):
+    """Parts that no list of names knows, and a choice of what the forward does with them."""
+
+    def __init__(self, how: str = "plain"):
+        super().__init__()
+        self.how = how
+        self.table = nn.Parameter(torch.randn(11, 8))
+        self.gamma = nn.Parameter(torch.ones(8))
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8, bias=False)
+        self.scorer = nn.Linear(8, 4, bias=False)
+        self.experts = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(4))
+        self.factor = nn.Parameter(torch.full((8,), 0.1))
+        self.spare = nn.Parameter(torch.ones(3), requires_grad=how != "frozen")
+        self.register_buffer("calls", torch.zeros(()))
+        self.out = nn.Linear(8, 11, bias=False)
+
+    def normed(self, x: torch.Tensor) -> torch.Tensor:
+        x = x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
+        return x * (1 + self.gamma)
+
+    def block(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.normed(x)
+        if self.how == "quantized":
+            step = y.abs().amax(-1, keepdim=True) / 127
+            y = (y / step).round() * step
+        elif self.how == "mixed":
+            return x + y + self.first(y)
+        best = torch.softmax(self.scorer(y), -1).max(-1).indices
+        chosen = torch.zeros_like(x)
+        for i, expert in enumerate(self.experts):
+            rows = best == i
+            if rows.any():
+                chosen[rows] = expert(y[rows])
+        return x + self.factor * torch.tanh(self.first(y)) * self.second(y) + chosen
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        if ids.dtype is not torch.long:
+            raise RuntimeError("ids, please")
+        self.calls += 1
+        x = self.table[ids]
+        x = checkpoint(self.block, x, use_reentrant=self.how == "reentrant") if "entrant" in self.how else self.block(x)
+        return self.out(x) + (self.spare.sum() if self.how == "plain" else 0)
+
+
+IDS = torch.zeros(1, 5, dtype=torch.long)
+TRUTH = {
+    "table": "embedding", "gamma": "input", "first.weight": "matrix", "first.bias": "bias", "second.weight": "matrix",
+    "scorer.weight": "router", "factor": "multiplier", "spare": "bias", "out.weight": "head",
+} | {f"experts.{i}.weight": "matrix" for i in range(4)}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "how", ["plain", "reentrant", "non-reentrant", "frozen", "autocast", "no_grad", "compiled", "bf16"]
+)
+def test_roles_are_the_same_in_whatever_state_the_model_is(how: str) -> None:
+    model = Mixed(how if how in ("frozen", "reentrant", "non-reentrant") else "plain")
+    known = {"spare": "bias"} if "entrant" in how else {}
+    if how == "compiled":
+        model.compile(backend="eager")
+    if how == "bf16":
+        model.bfloat16()
+    model.second.eval()
+    state, random = {k: v.clone() for k, v in model.state_dict().items()}, torch.random.get_rng_state()
+    with torch.autocast("cpu", enabled=how == "autocast"), torch.set_grad_enabled(how != "no_grad"):
+        roles = weight_decay_roles(model, IDS, known)
+    assert {p.name: p.role for p in roles.parameters} == TRUTH | ({"spare": "other"} if how == "frozen" else {})
+    assert roles["gamma"].decays_to == 1 and roles["gamma"].redundant
+    # all of the model is as it was
+    assert model.training and not model.second.training and all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    assert torch.equal(torch.random.get_rng_state(), random)
+
+
+def test_a_norm_that_something_else_reads_too_is_no_input_norm() -> None:
+    roles = weight_decay_roles(Mixed("mixed"), IDS, dict.fromkeys([*TRUTH], "other") | {"gamma": "other"})
+    assert roles["gamma"].role == "other"  # what is known goes before the trace
+    known = {name: role for name, role in TRUTH.items() if name != "gamma"}
+    assert weight_decay_roles(Mixed("mixed"), IDS, known)["gamma"].role == "output"
+
+
+def test_what_cannot_be_classified_is_named() -> None:
+    with pytest.raises(ValueError, match="gamma scales a value that 'round' reads"):
+        weight_decay_roles(Mixed("quantized"), IDS, {"spare": "bias"})
+    with pytest.raises(ValueError, match=r"parameter spare is not used .* known=\{'spare'"):
+        weight_decay_roles(Mixed("other"), IDS)
+    with pytest.raises(ValueError, match=r"the forward pass that is traced failed \(RuntimeError: ids, please\)"):
+        weight_decay_roles(Mixed(), IDS.float())
+    with pytest.raises(ValueError, match="Mixed does not say what it reads; pass example="):
+        weight_decay_roles(Mixed())
+    with pytest.raises(ValueError, match="meta device, .* fake_model"):
+        weight_decay_roles(Mixed().to("meta"), IDS)
+    with pytest.raises(ValueError, match=r"known\['spare'\]: 'scale' is no role"):
+        weight_decay_roles(Mixed(), IDS, {"spare": "scale"})  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match=r"known\['spear'\]: no such parameter"):
+        weight_decay_roles(Mixed(), IDS, {"spear": "bias"})
+
+
+def test_what_frameworks_decay_today_in_the_papers_words() -> None:
+    policies = {}
+    for name in ("qwen3", "gpt2", "olmo", "bert"):
+        model = next(family for family in EVERY if family.name == name).build()
+        policies[name] = {row.framework.split()[0]: row.policy for row in today(model, weight_decay_roles(model))}
+    assert policies["qwen3"] == {
+        "transformers": "nowd", "Megatron-LM": "nowd", "nanoGPT": "nowd", "torchtitan": "wd", "litgpt": "wd", "OLMo-core": "wd",
+    }  # fmt: skip
+    assert policies["gpt2"]["torchtitan"] == "wd = iwd" and policies["gpt2"]["nanoGPT"] == "owd = nowd"
+    assert set(policies["olmo"].values()) == {"none"}
+
+
+@pytest.mark.slow
+def test_671_billion_parameters_from_the_configuration_alone(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    transformers.DeepseekV3Config().save_pretrained(tmp_path)
+    command = [sys.executable, "-m", "lightning_sv", "roles", str(tmp_path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2**20  # KiB
+    found = [p["role"] for p in json.loads(done.stdout)["parameters"]]
+    # 61 layers: 5 matrices and 4 norms of attention, 58 of them with experts, a shared expert and a router
+    truth = {"matrix": 61 * 5 + 3 * 3 + 58 * 5, "router": 58, "input": 61 * 4 + 1, "embedding": 1, "head": 1}
+    assert {role: found.count(role) for role in set(found)} == truth
