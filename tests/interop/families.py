@@ -17,8 +17,11 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1,
     "eos_token_id": 2,
 }  # fmt: skip
-EMBEDDINGS = ["embed_tokens", "wte", "wpe", "embed_in", "word_embeddings", "position_embeddings", "token_type_embeddings", "embed_positions", "embeddings", "embed_tokens_per_layer", "relative_attention_bias", "shared", "tok_embeddings"]
-HEADS = ["lm_head", "embed_out", "output_projection", "decoder", "classifier"]
+EMBEDDINGS = {
+    "embed_tokens", "wte", "wpe", "embed_in", "word_embeddings", "position_embeddings", "token_type_embeddings",
+    "embed_positions", "embeddings", "embed_tokens_per_layer", "relative_attention_bias", "shared", "tok_embeddings",
+}  # fmt: skip
+HEADS = ("lm_head", "embed_out", "output_projection", "decoder", "classifier")
 LISTS = ("input", "output", "router", "multiplier", "bias", "other", "matrix", "head", "embedding")
 LLAMA = "input_layernorm post_attention_layernorm norm"
 MOE = {

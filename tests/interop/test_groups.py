@@ -159,8 +159,9 @@ def test_litgpt_takes_the_groups() -> None:
         ("Qwen3", {"norm_qk": True}),
         ("Gemma-2", {"post_attention_norm": True, "post_mlp_norm": True}),
     ):
-        model = GPT(Config(block_size=16, norm_class_name="RMSNorm", bias=False, mlp_class_name="LLaMAMLP",
-                           intermediate_size=48, parallel_residual=False, rotary_percentage=1.0, **sizes, **kind))  # fmt: skip
+        plain = {"norm_class_name": "RMSNorm", "bias": False, "mlp_class_name": "LLaMAMLP", "rotary_percentage": 1.0}
+        more = {"block_size": 16, "intermediate_size": 48, "parallel_residual": False}
+        model = GPT(Config(**sizes, **plain, **more, **kind))
         example = torch.randint(0, 64, (1, 16))
         optimizer = instantiate_torch_optimizer(
             "AdamW", param_groups(model, 0.1, 0.5, "iwd", example), lr=0.1, weight_decay=0.5

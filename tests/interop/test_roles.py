@@ -212,7 +212,8 @@ def test_what_frameworks_decay_today_in_the_papers_words() -> None:
         model = next(family for family in EVERY if family.name == name).build()
         policies[name] = {row.framework.split()[0]: row.policy for row in today(model, weight_decay_roles(model))}
     assert policies["qwen3"] == {
-        "transformers": "nowd", "Megatron-LM": "nowd", "nanoGPT": "nowd", "torchtitan": "wd", "litgpt": "wd", "OLMo-core": "wd",
+        "transformers": "nowd", "Megatron-LM": "nowd", "nanoGPT": "nowd",
+        "torchtitan": "wd", "litgpt": "wd", "OLMo-core": "wd",
     }  # fmt: skip
     assert policies["gpt2"]["torchtitan"] == "wd = iwd" and policies["gpt2"]["nanoGPT"] == "owd = nowd"
     assert set(policies["olmo"].values()) == {"none"}

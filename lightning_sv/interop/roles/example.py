@@ -35,9 +35,9 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
         return (_ids(model, model.config.vocab_size),), {}
     vocabulary = getattr(config, "vocab_size", None)
     if getattr(model, "main_input_name", None) != "input_ids" or not isinstance(vocabulary, int):
-        if getattr(model, "main_input_name", None) == "pixel_values" and isinstance(config.image_size, int):
-            channels = getattr(config, "num_channels", 3)
-            return (), {"pixel_values": _zeros(model, 1, channels, config.image_size, config.image_size)}
+        size = getattr(config, "image_size", None)
+        if getattr(model, "main_input_name", None) == "pixel_values" and isinstance(size, int):
+            return (), {"pixel_values": _zeros(model, 1, getattr(config, "num_channels", 3), size, size)}
         raise ValueError(
             f"{type(model).__name__} does not say what it reads; pass example=: the tensor, tuple or dict of keywords "
             "that it is called with."
@@ -87,8 +87,8 @@ def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None)
             mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             model = build()
         with mode:
-            if hasattr(model, "tie_weights"):  # which would have come after the drawing
-                model.tie_weights()
+            if callable(tie := getattr(model, "tie_weights", None)):  # which would have come after the drawing
+                tie()
         return model
     finally:
         torch.set_default_dtype(before)

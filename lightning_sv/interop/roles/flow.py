@@ -1,21 +1,27 @@
 """What each value of a traced pass is: made of which parameters, normalized or not; and where its channels lie."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable
 
-from lightning_sv.interop.ops import CHOICES_OF_ROWS, COPIES, MULTIPLIED, NORMS, PRODUCTS
-from lightning_sv.interop.trace import CONST, PARAM, Graph, Node
+from lightning_sv.interop.roles.ops import CHOICES_OF_ROWS, COPIES, MULTIPLIED, NORMS, PRODUCTS
+from lightning_sv.interop.roles.trace import CONST, PARAM, Graph, Node
 
 #: power of the input's length that a statistic has: a mean square, its root, and the root's inverse
 _SQUARE, _ROOT, _INVERSE = 2, 1, -1
+#: of a parameter alone, and of a parameter and a number
+_FUNCTIONS: dict[str, Callable[[float], float]] = {
+    "exp": math.exp,
+    "tanh": math.tanh,
+    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
+}
+_ARITHMETIC: dict[str, Callable[[float, float], float]] = {
+    "add": lambda x, number: x + number,
+    "sub": lambda x, number: x - number,
+    "rsub": lambda x, number: number - x,
+    "mul": lambda x, number: x * number,
+    "div": lambda x, number: x / number,
+}
 _KEEP_STATISTIC = COPIES | {"add", "mul", "div", "clamp", "clamp_min", "maximum", "expand"}
-
-
-def parts(shape: Iterable[int]) -> int:
-    """Return the number of elements of a shape."""
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 class Flow:
@@ -24,7 +30,7 @@ class Flow:
     Attributes:
         sources: parameters that a PARAM node is made of, by name.
         normalized: nodes that are x / |x|, or LayerNorm's, with nothing learned since.
-        factors: parameters that a PARAM node was multiplied with, row by row or column by column; not among its sources.
+        factors: parameters that a PARAM node was multiplied with, row by row or column by column; no sources of it.
     """
 
     def __init__(self, graph: Graph):
@@ -48,8 +54,8 @@ class Flow:
         learned = [(name, value) for name, value in node.inputs if value.kind == PARAM]
         if node.op in CHOICES_OF_ROWS:
             learned = [(name, value) for name, value in learned if name == "self"]
-        largest = max(parts(value.shape) for _, value in learned)
-        small = [v for _, v in learned if node.op in MULTIPLIED and parts(v.shape) < largest]
+        largest = max(math.prod(value.shape) for _, value in learned)
+        small = [v for _, v in learned if node.op in MULTIPLIED and math.prod(v.shape) < largest]
         whole = [v for _, v in learned if v not in small]
         self.sources[node] = frozenset().union(*(self.sources[v] for v in whole))
         kept = [self.factors.get(v, frozenset()) for _, v in learned]
@@ -106,7 +112,8 @@ class Flow:
         axis: int | None = contraction(product, name, operand)
         while axis is not None and operand.op != "parameter":
             source = next(
-                (v for _, v in operand.inputs if v.kind == PARAM and parts(v.shape) == parts(operand.shape)), None
+                (v for _, v in operand.inputs if v.kind == PARAM and math.prod(v.shape) == math.prod(operand.shape)),
+                None,
             )
             if source is None:
                 source = next((v for _, v in operand.inputs if v.kind == PARAM), None)
@@ -129,7 +136,10 @@ def stem(node: Node) -> Node:
     """Return what `node` is before views, copies, constant factors, and a mean or a constant taken away."""
     while True:
         node = plain(node)
-        if (node.op == "sub" and len(node.inputs) == 2 and plain(node.inputs[1][1]).op == "mean") or (node.op in ("mul", "div") and all(other.kind == CONST for _, other in node.inputs[1:])):
+        rest = [value for _, value in node.inputs[1:]]
+        centred = node.op == "sub" and len(rest) == 1 and plain(rest[0]).op == "mean"
+        scaled = node.op in ("mul", "div") and all(value.kind == CONST for value in rest)
+        if centred or scaled:
             node = node.inputs[0][1]
         else:
             return node
@@ -177,3 +187,21 @@ def moved(source: Node, result: Node, axes: frozenset[int]) -> frozenset[int]:
         if touched & axes:
             found.add(axis)
     return frozenset(found)
+
+
+def value_at_zero(factor: Node) -> float | None:
+    """Return what a scale vector multiplies by where its parameter is 0; None if that is not one number."""
+    if factor.op == "parameter":
+        return 0.0
+    learned = [value for _, value in factor.inputs if value.kind == PARAM]
+    base = value_at_zero(learned[0]) if len(learned) == 1 else None
+    if base is None or factor.is_view or factor.op in COPIES:
+        return -base if base is not None and factor.op == "neg" else base
+    if factor.op in _FUNCTIONS:
+        return _FUNCTIONS[factor.op](base)
+    constants = [value for _, value in factor.inputs if value.kind == CONST]
+    ones = bool(constants) and constants[0].op in ("ones", "ones_like", "new_ones")
+    other = 1.0 if ones else factor.scalars.get("other")
+    if factor.op not in _ARITHMETIC or not isinstance(other, (int, float)):
+        return None
+    return _ARITHMETIC[factor.op](base, float(factor.scalars.get("alpha") or 1) * other)

@@ -1,10 +1,11 @@
 """What reads a value: linear maps alone or not, the choice of experts, the output."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lightning_sv.interop.flow import Flow, contraction, moved, parts, plain
-from lightning_sv.interop.ops import (
+from lightning_sv.interop.roles.flow import Flow, contraction, moved, plain
+from lightning_sv.interop.roles.ops import (
     ATTENTION,
     CHOICES,
     CHOICES_OF_ROWS,
@@ -20,7 +21,7 @@ from lightning_sv.interop.ops import (
     SCORES,
     SUMS,
 )
-from lightning_sv.interop.trace import CONST, INPUT, PARAM, Node
+from lightning_sv.interop.roles.trace import CONST, INPUT, PARAM, Node
 
 _ADDING_ROWS = frozenset({"index_add", "scatter_add"})
 _KNOWN = MIXING | frozenset(PRODUCTS) | SUMS | frozenset(ROWS)
@@ -114,10 +115,9 @@ def _after(value: Node, argument: str, reader: Node, channels: frozenset[int], g
         return moved(value, reader, channels)
     if argument in MULTIPLIED.get(op, ()) and not (op in ("div", "true_divide") and argument == "other"):
         after = moved(value, reader, channels)
-        if op in ("mul", "div", "true_divide") and len(others) == len(reader.inputs) - 1:  # not x * x
-            if gates or all(o.kind in (CONST, PARAM) or _one_a_position(o, reader, after) for o in others):
-                return after
-        return None
+        once = op in ("mul", "div", "true_divide") and len(others) == len(reader.inputs) - 1  # not x * x
+        plain_factors = all(o.kind in (CONST, PARAM) or _one_a_position(o, reader, after) for o in others)
+        return after if once and (gates or plain_factors) else None
     if not gates:
         return None
     if op in ATTENTION and argument == "value":
@@ -135,7 +135,7 @@ def _after(value: Node, argument: str, reader: Node, channels: frozenset[int], g
 
 def _one_a_position(factor: Node, result: Node, channels: frozenset[int]) -> bool:
     """Whether `factor`, broadcast to `result`, is the same for all channels."""
-    if factor.kind == INPUT and parts(factor.shape) == 1:
+    if factor.kind == INPUT and math.prod(factor.shape) == 1:
         return True
     shift = len(result.shape) - len(factor.shape)
     return bool(channels) and all(axis < shift or factor.shape[axis - shift] == 1 for axis in channels)

@@ -1,0 +1,65 @@
+"""The role of every parameter of any module: what it does in one traced forward pass, never what it is called."""
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from lightning_sv.interop.roles.classify import Classifier
+from lightning_sv.interop.roles.example import example_of
+from lightning_sv.interop.roles.parameter import MODEL_ROLES, ModelParameter, ModelRole, Roles
+
+
+def weight_decay_roles(model: nn.Module, example: Any = None, known: Mapping[str, ModelRole] | None = None) -> Roles:
+    """Classify every parameter of `model` from one forward pass.
+
+    Args:
+        model: any module; on fake tensors (see `fake_model`) nothing is computed and no memory is taken. Build it with
+            its head: a final norm that nothing reads is no Input-Norm.
+        example: what it is called with, a tensor, a tuple or a dict of keywords. By default 16 token ids for our
+            Backbone and for a model of transformers.
+        known: roles that you know yourself, by name; they go before the trace's.
+
+    Raises:
+        ValueError: the pass failed, an operation is not known to be a linear map or not, or no token reached a
+            parameter and its siblings (names that differ in numbers alone) do not agree; each by name.
+    """
+    args, kwargs = example_of(model, example)
+    known = dict(known or {})
+    named = dict(model.named_parameters())
+    for name, role in known.items():
+        if name not in named or role not in MODEL_ROLES:
+            what = f"{role!r} is no role; roles: {' '.join(MODEL_ROLES)}" if name in named else "no such parameter"
+            raise ValueError(f"known[{name!r}]: {what}.")
+    found = Classifier(model, args, kwargs, known).rows()
+    _complete(found, named)
+    return Roles(tuple(found[name] for name in named))
+
+
+def _complete(found: dict[str, ModelParameter], named: Mapping[str, nn.Parameter]) -> None:
+    """Give parameters that no token reached the role of their siblings."""
+    siblings: dict[str, list[ModelParameter]] = defaultdict(list)
+    for row in found.values():
+        siblings[family(row.name)].append(row)
+    for name, parameter in named.items():
+        if name in found:
+            continue
+        rows = siblings[family(name)]
+        if len({(row.role, row.redundant, row.decays_to) for row in rows}) == 1:
+            found[name] = replace(rows[0], name=name, shape=tuple(parameter.shape), trained=parameter.requires_grad)
+        elif not parameter.requires_grad:
+            found[name] = ModelParameter(name, tuple(parameter.shape), "other", trained=False)
+        else:
+            raise ValueError(
+                f"parameter {name} is not used in the traced forward pass, and has no siblings that agree on a role; "
+                f"pass an example that reaches it, freeze it (requires_grad=False), or give its role in "
+                f"known={{{name!r}: ...}}."
+            )
+
+
+def family(name: str) -> str:
+    """Return a name with '*' for its numbers: the same for the parameters of all layers and experts."""
+    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
