@@ -1,0 +1,121 @@
+"""`lightning-sv roles`: its table, its JSON, and what it refuses."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_sv.__main__ import main
+from tests.interop.families import FAMILIES, OTHERS
+
+transformers = pytest.importorskip("transformers")
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    """A directory as save_pretrained leaves it, but for the weights."""
+    family = next(family for family in FAMILIES if family.id == "gemma3_text")
+    family.build().config.save_pretrained(tmp_path)
+    return tmp_path
+
+
+def edit(file: Path, **changes: Any) -> None:
+    """Change keys of a JSON file; None takes one out."""
+    written = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in written.items() if value is not None}))
+
+
+def test_json_has_every_parameter_and_patterns_that_match(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    family = next(family for family in FAMILIES if family.id == "gemma3_text")
+    model = family.build()
+    for where in (model_dir, model_dir / "config.json"):
+        assert main(["roles", str(where), "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        rows = {row["name"]: row for row in found["parameters"]}
+        assert {n: row["role"] for n, row in rows.items()} == {n: family.truth(n, p) for n, p in model.named_parameters()}
+        spared = {name for name, row in rows.items() if not row["decays"]}
+        assert spared == {n for n in rows if any(re.search(p, n) for p in found["undecayed"]["regex"])}
+        assert spared == {n for n, row in rows.items() if row["role"] == "output"}
+    assert main(["roles", str(model_dir), "--policy", "wd", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["undecayed"] == {"regex": [], "glob": []}
+
+
+def test_the_table_collapses_layers_and_says_what_frameworks_do(
+    model_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["roles", str(model_dir)]) == 0
+    out = capsys.readouterr().out
+    line = next(line for line in out.splitlines() if "layers.*.post_attention_layernorm.weight" in line)
+    assert [cell.strip() for cell in line.split("│")[2:-1]] == ["2", "32", "output", "no", "1", "no"]
+    assert re.search(r"Trainer 5.*0 of 5 .*0 of 8 .*nowd", out) and re.search(r"torchtitan.*5 of 5 .*8 of 8 .*wd", out)
+    assert r"^(.*\.)?post_attention_layernorm\.weight$" in out and "*.q_norm.weight" in out
+
+
+@pytest.mark.parametrize("family", [f for f in OTHERS if f.name in ("t5", "bert", "vit")], ids=lambda f: f.name)
+def test_the_class_is_that_of_the_configuration(
+    family: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = family.build()
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(tmp_path)
+    assert main(["roles", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["parameters"]
+    assert {row["name"] for row in found} == {name for name, _ in model.named_parameters()}
+
+
+CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+from pathlib import Path
+Path({ran!r}).touch()
+class OwnConfig(LlamaConfig):
+    model_type = "own-llama"
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+def test_code_beside_a_model_runs_only_when_it_is_trusted(
+    model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    ran = tmp_path / "ran"
+    own = tmp_path / "own"
+    llama = next(family for family in FAMILIES if family.id == "llama").build()
+    llama.config.save_pretrained(own)
+    (own / "modeling_own.py").write_text(CODE.format(ran=str(ran)))
+    auto = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnModel"}
+    edit(own / "config.json", model_type="own-llama", auto_map=auto, architectures=["OwnModelForCausalLM"])
+    assert main(["roles", str(own)]) == 2
+    assert "needs the code beside it, which is not run; read that code, then give --trust_remote_code" in (
+        capsys.readouterr().err
+    )
+    assert not ran.exists()
+    assert main(["roles", str(own), "--trust_remote_code", "--json"]) == 0
+    assert ran.exists() and len(json.loads(capsys.readouterr().out)["parameters"]) == len(list(llama.parameters()))
+
+
+def test_wrong_input_is_one_sentence(model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    config = model_dir / "config.json"
+
+    def refused(path: Path, *words: str) -> str:
+        assert main(["roles", str(path), *words]) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        return line
+
+    assert "empty has no config.json; give a model's directory" in refused(empty)
+    assert "nowhere cannot be read" in refused(tmp_path / "nowhere")
+    assert "is a pickle, which could run code and is never opened" in refused(tmp_path / "pytorch_model.bin")
+    assert "roles: argument --policy: invalid choice: 'idw'" in refused(model_dir, "--policy", "idw")
+    edit(config, num_attention_heads=5, num_key_value_heads=3)
+    assert "the forward pass that is traced failed" in refused(model_dir) or "no model can be made" in refused(model_dir)
+    edit(config, model_type="no-such-type")
+    assert "has no model type 'no-such-type'" in refused(model_dir)
+    edit(config, model_type=None)
+    assert "has no 'model_type'; it must be the config.json of a transformers model" in refused(model_dir)
+    config.write_text("{")
+    assert "is no JSON" in refused(model_dir)
