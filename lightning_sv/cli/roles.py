@@ -61,8 +61,8 @@ def _roles_table(name: str, roles: Roles, policy: str) -> Table:
         lines[(family(p.name), p.shape, p.role, p.redundant, p.decays_to)].append(p)
     total = sum(p.size for p in roles.parameters)
     table = Table(title=escape(f"{name}, {total:,} parameters"), title_justify="left")
-    for column in ("parameter", "tensors", "shape", "role", "folds", "decay pulls it to", f"decays ({policy})"):
-        table.add_column(column, justify="right" if column == "tensors" else "left")
+    for column in ("parameter", "tensors", "shape", "role", "folds", "decay pulls to", f"decays ({policy})"):
+        table.add_column(column, justify="right" if column == "tensors" else "left", overflow="fold")
     for (path, shape, *_), same in lines.items():
         p = same[0]
         folds = "" if p.redundant is None else "yes" if p.redundant else "no"

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_sv import BackboneConfig
 from lightning_sv.interop import decayed_names, param_groups, weight_decay_roles
 from tests.interop.families import FAMILIES
 
@@ -188,15 +189,36 @@ def test_torchtitan_takes_a_pattern() -> None:
     assert {name for name, p in model.named_parameters() if not torch.equal(p, before[name])} == truth(model)
 
 
+def test_torchtitans_llama_has_roles() -> None:
+    pytest.importorskip("torchtitan", reason="torchtitan is not installed (requirements/bench.txt)")
+    from benchmarks.peers import PEERS
+
+    model = PEERS["torchtitan"](BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=64), 16).model
+    roles = weight_decay_roles(model, torch.randint(0, 64, (1, 16)))
+    kinds = {"attention_norm": "input", "ffn_norm": "input", "norm": "input", "tok_embeddings": "embedding"}
+    for p in roles.parameters:
+        last = p.name.removesuffix(".weight").rpartition(".")[2]
+        assert p.role == kinds.get(last, "head" if last in ("output", "lm_head") else "matrix"), p.name
+
+
 def test_olmo_core_takes_globs() -> None:
     pytest.importorskip("olmo_core", reason="OLMo-core is not installed")
+    from olmo_core.nn.transformer import TransformerBlockType, TransformerConfig
     from olmo_core.optim import AdamWConfig, OptimGroupOverride
 
-    model = qwen3()
-    config = AdamWConfig(lr=0.1, weight_decay=0.5)
-    globs = weight_decay_roles(model).patterns("glob", "iwd")
-    config.group_overrides = [OptimGroupOverride(params=globs, opts={"weight_decay": 0.0})]
-    assert shrunk(model, config.build(model)) == truth(model)
+    sizes = {"d_model": 32, "vocab_size": 64, "n_layers": 2, "n_heads": 4, "qk_norm": True}
+    # the same names: norms before attention and feed-forward in Llama, after them in OLMo 2
+    for block, output in (
+        (TransformerBlockType.default, ("q_norm", "k_norm")),
+        (TransformerBlockType.reordered_norm, ("q_norm", "k_norm", "attention_norm", "feed_forward_norm")),
+    ):
+        model = TransformerConfig.llama_like(block_name=block, **sizes).build(init_device="cpu")
+        globs = weight_decay_roles(model, torch.randint(0, 64, (1, 16))).patterns("glob", "iwd")
+        config = AdamWConfig(lr=0.1, weight_decay=0.5)
+        config.group_overrides = [OptimGroupOverride(params=globs, opts={"weight_decay": 0.0})]
+        names = {name for name, _ in model.named_parameters()}
+        spared = {n for n in names if n.removesuffix(".weight").endswith(output)}
+        assert shrunk(model, config.build(model)) == names - spared, block
 
 
 def test_timm_models_have_roles() -> None:

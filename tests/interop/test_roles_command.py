@@ -34,7 +34,9 @@ def test_json_has_every_parameter_and_patterns_that_match(model_dir: Path, capsy
         assert main(["roles", str(where), "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         rows = {row["name"]: row for row in found["parameters"]}
-        assert {n: row["role"] for n, row in rows.items()} == {n: family.truth(n, p) for n, p in model.named_parameters()}
+        assert {n: row["role"] for n, row in rows.items()} == {
+            n: family.truth(n, p) for n, p in model.named_parameters()
+        }
         spared = {name for name, row in rows.items() if not row["decays"]}
         assert spared == {n for n in rows if any(re.search(p, n) for p in found["undecayed"]["regex"])}
         assert spared == {n for n, row in rows.items() if row["role"] == "output"}
@@ -112,7 +114,9 @@ def test_wrong_input_is_one_sentence(model_dir: Path, tmp_path: Path, capsys: py
     assert "is a pickle, which could run code and is never opened" in refused(tmp_path / "pytorch_model.bin")
     assert "roles: argument --policy: invalid choice: 'idw'" in refused(model_dir, "--policy", "idw")
     edit(config, num_attention_heads=5, num_key_value_heads=3)
-    assert "the forward pass that is traced failed" in refused(model_dir) or "no model can be made" in refused(model_dir)
+    assert "the forward pass that is traced failed" in refused(model_dir) or "no model can be made" in refused(
+        model_dir
+    )
     edit(config, model_type="no-such-type")
     assert "has no model type 'no-such-type'" in refused(model_dir)
     edit(config, model_type=None)
