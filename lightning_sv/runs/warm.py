@@ -24,7 +24,7 @@ _NEEDED = (
     "litdata",
     "litdata.streaming.item_loader",
     "torch.utils.tensorboard",
-    "lightning_sv.lit.cli",
+    "lightning_sv.cli.fit",
     "lightning_sv.analysis.run_plot",
 )
 
