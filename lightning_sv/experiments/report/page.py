@@ -1,4 +1,4 @@
-"""A report's Markdown -> one HTML page that needs nothing else: no network, no file beside it, no script to be read."""
+"""A report's Markdown -> one HTML page that needs nothing else: no network, no file beside it, to be read no script."""
 
 import re
 from base64 import b64encode
@@ -44,9 +44,9 @@ def html_page(markdown: str, root: Path) -> str:
         for i, j in pairwise([3, *starts, len(tokens)])  # the title's three tokens are the frame's
     ]
     titles = [_words(tokens[i + 1]) for i in starts]
-    pages = Environment(loader=PackageLoader("lightning_sv.experiments", "report"), autoescape=True)
-    pages.undefined = StrictUndefined
-    return pages.get_template("page.html").render(
+    loader = PackageLoader("lightning_sv.experiments", "report")
+    frame = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html")
+    return frame.render(
         title=_words(tokens[1]),
         counts=[(word, _class(word), verdicts[word]) for word in _VERDICTS if verdicts[word]],
         head=html[0],
