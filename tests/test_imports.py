@@ -23,7 +23,7 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     "report": (["report", "--help"], DRAWS),
     "theory": (["theory", "--help"], DRAWS),
     "plan": (["plan", "--gpus", "1", *CONFIG], COMPILER),
-    "paper": (["paper", "--dry-run", "--fig", "necessity"], DRAWS | COMPILER),
+    "paper": (["paper", "--dry-run", "--fig", "necessity"], COMPILER),
     "compare": (["compare", "--help"], DRAWS),
 }
 # torch is imported once, and every command runs in a fork of that process

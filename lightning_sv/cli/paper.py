@@ -23,7 +23,6 @@ from lightning_sv.experiments.judge import judge
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.report.tables import verdicts_json
-from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.train import asked, train
@@ -92,6 +91,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     words += ["--out", shlex.quote(str(out))] * (options.out is not None)
     found = [judge(f, runs, budget.name, " ".join([*words, "--fig", f.spec.name])) for f in figures]
     print_verdicts(console, found)
+    from lightning_sv.experiments.report.write import write_report  # matplotlib, which a dry run does without
+
     write_report(found, out, f"{budget.name}: {budget.summary}", budget.caution)
     console.print(f"report: {out / 'report.html'}", markup=False)
     if options.json:

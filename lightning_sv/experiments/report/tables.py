@@ -10,7 +10,6 @@ from typing import Any
 
 from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent
 from lightning_sv.analysis.scaling import ScalingFit
-from lightning_sv.experiments.report.views import baseline_first
 from lightning_sv.experiments.results import Figure, Panel, Series, Verdict
 from lightning_sv.runs.events import Run
 
@@ -145,7 +144,7 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
         return [], []
     differences = {arm: d for arm, _, d in _final(panel)}
     rows = []
-    for arm in baseline_first(panel.arms):
+    for arm in sorted(panel.arms, key=lambda arm: not arm.baseline):
         losses, d = arm.losses, differences.get(arm.label)
         seeds = ", ".join(f"{x:.4f}" for x in losses)
         shown = ["baseline" if arm.baseline else "", ""] if d is None else [f"{d.mean:+.4f}", interval(d.low, d.high)]
