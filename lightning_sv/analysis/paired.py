@@ -15,10 +15,6 @@ from scipy.special import stdtrit
 
 from lightning_sv.runs.events import Curve
 
-B_LOWER = "B lower"
-B_HIGHER = "B higher"
-NOT_RESOLVED = "not resolved"
-
 
 @dataclass(frozen=True)
 class PairedDifference:
@@ -41,21 +37,9 @@ class PairedDifference:
     confidence: float
 
     @property
-    def resolved(self) -> bool:
-        """Whether the interval exists and excludes zero. One pair never resolves anything."""
-        return self.low is not None and self.high is not None and self.low * self.high > 0
-
-    @property
     def smallest_resolvable(self) -> float | None:
         """The interval's half width: the smallest mean that this scatter and n would resolve."""
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
-
-    @property
-    def verdict(self) -> str:
-        """``B lower``, ``B higher`` or ``not resolved``."""
-        if not self.resolved:
-            return NOT_RESOLVED
-        return B_LOWER if self.mean < 0 else B_HIGHER
 
     def at(self, confidence: float) -> "PairedDifference":
         """The same pairs with an interval of another coverage."""

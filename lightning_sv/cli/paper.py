@@ -9,22 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from lightning_sv import __version__
 from lightning_sv.experiments.dry_run import print_dry_run
-from lightning_sv.experiments.figures import CONF, figure_names, load_budget, load_figure
 from lightning_sv.experiments.judge import judge
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.report.tables import verdicts_json
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
+from lightning_sv.experiments.sources.figures import figure_names, load_budget, load_figure
+from lightning_sv.experiments.sources.words import read_words
 from lightning_sv.experiments.train import asked, train
 from lightning_sv.runs.launch import LAUNCHER, default_parallel
 from lightning_sv.runs.slurm import array_script, submit
@@ -68,7 +66,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     if options.jobs is not None and options.jobs < 1:
         raise ValueError(f"--jobs is {options.jobs}; give the number of runs at a time, at least 1.")
     budget = load_budget(options.budget)
-    recipes = Recipes(budget, _keys(rest), CONF)
+    recipes = Recipes(budget, _keys(rest))
     figures = [plan_figure(load_figure(name), recipes) for name in dict.fromkeys(options.fig or figure_names())]
     out: Path = options.out or Path("runs/paper", budget.name)
     parallel = options.jobs or default_parallel()
@@ -117,15 +115,9 @@ def print_verdicts(console: Console, figures: Sequence[Figure]) -> None:
 
 def _keys(rest: list[str]) -> dict[str, Any]:
     """`--key value` or `--key=value`, for every run."""
-    words = [part for word in rest for part in (word.split("=", 1) if word.startswith("--") else [word])]
-    if len(words) % 2 or not all(word.startswith("--") and "." in word for word in words[::2]):
+    files, keys = read_words(rest, "paper")
+    if files or not all("." in key for key in keys):
         raise ValueError(f"paper: {' '.join(rest)} is not understood; keys of fit are given as --data.corpus.dir DIR.")
-    keys = {}
-    for key, text in zip(words[::2], words[1::2], strict=True):
-        try:  # as the layers are read: 1e-3 is a number
-            keys[key.removeprefix("--")] = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[call-overload,index]
-        except (yaml.YAMLError, OmegaConfBaseException) as error:
-            raise ValueError(f"paper: {key} {text!r} is not valid YAML: {' '.join(str(error).split())}") from error
     if "model.scale" in keys:
         raise ValueError("paper: --model.scale is what the arms of a figure say; compare takes strategies of your own.")
     return keys

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightning_sv.experiments.own_runs import own_figure
 from lightning_sv.experiments.report.tables import verdicts_json
 from lightning_sv.experiments.report.write import write_report
+from lightning_sv.experiments.sources.own_runs import own_figure
 from lightning_sv.settings.words import Words
 
 

@@ -178,9 +178,14 @@ def weaknesses(panel: Panel) -> list[str]:
         for key, values in validation_differences(every).items():
             several = " and ".join(dict.fromkeys(map(str, values.values())))
             found.append(f"{panel.title}: the laws run through sizes with data.{key} {several}.")
-    if panel.left_out:
-        found.append(f"{panel.spec.title} rests on the seeds of which every run is there: {panel.left_out}.")
-    return found
+    return found + rests_on(panel)
+
+
+def rests_on(panel: Panel) -> list[str]:
+    """That runs are missing of a panel, and which."""
+    if not panel.left_out:
+        return []
+    return [f"{panel.spec.title} rests on the seeds of which every run is there: {panel.left_out}."]
 
 
 def _few(names: list[str]) -> str:

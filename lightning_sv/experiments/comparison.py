@@ -1,79 +1,175 @@
-"""The outcome of a comparison: a table, one sentence per arm, a JSON of every figure, the chart.
+"""The outcome of a comparison: a table, one sentence per arm, a JSON of every figure.
 
-The arms are one baseline A and one or several others. Every figure about an other arm is about its
-pair with A; the others are not compared with each other.
+The arms are one baseline A and one or several others. Every figure about an other arm is about its pair with A; the
+others are not compared with each other. All losses are the last ``val/loss`` of the runs' event files, nats per token.
 """
 
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from lightning_sv.analysis.decision import CONTRADICTED, HOLDS, below, difference_sentence, tokens_sentence
+from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, paired_difference, token_efficiency
 from lightning_sv.analysis.style import human_tokens
 from lightning_sv.experiments.checks import ConfigDifference
-from lightning_sv.experiments.pair import Pair, TrainedArm
+from lightning_sv.experiments.recipe import words_of
+from lightning_sv.experiments.results import Arm, Figure
+from lightning_sv.experiments.runs import Runs
 from lightning_sv.runs.events import Run
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
-    """A baseline and the other arms, their completed runs seed by seed, and what they say.
+class Pair:
+    """The baseline A and one other arm B, in pairs that share a seed; differences are B - A.
 
     Args:
-        a: The arm compared with, the baseline.
-        others: The arms in question, at least one; differences are theirs minus A.
-        seeds: Seeds of the pairs.
-        runs: Every run by its name, seed by seed: ``a-seed0``, ``b-seed0``, ..., ``a-seed1``, ...
-        commands: Command line of every run, by its name.
-        reused: Names of the runs that were complete beforehand.
-        differences: Where the configs differ.
-        warnings: Sentences on what weakens the comparison.
-        out: Directory of the comparison.
-        confidence: Coverage of the intervals.
+        a: the arm compared with
+        b: the arm in question, on the same seeds
     """
 
-    a: TrainedArm
-    others: tuple[TrainedArm, ...]
-    seeds: tuple[int, ...]
-    runs: Mapping[str, Run]
-    commands: Mapping[str, Sequence[str]]
-    reused: frozenset[str]
-    differences: tuple[ConfigDifference, ...]
-    warnings: tuple[str, ...]
-    out: Path
-    confidence: float = 0.95
+    a: Arm
+    b: Arm
 
     @property
-    def arms(self) -> tuple[TrainedArm, ...]:
+    def title(self) -> str:
+        """What the difference is called, e.g. ``unified - llama``."""
+        return f"{self.b.label} - {self.a.label}"
+
+    @property
+    def per_seed(self) -> list[float]:
+        """B - A of every seed, nats per token."""
+        return [float(x) for x in self.b.losses - self.a.losses]
+
+    @property
+    def difference(self) -> PairedDifference:
+        """B - A, nats per token."""
+        return paired_difference(self.a.losses, self.b.losses)
+
+    @property
+    def efficiency(self) -> TokenEfficiency:
+        """Tokens each of the two needs for A's final loss."""
+        return token_efficiency(self.a.curves, self.b.curves)
+
+    def sentence(self) -> str:
+        """The verdict as one plain sentence."""
+        return difference_sentence(self.a.label, self.b.label, self.difference)
+
+    def tokens_sentence(self) -> str:
+        """How many tokens B needs for A's final loss, as one plain sentence."""
+        return tokens_sentence(self.a.label, self.b.label, self.efficiency)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every figure of the pair; plain JSON types."""
+        d, e = self.difference, self.efficiency
+        word = below(d)
+        return {
+            "b": self.b.label,
+            "sentence": self.sentence(),
+            "tokens_sentence": self.tokens_sentence(),
+            "difference": {
+                **asdict(d),
+                "verdict": {HOLDS: "B lower", CONTRADICTED: "B higher"}.get(word, word),
+                "resolved": word in (HOLDS, CONTRADICTED),
+                "smallest_resolvable": d.smallest_resolvable,
+                "per_seed": self.per_seed,
+            },
+            "tokens_to_final_loss_of_a": {**asdict(e), "n": e.n, "reached": e.reached},
+        }
+
+
+def run_name(arm: int, seed: int) -> str:
+    """What a comparison calls a run: ``a-seed0``."""
+    return f"{ascii_lowercase[arm]}-seed{seed}"
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """A judged figure of one panel of losses: a baseline and the other arms.
+
+    Args:
+        figure: its first panel has the arms, the baseline first
+        runs: every run by its name, seed by seed: ``a-seed0``, ``b-seed0``, ..., ``a-seed1``, ...
+        reused: keys of the runs that were complete beforehand
+        differences: where the configs differ
+        had: where the runs lie, and what trains them
+        out: directory of the comparison
+    """
+
+    figure: Figure
+    runs: Mapping[str, Run]
+    reused: frozenset[str]
+    differences: tuple[ConfigDifference, ...]
+    had: Runs
+    out: Path
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
         """The baseline and the others."""
-        return (self.a, *self.others)
+        return self.figure.panels[0].arms
+
+    @property
+    def a(self) -> Arm:
+        """The arm compared with, the baseline."""
+        return self.arms[0]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds of the pairs."""
+        return self.a.seeds
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences on what weakens the comparison."""
+        return self.figure.warnings
 
     @property
     def pairs(self) -> tuple[Pair, ...]:
-        """A with each other arm, in the order of ``others``."""
-        return tuple(Pair(self.a, arm, self.confidence) for arm in self.others)
+        """A with each other arm, in their order."""
+        return tuple(Pair(self.a, arm) for arm in self.arms[1:])
+
+    @property
+    def commands(self) -> dict[str, list[str]]:
+        """Command line of every run, by its name."""
+        commands = {}
+        for i, arm in enumerate(self.arms):
+            for recipe, seed in arm.wanted:
+                job = self.had.job(recipe, seed)
+                commands[run_name(i, seed)] = [*job.record()["command"], *job.here[:2]]
+        return commands
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure with what is needed to get it again; plain JSON types."""
-        first = self.a.runs[0].summary
+        first, commands = self.a.runs[0].summary, self.commands
+        specs = self.figure.spec.panels[0].arms
         return {
             "unit": "nats per token",
             "seeds": list(self.seeds),
-            "arms": [arm.to_dict() for arm in self.arms],
+            "arms": [
+                {
+                    "label": arm.label,
+                    "scale": specs[arm.label].scale,
+                    "args": words_of(specs[arm.label].set),
+                    "val_loss": float(np.mean(arm.losses)),
+                    "val_loss_per_seed": arm.losses.tolist(),
+                }
+                for arm in self.arms
+            ],
             "differences": [pair.to_dict() for pair in self.pairs],
             "runs": [
                 {
                     "name": name,
-                    "reused": name in self.reused,
-                    "command": shlex.join(self.commands[name]),
+                    "reused": run.dir.name in self.reused,
+                    "command": shlex.join(commands[name]),
                     "val_loss": run.val_loss,
                     "tokens": run.tokens,
                     "summary": dict(run.summary),
@@ -100,7 +196,7 @@ class Comparison:
             console.print(pair.tokens_sentence(), markup=False, highlight=False)
         for warning in self.warnings:
             console.print(f"Warning: {warning}", markup=False, highlight=False, style="yellow")
-        found = [self.out / name for name in ("comparison.json", "comparison.png", "sharpness.png")]
+        found = [self.out / name for name in ("comparison.json", "comparison.png", "sharpness.png", "report.html")]
         files = "\n".join(str(file) for file in found if file.exists())
         console.print(files, markup=False, highlight=False, soft_wrap=True)
 
@@ -113,7 +209,7 @@ class Comparison:
         efficiencies = [pair.efficiency for pair in self.pairs]
         reached = [efficiencies[0].tokens_a, *(e.tokens_b for e in efficiencies)]
         for arm, tokens in zip(self.arms, reached, strict=True):
-            numbers = (f"{x:.4f}" for x in (arm.mean_loss, *arm.losses))
+            numbers = (f"{x:.4f}" for x in (float(np.mean(arm.losses)), *arm.losses))
             table.add_row(arm.label, *numbers, _mean_tokens(tokens))
         table.add_section()
         for pair, e in zip(self.pairs, efficiencies, strict=True):

@@ -2,15 +2,15 @@
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from lightning_sv.experiments.recipe import MFU, Recipe
-from lightning_sv.experiments.spec import ArmSpec, Budget, ModelSpec, PanelSpec, unknown
+from lightning_sv.experiments.recipe import MFU, Recipe, words_of
+from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, PanelSpec, unknown
 from lightning_sv.nn import flops_per_token
 from lightning_sv.plan import find_gpu, plan_steps, train_hours
 from lightning_sv.settings.parse import parse_run
@@ -20,13 +20,16 @@ class Recipes:
     """Settles arms under one budget.
 
     Args:
-        budget: What they may spend.
-        extra: Further keys of every run, e.g. ``data.corpus.dir``.
-        conf: The folder of all YAML.
+        budget: what they may spend
+        extra: further keys of every run, e.g. ``data.corpus.dir``
+        conf: the folder of all YAML
+        files: of every run, in place of those that panel, budget and model name
     """
 
-    def __init__(self, budget: Budget, extra: Mapping[str, Any], conf: Path):
-        self.budget, self.extra, self.conf = budget, dict(extra), conf
+    def __init__(
+        self, budget: Budget, extra: Mapping[str, Any], conf: Path = CONF, files: Sequence[Path] | None = None
+    ):
+        self.budget, self.extra, self.conf, self.files = budget, dict(extra), conf, files
         self._made: dict[str, Recipe] = {}
         self._steps_known: dict[tuple[str, ...], int] = {}
         self._load = cache(OmegaConf.load)
@@ -63,19 +66,21 @@ class Recipes:
         paths, given = self._layers(panel, model, {**arm.set, **(more or {}), **self.extra, **lr})
         asked = json.dumps([[str(p) for p in paths], given, arm.scale, arm.longer], sort_keys=True)
         if asked not in self._made:
-            steps = round(self._steps(*self._layers(panel, of, self.extra)) * arm.longer)
+            of_llama = self._steps(*self._layers(panel, of, self.extra))
+            # what an arm itself says of them counts
+            steps = int(arm.set.get("trainer.max_steps", round(of_llama * arm.longer)))
             self._made[asked] = self._make(paths, given, arm, model, panel.optim, steps)
         return self._made[asked]
 
     def _layers(self, panel: PanelSpec, model: ModelSpec, more: Mapping[str, Any]) -> tuple[list[Path], dict[str, Any]]:
-        files = ["base", f"optim/{panel.optim}", f"schedule/{panel.schedule}", *self.budget.layers]
-        paths = [self.conf / f"{file}.yaml" for file in [*files, f"model/{model.config}"]]
-        return paths, {**self.budget.set, **model.set, **panel.set, **more}
+        noun = ["base", f"optim/{panel.optim}", f"schedule/{panel.schedule}", *self.budget.layers]
+        paths = [self.conf / f"{file}.yaml" for file in [*noun, f"model/{model.config}"]]
+        keys = {**self.budget.set, **model.set, **panel.set, **more}
+        return paths if self.files is None else list(self.files), keys
 
     def _steps(self, paths: list[Path], given: Mapping[str, Any]) -> int:
         """Steps of ``llama``, for every arm: a few scale vectors more must not give an arm more of them."""
-        words = [word for path in paths for word in ("--config", path.as_posix())]
-        words += [word for key, value in given.items() for word in (f"--{key}", _text(value))]
+        words = [*_configs(paths), *words_of(given)]
         if tuple(words) not in self._steps_known:
             run = parse_run([*words, "--model.scale", "llama"], check_corpus=False)
             self._steps_known[tuple(words)] = plan_steps(*run)
@@ -84,21 +89,18 @@ class Recipes:
     def _make(
         self, paths: list[Path], given: dict[str, Any], arm: ArmSpec, model: ModelSpec, optim: str, steps: int
     ) -> Recipe:
-        layered = OmegaConf.merge(*(self._load(path) for path in paths))
+        layered = OmegaConf.merge({}, *(self._load(path) for path in paths))
         # what a file says already is not said again: one configuration, one command
         changes = {k: v for k, v in sorted(given.items()) if OmegaConf.select(layered, k) != v}
-        configs = [word for path in paths for word in ("--config", path.as_posix())]
-        words = [*configs, *(word for k, v in changes.items() for word in (f"--{k}", _text(v)))]
+        words = [*_configs(paths), *words_of(changes)]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module, data, trainer = parse_run([*words, "--model.scale", arm.scale], check_corpus=False)
         exceptions = any(k.startswith("model.scale_options") for k in changes)
         strategy = str(module.strategy if exceptions else module.meaning)
         settled = {"model.optim.lr": module.lr, "model.scale": strategy, "trainer.max_steps": steps}
-        args = list(configs)
         for key, value in {**changes, **settled}.items():
             OmegaConf.update(layered, key, value, force_add=True)
-            args += [f"--{key}", _text(value)]
         identity = OmegaConf.to_container(layered)
         assert isinstance(identity, dict)
         identity.pop("seed_everything", None)
@@ -112,26 +114,31 @@ class Recipes:
             flops = flops_per_token(module.n_activated, module.config, data.seq_len)
             gpu_hours = train_hours(tokens, flops, 1, peak, MFU)
         elif model.seconds_per_1000_steps is None:
-            raise ValueError(f"budget {self.budget.name}: model {model.config} has no seconds_per_1000_steps; "
-                             "add those of one core for 1,000 steps of llama.")  # fmt: skip
+            raise ValueError(
+                f"budget {self.budget.name}: model {model.config} has no seconds_per_1000_steps; "
+                "add those of one core for 1,000 steps of llama."
+            )
         else:
             slower = self.budget.relative_step_time
             seconds = model.seconds_per_1000_steps * steps / 1000
             seconds *= slower.get(module.strategy.placement, 1.0) * slower.get(optim, 1.0)
+        strategy = f"{strategy}{module.scale_options.label()}"
+        details = ", ".join([f"{module.optim.name} {module.schedule.name}", f"lr {module.lr:g}", *told])
         return Recipe(
             model=module.config.name,
-            strategy=f"{strategy}{module.scale_options.label()}",
-            details=", ".join([f"{module.optim.name} {module.schedule.name}", f"lr {module.lr:g}", *told]),
-            args=tuple(args),
+            strategy=strategy,
+            details=details,
+            args=(*_configs(paths), *words_of({**changes, **settled})),
             identity=json.dumps(identity, sort_keys=True),
             steps=steps,
             tokens=tokens,
             parameters=module.n_activated,
             seconds=seconds,
             gpu_hours=gpu_hours,
+            title=f"{module.config.name}, {strategy}, {details}, {steps:,} steps",
             note=model.note,
         )
 
 
-def _text(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, bool) or value is None else str(value)
+def _configs(paths: Sequence[Path]) -> list[str]:
+    return [word for path in paths for word in ("--config", path.as_posix())]

@@ -13,7 +13,7 @@ from lightning_sv.analysis.decision import VerdictWord
 from lightning_sv.analysis.scaling import Scaling, fit_scaling
 from lightning_sv.experiments.recipe import Recipe, Wanted, by_seed
 from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelKind, PanelSpec, unknown
-from lightning_sv.runs.events import Run
+from lightning_sv.runs.events import VAL_LOSS, Curve, Run
 
 
 class NotTestableError(ValueError):
@@ -49,6 +49,11 @@ class Arm:
     def losses(self) -> NDArray[np.float64]:
         """(n,) final validation losses, nats per token; NaN where a run diverged."""
         return np.array([run.val_loss for run in self.runs], dtype=np.float64)
+
+    @property
+    def curves(self) -> list[Curve]:
+        """Validation losses against training tokens, one per seed."""
+        return [run.curve(VAL_LOSS) for run in self.runs]
 
     @property
     def wanted(self) -> list[Wanted]:

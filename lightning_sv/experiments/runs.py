@@ -16,10 +16,10 @@ class Runs:
     """The shared runs of one budget.
 
     Args:
-        out: Their folder's parent.
-        context: What else decides the results (corpus, versions); finished runs of another are refused. None where
-            nothing is to be trained: what is there is read.
-        launcher: The program that trains one run.
+        out: their folder's parent
+        context: what else decides the results (corpus, versions); finished runs of another are refused. None where
+            nothing is to be trained: what is there is read
+        launcher: the program that trains one run
     """
 
     out: Path
@@ -32,10 +32,9 @@ class Runs:
 
     def job(self, recipe: Recipe, seed: int) -> Job:
         """The run as a child process."""
-        title = f"{recipe.model}, {recipe.strategy}, {recipe.details}, {recipe.steps:,} steps, seed {seed}"
         args = (*recipe.args, "--seed_everything", str(seed))
-        key, context = recipe.key(seed), self.context or {}
-        return Job(key, title, tuple(self.launcher), args, self.dir(recipe, seed), context, addressed=True)
+        title, context = f"{recipe.title}, seed {seed}", self.context or {}
+        return Job(recipe.key(seed), title, tuple(self.launcher), args, self.dir(recipe, seed), context)
 
     def missing(self, wanted: Sequence[Wanted]) -> list[Job]:
         """Those that are not complete.

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Literal
 
+CONF = Path("conf")
 #: how a panel is drawn: loss against tokens, against size, against a setting; norms of Q, K and V; a table
 PanelKind = Literal["curves", "scaling", "grid", "qkv", "table"]
 

@@ -51,7 +51,7 @@ def train(figures: Sequence[Figure], runs: Runs, *, parallel: int | None, consol
                 at_once = min(parallel or default_parallel(), len(missing))
                 failed |= run_jobs(missing, parallel=at_once, console=console, keep_going=True)
             except KeyboardInterrupt:
-                console.print("Stopped. The same command goes on from here.")
+                console.print("Stopped. Finished runs are kept, the same command reuses them and resumes the others.")
                 raise
         wanted = asked(figures, runs)
         if all(job.name in failed or diverged(job) for job in runs.missing(wanted)):

@@ -24,13 +24,12 @@ class Job:
     """One training run to be had.
 
     Args:
-        name: short name, e.g. ``a-seed0``
+        name: short name; where the directory bears it too, a hash of the resolved configuration, see `addressed`
         title: what a reader sees, e.g. ``llama, seed 0``
         launcher: the program, e.g. ``python -m lightning_sv fit``
         arguments: everything after it but the run directory
         run_dir: where the run writes
-        context: what else decides the result: the corpus, versions. Finished runs of another are refused
-        addressed: whether the directory's name is a hash of the resolved configuration, as which the files then count
+        context: what else decides the result: the corpus, versions; finished runs of another are refused
     """
 
     name: str
@@ -39,7 +38,11 @@ class Job:
     arguments: tuple[str, ...]
     run_dir: Path
     context: Mapping[str, str] = field(default_factory=dict)
-    addressed: bool = False
+
+    @property
+    def addressed(self) -> bool:
+        """Whether the configuration names the directory: words of the command and comments of files do not count."""
+        return self.run_dir.name == self.name
 
     @property
     def command(self) -> list[str]:
@@ -92,6 +95,8 @@ class Job:
         complete = is_complete(self.run_dir)
         try:
             before, now = json.loads(record.read_text()), self.record()
+            if self.addressed and isinstance(before, dict):
+                before["command"] = now["command"]
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{record} is not valid JSON ({error}); remove {self.run_dir}.") from error
         if not complete and before == now:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
+from lightning_sv.analysis.decision import below, opposite
 from lightning_sv.analysis.paired import (
     on_common_tokens,
     on_one_grid,
@@ -37,26 +38,26 @@ def test_interval_is_scipys_paired_t(pairs: list[tuple[float, float]], confidenc
         oracle = scipy_stats.ttest_1samp(b - a, 0).confidence_interval(confidence)
         assert (ours.low, ours.high) == pytest.approx((oracle.low, oracle.high), abs=1e-9)
     swapped = paired_difference(b, a, confidence)
-    assert swapped.mean == pytest.approx(-ours.mean) and swapped.resolved == ours.resolved
+    assert swapped.mean == pytest.approx(-ours.mean) and below(swapped) == opposite(below(ours))
 
 
 def test_verdicts() -> None:
     """Lower, higher, or not resolved; the half width is what could have been resolved."""
     lower = paired_difference([3.0, 3.1, 3.2], [2.98, 3.06, 3.17])
-    assert lower.verdict == "B lower" and lower.resolved
+    assert below(lower) == "holds"
     half = 4.302653 * 0.01 / math.sqrt(3)  # t(0.975, 2) from a printed table
     assert lower.smallest_resolvable == pytest.approx(half, rel=1e-6)
-    assert paired_difference([2.98, 3.06, 3.17], [3.0, 3.1, 3.2]).verdict == "B higher"
+    assert below(paired_difference([2.98, 3.06, 3.17], [3.0, 3.1, 3.2])) == "contradicted"
     unresolved = paired_difference([3.0, 3.0], [3.01, 2.98])
-    assert unresolved.verdict == "not resolved" and unresolved.low < 0 < unresolved.high
-    assert paired_difference([3.0, 3.0], [3.0, 3.0]).verdict == "not resolved"
+    assert below(unresolved) == "not resolved" and unresolved.low < 0 < unresolved.high
+    assert below(paired_difference([3.0, 3.0], [3.0, 3.0])) == "not resolved"
 
 
 def test_one_pair_never_gives_a_verdict() -> None:
     """One pair has a mean and nothing else."""
     one = paired_difference([3.0], [1.0])
     assert (one.mean, one.low, one.high, one.se, one.n) == (-2.0, None, None, None, 1)
-    assert one.verdict == "not resolved" and one.smallest_resolvable is None
+    assert below(one) == "not resolved" and one.smallest_resolvable is None
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,8 @@ def main() -> int:
     parser.add_argument("--run_dir", type=Path, required=True)
     parser.add_argument("--ckpt_path", choices=["last"], required=True)
     parser.add_argument("--delta", default="-0.02,-0.04,-0.03")
+    parser.add_argument("--delta_of", nargs=2, action="append", default=[], help="a strategy and its own")
+    parser.add_argument("--corpus_of", nargs=2, default=("", ""), help="a strategy and its own corpus_hash")
     parser.add_argument("--optim.lr", "--model.optim.lr", dest="lr", type=float, default=1e-3)
     parser.add_argument("--model.backbone.init_std", dest="std", type=float, default=0.08)
     parser.add_argument("--model.backbone.name", dest="name")
@@ -80,7 +82,8 @@ def main() -> int:
     if args.seed == args.fail_seed:
         print("the lid of the corpus is stuck", file=sys.stderr)
         return 3
-    delta = 0.0 if args.scale == "llama" else float(args.delta.split(",")[args.seed % len(args.delta.split(","))])
+    deltas = dict(args.delta_of).get(args.scale, args.delta).split(",")
+    delta = 0.0 if args.scale == "llama" else float(deltas[args.seed % len(deltas)])
     delta += (abs(math.log(args.std / 0.04)) - math.log(2)) / 10
     points = [(1000 * i, 4 - 0.1 * i + 0.01 * args.seed + delta) for i in range(1, 11)]
     write_scalars(args.run_dir, "val/loss", points, wall_time=1.0)
@@ -93,8 +96,7 @@ def main() -> int:
     config = {
         "seed_everything": args.seed,
         "run_dir": str(args.run_dir),
-        "model": {"scale": args.scale},
-        "optim": {"lr": args.lr},
+        "model": {"scale": args.scale, "optim": {"lr": args.lr}},
         "data": {"shuffle_seed": args.seed, "index": f"{args.run_dir}/index"},
         # differs between the arms although nobody asked for it
         "hidden": {"key": args.scale if args.hidden == "differs" else "same"},
@@ -105,7 +107,7 @@ def main() -> int:
         "seed": args.seed,
         "tokens": 10_000,
         "val_loss": points[-1][1],
-        "corpus_hash": args.corpus_hash,
+        "corpus_hash": args.corpus_of[1] if args.scale == args.corpus_of[0] else args.corpus_hash,
         "tokenizer_sha256": "7001",
         "torch": "2.13.0",
     }

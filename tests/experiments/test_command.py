@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from lightning_sv.cli import compare as command
-from lightning_sv.experiments.compare import compare
-from lightning_sv.experiments.pair import Arm
+from lightning_sv.experiments.results import Figure
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.parse import parse_run
 from tests.experiments.test_compare import FAKE
@@ -20,7 +19,7 @@ from tests.experiments.test_compare import FAKE
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`compare` with the stand-in, in an empty folder."""
-    monkeypatch.setattr(command, "compare", partial(compare, launcher=FAKE))
+    monkeypatch.setattr(command, "run", partial(command.run, launcher=FAKE))
     monkeypatch.chdir(tmp_path)
 
 
@@ -58,16 +57,15 @@ BUDGET = ["--trainer.max_steps", "-1", "--model.tokens_per_param", "1"]
 
 def steps_handed_down(args: list[str], monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """The trainer.max_steps among the own arguments of every arm that `compare` is called with."""
-    arms: list[Arm] = []
+    taken: list[Figure] = []
 
-    def take(a: Arm, others: list[Arm], **_: Any) -> SimpleNamespace:
-        arms[:] = [a, *others]
+    def take(figure: Figure, *_: Any, **__: Any) -> SimpleNamespace:
+        taken.append(figure)
         return SimpleNamespace(print=lambda console: None)
 
     monkeypatch.setattr(command, "compare", take)
     assert command.run(["--a", "llama", "--b", "unified", "nop", *args]) == 0
-    words = [" ".join(arm.args).split("--trainer.max_steps ") for arm in arms]
-    return [int(found[-1]) if len(found) > 1 else None for found in words]
+    return [arm.set.get("trainer.max_steps") for arm in taken[0].spec.panels[0].arms.values()]
 
 
 def test_one_budget_for_all_arms(
@@ -112,6 +110,10 @@ def test_what_would_fail_is_refused_before_the_first_step(
     assert not Path("runs").exists()
 
 
+def is_unified(run: Path) -> bool:
+    return "hg+dnp+or+iwd" in run.name
+
+
 @pytest.mark.slow
 def test_arms_of_other_parameters_and_batches_meet(
     run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -123,6 +125,6 @@ def test_arms_of_other_parameters_and_batches_meet(
     args += ["--trainer.max_steps", "-1", "--model.tokens_per_param", str(ratio), "--data.validations", "7"]
     assert command.run([*run_args, *args]) == 0
     assert "unified,global_batch=6,lr=0.02 - llama" in " ".join(capsys.readouterr().out.split())
-    a, b = (read_run(tmp_path / "out" / name).curve("val/loss") for name in ("a-seed0", "b-seed0"))
+    a, b = (read_run(path).curve("val/loss") for path in sorted((tmp_path / "out/runs").iterdir(), key=is_unified))
     assert a.tokens.tolist() == list(range(256, 1537, 256)) and b.tokens.tolist() == list(range(384, 1537, 384))
     assert (tmp_path / "out/comparison.png").stat().st_size > 10_000

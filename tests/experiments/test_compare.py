@@ -7,35 +7,44 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from lightning_sv.experiments.compare import compare
+from lightning_sv.experiments.compare import compare, default_out
 from lightning_sv.experiments.comparison import Comparison
-from lightning_sv.experiments.pair import Arm
+from lightning_sv.experiments.runs import Runs
+from lightning_sv.experiments.sources.compared import Asked, asked, compared_figure
 from tests.conftest import listen_to_interrupts
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
-LLAMA, UNIFIED = Arm("llama", "llama"), Arm("unified", "unified")
+LLAMA, UNIFIED = asked("llama", "", None), asked("unified", "", None)
+LAYERS = ("base", "optim/adamw", "schedule/cos", "trainer/cpu", "data/stdlib", "model/tiny")
+CONFIG = [w for name in LAYERS for w in ("--config", str(Path(__file__).parents[2] / f"conf/{name}.yaml"))]
 
 
 def run(
-    out: Path, *args: str, seeds: int = 3, a: Arm = LLAMA, b: Arm = UNIFIED, more: tuple[Arm, ...] = ()
+    out: Path, *fake: str, words: Sequence[str] = CONFIG, seeds: int = 3, arms: Sequence[Asked] = (LLAMA, UNIFIED)
 ) -> tuple[Comparison, str]:
-    """The comparison and what it said while running."""
-    said = Console(file=io.StringIO(), width=200)
-    found = compare(a, [b, *more], seeds=range(seeds), args=args, out=out, jobs=2, console=said, launcher=FAKE)
+    """The comparison and what it said while running; `fake` are further words of the stand-in."""
+    said = Console(file=io.StringIO(), width=400)
+    figure = compared_figure(arms, words, seeds)
+    found = compare(figure, Runs(out, launcher=(*FAKE, *fake)), out, jobs=2, console=said)
     return found, said.file.getvalue()  # type: ignore[attr-defined]
+
+
+def run_dir(out: Path, strategy: str, seed: int) -> Path:
+    """Where a run of `tiny` lies; its name ends with a hash of its configuration."""
+    (found,) = (out / "runs").glob(f"tiny-{strategy}-seed{seed}-*")
+    return found
 
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     """Three pairs with differences -0.02, -0.04, -0.03."""
-    out = tmp_path_factory.mktemp("three")
-    (out / "config.yaml").write_text("a: 1\n")
-    return run(out / "cmp", "--config", str(out / "config.yaml"))[0]
+    return run(tmp_path_factory.mktemp("three"))[0]
 
 
 def test_figures_equal_the_hand_computation(three: Comparison) -> None:
@@ -75,14 +84,13 @@ def test_the_table_shows_every_seed(three: Comparison) -> None:
 
 def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
     """Every other arm gets the figures of its own pair with A, whose runs are trained once."""
-    worse = Arm("nop", "nop", ("--delta", "0.04,0.06,0.05"))
-    close = Arm("hg", "hg", ("--delta", "0.01,-0.02,0.00"))
-    two, _ = run(tmp_path)
-    four, said = run(tmp_path, more=(worse, close))
+    deltas = ("--delta_of", "nop", "0.04,0.06,0.05", "--delta_of", "hg", "0.01,-0.02,0.00")
+    two, _ = run(tmp_path, *deltas)
+    four, said = run(tmp_path, *deltas, arms=(LLAMA, UNIFIED, asked("nop", "", None), asked("hg", "", None)))
     assert list(four.runs) == [f"{arm}-seed{seed}" for seed in range(3) for arm in "abcd"]
-    assert four.reused == set(two.runs) and "hg, seed 2: done" in said
+    assert four.reused == {each.dir.name for each in two.runs.values()} and "hg, seed 2: done" in said
     assert "nop" in four.commands["c-seed1"] and "hg" in four.commands["d-seed1"]
-    assert [pair.difference.verdict for pair in four.pairs] == ["B lower", "B higher", "not resolved"]
+    assert [pair.to_dict()["difference"]["verdict"] for pair in four.pairs] == ["B lower", "B higher", "not resolved"]
     assert four.pairs[0].to_dict() == two.pairs[0].to_dict()
     figures = json.loads(four.to_json())
     assert [arm["label"] for arm in figures["arms"]] == ["llama", "unified", "nop", "hg"]
@@ -90,7 +98,7 @@ def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
     assert figures["differences"][1]["difference"]["per_seed"] == pytest.approx([0.04, 0.06, 0.05], abs=1e-6)
     assert figures["differences"][2]["tokens_to_final_loss_of_a"]["reached"] == 2
     scales = [(d.a, d.b) for d in four.differences if d.key == "model.scale"]
-    assert scales == [("llama", "unified"), ("llama", "nop"), ("llama", "hg")] and not four.warnings
+    assert scales == [("llama", "hg+dnp+or+iwd"), ("llama", "nop"), ("llama", "hg")] and not four.warnings
     console = Console(file=io.StringIO(), width=160)
     four.print(console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -99,38 +107,48 @@ def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
     assert "reached in 2 of 3" in text
 
 
-def test_default_directory_names_every_arm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_directory_names_every_arm() -> None:
     """What a file system dislikes in a label becomes a dash."""
-    monkeypatch.chdir(tmp_path)
-    others = [Arm("unified", "unified"), Arm("nop,lr=0.1", "nop", ("--optim.lr", "0.1"))]
-    found = compare(LLAMA, others, seeds=[0], jobs=2, console=Console(file=io.StringIO()), launcher=FAKE)
-    assert found.out == Path("runs/compare/llama_vs_unified_nop-lr=0.1")
+    arms = [LLAMA, UNIFIED, asked("nop", "--model.optim.lr 0.1", None)]
+    assert default_out(compared_figure(arms, CONFIG, 1)) == Path("runs/compare/llama_vs_unified_nop-lr=0.1")
 
 
 def test_complete_runs_are_reused_and_seeds_added(tmp_path: Path) -> None:
-    """The same command trains nothing; another command or a changed config is refused."""
+    """The same arms train nothing, in whatever comparison and spelling; another setting is another run."""
     config = tmp_path / "config.yaml"
-    config.write_text("a: 1\n")
-    out, args = tmp_path / "cmp", ("--config", str(config))
-    one, _ = run(out, *args, seeds=1)
+    config.write_text("model: {optim: {weight_decay: 0.1}}\n")
+    out, words = tmp_path / "cmp", [*CONFIG, "--config", str(config)]
+    one, _ = run(out, words=words, seeds=1)
     assert one.pairs[0].sentence().startswith("No verdict: one pair gives no interval")
-    before = (out / "a-seed0" / "summary.json").stat().st_mtime_ns
-    two, said = run(out, *args, seeds=2)
+    before = (run_dir(out, "llama", 0) / "summary.json").stat().st_mtime_ns
+    two, said = run(out, words=words, seeds=2)
     assert "llama, seed 0: reused" in said and "llama, seed 1: done" in said
-    assert two.reused == {"a-seed0", "b-seed0"}
-    assert (out / "a-seed0" / "summary.json").stat().st_mtime_ns == before
-    with pytest.raises(ValueError, match=r"another command .*now --optim.lr 0.1"):
-        run(out, *args, "--optim.lr", "0.1", seeds=1)
-    config.write_text("a: 2\n")
-    with pytest.raises(ValueError, match=r"config.yaml has changed since"):
-        run(out, *args, seeds=1)
+    assert two.reused == {each.dir.name for each in one.runs.values()}
+    assert (run_dir(out, "llama", 0) / "summary.json").stat().st_mtime_ns == before
+    config.write_text("# a word\nmodel: {optim: {weight_decay: 0.1}}\n")
+    swapped = [asked("iwd+or+dnp+hg", "", "the paper's"), asked("nop", "", None), LLAMA]
+    other, said = run(out, words=[*words, "--model.optim.weight_decay=0.1"], seeds=1, arms=swapped)
+    assert said.count(": reused, ") == 2 and "nop, seed 0: done" in said
+    other, said = run(out, words=[*words, "--model.optim.lr", "0.1"], seeds=1)
+    assert other.reused == set() and said.count(": done in") == 2
+    config.write_text("model: {optim: {weight_decay: 0.2}}\n")
+    assert run(out, words=words, seeds=1)[0].reused == set()
+
+
+def test_runs_of_an_earlier_version_are_named_and_stay(tmp_path: Path) -> None:
+    old = tmp_path / "a-seed0"
+    old.mkdir()
+    (old / "summary.json").write_text("{}")
+    _, said = run(tmp_path, seeds=1)
+    assert f"{old} and 0 more finished runs are named as in an earlier version: they stay and are not used" in said
+    assert (old / "summary.json").read_text() == "{}"
 
 
 def test_interval_that_covers_zero(tmp_path: Path) -> None:
     """Differences 0.01 and -0.02 resolve nothing, and B misses A's loss in one pair."""
     found, _ = run(tmp_path, "--delta", "0.01,-0.02", seeds=2)
     (pair,) = found.pairs
-    assert pair.difference.verdict == "not resolved"
+    assert pair.to_dict()["difference"]["verdict"] == "not resolved"
     assert pair.sentence() == (
         "Not resolved: the 95% interval of unified - llama, -0.196 to +0.186 nats per token, "
         "covers zero; 2 pairs could show a difference of about 0.191."
@@ -142,59 +160,58 @@ def test_failed_run_shows_its_log_and_can_be_repeated(tmp_path: Path) -> None:
     """The log's end is in the error; finished runs stay, the failed one starts afresh."""
     with pytest.raises(RuntimeError, match=r"(?s)seed 1 failed \(exit code 3\).*lid of the corpus"):
         run(tmp_path, "--fail_seed", "1", seeds=2)
-    assert (tmp_path / "b-seed0" / "summary.json").exists()
-    (tmp_path / "a-seed1" / "summary.json").unlink(missing_ok=True)
+    assert (run_dir(tmp_path, "hg+dnp+or+iwd", 0) / "summary.json").exists()
     with pytest.raises(RuntimeError, match="lid of the corpus"):
         run(tmp_path, "--fail_seed", "1", seeds=2)
 
 
 def test_runs_that_cannot_be_compared(tmp_path: Path) -> None:
     """Different corpora are refused; configs that differ unasked are named with both values."""
-    other = Arm("unified", "unified", ("--corpus_hash", "decaf"))
     with pytest.raises(ValueError, match=r"different corpora \(corpus_hash c0ffee and decaf\)"):
-        run(tmp_path / "corpus", seeds=1, b=other)
-    faster = Arm("unified", "unified", ("--optim.lr", "0.1"))
-    found, _ = run(tmp_path / "config", "--hidden.key", "differs", seeds=1, b=faster)
-    assert found.warnings == ("The configs differ in hidden.key: llama against unified (a-seed0, b-seed0).",)
-    assert [d.key for d in found.differences if d.expected] == ["model.scale", "optim.lr"]
+        run(tmp_path / "corpus", "--corpus_of", "hg+dnp+or+iwd", "decaf", seeds=1)
+    faster = asked("unified", "--model.optim.lr 0.1", "unified")
+    found, _ = run(tmp_path / "config", "--hidden.key", "differs", seeds=1, arms=(LLAMA, faster))
+    assert found.warnings == ("The configs differ in hidden.key: llama against hg+dnp+or+iwd (a-seed0, b-seed0).",)
+    assert [d.key for d in found.differences if d.expected] == ["model.optim.lr", "model.scale"]
 
 
 def test_refused_requests(tmp_path: Path) -> None:
     """Nothing starts when the request makes no sense, and foreign folders stay untouched."""
-    with pytest.raises(ValueError, match="Arms A and B are both 'llama'"):
-        run(tmp_path, b=LLAMA)
-    with pytest.raises(ValueError, match="Arms B and C are both 'unified'"):
-        run(tmp_path, more=(Arm("unified", "nop"),))
-    with pytest.raises(ValueError, match="'unified' and 'again' are the same strategy with the same arguments"):
-        run(tmp_path, more=(Arm("again", "unified"),))
-    with pytest.raises(ValueError, match="compare sets --seed_everything"):
-        run(tmp_path, more=(Arm("nop", "nop", ("--seed_everything", "3")),))
-    with pytest.raises(ValueError, match="There are 0 strategies to compare with 'llama'"):
-        compare(LLAMA, [], seeds=[0], out=tmp_path, launcher=FAKE)
-    with pytest.raises(ValueError, match="compare sets --run_dir"):
-        run(tmp_path, "--run_dir=x")
-    with pytest.raises(ValueError, match="distinct numbers"):
-        run(tmp_path, seeds=0)
-    (tmp_path / "a-seed0").mkdir()
-    (tmp_path / "a-seed0" / "thesis.tex").touch()
-    with pytest.raises(ValueError, match="not a run of this comparison"):
-        run(tmp_path)
-    assert sorted(p.name for p in tmp_path.rglob("*")) == ["a-seed0", "thesis.tex"]
+
+    def refused(*arms: Asked, match: str, words: Sequence[str] = CONFIG, seeds: int = 3) -> None:
+        with pytest.raises(ValueError, match=match):
+            run(tmp_path, words=words, seeds=seeds, arms=arms)
+
+    refused(LLAMA, LLAMA, match="Arms A and B are both 'llama'")
+    refused(LLAMA, UNIFIED, asked("nop", "", "unified"), match="Arms B and C are both 'unified'")
+    refused(LLAMA, UNIFIED, asked("unified", "", "again"), match="'unified' and 'again' are the same strategy with the")
+    refused(LLAMA, asked("hg+dnp+or+iwd", "", None), UNIFIED, match="come to the same runs; leave one out")
+    refused(LLAMA, asked("nop", "--seed_everything 3", "nop"), match="compare sets --seed_everything")
+    refused(LLAMA, match="There are 0 strategies to compare with 'llama'")
+    refused(LLAMA, UNIFIED, words=[*CONFIG, "--run_dir=x"], match="compare sets --run_dir")
+    refused(LLAMA, UNIFIED, words=["--config"], match="compare: --config is not understood; keys of fit are given as")
+    refused(LLAMA, UNIFIED, seeds=0, match="--seeds is 0; give the number of seeds")
+    recipe, seed = compared_figure((LLAMA, UNIFIED), CONFIG, 1).runs()[0]
+    foreign = tmp_path / "runs" / recipe.key(seed)
+    foreign.mkdir(parents=True)
+    (foreign / "thesis.tex").touch()
+    refused(LLAMA, UNIFIED, match="not a run of this comparison")
+    assert sorted(p.name for p in tmp_path.rglob("*")) == sorted(["runs", foreign.name, "thesis.tex"])
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs POSIX process groups")
 def test_interrupt_stops_the_children_and_keeps_finished_runs(tmp_path: Path) -> None:
     """Ctrl-C during seed 1: both children of it die, seed 0 is reused by the next call."""
     code = (
-        "from lightning_sv.experiments.compare import compare\nfrom lightning_sv.experiments.pair import Arm\n"
-        "compare(Arm('llama', 'llama'), [Arm('unified', 'unified')], seeds=[0, 1],"
-        f" args=['--hang_seed', '1'], out={str(tmp_path)!r}, jobs=2, launcher={FAKE!r})"
+        "from tests.experiments.test_compare import *\n"
+        f"out, launcher = Path({str(tmp_path)!r}), (*FAKE, '--hang_seed', '1')\n"
+        "compare(compared_figure((LLAMA, UNIFIED), CONFIG, 2), Runs(out, launcher=launcher), out, jobs=2)"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, preexec_fn=listen_to_interrupts
     )
     deadline = time.monotonic() + 120
-    while len(list(tmp_path.glob("*-seed1/hanging"))) < 2:
+    while len(list(tmp_path.glob("runs/*-seed1-*/hanging"))) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     parent.send_signal(signal.SIGINT)
@@ -219,8 +236,8 @@ def test_sharpness_is_drawn_where_every_run_has_it(three: Comparison, tmp_path: 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_arms_that_lack_scale_vectors_are_drawn_where_they_have_some(order: int, tmp_path: Path) -> None:
-    a, b = (LLAMA, Arm("nop", "nop"))[::order]
-    found, _ = run(tmp_path / "sharp", "--sharp", "50", seeds=1, a=a, b=b)
+    arms = (LLAMA, asked("nop", "", None))[::order]
+    found, _ = run(tmp_path / "sharp", "--sharp", "50", seeds=1, arms=arms)
     rows = (found.out / "sharpness.csv").read_text().splitlines()
     assert {tuple(row.split(",")[:3]) for row in rows[1:]} == {
         ("llama", "0", "all"), ("llama", "0", "scale_input"), ("nop", "0", "all"),

@@ -13,12 +13,12 @@ from rich.console import Console
 
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.dry_run import measured_ratio, print_dry_run
-from lightning_sv.experiments.figures import load_budget, load_figure
 from lightning_sv.experiments.judge import judge
 from lightning_sv.experiments.plan import plan_figure, with_pairs
 from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.results import Figure, Panel, RuleOutcome
 from lightning_sv.experiments.runs import Runs
+from lightning_sv.experiments.sources.figures import load_budget, load_figure
 from lightning_sv.experiments.spec import Rule
 from lightning_sv.experiments.train import train
 from lightning_sv.runs.job import Job

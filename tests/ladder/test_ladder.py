@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_sv.__main__ import main
 from lightning_sv.corpus import CorpusConfig
-from lightning_sv.experiments.own_runs import own_figure
+from lightning_sv.experiments.sources.own_runs import own_figure
 from lightning_sv.ladder import __main__ as command
 from lightning_sv.ladder.climb import Climb, Clock
 from lightning_sv.ladder.lane import Lane

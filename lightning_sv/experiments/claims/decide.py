@@ -17,6 +17,7 @@ from lightning_sv.analysis.decision import (
     Part,
     all_of,
     below,
+    difference_sentence,
     inside,
     interval,
     opposite,
@@ -27,7 +28,7 @@ from lightning_sv.analysis.scaling import FEWEST_SIZES
 from lightning_sv.experiments.claims.outcome import Outcome, difference
 from lightning_sv.experiments.results import Arm, Panel
 from lightning_sv.experiments.spec import ClaimSpec
-from lightning_sv.runs.events import VAL_LOSS, Run
+from lightning_sv.runs.events import Run
 
 #: of the training, for a lead that is kept throughout
 QUARTERS = (0.25, 0.5, 0.75, 1.0)
@@ -42,6 +43,13 @@ def less(claim: ClaimSpec, panel: Panel) -> Outcome:
     a, b, name = _two(claim, panel)
     d = difference(a, b)
     return Outcome(below(d, -claim.margin), d, interval(d, name))
+
+
+def pair(claim: ClaimSpec, panel: Panel) -> Outcome:
+    """A ends below B, in the words of a comparison."""
+    a, b, _ = _two(claim, panel)
+    d = difference(a, b)
+    return Outcome(below(d), d, difference_sentence(b.label, a.label, d))
 
 
 def not_less(claim: ClaimSpec, panel: Panel) -> Outcome:
@@ -121,7 +129,7 @@ def efficiency(claim: ClaimSpec, panel: Panel) -> Outcome:
     """A passes B's final loss, within its own schedule, after fewer tokens."""
     a, b, _ = _two(claim, panel)
     # B's tokens to B's end over A's tokens to the same loss, on logarithms
-    e = token_efficiency([r.curve(VAL_LOSS) for r in b.runs], [r.curve(VAL_LOSS) for r in a.runs])
+    e = token_efficiency(b.curves, a.curves)
     loss = difference(a, b)
     if e.factor is None:
         reached = f"{a.label} reaches {b.label}'s final loss in {e.reached} of {e.n} pairs: no token factor"

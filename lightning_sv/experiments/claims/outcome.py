@@ -41,6 +41,6 @@ def losses_at(arm: Arm, tokens: Sequence[float]) -> list[float]:
 def difference(a: Arm, b: Arm, share: float = 1.0) -> PairedDifference:
     """A - B over the pairs, at a share of B's tokens; at 1 each at its own end."""
     if share == 1.0:
-        return paired_difference([r.val_loss for r in b.runs], [r.val_loss for r in a.runs])
+        return paired_difference(b.losses, a.losses)
     tokens = [share * run.tokens for run in b.runs]
     return paired_difference(losses_at(b, tokens), losses_at(a, tokens))

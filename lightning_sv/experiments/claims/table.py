@@ -15,16 +15,18 @@ class ClaimType:
     """One kind of claim.
 
     Args:
-        statement: In words, a template.
-        judge: What decides it.
-        panels: Kinds of panels that can have it.
-        needs: What such a claim, or its panel, must say besides; None where it does.
+        statement: in words, a template
+        judge: what decides it
+        panels: kinds of panels that can have it
+        needs: what such a claim, or its panel, must say besides; None where it does
+        whole: whether the sentence of its outcome is the verdict's, without the word before it
     """
 
     statement: str
     judge: Callable[[ClaimSpec, Panel], Outcome]
     panels: tuple[PanelKind, ...] = ("curves", "scaling")
     needs: Callable[[ClaimSpec, PanelSpec], str | None] = lambda claim, panel: None
+    whole: bool = False
 
 
 def _two_tags_apart(claim: ClaimSpec, panel: PanelSpec) -> str | None:
@@ -46,6 +48,7 @@ def _margin(claim: ClaimSpec, panel: PanelSpec) -> str | None:
 SINGLE = ("less", "not_less", "equal")
 
 KINDS: dict[str, ClaimType] = {
+    "pair": ClaimType("{a} ends below {b}", decide.pair, ("curves",), whole=True),
     "less": ClaimType("{a} ends below {b}{more}", decide.less),
     "not_less": ClaimType("{a} does not end below {b}{more}", decide.not_less),
     "equal": ClaimType("{a} ends within {margin:g} of {b}", decide.equal),
@@ -147,7 +150,7 @@ def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
         hint = (
             f"; {d.n} pairs resolve effects above about {d.smallest_resolvable:.3f}, one of that size in half the cases"
         )
-    sentence = f"{word.capitalize()}: {detail}{hint}."
+    sentence = detail if KINDS[claim.kind].whole else f"{word.capitalize()}: {detail}{hint}."
     return Verdict(
         claim=statement(claim),
         verdict=word,

@@ -11,10 +11,9 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from omegaconf import OmegaConf
 
-from lightning_sv.experiments.spec import Budget, FigureSpec, unknown
+from lightning_sv.experiments.spec import CONF, Budget, FigureSpec, unknown
 from lightning_sv.settings.yaml_file import check_yaml
 
-CONF = Path("conf")
 T = TypeVar("T")
 
 

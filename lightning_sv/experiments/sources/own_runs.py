@@ -1,19 +1,19 @@
 """A user's own runs as a figure, drawn as the paper's are, from their event files."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from lightning_sv.analysis.decision import below, difference_sentence
-from lightning_sv.analysis.paired import paired_difference
 from lightning_sv.analysis.run_plot import branch_norms
 from lightning_sv.experiments.checks import (
     check_same_corpus,
     comparability_warnings,
     config_differences,
 )
+from lightning_sv.experiments.judge import decide
 from lightning_sv.experiments.report.tables import tokens_per_param
-from lightning_sv.experiments.results import Arm, Figure, Panel, Verdict
-from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec
+from lightning_sv.experiments.results import Arm, Figure, Panel
+from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec
 from lightning_sv.runs.directory import SUMMARY, event_files, runs_in
 from lightning_sv.runs.events import VAL_LOSS, Run, read_run
 
@@ -77,29 +77,28 @@ def own_figure(
 
 
 def _figure(arms: tuple[Arm, ...], warnings: tuple[str, ...], command: str) -> Figure:
-    runs = [run for arm in arms for run in arm.runs]
-    kinds: dict[str, PanelKind] = {"Validation loss": "curves"}
-    if all(branch_norms(run) for run in runs):
-        kinds["Branches"] = "qkv"
-    panels = [Panel(PanelSpec(title, kind=kind), arms) for title, kind in kinds.items()]
-    budgets = [x for run in runs if (x := tokens_per_param(run)) is not None]
-    seeds = "one seed" if len(arms[0].runs) == 1 else f"{len(arms[0].runs)} seeds"
+    a, *others = arms
+    claims = [ClaimSpec("pair", "", a=arm.label, b=a.label) for arm in others]
+    panel = Panel(PanelSpec("Validation loss", claims=claims), arms)
+    budgets = [x for arm in arms for run in arm.runs if (x := tokens_per_param(run)) is not None]
+    seeds = "one seed" if len(a.runs) == 1 else f"{len(a.runs)} seeds"
     spec = FigureSpec(
         name="runs",
         title=", ".join(arm.label for arm in arms),
         section="Your own runs",
         summary=f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}, {seeds}.",
-        panels=[panel.spec for panel in panels],
+        panels=[panel.spec],
     )
-    verdicts = tuple(_verdict(arms[0], arm) for arm in arms[1:])
-    return Figure(spec, tuple(panels), verdicts, warnings, command, min(budgets, default=0.0))
+    verdicts = tuple(verdict for claim in claims for verdict in decide(claim, panel, "own runs"))
+    return with_branches(Figure(spec, (panel,), verdicts, warnings, command, min(budgets, default=0.0)))
 
 
-def _verdict(a: Arm, b: Arm) -> Verdict:
-    """Whether B ends below the baseline A."""
-    d = paired_difference([run.val_loss for run in a.runs], [run.val_loss for run in b.runs])
-    sentence, claim = difference_sentence(a.label, b.label, d), f"{b.label} ends below {a.label}"
-    return Verdict(claim, below(d), sentence, d.mean, d.low, d.high, d.n, d.smallest_resolvable, "")
+def with_branches(figure: Figure) -> Figure:
+    """A figure of one panel of losses with a second of branch norms, where all its runs logged them."""
+    (panel,) = figure.panels
+    if not all(branch_norms(run) for arm in panel.arms for run in arm.runs):
+        return figure
+    return replace(figure, panels=(panel, replace(panel, spec=PanelSpec("Branches", kind="qkv"))))
 
 
 def _seed(run: Run) -> int:
@@ -113,10 +112,10 @@ def _expand(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
     """Each directory, or the completed runs in it where it holds no events itself; the unfinished runs beside them."""
     found, unfinished = [], []
     for path in map(Path, dirs):
-        inside, begun = runs_in(path)
-        if not inside or event_files(path):
+        complete, begun = runs_in(path)
+        if not complete or event_files(path):
             found.append(path)
-            continue
-        found += inside
-        unfinished += begun
+        else:
+            found += complete
+            unfinished += begun
     return found, unfinished

@@ -1,0 +1,193 @@
+"""Strategies on the command line as a figure of one panel: what each comes to, one budget for all, what is refused."""
+
+import math
+import shlex
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any, NamedTuple
+
+from lightning_sv.experiments.checks import CORPUS_KEYS, VALIDATION_KEYS, refuse_other_data
+from lightning_sv.experiments.plan import plan_figure
+from lightning_sv.experiments.recipe import words_of
+from lightning_sv.experiments.recipes import Recipes
+from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.sources.words import read_leaves, read_words
+from lightning_sv.experiments.spec import ArmSpec, Budget, ClaimSpec, FigureSpec, ModelSpec, PanelSpec
+from lightning_sv.plan import plan_steps
+from lightning_sv.settings.data import Batches
+from lightning_sv.settings.model import Pretraining
+from lightning_sv.settings.parse import parse_run
+from lightning_sv.settings.trainer import refuse_trainer_keys
+from lightning_sv.settings.words import underscored
+
+#: an arm as it is asked for: its label, its strategy and keys
+Asked = tuple[str, ArmSpec]
+_OURS = ("model.scale", "seed_everything", "run_dir", "ckpt_path")
+
+
+def asked(scale: str, text: str, label: str | None) -> Asked:
+    """An arm; its label is the strategy and what its own arguments change.
+
+    Args:
+        scale: strategy
+        text: its own arguments, as on the command line
+        label: in place of that
+
+    Raises:
+        ValueError: arguments that are no keys of `fit`
+    """
+    args = underscored(shlex.split(text))
+    words = " ".join(args).replace("=", " ").split()
+    changes = [f"{key.rpartition('.')[2]}={value}" for key, value in zip(words[::2], words[1::2], strict=False)]
+    files, keys = read_words(args, "compare")
+    leaves = {key: value for file in files for key, value in read_leaves(file).items()}
+    return label or ",".join([scale, *changes]), ArmSpec(scale, set={**leaves, **keys})
+
+
+def compared_figure(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> Figure:
+    """The figure of one panel that compares the first arm with each other one, settled.
+
+    Args:
+        arms: the baseline and the others
+        words: of the command line, for every arm
+        seeds: pairs
+
+    Raises:
+        ValueError: a comparison that makes no sense, or what `fit` would refuse
+    """
+    _check(arms, words, seeds)
+    files, keys = read_words(words, "compare")
+    (a, _), *others = arms
+    claims = [ClaimSpec("pair", "", a=label, b=a) for label, _ in others]
+    panel = PanelSpec("Validation loss", {label: replace(arm, baseline=label == a) for label, arm in arms}, claims)
+    summary = f"{len(arms)} arms, {'one seed' if seeds == 1 else f'{seeds} seeds'}."
+    title = f"{', '.join(label for label, _ in others)} against {a}"
+    figure = FigureSpec("comparison", title, "A comparison of your own", summary, [panel])
+    # its time is that of its steps, which nobody estimates
+    model = ModelSpec(config="", seconds_per_1000_steps=0.0)
+    budget = Budget("compare", summary, layers=[], seeds=seeds, models={panel.model: model}, set=keys)
+    planned = plan_figure(figure, Recipes(budget, {}, files=files))
+    (settled,) = planned.panels
+    named = tuple(replace(arm, recipe=arm.recipe and replace(arm.recipe, title=arm.label)) for arm in settled.arms)
+    return replace(planned, panels=(replace(settled, arms=named),))
+
+
+def _check(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> None:
+    """Refuse what makes no comparison."""
+    labels = [label for label, _ in arms]
+    if not 2 <= len(arms) <= len(ascii_lowercase):
+        raise ValueError(
+            f"There are {len(arms) - 1} strategies to compare with {labels[0]!r}; give 1 to {len(ascii_lowercase) - 1}."
+        )
+    for (i, (first, one)), (j, (second, other)) in combinations(enumerate(arms), 2):
+        if first == second:
+            raise ValueError(
+                f"Arms {ascii_lowercase[i].upper()} and {ascii_lowercase[j].upper()} are both {first!r}, so "
+                "their difference would be noise; give strategies that differ, or labels where the arguments do."
+            )
+        if (one.scale, one.set) == (other.scale, other.set):
+            raise ValueError(
+                f"{first!r} and {second!r} are the same strategy with the same arguments; give two that differ."
+            )
+    if seeds < 1:
+        raise ValueError(f"--seeds is {seeds}; give the number of seeds, at least 1.")
+    given = [word.split("=", 1)[0].removeprefix("--") for word in words if word.startswith("--")]
+    for key in (*given, *(key for _, arm in arms for key in arm.set)):
+        if key in _OURS:
+            raise ValueError(
+                f"compare sets --{key} for every run; leave it out of the arguments and name strategies, seeds and the "
+                "output directory instead."
+            )
+
+
+class Resolved(NamedTuple):
+    """An arm, and what `fit` would build of its arguments."""
+
+    label: str
+    arm: ArmSpec
+    model: Pretraining
+    data: Batches
+    trainer: dict[str, Any]
+
+
+def resolve(arms: Sequence[Asked], shared: Sequence[str]) -> list[Resolved]:
+    """Resolve every arm as `fit` would.
+
+    Raises:
+        ValueError: What `fit` would refuse, or arms on different corpora, tokenizers or validation sets.
+    """
+    runs, hashed = [], set[Path]()
+    for label, arm in arms:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            own = words_of(arm.set)
+            model, data, trainer = parse_run([*shared, *own, "--model.scale", arm.scale], check_corpus=False)
+        refuse_trainer_keys(trainer)
+        corpus = Path(data.corpus.dir).resolve()
+        data.check(model.config.vocab_size, checksums=corpus not in hashed)  # once: at real sizes it takes minutes
+        hashed.add(corpus)
+        devices, nodes = trainer["devices"], trainer["num_nodes"]
+        if isinstance(devices, int) and devices > 0 and isinstance(nodes, int):  # else each run finds out
+            data.share(devices * nodes)
+            data.check_validation(devices * nodes)
+        runs.append(Resolved(label, arm, model, data, trainer))
+    refuse_other_data(
+        {
+            run.label: {key: getattr(run.data.manifest, key) for key in CORPUS_KEYS}
+            | {f"data.{key}": getattr(run.data, key) for key in VALIDATION_KEYS}
+            for run in runs
+        },
+        "arms",
+    )
+    return runs
+
+
+def refuse_equal(runs: Sequence[Resolved]) -> None:
+    """Refuse two strategies that are one model."""
+    for a, b in combinations(runs, 2):
+        if a.arm.set == b.arm.set and a.model.meaning == b.model.meaning:
+            raise ValueError(
+                f"strategies {a.arm.scale!r} and {b.arm.scale!r} are the same model, {str(a.model.meaning)!r}; "
+                "compare two that differ."
+            )
+
+
+def one_budget(runs: Sequence[Resolved]) -> tuple[list[Asked], str]:
+    """Give every arm the tokens of A, whose parameters decide them where no steps are set; say so in a sentence.
+
+    Raises:
+        ValueError: An arm asks for other tokens, or A's are not a whole number of its steps.
+    """
+    a, *_ = runs
+    steps, size = plan_steps(a.model, a.data, a.trainer), a.data.tokens_per_step
+    tokens, of = steps * size, f"{a.label}'s {steps * size:,} tokens"
+    whole = math.lcm(*(run.data.tokens_per_step for run in runs))
+    settled, others = [], []
+    for run in runs:
+        own, given = run.data.tokens_per_step, str(run.trainer["max_steps"])
+        named = run.arm.set if run is not a else {}
+        if "trainer.max_steps" in named and given != "-1" and int(given) * own != tokens:
+            raise ValueError(
+                f"{run.label!r} is given trainer.max_steps {given}, {int(given) * own:,} tokens: all arms train "
+                f"for {of}; leave it out."
+            )
+        if "model.tokens_per_param" in named and run.model.tokens_per_param != a.model.tokens_per_param:
+            raise ValueError(
+                f"{run.label!r} is given model.tokens_per_param {run.model.tokens_per_param:g}: all arms train "
+                f"for {of}; leave it out, or give it to all."
+            )
+        if tokens % own:
+            raise ValueError(
+                f"{of} are no whole number of steps of {own:,} tokens, which {run.label!r} takes; set "
+                f"trainer.max_steps {-(-tokens // whole) * whole // size} for all."
+            )
+        more = {} if given == str(tokens // own) else {"trainer.max_steps": tokens // own}
+        settled.append((run.label, replace(run.arm, set={**run.arm.set, **more})))
+        if own != size:
+            others.append(f"; {tokens // own:,} steps of {run.label}")
+    share = f"{tokens / a.model.n_activated:.3g} a parameter of {a.label}"
+    return settled, f"every arm trains for {tokens:,} tokens, {share}: {steps:,} steps of {size:,}{''.join(others)}."

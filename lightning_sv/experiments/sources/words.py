@@ -1,0 +1,58 @@
+"""Config files and keys of `fit` among the words of a command line."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lightning_sv.settings.yaml_file import check_yaml
+
+
+def read_words(words: Sequence[str], command: str) -> tuple[list[Path], dict[str, Any]]:
+    """`--config FILE`, and `--key value` or `--key=value`: the files, and the keys that no later file sets.
+
+    Args:
+        words: as on the command line
+        command: names it to the user
+
+    Raises:
+        ValueError: words that are no such pairs, a value or a file that is no YAML
+    """
+    parts = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    if len(parts) % 2 or not all(part.startswith("--") for part in parts[::2]):
+        raise ValueError(
+            f"{command}: {' '.join(words)} is not understood; keys of fit are given as --data.corpus.dir DIR."
+        )
+    files: list[Path] = []
+    keys: dict[str, Any] = {}
+    for key, text in zip(parts[::2], parts[1::2], strict=True):
+        if key == "--config":
+            files.append(Path(text))
+            keys = {k: v for k, v in keys.items() if k not in read_leaves(files[-1])}
+            continue
+        try:  # as the layers are read: 1e-3 is a number
+            keys[key.removeprefix("--")] = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[call-overload,index]
+        except (yaml.YAMLError, OmegaConfBaseException) as error:
+            raise ValueError(f"{command}: {key} {text!r} is not valid YAML: {' '.join(str(error).split())}") from error
+    return files, keys
+
+
+def read_leaves(file: Path) -> dict[str, Any]:
+    """Dotted keys of a config file with their values.
+
+    Raises:
+        ValueError: it is no plain YAML of keys and values
+    """
+    check_yaml(file, f"--config {file}")
+
+    def walk(node: Any, key: str) -> Iterator[tuple[str, Any]]:
+        if isinstance(node, Mapping):
+            for name, child in node.items():
+                yield from walk(child, f"{key}.{name}" if key else str(name))
+        else:
+            yield key, node
+
+    return dict(walk(OmegaConf.to_container(OmegaConf.load(file)), ""))
