@@ -35,10 +35,6 @@ FLOORS = {
     "cli": 7, "__main__": 8, "doctor": 8, "__init__": 8,
 }  # fmt: skip
 MOST_LINES, MOST_FILES = 300, 14
-#: folders that still have more files, and what will divide them
-TOO_MANY_FILES = {
-    "experiments": "rooms of its own for claims and report (issue 16)",
-}
 KNOW_LIGHTNING = {"lit", "callbacks"}
 #: layers of a run; conf/paper and conf/ladder hold experiments
 EXPERIMENTS = ("paper", "budgets", "ladder")
@@ -139,8 +135,7 @@ def test_a_folder_is_seen_at_a_glance(folder: Path) -> None:
     """Files beside the face, `__init__`, which holds no code of its own."""
     home = str(folder.relative_to(PACKAGE))
     n = len([path for path in folder.glob("*.py") if path.name != "__init__.py"])
-    assert n <= MOST_FILES or home in TOO_MANY_FILES, f"lightning_sv/{home} has {n} files"
-    assert n > MOST_FILES or home not in TOO_MANY_FILES, f"lightning_sv/{home} fits: take it from TOO_MANY_FILES"
+    assert n <= MOST_FILES, f"lightning_sv/{home} has {n} files"
 
 
 @pytest.mark.parametrize("path", LAYERS, ids=lambda p: str(p.relative_to(ROOT)))
