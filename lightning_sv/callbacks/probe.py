@@ -93,7 +93,7 @@ def fitting_sequences(
     costs beyond its work, which is most of it in a small model, is an estimate.
 
     Args:
-        config: the sizes
+        config: sizes of the backbone
         seq_len: tokens a sequence, as probed
         work: what all probes may cost, in forward and backward passes over one sequence
         probes: in the run
@@ -122,9 +122,9 @@ def plain_copy(
 
     Args:
         source: the module that trains
-        config: its sizes
-        strategy: its strategy
-        options: and their finer choices
+        config: sizes of its backbone
+        strategy: its scale-vector strategy
+        options: finer choices of the strategy
         device: of the copy
         keep: whether this rank wants it; None is returned elsewhere
     """

@@ -21,7 +21,7 @@ class TrainedModule(Protocol):
     """The module that is trained, `lit.module.PretrainModule`.
 
     Attributes:
-        config: the sizes
+        config: sizes of the backbone
         strategy: the scale-vector strategy
         scale_options: its finer choices
         mask_documents: whether attention stays inside a document

@@ -45,8 +45,8 @@ def check_corpus(
     """Check the files of a corpus against its manifest, and the corpus against a model.
 
     Args:
-        manifest: of the corpus
-        dir: its folder
+        manifest: what the corpus should be
+        dir: folder that holds manifest.json and the shards
         vocab_size: of the model; at least the corpus's own (larger is padding)
         seq_len: both splits must hold a block of seq_len + 1 tokens
         tokenizer: the tokenizer in the user's config; must be what the corpus was made with

@@ -43,7 +43,7 @@ def gamma_figures(gamma: Tensor, dead_below: float = 0.01) -> GammaFigures:
     """Figures of one scale vector; rms and geometric mean make beta's course comparable between `direct`, `or`, `er`.
 
     Args:
-        gamma: any shape
+        gamma: a scale vector, of any shape
         dead_below: an entry is dead below this fraction of the vector's rms, a choice of ours
     """
     g = gamma.detach().double()
@@ -168,8 +168,8 @@ def eigenvalue_range(
         weight: (d_out, d_in)
         gamma_in: (d_in,) or None
         gamma_out: (d_out,) or None
-        n_steps: of lanczos
-        rtol: of lanczos
+        n_steps: products, at most, see `lanczos`
+        rtol: relative error at which it stops, see `lanczos`
 
     Raises:
         ValueError: a weight that is no matrix

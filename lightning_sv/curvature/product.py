@@ -21,7 +21,7 @@ class Estimate:
     """A figure, the error it is believed to, and what it cost.
 
     Attributes:
-        value: the figure
+        value: the estimate itself
         error: residual bound of an eigenvalue (`lanczos`), standard error of a mean (`hutchinson`)
         products: Hessian-vector products spent; figures of one run share them
     """
@@ -135,7 +135,7 @@ class DifferenceProduct:
 
     Args:
         loss: as in `HessianProduct`
-        parameters: the block
+        parameters: in which the loss is differentiated twice
         step: relative size of the displacement; None for eps^(1/3) / 5 with eps the parameters' rounding
             (1e-3 in float32, where on a tiny Llama H v is right to 2e-3 and lambda_max to 6e-4)
 

@@ -21,7 +21,7 @@ def generate(
     """Sample a continuation of `prompt`, without the prompt.
 
     Args:
-        model: any backbone
+        model: maps token ids (1, T) to logits (1, T, vocab_size)
         prompt: token ids; at least one
         n_tokens: tokens to sample at most
         context: tokens the model looks back on, normally the length it was trained with

@@ -18,7 +18,7 @@ class Attention(Sublayer):
     each with one scale vector for all heads.
 
     Args:
-        config: the sizes
+        config: sizes of the backbone
         build: gives the norm and the branches of the strategy
 
     Raises:

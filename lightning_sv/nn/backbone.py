@@ -48,7 +48,7 @@ class Backbone(nn.Module):
     At initialization every strategy but `dnp` is the same function, the standard Llama.
 
     Args:
-        config: the sizes
+        config: sizes of the backbone
         scale: the scale-vector strategy, as a string or object
         options: its finer choices
         seed: of the initialization; see `nn/init.py`
@@ -114,7 +114,7 @@ class Backbone(nn.Module):
         """Return next-token logits, (B, T) -> (B, T, vocab_size), or the loss with respect to `targets`.
 
         Args:
-            tokens: token ids
+            tokens: (B, T) token ids
             documents: (B, T) document number of each position; attention then stays inside a
                 document. None lets it cross document ends
             targets: (B, T) token ids, one position ahead of `tokens`: instead of the logits, return their

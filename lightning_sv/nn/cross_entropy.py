@@ -33,7 +33,7 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy in nats per token, in float32 (wider inputs keep their width).
 
     Args:
-        logits: (..., vocab_size)
+        logits: (..., vocab_size), of any float dtype
         targets: (...) token ids, one position ahead of the inputs
     """
     flat = logits.flatten(0, -2)
@@ -53,8 +53,8 @@ def linear_cross_entropy(
     """Return the mean cross-entropy of gamma_out * Norm(W (gamma_in * x)) in nats, in float32 or wider.
 
     Args:
-        x: (..., d)
-        weight: (vocab_size, d)
+        x: (..., d) inputs, of which the tokens' logits are linear maps
+        weight: (vocab_size, d), one row a token of the vocabulary
         targets: (...) token ids
         gamma_in: (d,), or None for 1
         gamma_out: (vocab_size,), or None for 1

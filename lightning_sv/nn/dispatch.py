@@ -45,7 +45,7 @@ def plan(experts: Tensor, n_expert: int) -> Plan:
 
     Args:
         experts: (N, k) int64, ids of the chosen experts
-        n_expert: E
+        n_expert: number of experts, E
     """
     n, k = experts.shape
     multiple = block_multiple(n * k, n_expert)

@@ -34,7 +34,7 @@ def build_optimizer(groups: list[ParameterGroup], config: OptimConfig, lr: float
 
     Args:
         groups: the trained parameters by role
-        config: the settings
+        config: names the optimizer and its settings
         lr: peak learning rate of all groups
 
     Raises:

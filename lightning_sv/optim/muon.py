@@ -84,7 +84,7 @@ class Muon(Optimizer):
 
     Args:
         groups: param_groups, each with its `weight_decay`
-        lr: learning rate
+        lr: learning rate of all groups
         momentum: mu of the Nesterov momentum
         ns_dtype: arithmetic of the orthogonalization, of `NS_DTYPES`
     """

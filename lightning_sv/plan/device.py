@@ -21,7 +21,7 @@ class GpuMemory:
     Attributes:
         weights: parameters and buffers, or its shard of them
         gradients: likewise, as far as they are there at that moment
-        optimizer: likewise
+        optimizer: bytes of its state
         communication: DDP's buckets, or what FSDP has gathered and not yet scattered
         activations: what backward needs, and temporaries
     """
@@ -56,8 +56,8 @@ def gpu_memory(
         step: of the whole model
         blocks: the units that FSDP gathers
         strategy: one of `STRATEGIES`
-        gpus: their number
-        bucket_view: DDP's gradient_as_bucket_view
+        gpus: number of GPUs
+        bucket_view: gradients are views of DDP's buckets (gradient_as_bucket_view)
         accumulate: whether a step has several micro-batches, so that gradients are there when one begins
     """
     if strategy != "fsdp" or gpus == 1:
@@ -105,7 +105,7 @@ def largest_micro_batch(peak: Callable[[int], int], share: int, limit: int, most
     Args:
         peak: bytes at a micro-batch
         share: sequences of one GPU in a step
-        limit: bytes
+        limit: bytes that the peak may take
         most: bound of the answer; None for no bound
     """
     divisors = [size for size in range(1, min(share, most or share) + 1) if share % size == 0]

@@ -13,7 +13,7 @@ def train_hours(tokens: int, flops_per_token: float, gpus: int, peak: float, mfu
     Args:
         tokens: of the run
         flops_per_token: of forward and backward (`lightning_sv.nn.flops_per_token`)
-        gpus: their number
+        gpus: number of GPUs
         peak: FLOP/s of one
         mfu: share of the peak that the model's FLOPs reach, recomputation not counted (arXiv:2204.02311)
 

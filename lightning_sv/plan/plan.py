@@ -97,8 +97,8 @@ def make_plan(
         run: what is trained
         data: its corpus need not be there
         trainer: the trainer's keys; of them count max_steps, precision and strategy
-        gpu: their kind
-        gpus: their number
+        gpu: kind of GPU, all alike
+        gpus: number of GPUs
         strategy: one of `STRATEGIES`; None for the trainer's
         mfus: shares of the peak to give the hours for
 
@@ -154,7 +154,7 @@ def fitting_micro_batch(run: Pretraining, data: Batches, trainer: dict[str, Any]
         data: what it reads; its micro_batch is None
         trainer: the trainer's keys; of them count precision and strategy
         memory: bytes of a device
-        devices: their number
+        devices: number of devices, all alike
 
     Raises:
         ValueError: not one sequence fits, or precision or strategy are not planned for

@@ -57,7 +57,7 @@ class Branch(NamedTuple):
     """What a model says of a branch it wants.
 
     Attributes:
-        d_out: its width
+        d_out: width of its output
         norm_width: the width that `dnp` normalizes over; None where a branch is never normalized
         lead: leading axes, (n_expert,) for one matrix an expert
         role: what the matrix is for
@@ -76,7 +76,7 @@ class ScaleBuilder:
 
     Args:
         strategy: the four axes
-        options: the exceptions
+        options: exceptions for single sites
         eps: of every norm
     """
 

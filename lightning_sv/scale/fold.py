@@ -17,7 +17,7 @@ def scaled_product(
     """Return gamma_out * (W (gamma_in * xhat)).
 
     Args:
-        xhat: (..., d_in)
+        xhat: (..., d_in) normalized inputs
         weight: (d_out, d_in)
         gamma_in: (d_in,), or None for 1
         gamma_out: (d_out,), or None for 1

@@ -60,7 +60,7 @@ def grouped_product(x: Tensor, factors: Factors, rows: Rows) -> Tensor:
     Args:
         x: (R, d_in); zero in rows that hold no token
         factors: the weight and the gammas
-        rows: the blocks
+        rows: which rows are whose
 
     Returns:
         (R, d_out), in the autocast dtype where autocast is on.

@@ -37,7 +37,7 @@ def flow(
     """Integrate θ̇ = −∇L(θ) from t = 0.
 
     Args:
-        student: the model
+        student: gives loss and gradient of a state
         teacher: W*, shape (c, d)
         times: where to report, increasing, ≥ 0; units of the flow
         initial: parameters at t = 0; the student's own when None

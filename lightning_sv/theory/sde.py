@@ -25,7 +25,7 @@ class NoisyTraining:
         lam: λ, weight decay of w
         q: strength of the noise
         dt: step; the drift is stable while dt·γ² stays far below 2
-        end: last time
+        end: time at which the paths end
         paths: number of independent paths
         seed: of the noise
 

@@ -63,6 +63,7 @@ def arguments(short_args: list[str], parameterization: str, placement: str, opti
     return [*short_args, "--model.scale", f"hg+{placement}+{parameterization}", "--model.optim.name", optim]
 
 
+@pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize("row", COVER, ids="-".join)
 def test_resumes_exactly(row: tuple[str, str, str], short_args: list[str], tmp_path: Path) -> None:
     resumes_exactly(arguments(short_args, *row), tmp_path)
@@ -83,6 +84,7 @@ def test_resumes_exactly_around_an_epoch(validations: int, short_args: list[str]
 
 
 @pytest.mark.faults
+@pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize("row", [row for row in GRID if row not in COVER], ids="-".join)
 def test_resumes_exactly_everywhere(row: tuple[str, str, str], short_args: list[str], tmp_path: Path) -> None:
     resumes_exactly(arguments(short_args, *row), tmp_path)

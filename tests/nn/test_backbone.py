@@ -249,6 +249,6 @@ def test_a_narrow_residual_is_bf16_under_autocast_alone(text: str, family: dict,
     for model.narrow_residual in (False, True):
         assert torch.equal(model(block[:, :-1]), plain)
         with torch.autocast("cpu", torch.bfloat16):
-            distances.append(float((model(block[:, :-1]).double() - exact).norm() / exact.norm()))
+            distances.append(((model(block[:, :-1]).double() - exact).norm() / exact.norm()).item())
     assert seen[-4:] == [torch.float32, torch.float32, torch.float32, torch.bfloat16]
     assert 0 < distances[1] < 3 * distances[0]

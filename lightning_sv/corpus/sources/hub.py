@@ -15,7 +15,7 @@ def hub_source(name: str, *, subset: str | None, split: str, data_files: str | N
     Args:
         name: a dataset of the hub ('HuggingFaceFW/fineweb-edu'), a local dataset folder, or a builder ('json')
         subset: its configuration, such as 'sample-10BT'
-        split: its split
+        split: split of the dataset, such as train
         data_files: files for the builder: a path, a glob, or several, separated by commas
         text_field: the column with the text
 

@@ -49,7 +49,7 @@ def refuse_other(checkpoint: dict[str, Any], module: Pretraining, data: Batches,
     """Refuse to load under other settings: the checkpoint's weights or optimizer state would silently win over them.
 
     Args:
-        checkpoint: as loaded
+        checkpoint: its entries, as loaded
         module: what is trained
         data: what it reads
         training: optimizer, schedule and batch count as well
