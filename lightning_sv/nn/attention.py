@@ -7,6 +7,7 @@ from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.nn.init import Sublayer
 from lightning_sv.nn.rope import rotate
 from lightning_sv.scale import Branch, ScaleBuilder
+from lightning_sv.scale.shapes import Float
 
 # B batch, T positions, D d_model, H heads, K head width.
 
@@ -48,7 +49,9 @@ class Attention(Sublayer):
         """Return the weight of o_proj."""
         return (self.o_proj.weight,)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Float[Tensor, "B T D"], rope: tuple[Tensor, Tensor], mask: Tensor | None = None
+    ) -> Float[Tensor, "B T D"]:
         """(B, T, D) -> (B, T, D).
 
         Args:

@@ -15,6 +15,7 @@ from lightning_sv.nn.moe import MixtureOfExperts, Routing
 from lightning_sv.nn.rope import rope_tables
 from lightning_sv.scale import Branch, ScaleBuilder, ScaleOptions, ScaleStrategy
 from lightning_sv.scale.fold import product_dtype
+from lightning_sv.scale.shapes import Float, Int
 
 
 class Block(nn.Module):
@@ -34,8 +35,8 @@ class Block(nn.Module):
             self.ffn_post_norm = build.norm("ffn_post_norm", config.d_model)
 
     def forward(
-        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None = None
-    ) -> tuple[Tensor, Routing | None]:
+        self, x: Float[Tensor, "B T D"], rope: tuple[Tensor, Tensor], mask: Tensor | None = None
+    ) -> tuple[Float[Tensor, "B T D"], Routing | None]:
         """(B, T, D) -> (B, T, D), and what the router did, if there is one."""
         x = x + self.attn_post_norm(self.attn(x, rope, mask))
         y, routing = self.ffn(x)
@@ -105,10 +106,10 @@ class Backbone(nn.Module):
 
     def forward(
         self,
-        tokens: Tensor,
-        documents: Tensor | None = None,
+        tokens: Int[Tensor, "B T"],
+        documents: Int[Tensor, "B T"] | None = None,
         *,
-        targets: Tensor | None = None,
+        targets: Int[Tensor, "B T"] | None = None,
         with_routing: bool = False,
     ) -> Tensor | tuple[Tensor, list[Routing]]:
         """Return next-token logits, (B, T) -> (B, T, vocab_size), or the loss with respect to `targets`.
@@ -143,7 +144,7 @@ class Backbone(nn.Module):
         return (out, routings) if with_routing else out
 
 
-def document_numbers(tokens: Tensor, eot: int) -> Tensor:
+def document_numbers(tokens: Int[Tensor, "B T"], eot: int) -> Int[Tensor, "B T"]:
     """Number the documents of packed sequences; an end-of-text token closes its document.
 
     (B, T) token ids -> (B, T) integers that grow along T.

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from lightning_sv.scale.fold import effective_weight, fold_gradients, product_dtype, scaled_product
 from lightning_sv.scale.gram import inverse_rms_of_product
 from lightning_sv.scale.norm import inverse_rms, norm_gradients, normalize
+from lightning_sv.scale.shapes import Float, Int
 from lightning_sv.scale.twice import plain_gradients
 
 #: logits that are there at a time: on a CPU what its cache holds, elsewhere what keeps a GPU busy (256 MB in bf16)
@@ -29,7 +30,7 @@ GRAM_FROM = 8
 Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
 
 
-def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+def next_token_loss(logits: Float[Tensor, "*tokens vocab_size"], targets: Int[Tensor, "*tokens"]) -> Float[Tensor, ""]:
     """Mean cross-entropy in nats per token, in float32 (wider inputs keep their width).
 
     Args:
@@ -43,13 +44,13 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def linear_cross_entropy(
-    x: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    gamma_in: Tensor | None = None,
-    gamma_out: Tensor | None = None,
+    x: Float[Tensor, "*tokens d"],
+    weight: Float[Tensor, "vocab_size d"],
+    targets: Int[Tensor, "*tokens"],
+    gamma_in: Float[Tensor, " d"] | None = None,
+    gamma_out: Float[Tensor, " vocab_size"] | None = None,
     norm_eps: float | None = None,
-) -> Tensor:
+) -> Float[Tensor, ""]:
     """Return the mean cross-entropy of gamma_out * Norm(W (gamma_in * x)) in nats, in float32 or wider.
 
     Args:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv.scale.grouped import Rows
+from lightning_sv.scale.shapes import Float, Int
 
 
 class Plan(NamedTuple):
@@ -37,7 +38,7 @@ def block_multiple(n_choice: int, n_expert: int) -> int:
 
 
 @torch.no_grad()
-def plan(experts: Tensor, n_expert: int) -> Plan:
+def plan(experts: Int[Tensor, "N k"], n_expert: int) -> Plan:
     """Return the places of the choices `experts` in a buffer of static size, without a look at the ids from the host.
 
     The choices of one expert lie in the order of the tokens (and of the choices, should a token name an expert
@@ -63,7 +64,7 @@ def plan(experts: Tensor, n_expert: int) -> Plan:
     return Plan(Rows(expert, ends.int(), filled=n * k), source, position)
 
 
-def dispatch(x: Tensor, plan: Plan) -> Tensor:
+def dispatch(x: Float[Tensor, "N d"], plan: Plan) -> Float[Tensor, "R d"]:
     """Return the rows x[source], zero where a row holds no token; (N, d) -> (R, d).
 
     In the autocast dtype where autocast is on: what reads the rows are products.
@@ -75,7 +76,7 @@ def dispatch(x: Tensor, plan: Plan) -> Tensor:
     return rows
 
 
-def combine(y: Tensor, plan: Plan) -> Tensor:
+def combine(y: Float[Tensor, "R d"], plan: Plan) -> Float[Tensor, "N d"]:
     """Return sum_j y[position[n, j]] of every token n, in y's dtype; (R, d) -> (N, d).
 
     Weights go to what y is made from (`weights_by_row`): where that is linear it is the same, and y need not
@@ -85,7 +86,7 @@ def combine(y: Tensor, plan: Plan) -> Tensor:
     return out
 
 
-def weights_by_row(weights: Tensor, plan: Plan) -> Tensor:
+def weights_by_row(weights: Float[Tensor, "N k"], plan: Plan) -> Float[Tensor, " R"]:
     """Return the weight of each row, zero where it holds no token; (N, k) -> (R,)."""
     return weights.new_zeros(len(plan.source)).scatter(0, plan.position.flatten(), weights.flatten())
 

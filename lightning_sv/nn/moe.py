@@ -17,6 +17,7 @@ from lightning_sv.nn.dispatch import combine, dispatch, plan, weights_by_row
 from lightning_sv.nn.init import Sublayer
 from lightning_sv.nn.swiglu import swiglu
 from lightning_sv.scale import Branch, ScaleBuilder, ScaledLinear
+from lightning_sv.scale.shapes import Float, Int
 
 # B batch, T positions, D d_model, N = B T tokens, E experts, k active experts, R rows of the dispatch buffer.
 
@@ -99,7 +100,7 @@ class MixtureOfExperts(Sublayer):
         sparse = self.expert_down_proj.weight
         return (sparse, self.shared_down_proj.weight) if self.has_shared else (sparse,)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Routing]:
+    def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T D"], Routing]:
         """(B, T, D) -> (B, T, D) and the routing; x is the residual stream, not yet normalized."""
         xhat = self.inputs.norm(x).flatten(0, 1)  # N D
         weights, experts, routing = self._route(xhat)
@@ -117,7 +118,9 @@ class MixtureOfExperts(Sublayer):
             out = out + shared
         return out.view_as(x), routing
 
-    def _route(self, xhat: Tensor) -> tuple[Tensor, Tensor, Routing]:
+    def _route(
+        self, xhat: Float[Tensor, "N D"]
+    ) -> tuple[Float[Tensor, "N {self.n_active}"], Int[Tensor, "N {self.n_active}"], Routing]:
         """Return weights (N, k), experts (N, k) and the statistics."""
         # In float32 under autocast too: bf16 logits make ties, and move the choice.
         with torch.autocast(xhat.device.type, enabled=False):
@@ -132,7 +135,7 @@ class MixtureOfExperts(Sublayer):
             )
             return weights, experts, Routing(load, total=load, probability=probabilities.mean(0), logits=logits)
 
-    def _choose(self, probabilities: Tensor) -> Tensor:
+    def _choose(self, probabilities: Float[Tensor, "N E"]) -> Int[Tensor, "N {self.n_active}"]:
         """(N, E) -> (N, k) experts of each token; the bias of loss-free balancing moves the choice, not the weights."""
         choice = probabilities + self.router_bias if self.router.balance == "bias" else probabilities
         return choice.topk(self.n_active, dim=-1).indices

@@ -10,10 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_sv.scale.shapes import Float
+
 
 def scaled_product(
-    xhat: Tensor, weight: Tensor, gamma_in: Tensor | None = None, gamma_out: Tensor | None = None
-) -> Tensor:
+    xhat: Float[Tensor, "... d_in"],
+    weight: Float[Tensor, "d_out d_in"],
+    gamma_in: Float[Tensor, " d_in"] | None = None,
+    gamma_out: Float[Tensor, " d_out"] | None = None,
+) -> Float[Tensor, "... d_out"]:
     """Return gamma_out * (W (gamma_in * xhat)).
 
     Args:
@@ -34,7 +39,11 @@ def scaled_product(
     return folded
 
 
-def effective_weight(weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None) -> Tensor:
+def effective_weight(
+    weight: Float[Tensor, "*lead d_out d_in"],
+    gamma_in: Float[Tensor, "*lead d_in"] | None,
+    gamma_out: Float[Tensor, "*lead d_out"] | None,
+) -> Float[Tensor, "*lead d_out d_in"]:
     """Return diag(gamma_out) W diag(gamma_in), (..., d_out, d_in); paper, Section 3.4."""
     if gamma_in is not None:
         weight = weight * gamma_in.unsqueeze(-2)

@@ -17,10 +17,16 @@ import torch
 from torch import Tensor
 
 from lightning_sv.scale.fold import effective_weight, product_dtype
+from lightning_sv.scale.shapes import Float
 from lightning_sv.scale.twice import plain_gradients
 
 
-def inverse_rms_of_product(x: Tensor, weight: Tensor, gamma_in: Tensor | None, eps: float) -> Tensor:
+def inverse_rms_of_product(
+    x: Float[Tensor, "*tokens d_in"],
+    weight: Float[Tensor, "d_out d_in"],
+    gamma_in: Float[Tensor, " d_in"] | None,
+    eps: float,
+) -> Float[Tensor, "*tokens 1"]:
     """Return 1 / sqrt(mean((W (gamma_in * x))^2) + eps), the mean over the outputs.
 
     Args:

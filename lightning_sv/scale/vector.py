@@ -12,6 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lightning_sv.scale.shapes import Float
+
 Role = Literal["input", "output"]
 ROLES: tuple[Role, ...] = ("input", "output")
 
@@ -35,11 +37,11 @@ class ScaleVector(nn.Module, ABC):
         self.d, self.role, self.lead = d, role, tuple(lead)
 
     @abstractmethod
-    def forward(self) -> Tensor:
+    def forward(self) -> Float[Tensor, "*lead {self.d}"]:
         """Return gamma, shape (*lead, d)."""
 
     @abstractmethod
-    def set_gamma(self, gamma: Tensor) -> None:
+    def set_gamma(self, gamma: Float[Tensor, "*lead {self.d}"]) -> None:
         """Set the parameters so that `forward()` is `gamma`, shape (*lead, d).
 
         Raises:
@@ -70,12 +72,12 @@ class DirectScale(ScaleVector):
         super().__init__(d, role, lead)
         self.gamma = nn.Parameter(torch.ones(*self.lead, d))
 
-    def forward(self) -> Tensor:
+    def forward(self) -> Float[Tensor, "*lead {self.d}"]:
         """Return gamma."""
         return self.gamma
 
     @torch.no_grad()
-    def set_gamma(self, gamma: Tensor) -> None:
+    def set_gamma(self, gamma: Float[Tensor, "*lead {self.d}"]) -> None:
         """Copy gamma."""
         self.gamma.copy_(gamma)
 
@@ -90,12 +92,12 @@ class OffsetScale(ScaleVector):
         super().__init__(d, role, lead)
         self.offset = nn.Parameter(torch.zeros(*self.lead, d))
 
-    def forward(self) -> Tensor:
+    def forward(self) -> Float[Tensor, "*lead {self.d}"]:
         """Return 1 + offset."""
         return 1 + self.offset
 
     @torch.no_grad()
-    def set_gamma(self, gamma: Tensor) -> None:
+    def set_gamma(self, gamma: Float[Tensor, "*lead {self.d}"]) -> None:
         """Set offset = gamma - 1."""
         self.offset.copy_(gamma - 1)
 
@@ -119,12 +121,12 @@ class OriginalSpaceScale(ScaleVector):
         """Beta."""
         return self.beta
 
-    def forward(self) -> Tensor:
+    def forward(self) -> Float[Tensor, "*lead {self.d}"]:
         """Return beta * alpha / rms(alpha)."""
         return self.alpha * (self.beta * self.alpha.square().mean(-1, keepdim=True).rsqrt())
 
     @torch.no_grad()
-    def set_gamma(self, gamma: Tensor) -> None:
+    def set_gamma(self, gamma: Float[Tensor, "*lead {self.d}"]) -> None:
         """Set alpha = gamma and beta = ||gamma|| / sqrt(d); a zero vector has no direction."""
         rms = gamma.square().mean(-1, keepdim=True).sqrt()
         if (rms == 0).any():
@@ -150,12 +152,12 @@ class ExponentialScale(ScaleVector):
         """Beta."""
         return self.beta
 
-    def forward(self) -> Tensor:
+    def forward(self) -> Float[Tensor, "*lead {self.d}"]:
         """Return exp(beta + alpha - mean(alpha))."""
         return (self.beta + self.alpha - self.alpha.mean(-1, keepdim=True)).exp()
 
     @torch.no_grad()
-    def set_gamma(self, gamma: Tensor) -> None:
+    def set_gamma(self, gamma: Float[Tensor, "*lead {self.d}"]) -> None:
         """Set beta = mean(log gamma) and alpha = log gamma - beta; every entry must be positive."""
         if (gamma <= 0).any():
             raise ValueError(

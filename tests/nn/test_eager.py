@@ -66,7 +66,7 @@ def test_normed_swiglu_in_bf16_is_nearer_than_the_plain_form() -> None:
         assert y.dtype == torch.bfloat16
         found = [y, *torch.autograd.grad(y, narrow, weight)]
         assert [t.dtype for t in found[1:]] == [t.dtype for t in narrow]
-        errors.append([float((f - e).norm() / e.norm()) for f, e in zip(found, expected, strict=True)])
+        errors.append([((f - e).norm() / e.norm()).item() for f, e in zip(found, expected, strict=True)])
     for fast, plain in zip(*errors, strict=True):
         assert fast <= 1.1 * plain < 0.02
 

@@ -1,0 +1,27 @@
+"""Shapes in annotations: Float[Tensor, "B T d_in"] is a Tensor, whose axes are compared where jaxtyping is at work.
+
+A name stands for one width throughout a call, "..." for any axes. Only tests/shapes.py sets jaxtyping to work; without
+it, installed or not, an annotation is the Tensor alone.
+"""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing import Annotated as Float
+    from typing import Annotated as Int
+elif "jaxtyping" in sys.modules:
+    from jaxtyping import Float, Int
+else:
+
+    class Float:
+        """A tensor of real numbers."""
+
+        def __class_getitem__(cls, item: tuple[Any, str]) -> Any:
+            return item[0]
+
+    class Int(Float):
+        """A tensor of integers."""
+
+
+__all__ = ["Float", "Int"]

@@ -1,0 +1,56 @@
+"""`python -m tests.shapes`: every strategy of every family, forward and backward, all calls with their shapes compared.
+
+A process of its own, for jaxtyping wraps the functions of a module when it is first imported, and compilers would see
+the wrappers.
+"""
+
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from jaxtyping import TypeCheckError, install_import_hook
+
+with install_import_hook(["lightning_sv.scale", "lightning_sv.nn"], "beartype.beartype"):
+    from lightning_sv.nn import Backbone, BackboneConfig, document_numbers, next_token_loss
+    from lightning_sv.scale import ScaleOptions
+    from lightning_sv.scale.fold import effective_weight, scaled_product
+
+from tests.conftest import BUILDS, GEMMA, MOE
+
+CONFIG = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=48)
+
+
+def every_strategy() -> int:
+    """Run the models; return how many there are (Q/K-norm and `dnp` do not go together)."""
+    tokens, n = torch.randint(0, CONFIG.vocab_size, (3, 17)), 0
+    for family in ({}, GEMMA, MOE):
+        for build in BUILDS:
+            if family is GEMMA and "dnp" in build:
+                continue
+            model = Backbone(replace(CONFIG, **family), build, ScaleOptions(share_scale_out=n % 2 == 1))
+            model(tokens[:, :-1], document_numbers(tokens[:, :-1], eot=0))
+            model(tokens[:, :-1], targets=tokens[:, 1:]).backward()
+            n += 1
+    return n
+
+
+def what_torch_lets_pass() -> None:
+    """Broadcast and flattened arguments of a wrong shape are refused, so the wrappers are there."""
+    weight, logits = torch.ones(6, 4), torch.ones(2, 3, 8)
+    for gamma in (torch.ones(1), torch.ones(6, 4)):
+        with pytest.raises(TypeCheckError):
+            effective_weight(weight, gamma, None)
+    with pytest.raises(TypeCheckError):
+        scaled_product(torch.ones(3, 4), weight, gamma_out=torch.ones(1))
+    with pytest.raises(TypeCheckError):
+        next_token_loss(logits, torch.zeros(3, 2, dtype=torch.long))
+    with pytest.raises(TypeCheckError):
+        document_numbers(torch.zeros(2, 3), eot=0)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "scale strategy")  # strategies that are the same model
+    what_torch_lets_pass()
+    print(every_strategy())

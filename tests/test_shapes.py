@@ -1,0 +1,27 @@
+"""The shapes that the signatures of scale/ and nn/ state hold in every call; without jaxtyping they cost nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import BUILDS
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.slow
+def test_every_call_has_the_shapes_of_its_signature() -> None:
+    done = subprocess.run([sys.executable, "-m", "tests.shapes"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    without_dnp = [build for build in BUILDS if "dnp" not in build]
+    assert int(done.stdout) == 2 * len(BUILDS) + len(without_dnp)
+
+
+def test_without_jaxtyping_an_annotation_is_a_tensor() -> None:
+    program = (
+        "import sys; from lightning_sv.scale.fold import scaled_product; from torch import Tensor\n"
+        "assert 'jaxtyping' not in sys.modules and scaled_product.__annotations__['weight'] is Tensor"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
