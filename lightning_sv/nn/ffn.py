@@ -6,14 +6,15 @@ from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.nn.init import Sublayer
 from lightning_sv.nn.swiglu import gated
 from lightning_sv.scale import Branch, ScaleBuilder
+from lightning_sv.scale.shapes import Float
 
 
 class FeedForward(Sublayer):
     """down_proj(silu(gate) * up), with the norm that feeds gate and up inside.
 
     Args:
-        config: the sizes.
-        build: gives the norm and the branches of the strategy.
+        config: sizes of the backbone
+        build: gives the norm and the branches of the strategy
     """
 
     def __init__(self, config: BackboneConfig, build: ScaleBuilder):
@@ -27,6 +28,6 @@ class FeedForward(Sublayer):
         """Return the weight of down_proj."""
         return (self.down_proj.weight,)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+    def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T D"], None]:
         """(B, T, D) -> (B, T, D), and no routing; x is the residual stream, not yet normalized."""
         return self.down_proj(gated(*self.gate_up.outputs(x))), None

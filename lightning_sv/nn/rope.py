@@ -5,15 +5,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_sv.scale.shapes import Float
 
-def rope_tables(seq_len: int, d_head: int, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
+
+def rope_tables(
+    seq_len: int, d_head: int, theta: float, like: Tensor
+) -> tuple[Float[Tensor, "{seq_len} 1 {d_head//2}"], Float[Tensor, "{seq_len} 1 {d_head//2}"]]:
     """Return cos and sin of t * theta^(-2i / d_head), each (seq_len, 1, d_head / 2), in float32.
 
     Args:
-        seq_len: positions.
-        d_head: channels that are rotated.
-        theta: the base.
-        like: gives the device, and float64 for float64 activations.
+        seq_len: number of positions
+        d_head: channels that are rotated
+        theta: base of the frequencies
+        like: gives the device, and float64 for float64 activations
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
     i = torch.arange(0, d_head, 2, dtype=dtype, device=like.device)
@@ -22,12 +26,14 @@ def rope_tables(seq_len: int, d_head: int, theta: float, like: Tensor) -> tuple[
     return angle.cos().unsqueeze(1), angle.sin().unsqueeze(1)
 
 
-def rotate(x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(
+    x: Float[Tensor, "B T H d_head"], tables: tuple[Float[Tensor, "T 1 half"], Float[Tensor, "T 1 half"]]
+) -> Float[Tensor, "B T H d_head"]:
     """Rotate the channel pairs (i, i + d_head/2) of x by the position's angle.
 
     Args:
-        x: (B, T, H, d_head).
-        tables: cos and sin, each (T, 1, d_head / 2).
+        x: (B, T, H, d_head)
+        tables: cos and sin, each (T, 1, d_head / 2)
     """
     cos, sin = (table.to(x.dtype) for table in tables)
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():

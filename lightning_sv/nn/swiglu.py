@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from lightning_sv.scale import Output
 from lightning_sv.scale.norm import add_norm_gradients, inverse_rms, normalize, times, wide
 from lightning_sv.scale.pieces import pieces
+from lightning_sv.scale.shapes import Float
 from lightning_sv.scale.twice import plain_gradients
 
 
@@ -71,16 +72,18 @@ class _NormedSwiGLU(torch.autograd.Function):
         return grad_gate, grad_up, *grad_gammas, None, None
 
 
-def swiglu(gate: Tensor, up: Tensor, weight: Tensor | None = None) -> Tensor:
+def swiglu(
+    gate: Float[Tensor, "*rows d"], up: Float[Tensor, "*rows d"], weight: Float[Tensor, "*rows"] | None = None
+) -> Float[Tensor, "*rows d"]:
     """Return weight * silu(gate) * up.
 
     Autograd keeps the arguments alone; silu(gate) is computed again in backward. A linear map after it gives
     the same with `weight` before it as after it, and before it nothing but these need be kept for its gradient.
 
     Args:
-        gate: (..., d).
-        up: (..., d), of the same dtype.
-        weight: (...), or None for 1.
+        gate: (..., d)
+        up: (..., d), of the same dtype
+        weight: (...), or None for 1
 
     Returns:
         (..., d), in the dtype of gate.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lightning_sv.scale.fold import effective_weight, scaled_product
 from lightning_sv.scale.grouped import Factors, Rows, grouped_product, grouped_products
 from lightning_sv.scale.norm import RMSNorm, normalize
+from lightning_sv.scale.shapes import Float
 from lightning_sv.scale.vector import ScaleVector
 
 #: what a matrix is for: optimizers read it. matrix: inside a block; router: scores experts; head: gives logits.
@@ -25,10 +26,10 @@ class Output(NamedTuple):
     """What a branch gives, up to the norm and the scale vector that may still have to act on the product.
 
     Attributes:
-        product: (..., d_out), of all that is multiplied before the norm.
-        norm_width: channels that are normalized together; None where the product is the output.
-        eps: of the norm.
-        gamma: (d_out,) that acts after the norm, or None for 1.
+        product: (..., d_out), of all that is multiplied before the norm
+        norm_width: channels that are normalized together; None where the product is the output
+        eps: of the norm
+        gamma: (d_out,) that acts after the norm, or None for 1
     """
 
     product: Tensor
@@ -58,15 +59,15 @@ class ScaledLinear(nn.Module):
     Not an nn.Linear on purpose: tools that swap Linears by type would silently drop the scales.
 
     Args:
-        d_in: width of the input.
-        d_out: width of the output.
-        scale_in: the branch's own input-side vector, width d_in.
-        scale_out: the output-side vector, width d_out.
+        d_in: width of the input
+        d_out: width of the output
+        scale_in: the branch's own input-side vector, width d_in
+        scale_out: the output-side vector, width d_out
         norm_width: normalize the output in groups of this many channels (the head dimension for
-            q, k, v; d_out elsewhere); None for no normalization.
-        eps: of that normalization.
-        lead: leading axes of weight and vectors, (n_expert,) for one matrix an expert.
-        role: what the matrix is for.
+            q, k, v; d_out elsewhere); None for no normalization
+        eps: of that normalization
+        lead: leading axes of weight and vectors, (n_expert,) for one matrix an expert
+        role: what the matrix is for
     """
 
     def __init__(
@@ -95,16 +96,20 @@ class ScaledLinear(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(
-        self, xhat: Tensor, gamma_out: Tensor | None = None, rows: Rows | None = None, product: Tensor | None = None
-    ) -> Tensor:
+        self,
+        xhat: Float[Tensor, "*tokens {self.d_in}"],
+        gamma_out: Float[Tensor, "*lead {self.d_out}"] | None = None,
+        rows: Rows | None = None,
+        product: Float[Tensor, "*tokens {self.d_out}"] | None = None,
+    ) -> Float[Tensor, "*tokens {self.d_out}"]:
         """(..., d_in) -> (..., d_out).
 
         Args:
-            xhat: the normalized input; (R, d_in), sorted by expert, where there is one matrix an expert.
+            xhat: the normalized input; (R, d_in), sorted by expert, where there is one matrix an expert
             gamma_out: output-side gamma of another owner (see `BranchGroup`), instead of the
-                branch's own.
-            rows: which expert each row belongs to, where there is one matrix an expert.
-            product: of xhat with `factors`, where it was made together with that of other branches.
+                branch's own
+            rows: which expert each row belongs to, where there is one matrix an expert
+            product: of xhat with `factors`, where it was made together with that of other branches
         """
         return self.output(xhat, gamma_out, rows, product).finish()
 
@@ -153,11 +158,11 @@ class BranchGroup(nn.Module):
     only path through them, so that what is shared, folded or fused is decided in one place.
 
     Args:
-        site: name of the norm's site, for instance 'attn_norm'.
-        norm: owns the shared scale_in, if there is one.
-        branches: site name -> branch, in the order of the outputs.
+        site: name of the norm's site, for instance 'attn_norm'
+        norm: owns the shared scale_in, if there is one
+        branches: site name -> branch, in the order of the outputs
         scale_out: output-side vectors that several branches share (`share_scale_out`), each under
-            the names of its branches.
+            the names of its branches
     """
 
     def __init__(
@@ -214,7 +219,7 @@ class BranchGroup(nn.Module):
         branch: ScaledLinear = getattr(self, name)
         return effective_weight(branch.weight, *self.gammas(name))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, x: Float[Tensor, "*tokens d_in"]) -> tuple[Float[Tensor, "*tokens _"], ...]:
         """(B, T, d_in) -> one (B, T, d_out) per branch."""
         xhat = self.norm(x)
         return tuple(self.branch(name, xhat) for name in self.names)
@@ -224,12 +229,14 @@ class BranchGroup(nn.Module):
         xhat = self.norm(x)
         return tuple(getattr(self, name).output(xhat, self._gamma_out(name)) for name in self.names)
 
-    def branch(self, name: str, xhat: Tensor) -> Tensor:
+    def branch(self, name: str, xhat: Float[Tensor, "*tokens d_in"]) -> Float[Tensor, "*tokens d_out"]:
         """Apply one branch to the normalized input, see `ScaledLinear.forward`."""
         out: Tensor = getattr(self, name)(xhat, self._gamma_out(name))
         return out
 
-    def experts(self, names: Sequence[str], xhat: Tensor, rows: Rows) -> tuple[Tensor, ...]:
+    def experts(
+        self, names: Sequence[str], xhat: Float[Tensor, "R d_in"], rows: Rows
+    ) -> tuple[Float[Tensor, "R _"], ...]:
         """Apply branches with one matrix an expert to rows of the normalized input; their products may be one."""
         branches, gammas = [getattr(self, name) for name in names], [self._gamma_out(name) for name in names]
         factors = [branch.factors(gamma) for branch, gamma in zip(branches, gammas, strict=True)]

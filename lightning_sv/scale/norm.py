@@ -6,11 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.scale.pieces import pieces
+from lightning_sv.scale.shapes import Float
 from lightning_sv.scale.twice import plain_gradients
 from lightning_sv.scale.vector import ScaleVector
 
 
-def normalize(x: Tensor, eps: float, gamma: Tensor | None = None) -> Tensor:
+def normalize(
+    x: Float[Tensor, "*rows d"], eps: float, gamma: Float[Tensor, "... d"] | None = None
+) -> Float[Tensor, "*rows d"]:
     """Return gamma * x / sqrt(mean(x^2) + eps), the mean over the last axis.
 
     Norm(x) = sqrt(d) x / ||x|| of the paper, with the usual eps under the root. Everything is
@@ -18,9 +21,9 @@ def normalize(x: Tensor, eps: float, gamma: Tensor | None = None) -> Tensor:
     its digits and does not promote bf16 activations.
 
     Args:
-        x: (..., d).
-        eps: added to the mean square.
-        gamma: the shape of x's last axes, or None.
+        x: (..., d)
+        eps: added to the mean square
+        gamma: the shape of x's last axes, or None
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return _normalize(x, eps, gamma)  # the compiler fuses it
@@ -60,7 +63,7 @@ class _Normalize(torch.autograd.Function):
         return grad_x, None, grad_gamma
 
 
-def inverse_rms(x: Tensor, eps: float) -> Tensor:
+def inverse_rms(x: Float[Tensor, "*rows d"], eps: float) -> Float[Tensor, "*rows 1"]:
     """Return 1 / sqrt(mean(x^2) + eps), the mean over the last axis, which stays as 1; in float32 or wider."""
     z = wide(x)
     if torch.compiler.is_compiling():
@@ -75,14 +78,19 @@ def times(buffer: Tensor, gamma: Tensor | None) -> Tensor:
     return buffer if gamma is None else buffer.mul_(gamma)
 
 
-def norm_gradients(grad: Tensor, x: Tensor, rrms: Tensor, gamma: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def norm_gradients(
+    grad: Float[Tensor, "*rows d"],
+    x: Float[Tensor, "*rows d"],
+    rrms: Float[Tensor, "*rows 1"],
+    gamma: Float[Tensor, "... d"] | None,
+) -> tuple[Float[Tensor, "*rows d"], Float[Tensor, "... d"] | None]:
     """Return the gradients of gamma * rrms * x in x, through rrms = `inverse_rms` of x as well, and in gamma.
 
     Args:
-        grad: of the result, the shape of x.
-        x: (..., d).
-        rrms: (..., 1).
-        gamma: the shape of x's last axes, or None.
+        grad: of the result, the shape of x
+        x: (..., d)
+        rrms: (..., 1)
+        gamma: the shape of x's last axes, or None
     """
     shape = x.shape[-1:] if gamma is None else gamma.shape
     rows = [t.reshape(-1, *shape[:-1], t.shape[-1]) for t in (grad, x, rrms)]
@@ -101,12 +109,12 @@ def add_norm_gradients(
     With g = gamma * grad: dx = rrms (g - xhat mean(g xhat)), dgamma = sum over rows of grad xhat.
 
     Args:
-        grad: of the result, the shape of xhat.
-        xhat: (rows, ..., d), in float32 or wider.
-        rrms: (rows, ..., 1), `inverse_rms` of x.
-        gamma: the shape of a row, or None.
-        grad_x: the shape of xhat.
-        grad_gamma: the shape of gamma, or None.
+        grad: of the result, the shape of xhat
+        xhat: (rows, ..., d), in float32 or wider
+        rrms: (rows, ..., 1), `inverse_rms` of x
+        gamma: the shape of a row, or None
+        grad_x: the shape of xhat
+        grad_gamma: the shape of gamma, or None
     """
     product = xhat * grad
     if grad_gamma is not None:
@@ -120,10 +128,10 @@ class RMSNorm(nn.Module):
     """Normalize, then scale if the norm has a scale vector of its own.
 
     Args:
-        d: width of the last axis.
-        eps: added to the mean square under the root.
+        d: width of the last axis
+        eps: added to the mean square under the root
         scale: the norm's scale vector, or None (`nop`, `ap`, and under `hg`, where the branches own
-            their vectors).
+            their vectors)
     """
 
     def __init__(self, d: int, eps: float, scale: ScaleVector | None = None):
@@ -131,7 +139,7 @@ class RMSNorm(nn.Module):
         assert scale is None or scale.d == d
         self.d, self.eps, self.scale = d, eps, scale
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Float[Tensor, "*rows {self.d}"]) -> Float[Tensor, "*rows {self.d}"]:
         """(..., d) -> (..., d)."""
         return normalize(x, self.eps, None if self.scale is None else self.scale())
 

@@ -15,7 +15,7 @@ def pieces(*tensors: Tensor | None) -> Iterator[tuple[Any, ...]]:
     """Yield the same rows of every tensor; all of them at once on a GPU, and where it is compiled.
 
     Args:
-        tensors: (rows, ...), the first one the widest; for None, every piece has None.
+        *tensors: (rows, ...), the first one the widest; for None, every piece has None
     """
     first = tensors[0]
     assert first is not None
