@@ -19,6 +19,9 @@ def patterns(wanted: Sequence[str], rest: Sequence[str], kind: Pattern = "regex"
         rest: names not to match.
         kind: 'regex' matches with re.search and re.match, 'glob' with fnmatch.
 
+    Raises:
+        ValueError: another kind
+
     >>> patterns(["layers.0.norm.weight", "layers.1.norm.weight"], ["layers.0.up.weight"])
     ['^(.*\\.)?norm\\.weight$']
     >>> patterns(["layers.0.norm.weight", "layers.1.norm.weight"], ["layers.0.up.weight"], "glob")
