@@ -338,7 +338,7 @@ def test_the_command(
     with pytest.raises(ValueError, match=r"there is no sbatch here; copy .*slurm\.sh"):
         run_paper([*words, "--slurm", "--submit"])
     reported: list[tuple[list[Figure], Path, str, str]] = []
-    monkeypatch.setattr("lightning_sv.cli.paper.write_report", lambda *given: reported.append(given))
+    monkeypatch.setattr("lightning_sv.experiments.report.write.write_report", lambda *given: reported.append(given))
     assert run_paper(words, launcher=FAKE) == 0
     ((figures, where, budget, caution),) = reported
     assert caution == load_budget("cpu").caution != ""
