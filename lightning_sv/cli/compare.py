@@ -12,7 +12,7 @@ from lightning_sv.experiments.compare import compare, default_out
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.compared import asked, compared_figure, one_budget, refuse_equal, resolve
 from lightning_sv.runs.launch import LAUNCHER
-from lightning_sv.settings.words import Words
+from lightning_sv.settings.plain_parser import PlainParser
 
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
@@ -25,7 +25,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     Raises:
         ValueError: what makes no comparison, or what `fit` would refuse
     """
-    parser = Words(
+    parser = PlainParser(
         prog="lightning-sv compare",
         description="Train a baseline A and one or several other strategies on the same seeds and data order, and "
         "compare each of them with A in pairs. Arguments that are not listed here go to `fit` of every arm "

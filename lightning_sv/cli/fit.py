@@ -13,8 +13,8 @@ from lightning_sv.lit.signals import StoppedError, requeue
 from lightning_sv.lit.summary import print_summary
 from lightning_sv.plan import fitting_micro_batch
 from lightning_sv.runs.directory import PICTURE
+from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.trainer import quiet
-from lightning_sv.settings.words import underscored
 
 
 def run(argv: list[str]) -> int:

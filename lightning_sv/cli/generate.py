@@ -8,12 +8,12 @@ from lightning_sv.lit.generate import generate
 from lightning_sv.runs.checkpoint import load_backbone
 from lightning_sv.runs.directory import LAST
 from lightning_sv.runs.events import read_run
-from lightning_sv.settings.words import Words
+from lightning_sv.settings.plain_parser import PlainParser
 
 
 def run(argv: list[str]) -> int:
     """Parse the arguments of `generate`, sample, print the text; return the exit code."""
-    parser = Words(prog="lightning-sv generate", description="Continue a prompt.")
+    parser = PlainParser(prog="lightning-sv generate", description="Continue a prompt.")
     parser.add_argument("run", help="A run directory.")
     parser.add_argument("--prompt", default="", help="Text to continue; empty starts a document.")
     parser.add_argument("--tokens", type=int, default=120, help="Tokens to sample at most.")

@@ -27,7 +27,7 @@ from lightning_sv.experiments.train import asked, train
 from lightning_sv.runs.launch import LAUNCHER, default_parallel
 from lightning_sv.runs.slurm import array_script, submit
 from lightning_sv.settings.parse import parse_run
-from lightning_sv.settings.words import Words
+from lightning_sv.settings.plain_parser import PlainParser
 
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
@@ -40,7 +40,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     Raises:
         ValueError: an unknown figure or budget, a wrong key, or runs that cannot be compared
     """
-    parser = Words(
+    parser = PlainParser(
         prog="lightning-sv paper",
         description="Run the paper's experiments on a budget and judge its claims. Arguments that are not listed here "
         "are keys of `fit` for every run, e.g. --data.corpus.dir DIR.",

@@ -15,12 +15,12 @@ from lightning_sv.plan.hours import MFUS, measured_mfu
 from lightning_sv.plan.plan import Plan, make_plan
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.parse import parse_run
-from lightning_sv.settings.words import Words
+from lightning_sv.settings.plain_parser import PlainParser
 
 
 def run(argv: list[str]) -> int:
     """Parse the arguments of `plan`, show the plan, return the exit code."""
-    parser = Words(
+    parser = PlainParser(
         prog="lightning-sv plan",
         description="Memory of a GPU, hours, checkpoint size and data of a run, before it is started. Arguments that "
         "are not listed here are those of `fit` (--config, any key).",

@@ -8,12 +8,12 @@ from rich.console import Console
 from lightning_sv.experiments.report.tables import verdicts_json
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.sources.own_runs import own_figure
-from lightning_sv.settings.words import Words
+from lightning_sv.settings.plain_parser import PlainParser
 
 
 def run(argv: list[str]) -> int:
     """Parse the arguments of `report`, write it, say where; return the exit code."""
-    parser = Words(
+    parser = PlainParser(
         prog="lightning-sv report",
         description="Draw runs from their event files. Runs of one label and different seeds are an arm; every arm is "
         "compared with the baseline in pairs that share a seed.",

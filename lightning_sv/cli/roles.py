@@ -13,12 +13,12 @@ from lightning_sv.interop.frameworks import Today, today
 from lightning_sv.interop.roles import ModelParameter, Roles, family, weight_decay_roles
 from lightning_sv.interop.roles.from_config import model_from_config
 from lightning_sv.scale.strategy import DECAYS
-from lightning_sv.settings.words import Words
+from lightning_sv.settings.plain_parser import PlainParser
 
 
 def run(argv: list[str]) -> int:
     """Parse the arguments of `roles`, trace the model on fake tensors, show what was found."""
-    parser = Words(
+    parser = PlainParser(
         prog="lightning-sv roles",
         description="The role of every parameter of a transformers model, from its configuration alone: one forward "
         "pass without weights or memory. With patterns for optimizers, and what frameworks decay today.",

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lightning_sv.analysis.theory import draw_panels
-from lightning_sv.settings.words import Words
+from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.theory.claims import CLAIMS, Claim, Result
 from lightning_sv.theory.study import SHOWN, Study, load_student, parse_teacher, study
 
@@ -19,7 +19,7 @@ _STYLE = {"holds": "green", "fails, as expected": "yellow", "CONTRADICTED": "bol
 def run(argv: list[str]) -> int:
     """Parse the arguments of `theory`, check, show; 1 when a claim is contradicted."""
     names = list(dict.fromkeys(claim.claim for claim in CLAIMS))
-    parser = Words(
+    parser = PlainParser(
         prog="lightning-sv theory",
         description="Check the paper's theorems: exact power series, tight integration, a simulated SDE. "
         "With --teacher: the flows of all students on your own teacher instead.",

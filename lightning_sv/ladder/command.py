@@ -19,7 +19,7 @@ from lightning_sv.ladder.text import Text
 from lightning_sv.ladder.trainee import COMPILE
 from lightning_sv.runs.directory import is_complete, read_summary, write_atomically
 from lightning_sv.runs.provenance import Provenance
-from lightning_sv.settings.words import Words
+from lightning_sv.settings.plain_parser import PlainParser
 
 TUNED = "tuned.json"
 
@@ -27,7 +27,7 @@ TUNED = "tuned.json"
 def run_ladder(argv: list[str]) -> int:
     """Parse the arguments, train, write `--out`; return the exit code."""
     began = time.monotonic()
-    parser = Words(prog="lightning_sv.ladder", description="Train a ladder of small models on one GPU, in parts.")
+    parser = PlainParser(prog="lightning_sv.ladder", description="Train a ladder of small models on one GPU, in parts.")
     parser.add_argument("plan", type=Path, help="YAML, see conf/ladder.")
     parser.add_argument("--minutes", type=float, default=9.0, help="Of this part, all included (9).")
     parser.add_argument("--state", type=Path, default=Path("runs/ladder"), help="Runs and checkpoints, to continue.")

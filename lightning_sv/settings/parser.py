@@ -8,7 +8,7 @@ from typing import Any, NoReturn, get_args
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lightning_sv.settings.words import underscored
+from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.yaml_file import check_yaml
 
 

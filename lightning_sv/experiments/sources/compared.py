@@ -21,8 +21,8 @@ from lightning_sv.plan import plan_steps
 from lightning_sv.settings.data import Batches
 from lightning_sv.settings.model import Pretraining
 from lightning_sv.settings.parse import parse_run
+from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.trainer import refuse_trainer_keys
-from lightning_sv.settings.words import underscored
 
 #: an arm as it is asked for: its label, its strategy and keys
 Asked = tuple[str, ArmSpec]

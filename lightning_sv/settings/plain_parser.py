@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 
-class Words(ArgumentParser):
+class PlainParser(ArgumentParser):
     """argparse whose errors are one sentence, and whose options are written out; `-` in a name counts as `_`."""
 
     def __init__(self, **settings: Any) -> None:

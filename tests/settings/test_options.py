@@ -9,14 +9,14 @@ import yaml
 
 from lightning_sv.__main__ import main
 from lightning_sv.cli import params
-from lightning_sv.settings import words
+from lightning_sv.settings import plain_parser
 from lightning_sv.settings.model import Pretraining
 from lightning_sv.settings.parse import parse_run
 from tests.test_imports import CONFIG
 
 
 def test_names_alone_are_spelt_anew() -> None:
-    assert doctest.testmod(words).failed == 0
+    assert doctest.testmod(plain_parser).failed == 0
 
 
 def test_both_spellings_are_one_option(capsys: pytest.CaptureFixture[str]) -> None:
