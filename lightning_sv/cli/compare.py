@@ -10,7 +10,7 @@ from rich.console import Console
 from lightning_sv import __version__
 from lightning_sv.experiments.compare import compare, default_out
 from lightning_sv.experiments.runs import Runs
-from lightning_sv.experiments.sources.compared import asked, compared_figure, one_budget, refuse_equal, resolve
+from lightning_sv.experiments.sources.compared import asked, check_different, compared_figure, one_budget, resolve
 from lightning_sv.runs.launch import LAUNCHER
 from lightning_sv.settings.plain_parser import PlainParser
 
@@ -48,7 +48,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         raise ValueError(f"--b names {len(options.b)} strategies and --b_label {len(labels)}; give one label each.")
     others = [asked(scale, options.b_args, label) for scale, label in zip(options.b, labels, strict=True)]
     runs = resolve([a, *others], shared)
-    refuse_equal(runs)
+    check_different(runs)
     arms, budget = one_budget(runs)
     figure = compared_figure(arms, shared, options.seeds)
     Console(stderr=True).print(budget, markup=False, highlight=False, soft_wrap=True)

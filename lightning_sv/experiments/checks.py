@@ -53,10 +53,10 @@ def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> No
             )
         if validation:
             facts[name] |= {f"data.{key}": _data(run, key) for key in VALIDATION_KEYS}
-    refuse_other_data(facts)
+    check_same_data(facts)
 
 
-def refuse_other_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") -> None:
+def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") -> None:
     """Refuse what is trained on different texts or tokenizers, or validated on different sets.
 
     Args:

@@ -59,13 +59,13 @@ def _plan_panel(panel: PanelSpec, recipes: Recipes, figure: str) -> Panel:
         along = axis or tuple(recipe.parameters for recipe in points.values())
         sizes = tuple(recipe.model for recipe in points.values())
         series.append(Series(label, spec.ours, spec.baseline, tuple(points), along, sizes))
-    _refuse_equal(arms, f"{figure}: panel {panel.title!r}")
+    _check_different(arms, f"{figure}: panel {panel.title!r}")
     few = panel.kind == "scaling" and len(here) < 4
     warnings = (f"{panel.title}: {len(here)} sizes; a slope wants four or more.",) if few else ()
     return Panel(panel, tuple(arms), tuple(series) if panel.kind in ("scaling", "grid") else (), warnings=warnings)
 
 
-def _refuse_equal(arms: list[Arm], where: str) -> None:
+def _check_different(arms: list[Arm], where: str) -> None:
     seen: dict[str, str] = {}
     for arm in arms:
         other = seen.setdefault(arm.recipe.identity, arm.label) if arm.recipe else arm.label

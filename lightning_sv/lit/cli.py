@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
 from lightning_sv.corpus import Tokenizer
-from lightning_sv.lit.checkpoint.settings import refuse_jump, refuse_other
+from lightning_sv.lit.checkpoint.settings import check_learning_rate, check_settings
 from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO
 from lightning_sv.lit.compile_cache import load_compiled, save_compiled
 from lightning_sv.lit.data import ShardDataModule
@@ -32,10 +32,10 @@ from lightning_sv.settings.parser import Parser
 from lightning_sv.settings.sections import CALLBACKS
 from lightning_sv.settings.trainer import (
     TRAINER_DEFAULTS,
+    check_callbacks,
+    check_gpu,
+    check_trainer_keys,
     prepare_torch,
-    refuse_callbacks,
-    refuse_missing_gpu,
-    refuse_trainer_keys,
 )
 
 
@@ -98,8 +98,8 @@ class PretrainCLI(LightningCLI):
         model, data = self.model, self.datamodule
         assert isinstance(model, PretrainModule) and isinstance(data, ShardDataModule)
         given = self._get(self.config_init, "trainer")
-        refuse_trainer_keys(given)
-        refuse_missing_gpu(given["accelerator"])
+        check_trainer_keys(given)
+        check_gpu(given["accelerator"])
         kwargs["logger"] = False
         if self.subcommand == "fit":
             if given["max_steps"] == -1:
@@ -122,7 +122,7 @@ class PretrainCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Find and check the checkpoint, and the callbacks, before anything is built."""
         section = self.config[self.subcommand]
-        refuse_callbacks(section["trainer"]["callbacks"])
+        check_callbacks(section["trainer"]["callbacks"])
         path = section["ckpt_path"]
         self._again = path == "last"
         if self._again:
@@ -149,9 +149,9 @@ class PretrainCLI(LightningCLI):
         self.datamodule.check_validation(self.trainer.world_size)
         if ckpt_path is not None:
             checkpoint = check_checkpoint(ckpt_path)
-            refuse_other(checkpoint, self.model, self.datamodule, training=True)
+            check_settings(checkpoint, self.model, self.datamodule, training=True)
             if not extend:
-                refuse_jump(checkpoint, self.model, self.trainer.max_steps)
+                check_learning_rate(checkpoint, self.model, self.trainer.max_steps)
         said = [chosen] if (chosen := self._choose_micro_batch()) else []
         if cache is not None:
             said.append(load_compiled(Path(cache)))

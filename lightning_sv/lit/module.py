@@ -10,7 +10,7 @@ from torchmetrics import SumMetric
 
 from lightning_sv.callbacks import TrainedModule
 from lightning_sv.lit.checkpoint.rng import restore_rng, rng_states
-from lightning_sv.lit.checkpoint.settings import refuse_other, settings_of
+from lightning_sv.lit.checkpoint.settings import check_settings, settings_of
 from lightning_sv.lit.checkpoint.write import restart_between_steps
 from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.lit.shard import shard
@@ -155,7 +155,7 @@ class PretrainModule(Pretraining, L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse to resume under other settings; continue after the saved step on another number of devices."""
-        self.refuse_other_settings(checkpoint)
+        self.check_settings(checkpoint)
         if self.trainer.state.fn == "fit":
             saved = checkpoint[CHECKPOINT_KEY]
             self._rng = checkpoint[RNG_KEY]
@@ -163,10 +163,10 @@ class PretrainModule(Pretraining, L.LightningModule):
             self.legs.restore(saved.get("legs"), checkpoint["global_step"])
             restart_between_steps(checkpoint, saved["accumulate"], self.trainer.accumulate_grad_batches)
 
-    def refuse_other_settings(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse to continue under other settings, see `settings.refuse_other`."""
+    def check_settings(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse to continue under other settings, see `settings.check_settings`."""
         trainer: Any = self.trainer
-        refuse_other(checkpoint, self, trainer.datamodule, training=trainer.state.fn == "fit")
+        check_settings(checkpoint, self, trainer.datamodule, training=trainer.state.fn == "fit")
 
 
 if TYPE_CHECKING:  # the module is what the callbacks read

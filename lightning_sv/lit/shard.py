@@ -86,12 +86,12 @@ class FullyShardedStrategy(ModelParallelStrategy):
         """Load weights and optimizer states of a checkpoint file into the shards; return the rest.
 
         Raises:
-            ValueError: the checkpoint was made under other settings, see `PretrainModule.refuse_other_settings`
+            ValueError: the checkpoint was made under other settings, see `PretrainModule.check_settings`
         """
         assert self.model is not None
         module: Any = self.lightning_module
         checkpoint: dict[str, Any] = torch.load(checkpoint_path, map_location="cpu", mmap=True, weights_only=True)
-        module.refuse_other_settings(checkpoint)
+        module.check_settings(checkpoint)
         set_model_state_dict(self.model, checkpoint["state_dict"], options=_FULL)
         for optimizer, saved in zip(self.optimizers, checkpoint.get("optimizer_states", ()), strict=False):
             names = {id(parameter): name for name, parameter in module.named_parameters()}

@@ -52,11 +52,11 @@ def _choose(name: str, given: str | None, ckpt_path: str | None, again: bool) ->
             path = base.with_name(f"{base.name}-{number}")
         return path
     path = Path(given)
-    _refuse_taken(path, ckpt_path, again)
+    _check_free(path, ckpt_path, again)
     return path
 
 
-def _refuse_taken(path: Path, ckpt_path: str | None, again: bool) -> None:
+def _check_free(path: Path, ckpt_path: str | None, again: bool) -> None:
     begun, saved = (path / CONFIG).exists(), (path / LAST).exists()
     if not (begun or saved) or (again and not saved):
         return
@@ -103,7 +103,7 @@ def claim(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> FileL
         ValueError: another process trains there, or has since the directory was chosen
     """
     held = lock(run_dir)
-    _refuse_taken(run_dir, ckpt_path, again)
+    _check_free(run_dir, ckpt_path, again)
     return held
 
 

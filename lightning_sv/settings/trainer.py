@@ -112,7 +112,7 @@ REFUSED_CALLBACKS = {
 }
 
 
-def refuse_trainer_keys(given: Any) -> None:
+def check_trainer_keys(given: Any) -> None:
     """Refuse what would be overwritten or would end a run without its last validation.
 
     Args:
@@ -124,7 +124,7 @@ def refuse_trainer_keys(given: Any) -> None:
     for key, (accepted, instead) in DERIVED.items():
         if given[key] not in accepted:
             raise ValueError(f"trainer.{key} {given[key]} is derived here and must not be set; {instead}.")
-    refuse_callbacks(given["callbacks"])
+    check_callbacks(given["callbacks"])
     if given["max_steps"] != -1 and given["max_steps"] < 1:
         raise ValueError(f"trainer.max_steps is {given['max_steps']}; it must be at least 1, or -1 for the budget.")
     if str(given["precision"]) in ("bf16-true", "16-true", "16-mixed", "16", "bf16"):
@@ -134,7 +134,7 @@ def refuse_trainer_keys(given: Any) -> None:
         )
 
 
-def refuse_callbacks(given: Any) -> None:
+def check_callbacks(given: Any) -> None:
     """Refuse Lightning's callbacks that would undo what a run promises.
 
     Args:
@@ -150,7 +150,7 @@ def refuse_callbacks(given: Any) -> None:
             raise ValueError(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}.")
 
 
-def refuse_missing_gpu(accelerator: Any) -> None:
+def check_gpu(accelerator: Any) -> None:
     """Refuse a GPU where torch finds none.
 
     Raises:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lightning_sv.__main__ import main
-from lightning_sv.lit.checkpoint.settings import refuse_other
+from lightning_sv.lit.checkpoint.settings import check_settings
 from lightning_sv.lit.summary import write_parameters
 from lightning_sv.runs.checkpoint import FORMAT, load_backbone
 from lightning_sv.runs.events import read_run
@@ -139,14 +139,14 @@ def test_a_checkpoint_from_before_a_setting_had_its_default(run: Path) -> None:
         del written[key]
     del checkpoint["lightning_sv"]["format"]
     del checkpoint["lightning_sv"]["scale_options"]["share_heads"]
-    refuse_other(checkpoint, module, data, training=True)
-    refuse_other({**checkpoint, "lightning_sv": format_1}, module, data, training=True)
+    check_settings(checkpoint, module, data, training=True)
+    check_settings({**checkpoint, "lightning_sv": format_1}, module, data, training=True)
     narrow, *_ = parse_run(["--config", str(run / "config.yaml"), "--model.residual", "narrow"])
     with pytest.raises(ValueError, match="trained with residual = wide, this run has narrow"):
-        refuse_other(checkpoint, narrow, data, training=True)
+        check_settings(checkpoint, narrow, data, training=True)
     optim["undecayed"] = ["head"]
     with pytest.raises(ValueError, match=re.escape("optim.undecayed = ['head'], this run has []")):
-        refuse_other(checkpoint, module, data, training=True)
+        check_settings(checkpoint, module, data, training=True)
 
 
 @pytest.mark.parametrize("written", [FORMAT + 1, -1, "1", True])

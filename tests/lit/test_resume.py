@@ -15,7 +15,7 @@ import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.experiments.checks import comparability_warnings
-from lightning_sv.lit.checkpoint.settings import refuse_jump
+from lightning_sv.lit.checkpoint.settings import check_learning_rate
 from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import ScheduleConfig
@@ -147,7 +147,7 @@ def test_another_length_is_refused_where_the_learning_rate_would_jump(
     }
     says = pytest.raises(ValueError, match=f"at step {step} of {then} of its {schedule.name} .*max_steps {now} makes")
     with says if refused else nullcontext():
-        refuse_jump(checkpoint, SimpleNamespace(lr=0.01, schedule=schedule), now)
+        check_learning_rate(checkpoint, SimpleNamespace(lr=0.01, schedule=schedule), now)
 
 
 def test_every_length_of_an_extended_run_is_recorded(

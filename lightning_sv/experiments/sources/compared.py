@@ -10,7 +10,7 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Any, NamedTuple
 
-from lightning_sv.experiments.checks import CORPUS_KEYS, VALIDATION_KEYS, refuse_other_data
+from lightning_sv.experiments.checks import CORPUS_KEYS, VALIDATION_KEYS, check_same_data
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipe import words_of
 from lightning_sv.experiments.recipes import Recipes
@@ -22,7 +22,7 @@ from lightning_sv.settings.data import Batches
 from lightning_sv.settings.model import Pretraining
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import underscored
-from lightning_sv.settings.trainer import refuse_trainer_keys
+from lightning_sv.settings.trainer import check_trainer_keys
 
 #: an arm as it is asked for: its label, its strategy and keys
 Asked = tuple[str, ArmSpec]
@@ -126,7 +126,7 @@ def resolve(arms: Sequence[Asked], shared: Sequence[str]) -> list[Resolved]:
             warnings.simplefilter("ignore")
             own = words_of(arm.set)
             model, data, trainer = parse_run([*shared, *own, "--model.scale", arm.scale], check_corpus=False)
-        refuse_trainer_keys(trainer)
+        check_trainer_keys(trainer)
         corpus = Path(data.corpus.dir).resolve()
         data.check(model.config.vocab_size, checksums=corpus not in hashed)  # once: at real sizes it takes minutes
         hashed.add(corpus)
@@ -135,7 +135,7 @@ def resolve(arms: Sequence[Asked], shared: Sequence[str]) -> list[Resolved]:
             data.share(devices * nodes)
             data.check_validation(devices * nodes)
         runs.append(Resolved(label, arm, model, data, trainer))
-    refuse_other_data(
+    check_same_data(
         {
             run.label: {key: getattr(run.data.manifest, key) for key in CORPUS_KEYS}
             | {f"data.{key}": getattr(run.data, key) for key in VALIDATION_KEYS}
@@ -146,7 +146,7 @@ def resolve(arms: Sequence[Asked], shared: Sequence[str]) -> list[Resolved]:
     return runs
 
 
-def refuse_equal(runs: Sequence[Resolved]) -> None:
+def check_different(runs: Sequence[Resolved]) -> None:
     """Refuse two strategies that are one model."""
     for a, b in combinations(runs, 2):
         if a.arm.set == b.arm.set and a.model.meaning == b.model.meaning:

@@ -45,7 +45,7 @@ def settings_of(module: Pretraining, data: Batches) -> dict[str, Any]:
     }
 
 
-def refuse_other(checkpoint: dict[str, Any], module: Pretraining, data: Batches, *, training: bool) -> None:
+def check_settings(checkpoint: dict[str, Any], module: Pretraining, data: Batches, *, training: bool) -> None:
     """Refuse to load under other settings: the checkpoint's weights or optimizer state would silently win over them.
 
     Args:
@@ -73,7 +73,9 @@ def refuse_other(checkpoint: dict[str, Any], module: Pretraining, data: Batches,
                 "settings, or start a new run."
             )
     if training:
-        _refuse_damaged(checkpoint, build_optimizer(module.parameter_groups(module.meta()), module.optim, module.lr))
+        _check_optimizer_state(
+            checkpoint, build_optimizer(module.parameter_groups(module.meta()), module.optim, module.lr)
+        )
 
 
 def _completed(saved: dict[str, Any]) -> dict[str, Any]:
@@ -89,13 +91,13 @@ def _completed(saved: dict[str, Any]) -> dict[str, Any]:
     return saved
 
 
-def refuse_jump(checkpoint: dict[str, Any], module: Pretraining, max_steps: int) -> None:
+def check_learning_rate(checkpoint: dict[str, Any], module: Pretraining, max_steps: int) -> None:
     """Refuse another number of steps where the learning rate of the next one would be another by it.
 
     A cosine is bent by every change of its length; wsd before its decay goes on as it was, longer or shorter.
 
     Args:
-        checkpoint: as loaded, and not refused by `refuse_other`
+        checkpoint: as loaded, and not refused by `check_settings`
         module: what is trained
         max_steps: of this run
 
@@ -118,7 +120,7 @@ def refuse_jump(checkpoint: dict[str, Any], module: Pretraining, max_steps: int)
     )
 
 
-def _refuse_damaged(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
+def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> None:
     """Refuse groups and states other than those of `optimizer`, but for the scheduled rate.
 
     Torch would load them; a state of another shape makes a fused step write past its end.
