@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_sv.interop.frameworks import Today, today
-from lightning_sv.interop.roles import ModelParameter, Roles, family, weight_decay_roles
+from lightning_sv.interop.roles import MODEL_ROLES, ModelParameter, ModelRole, Roles, family, weight_decay_roles
 from lightning_sv.interop.roles.from_config import model_from_config
 from lightning_sv.scale.strategy import DECAYS
 from lightning_sv.settings.plain_parser import PlainParser
@@ -25,11 +25,14 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument("model", type=Path, help="A model's directory, or its config.json.")
     parser.add_argument("--policy", choices=list(DECAYS), default="iwd", help="Which scale vectors are to decay.")
+    parser.add_argument(
+        "--known", action="append", default=[], metavar="NAME=ROLE", help="A role that you know yourself; repeatable."
+    )
     parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code that lies beside it.")
     parser.add_argument("--json", action="store_true", help="Print everything as JSON.")
     options = parser.parse_args(argv)
     model = model_from_config(options.model, trust_remote_code=options.trust_remote_code)
-    roles = weight_decay_roles(model)
+    roles = weight_decay_roles(model, known=dict(_known(word) for word in options.known))
     frameworks = today(model, roles)
     regex, glob = (roles.patterns(kind, options.policy) for kind in ("regex", "glob"))  # type: ignore[arg-type]
     if options.json:
@@ -52,6 +55,14 @@ def run(argv: list[str]) -> int:
             for pattern in patterns:
                 print(f"  {pattern}")
     return 0
+
+
+def _known(word: str) -> tuple[str, ModelRole]:
+    name, _, text = word.partition("=")
+    for role in MODEL_ROLES:
+        if role == text:
+            return name, role
+    raise ValueError(f"--known {word}: write NAME=ROLE; roles: {' '.join(MODEL_ROLES)}")
 
 
 def _roles_table(name: str, roles: Roles, policy: str) -> Table:

@@ -123,6 +123,7 @@ class Mixed(nn.Module):
         self.spare = nn.Parameter(torch.ones(3), requires_grad=how != "frozen")
         self.register_buffer("calls", torch.zeros(()))
         self.out = nn.Linear(8, 11, bias=False)
+        self.queries, self.reader = nn.Parameter(torch.randn(3, 8)), nn.Linear(8, 8)
 
     def normed(self, x: torch.Tensor) -> torch.Tensor:
         x = x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt()
@@ -149,18 +150,21 @@ class Mixed(nn.Module):
         self.calls += 1
         x = self.table[ids]
         x = checkpoint(self.block, x, use_reentrant=self.how == "reentrant") if "entrant" in self.how else self.block(x)
+        weights = torch.softmax(x @ self.reader(self.queries).T, -1)  # learned queries, through a matrix and a bias
+        x = x + weights.sum(-1, keepdim=True)
         return self.out(x) + (self.spare.sum() if self.how == "plain" else 0)
 
 
 IDS = torch.zeros(1, 5, dtype=torch.long)
 TRUTH = {
     "table": "embedding", "gamma": "input", "first.weight": "matrix", "first.bias": "bias", "second.weight": "matrix",
+    "queries": "matrix", "reader.weight": "matrix", "reader.bias": "bias",
     "scorer.weight": "router", "factor": "multiplier", "spare": "bias", "out.weight": "head",
 } | {f"experts.{i}.weight": "matrix" for i in range(4)}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    "how", ["plain", "reentrant", "non-reentrant", "frozen", "autocast", "no_grad", "compiled", "bf16"]
+    "how", ["plain", "reentrant", "non-reentrant", "frozen", "autocast", "no_grad", "inference", "compiled", "bf16"]
 )
 def test_roles_are_the_same_in_whatever_state_the_model_is(how: str) -> None:
     model = Mixed(how if how in ("frozen", "reentrant", "non-reentrant") else "plain")
@@ -171,7 +175,11 @@ def test_roles_are_the_same_in_whatever_state_the_model_is(how: str) -> None:
         model.bfloat16()
     model.second.eval()
     state, random = {k: v.clone() for k, v in model.state_dict().items()}, torch.random.get_rng_state()
-    with torch.autocast("cpu", enabled=how == "autocast"), torch.set_grad_enabled(how != "no_grad"):
+    with (
+        torch.autocast("cpu", enabled=how == "autocast"),
+        torch.set_grad_enabled(how != "no_grad"),
+        torch.inference_mode(how == "inference"),
+    ):
         roles = weight_decay_roles(model, IDS, known)
     assert {p.name: p.role for p in roles.parameters} == TRUTH | ({"spare": "other"} if how == "frozen" else {})
     assert roles["gamma"].decays_to == 1 and roles["gamma"].redundant
@@ -191,11 +199,13 @@ def test_a_norm_that_something_else_reads_too_is_no_input_norm() -> None:
 def test_what_cannot_be_classified_is_named() -> None:
     with pytest.raises(ValueError, match="gamma scales a value that 'round' reads"):
         weight_decay_roles(Mixed("quantized"), IDS, {"spare": "bias"})
+    known = weight_decay_roles(Mixed("quantized"), IDS, {"spare": "bias", "gamma": "input"})
+    assert known["gamma"].role == "input" and known["first.weight"].role == "matrix"
     with pytest.raises(ValueError, match=r"parameter spare is not used .* known=\{'spare'"):
         weight_decay_roles(Mixed("other"), IDS)
     with pytest.raises(ValueError, match=r"the forward pass that is traced failed \(RuntimeError: ids, please\)"):
         weight_decay_roles(Mixed(), IDS.float())
-    with pytest.raises(ValueError, match="Mixed does not say what it reads; pass example="):
+    with pytest.raises(ValueError, match="Mixed does not say what it reads; .* with example="):
         weight_decay_roles(Mixed())
     with pytest.raises(ValueError, match="meta device, .* fake_model"):
         weight_decay_roles(Mixed().to("meta"), IDS)

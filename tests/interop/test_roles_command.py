@@ -68,6 +68,20 @@ def test_the_class_is_that_of_the_configuration(
     assert {row["name"] for row in found} == {name for name, _ in model.named_parameters()}
 
 
+def test_what_an_example_does_not_use_can_be_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = transformers.Dinov2Config(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, image_size=14)
+    config.architectures = ["Dinov2ForImageClassification"]
+    config.save_pretrained(tmp_path)
+    assert main(["roles", str(tmp_path)]) == 2
+    name = "dinov2.embeddings.mask_token"
+    assert f"parameter {name} is not used in the traced forward pass" in capsys.readouterr().err
+    assert main(["roles", str(tmp_path), "--known", f"{name}=token"]) == 2
+    assert f"--known {name}=token: write NAME=ROLE; roles: embedding" in capsys.readouterr().err
+    assert main(["roles", str(tmp_path), "--known", f"{name}=other", "--json"]) == 0
+    roles = {row["name"]: row["role"] for row in json.loads(capsys.readouterr().out)["parameters"]}
+    assert roles[name] == "other" and roles["dinov2.encoder.layer.0.layer_scale1.lambda1"] == "multiplier"
+
+
 CODE = """
 from transformers import LlamaConfig, LlamaForCausalLM
 from pathlib import Path

@@ -21,7 +21,7 @@ from lightning_sv.interop.roles.ops import (
     SUMS,
 )
 from lightning_sv.interop.roles.parameter import MODEL_ROLES, WEIGHTS, ModelParameter, ModelRole
-from lightning_sv.interop.roles.readers import head_width, is_head, is_router, readings
+from lightning_sv.interop.roles.readers import UnknownReaderError, head_width, is_head, is_router, readings
 from lightning_sv.interop.roles.trace import CONST, DATA, PARAM, Node
 from lightning_sv.scale import ExponentialScale, OffsetScale, ScaledLinear, ScaleVector
 
@@ -45,8 +45,11 @@ class Classifier:
             for argument, value in node.inputs:
                 if value.kind == PARAM and node.kind not in (CONST, PARAM):
                     self._meet(node, argument, value)
-                elif value.kind == PARAM and node.op in PRODUCTS and argument == PRODUCTS[node.op][1]:
-                    self._use(value, "matrix")  # W of a product of parameters, as of learned queries
+                elif value.kind == PARAM and node.op in PRODUCTS:  # of parameters alone, as of learned queries
+                    if argument == PRODUCTS[node.op][1]:
+                        self._use(value, "matrix")
+                    elif argument in ADDENDS and argument not in PRODUCTS[node.op]:
+                        self._use(value, "bias")
 
     def _use(self, value: Node, role: ModelRole) -> frozenset[str]:
         """Note a use of all that `value` is made of; what scales a matrix in it is a multiplier."""
@@ -130,7 +133,10 @@ class Classifier:
 
     def _folds(self, name: str) -> bool:
         """Whether matrices take up the vector at every end of its values, and nothing else reads those matrices."""
-        by_value = [list(readings(node, factor, name, through_gates=True)) for node, factor in self.scaled[name]]
+        try:
+            by_value = [list(readings(node, factor, name, through_gates=True)) for node, factor in self.scaled[name]]
+        except UnknownReaderError:  # behind a gate, where roles do not look
+            return False
         ends = [end for ends in by_value for end in ends]
         matrices = {source for end in ends if end.matrix is not None for source in self.flow.sources[end.matrix]}
         products = {product for matrix in matrices for product, _, _ in self.products[matrix]}

@@ -39,8 +39,8 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
         if getattr(model, "main_input_name", None) == "pixel_values" and isinstance(size, int):
             return (), {"pixel_values": _zeros(model, 1, getattr(config, "num_channels", 3), size, size)}
         raise ValueError(
-            f"{type(model).__name__} does not say what it reads; pass example=: the tensor, tuple or dict of keywords "
-            "that it is called with."
+            f"{type(model).__name__} does not say what it reads; call weight_decay_roles in Python with example=, the "
+            "tensor, tuple or dict of keywords that it is called with."
         )
     ids = _ids(model, vocabulary)
     kwargs: dict[str, Any] = {"input_ids": ids}

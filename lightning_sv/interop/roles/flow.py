@@ -52,9 +52,9 @@ class Flow:
     def _derive(self, node: Node) -> None:
         """Note what a value is made of that depends on parameters alone."""
         learned = [(name, value) for name, value in node.inputs if value.kind == PARAM]
-        if node.op in CHOICES_OF_ROWS:
-            learned = [(name, value) for name, value in learned if name == "self"]
-        largest = max(math.prod(value.shape) for _, value in learned)
+        kept_of = ("self",) if node.op in CHOICES_OF_ROWS else PRODUCTS.get(node.op, ())  # no index, no bias
+        learned = [(name, value) for name, value in learned if not kept_of or name in kept_of]
+        largest = max((math.prod(value.shape) for _, value in learned), default=0)
         small = [v for _, v in learned if node.op in MULTIPLIED and math.prod(v.shape) < largest]
         whole = [v for _, v in learned if v not in small]
         self.sources[node] = frozenset().union(*(self.sources[v] for v in whole))

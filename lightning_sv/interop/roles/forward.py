@@ -20,6 +20,7 @@ def _as_for_tracing(model: nn.Module) -> Iterator[None]:
         for module, _ in training:
             module.training = False
         with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.enter_context(torch.compiler.set_stance("force_eager"))

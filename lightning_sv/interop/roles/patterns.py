@@ -20,7 +20,7 @@ def patterns(wanted: Sequence[str], rest: Sequence[str], kind: Pattern = "regex"
         kind: 'regex' matches with re.search and re.match, 'glob' with fnmatch.
 
     Raises:
-        ValueError: another kind
+        ValueError: another kind.
 
     >>> patterns(["layers.0.norm.weight", "layers.1.norm.weight"], ["layers.0.up.weight"])
     ['^(.*\\.)?norm\\.weight$']
