@@ -20,11 +20,11 @@ class ConfigDifference(NamedTuple):
     """One key at which the configs of two runs differ.
 
     Args:
-        key: Dotted key, e.g. ``model.optim.lr``.
-        a: Its value in the first run.
-        b: Its value in the other run.
-        expected: Whether the comparison itself asked for it.
-        where: Names of the two runs, e.g. ``a-seed0, b-seed0``.
+        key: dotted key, e.g. `model.optim.lr`
+        a: its value in the first run
+        b: its value in the other run
+        expected: whether the comparison itself asked for it
+        where: names of the two runs, e.g. `a-seed0, b-seed0`
     """
 
     key: str
@@ -38,11 +38,11 @@ def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> No
     """Refuse runs on different texts or tokenizers: their nats per token have no common unit.
 
     Args:
-        runs: Completed runs by name.
-        validation: Whether the validation set must be the same.
+        runs: completed runs by name
+        validation: whether the validation set must be the same
 
     Raises:
-        ValueError: When ``corpus_hash`` or ``tokenizer_sha256`` is absent or differs, or the validation set does.
+        ValueError: when `corpus_hash` or `tokenizer_sha256` is absent or differs, or the validation set does
     """
     facts: dict[str, dict[str, Any]] = {}
     for name, run in runs.items():
@@ -60,11 +60,11 @@ def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") 
     """Refuse what is trained on different texts or tokenizers, or validated on different sets.
 
     Args:
-        facts: Name -> its values of `CORPUS_KEYS`, and of `VALIDATION_KEYS` behind ``data.`` where they must be equal.
-        what: The names are those of ``runs`` or ``arms``.
+        facts: name -> its values of `CORPUS_KEYS`, and of `VALIDATION_KEYS` behind `data.` where they must be equal
+        what: the names are those of `runs` or `arms`
 
     Raises:
-        ValueError: Names the first that differs from the first one, with both values.
+        ValueError: names the first that differs from the first one, with both values
     """
     names = list(facts)
     for key, one in facts[names[0]].items() if names else ():
@@ -98,8 +98,8 @@ def config_differences(runs: Mapping[str, Run], arm_args: Sequence[str]) -> list
     A value that is the run's own seed, or holds its own directory, counts as equal.
 
     Args:
-        runs: Completed runs by name; the first is the reference.
-        arm_args: Arguments not given to every arm: the keys they name are expected to differ.
+        runs: completed runs by name; the first is the reference
+        arm_args: arguments not given to every arm: the keys they name are expected to differ
     """
     own = (*_OWN_KEYS, *_keys(arm_args))
     reference_name, *others = runs

@@ -1,7 +1,7 @@
 """The outcome of a comparison: a table, one sentence per arm, a JSON of every figure.
 
 The arms are one baseline A and one or several others. Every figure about an other arm is about its pair with A; the
-others are not compared with each other. All losses are the last ``val/loss`` of the runs' event files, nats per token.
+others are not compared with each other. All losses are the last `val/loss` of the runs' event files, nats per token.
 """
 
 import json
@@ -42,7 +42,7 @@ class Pair:
 
     @property
     def title(self) -> str:
-        """What the difference is called, e.g. ``unified - llama``."""
+        """What the difference is called, e.g. `unified - llama`."""
         return f"{self.b.label} - {self.a.label}"
 
     @property
@@ -88,7 +88,7 @@ class Pair:
 
 
 def run_name(arm: int, seed: int) -> str:
-    """What a comparison calls a run: ``a-seed0``."""
+    """What a comparison calls a run: `a-seed0`."""
     return f"{ascii_lowercase[arm]}-seed{seed}"
 
 
@@ -98,7 +98,7 @@ class Comparison:
 
     Args:
         figure: its first panel has the arms, the baseline first
-        runs: every run by its name, seed by seed: ``a-seed0``, ``b-seed0``, ..., ``a-seed1``, ...
+        runs: every run by its name, seed by seed: `a-seed0`, `b-seed0`, ..., `a-seed1`, ...
         reused: keys of the runs that were complete beforehand
         differences: where the configs differ
         had: where the runs lie, and what trains them
@@ -185,7 +185,7 @@ class Comparison:
         }
 
     def to_json(self) -> str:
-        """``to_dict`` as text."""
+        """`to_dict` as text."""
         return json.dumps(self.to_dict(), indent=2, default=str)
 
     def print(self, console: Console) -> None:

@@ -47,11 +47,11 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: Runs, budge
     """Show every run, each figure alone and all together, and how long that takes.
 
     Args:
-        console: Where.
-        figures: What.
-        runs: What is there already.
-        budget: Under which budget.
-        parallel: Runs at a time.
+        console: shows it
+        figures: what would be trained
+        runs: those that are there already
+        budget: models, steps and seeds of the runs
+        parallel: runs at a time
     """
     known = by_seed(run for figure in figures for run in figure.runs())
     later = by_seed(run for figure in figures for run in rule_runs(figure, budget))

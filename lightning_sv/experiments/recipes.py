@@ -21,7 +21,7 @@ class Recipes:
 
     Args:
         budget: what they may spend
-        extra: further keys of every run, e.g. ``data.corpus.dir``
+        extra: further keys of every run, e.g. `data.corpus.dir`
         conf: the folder of all YAML
         files: of every run, in place of those that panel, budget and model name
     """
@@ -38,7 +38,7 @@ class Recipes:
         """The model of a role, or why this budget has none.
 
         Raises:
-            ValueError: The budget says nothing of the role.
+            ValueError: the budget says nothing of the role
         """
         if role in self.budget.models:
             return self.budget.models[role]
@@ -51,13 +51,13 @@ class Recipes:
         """Settle one arm.
 
         Args:
-            panel: Its panel.
-            arm: The arm.
-            role: Of its model.
-            more: Further keys: a value of a grid.
+            panel: the panel that the arm is in
+            arm: as the figure's YAML has it
+            role: which of the budget's models it trains
+            more: further keys: a value of a grid
 
         Raises:
-            ValueError: What `fit` would refuse.
+            ValueError: what `fit` would refuse
         """
         model = self.model(role)
         of = model if panel.kind == "scaling" or arm.model is None else self.model(panel.model)
@@ -79,7 +79,7 @@ class Recipes:
         return paths if self.files is None else list(self.files), keys
 
     def _steps(self, paths: list[Path], given: Mapping[str, Any]) -> int:
-        """Steps of ``llama``, for every arm: a few scale vectors more must not give an arm more of them."""
+        """Steps of `llama`, for every arm: a few scale vectors more must not give an arm more of them."""
         words = [*_configs(paths), *words_of(given)]
         if tuple(words) not in self._steps_known:
             run = parse_run([*words, "--model.scale", "llama"], check_corpus=False)

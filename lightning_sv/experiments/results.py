@@ -219,8 +219,8 @@ class Verdict:
     """What the runs say about one claim.
 
     Args:
-        claim: the statement in words, e.g. ``unified ends below llama``
-        verdict: one of four words; a claim of one pair is never more than ``not resolved``
+        claim: the statement in words, e.g. `unified ends below llama`
+        verdict: one of four words; a claim of one pair is never more than `not resolved`
         sentence: the verdict with its numbers, as one plain sentence
         estimate: mean over the pairs of what the claim is about
         low: lower end of its interval; None without one
@@ -229,7 +229,7 @@ class Verdict:
         smallest: the smallest effect that these pairs resolve, half their interval; None without one
         paper: the paper's number or finding, as text
         panel: title of its panel
-        unit: of the estimate and its interval; ``times`` is a ratio
+        unit: of the estimate and its interval; `times` is a ratio
         confidence: coverage of the interval; above 0.95 where one of several parts of a claim speaks against it
     """
 

@@ -40,7 +40,7 @@ class Runs:
         """Those that are not complete.
 
         Raises:
-            ValueError: A directory holds a finished run of another command, corpus or version.
+            ValueError: a directory holds a finished run of another command, corpus or version
         """
         jobs = [self.job(*run) for run in wanted]
         if self.context is None:
@@ -51,7 +51,7 @@ class Runs:
         """Loss of a finished run, nats per token; None where it is not finished.
 
         Raises:
-            ValueError: Its summary is damaged.
+            ValueError: its summary is damaged
         """
         run_dir = self.dir(recipe, seed)
         found = (summary := read_summary(run_dir)).get("val_loss")

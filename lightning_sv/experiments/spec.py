@@ -24,10 +24,10 @@ class ModelSpec:
     """A model under one budget.
 
     Args:
-        config: File of conf/model, without its ending.
-        set: Keys of a run that differ from it.
-        seconds_per_1000_steps: Of one core, ``llama`` with AdamW; None where hours follow from FLOPs.
-        note: What a reader of its losses must know.
+        config: file of conf/model, without its ending
+        set: keys of `fit` in which runs of this budget differ from the file
+        seconds_per_1000_steps: of one core, `llama` with AdamW; None where hours follow from FLOPs
+        note: what a reader of its losses must know
     """
 
     config: str
@@ -41,18 +41,18 @@ class Budget:
     """What the experiments may spend: sizes, steps, pairs and machine.
 
     Args:
-        name: Of its file.
-        summary: One sentence.
-        layers: Files of conf/ below the model: trainer and data.
-        seeds: Pairs of every panel that does not say otherwise.
-        models: Role, as the figures name it -> model.
-        lacks: Role -> why it is not trained on this budget.
-        set: Keys of every run.
-        relative_step_time: Placement or optimizer -> time of a step over ``llama``'s with AdamW.
-        gpu: Kind of GPU; None for a CPU.
-        startup_seconds: Seconds of a run on a CPU that its summary does not time: imports, tables, the picture.
-        sbatch: Options of a SLURM job that trains one run.
-        caution: What a reader must know of all its losses; stands at the head of the report.
+        name: name of the file in conf/paper/budgets, without its ending
+        summary: what it varies and trains, in one sentence
+        layers: files of conf/ below the model: trainer and data
+        seeds: pairs of every panel that does not say otherwise
+        models: role, as the figures name it -> model
+        lacks: role -> why it is not trained on this budget
+        set: keys of `fit` that all runs of this budget have
+        relative_step_time: placement or optimizer -> time of a step over `llama`'s with AdamW
+        gpu: kind of GPU; None for a CPU
+        startup_seconds: seconds of a run on a CPU that its summary does not time: imports, tables, the picture
+        sbatch: options of the SLURM job that trains one run
+        caution: what a reader must know of all its losses; stands at the head of the report
     """
 
     name: str
@@ -74,14 +74,14 @@ class ArmSpec:
     """One arm of a panel.
 
     Args:
-        scale: Strategy.
-        ours: Whether the paper does not have it.
-        baseline: Whether the others are compared with it.
-        set: Keys of its runs.
-        longer: Steps over those of the panel.
-        lr: Budget -> peak learning rate; the tuned one where it says nothing.
-        model: Role of its model, where it is not the panel's.
-        values: Budget -> its values of a grid, where they are not the panel's: optima lie apart.
+        scale: scale-vector strategy, as in model.scale
+        ours: whether the paper does not have it
+        baseline: whether the others are compared with it
+        set: keys of `fit` that its runs have
+        longer: steps over those of the panel
+        lr: budget -> peak learning rate; the tuned one where it says nothing
+        model: role of its model, where it is not the panel's
+        values: budget -> its values of a grid, where they are not the panel's: optima lie apart
     """
 
     scale: str
@@ -99,16 +99,16 @@ class ClaimSpec:
     """A statement that runs can check; which fields count depends on the kind (`lightning_sv.experiments.kinds.KINDS`).
 
     Args:
-        kind: Name of the row.
-        paper: The paper's number or finding.
-        a: Arm in question.
-        b: Arm it is compared with.
-        margin: In the unit of the claim, nats per token where it is a loss.
-        at: Earlier share of the training, where the claim has one.
-        until: Later share.
-        tags: Two scalars.
-        text: The statement, where the kind's own words do not fit.
-        not_at: Budget -> why it cannot be tested there.
+        kind: row of the table in claims/table.py
+        paper: the paper's number or finding
+        a: arm in question
+        b: arm it is compared with
+        margin: in the unit of the claim, nats per token where it is a loss
+        at: earlier share of the training, where the claim has one
+        until: later share of the training
+        tags: names of two logged scalars, whose rates of growth are compared
+        text: the statement, where the kind's own words do not fit
+        not_at: budget -> why it cannot be tested there
     """
 
     kind: str
@@ -128,10 +128,10 @@ class Rule:
     """What was fixed before the runs: as many pairs as the pilot's spread asks for, once; no look in between.
 
     Args:
-        margin: Nats per token: the difference that counts.
-        pilot: Pairs whose spread gives the number needed.
-        budget: Pairs at most; where more are needed, or the interval is wider than the margin after all, the verdict
-            is ``not resolved``.
+        margin: nats per token: the difference that counts
+        pilot: pairs whose spread gives the number needed
+        budget: pairs at most; where more are needed, or the interval is wider than the margin after all, the verdict
+            is `not resolved`
     """
 
     margin: float
@@ -144,21 +144,21 @@ class PanelSpec:
     """One panel of a figure.
 
     Args:
-        title: Its heading.
-        arms: By label.
-        claims: In the paper's order.
-        model: Role of the model.
-        models: Roles of the sizes of a scaling panel, instead.
-        kind: How it is drawn.
-        optim: File of conf/optim.
-        schedule: File of conf/schedule.
-        seeds: Budget -> number of pairs.
-        set: Keys of every run.
-        axis: Key that a grid varies.
-        values: Budget -> the values of a grid.
-        rule: Of a grid: each arm at its best value is compared on seeds of its own.
-        file: Of a table: measured figures to show.
-        not_at: Budget -> why the panel cannot be had there.
+        title: heading in the report and the picture
+        arms: what is trained, by the label in legends and claims
+        claims: statements that the runs decide, in the paper's order
+        model: role of the model that all arms train, see `Budget.models`
+        models: roles of the sizes of a scaling panel, instead
+        kind: how it is drawn
+        optim: file of conf/optim
+        schedule: file of conf/schedule
+        seeds: budget -> number of pairs
+        set: keys of `fit` that all runs of this budget have
+        axis: key that a grid varies
+        values: budget -> the values of a grid
+        rule: of a grid: each arm at its best value is compared on seeds of its own
+        file: of a table: measured figures to show
+        not_at: budget -> why the panel cannot be had there
     """
 
     title: str
@@ -183,13 +183,13 @@ class FigureSpec:
     """A figure or table of the paper.
 
     Args:
-        name: Of its file.
-        title: Its heading.
-        section: Where the paper has it.
-        summary: What it is about.
-        panels: In the paper's order.
-        paper: What -> the paper's number.
-        paper_tokens_per_param: What the paper trains these models with.
+        name: name of the file in conf/paper, without its ending
+        title: heading in the report and the picture
+        section: where the paper has it
+        summary: what it is about
+        panels: in the paper's order
+        paper: what -> the paper's number
+        paper_tokens_per_param: what the paper trains these models with
     """
 
     name: str

@@ -36,6 +36,7 @@ def train(figures: Sequence[Figure], runs: Runs, *, parallel: int | None, consol
 
     Raises:
         RuntimeError: a run was stopped by a signal
+        KeyboardInterrupt: the user stopped them all; finished runs are kept
     """
     failed: dict[str, str] = {}
     wanted = by_seed(run for figure in figures for run in figure.runs())

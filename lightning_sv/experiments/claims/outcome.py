@@ -24,7 +24,7 @@ def losses_at(arm: Arm, tokens: Sequence[float]) -> list[float]:
     """Validation loss of every run at its number of tokens, linear between evaluations.
 
     Raises:
-        ValueError: A run ends before, or begins after, its number of tokens.
+        ValueError: a run ends before, or begins after, its number of tokens
     """
     found = []
     for run, at in zip(arm.runs, tokens, strict=True):

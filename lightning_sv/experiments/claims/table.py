@@ -87,7 +87,7 @@ def check_claims(panel: PanelSpec, where: str) -> None:
         where: names it to the user
 
     Raises:
-        ValueError: An unknown kind or arm, a kind that such a panel does not have, or one without what it needs.
+        ValueError: an unknown kind or arm, a kind that such a panel does not have, or one without what it needs
     """
     for claim in panel.claims:
         if claim.kind not in KINDS:

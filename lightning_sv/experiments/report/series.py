@@ -22,7 +22,7 @@ def scaling_views(panel: Panel) -> tuple[list[View], list[str]]:
     The baseline's own curve is that of its fit with the first other series: each fit is of two arms.
 
     Args:
-        panel: of the kind ``scaling``
+        panel: of the kind `scaling`
     """
     fits, notes = {}, []
     for series, scaling, why_not in panel.fits:
@@ -112,7 +112,7 @@ def grid_views(panel: Panel) -> tuple[list[View], list[str]]:
     """Final loss of every series against the values of one setting, the lowest mean ringed.
 
     Args:
-        panel: of the kind ``grid``
+        panel: of the kind `grid`
     """
     all_series = baseline_first(panel.series)
     figure, notes = new_figure(panels=1), []

@@ -94,7 +94,7 @@ def verdicts_json(figures: Sequence[Figure], report: Path, **more: Any) -> str:
     Args:
         figures: judged
         report: the page that shows them
-        more: further entries
+        **more: further entries
     """
     made = [
         {

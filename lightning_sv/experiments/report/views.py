@@ -39,7 +39,7 @@ class View(NamedTuple):
     figure: Figure
 
     def save(self, stem: Path) -> None:
-        """Write ``stem``.png and ``stem``.svg; equal figures give equal bytes."""
+        """Write `stem`.png and `stem`.svg; equal figures give equal bytes."""
         stem.parent.mkdir(parents=True, exist_ok=True)
         with rc_context({"svg.hashsalt": "lightning_sv"}):
             self.figure.savefig(f"{stem}.svg", metadata={"Date": None})
@@ -71,7 +71,7 @@ def curve_views(panel: Panel, confidence: float = 0.95) -> tuple[list[View], lis
     """Loss against tokens, the difference to the baseline, the end of training; notes on what cannot be drawn.
 
     Args:
-        panel: of the kind ``curves``; one without a baseline has no difference
+        panel: of the kind `curves`; one without a baseline has no difference
         confidence: coverage of the bands
     """
     arms = baseline_first(panel.arms)
@@ -144,7 +144,7 @@ def branch_views(panel: Panel) -> tuple[list[View], list[str]]:
     """Growth of the Q, K and V norms against tokens, mean over the seeds: one picture an arm, on one scale.
 
     Args:
-        panel: of the kind ``qkv``; an arm whose runs have not logged branch norms gets a note instead
+        panel: of the kind `qkv`; an arm whose runs have not logged branch norms gets a note instead
     """
     found: list[tuple[str, Figure]] = []
     notes = []
@@ -175,7 +175,7 @@ def branch_views(panel: Panel) -> tuple[list[View], list[str]]:
 
 
 def axis_words(axis: str) -> str:
-    """``model.optim.lr`` -> what a reader calls it."""
+    """`model.optim.lr` -> what a reader calls it."""
     known: dict[str, str] = {"lr": "peak learning rate", "init_std": "standard deviation at initialization"}
     last = axis.rpartition(".")[2]
     return known.get(last, last)

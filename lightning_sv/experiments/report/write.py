@@ -34,8 +34,8 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
 
         out/  report.html  report.md  figures/*.png *.svg  results.csv  differences.csv  verdicts.csv  tables.csv
 
-    ``report.html`` is complete in itself. ``results.csv`` has a row a run, ``differences.csv`` one a difference to a
-    baseline with its interval, ``verdicts.csv`` one a claim, ``tables.csv`` one a cell of the panels that are tables.
+    `report.html` is complete in itself. `results.csv` has a row a run, `differences.csv` one a difference to a
+    baseline with its interval, `verdicts.csv` one a claim, `tables.csv` one a cell of the panels that are tables.
     A panel that cannot be drawn says why in its place.
 
     Args:

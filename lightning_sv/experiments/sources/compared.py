@@ -118,7 +118,7 @@ def resolve(arms: Sequence[Asked], shared: Sequence[str]) -> list[Resolved]:
     """Resolve every arm as `fit` would.
 
     Raises:
-        ValueError: What `fit` would refuse, or arms on different corpora, tokenizers or validation sets.
+        ValueError: what `fit` would refuse, or arms on different corpora, tokenizers or validation sets
     """
     runs, hashed = [], set[Path]()
     for label, arm in arms:
@@ -160,7 +160,7 @@ def one_budget(runs: Sequence[Resolved]) -> tuple[list[Asked], str]:
     """Give every arm the tokens of A, whose parameters decide them where no steps are set; say so in a sentence.
 
     Raises:
-        ValueError: An arm asks for other tokens, or A's are not a whole number of its steps.
+        ValueError: an arm asks for other tokens, or A's are not a whole number of its steps
     """
     a, *_ = runs
     steps, size = plan_steps(a.model, a.data, a.trainer), a.data.tokens_per_step

@@ -31,7 +31,7 @@ def load_figure(name: str, conf: Path = CONF) -> FigureSpec:
     """Read conf/paper/NAME.yaml.
 
     Raises:
-        ValueError: No such figure, or a key or value that it cannot have.
+        ValueError: no such figure, or a key or value that it cannot have
     """
     return _load(FigureSpec, name, conf / "paper", figure_names(conf), "figure")
 
@@ -40,7 +40,7 @@ def load_budget(name: str, conf: Path = CONF) -> Budget:
     """Read conf/paper/budgets/NAME.yaml.
 
     Raises:
-        ValueError: No such budget, or a key or value that it cannot have.
+        ValueError: no such budget, or a key or value that it cannot have
     """
     return _load(Budget, name, conf / "paper" / "budgets", budget_names(conf), "budget")
 

@@ -28,14 +28,14 @@ def own_figure(
     """Run directories -> a figure: losses, differences to the baseline, branch norms where all runs logged them.
 
     Args:
-        dirs: Completed run directories, or folders whose subfolders are such.
-        labels: Names of the runs in place of their strategies, one per run.
-        baseline: Label of the arm compared with; the first run's when None.
-        command: What the report says made it.
+        dirs: completed run directories, or folders whose subfolders are such
+        labels: names of the runs in place of their strategies, one per run
+        baseline: label of the arm compared with; the first run's when None
+        command: what the report says made it
 
     Raises:
-        ValueError: For a directory without events, two runs of one label and seed, an unknown baseline, runs on other
-            corpora, tokenizers or validation sets, or arms that share no seed.
+        ValueError: for a directory without events, two runs of one label and seed, an unknown baseline, runs on other
+            corpora, tokenizers or validation sets, or arms that share no seed
     """
     paths, unfinished = _expand(dirs)
     found = [read_run(path) for path in paths]
