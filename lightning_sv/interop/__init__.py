@@ -1,16 +1,18 @@
 """Bridges to other code: folding scale vectors away, Hugging Face, roles and groups for any model."""
 
-from lightning_sv.interop.fold import fold
+from lightning_sv.interop.fold import Folding, fold, foldable
 from lightning_sv.interop.groups import decayed_names, param_groups
 from lightning_sv.interop.hf import to_hugging_face
 from lightning_sv.interop.roles import ModelParameter, Roles, fake_model, weight_decay_roles
 
 __all__ = [
+    "Folding",
     "ModelParameter",
     "Roles",
     "decayed_names",
     "fake_model",
     "fold",
+    "foldable",
     "param_groups",
     "to_hugging_face",
     "weight_decay_roles",

@@ -1,45 +1,179 @@
-"""Folding: a model without scale vectors that computes the same function (paper, Section 2.1)."""
+"""Folding: the same function with as few scale vectors as there can be (paper, Section 2.1).
+
+A gamma beside a matrix is a diagonal factor of it: W <- diag(gamma_out) W diag(gamma_in). Where the output is
+normalized (`dnp`), gamma_out comes after the norm and can only go on into the next matrix, as far as what lies
+between is linear in it: attention averages v's channels, the gate multiplies up's.
+"""
+
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from lightning_sv.nn import Backbone
-from lightning_sv.scale import BranchGroup, lone_norms
+from lightning_sv.nn import Backbone, meta_backbone
+from lightning_sv.scale import BranchGroup, RMSNorm, ScaleOptions, ScaleVector, lone_norms
+from lightning_sv.scale.vector import HeadShared
+
+#: branch -> the matrix that reads it through nothing but sums and products, beside the branch's group
+_READERS = {
+    "v_proj": "o_proj",
+    "up_proj": "down_proj",
+    "shared_up_proj": "shared_down_proj",
+    "expert_up_proj": "expert_down_proj",
+}
+_SCORES = "queries and keys are rotated and multiplied by each other after their norm, and no matrix follows"
+_RESIDUAL = "it is added to the residual stream after its norm, and no matrix follows"
+_SILU = "SiLU, which is not linear, follows its norm"
+#: why the vector after a norm stays, by the last word of the norm's path
+_STAYS = {
+    "q_proj": _SCORES,
+    "k_proj": _SCORES,
+    "q_norm": _SCORES,
+    "k_norm": _SCORES,
+    "gate_proj": _SILU,
+    "shared_gate_proj": _SILU,
+    "expert_gate_proj": _SILU,
+    "lm_head": "its norm gives the logits, and no matrix follows",
+    "attn_post_norm": _RESIDUAL,
+    "ffn_post_norm": _RESIDUAL,
+}
+
+
+class Folding(NamedTuple):
+    """What becomes of one scale vector.
+
+    Attributes:
+        vector: site and side, 'layers.0.attn.qkv.q_proj.scale_out'; a shared one once for each branch it acts on
+        into: path of the matrix that takes it; None where it stays
+        why: it stays; '' where it folds
+    """
+
+    vector: str
+    into: str | None
+    why: str = ""
+
+
+def foldable(model: Backbone) -> list[Folding]:
+    """Return a row for each scale vector: the matrix it folds into, or why it stays."""
+    rows = []
+    for path, group in _groups(model).items():
+        for name, branch in group.branches():
+            site, (scale_in, scale_out) = f"{path}.{name}", group.vectors(name)
+            if scale_in is not None:
+                rows.append(Folding(f"{site}.scale_in", site))
+            if scale_out is None:
+                continue
+            if branch.norm_width is None:
+                rows.append(Folding(f"{site}.scale_out", site))
+            elif name in _READERS:
+                rows.append(Folding(f"{site}.scale_out", _reader(path, name)))
+            else:
+                rows.append(Folding(f"{site}.scale_out", None, _STAYS[name]))
+    return rows + [Folding(f"{path}.scale", None, _STAYS[path.rpartition(".")[2]]) for path, _ in lone_norms(model)]
+
+
+class Folded(NamedTuple):
+    """A model's numbers after folding.
+
+    Attributes:
+        weights: what is no scale vector, by its name in the state dict
+        norms: path of each RMSNorm -> gamma, or None for 1
+        outputs: path of each branch whose output is normalized -> the gamma after it, or None for 1; (d_head,) where
+            all heads share it
+    """
+
+    weights: dict[str, Tensor]
+    norms: dict[str, Tensor | None]
+    outputs: dict[str, Tensor | None]
+
+    @property
+    def normalized(self) -> set[str]:
+        """Names of the branches whose output is normalized; they are the same in every block."""
+        return {path.rpartition(".")[2] for path in self.outputs}
+
+
+@torch.no_grad()
+def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
+    """Fold what `foldable` says, into new tensors of the model's dtype.
+
+    Args:
+        model: with any strategy
+        into_norms: leave a vector that a norm shares between its branches in the norm, which standard models have
+    """
+    vectors = tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, ScaleVector))
+    weights = {name: value.clone() for name, value in model.state_dict().items() if not name.startswith(vectors)}
+    norms: dict[str, Tensor | None] = {
+        path: None if norm.scale is None else norm.scale()
+        for path, norm in model.named_modules()
+        if isinstance(norm, RMSNorm)
+    }
+    outputs: dict[str, Tensor | None] = {}
+    for path, group in _groups(model).items():
+        stays = into_norms and group.norm.scale is not None
+        for name, branch in group.branches():
+            gamma_in, gamma_out = group.gammas(name)
+            weight = weights[f"{path}.{name}.weight"]
+            if gamma_in is not None and not (stays and branch.scale_in is None):
+                weight *= gamma_in.unsqueeze(-2)
+            if branch.norm_width is None:
+                weight *= 1 if gamma_out is None else gamma_out.unsqueeze(-1)
+                continue
+            vector = group.vectors(name)[1]
+            if gamma_out is not None and name in _READERS:
+                weights[f"{_reader(path, name)}.weight"] *= gamma_out.unsqueeze(-2)
+                gamma_out = None
+            elif isinstance(vector, HeadShared):
+                gamma_out = vector.vector()
+            outputs[f"{path}.{name}"] = gamma_out
+        if not stays:
+            norms[f"{path}.norm"] = None
+    return Folded(weights, norms, outputs)
 
 
 @torch.no_grad()
 def fold(model: Backbone) -> Backbone:
-    """Return a `nop` backbone with W <- diag(gamma_out) W diag(gamma_in) and the same logits.
+    """Return a backbone with the same logits in which every scale vector that can be is part of a matrix.
 
-    Scale vectors around a matrix add no expressivity: this is that statement as code.
+    Without `dnp`, Q/K-norm and Post-Norm that is `nop`: scale vectors around a matrix add no expressivity. With them,
+    norms and the vectors that `foldable` says stay are left, as exceptions of `placement_at`.
 
-    Raises:
-        ValueError: a branch normalizes its output (`dnp`), or a norm that no matrix follows has a
-            scale vector (Q/K-norm, Post-Norm): neither can be absorbed.
+    Args:
+        model: with any strategy; it is not changed
     """
-    refuse_normalized_outputs(model)
-    groups = {path: m for path, m in model.named_modules() if isinstance(m, BranchGroup)}
-    for path, _ in lone_norms(model):
-        raise ValueError(
-            f"the scale vector of {path} cannot be folded into a matrix, for none follows it; fold models without "
-            "qk_norm and post_norm."
-        )
-    plain = {name for name, _ in model.named_parameters() if name.endswith(".weight")}
-    weights = {name: value for name, value in model.state_dict().items() if name in plain or name.endswith("_bias")}
-    for path, group in groups.items():
-        for name, _ in group.branches():
-            weights[f"{path}.{name}.weight"] = group.effective_weight(name)
-    folded = Backbone(model.config, "nop").to(model.embed.weight)
-    folded.load_state_dict(weights)
+    weights, norms, outputs = fold_weights(model)
+    alone = [path for path, _ in lone_norms(model)]
+    sites = {name for group in _groups(model).values() for name in group.names}
+    shared = {name for group in _groups(model).values() for name in group.names if _is_shared(group, name)}
+    left = {path.rpartition(".")[2]: "np" if gamma is None else "anp" for path, gamma in outputs.items()}
+    options = ScaleOptions(
+        # a norm that no branch reads has a vector wherever the strategy has any
+        placement_at={site: left.get(site, "nop") for site in sorted(sites)} if alone else left,
+        share_heads=[name for name in left if left[name] == "anp" and name in shared],
+    )
+    folded = meta_backbone(model.config, "llama" if alone else "nop", options)
+    folded.to(model.embed.weight.dtype).to_empty(device=model.embed.weight.device)
+    folded.load_state_dict(weights, strict=False)
+    for path in alone:
+        _set_gamma(folded.get_submodule(path).scale, norms[path])
+    for path, gamma in outputs.items():
+        _set_gamma(folded.get_submodule(path).scale_out, gamma)
     return folded
 
 
-def refuse_normalized_outputs(model: Backbone) -> None:
-    """Raise a ValueError where a branch normalizes its output, which no matrix can absorb."""
-    for path, group in model.named_modules():
-        if isinstance(group, BranchGroup):
-            for name, branch in group.branches():
-                if branch.norm_width is not None:
-                    raise ValueError(
-                        f"{path}.{name} normalizes its output (strategy {str(model.strategy)!r}), so its scale "
-                        "vectors cannot be folded into the matrix; fold models without 'dnp'."
-                    )
+def _groups(model: Backbone) -> dict[str, BranchGroup]:
+    return {path: module for path, module in model.named_modules() if isinstance(module, BranchGroup)}
+
+
+def _is_shared(group: BranchGroup, name: str) -> bool:
+    return isinstance(group.vectors(name)[1], HeadShared)
+
+
+def _set_gamma(vector: Any, gamma: Tensor | None) -> None:
+    """Set gamma, which is that of one head where all share it, in a folded model; None has no vector there."""
+    if gamma is not None:
+        vector.set_gamma(gamma.repeat(vector.n_head) if isinstance(vector, HeadShared) else gamma)
+
+
+def _reader(path: str, name: str) -> str:
+    """Return the path of the matrix that reads branch `name` of the group at `path`."""
+    return f"{path.rpartition('.')[0]}.{_READERS[name]}"

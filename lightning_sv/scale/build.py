@@ -10,6 +10,13 @@ from lightning_sv.scale.norm import RMSNorm
 from lightning_sv.scale.strategy import PLACEMENTS, Placement, ScaleStrategy
 from lightning_sv.scale.vector import ROLES, HeadShared, Role, ScaleVector
 
+#: what folding leaves of `dnp`, for `placement_at` alone: the norm after the matrix, with a vector after it or without
+FOLDED: dict[str, Placement] = {
+    "anp": Placement(False, True, True, "after, normalized: ga * Norm(W xhat)"),
+    "np": Placement(False, True, False, "normalized: Norm(W xhat)"),
+}
+_TOKENS = PLACEMENTS | FOLDED
+
 
 @dataclass(frozen=True)
 class ScaleOptions:
@@ -17,7 +24,8 @@ class ScaleOptions:
 
     Attributes:
         placement_at: placement of single branches, site -> token, for instance {lm_head: dp}, or {router: bp} for
-            a router whose logits no output-side vector scales
+            a router whose logits no output-side vector scales; beside the strategies' tokens `np` and `anp`, which
+            are what folding leaves of `dnp`
         role_at: role of single vectors, 'site.scale_in' or 'site.scale_out' -> 'input' | 'output',
             for instance {v_proj.scale_out: input} to let the output side of v decay under `iwd`
         share_scale_out: one output-side vector for those branches of a norm that have equal widths
@@ -35,8 +43,8 @@ class ScaleOptions:
 
     def __post_init__(self) -> None:
         for site, token in self.placement_at.items():
-            if token not in PLACEMENTS:
-                raise ValueError(f"scale_options.placement_at.{site} is {token!r}; known: {' '.join(PLACEMENTS)}")
+            if token not in _TOKENS:
+                raise ValueError(f"scale_options.placement_at.{site} is {token!r}; known: {' '.join(_TOKENS)}")
         for key, role in self.role_at.items():
             if role not in ROLES or key.rpartition(".")[2] not in ("scale_in", "scale_out", "scale"):
                 raise ValueError(
@@ -200,7 +208,7 @@ class ScaleBuilder:
     def _sides(self, site: str) -> Placement:
         self._sites.add(site)
         token = self.options.placement_at.get(site)
-        return self.strategy.sides if token is None else PLACEMENTS[token]
+        return self.strategy.sides if token is None else _TOKENS[token]
 
     def _vector(self, site: str, side: str, d: int, role: Role, lead: tuple[int, ...] = ()) -> ScaleVector:
         key = f"{site}.{side}"

@@ -1,0 +1,7 @@
+"""To and from the models of Hugging Face's transformers: Llama, Qwen 3, Gemma 3 and their mixtures of experts."""
+
+from lightning_sv.interop.hf.families import hugging_face_config
+from lightning_sv.interop.hf.folder import export
+from lightning_sv.interop.hf.model import to_hugging_face
+
+__all__ = ["export", "hugging_face_config", "to_hugging_face"]

@@ -1,0 +1,199 @@
+"""Which family of transformers' models has the norms that folding leaves, and what they call its parts."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from lightning_sv.interop.fold import Folded
+from lightning_sv.nn import BackboneConfig
+
+# ours, inside a layer -> theirs; a norm's key stands for its gamma
+_ATTENTION = {
+    "attn.qkv.norm": "input_layernorm.weight",
+    "attn.qkv.q_proj.weight": "self_attn.q_proj.weight",
+    "attn.qkv.k_proj.weight": "self_attn.k_proj.weight",
+    "attn.qkv.v_proj.weight": "self_attn.v_proj.weight",
+    "attn.o_proj.weight": "self_attn.o_proj.weight",
+}
+_QK_NORM = {"attn.q_norm": "self_attn.q_norm.weight", "attn.k_norm": "self_attn.k_norm.weight"}
+_FFN = {
+    "ffn.gate_up.gate_proj.weight": "mlp.gate_proj.weight",
+    "ffn.gate_up.up_proj.weight": "mlp.up_proj.weight",
+    "ffn.down_proj.weight": "mlp.down_proj.weight",
+}
+_SHARED_EXPERT = {
+    "ffn.inputs.shared_gate_proj.weight": "mlp.shared_expert.gate_proj.weight",
+    "ffn.inputs.shared_up_proj.weight": "mlp.shared_expert.up_proj.weight",
+    "ffn.inputs.shared_router.weight": "mlp.shared_expert_gate.weight",
+    "ffn.shared_down_proj.weight": "mlp.shared_expert.down_proj.weight",
+}
+_EXPERTS = {
+    "ffn.inputs.norm": "post_attention_layernorm.weight",
+    "ffn.inputs.router.weight": "mlp.gate.weight",
+    "ffn.expert_gate_up_proj": "mlp.experts.gate_up_proj",  # both in one
+    "ffn.expert_down_proj.weight": "mlp.experts.down_proj",
+}
+_LLAMA = _ATTENTION | _FFN | {"ffn.gate_up.norm": "post_attention_layernorm.weight"}
+_POST_NORM = {
+    "attn_post_norm": "post_attention_layernorm.weight",
+    "ffn.gate_up.norm": "pre_feedforward_layernorm.weight",
+    "ffn_post_norm": "post_feedforward_layernorm.weight",
+}
+#: parts outside the layers
+_OUTSIDE = {
+    "embed.weight": "model.embed_tokens.weight",
+    "head.norm": "model.norm.weight",
+    "head.lm_head.weight": "lm_head.weight",
+}
+#: start of the names of transformers' classes -> the parts of a layer
+LAYERS: dict[str, dict[str, str]] = {
+    "Llama": _LLAMA,
+    "Qwen3": _LLAMA | _QK_NORM,
+    "Gemma3": _ATTENTION | _FFN | _QK_NORM | _POST_NORM,
+    "Qwen2Moe": _ATTENTION | _EXPERTS | _SHARED_EXPERT,
+    "Qwen3Moe": _ATTENTION | _EXPERTS | _QK_NORM,
+}
+
+
+class Target(NamedTuple):
+    """A model of transformers that computes what a folded one does.
+
+    Attributes:
+        family: a key of `LAYERS`
+        output_norms: branches that a plain model of this family does not normalize; where there are any, our own
+            modelling code goes beside the weights
+        qk_of: what gives q_norm and k_norm their gammas: 'norms', 'outputs' of the branches, or '' for neither
+    """
+
+    family: str
+    output_norms: frozenset[str] = frozenset()
+    qk_of: str = ""
+
+
+def target(config: BackboneConfig, folded: Folded | None = None) -> Target:
+    """Choose the family; plain wherever one has the norms that are left.
+
+    Args:
+        config: the sizes
+        folded: the model, for branches that are normalized; None where none is
+
+    Raises:
+        ValueError: no family of transformers has these norms or this router
+    """
+    normalized = frozenset(folded.normalized) if folded else frozenset()
+    if config.router.balance == "bias":
+        raise ValueError(
+            "transformers' mixtures of experts have no bias on the choice of experts like ours; export models with "
+            "model.backbone.router.balance loss or none."
+        )
+    if config.post_norm and (not config.qk_norm or config.n_expert):
+        raise ValueError(
+            "transformers has no model with these norms: post_norm is Gemma 3's, with qk_norm and without n_expert."
+        )
+    if config.qk_norm and config.n_expert and config.n_expert_shared:
+        raise ValueError(
+            "transformers has no model with these norms: qk_norm with n_expert is Qwen3-MoE's, which has no expert for "
+            "every token; set n_expert_shared to 0."
+        )
+    if config.post_norm:
+        return Target("Gemma3", normalized, "norms")
+    experts = "Moe" if config.n_expert else ""
+    if config.qk_norm:
+        return Target(f"Qwen3{experts}", normalized, "norms")
+    plain = normalized == {"q_proj", "k_proj"} and not (config.n_expert and config.n_expert_shared)
+    if folded and plain and all(_of_one_head(config, gamma) for gamma in folded.outputs.values()):
+        return Target(f"Qwen3{experts}", qk_of="outputs")
+    return Target("Qwen2Moe" if experts else "Llama", normalized)
+
+
+def _of_one_head(config: BackboneConfig, gamma: Tensor | None) -> bool:
+    return gamma is None or len(gamma) == config.head_width
+
+
+def keys(family: str, n_layer: int) -> dict[str, str]:
+    """Return ours -> theirs for all parts of a model; a norm's key stands for its gamma."""
+    layers = range(n_layer)
+    return _OUTSIDE | {
+        f"layers.{i}.{ours}": f"model.layers.{i}.{theirs}" for i in layers for ours, theirs in LAYERS[family].items()
+    }
+
+
+def hugging_face_config(config: BackboneConfig, max_positions: int = 4096, eot: int | None = None) -> dict[str, Any]:
+    """Return the arguments of the transformers config class of a model without normalized branches.
+
+    Args:
+        config: sizes of the backbone
+        max_positions: the longest sequence
+        eot: see `arguments`
+
+    Raises:
+        ValueError: see `target`
+    """
+    return arguments(config, target(config), max_positions, eot)
+
+
+def arguments(config: BackboneConfig, to: Target, max_positions: int, eot: int | None) -> dict[str, Any]:
+    """Return the arguments of the transformers config class.
+
+    Args:
+        config: sizes of the backbone
+        to: the family
+        max_positions: the longest sequence
+        eot: id of the token that ends a text, and with which a text begins; None leaves out their defaults too
+    """
+    rope = {"rope_type": "default", "rope_theta": config.rope_theta}
+    shared: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "intermediate_size": config.ffn_width,
+        "num_hidden_layers": config.n_layer,
+        "num_attention_heads": config.n_head,
+        "num_key_value_heads": config.n_head,
+        "head_dim": config.head_width,
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": rope,
+        "attention_bias": False,
+        "max_position_embeddings": max_positions,
+        "tie_word_embeddings": False,
+        "bos_token_id": eot,
+        "pad_token_id": None,
+        "eos_token_id": eot,
+    }
+    if to.output_norms:
+        shared["output_norms"] = _widths(config, to.output_norms)
+    if config.n_expert:
+        shared |= _expert_arguments(config)
+    if to.family == "Llama":
+        shared["mlp_bias"] = False
+    if to.family == "Gemma3":
+        shared |= {
+            "hidden_activation": "silu",
+            "query_pre_attn_scalar": config.head_width,
+            "layer_types": ["full_attention"] * config.n_layer,
+            "rope_parameters": {"full_attention": rope, "sliding_attention": rope},
+        }
+    return shared
+
+
+def _expert_arguments(config: BackboneConfig) -> dict[str, Any]:
+    # Their default, a grouped product, wants strides of 16 bytes; in float32 and bf16 that is a width of 8.
+    ragged = config.expert_width % 8 or config.d_model % 8
+    return ({"experts_implementation": "eager"} if ragged else {}) | {
+        "qkv_bias": False,
+        "num_experts": config.n_expert,
+        "num_experts_per_tok": config.n_expert_active,
+        "moe_intermediate_size": config.expert_width,
+        "shared_expert_intermediate_size": config.ffn_width,
+        "norm_topk_prob": config.router.renormalize,
+        # theirs is k when balanced
+        "router_aux_loss_coef": config.router.balance_coef / config.n_expert_active,
+    }
+
+
+def _widths(config: BackboneConfig, names: frozenset[str]) -> Mapping[str, int]:
+    """Name of a normalized branch, as our modelling code spells it -> channels that are normalized together."""
+    per_head, experts = ("q_proj", "k_proj", "v_proj"), ("expert_gate_proj", "expert_up_proj")
+    width = dict.fromkeys(per_head, config.head_width) | dict.fromkeys(experts, config.expert_width)
+    width |= {"lm_head": config.vocab_size}
+    return {name.removeprefix("shared_"): width.get(name, config.ffn_width) for name in sorted(names)}

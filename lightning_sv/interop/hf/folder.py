@@ -1,0 +1,103 @@
+"""A folder that transformers and the engines built on its names load: weights, config, tokenizer, model card."""
+
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from lightning_sv.corpus import Tokenizer
+from lightning_sv.interop.hf.model import to_hugging_face, transformers
+from lightning_sv.interop.hf.tokenizer import fast_tokenizer
+from lightning_sv.nn import Backbone
+
+#: largest relative difference of logits, over all of them, between two orders of float32 sums
+TOLERANCE = 1e-4
+
+
+class Exported(NamedTuple):
+    """What was written.
+
+    Attributes:
+        kind: the class that loads it
+        own_code: whether its code lies beside the weights
+        difference: of the logits, relative to ours, as norms
+    """
+
+    kind: str
+    own_code: bool
+    difference: float
+
+
+def refuse_used(folder: Path) -> None:
+    """Refuse to write into a folder that holds something.
+
+    Raises:
+        ValueError: it does, or is a file
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is not empty; give a new or an empty folder.")
+
+
+def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context: int, card: str) -> Exported:
+    """Write a folder for transformers, load it again, and compare its logits with the model's; all of it, or nothing.
+
+    Args:
+        model: with any strategy, in float32
+        tokenizer: of the corpus it was trained on
+        folder: new, or empty
+        context: tokens it was trained to look back on
+        card: README.md's text, with {kind} for the class and {load} for the argument that loads own code
+
+    Raises:
+        ValueError: the folder is used; transformers has no such model or tokenizer, or is not installed; or the logits
+            differ
+    """
+    final = Path(folder)
+    refuse_used(final)
+    # folded in float64, rounded once
+    theirs = to_hugging_face(model.double(), tokenizer.eot, context).float()
+    model.float()
+    settings = {"bos_token_id": tokenizer.eot, "eos_token_id": tokenizer.eot, "pad_token_id": tokenizer.eot}
+    theirs.generation_config = transformers().GenerationConfig(**settings)
+    own_code = type(theirs).is_remote_code()
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = final.with_name(f".{final.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        theirs.save_pretrained(partial)
+        fast_tokenizer(tokenizer, context).save_pretrained(partial)
+        words = {"trust_remote_code": True} if own_code else {}
+        experts = experts_words(theirs)
+        load = "".join(f", {key}={value!r}" for key, value in {**words, **experts}.items())
+        (partial / "README.md").write_text(card.replace("{kind}", type(theirs).__name__).replace("{load}", load))
+        difference = compare(model, type(theirs).from_pretrained(partial, **experts), context)
+        partial.replace(final)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return Exported(type(theirs).__name__, own_code, difference)
+
+
+def experts_words(theirs: Any) -> dict[str, str]:
+    """Return what loads experts whose width their grouped product cannot read; a config does not keep it."""
+    ragged = getattr(theirs.config, "_experts_implementation", None) == "eager"
+    return {"experts_implementation": "eager"} if ragged else {}
+
+
+@torch.no_grad()
+def compare(model: Backbone, theirs: Any, context: int) -> float:
+    """Return ||theirs - ours|| / ||ours|| of the logits of two random texts.
+
+    Raises:
+        ValueError: it is larger than rounding explains
+    """
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, model.config.vocab_size, (2, min(context, 64)), generator=generator)
+    ours, found = model(tokens), theirs.eval()(tokens).logits.to(model.embed.weight.dtype)
+    difference = float((found - ours).norm() / ours.norm())
+    if not difference <= TOLERANCE:
+        raise ValueError(
+            f"the logits of {type(theirs).__name__} differ from ours by {difference:.2g} of their norm; nothing was "
+            "written. Please report this with the run's config.yaml."
+        )
+    return difference

@@ -1,0 +1,140 @@
+"""Llama, Qwen 3, Gemma 3 and mixtures of experts whose linear maps may normalize what they give: y = gamma Norm(W x).
+
+lightning_sv writes this file beside the weights of models that were trained with `dnp` ("dual, normalized"); it needs
+torch and transformers alone. `output_norms` of the config: name of a linear map -> channels normalized together.
+"""
+
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def normalize(y: Tensor, width: int, eps: float, gamma: Tensor) -> Tensor:
+    """Return gamma * y / sqrt(mean(y^2) + eps), the mean over groups of `width` channels, in float32 inside."""
+    wide = y.float().unflatten(-1, (-1, width))
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    out: Tensor = (wide.flatten(-2) * gamma.to(wide.dtype)).to(y.dtype)
+    return out
+
+
+class NormedLinear(nn.Linear):
+    """y = gamma * Norm(W x)."""
+
+    def __init__(self, d_in: int, d_out: int, width: int, eps: float):
+        super().__init__(d_in, d_out, bias=False)
+        self.width, self.eps, self.gamma = width, eps, nn.Parameter(torch.ones(d_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., d_in) -> (..., d_out)."""
+        return normalize(super().forward(x), self.width, self.eps, self.gamma)
+
+
+class NormedExperts(nn.Module):
+    """SwiGLU experts whose gate, up or both are normalized; up's gamma is in down_proj."""
+
+    def __init__(self, config: Any):
+        super().__init__()
+        n, d, hidden = config.num_experts, config.hidden_size, config.moe_intermediate_size
+        self.norms, self.eps = config.output_norms, config.rms_norm_eps
+        self.gate_up_proj = nn.Parameter(torch.empty(n, 2 * hidden, d))
+        self.down_proj = nn.Parameter(torch.empty(n, d, hidden))
+        self.gamma = nn.Parameter(torch.ones(n, hidden))
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """(N, d), (N, k) experts, (N, k) weights -> (N, d)."""
+        out = torch.zeros_like(x)
+        for e in chosen.unique().tolist():
+            token, place = torch.where(chosen == e)
+            gate, up = F.linear(x[token], self.gate_up_proj[e]).chunk(2, dim=-1)
+            if "expert_gate_proj" in self.norms:
+                gate = normalize(gate, gate.shape[-1], self.eps, self.gamma[e])
+            if "expert_up_proj" in self.norms:
+                up = normalize(up, up.shape[-1], self.eps, torch.ones_like(self.gamma[e]))
+            y = F.linear(F.silu(gate) * up, self.down_proj[e]) * weights[token, place, None]
+            out.index_add_(0, token, y.to(out.dtype))
+        return out
+
+
+class OutputNorms(nn.Module):
+    """Put the norms that the config names into a model of transformers'."""
+
+    def __init__(self, config: Any):
+        super().__init__(config)  # type: ignore[call-arg]  # of the model it is mixed into
+        for path, module in list(self.named_modules()):
+            parent, _, name = path.rpartition(".")
+            if name in config.output_norms and isinstance(module, nn.Linear):
+                width, eps = config.output_norms[name], config.rms_norm_eps
+                new: nn.Module = NormedLinear(module.in_features, module.out_features, width, eps)
+            elif name == "experts" and any(key.startswith("expert_") for key in config.output_norms):
+                new = NormedExperts(config)
+            else:
+                continue
+            setattr(self.get_submodule(parent), name, new)
+
+
+class ScaledLlamaConfig(transformers.LlamaConfig):
+    """Llama's, with `output_norms`."""
+
+    model_type = "scaled_llama"
+    output_norms: dict | None = None
+
+
+class ScaledQwen3Config(transformers.Qwen3Config):
+    """Qwen 3's, with `output_norms`."""
+
+    model_type = "scaled_qwen3"
+    output_norms: dict | None = None
+
+
+class ScaledGemma3Config(transformers.Gemma3TextConfig):
+    """Gemma 3's, with `output_norms`."""
+
+    model_type = "scaled_gemma3"
+    output_norms: dict | None = None
+
+
+class ScaledQwen2MoeConfig(transformers.Qwen2MoeConfig):
+    """Qwen2-MoE's, with `output_norms`."""
+
+    model_type = "scaled_qwen2_moe"
+    output_norms: dict | None = None
+
+
+class ScaledQwen3MoeConfig(transformers.Qwen3MoeConfig):
+    """Qwen3-MoE's, with `output_norms`."""
+
+    model_type = "scaled_qwen3_moe"
+    output_norms: dict | None = None
+
+
+class ScaledLlamaForCausalLM(OutputNorms, transformers.LlamaForCausalLM):
+    """Llama with `output_norms`."""
+
+    config_class = ScaledLlamaConfig
+
+
+class ScaledQwen3ForCausalLM(OutputNorms, transformers.Qwen3ForCausalLM):
+    """Qwen 3 with `output_norms`."""
+
+    config_class = ScaledQwen3Config
+
+
+class ScaledGemma3ForCausalLM(OutputNorms, transformers.Gemma3ForCausalLM):
+    """Gemma 3 with `output_norms`."""
+
+    config_class = ScaledGemma3Config
+
+
+class ScaledQwen2MoeForCausalLM(OutputNorms, transformers.Qwen2MoeForCausalLM):
+    """Qwen2-MoE with `output_norms`."""
+
+    config_class = ScaledQwen2MoeConfig
+
+
+class ScaledQwen3MoeForCausalLM(OutputNorms, transformers.Qwen3MoeForCausalLM):
+    """Qwen3-MoE with `output_norms`."""
+
+    config_class = ScaledQwen3MoeConfig

@@ -1,0 +1,107 @@
+"""No extra expressivity: what scale vectors add is in the matrices, or is listed with its reason."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.interop import fold, foldable
+from lightning_sv.nn import RouterConfig
+from lightning_sv.scale import ScaleOptions, ScaleStrategy
+from lightning_sv.scale.vector import HeadShared
+from tests.conftest import ALL_STRATEGIES, GEMMA, MOE, perturbed
+
+FAMILIES: dict[str, dict[str, Any]] = {"dense": {}, "gemma": GEMMA, "moe": MOE}
+#: what Q/K-norm cannot go with, normalizes already
+ONCE = {"q_proj": "dp", "k_proj": "dp"}
+#: of each family the vectors that stay where everything is normalized that can be, by the last words of their paths
+STAY = {
+    "dense": {"q_proj.scale_out", "k_proj.scale_out", "gate_proj.scale_out", "lm_head.scale_out"},
+    "gemma": {"q_norm.scale", "k_norm.scale", "attn_post_norm.scale", "ffn_post_norm.scale"},
+    "moe": {"q_proj.scale_out", "k_proj.scale_out", "expert_gate_proj.scale_out", "shared_gate_proj.scale_out"},
+}
+STAY["gemma"] |= {"gate_proj.scale_out", "lm_head.scale_out"}
+STAY["moe"] |= {"lm_head.scale_out"}
+
+
+def make(config: BackboneConfig, family: str, text: str, **options: Any) -> Backbone:
+    """A model in float64 whose scale vectors have left 1, each by another amount, some to the negative."""
+    if family == "gemma" and ScaleStrategy.parse(text).sides.norm_out:
+        options["placement_at"] = ONCE | options.get("placement_at", {})
+    model = perturbed(Backbone(replace(config, **FAMILIES[family]), text, ScaleOptions(**options)).double(), 0.5)
+    if "er" not in text.split("+"):
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith(("gamma", "alpha")):
+                    parameter[..., ::3] *= -1
+    return model
+
+
+def assert_folded(model: Backbone) -> Backbone:
+    folded, before = fold(model), {name: value.clone() for name, value in model.state_dict().items()}
+    tokens = torch.randint(0, model.config.vocab_size, (2, 11))
+    with torch.no_grad():
+        expected, found = model(tokens), folded(tokens)
+    assert float((found - expected).norm()) <= 1e-12 * float(expected.norm())
+    assert type(folded) is Backbone and all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+    stays = {row.vector for row in foldable(model) if row.into is None}
+    left = {path for path, module in folded.named_modules() if path.rpartition(".")[2] in ("scale", "scale_out")}
+    left = {path for path in left if list(folded.get_submodule(path).parameters())}
+    assert left == stays
+    assert all(row.why for row in foldable(folded)) and bool(stays) == bool(foldable(folded))
+    return folded
+
+
+@pytest.mark.filterwarnings("ignore:scale strategy")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("text", ALL_STRATEGIES)
+def test_folding_leaves_the_logits(text: str, family: str, config: BackboneConfig) -> None:
+    model = make(config, family, text)
+    folded, sides = assert_folded(model), model.strategy.sides
+    kept = {".".join(path.split(".")[-2:]) for path, into, _ in foldable(model) if into is None}
+    if sides.norm_out:
+        assert kept == STAY[family]
+    elif family == "gemma" and (sides.scale_in or sides.scale_out):
+        assert kept == {word for word in STAY["gemma"] if word.endswith("norm.scale")}
+    else:
+        assert not kept and str(folded.strategy) == "nop"
+
+
+def test_the_output_vectors_of_v_and_up_fold_into_the_next_matrix(config: BackboneConfig) -> None:
+    for family, pairs in {
+        "dense": {"v_proj": "attn.o_proj", "up_proj": "ffn.down_proj"},
+        "moe": {
+            "v_proj": "attn.o_proj",
+            "expert_up_proj": "ffn.expert_down_proj",
+            "shared_up_proj": "ffn.shared_down_proj",
+        },
+    }.items():
+        rows = {row.vector: row.into for row in foldable(make(config, family, "unified"))}
+        for name, reader in pairs.items():
+            (vector,) = (path for path in rows if path.startswith("layers.1.") and path.endswith(f"{name}.scale_out"))
+            assert rows[vector] == f"layers.1.{reader}"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"share_scale_out": True},
+        {"share_heads": ["q_proj", "k_proj"]},
+        {"share_heads": ["q_proj", "k_proj", "v_proj"], "share_scale_out": True},
+        {"placement_at": {"v_proj": "dp", "gate_proj": "dp", "up_proj": "dp", "lm_head": "dp"}},
+        {"placement_at": {"up_proj": "nop", "lm_head": "np", "v_proj": "anp"}, "freeze_input_beta": True},
+    ],
+    ids=str,
+)
+def test_finer_choices_fold_too(options: dict[str, Any], config: BackboneConfig) -> None:
+    folded = assert_folded(make(config, "dense", "unified", **options))
+    shared = isinstance(folded.layers[0].attn.qkv.q_proj.scale_out, HeadShared)
+    assert shared == ("share_heads" in options)
+
+
+def test_a_bias_on_the_choice_of_experts_stays(config: BackboneConfig) -> None:
+    model = Backbone(replace(config, **MOE, router=RouterConfig(balance="bias")), "hg+dp")
+    model.layers[0].ffn.router_bias.copy_(torch.arange(6.0))
+    assert fold(model).layers[0].ffn.router_bias.tolist() == [0, 1, 2, 3, 4, 5]

@@ -1,0 +1,130 @@
+"""The same logits as Hugging Face's models, and which of them it is."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import LlamaForCausalLM
+
+from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.interop import to_hugging_face
+from lightning_sv.nn import RouterConfig
+from lightning_sv.scale import ScaleOptions
+from tests.close import assert_near
+from tests.conftest import GEMMA, MOE, perturbed
+from tests.interop.wide import float64_throughout
+
+
+def trained(config: BackboneConfig, text: str, **options: Any) -> Backbone:
+    """A model after some real steps: every scale vector has left 1."""
+    model = perturbed(Backbone(config, text, ScaleOptions(**options)), 0.1).double()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    tokens = torch.randint(0, config.vocab_size, (8, 17))
+    for _ in range(10):
+        optimizer.zero_grad()
+        model(tokens[:, :-1], targets=tokens[:, 1:]).backward()
+        optimizer.step()
+    return model
+
+
+def test_what_transformers_has_no_model_for_is_refused(config: BackboneConfig) -> None:
+    with pytest.raises(ValueError, match="post_norm is Gemma 3's, with qk_norm and without n_expert"):
+        to_hugging_face(Backbone(replace(config, post_norm=True)))
+    with pytest.raises(ValueError, match="no expert for every token; set n_expert_shared to 0"):
+        to_hugging_face(Backbone(replace(config, **MOE, qk_norm=True)))
+    with pytest.raises(ValueError, match="no bias on the choice of experts"):
+        to_hugging_face(Backbone(replace(config, **MOE, router=RouterConfig(balance="bias"))))
+
+
+def test_exceptions_of_single_sites_are_folded_too(config: BackboneConfig) -> None:
+    tokens = torch.randint(0, config.vocab_size, (3, 24))
+    model = perturbed(Backbone(config, "llama", ScaleOptions(placement_at={"lm_head": "dp"})).double())
+    with torch.no_grad(), float64_throughout(LlamaForCausalLM):
+        expected = to_hugging_face(model)(tokens).logits
+    torch.testing.assert_close(model(tokens), expected, rtol=1e-9, atol=1e-12)
+
+
+UNGATED, UNSHARED = MOE | {"router": RouterConfig(renormalize=False, gate_shared=True)}, MOE | {"n_expert_shared": 0}
+
+
+@pytest.mark.parametrize("d_expert", [21, 24])  # aligned to 16 bytes or not: theirs must run as exported
+def test_exported_experts_of_any_width_run(d_expert: int, config: BackboneConfig) -> None:
+    model = Backbone(replace(config, **MOE, d_expert=d_expert))
+    tokens = torch.randint(0, config.vocab_size, (2, 16))
+    with torch.no_grad():
+        ours, theirs = model(tokens), to_hugging_face(model).eval()(tokens).logits
+        exact = model.double()(tokens)
+    for logits in (ours, theirs):  # the widths of all sums of two blocks and the head
+        assert_near(logits, exact, terms=700)
+
+
+def assert_same_logits(model: Backbone, family: str, *, own_code: bool = False) -> None:
+    """Theirs is of the family, or our code on top of it, and gives our logits in float64."""
+    base = getattr(transformers, f"{family}ForCausalLM")
+    with float64_throughout(base):
+        theirs = to_hugging_face(model, eot=3)
+    assert type(theirs).__name__ == f"{'Scaled' if own_code else ''}{family}ForCausalLM" and isinstance(theirs, base)
+    assert (theirs.config.bos_token_id, theirs.generation_config.eos_token_id) == (3, 3)
+    theirs.config._experts_implementation = "eager"  # their grouped product knows no float64
+    tokens = torch.randint(0, model.config.vocab_size, (3, 24))
+    with torch.no_grad(), float64_throughout(base):
+        found = theirs(tokens).logits
+        torch.testing.assert_close(found, model(tokens), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("Llama", {}),
+        ("Gemma3", GEMMA),
+        ("Qwen3", {"qk_norm": True}),
+        ("Qwen2Moe", MOE),
+        ("Qwen2Moe", UNGATED),
+        ("Qwen2Moe", UNSHARED),
+        ("Qwen3Moe", UNSHARED | {"qk_norm": True}),
+    ],
+    ids=["llama", "gemma", "qwen3", "moe", "gated", "unshared", "qwen3-moe"],
+)
+@pytest.mark.parametrize("text", ["llama", "offset", "nop", "hg+dp+or"])
+def test_logits_equal_hugging_faces(text: str, family: str, sizes: dict[str, Any], config: BackboneConfig) -> None:
+    assert_same_logits(trained(replace(config, **sizes), text), family)
+
+
+SHARE: dict[str, Any] = {"share_heads": ["q_proj", "k_proj"]}
+DENSE = {"placement_at": dict.fromkeys(("v_proj", "gate_proj", "up_proj", "lm_head"), "dp")}
+SPARSE = {"placement_at": dict.fromkeys(("v_proj", "expert_gate_proj", "expert_up_proj", "lm_head"), "dp")}
+GEMMAS = {"placement_at": {"q_proj": "dp", "k_proj": "dp"}}
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "options"),
+    [("Qwen3", {}, DENSE | SHARE), ("Qwen3Moe", UNSHARED, SPARSE | SHARE), ("Qwen3", {"n_head": 1}, DENSE)],
+    ids=["dense", "moe", "one head"],
+)
+def test_dnp_on_q_and_k_with_vectors_that_heads_share_is_plain_qwen_3(
+    family: str, sizes: dict[str, Any], options: dict[str, Any], config: BackboneConfig
+) -> None:
+    assert_same_logits(trained(replace(config, **sizes), "unified", **options), family)
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "options"),
+    [
+        ("Llama", {}, {}),
+        ("Llama", {}, SHARE),
+        ("Llama", {}, DENSE),
+        ("Llama", {}, {"placement_at": {"gate_proj": "dp", "lm_head": "np", "v_proj": "anp"}}),
+        ("Gemma3", GEMMA, GEMMAS),
+        ("Qwen3", {"qk_norm": True}, GEMMAS),
+        ("Qwen2Moe", MOE, {}),
+        ("Qwen2Moe", UNSHARED, {"placement_at": {"expert_gate_proj": "dp"}}),
+        ("Qwen2Moe", MOE, SPARSE | SHARE),
+        ("Qwen3Moe", UNSHARED | {"qk_norm": True}, GEMMAS),
+    ],
+)
+def test_what_no_plain_model_normalizes_runs_by_our_code(
+    family: str, sizes: dict[str, Any], options: dict[str, Any], config: BackboneConfig
+) -> None:
+    assert_same_logits(trained(replace(config, **sizes), "unified", **options), family, own_code=True)
