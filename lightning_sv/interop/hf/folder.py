@@ -98,6 +98,6 @@ def compare(model: Backbone, theirs: Any, context: int) -> float:
     if not difference <= TOLERANCE:
         raise ValueError(
             f"the logits of {type(theirs).__name__} differ from ours by {difference:.2g} of their norm; nothing was "
-            "written. Please report this with the run's config.yaml."
+            "written. Please report this with the model's sizes and strategy."
         )
     return difference

@@ -1,5 +1,6 @@
 """A backbone as a model of transformers with the same logits."""
 
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -47,9 +48,8 @@ def to_hugging_face(model: Backbone, eot: int | None = None, max_positions: int 
     folded = fold_weights(model, into_norms=True)
     to = target(model.config, folded)
     module = transformers()
-    if to.output_norms:
-        from lightning_sv.interop.hf import modeling_scaled as module
-
+    if to.output_norms:  # it imports transformers itself
+        module = import_module("lightning_sv.interop.hf.modeling_scaled")
     prefix = f"Scaled{to.family}" if to.output_norms else to.family
     config_of = getattr(module, f"{prefix}TextConfig" if prefix == "Gemma3" else f"{prefix}Config")
     model_of = getattr(module, f"{prefix}ForCausalLM")
