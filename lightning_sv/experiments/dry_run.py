@@ -7,21 +7,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_sv.experiments.recipe import MFU, Recipe, by_seed
+from lightning_sv.experiments.recipe import MFU, Wanted, by_seed
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.spec import Budget
 from lightning_sv.runs.directory import is_complete, read_summary
 
 
-def cost(wanted: Sequence[tuple[Recipe, int]], budget: Budget) -> float:
+def cost(wanted: Sequence[Wanted], budget: Budget) -> float:
     """Seconds of one core, or GPU-hours, of these runs."""
     if budget.gpu is not None:
         return sum(recipe.gpu_hours or 0.0 for recipe, _ in wanted)
     return sum((recipe.seconds or 0.0) + budget.startup_seconds for recipe, _ in wanted)
 
 
-def rule_runs(figure: Figure, budget: Budget) -> list[tuple[Recipe, int]]:
+def rule_runs(figure: Figure, budget: Budget) -> list[Wanted]:
     """Runs that the rules of a figure may ask for at most: the most pairs of each, each arm at its dearest value."""
     found = []
     for panel in figure.panels:
@@ -33,7 +33,7 @@ def rule_runs(figure: Figure, budget: Budget) -> list[tuple[Recipe, int]]:
     return found
 
 
-def measured_ratio(wanted: Sequence[tuple[Recipe, int]], runs: Runs) -> float | None:
+def measured_ratio(wanted: Sequence[Wanted], runs: Runs) -> float | None:
     """Median of measured over estimated seconds, of the runs that are complete; None without any."""
     ratios = []
     for recipe, seed in wanted:
@@ -60,40 +60,38 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: Runs, budge
     missing = {r.key(s) for r, s in total if not is_complete(runs.dir(r, s))}
     table = Table(title=f"budget {budget.name}: {escape(budget.summary)}", title_justify="left")
     unit = "seconds a run" if budget.gpu is None else f"GPU-hours a run ({budget.gpu}, {MFU:.0%} MFU)"
-    for column in ("model", "strategy", "with", "steps", "tokens", "a parameter", unit, "runs", "complete"):
-        words = column in ("model", "strategy", "with")
-        table.add_column(column, justify="left" if words else "right", no_wrap=not words,
-                         min_width=14 if words else None, overflow="fold")  # fmt: skip
-    grouped: dict[str, list[tuple[Recipe, int]]] = {}
+    for column in ("model", "strategy", "with"):
+        table.add_column(column, min_width=14, overflow="fold")
+    for column in ("steps", "tokens", "a parameter", unit, "runs", "complete"):
+        table.add_column(column, justify="right", no_wrap=True, overflow="fold")
+    grouped: dict[str, list[Wanted]] = {}
     for recipe, seed in total:
         grouped.setdefault(recipe.identity, []).append((recipe, seed))
     for of in sorted(grouped.values(), key=lambda each: (each[0][0].model, each[0][0].strategy, each[0][0].steps)):
         recipe, each = of[0][0], cost(of[:1], budget) * (ratio or 1.0)
-        complete = sum(recipe.key(seed) not in missing for recipe, seed in of)
-        table.add_row(
-            escape(recipe.model), escape(recipe.strategy), escape(recipe.details), f"{recipe.steps:,}",
-            f"{recipe.tokens:,}",
-            f"{recipe.tokens_per_param:.1f}", f"{each:,.0f}" if budget.gpu is None else f"{each:,.1f}",
-            str(len(of)), str(complete),
-        )  # fmt: skip
+        words = (escape(text) for text in (recipe.model, recipe.strategy, recipe.details))
+        size = (f"{recipe.steps:,}", f"{recipe.tokens:,}", f"{recipe.tokens_per_param:.1f}")
+        time = f"{each:,.0f}" if budget.gpu is None else f"{each:,.1f}"
+        table.add_row(*words, *size, time, str(len(of)), str(sum(r.key(s) not in missing for r, s in of)))
     console.print(table)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def time_of(wanted: Sequence[Wanted]) -> str:
+        return _time(cost(wanted, budget), budget, ratio, parallel)
+
     for figure in figures:
         alone = by_seed([*figure.runs(), *rule_runs(figure, budget)])
-        console.print(
-            f"{figure.spec.name:20} {len(alone):3} runs, alone {_time(cost(alone, budget), budget, ratio, parallel)}",
-            markup=False, highlight=False, soft_wrap=True,
-        )  # fmt: skip
+        say(f"{figure.spec.name:20} {len(alone):3} runs, alone {time_of(alone)}")
         for panel in figure.panels:
             if panel.why_not is not None:
-                console.print(f"{'':20} {panel.spec.title}: not testable here: {panel.why_not}",
-                              markup=False, soft_wrap=True)  # fmt: skip
+                say(f"{'':20} {panel.spec.title}: not testable here: {panel.why_not}")
     left = [run for run in total if run[0].key(run[1]) in missing]
-    console.print(
-        f"together: {len(total)} runs, {_time(cost(total, budget), budget, ratio, parallel)}; missing: "
-        f"{len(left)} runs, {_time(cost(left, budget), budget, ratio, parallel)}. "
-        "The paper trains with 100 tokens a parameter.",
-        markup=False, highlight=False, soft_wrap=True,
-    )  # fmt: skip
+    say(
+        f"together: {len(total)} runs, {time_of(total)}; missing: {len(left)} runs, {time_of(left)}. The paper trains "
+        "with 100 tokens a parameter."
+    )
 
 
 def _time(amount: float, budget: Budget, ratio: float | None, parallel: int) -> str:

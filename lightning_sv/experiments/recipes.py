@@ -44,7 +44,7 @@ class Recipes:
             return self.budget.models[role]
         if role not in self.budget.lacks:
             known = [*self.budget.models, *self.budget.lacks]
-            raise unknown(f"budget {self.budget.name}: model", role, known)
+            raise ValueError(unknown(f"budget {self.budget.name}: model", role, known))
         return self.budget.lacks[role]
 
     def make(self, panel: PanelSpec, arm: ArmSpec, role: str, more: Mapping[str, Any] | None = None) -> Recipe:

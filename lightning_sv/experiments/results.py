@@ -174,7 +174,7 @@ class Panel:
         for arm in self.arms:
             if arm.label == label:
                 return arm
-        raise unknown(f"panel {self.title!r}: arm", label, [arm.label for arm in self.arms])
+        raise ValueError(unknown(f"panel {self.title!r}: arm", label, [arm.label for arm in self.arms]))
 
     def losses(self, series: Series) -> list[NDArray[np.float64]]:
         """(n,) final losses at every point of a series, nats per token; NaN where a run diverged."""

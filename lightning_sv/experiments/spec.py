@@ -10,13 +10,12 @@ CONF = Path("conf")
 PanelKind = Literal["curves", "scaling", "grid", "qkv", "table"]
 
 
-def unknown(what: str, name: str, known: list[str]) -> ValueError:
-    """The error that lists what is known, the nearest name first."""
+def unknown(what: str, name: str, known: list[str]) -> str:
+    """The sentence that lists what is known, with the nearest name."""
     near = get_close_matches(name, known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return ValueError(
-        f"{what} {name!r} is unknown; known: {' '.join(known) or 'none (run it in the repository)'}.{hint}"
-    )
+    known_words = " ".join(known) or "none (run it in the repository)"
+    return f"{what} {name!r} is unknown; known: {known_words}.{hint}"
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ class ArmSpec:
 
 @dataclass(frozen=True)
 class ClaimSpec:
-    """A statement that runs can check; which fields count depends on the kind (`lightning_sv.experiments.kinds.KINDS`).
+    """A statement that runs can check; which fields count depends on the kind (`claims.table.KINDS`).
 
     Args:
         kind: row of the table in claims/table.py

@@ -4,6 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lightning_sv.experiments.claims.table import KINDS
 from lightning_sv.experiments.dry_run import cost, rule_runs
@@ -136,14 +137,14 @@ FIGURE = "title: t\nsection: s\nsummary: s\npanels:\n- title: p\n  arms:\n    a:
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    (FIGURE.replace("summary", "sumary"), r"key 'sumary' is unknown; known: .*Did you mean 'summary'"),
-    (FIGURE.replace("  arms", "  optm: muon\n  arms"), r"panels\[0\]: key 'optm' is unknown; .*Did you mean 'optim'"),
-    (FIGURE.replace("scale: hg", "scael: hg"), r"arms\.b: key 'scael' is unknown; .*Did you mean 'scale'"),
-    (FIGURE.replace("scale: hg", "longer: 2.0"), r"arms\.b has no scale; add it"),
-    (FIGURE.replace("scale: hg", "scale: hg, longer: much"), r"longer is 'much'; it must be float"),
-    (FIGURE.replace("scale: hg", "scale: hg, ours: 1"), r"ours is 1; it must be bool"),
-    (FIGURE.replace("  arms", "  kind: pie\n  arms"), r"kind is 'pie'; it must be curves or scaling or grid"),
-    (FIGURE.replace("title: p", "title: p\n  seeds: 3"), r"seeds is 3; it must hold keys and values"),
+    (FIGURE.replace("summary", "sumary"), r"mine.yaml: sumary: Key 'sumary' not in .*Did you mean: 'summary'"),
+    (FIGURE.replace("  arms", "  optm: muon\n  arms"), r"optm: Key 'optm' not in 'PanelSpec'. Did you mean: 'optim'"),
+    (FIGURE.replace("scale: hg", "scael: hg"), r"arms\.b\.scael: Key 'scael' not in 'ArmSpec'. Did you mean: 'scale'"),
+    (FIGURE.replace("scale: hg", "longer: 2.0"), r"arms\.b\.scale: .*missing mandatory value: scale"),
+    (FIGURE.replace("scale: hg", "scale: hg, longer: much"), r"arms.b.longer: Value 'much' .* converted to Float"),
+    (FIGURE.replace("scale: hg", "scale: hg, ours: maybe"), r"arms.b.ours: Value 'maybe' is not a valid bool"),
+    (FIGURE.replace("  arms", "  kind: pie\n  arms"), r"kind: Invalid value 'pie', expected one of \['curves', "),
+    (FIGURE.replace("title: p", "title: p\n  seeds: 3"), r"seeds: Cannot assign int to Dict"),
     ("- a\n", r"mine.yaml holds a list; it must hold keys and values"),
     (FIGURE + "  claims: [{kind: les, a: a, b: b, paper: x}]\n", "claim of kind 'les' is unknown; .*'less"),
     (FIGURE + "  claims: [{kind: less, a: a, b: c, paper: x}]\n", "claim 'less': arm 'c' is unknown; known: a b"),
@@ -167,6 +168,26 @@ def test_wrong_yaml_is_one_sentence(conf: Path, text: str, message: str) -> None
     with pytest.raises(ValueError, match=message) as error:
         plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", [*FIGURES, "budgets/cpu"])
+def test_any_misspelt_key_of_a_file_is_named(conf: Path, name: str) -> None:
+    """Of the figure, of its first panel, and of an arm and a claim of it; or of a budget and its first model."""
+    given = yaml.safe_load((ROOT / f"conf/paper/{name}.yaml").read_text())
+    panel = given.get("panels", [{}])[0]
+    inner = [
+        next(iter(given.get("models", {}).values()), {}),
+        *panel.get("arms", {}).values(),
+        *panel.get("claims", []),
+    ]
+    load = load_budget if "budgets" in name else load_figure
+    for keys in (given, panel, *inner[:2], *inner[-1:]):
+        for key in list(keys):
+            keys[f"{key}z"] = keys.pop(key)
+            (conf / f"paper/{name}.yaml").write_text(yaml.safe_dump(given))
+            with pytest.raises(ValueError, match=rf"{name}.yaml: .*{key}z: Key '{key}z' not in .* mean.*: '{key}'"):
+                load(Path(name).name, conf)
+            keys[key] = keys.pop(f"{key}z")
 
 
 def test_unknown_names_list_the_known() -> None:

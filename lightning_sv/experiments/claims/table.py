@@ -91,7 +91,7 @@ def check_claims(panel: PanelSpec, where: str) -> None:
     """
     for claim in panel.claims:
         if claim.kind not in KINDS:
-            raise unknown(f"{where}: claim of kind", claim.kind, list(KINDS))
+            raise ValueError(unknown(f"{where}: claim of kind", claim.kind, list(KINDS)))
         kind = KINDS[claim.kind]
         if panel.kind not in kind.panels:
             kinds = " or ".join(kind.panels)
@@ -100,7 +100,7 @@ def check_claims(panel: PanelSpec, where: str) -> None:
             )
         for label in [claim.a, claim.b] if "{b}" in kind.statement else [claim.a]:
             if label not in panel.arms:
-                raise unknown(f"{where}: claim {claim.kind!r}: arm", label, list(panel.arms))
+                raise ValueError(unknown(f"{where}: claim {claim.kind!r}: arm", label, list(panel.arms)))
         if lacking := kind.needs(claim, panel):
             raise ValueError(f"{where}: a claim {claim.kind!r} needs {lacking}.")
     if panel.kind != "grid" and (own := [label for label, arm in panel.arms.items() if arm.values]):
