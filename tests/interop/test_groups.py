@@ -84,6 +84,7 @@ def test_transformers_trainer_takes_the_names(tmp_path: Path) -> None:
     assert shrunk(model, trainer.create_optimizer()) == truth(model)
 
 
+@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*")  # Lightning's own
 def test_lightning_takes_the_groups(tmp_path: Path) -> None:
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -242,6 +243,7 @@ def test_timm_models_have_roles() -> None:
     assert {p.role for p in resnet.parameters if "bn" in p.name and p.name.endswith("weight")} == {"output"}
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT's of transformers
 def test_adapters_of_peft_have_roles() -> None:
     peft = pytest.importorskip("peft", reason="PEFT is not installed")
     model = peft.get_peft_model(qwen3(), peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))

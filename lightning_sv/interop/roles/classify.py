@@ -22,7 +22,7 @@ from lightning_sv.interop.roles.ops import (
 )
 from lightning_sv.interop.roles.parameter import MODEL_ROLES, WEIGHTS, ModelParameter, ModelRole
 from lightning_sv.interop.roles.readers import UnknownReaderError, head_width, is_head, is_router, readings
-from lightning_sv.interop.roles.trace import CONST, DATA, PARAM, Node
+from lightning_sv.interop.roles.trace import CONST, PARAM, Node
 from lightning_sv.scale import ExponentialScale, OffsetScale, ScaledLinear, ScaleVector
 
 
@@ -32,7 +32,6 @@ class Classifier:
     def __init__(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: Mapping[str, ModelRole]
     ):
-        self.known = known
         self.named = dict(model.named_parameters())
         self.own = dict(_own_roles(model)) | {name: (role, None) for name, role in known.items()}
         self.graph = trace(model, args, kwargs)
@@ -65,7 +64,7 @@ class Classifier:
     def _meet(self, node: Node, argument: str, value: Node) -> None:
         """Record what `value`, made of parameters alone, does to data in `node`."""
         op = node.op
-        if op in LOOKUPS or (node.kind == DATA and (op in CHOICES_OF_ROWS and argument == "self")):
+        if op in LOOKUPS or (op in CHOICES_OF_ROWS and argument == "self"):
             self._use(value, "embedding")
         elif op in PRODUCTS and argument in PRODUCTS[op]:
             role: ModelRole = "matrix"
@@ -113,7 +112,9 @@ class Classifier:
                 ends = list(readings(node, factor, name, through_gates=False))
                 linear = bool(ends) and all(end.matrix is not None for end in ends)
                 roles.add("input" if linear else "output")
-            redundant, decays_to = self._folds(name), value_at_zero(factor)
+            decays_to = value_at_zero(factor)
+        if name in self.scaled:
+            redundant = self._folds(name)
         if name in self.scales_matrix:
             redundant = redundant is not False
         if name in self.own:
@@ -148,10 +149,6 @@ class Classifier:
         axes = {self.flow.contracted_axis(operand, product, argument) for product, operand, argument in uses}
         widths = {head_width(product, self.flow) for product, _, _ in uses}
         return (axes.pop() if len(axes) == 1 else None, widths.pop() if len(widths) == 1 else None)
-
-
-def _looked_up(node: Node, argument: str) -> bool:
-    return node.op in ("index", "index_select", "gather", "_unsafe_index") and argument == "self"
 
 
 def _own_roles(model: nn.Module) -> list[tuple[str, tuple[ModelRole, float | None]]]:

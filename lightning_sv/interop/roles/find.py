@@ -44,12 +44,14 @@ def _complete(found: dict[str, ModelParameter], named: Mapping[str, nn.Parameter
     siblings: dict[str, list[ModelParameter]] = defaultdict(list)
     for row in found.values():
         siblings[family(row.name)].append(row)
+    agreed = {
+        name: rows[0] for name, rows in siblings.items() if len({(r.role, r.redundant, r.decays_to) for r in rows}) == 1
+    }
     for name, parameter in named.items():
         if name in found:
             continue
-        rows = siblings[family(name)]
-        if len({(row.role, row.redundant, row.decays_to) for row in rows}) == 1:
-            found[name] = replace(rows[0], name=name, shape=tuple(parameter.shape), trained=parameter.requires_grad)
+        if (like := agreed.get(family(name))) is not None:
+            found[name] = replace(like, name=name, shape=tuple(parameter.shape), trained=parameter.requires_grad)
         elif not parameter.requires_grad:
             found[name] = ModelParameter(name, tuple(parameter.shape), "other", trained=False)
         else:

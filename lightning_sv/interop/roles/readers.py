@@ -1,6 +1,5 @@
 """What reads a value: linear maps alone or not, the choice of experts, the output."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ from lightning_sv.interop.roles.ops import (
     SCORES,
     SUMS,
 )
-from lightning_sv.interop.roles.trace import CONST, INPUT, PARAM, Node
+from lightning_sv.interop.roles.trace import CONST, PARAM, Node
 
 _ADDING_ROWS = frozenset({"index_add", "scatter_add"})
 _KNOWN = MIXING | frozenset(PRODUCTS) | SUMS | frozenset(ROWS)
@@ -135,8 +134,6 @@ def _after(value: Node, argument: str, reader: Node, channels: frozenset[int], g
 
 def _one_a_position(factor: Node, result: Node, channels: frozenset[int]) -> bool:
     """Whether `factor`, broadcast to `result`, is the same for all channels."""
-    if factor.kind == INPUT and math.prod(factor.shape) == 1:
-        return True
     shift = len(result.shape) - len(factor.shape)
     return bool(channels) and all(axis < shift or factor.shape[axis - shift] == 1 for axis in channels)
 
