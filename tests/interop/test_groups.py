@@ -14,6 +14,8 @@ from lightning_sv import BackboneConfig
 from lightning_sv.interop import decayed_names, param_groups, weight_decay_roles
 from tests.interop.families import FAMILIES
 
+#: what other people's packages warn of is theirs
+FOREIGN = pytest.mark.filterwarnings("ignore")
 POLICIES = {"wd": "input output", "iwd": "input", "owd": "output", "nowd": ""}
 
 
@@ -69,6 +71,7 @@ def test_multipliers_follow_the_output_side_and_biases_never_decay() -> None:
     assert not any(n.endswith("bias") for names in decayed.values() for n in names)
 
 
+@FOREIGN
 def test_transformers_trainer_takes_the_names(tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
     from transformers import Trainer, TrainingArguments
@@ -84,7 +87,7 @@ def test_transformers_trainer_takes_the_names(tmp_path: Path) -> None:
     assert shrunk(model, trainer.create_optimizer()) == truth(model)
 
 
-@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.*")  # Lightning's own
+@FOREIGN
 def test_lightning_takes_the_groups(tmp_path: Path) -> None:
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -150,6 +153,7 @@ def test_megatrons_predicate_is_a_pattern() -> None:
     assert decays == truth(model)
 
 
+@FOREIGN
 def test_litgpt_takes_the_groups() -> None:
     pytest.importorskip("litgpt", reason="litgpt is not installed (requirements/bench.txt)")
     from litgpt.config import Config
@@ -173,6 +177,7 @@ def test_litgpt_takes_the_groups() -> None:
         assert output and shrunk(model, optimizer) == names - output, family
 
 
+@FOREIGN
 def test_torchtitan_takes_a_pattern() -> None:
     pytest.importorskip("torchtitan", reason="torchtitan is not installed (requirements/bench.txt)")
     from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig, default_adamw
@@ -190,6 +195,7 @@ def test_torchtitan_takes_a_pattern() -> None:
     assert {name for name, p in model.named_parameters() if not torch.equal(p, before[name])} == truth(model)
 
 
+@FOREIGN
 def test_torchtitans_llama_has_roles() -> None:
     pytest.importorskip("torchtitan", reason="torchtitan is not installed (requirements/bench.txt)")
     from benchmarks.peers import PEERS
@@ -202,6 +208,7 @@ def test_torchtitans_llama_has_roles() -> None:
         assert p.role == kinds.get(last, "head" if last in ("output", "lm_head") else "matrix"), p.name
 
 
+@FOREIGN
 def test_olmo_core_takes_globs() -> None:
     pytest.importorskip("olmo_core", reason="OLMo-core is not installed")
     from olmo_core.nn.transformer import TransformerBlockType, TransformerConfig
@@ -222,6 +229,7 @@ def test_olmo_core_takes_globs() -> None:
         assert shrunk(model, config.build(model)) == names - spared, block
 
 
+@FOREIGN
 def test_timm_models_have_roles() -> None:
     timm = pytest.importorskip("timm", reason="timm is not installed")
     image = torch.zeros(1, 3, 32, 32)
@@ -243,7 +251,7 @@ def test_timm_models_have_roles() -> None:
     assert {p.role for p in resnet.parameters if "bn" in p.name and p.name.endswith("weight")} == {"output"}
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT's of transformers
+@FOREIGN
 def test_adapters_of_peft_have_roles() -> None:
     peft = pytest.importorskip("peft", reason="PEFT is not installed")
     model = peft.get_peft_model(qwen3(), peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
