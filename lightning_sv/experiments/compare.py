@@ -21,7 +21,7 @@ from lightning_sv.experiments.report.tables import write_csv
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
-from lightning_sv.experiments.sources.own_runs import with_branches
+from lightning_sv.experiments.sources.own_runs import COMPARISON, with_branches
 from lightning_sv.experiments.train import train
 from lightning_sv.runs.directory import is_complete
 
@@ -91,7 +91,7 @@ def _write(comparison: Comparison) -> None:
     """`comparison.json`, the chart, and the sharpness where every run measured it."""
     out, arms = comparison.out, comparison.arms
     labels, runs = [arm.label for arm in arms], [arm.runs for arm in arms]
-    (out / "comparison.json").write_text(comparison.to_json() + "\n")
+    (out / COMPARISON).write_text(comparison.to_json() + "\n")
     draw_comparison(runs, out / "comparison.png", labels=labels)
     if has_sharpness([run for of in runs for run in of]):
         draw_sharpness(runs, out / "sharpness.png", labels=labels)

@@ -17,6 +17,7 @@ from lightning_sv.experiments.compare import compare, default_out
 from lightning_sv.experiments.comparison import Comparison
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.compared import Asked, asked, compared_figure
+from lightning_sv.experiments.sources.own_runs import own_figure
 from tests.conftest import listen_to_interrupts
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
@@ -80,6 +81,14 @@ def test_the_table_shows_every_seed(three: Comparison) -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for words in ("3.0100", "2.9800", "-0.0300", "-0.0400", "9.7k", three.pairs[0].sentence()):
         assert words in text
+
+
+def test_a_comparison_is_reported_and_read_again(three: Comparison) -> None:
+    """The page has the claim; `report` finds the runs, which need not lie in the directory."""
+    page = (three.out / "report.md").read_text()
+    assert "## unified against llama" in page and three.pairs[0].sentence() in page
+    again = own_figure([three.out])
+    assert [verdict.estimate for verdict in again.verdicts] == [three.pairs[0].difference.mean]
 
 
 def test_several_arms_share_one_baseline(tmp_path: Path) -> None:

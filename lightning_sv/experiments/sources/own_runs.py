@@ -1,5 +1,7 @@
 """A user's own runs as a figure, drawn as the paper's are, from their event files."""
 
+import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +19,9 @@ from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec
 from lightning_sv.runs.directory import SUMMARY, event_files, runs_in
 from lightning_sv.runs.events import VAL_LOSS, Run, read_run
 
+#: what `compare` writes beside its pictures
+COMPARISON = "comparison.json"
+
 
 def own_figure(
     dirs: Sequence[str | Path],
@@ -28,7 +33,7 @@ def own_figure(
     """Run directories -> a figure: losses, differences to the baseline, branch norms where all runs logged them.
 
     Args:
-        dirs: completed run directories, or folders whose subfolders are such
+        dirs: completed run directories, folders whose subfolders are such, or directories of `compare`
         labels: names of the runs in place of their strategies, one per run
         baseline: label of the arm compared with; the first run's when None
         command: what the report says made it
@@ -113,9 +118,19 @@ def _expand(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
     found, unfinished = [], []
     for path in map(Path, dirs):
         complete, begun = runs_in(path)
-        if not complete or event_files(path):
-            found.append(path)
-        else:
+        if complete and not event_files(path):
             found += complete
             unfinished += begun
+        elif (path / COMPARISON).is_file():
+            found += _compared(path / COMPARISON)
+        else:
+            found.append(path)
     return found, unfinished
+
+
+def _compared(comparison: Path) -> list[Path]:
+    """Directories of the runs of a comparison, which lie where its commands say."""
+    try:
+        return [Path(shlex.split(run["command"])[-1]) for run in json.loads(comparison.read_text())["runs"]]
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(f"{comparison} is not what compare writes ({error!r}); run it again.") from error
