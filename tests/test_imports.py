@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     "params": (["params", *CONFIG], set()),
     "prepare": (["prepare", "--help"], set()),
     "generate": (["generate", "--help"], set()),
+    "export": (["export", "--help"], set()),
     "roles": (["roles", "--help"], set()),
     "report": (["report", "--help"], DRAWS),
     "theory": (["theory", "--help"], DRAWS),

@@ -19,6 +19,7 @@ COMMANDS = {
     "paper": "the paper's figures on a budget: missing runs, verdicts on its claims, a report",
     "report": "draw your own runs from their event files: one page, pictures, CSV",
     "generate": "continue a prompt with a trained model",
+    "export": "a run as a folder that transformers and inference engines load",
     "roles": "what each parameter of a transformers model is, and what your framework decays today",
     "theory": "check the paper's theorems, with the counterexamples beyond them",
 }

@@ -29,11 +29,11 @@ class Exported(NamedTuple):
     difference: float
 
 
-def refuse_used(folder: Path) -> None:
-    """Refuse to write into a folder that holds something.
+def check_unused(folder: Path) -> None:
+    """Check that a folder is new or empty.
 
     Raises:
-        ValueError: it does, or is a file
+        ValueError: it holds something, or is a file
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not empty; give a new or an empty folder.")
@@ -54,7 +54,7 @@ def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context
             differ
     """
     final = Path(folder)
-    refuse_used(final)
+    check_unused(final)
     # folded in float64, rounded once
     theirs = to_hugging_face(model.double(), tokenizer.eot, context).float()
     model.float()

@@ -1,0 +1,100 @@
+"""`lightning-sv export`: a run as a folder that transformers and the engines built on its models load."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning_sv.corpus import Manifest, Tokenizer
+from lightning_sv.interop.fold import foldable
+from lightning_sv.interop.hf.card import card
+from lightning_sv.interop.hf.folder import check_unused, export
+from lightning_sv.interop.hf.model import transformers
+from lightning_sv.nn import Backbone
+from lightning_sv.runs.checkpoint import load_backbone
+from lightning_sv.runs.directory import LAST
+from lightning_sv.runs.events import Run, read_run
+from lightning_sv.settings.plain_parser import PlainParser
+
+
+def run(argv: list[str]) -> int:
+    """Parse the arguments of `export`, write and compare the folder, say what it is; return the exit code."""
+    parser = PlainParser(
+        prog="lightning-sv export",
+        description="Write a trained model for Hugging Face's transformers: weights with the scale vectors folded in, "
+        "config, tokenizer, model card. Its logits are compared with the run's before it says done.",
+    )
+    parser.add_argument("run", type=Path, help="A run directory.")
+    parser.add_argument("dir", type=Path, help="Where to write; new or empty.")
+    parser.add_argument("--to", choices=["hf"], default="hf", help="The format.")
+    parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE", help="Modules its strategy may import.")
+    parser.add_argument("--json", action="store_true", help="Print what was written as JSON.")
+    options = parser.parse_args(argv)
+    check_unused(options.dir)
+    _quiet(transformers())
+    trained = read_run(options.run, complete=False)
+    model = load_backbone(str(options.run / LAST), options.allow)
+    tokenizer = Tokenizer.load(options.run)
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise ValueError(
+            f"{options.run}: the tokenizer has {tokenizer.vocab_size} tokens and the model {model.config.vocab_size}; "
+            "they are not of one run."
+        )
+    text = card(f"{model.config.name}, {trained.label}", tokenizer.decode([tokenizer.eot]), _facts(trained, model),
+                foldable(model))  # fmt: skip
+    done = export(model, tokenizer, options.dir, context=trained.seq_len, card=text)
+    if options.json:
+        print(json.dumps({"dir": str(options.dir), **done._asdict()}))
+        return 0
+    print(
+        f"{options.dir}: {done.kind}, "
+        + ("with its own code, which loads with trust_remote_code=True" if done.own_code else "plain transformers")
+        + f"; its logits differ from the run's by {done.difference:.1g} of their norm"
+    )
+    return 0
+
+
+def _facts(trained: Run, model: Backbone) -> dict[str, object]:
+    """Return the rows of the model card."""
+    summary, data = trained.summary, _section(trained.config, "data")
+    optim = _section(_section(trained.config, "model"), "optim")
+    return {
+        "scale vectors": f"`{trained.label}`",
+        "parameters as trained": sum(p.numel() for p in model.parameters()),
+        "training tokens": trained.tokens,
+        "complete": None if summary else "no: the run was stopped before its last step",
+        **_text(_section(data, "corpus"), summary),
+        "validation loss, nats a token": trained.val_loss,
+        "perplexity": summary.get("val_perplexity"),
+        "bits per byte": summary.get("val_bits_per_byte"),
+        "bits per byte of a bigram": summary.get("bigram_bits_per_byte"),
+        "context": trained.seq_len,
+        "optimizer": optim.get("name"),
+        "peak learning rate": f"{summary['lr']:g}" if "lr" in summary else None,
+        "seed": summary.get("seed"),
+        "commit": summary.get("commit"),
+        "date": summary.get("date"),
+    }
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = config.get(name)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _text(corpus: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, object]:
+    """Return what is known of the text: the config alone may name another than the folder held."""
+    identity = summary.get("corpus_hash")
+    try:
+        manifest = Manifest.load(str(corpus.get("dir")))
+    except ValueError:
+        return {"text": identity and f"corpus {identity[:12]}, which is no longer at hand"}
+    if identity is not None and manifest.corpus_hash != identity:
+        return {"text": f"corpus {identity[:12]}, which is no longer at hand"}
+    licence = manifest.licence or "not stated"
+    return {"text": manifest.source, "licence of the text": licence, "tokenizer": manifest.tokenizer}
+
+
+def _quiet(module: Any) -> None:
+    module.utils.logging.disable_progress_bar()
+    module.utils.logging.set_verbosity_error()

@@ -1,0 +1,165 @@
+"""A run as a folder: what engines load, the same logits, text and end; refusals leave nothing behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
+
+from lightning_sv.__main__ import main
+from lightning_sv.corpus.tokenizer import JsonTokenizer, RanksTokenizer, Tokenizer
+from lightning_sv.interop.hf import folder
+from lightning_sv.interop.hf.tokenizer import fast_tokenizer
+from lightning_sv.runs.checkpoint import load_backbone
+from tests.conftest import write_run_args
+
+
+@pytest.fixture(scope="module")
+def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run that a plain Llama computes, and one that needs code of its own."""
+    root = tmp_path_factory.mktemp("runs")
+    args = [*write_run_args(corpus, root), "--data.val_sequences", "4", "--data.validations", "1"]
+    for name, scale in (("plain", "hg+dp+or"), ("own", "unified")):
+        assert main(["fit", *args, "--model.scale", scale, "--run_dir", str(root / name)]) == 0
+    return {name: root / name for name in ("plain", "own")}
+
+
+def test_a_plain_run_is_a_llama_that_continues_text_as_generate_does(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "exported"
+    capsys.readouterr()
+    assert main(["export", str(runs["plain"]), "--to", "hf", str(out), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["kind"], said["own_code"]) == ("LlamaForCausalLM", False) and said["difference"] < 1e-5
+    assert not list(out.glob("*.py")) and not list(tmp_path.glob(".*"))
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    assert type(model).__name__ == "LlamaForCausalLM" and model.config.max_position_embeddings == 32
+    end = tokenizer.eos_token_id
+    assert model.generation_config.eos_token_id == model.generation_config.pad_token_id == end
+    assert tokenizer("def f(x):\n")["input_ids"][0] == end
+    words = ["--prompt", "def f", "--tokens", "9", "--temperature", "0", "--json"]
+    assert main(["generate", str(runs["plain"]), *words]) == 0
+    expected = json.loads(capsys.readouterr().out)["text"]
+    found = pipeline("text-generation", model=str(out))("def f", max_new_tokens=9, do_sample=False)[0]["generated_text"]
+    assert found == "def f" + expected
+    card, summary = (out / "README.md").read_text(), json.loads((runs["plain"] / "summary.json").read_text())
+    for words in (
+        "`hg+dp+or`",
+        f"{summary['val_loss']:.4f}",
+        "| text | files:",
+        "| class | `LlamaForCausalLM` |",
+        "All of its",
+    ):
+        assert words in card
+
+
+def test_generation_stops_at_the_end_of_text(runs: dict[str, Path], tmp_path: Path) -> None:
+    """A model that always ends: its lm_head gives the end-of-text token whatever it reads."""
+    assert main(["export", str(runs["plain"]), str(tmp_path / "out")]) == 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    model.lm_head.bias = torch.nn.Parameter(torch.zeros(len(model.lm_head.weight)))
+    model.lm_head.bias.data[tokenizer.eos_token_id] = 1
+    ids = tokenizer("x", return_tensors="pt")["input_ids"]
+    assert model.generate(ids, max_new_tokens=20)[0].tolist() == [*ids[0].tolist(), tokenizer.eos_token_id]
+
+
+#: run without lightning_sv: load by name, compare, generate with and without the cache
+ALONE = """
+import sys, torch
+sys.modules["lightning_sv"] = None
+from transformers import AutoModelForCausalLM, AutoTokenizer
+folder, tokens, out = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval()
+ids = torch.load(tokens)
+text = AutoTokenizer.from_pretrained(folder)("def f", return_tensors="pt")
+said = [model.generate(**text, max_new_tokens=8, do_sample=False, use_cache=cache).tolist() for cache in (True, False)]
+assert said[0] == said[1], said
+with torch.no_grad():
+    torch.save(model(ids).logits, out)
+"""
+
+
+def test_unified_runs_by_its_own_code_without_us(runs: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "exported"
+    assert main(["export", str(runs["own"]), "--to", "hf", str(out)]) == 0
+    assert (
+        "Its scale vectors are part of the matrices, but for those of:\n\n- `q_proj`" in (out / "README.md").read_text()
+    )
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        AutoConfig.from_pretrained(out, trust_remote_code=False)
+    tokens = torch.randint(0, 300, (2, 20))
+    torch.save(tokens, tmp_path / "tokens.pt")
+    command = [sys.executable, "-c", ALONE, str(out), str(tmp_path / "tokens.pt"), str(tmp_path / "logits.pt")]
+    env = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with torch.no_grad():
+        expected = load_backbone(str(runs["own"] / "checkpoints/last.ckpt"))(tokens)
+    found = torch.load(tmp_path / "logits.pt")
+    assert float((found - expected).norm()) <= folder.TOLERANCE * float(expected.norm())
+
+
+def test_refusals_say_why_and_write_nothing(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*words: str) -> str:
+        capsys.readouterr()
+        assert main(["export", *words]) == 2
+        return capsys.readouterr().err
+
+    used = tmp_path / "used"
+    used.mkdir()
+    (used / "mine.txt").write_text("mine")
+    assert "used is not empty; give a new or an empty folder" in refused(str(runs["plain"]), str(used))
+    assert [path.name for path in used.iterdir()] == ["mine.txt"]
+    new = str(tmp_path / "new")
+    assert "There is no run directory" in refused(str(tmp_path / "no"), new)
+    assert "invalid choice: 'gguf'" in refused(str(runs["plain"]), "--to", "gguf", new)
+    as_theirs = folder.to_hugging_face
+
+    def wrong(*args: object) -> torch.nn.Module:
+        theirs = as_theirs(*args)
+        theirs.model.norm.weight.data[0] += 0.1
+        return theirs
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "to_hugging_face", wrong)
+        assert "the logits of LlamaForCausalLM differ from ours by" in refused(str(runs["plain"]), new)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "pip install 'lightning_sv[hf]'" in refused(str(runs["plain"]), new)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["used"]
+
+
+@pytest.mark.parametrize("spec", ["bpe:400", "gpt2"])
+def test_the_tokenizer_gives_the_same_ids(spec: str, tmp_path: Path) -> None:
+    """A byte-level BPE, and ranks in the format of GPT-2's, whose own are downloaded."""
+    text = Path(os.__file__).read_text()
+    if spec == "gpt2":
+        pieces = [bytes([value]) for value in range(256)] + [
+            b"th",
+            b"the",
+            b" the",
+            b"in",
+            b"ing",
+            b"  ",
+            b"\n\n",
+            b"12",
+        ]
+        tokenizer: Tokenizer = RanksTokenizer({piece: rank for rank, piece in enumerate(pieces)})
+    else:
+        tokenizer = JsonTokenizer.train([text], 400)
+    fast_tokenizer(tokenizer, 64).save_pretrained(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for words in (text[:4000], "", " the  thing\n\n\n it's 12 345", "naïve 你好 🙂\t\r\n"):
+        ids = theirs(words)["input_ids"]
+        assert ids == [tokenizer.eot, *tokenizer.encode(words)]
+        assert theirs.decode(ids, skip_special_tokens=True) == words
+    assert theirs.model_max_length == 64 and theirs.eos_token_id == theirs.bos_token_id == tokenizer.eot
