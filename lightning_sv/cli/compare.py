@@ -11,7 +11,7 @@ from lightning_sv import __version__
 from lightning_sv.experiments.compare import compare, default_out
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.compared import asked, check_different, compared_figure, one_budget, resolve
-from lightning_sv.runs.launch import LAUNCHER
+from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.settings.plain_parser import PlainParser
 
 

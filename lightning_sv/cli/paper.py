@@ -24,7 +24,8 @@ from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.figures import figure_names, load_budget, load_figure
 from lightning_sv.experiments.sources.words import read_words
 from lightning_sv.experiments.train import asked, train
-from lightning_sv.runs.launch import LAUNCHER, default_parallel
+from lightning_sv.runs.job import LAUNCHER
+from lightning_sv.runs.launch import default_parallel
 from lightning_sv.runs.slurm import array_script, submit
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import PlainParser

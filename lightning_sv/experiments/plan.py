@@ -3,19 +3,22 @@
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lightning_sv.analysis.grids import optimum, pairs_needed
 from lightning_sv.experiments.claims.table import check_claims
 from lightning_sv.experiments.recipe import Recipe
-from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.results import Arm, Figure, Panel, RuleOutcome, Series
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.spec import FigureSpec, ModelSpec, PanelSpec
 
+if TYPE_CHECKING:  # torch with it, and `report` plans nothing
+    from lightning_sv.experiments.recipes import Recipes
 
-def plan_figure(figure: FigureSpec, recipes: Recipes) -> Figure:
+
+def plan_figure(figure: FigureSpec, recipes: "Recipes") -> Figure:
     """Settle every arm of a figure.
 
     Raises:
@@ -29,7 +32,7 @@ def plan_figure(figure: FigureSpec, recipes: Recipes) -> Figure:
     return Figure(figure, panels, tokens_per_param=min(budgets, default=0.0))
 
 
-def _plan_panel(panel: PanelSpec, recipes: Recipes, figure: str) -> Panel:
+def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
     budget = recipes.budget.name
     roles = panel.models or [panel.model]
     models = {role: recipes.model(role) for role in roles}

@@ -7,8 +7,7 @@ from pathlib import Path
 from lightning_sv.experiments.recipe import Recipe, Wanted
 from lightning_sv.experiments.results import Arm, Panel
 from lightning_sv.runs.directory import NONFINITE, SUMMARY, is_complete, read_summary
-from lightning_sv.runs.job import Job
-from lightning_sv.runs.launch import LAUNCHER
+from lightning_sv.runs.job import LAUNCHER, Job
 
 
 @dataclass(frozen=True)

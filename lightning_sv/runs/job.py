@@ -16,7 +16,9 @@ from typing import Any, Literal
 
 from lightning_sv.runs.claim import remove
 from lightning_sv.runs.directory import COMMAND, LAST, LOG, is_complete
-from lightning_sv.scale.strategy import modules_named
+
+#: the program of a run, where nothing else is said
+LAUNCHER = (sys.executable, "-m", "lightning_sv", "fit")
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ class Job:
 
     def record(self) -> dict[str, Any]:
         """What a finished run is known by: the command without its directory, hashes of files and of own strategies."""
+        from lightning_sv.scale.strategy import modules_named  # torch with it: a second, and reading runs needs none
+
         values = [argument.split("=", 1)[-1] for argument in self.arguments]
         files = {value: _sha256(Path(value)) for value in values if not self.addressed and Path(value).is_file()}
         scales = (value for before, value in pairwise(["", *values]) if before == "--model.scale")

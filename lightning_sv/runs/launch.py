@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -17,10 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from lightning_sv.runs.directory import SUMMARY, is_complete
-from lightning_sv.runs.job import Job
+from lightning_sv.runs.job import LAUNCHER, Job
 from lightning_sv.runs.warm import WarmProcess, WarmServer, can_fork
 
-LAUNCHER = (sys.executable, "-m", "lightning_sv", "fit")
 _STEP = re.compile(rb"step (\d+)/(\d+)")
 _TAIL_LINES = 20
 _GRACE_S = 20.0  # a run that is asked to stop ends its step and writes a checkpoint
