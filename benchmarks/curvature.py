@@ -99,8 +99,8 @@ def products_needed(strategy: str, trained: bool) -> dict[str, object]:
         loss().backward()
         optimizer.step()
     rows: dict[str, object] = {"loss": loss().item()}
-    for name, block in (("all parameters", list(model.parameters())), ("scale vectors", vectors_of(model))):
-        product = HessianProduct(loss, block)
+    for name, subset in (("all parameters", list(model.parameters())), ("scale vectors", vectors_of(model))):
+        product = HessianProduct(loss, subset)
         true = lanczos(product, 80, rtol=0).largest
         counts, off = [], []
         for seed in range(3):

@@ -13,7 +13,7 @@ from lightning_sv.callbacks.clock import StepClock
 from lightning_sv.callbacks.scalars import write_scalars
 from lightning_sv.callbacks.trained import TrainedModule
 from lightning_sv.optim import gathered
-from lightning_sv.scale import BranchGroup, lone_norms
+from lightning_sv.scale import BranchGroup, output_norms
 from lightning_sv.scale.fold import effective_weight
 
 
@@ -32,7 +32,7 @@ def branch_norms(model: nn.Module) -> dict[str, Tensor]:
             if isinstance(module, BranchGroup):
                 for name in module.names:
                     out |= {f"{place_of(path)}/{name}/{key}": value for key, value in _norms(module, name).items()}
-        for path, norm in lone_norms(model):
+        for path, norm in output_norms(model):
             assert norm.scale is not None
             out[f"{place_of(path)}/{path.rpartition('.')[2]}/gamma"] = gathered(norm.scale()).square().mean().sqrt()
     return out | means_over_layers(out)

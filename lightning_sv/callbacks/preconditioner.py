@@ -16,7 +16,7 @@ from lightning_sv.callbacks.scalars import pause_throughput, write_scalars
 from lightning_sv.callbacks.trained import TrainedModule, tokens_seen
 from lightning_sv.curvature import column_eigenvalues, gamma_figures, scale_field
 from lightning_sv.optim import gathered
-from lightning_sv.scale import BranchGroup, ScaleVector, lone_norms
+from lightning_sv.scale import BranchGroup, ScaleVector, output_norms
 
 #: how many quantiles of each side stand for it in the histogram of a field
 _GRID = 64
@@ -71,7 +71,7 @@ def _sites(model: nn.Module) -> list[tuple[str, Tensor | None, dict[str, ScaleVe
             for name, branch in module.branches():
                 sides = zip(("in", "out"), module.vectors(name), strict=True)
                 found.append((f"{place_of(path)}/{name}", branch.weight, {s: v for s, v in sides if v is not None}))
-    for path, norm in lone_norms(model):
+    for path, norm in output_norms(model):
         assert norm.scale is not None
         found.append((f"{place_of(path)}/{path.rpartition('.')[2]}", None, {"out": norm.scale}))
     return [site for site in found if site[2]]

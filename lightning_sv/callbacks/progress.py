@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lightning_sv.callbacks.clock import StepClock
 from lightning_sv.callbacks.scalars import Scalars
-from lightning_sv.callbacks.trained import TrainedModule, tokens_seen
+from lightning_sv.callbacks.trained import TrainedModule, module_of, tokens_seen
 
 
 class RunProgress(ProgressBar):
@@ -95,10 +95,9 @@ def _text(trainer: L.Trainer) -> str:
     """What is known so far: a run that has not yet written a loss shows none."""
     scalars = next((c for c in trainer.callbacks if isinstance(c, Scalars)), None)  # type: ignore[attr-defined]
     loss, speed = (None, None) if scalars is None else (scalars.last_loss, scalars.tokens_per_s)
-    module: Any = trainer.lightning_module
     val = None if scalars is None else scalars.val_loss
     words = [] if loss is None else [f"loss {loss:.3f}"]
     words += [] if val is None else [f"val {val:.3f}"]
-    words += [f"lr {module.step_lr:.1e}"]
+    words += [f"lr {module_of(trainer).step_lr:.1e}"]
     words += [] if speed is None else [f"{speed:,.0f} tok/s"]
     return "  ".join(words)

@@ -30,7 +30,7 @@ FIGURES = ("lambda_max", "trace", "fro2")
 
 
 @dataclass
-class _Books:
+class _ProbeState:
     """What a resumed run continues: the batch, the probes; seconds of these and of the run."""
 
     sequences: int = 0
@@ -99,17 +99,17 @@ class Sharpness(L.Callback):
         self._clock = StepClock("Sharpness")
         self._steps: frozenset[int] = frozenset()
         self._blocks: Tensor | None = None
-        self._books = _Books()
+        self._state = _ProbeState()
         self._began: float | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The batch's size and the books of the budget, so that a resumed run probes as an uninterrupted one."""
-        return asdict(replace(self._books, run=self._elapsed()))
+        """The batch's size and what is left of the budget, so that a resumed run probes as an uninterrupted one."""
+        return asdict(replace(self._state, run=self._elapsed()))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the books of the checkpoint."""
-        known = {field.name for field in fields(_Books)}  # earlier checkpoints have the step as well
-        self._books = _Books(**{key: value for key, value in state_dict.items() if key in known})
+        """Continue the state of the checkpoint."""
+        known = {field.name for field in fields(_ProbeState)}  # earlier checkpoints have the step as well
+        self._state = _ProbeState(**{key: value for key, value in state_dict.items() if key in known})
 
     def setup(self, trainer: L.Trainer, pl_module: TrainedModule, stage: str) -> None:
         """Refuse subsets that the model does not have."""
@@ -142,12 +142,12 @@ class Sharpness(L.Callback):
         length = fitting_length(pl_module.config, data.seq_len) if exact else data.seq_len
         work = self.budget * run / trainer.world_size * data.seq_len / length
         fitting = fitting_sequences(pl_module.config, length, work, len(steps), self.subsets, products)
-        self._books.sequences = self.sequences or self._books.sequences or fitting  # a resumed run keeps its batch
+        self._state.sequences = self.sequences or self._state.sequences or fitting  # a resumed run keeps its batch
         if trainer.is_global_zero:
-            self._blocks = data.held_out(self._books.sequences)[:, : length + 1].to(pl_module.device)
-            self._books.sequences = len(self._blocks)
+            self._blocks = data.held_out(self._state.sequences)[:, : length + 1].to(pl_module.device)
+            self._state.sequences = len(self._blocks)
             how = "exact products, math attention" if exact else "differences of gradients"
-            batch = f"{len(steps)} probes of {self._books.sequences} held-out sequences"
+            batch = f"{len(steps)} probes of {self._state.sequences} held-out sequences"
             if length < data.seq_len:
                 batch += (
                     f", of their first {length:,} tokens (math attention on {data.seq_len:,} takes too much memory)"
@@ -168,19 +168,19 @@ class Sharpness(L.Callback):
     def on_train_end(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
         """Say what the probes cost."""
         if trainer.is_global_zero:
-            share = self._books.spent / max(1e-9, self._elapsed())
-            skipped = f", {self._books.skipped} skipped" if self._books.skipped else ""
-            print(f"sharpness: {self._books.done} probes{skipped}, {share:.1%} of the run's time", file=sys.stderr)
+            share = self._state.spent / max(1e-9, self._elapsed())
+            skipped = f", {self._state.skipped} skipped" if self._state.skipped else ""
+            print(f"sharpness: {self._state.done} probes{skipped}, {share:.1%} of the run's time", file=sys.stderr)
 
     def _elapsed(self) -> float:
-        return self._books.run + (0.0 if self._began is None else self.clock() - self._began)
+        return self._state.run + (0.0 if self._began is None else self.clock() - self._began)
 
     def _affordable(self, step: int, total: int) -> bool:
         """Whether the run's projected time has room for this probe and the last one."""
-        if step in (0, total) or not self._books.done:
+        if step in (0, total) or not self._state.done:
             return True
-        run = (self._elapsed() - self._books.spent) * total / step
-        probes = self._books.spent + 2 * self._books.spent / self._books.done
+        run = (self._elapsed() - self._state.spent) * total / step
+        probes = self._state.spent + 2 * self._state.spent / self._state.done
         return probes <= self.budget * (run + probes)
 
     def _probe(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
@@ -189,8 +189,8 @@ class Sharpness(L.Callback):
         began = self.clock()
         # Clocks differ between ranks, so rank 0 decides.
         if not trainer.strategy.broadcast(self._affordable(trainer.global_step, trainer.max_steps)):
-            self._books.skipped += 1
-            write_scalars(trainer, {"sharpness/skipped": self._books.skipped})
+            self._state.skipped += 1
+            write_scalars(trainer, {"sharpness/skipped": self._state.skipped})
             return
         model = plain_copy(
             pl_module.net,
@@ -211,10 +211,10 @@ class Sharpness(L.Callback):
                     parameter_subsets(model), lambda: next_token_loss(model(tokens, documents), targets)
                 )
         trainer.strategy.barrier()
-        self._books.done += 1
+        self._state.done += 1
         seconds = self.clock() - began
-        self._books.spent += seconds
-        scalars |= {"seconds": seconds, "sequences": self._books.sequences, "skipped": self._books.skipped}
+        self._state.spent += seconds
+        scalars |= {"seconds": seconds, "sequences": self._state.sequences, "skipped": self._state.skipped}
         write_scalars(trainer, {f"sharpness/{key}": value for key, value in scalars.items()})
         pause_throughput(trainer, seconds)
 
@@ -238,4 +238,4 @@ class Sharpness(L.Callback):
             return {name: DifferenceProduct(loss, subsets[name]) for name in self._present}
         together = {id(p): p for name in self._present for p in subsets[name]}
         exact = HessianProduct(loss, tuple(together.values()))  # one graph for all subsets
-        return {name: exact.block(subsets[name]) for name in self._present}
+        return {name: exact.subset(subsets[name]) for name in self._present}

@@ -91,6 +91,11 @@ class TrainedData(Protocol):
         ...
 
 
+def module_of(trainer: L.Trainer) -> TrainedModule:
+    """Return the module of a run."""
+    return cast(TrainedModule, trainer.lightning_module)
+
+
 def data_of(trainer: L.Trainer) -> TrainedData:
     """Return the data of a run."""
     return cast(TrainedData, trainer.datamodule)  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
 """How sharp a loss is in any set of parameters, and how its scale vectors precondition it.
 
-A figure is a pure function of (loss closure, parameters); the parameters given are the block:
+A figure is a pure function of (loss closure, parameters); the parameters given are the subset:
 
     product = HessianProduct(lambda: loss(model), scale_vectors)
     lanczos(product).largest.value           # sharpness, with .error and .products

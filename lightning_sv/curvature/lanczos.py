@@ -15,7 +15,7 @@ class Extremes:
     """The two ends of a spectrum.
 
     Attributes:
-        largest: lambda_max; of a Hessian, the sharpness in the block
+        largest: lambda_max; of a Hessian, the sharpness in the subset
         smallest: lambda_min, the most negative one
     """
 

@@ -70,7 +70,7 @@ class HessianProduct:
     Args:
         loss: builds the loss, a scalar, from the parameters' present values; in nats per token for
             the figures to be. No dropout, or the figures are those of one draw of it
-        parameters: the block, in any order; a parameter that the loss does not use has zero curvature
+        parameters: the subset, in any order; a parameter that the loss does not use has zero curvature
 
     Raises:
         ValueError: no parameters, a loss that is no scalar or has no gradient, an operation without
@@ -78,7 +78,7 @@ class HessianProduct:
     """
 
     def __init__(self, loss: Callable[[], Tensor], parameters: Sequence[Tensor]):
-        self.parameters = _block(parameters)
+        self.parameters = _subset(parameters)
         with twice_differentiable():
             self._gradient = _gradient(loss, self.parameters, create_graph=True)
         if _has_dead_end(self._gradient):
@@ -86,15 +86,15 @@ class HessianProduct:
                 "the loss has an autograd function marked once_differentiable; replace it, or use DifferenceProduct."
             )
 
-    def block(self, parameters: Sequence[Tensor]) -> "HessianProduct":
-        """Return the product in a part of the block, on the same graph: no second forward and gradient.
+    def subset(self, parameters: Sequence[Tensor]) -> "HessianProduct":
+        """Return the product in a part of the subset, on the same graph: no second forward and gradient.
 
         Raises:
-            ValueError: parameters that this block does not have, or none
+            ValueError: parameters that this subset does not have, or none
         """
-        part, gradient = _block(parameters), {id(p): g for p, g in zip(self.parameters, self._gradient, strict=True)}
+        part, gradient = _subset(parameters), {id(p): g for p, g in zip(self.parameters, self._gradient, strict=True)}
         if any(id(p) not in gradient for p in part):
-            raise ValueError("the part has parameters that the block does not have; build another HessianProduct.")
+            raise ValueError("the part has parameters that the subset does not have; build another HessianProduct.")
         product = copy.copy(self)
         product.parameters, product._gradient = part, tuple(gradient[id(p)] for p in part)
         return product
@@ -125,7 +125,7 @@ class HessianProduct:
 class DifferenceProduct:
     """v -> (grad L(theta + h v) - grad L(theta - h v)) / 2h: H v where no second derivative exists.
 
-    Two forward and backward passes a product, and the memory of one beside three copies of the block.
+    Two forward and backward passes a product, and the memory of one beside three copies of the subset.
     The loss runs as it is, so with flash attention and compiled. The displacement's norm is ||h v|| =
     step (1 + ||theta||): truncation grows as step^2, most along the sharpest directions, and the
     gradients' rounding as 1 / step. The parameters are moved in place and put back exactly; in-place
@@ -144,7 +144,7 @@ class DifferenceProduct:
     """
 
     def __init__(self, loss: Callable[[], Tensor], parameters: Sequence[Tensor], step: float | None = None):
-        self.parameters = _block(parameters)
+        self.parameters = _subset(parameters)
         if step is None:
             step = rounding(self.parameters) ** (1 / 3) / 5
         if step <= 0:
@@ -174,15 +174,15 @@ class DifferenceProduct:
                     parameter.copy_(value)
 
 
-def _block(parameters: Sequence[Tensor]) -> Vector:
-    block = tuple(parameters)
-    if not block:
-        raise ValueError("the block has no parameters; give at least one.")
-    if len({id(p) for p in block}) < len(block):
-        raise ValueError("the block has a parameter twice; give each once.")
-    if frozen := [i for i, p in enumerate(block) if not p.requires_grad]:
-        raise ValueError(f"parameters {frozen} of the block do not require gradients; leave them out.")
-    return block
+def _subset(parameters: Sequence[Tensor]) -> Vector:
+    subset = tuple(parameters)
+    if not subset:
+        raise ValueError("the subset has no parameters; give at least one.")
+    if len({id(p) for p in subset}) < len(subset):
+        raise ValueError("the subset has a parameter twice; give each once.")
+    if frozen := [i for i, p in enumerate(subset) if not p.requires_grad]:
+        raise ValueError(f"parameters {frozen} of the subset do not require gradients; leave them out.")
+    return subset
 
 
 def _gradient(loss: Callable[[], Tensor], parameters: Vector, *, create_graph: bool) -> Vector:

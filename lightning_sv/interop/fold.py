@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_sv.nn import Backbone, meta_backbone
-from lightning_sv.scale import BranchGroup, RMSNorm, ScaleOptions, ScaleVector, lone_norms
+from lightning_sv.scale import BranchGroup, RMSNorm, ScaleOptions, ScaleVector, output_norms
 from lightning_sv.scale.vector import HeadShared
 
 #: branch -> the matrix that reads it through nothing but sums and products, beside the branch's group
@@ -69,7 +69,7 @@ def foldable(model: Backbone) -> list[Folding]:
                 rows.append(Folding(f"{site}.scale_out", _reader(path, name)))
             else:
                 rows.append(Folding(f"{site}.scale_out", None, _STAYS[name]))
-    return rows + [Folding(f"{path}.scale", None, _STAYS[path.rpartition(".")[2]]) for path, _ in lone_norms(model)]
+    return rows + [Folding(f"{path}.scale", None, _STAYS[path.rpartition(".")[2]]) for path, _ in output_norms(model)]
 
 
 class Folded(NamedTuple):
@@ -141,7 +141,7 @@ def fold(model: Backbone) -> Backbone:
         model: with any strategy; it is not changed
     """
     weights, norms, outputs = fold_weights(model)
-    alone = [path for path, _ in lone_norms(model)]
+    alone = [path for path, _ in output_norms(model)]
     sites = {name for group in _groups(model).values() for name in group.names}
     shared = {name for group in _groups(model).values() for name in group.names if _is_shared(group, name)}
     left = {path.rpartition(".")[2]: "np" if gamma is None else "anp" for path, gamma in outputs.items()}

@@ -23,9 +23,9 @@ class Framework:
     """One framework's rule.
 
     Attributes:
-        name: with the version whose source was read, where there is one.
-        rule: in words.
-        decays: (parameter, whether it belongs to an nn.LayerNorm) -> whether it decays.
+        name: with the version whose source was read, where there is one
+        rule: in words
+        decays: (parameter, whether it belongs to an nn.LayerNorm) -> whether it decays
     """
 
     name: str
@@ -48,12 +48,12 @@ class Today:
     """What a framework does with the scale vectors of one model.
 
     Attributes:
-        framework: its name.
-        rule: in words.
-        input: (how many input-side vectors decay, of how many).
-        output: the same of the output side.
+        framework: its name
+        rule: in words
+        input: (how many input-side vectors decay, of how many)
+        output: the same of the output side
         policy: 'wd', 'iwd', 'owd' or 'nowd', 'mixed' where vectors of one side are treated differently, 'none' where
-            there are none.
+            there are none
     """
 
     framework: str

@@ -23,16 +23,16 @@ def param_groups(
     input side alone, the paper's choice); multipliers as the output side; biases and the rest never.
 
     Args:
-        model: any module.
-        lr: of both groups.
-        weight_decay: of the first; 0 of the second.
-        policy: 'wd', 'iwd', 'owd' or 'nowd'.
-        example: what the model is called with, see `weight_decay_roles`.
-        roles: of these names, where they are known: found before the model was sharded, or on fake tensors.
-        known: roles that you know yourself, by name.
+        model: any module
+        lr: of both groups
+        weight_decay: of the first; 0 of the second
+        policy: 'wd', 'iwd', 'owd' or 'nowd'
+        example: what the model is called with, see `weight_decay_roles`
+        roles: of these names, where they are known: found before the model was sharded, or on fake tensors
+        known: roles that you know yourself, by name
 
     Raises:
-        ValueError: as `weight_decay_roles`; or `roles` are of another model.
+        ValueError: as `weight_decay_roles`; or `roles` are of another model
     """
     decayed = set(decayed_names(model, policy, example, roles, known))
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -53,7 +53,7 @@ def decayed_names(
     """Names of the trained parameters of `model` that decay under `policy`; the arguments are those of `param_groups`.
 
     Raises:
-        ValueError: as `param_groups`.
+        ValueError: as `param_groups`
     """
     if roles is None:
         roles = weight_decay_roles(model, example, known)

@@ -1,6 +1,6 @@
 """Scale vectors: parameterizations, placements, strategies and the branches they act on."""
 
-from lightning_sv.scale.branch import BranchGroup, Output, ScaledLinear, lone_norms
+from lightning_sv.scale.branch import BranchGroup, Output, ScaledLinear, output_norms
 from lightning_sv.scale.build import Branch, ScaleBuilder, ScaleOptions
 from lightning_sv.scale.norm import RMSNorm, normalize
 from lightning_sv.scale.strategy import Decay, Placement, ScaleStrategy
@@ -28,6 +28,6 @@ __all__ = [
     "ScaleStrategy",
     "ScaleVector",
     "ScaledLinear",
-    "lone_norms",
     "normalize",
+    "output_norms",
 ]

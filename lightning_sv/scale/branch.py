@@ -143,7 +143,7 @@ class ScaledLinear(nn.Module):
         return f"{lead}{self.d_in} -> {self.d_out}{norm}"
 
 
-def lone_norms(model: nn.Module) -> Iterator[tuple[str, RMSNorm]]:
+def output_norms(model: nn.Module) -> Iterator[tuple[str, RMSNorm]]:
     """Yield (path, norm) of the norms that no branch reads and that have a scale vector: Q/K-norm, Post-Norm."""
     fed = {id(module.norm) for module in model.modules() if isinstance(module, BranchGroup)}
     for path, module in model.named_modules():

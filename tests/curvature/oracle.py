@@ -16,8 +16,8 @@ from tests.conftest import perturbed
 
 CONFIG = BackboneConfig(d_model=8, n_layer=2, n_head=2, vocab_size=12, d_ff=10)
 STRATEGIES = [f"{sides}+{name}" for sides in ("bp", "hg+dp", "hg+dnp") for name in PARAMETERIZATIONS]
-BLOCKS = ("all", "input", "output", "branch", "layer")
-CASES = [(s, b) for s in STRATEGIES for b in BLOCKS if ScaleStrategy.parse(s).sides.scale_out or b != "output"]
+SUBSETS = ("all", "input", "output", "branch", "layer")
+CASES = [(s, b) for s in STRATEGIES for b in SUBSETS if ScaleStrategy.parse(s).sides.scale_out or b != "output"]
 
 
 class Plain(nn.Module):
@@ -95,7 +95,7 @@ class Case:
     def loss(self) -> Tensor:
         return next_token_loss(self.model(self.tokens[:, :-1]), self.tokens[:, 1:])
 
-    def block(self, name: str) -> list[nn.Parameter]:
+    def subset(self, name: str) -> list[nn.Parameter]:
         model = self.model
         vectors = [m for m in model.modules() if isinstance(m, ScaleVector)]
         group: BranchGroup = model.layers[1].attn.qkv

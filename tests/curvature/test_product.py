@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from lightning_sv import Backbone
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, lanczos, twice_differentiable
 from lightning_sv.nn import next_token_loss
-from tests.curvature.oracle import BLOCKS, CASES, CONFIG, STRATEGIES, case, split_like
+from tests.curvature.oracle import CASES, CONFIG, STRATEGIES, SUBSETS, case, split_like
 
 
 def flat(vector: tuple[Tensor, ...]) -> Tensor:
@@ -19,11 +19,11 @@ def flat(vector: tuple[Tensor, ...]) -> Tensor:
 def test_product_is_the_dense_hessian_in_every_block(strategy: str) -> None:
     c = case(strategy)
     torch.testing.assert_close(c.loss(), c.plain_value, rtol=1e-12, atol=0)
-    for block in BLOCKS:
-        if (strategy, block) not in CASES:
-            assert not c.block(block)
+    for subset in SUBSETS:
+        if (strategy, subset) not in CASES:
+            assert not c.subset(subset)
             continue
-        parameters = c.block(block)
+        parameters = c.subset(subset)
         dense = c.dense(parameters)
         v = torch.randn(len(dense), dtype=torch.float64)
         vector = split_like(v, parameters)
@@ -36,15 +36,15 @@ def test_product_is_the_dense_hessian_in_every_block(strategy: str) -> None:
 
 def test_a_part_of_a_block_shares_its_graph() -> None:
     c = case("hg+dnp+or")
-    whole = HessianProduct(c.loss, c.block("all"))
-    for block in ("input", "output", "branch"):
-        part = c.block(block)
+    whole = HessianProduct(c.loss, c.subset("all"))
+    for subset in ("input", "output", "branch"):
+        part = c.subset(subset)
         vector = tuple(torch.randn_like(p) for p in part)
-        torch.testing.assert_close(flat(whole.block(part)(vector)), flat(HessianProduct(c.loss, part)(vector)))
+        torch.testing.assert_close(flat(whole.subset(part)(vector)), flat(HessianProduct(c.loss, part)(vector)))
     vector = tuple(torch.randn_like(p) for p in whole.parameters)
     assert len(whole(vector)) == len(whole.parameters)  # unchanged by its parts
-    with pytest.raises(ValueError, match="parameters that the block does not have"):
-        whole.block(c.block("input")).block(c.block("output"))
+    with pytest.raises(ValueError, match="parameters that the subset does not have"):
+        whole.subset(c.subset("input")).subset(c.subset("output"))
 
 
 def test_differences_in_float32_leave_the_model_as_it_was() -> None:

@@ -19,11 +19,11 @@ def with_eigenvalues(values: list[float], seed: int = 0) -> Tensor:
     return q @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ q.T
 
 
-@pytest.mark.parametrize(("strategy", "block"), CASES)
-def test_lanczos_on_the_blocks_of_a_llama(strategy: str, block: str) -> None:
+@pytest.mark.parametrize(("strategy", "subset"), CASES)
+def test_lanczos_on_the_subsets_of_a_llama(strategy: str, subset: str) -> None:
     c = case(strategy)
-    matrix = c.dense(c.block(block))
-    product, true = Dense(matrix, c.block(block)), torch.linalg.eigvalsh(matrix)
+    matrix = c.dense(c.subset(subset))
+    product, true = Dense(matrix, c.subset(subset)), torch.linalg.eigvalsh(matrix)
     found = lanczos(product, 60, ends="both")
     assert found.largest.value == pytest.approx(true[-1].item(), rel=1e-3)
     assert found.smallest.value == pytest.approx(true[0].item(), rel=1e-3)
@@ -37,11 +37,11 @@ def test_lanczos_on_the_blocks_of_a_llama(strategy: str, block: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("block", ["all", "input"])
-def test_lanczos_by_exact_products_is_that_by_the_dense_hessian(strategy: str, block: str) -> None:
+@pytest.mark.parametrize("subset", ["all", "input"])
+def test_lanczos_by_exact_products_is_that_by_the_dense_hessian(strategy: str, subset: str) -> None:
     """Each product of `HessianProduct` is the dense one (test_product.py); so are the ends that follow from ten."""
     c = case(strategy)
-    parameters = c.block(block)
+    parameters = c.subset(subset)
     products = (HessianProduct(c.loss, parameters), Dense(c.dense(parameters), parameters))
     found, dense = (lanczos(product, 10, rtol=0, ends="both") for product in products)
     size = max(abs(dense.largest.value), abs(dense.smallest.value))
@@ -51,10 +51,10 @@ def test_lanczos_by_exact_products_is_that_by_the_dense_hessian(strategy: str, b
 
 
 def test_an_end_that_is_near_enough_is_the_end_as_a_rule() -> None:
-    """From other starts: stopped early, about one block in twenty gives a neighbour of the end, some 1% below it."""
+    """From other starts: stopped early, about one subset in twenty gives a neighbour of the end, some 1% below it."""
     right = []
-    for i, (strategy, block) in enumerate(CASES):
-        matrix = case(strategy).dense(case(strategy).block(block))
+    for i, (strategy, subset) in enumerate(CASES):
+        matrix = case(strategy).dense(case(strategy).subset(subset))
         found = lanczos(Dense(matrix), rtol=1e-2, generator=torch.Generator().manual_seed(i)).largest
         right.append(found.value >= 0.99 * torch.linalg.eigvalsh(matrix)[-1].item())
     assert sum(right) >= 0.9 * len(right)
@@ -90,16 +90,16 @@ def test_lanczos_stops_when_it_may() -> None:
     assert (zero.value, zero.products) == (0, 1)
 
 
-@pytest.mark.parametrize(("strategy", "block"), CASES)
+@pytest.mark.parametrize(("strategy", "subset"), CASES)
 @pytest.mark.parametrize("method", [hutchinson, hutch_plus_plus])
-def test_moments_on_the_blocks_of_a_llama(method, strategy: str, block: str) -> None:
+def test_moments_on_the_subsets_of_a_llama(method, strategy: str, subset: str) -> None:
     """As many probes as the dense matrix says that 7.5% take, if up to 3,000: a trace may be near zero.
 
     The error that is compared with 10% is a sample's own, which scatters by some 10% of itself with so many probes.
     Vectors in two parts: in the thirty of a model most of the time would go into shapes.
     """
     c = case(strategy)
-    matrix = c.dense(c.block(block))
+    matrix = c.dense(c.subset(subset))
     n = probes_for(matrix, 0.075)
     check(method, Dense(matrix), n if n <= 3000 else 1000, matrix, reachable=n <= 3000)
 
@@ -109,7 +109,7 @@ def test_moments_on_the_blocks_of_a_llama(method, strategy: str, block: str) -> 
 def test_moments_by_exact_products(strategy: str) -> None:
     """They are those by products with the dense Hessian, probe by probe."""
     c = case(strategy)
-    parameters = c.block("all")
+    parameters = c.subset("all")
     found, dense = (
         hutchinson(product, 30) for product in (HessianProduct(c.loss, parameters), Dense(c.hessian, parameters))
     )

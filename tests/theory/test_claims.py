@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from lightning_sv.theory.claims import CLAIMS, placement, reparameterization, weight_decay
 from lightning_sv.theory.claims.base import Finding
-from lightning_sv.theory.claims.faster import early
 from lightning_sv.theory.claims.limits import words
+from lightning_sv.theory.claims.parts import early
 from lightning_sv.theory.compare import difference_series, loss_ratio, stays_below
-from lightning_sv.theory.instantaneous import PAIRINGS, State
+from lightning_sv.theory.pairings import PAIRINGS, State
 from lightning_sv.theory.students import STUDENTS
 from lightning_sv.theory.teachers import TEACHERS
 from tests.theory.strategies import balanced, matchings, rational_teachers, states

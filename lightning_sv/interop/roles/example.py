@@ -17,7 +17,7 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
     """Return (args, kwargs) of the traced call: the example, or one made from the model's own config.
 
     Raises:
-        ValueError: no example, and none can be made; or a model on the meta device.
+        ValueError: no example, and none can be made; or a model on the meta device
     """
     if any(parameter.is_meta and type(parameter.data) is Tensor for parameter in model.parameters()):
         raise ValueError(
@@ -70,8 +70,8 @@ def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None)
     """Return what `build` returns, on fake tensors: sizes and types without memory or numbers.
 
     Args:
-        build: makes the model, as AutoModelForCausalLM.from_config does.
-        dtype: of its parameters by default; experts' grouped products want bfloat16.
+        build: makes the model, as AutoModelForCausalLM.from_config does
+        dtype: of its parameters by default; experts' grouped products want bfloat16
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
 

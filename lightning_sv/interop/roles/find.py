@@ -18,14 +18,14 @@ def weight_decay_roles(model: nn.Module, example: Any = None, known: Mapping[str
 
     Args:
         model: any module; on fake tensors (see `fake_model`) nothing is computed and no memory is taken. Build it with
-            its head: a final norm that nothing reads is no Input-Norm.
+            its head: a final norm that nothing reads is no Input-Norm
         example: what it is called with, a tensor, a tuple or a dict of keywords. By default 16 token ids for our
-            Backbone and for a model of transformers.
-        known: roles that you know yourself, by name; they go before the trace's.
+            Backbone and for a model of transformers
+        known: roles that you know yourself, by name; they go before the trace's
 
     Raises:
         ValueError: the pass failed, an operation is not known to be a linear map or not, or no token reached a
-            parameter and its siblings (names that differ in numbers alone) do not agree; each by name.
+            parameter and its siblings (names that differ in numbers alone) do not agree; each by name
     """
     args, kwargs = example_of(model, example)
     known = dict(known or {})

@@ -28,9 +28,9 @@ class Flow:
     """Attributes of the nodes of `graph`, found in the order in which they were made.
 
     Attributes:
-        sources: parameters that a PARAM node is made of, by name.
-        normalized: nodes that are x / |x|, or LayerNorm's, with nothing learned since.
-        factors: parameters that a PARAM node was multiplied with, row by row or column by column; no sources of it.
+        sources: parameters that a PARAM node is made of, by name
+        normalized: nodes that are x / |x|, or LayerNorm's, with nothing learned since
+        factors: parameters that a PARAM node was multiplied with, row by row or column by column; no sources of it
     """
 
     def __init__(self, graph: Graph):

@@ -38,7 +38,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     The model is left as it was: its mode, its buffers, the random state of the CPU.
 
     Raises:
-        ValueError: the forward pass failed.
+        ValueError: the forward pass failed
     """
     from torch._subclasses.fake_tensor import FakeTensor
 

@@ -16,12 +16,12 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
     """Build the model of a directory's config.json, or of such a file, on fake tensors.
 
     Args:
-        path: the directory or the file. Weights beside it are never opened.
-        trust_remote_code: run the modelling code that lies beside the configuration.
+        path: the directory or the file. Weights beside it are never opened
+        trust_remote_code: run the modelling code that lies beside the configuration
 
     Raises:
         ValueError: no config.json, one that transformers cannot make a model of, or one that needs code of its own
-            while that is not trusted.
+            while that is not trusted
     """
     file = path / "config.json" if path.is_dir() else path
     if file.suffix in _PICKLES:

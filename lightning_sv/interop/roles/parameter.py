@@ -21,17 +21,17 @@ class ModelParameter:
     """What the trace says of one parameter.
 
     Attributes:
-        name: as in `named_parameters`.
-        shape: its sizes.
+        name: as in `named_parameters`
+        shape: its sizes
         role: matrix, router (a matrix whose products choose experts), head (... are the output), embedding (a table
             that is looked up), input (a scale vector that only linear maps read: the paper's Input-Norm), output (any
-            other scale vector), multiplier (a factor of something that is not normalized), bias, other.
+            other scale vector), multiplier (a factor of something that is not normalized), bias, other
         redundant: of a scale vector, whether the matrices that follow could take it up, through gates and
-            attention's average too; None of the rest.
-        decays_to: the factor to which decay pulls a scale vector: 0, or 1 where gamma is 1 + w; None of the rest.
-        in_axis: of a matrix, the axis that its product sums over.
-        head_width: of a matrix, the width of the heads into which its product is viewed.
-        trained: whether it has a gradient.
+            attention's average too; None of the rest
+        decays_to: the factor to which decay pulls a scale vector: 0, or 1 where gamma is 1 + w; None of the rest
+        in_axis: of a matrix, the axis that its product sums over
+        head_width: of a matrix, the width of the heads into which its product is viewed
+        trained: whether it has a gradient
     """
 
     name: str
@@ -78,9 +78,9 @@ class Roles:
         """Return patterns that match exactly the names that do not decay under `policy` (that do, with `decayed`).
 
         Args:
-            kind: 'regex' (for re.search and re.match alike) or 'glob' (fnmatch).
-            policy: 'wd', 'iwd', 'owd' or 'nowd'.
-            decayed: which side.
+            kind: 'regex' (for re.search and re.match alike) or 'glob' (fnmatch)
+            policy: 'wd', 'iwd', 'owd' or 'nowd'
+            decayed: which side
         """
         wanted, rest = self.undecayed(policy), [p.name for p in self.parameters if p.decays(policy)]
         if decayed:

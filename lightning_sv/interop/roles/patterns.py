@@ -15,12 +15,12 @@ def patterns(wanted: Sequence[str], rest: Sequence[str], kind: Pattern = "regex"
     three where it is not, and so on; where roles differ from layer to layer the full names are given.
 
     Args:
-        wanted: names to match.
-        rest: names not to match.
-        kind: 'regex' matches with re.search and re.match, 'glob' with fnmatch.
+        wanted: names to match
+        rest: names not to match
+        kind: 'regex' matches with re.search and re.match, 'glob' with fnmatch
 
     Raises:
-        ValueError: another kind.
+        ValueError: another kind
 
     >>> patterns(["layers.0.norm.weight", "layers.1.norm.weight"], ["layers.0.up.weight"])
     ['^(.*\\.)?norm\\.weight$']

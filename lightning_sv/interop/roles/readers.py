@@ -36,9 +36,9 @@ class Reading:
     """One end of a value's way.
 
     Attributes:
-        node: the operation that reads it.
-        matrix: the parameter's side of a linear map; None where the reader is none.
-        along_channels: the linear map sums over the value's channels, and so can take up their factors.
+        node: the operation that reads it
+        matrix: the parameter's side of a linear map; None where the reader is none
+        along_channels: the linear map sums over the value's channels, and so can take up their factors
     """
 
     node: Node
@@ -54,13 +54,13 @@ def readings(start: Node, factor: Node, name: str, *, through_gates: bool) -> It
     average of its values, sums over positions.
 
     Args:
-        start: the scaled value.
-        factor: the scale vector.
-        name: of its scale vector, for the error.
-        through_gates: see above.
+        start: the scaled value
+        factor: the scale vector
+        name: of its scale vector, for the error
+        through_gates: see above
 
     Raises:
-        UnknownReaderError: an operation that is in no table of `ops`.
+        UnknownReaderError: an operation that is in no table of `ops`
     """
     first = (start, _channels(start, factor))
     queue, seen = [first], {start}

@@ -27,16 +27,16 @@ class Node:
     """One tensor of the pass.
 
     Attributes:
-        op: the operation that made it, 'mm' or 'namespace::name'; 'parameter', 'input' or 'buffer' of a source.
-        inputs: (name of the argument, node) of each tensor it was made from.
-        shape: sizes.
-        stride: strides.
-        scalars: the operation's other arguments, by name.
-        output: which of the operation's tensors it is.
-        is_view: it shares the storage of its first input.
-        kind: CONST, PARAM, INPUT or DATA.
-        pointwise: torch says that it acts element by element.
-        readers: (name of the argument, node) of each tensor made from it.
+        op: the operation that made it, 'mm' or 'namespace::name'; 'parameter', 'input' or 'buffer' of a source
+        inputs: (name of the argument, node) of each tensor it was made from
+        shape: sizes
+        stride: strides
+        scalars: the operation's other arguments, by name
+        output: which of the operation's tensors it is
+        is_view: it shares the storage of its first input
+        kind: CONST, PARAM, INPUT or DATA
+        pointwise: torch says that it acts element by element
+        readers: (name of the argument, node) of each tensor made from it
     """
 
     op: str

@@ -11,7 +11,7 @@ from lightning_sv.theory.claims.base import Advance, Claim, Finding
 from lightning_sv.theory.compare import FLOOR, MARGIN, TIMES, Curve, loss_ratio
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.flow import flow
-from lightning_sv.theory.instantaneous import PAIRINGS
+from lightning_sv.theory.pairings import PAIRINGS
 from lightning_sv.theory.panels import Line, Panel
 from lightning_sv.theory.students import STUDENTS
 

@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 from lightning_sv.theory.claims.base import Claim
-from lightning_sv.theory.claims.faster import at_an_instant, early, throughout
+from lightning_sv.theory.claims.parts import at_an_instant, early, throughout
 from lightning_sv.theory.dual import Array
 
 _SOURCE = "Theorem 3.1 and Theorem D.1"

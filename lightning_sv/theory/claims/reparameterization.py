@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 
 from lightning_sv.theory.claims.base import Advance, Claim, Finding
-from lightning_sv.theory.claims.faster import at_an_instant, early, throughout
+from lightning_sv.theory.claims.parts import at_an_instant, early, throughout
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.students import OriginalSpace
 

@@ -9,7 +9,7 @@ from lightning_sv.theory.claims.base import Advance, Finding
 from lightning_sv.theory.compare import FLOOR, TIMES, difference_series, stays_below
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.flow import flow
-from lightning_sv.theory.instantaneous import PAIRINGS, State
+from lightning_sv.theory.pairings import PAIRINGS, State
 from lightning_sv.theory.panels import Colour, Line, Panel
 from lightning_sv.theory.students import STUDENTS, exact
 from lightning_sv.theory.teachers import TEACHERS, Teacher, teachers
