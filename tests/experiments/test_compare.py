@@ -15,8 +15,11 @@ from rich.console import Console
 
 from lightning_sv.experiments.compare import compare, default_out
 from lightning_sv.experiments.comparison import Comparison
+from lightning_sv.experiments.plan import plan_figure
+from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.compared import Asked, asked, compared_figure
+from lightning_sv.experiments.sources.figures import load_budget, load_figure
 from lightning_sv.experiments.sources.own_runs import own_figure
 from tests.conftest import listen_to_interrupts
 
@@ -142,6 +145,14 @@ def test_complete_runs_are_reused_and_seeds_added(tmp_path: Path) -> None:
     assert other.reused == set() and said.count(": done in") == 2
     config.write_text("model: {optim: {weight_decay: 0.2}}\n")
     assert run(out, words=words, seeds=1)[0].reused == set()
+
+
+def test_a_comparison_and_a_figure_come_to_the_same_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is named by what it trains, whichever door asked for it."""
+    monkeypatch.chdir(Path(__file__).parents[2])
+    figure = plan_figure(load_figure("heterogeneity"), Recipes(load_budget("cpu"), {}))
+    compared = compared_figure([LLAMA, asked("hg", "", None), asked("hg+dp+or", "", None)], CONFIG, 3)
+    assert {r.key(seed) for r, seed in compared.runs()} == {r.key(seed) for r, seed in figure.runs()}
 
 
 def test_runs_of_an_earlier_version_are_named_and_stay(tmp_path: Path) -> None:
