@@ -184,9 +184,10 @@ def test_torchtitan_takes_a_pattern() -> None:
 
     model = qwen3()
     config = default_adamw(lr=0.1, weight_decay=0.5)
-    pattern = "|".join(weight_decay_roles(model).patterns("regex", "iwd"))
     kwargs = {"lr": 0.1, "weight_decay": 0.0}
-    config.param_groups.insert(0, ParamGroupConfig(pattern=pattern, optimizer_name="AdamW", optimizer_kwargs=kwargs))
+    for pattern in weight_decay_roles(model).patterns("regex", "iwd"):
+        group = ParamGroupConfig(pattern=pattern, optimizer_name="AdamW", optimizer_kwargs=kwargs)
+        config.param_groups.insert(0, group)
     container = OptimizersContainer(config, model_parts=[model])
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
