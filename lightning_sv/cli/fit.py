@@ -1,8 +1,10 @@
 """`lightning-sv fit` and `validate`: LightningCLI, what a stop or a damaged checkpoint means, the run's picture."""
 
 import atexit
+import itertools
 import json
 from contextlib import ExitStack
+from dataclasses import asdict
 
 from rich.console import Console
 
@@ -19,16 +21,30 @@ from lightning_sv.settings.trainer import quiet
 
 def run(argv: list[str]) -> int:
     """Train, draw `run.png`, show the figures; return the exit code."""
-    return _run(["fit", *argv])
+    return _run(["fit", *_with_sizes(underscored(argv))])
 
 
 def validate(argv: list[str]) -> int:
     """Show the validation loss of a checkpoint; return the exit code."""
-    return _run(["validate", *argv])
+    return _run(["validate", *underscored(argv)])
+
+
+def _with_sizes(argv: list[str]) -> list[str]:
+    """Add after --from_hf DIR the sizes of its model; a run's own config holds them already."""
+    words: list[str] = []
+    for flag, word in itertools.pairwise(["", *argv]):
+        words.append(word)
+        folder = word if flag == "--from_hf" else word.partition("=")[2] if word.startswith("--from_hf=") else ""
+        if folder not in ("", "null"):
+            from lightning_sv.interop.hf import backbone_config
+
+            sizes = asdict(backbone_config(folder))
+            own = ("name", "router", "init_std", "init_residual_scaling")
+            words += [f"--model.backbone.{key}={json.dumps(value)}" for key, value in sizes.items() if key not in own]
+    return words
 
 
 def _run(argv: list[str]) -> int:
-    argv = underscored(argv)
     quiet()
     atexit.register(leave_group)
     try:

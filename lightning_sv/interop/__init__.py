@@ -2,7 +2,7 @@
 
 from lightning_sv.interop.fold import Folding, fold, foldable
 from lightning_sv.interop.groups import decayed_names, param_groups
-from lightning_sv.interop.hf import to_hugging_face
+from lightning_sv.interop.hf import from_hugging_face, to_hugging_face
 from lightning_sv.interop.roles import ModelParameter, Roles, fake_model, weight_decay_roles
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "fake_model",
     "fold",
     "foldable",
+    "from_hugging_face",
     "param_groups",
     "to_hugging_face",
     "weight_decay_roles",

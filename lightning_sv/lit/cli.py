@@ -15,6 +15,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
 from lightning_sv.corpus import Tokenizer
+from lightning_sv.interop.hf.read import check_start
+from lightning_sv.interop.hf.tokenizer import check_same_tokenizer
 from lightning_sv.lit.checkpoint.settings import check_learning_rate, check_settings
 from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO
 from lightning_sv.lit.compile_cache import load_compiled, save_compiled
@@ -82,6 +84,11 @@ class PretrainCLI(LightningCLI):
             "runs/<model>/<strategy>-seed<seed>, with a number where that exists."
         )
         parser.add_argument("--run_dir", type=str | None, default=None, help=help_run_dir)
+        help_from = (
+            "Folder of a Llama, Qwen 3 or Gemma 3 of transformers, whose sizes and weights the run begins with; any "
+            "strategy without dnp. Null for weights drawn by the seed."
+        )
+        parser.add_argument("--from_hf", type=str | None, default=None, help=help_from)
         help_cache = (
             "File of compiled kernels, loaded first and written at the end; it may hold code: take your own only."
         )
@@ -141,7 +148,8 @@ class PretrainCLI(LightningCLI):
         Raises:
             ValueError: the whole backbone is to be compiled, and sharded
         """
-        ckpt_path, extend, cache = (self._get(self.config, key) for key in ("ckpt_path", "extend", "compile_cache"))
+        keys = ("ckpt_path", "from_hf", "extend", "compile_cache")
+        ckpt_path, from_hf, extend, cache = (self._get(self.config, key) for key in keys)
         if self.model.compile_how == "model" and isinstance(self.trainer.strategy, FullyShardedStrategy):
             raise ValueError("model.compile 'model' does not go with a sharded model; use 'block'.")
         self.datamodule.check(self.model.config.vocab_size, checksums=is_first_of_node())
@@ -152,6 +160,10 @@ class PretrainCLI(LightningCLI):
             check_settings(checkpoint, self.model, self.datamodule, training=True)
             if not extend:
                 check_learning_rate(checkpoint, self.model, self.trainer.max_steps)
+        elif from_hf is not None:
+            check_start(self.model.meta(), from_hf)
+            check_same_tokenizer(Tokenizer.load(self.datamodule.corpus.dir), Path(from_hf))
+            self.model.from_hf = from_hf
         said = [chosen] if (chosen := self._choose_micro_batch()) else []
         if cache is not None:
             said.append(load_compiled(Path(cache)))

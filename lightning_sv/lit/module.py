@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torchmetrics import SumMetric
 
 from lightning_sv.callbacks import TrainedModule
+from lightning_sv.interop.hf.read import load_hugging_face
 from lightning_sv.lit.checkpoint.rng import restore_rng, rng_states
 from lightning_sv.lit.checkpoint.settings import check_settings, settings_of
 from lightning_sv.lit.checkpoint.write import restart_between_steps
@@ -29,6 +30,8 @@ class PretrainModule(Pretraining, L.LightningModule):
         super().__init__(*args, **kwargs)
         self.nonfinite = NonFinite(skip=self.when_nonfinite == "skip")
         self.backbone: Backbone | None = None
+        #: folder of a transformers model whose weights a new run begins with
+        self.from_hf: str | None = None
         # Two sums, in float64: MeanMetric ignores its weights where a NaN must show (nan_strategy="disable").
         self.val_nats, self.val_tokens = (SumMetric(nan_strategy="disable").set_dtype(torch.float64) for _ in range(2))
         #: norm of the last gradient before clipping, over all parameters
@@ -55,6 +58,8 @@ class PretrainModule(Pretraining, L.LightningModule):
         seed = torch.initial_seed() if self.seed is None else self.seed
         # Whole on every rank, then cut: a matrix is the same on any number of devices.
         self.backbone = Backbone(self.config, self.strategy, self.scale_options, seed=seed)
+        if self.from_hf is not None:
+            load_hugging_face(self.backbone, self.from_hf)
         self.backbone.activation_checkpointing = self.activation_checkpointing
         self.backbone.narrow_residual = self.residual == "narrow"
         if self.device_mesh is not None:

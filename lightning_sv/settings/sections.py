@@ -15,7 +15,17 @@ CALLBACKS = {
     "progress": "lightning_sv.callbacks.RunProgress",
 }
 #: keys of one start of a run, its own and LightningCLI's
-_START = ("run_dir", "compile_cache", "ckpt_path", "extend", "json", "weights_only", "optimizer", "lr_scheduler")
+_START = (
+    "run_dir",
+    "from_hf",
+    "compile_cache",
+    "ckpt_path",
+    "extend",
+    "json",
+    "weights_only",
+    "optimizer",
+    "lr_scheduler",
+)
 
 
 def read_past(parser: ArgumentParser, sections: Iterable[str] = (), keys: Iterable[str] = ()) -> None:

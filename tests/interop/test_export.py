@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -132,7 +133,7 @@ def test_refusals_say_why_and_write_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(folder, "to_hugging_face", wrong)
-        assert "the logits of LlamaForCausalLM differ from ours by" in refused(str(runs["plain"]), new)
+        assert "the logits of LlamaForCausalLM differ from the backbone's by" in refused(str(runs["plain"]), new)
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "pip install 'lightning_sv[hf]'" in refused(str(runs["plain"]), new)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["used"]
@@ -163,3 +164,33 @@ def test_the_tokenizer_gives_the_same_ids(spec: str, tmp_path: Path) -> None:
         assert ids == [tokenizer.eot, *tokenizer.encode(words)]
         assert theirs.decode(ids, skip_special_tokens=True) == words
     assert theirs.model_max_length == 64 and theirs.eos_token_id == theirs.bos_token_id == tokenizer.eot
+
+
+def test_a_run_begins_with_an_exported_model(
+    runs: dict[str, Path], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At a learning rate of next to nothing the loss is that of the exported run, under another strategy."""
+    folder, run = tmp_path / "exported", tmp_path / "run"
+    assert main(["export", str(runs["plain"]), str(folder)]) == 0
+    small = ["--data.val_sequences", "4", "--data.validations", "1", "--trainer.max_steps", "1"]
+    args = [*write_run_args(corpus, tmp_path), *small, "--model.optim.lr", "1e-12", "--run_dir", str(run)]
+
+    def refused(*words: str) -> str:
+        capsys.readouterr()
+        assert main(["fit", *args, "--from_hf", str(folder), *words]) == 2 and not run.exists()
+        return capsys.readouterr().err
+
+    assert "use one without dnp" in refused("--model.scale", "unified")
+    assert "has d_model 32, and this model 64; use the sizes" in refused(
+        "--model.scale", "or", "--model.backbone.d_model", "64"
+    )
+    assert "no readable config" in refused("--from_hf", str(tmp_path))
+    JsonTokenizer.train([Path(os.__file__).read_text()], 300).save(folder)
+    assert "made with another tokenizer" in refused("--model.scale", "or")
+    (folder / "tokenizer.json").unlink()
+    assert main(["fit", *args, "--from-hf", str(folder), "--model.scale", "hg+dp+er+iwd"]) == 0
+    before, after = (json.loads((path / "summary.json").read_text()) for path in (runs["plain"], run))
+    assert after["label"] == "hg+dp+er+iwd" and after["val_loss"] == pytest.approx(before["val_loss"], rel=1e-5)
+    shutil.rmtree(folder)  # a checkpoint does without
+    again = ["--config", str(run / "config.yaml"), "--run_dir", str(run), "--ckpt_path", "last"]
+    assert main(["fit", *again]) == 0

@@ -3,5 +3,6 @@
 from lightning_sv.interop.hf.families import hugging_face_config
 from lightning_sv.interop.hf.folder import export
 from lightning_sv.interop.hf.model import to_hugging_face
+from lightning_sv.interop.hf.read import backbone_config, from_hugging_face
 
-__all__ = ["export", "hugging_face_config", "to_hugging_face"]
+__all__ = ["backbone_config", "export", "from_hugging_face", "hugging_face_config", "to_hugging_face"]

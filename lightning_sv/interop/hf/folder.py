@@ -91,13 +91,15 @@ def compare(model: Backbone, theirs: Any, context: int) -> float:
     Raises:
         ValueError: it is larger than rounding explains
     """
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(0, model.config.vocab_size, (2, min(context, 64)), generator=generator)
+    generator, sizes = torch.Generator().manual_seed(0), (2, min(context, 64))
+    tokens = torch.randint(0, model.config.vocab_size, sizes, generator=generator, device="cpu").to(
+        model.embed.weight.device
+    )
     ours, found = model(tokens), theirs.eval()(tokens).logits.to(model.embed.weight.dtype)
     difference = float((found - ours).norm() / ours.norm())
     if not difference <= TOLERANCE:
         raise ValueError(
-            f"the logits of {type(theirs).__name__} differ from ours by {difference:.2g} of their norm; nothing was "
-            "written. Please report this with the model's sizes and strategy."
+            f"the logits of {type(theirs).__name__} differ from the backbone's by {difference:.2g} of their norm, so "
+            "nothing is kept; please report this with the model's sizes and strategy."
         )
     return difference

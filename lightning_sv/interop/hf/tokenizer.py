@@ -1,12 +1,13 @@
 """The tokenizer of a corpus as transformers'."""
 
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from lightning_sv.corpus.tokenizer import END_OF_TEXT, JsonTokenizer, Tokenizer
+from lightning_sv.corpus.tokenizer import END_OF_TEXT, JsonTokenizer, Tokenizer, read_limited
 from lightning_sv.interop.hf.model import transformers
 
 #: what byte-level tokenizers disagree on
@@ -40,6 +41,27 @@ def fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:
             f"the tokenizer cannot be exported: as transformers' it gives {found} for {_SAMPLE!r}, and not {expected}."
         )
     return theirs
+
+
+def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Check that a corpus was encoded with the tokenizer of a transformers model, where that has one beside it.
+
+    Args:
+        tokenizer: of the corpus
+        folder: of the model
+
+    Raises:
+        ValueError: they give different ids
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return
+    theirs = JsonTokenizer.from_bytes(read_limited(path), str(path))
+    if theirs.encode(_SAMPLE) != tokenizer.encode(_SAMPLE) or theirs.vocab_size != tokenizer.vocab_size:
+        raise ValueError(
+            f"the corpus was made with another tokenizer than that of {folder}; prepare it with "
+            f"--data.corpus.tokenizer {path}."
+        )
 
 
 def _gpt2(tokenizer: Tokenizer) -> tokenizers.Tokenizer:

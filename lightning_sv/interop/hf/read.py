@@ -1,0 +1,184 @@
+"""A Llama, Qwen 3 or Gemma 3 of transformers as a backbone with the same logits, to go on training."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_sv.interop.hf.families import keys
+from lightning_sv.interop.hf.folder import compare
+from lightning_sv.interop.hf.model import transformers
+from lightning_sv.interop.unfold import check_no_norm, unfold
+from lightning_sv.nn import Backbone, BackboneConfig
+from lightning_sv.scale import ScaleOptions, ScaleStrategy
+
+_SIZES = (
+    "d_model", "n_layer", "n_head", "vocab_size", "head_width", "ffn_width", "n_expert", "qk_norm", "post_norm",
+    "rope_theta", "norm_eps",
+)  # fmt: skip
+#: model_type of a config.json -> start of the names of transformers' classes
+_FAMILIES = {"llama": "Llama", "qwen3": "Qwen3", "gemma3_text": "Gemma3"}
+
+
+def from_hugging_face(
+    folder: str | Path, scale: str | ScaleStrategy = "llama", options: ScaleOptions | None = None
+) -> Backbone:
+    """Return a backbone with the logits of a transformers checkpoint, in float32.
+
+    Heads that share keys and values get copies of their own, and an lm_head tied to the embedding one of its own: the
+    function is the same, the parameters are more.
+
+    Args:
+        folder: what `save_pretrained` writes: config.json and *.safetensors; no code beside them is run
+        scale: any strategy that keeps the function, that is, any without `dnp`
+        options: finer choices of the strategy
+
+    Raises:
+        ValueError: there is no such checkpoint, it does something the backbone does not, or the strategy would change
+            the function
+    """
+    model = Backbone(backbone_config(folder), scale, options)
+    load_hugging_face(model, folder)
+    return model
+
+
+def backbone_config(folder: str | Path) -> BackboneConfig:
+    """Return the sizes of a transformers checkpoint, from its config.json alone.
+
+    Raises:
+        ValueError: see `from_hugging_face`
+    """
+    family, theirs = _config(Path(folder))
+    for what, differs in _differences(family, theirs).items():
+        if differs:
+            raise ValueError(f"{folder}: {what}, which this backbone does not have; import another checkpoint.")
+    own_width = theirs.head_dim * theirs.num_attention_heads != theirs.hidden_size
+    return BackboneConfig(
+        d_model=theirs.hidden_size,
+        n_layer=theirs.num_hidden_layers,
+        n_head=theirs.num_attention_heads,
+        vocab_size=theirs.vocab_size,
+        d_head=theirs.head_dim if own_width else None,
+        d_ff=theirs.intermediate_size,
+        qk_norm=family != "Llama",
+        post_norm=family == "Gemma3",
+        rope_theta=_rope(theirs)["rope_theta"],
+        norm_eps=theirs.rms_norm_eps,
+    )
+
+
+def check_start(model: Backbone, folder: str | Path) -> None:
+    """Check that a backbone, which may be on the meta device, can start from a transformers checkpoint.
+
+    Raises:
+        ValueError: see `from_hugging_face`; or the sizes are others
+    """
+    check_no_norm(model)
+    expected = backbone_config(folder)
+    for name in _SIZES:
+        here, there = getattr(model.config, name), getattr(expected, name)
+        if here != there:
+            raise ValueError(f"{folder} has {name} {there}, and this model {here}; use the sizes of the folder.")
+
+
+@torch.no_grad()
+def load_hugging_face(model: Backbone, folder: str | Path) -> float:
+    """Fill a backbone from a transformers checkpoint, and compare their logits.
+
+    Args:
+        model: as it was initialized, of the checkpoint's sizes
+        folder: see `from_hugging_face`
+
+    Returns:
+        The norm of the difference of the logits, relative to that of theirs.
+
+    Raises:
+        ValueError: see `from_hugging_face`; or the sizes are others
+    """
+    folder = Path(folder)
+    check_start(model, folder)
+    family, config = _config(folder)
+    theirs = _open(folder, family)
+    state = theirs.state_dict()
+    ours: dict[str, Tensor] = {
+        mine: state[hers].clone() for mine, hers in keys(family, config.num_hidden_layers).items()
+    }
+    norms = {name: ours.pop(name) for name in list(ours) if not name.endswith(".weight")}
+    if family == "Gemma3":  # 1 + w, and a factor on the embedding
+        norms = {name: 1 + value for name, value in norms.items()}
+        ours["embed.weight"] *= theirs.model.embed_tokens.embed_scale
+    copies = config.num_attention_heads // config.num_key_value_heads
+    for name in [name for name in ours if name.endswith(("k_proj.weight", "v_proj.weight"))]:
+        heads = ours[name].unflatten(0, (-1, config.head_dim))
+        ours[name] = heads.repeat_interleave(copies, dim=0).flatten(0, 1)
+    unfold(model, ours, norms)
+    return compare(model, theirs, config.max_position_embeddings)
+
+
+def _config(folder: Path) -> tuple[str, Any]:
+    path = folder / "config.json"
+    try:
+        written = json.loads(path.read_text())
+        kind = written.get("model_type")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is no readable config ({type(error).__name__}); give a folder as save_pretrained writes it."
+        ) from error
+    if kind not in _FAMILIES:
+        raise ValueError(f"{folder} holds a model of type {kind!r}; those that can be imported: {' '.join(_FAMILIES)}.")
+    family = _FAMILIES[kind]
+    config_of = getattr(transformers(), f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
+    try:
+        return family, config_of.from_pretrained(folder)
+    except Exception as error:  # whatever a configuration makes its checks raise
+        raise ValueError(f"{path} is no config of a {family} ({' '.join(str(error).split())[:300]}).") from error
+
+
+def _rope(theirs: Any) -> dict[str, Any]:
+    rope = theirs.rope_parameters
+    chosen: dict[str, Any] = rope.get("full_attention", rope)
+    return chosen
+
+
+def _differences(family: str, theirs: Any) -> dict[str, bool]:
+    """Return what a model of the family may do and the backbone does not -> whether this one does."""
+    activation = theirs.hidden_activation if family == "Gemma3" else theirs.hidden_act
+    rope, windows = _rope(theirs), set(getattr(theirs, "layer_types", None) or []) - {"full_attention"}
+    found = {
+        f"its activation is {activation}, not silu": activation != "silu",
+        "its projections have biases": theirs.attention_bias or getattr(theirs, "mlp_bias", False),
+        f"its layers have {' and '.join(sorted(windows))}": bool(windows),
+        f"its RoPE is of type {rope.get('rope_type')!r}": rope.get("rope_type", "default") != "default",
+        "its RoPE turns only some channels": rope.get("partial_rotary_factor", 1.0) != 1.0,
+        "its weights are quantized": getattr(theirs, "quantization_config", None) is not None,
+    }
+    if family == "Gemma3":
+        scalar, caps = theirs.query_pre_attn_scalar, (theirs.final_logit_softcapping, theirs.attn_logit_softcapping)
+        found |= {
+            f"its scores are divided by the root of {scalar}, not of the head width": scalar != theirs.head_dim,
+            "its logits are capped": caps != (None, None),
+            "its attention looks both ways": bool(theirs.use_bidirectional_attention),
+        }
+    return found
+
+
+def _open(folder: Path, family: str) -> Any:
+    """Load the checkpoint by transformers, in float32."""
+    if not any(folder.glob("*.safetensors")):
+        raise ValueError(f"{folder} has no *.safetensors; pickled weights could run code and are not opened.")
+    model_of = getattr(transformers(), f"{family}ForCausalLM")
+    try:
+        theirs, info = model_of.from_pretrained(
+            folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, output_loading_info=True
+        )
+    except Exception as error:  # whatever damaged files make the libraries raise
+        why = " ".join(str(error).split())[:300]
+        raise ValueError(f"the weights in {folder} cannot be read ({type(error).__name__}: {why}).") from error
+    for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info.get(key):
+            raise ValueError(
+                f"{folder} is no whole {family}ForCausalLM: {key.replace('_', ' ')} {sorted(info[key])[0]}."
+            )
+    return theirs.eval()

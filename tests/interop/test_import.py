@@ -1,0 +1,144 @@
+"""Checkpoints of transformers as backbones: the same logits, or a reason."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.interop import from_hugging_face, to_hugging_face
+from lightning_sv.scale import ScaleStrategy
+from tests.close import assert_near
+from tests.conftest import BUILDS, GEMMA, perturbed
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+ROPE = {"rope_type": "default", "rope_theta": 5000.0}
+#: transformers' own models, with what is left to the importer: shared keys and values, tied heads, 1 + w
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"rope_parameters": ROPE, "tie_word_embeddings": True, "num_key_value_heads": 2}),
+    "llama-mha": ("Llama", {"rms_norm_eps": 1e-3}),
+    "qwen3": ("Qwen3", {"num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True}),
+    "gemma3": (
+        "Gemma3",
+        {
+            "hidden_activation": "silu", "head_dim": 8, "num_key_value_heads": 2, "query_pre_attn_scalar": 8,
+            "layer_types": ["full_attention"] * 2, "rope_parameters": {"full_attention": ROPE},
+        },
+    ),
+}  # fmt: skip
+KEEPING = [text for text in BUILDS if not ScaleStrategy.parse(text).sides.norm_out]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Each of them written, with norms that have left their start, some to the negative."""
+    root = tmp_path_factory.mktemp("theirs")
+    for name, (family, settings) in CASES.items():
+        torch.manual_seed(0)
+        config_of = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
+        model = getattr(transformers, f"{family}ForCausalLM")(config_of(**SIZES | settings))
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                if "norm" in key:
+                    parameter.add_(0.5 * torch.randn_like(parameter))
+                    if "input_layernorm" in key or "q_norm" in key:
+                        parameter[0] = -1.5
+        model.save_pretrained(root / name)
+    return {name: root / name for name in CASES}
+
+
+@pytest.mark.filterwarnings("ignore:scale strategy")
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("text", KEEPING)
+def test_every_strategy_that_keeps_the_function_gives_their_logits(
+    text: str, name: str, folders: dict[str, Path]
+) -> None:
+    family, _ = CASES[name]
+    tokens = torch.randint(0, 48, (2, 19))
+    lone = family != "Llama"
+    if lone and (text.startswith(("shared+nop", "hg+nop")) or "+er" in text):
+        with pytest.raises(ValueError, match="layers.0.attn.q_norm: .* has no place for"):
+            from_hugging_face(folders[name], text)
+        return
+    ours = from_hugging_face(folders[name], text)
+    theirs = getattr(transformers, f"{family}ForCausalLM").from_pretrained(folders[name]).eval()
+    with torch.no_grad():
+        assert_near(ours(tokens), theirs(tokens).logits, terms=700)
+    assert str(ours.strategy) == str(ScaleStrategy.parse(text))
+
+
+def test_what_was_exported_comes_back(config: BackboneConfig, tmp_path: Path) -> None:
+    """Gammas and matrices too, where the strategy is the one whose norms theirs has."""
+    for name, sizes in {"llama": {}, "gemma": GEMMA, "qwen3": {"qk_norm": True}}.items():
+        model = perturbed(Backbone(replace(config, **sizes)))
+        to_hugging_face(model).save_pretrained(tmp_path / name)
+        back = from_hugging_face(tmp_path / name)
+        assert replace(back.config, d_ff=None) == model.config
+        for key, value in model.state_dict().items():
+            torch.testing.assert_close(back.state_dict()[key], value, rtol=1e-6, atol=1e-6)
+
+
+def test_dnp_is_another_function(folders: dict[str, Path]) -> None:
+    with pytest.raises(ValueError, match="is another function than the imported one; use one without dnp"):
+        from_hugging_face(folders["llama"], "unified")
+
+
+def rewritten(folder: Path, to: Path, **changes: Any) -> Path:
+    to.mkdir()
+    for file in folder.iterdir():
+        (to / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (to / "config.json").write_text(json.dumps(config))
+    return to
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "why"),
+    [
+        ("llama", {"model_type": "mistral"}, "of type 'mistral'; those that can be imported: llama qwen3 gemma3_text"),
+        ("llama", {"model_type": "mine", "auto_map": {"AutoConfig": "evil.Config"}}, "a model of type 'mine'"),
+        ("llama", {"hidden_act": "gelu"}, "its activation is gelu, not silu"),
+        ("llama", {"attention_bias": True}, "its projections have biases"),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "of type 'linear'"),
+        ("llama", {"quantization_config": {"quant_method": "fp8"}}, "its weights are quantized"),
+        ("llama", {"hidden_size": "wide"}, "is no config of a Llama"),
+        ("llama", {"num_hidden_layers": 3}, "is no whole LlamaForCausalLM: missing keys model.layers.2"),
+        ("llama", {"num_hidden_layers": 1}, "is no whole LlamaForCausalLM: unexpected keys model.layers.1"),
+        ("qwen3", {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True},
+         "its layers have sliding_attention"),
+        ("gemma3", {"hidden_activation": "gelu_pytorch_tanh"}, "its activation is gelu_pytorch_tanh"),
+        ("gemma3", {"query_pre_attn_scalar": 64}, "divided by the root of 64"),
+        ("gemma3", {"final_logit_softcapping": 30.0}, "its logits are capped"),
+    ],
+)  # fmt: skip
+def test_what_the_backbone_does_not_do_is_refused(
+    name: str, changes: dict[str, Any], why: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        from_hugging_face(rewritten(folders[name], tmp_path / "changed", **changes))
+
+
+def test_what_is_no_checkpoint_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="config.json is no readable config"):
+        from_hugging_face(tmp_path)
+    folder = rewritten(folders["llama"], tmp_path / "pickled")
+    weights = folder / "model.safetensors"
+    torch.save(load_file(weights), folder / "pytorch_model.bin")
+    whole = weights.read_bytes()
+    weights.unlink()
+    with pytest.raises(ValueError, match=r"no \*.safetensors; pickled weights could run code"):
+        from_hugging_face(folder)
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="cannot be read"):
+        from_hugging_face(folder)
+    save_file({"a": torch.zeros(1)}, weights, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match="missing keys"):
+        from_hugging_face(folder)
