@@ -15,8 +15,6 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
 from lightning_sv.corpus import Tokenizer
-from lightning_sv.interop.hf.read import check_start
-from lightning_sv.interop.hf.tokenizer import check_same_tokenizer
 from lightning_sv.lit.checkpoint.settings import check_learning_rate, check_settings
 from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO
 from lightning_sv.lit.compile_cache import load_compiled, save_compiled
@@ -161,6 +159,10 @@ class PretrainCLI(LightningCLI):
             if not extend:
                 check_learning_rate(checkpoint, self.model, self.trainer.max_steps)
         elif from_hf is not None:
+            # 0.2 seconds of imports that other runs do without
+            from lightning_sv.interop.hf.read import check_start
+            from lightning_sv.interop.hf.tokenizer import check_same_tokenizer
+
             check_start(self.model.meta(), from_hf)
             check_same_tokenizer(Tokenizer.load(self.datamodule.corpus.dir), Path(from_hf))
             self.model.from_hf = from_hf

@@ -9,7 +9,6 @@ from torch.optim import Optimizer
 from torchmetrics import SumMetric
 
 from lightning_sv.callbacks import TrainedModule
-from lightning_sv.interop.hf.read import load_hugging_face
 from lightning_sv.lit.checkpoint.rng import restore_rng, rng_states
 from lightning_sv.lit.checkpoint.settings import check_settings, settings_of
 from lightning_sv.lit.checkpoint.write import restart_between_steps
@@ -59,6 +58,8 @@ class PretrainModule(Pretraining, L.LightningModule):
         # Whole on every rank, then cut: a matrix is the same on any number of devices.
         self.backbone = Backbone(self.config, self.strategy, self.scale_options, seed=seed)
         if self.from_hf is not None:
+            from lightning_sv.interop.hf.read import load_hugging_face
+
             load_hugging_face(self.backbone, self.from_hf)
         self.backbone.activation_checkpointing = self.activation_checkpointing
         self.backbone.narrow_residual = self.residual == "narrow"
