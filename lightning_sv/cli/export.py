@@ -61,6 +61,7 @@ def _facts(trained: Run, model: Backbone) -> dict[str, object]:
     return {
         "scale vectors": f"`{trained.label}`",
         "parameters as trained": sum(p.numel() for p in model.parameters()),
+        "began with": trained.config.get("from_hf") or "weights drawn at random",
         "training tokens": trained.tokens,
         "complete": None if summary else "no: the run was stopped before its last step",
         **_text(_section(data, "corpus"), summary),

@@ -5,15 +5,19 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
 
+from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.__main__ import main
 from lightning_sv.corpus.tokenizer import JsonTokenizer, RanksTokenizer, Tokenizer
+from lightning_sv.interop import foldable
 from lightning_sv.interop.hf import folder
+from lightning_sv.interop.hf.card import card
 from lightning_sv.interop.hf.tokenizer import fast_tokenizer
 from lightning_sv.runs.checkpoint import load_backbone
 from tests.conftest import write_run_args
@@ -48,7 +52,7 @@ def test_a_plain_run_is_a_llama_that_continues_text_as_generate_does(
     expected = json.loads(capsys.readouterr().out)["text"]
     found = pipeline("text-generation", model=str(out))("def f", max_new_tokens=9, do_sample=False)[0]["generated_text"]
     assert found == "def f" + expected
-    card, summary = (out / "README.md").read_text(), json.loads((runs["plain"] / "summary.json").read_text())
+    text, summary = (out / "README.md").read_text(), json.loads((runs["plain"] / "summary.json").read_text())
     for words in (
         "`hg+dp+or`",
         f"{summary['val_loss']:.4f}",
@@ -56,7 +60,12 @@ def test_a_plain_run_is_a_llama_that_continues_text_as_generate_does(
         "| class | `LlamaForCausalLM` |",
         "All of its",
     ):
-        assert words in card
+        assert words in text and "eager" not in text
+    capsys.readouterr()
+    for page in (text, (Path(__file__).parents[2] / "docs/export.md").read_text()):  # what both tell to type
+        code = page.partition("```python\n")[2].partition("```")[0]
+        exec(code.replace("path/to/this/folder", str(out)).replace('"exported"', repr(str(out))))
+        assert "def " in capsys.readouterr().out
 
 
 def test_generation_stops_at_the_end_of_text(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -194,3 +203,16 @@ def test_a_run_begins_with_an_exported_model(
     shutil.rmtree(folder)  # a checkpoint does without
     again = ["--config", str(run / "config.yaml"), "--run_dir", str(run), "--ckpt_path", "last"]
     assert main(["fit", *again]) == 0
+
+
+def test_experts_of_any_width_load_as_the_card_says(tmp_path: Path, config: BackboneConfig, corpus: Path) -> None:
+    """A width of 21: their grouped product refuses it, and a config.json does not keep which product to use."""
+    model = Backbone(replace(config, n_expert=6, n_expert_active=2, vocab_size=300), "hg+dp")
+    text = card("mixture", "END", {"text": "a|{kind}"}, foldable(model))
+    done = folder.export(model, Tokenizer.load(corpus), tmp_path / "out", context=16, card=text)
+    assert done.kind == "Qwen2MoeForCausalLM" and done.difference < 1e-5
+    assert (
+        'from_pretrained("path/to/this/folder", experts_implementation="eager")'
+        in (tmp_path / "out/README.md").read_text()
+    )
+    assert "| text | a\\|(kind) |" in text  # what a run says of itself is no Markdown and no placeholder

@@ -12,8 +12,8 @@ tags: [lightning_sv, scale-vectors]
 
 # {name}
 
-A language model from a study of the scale vectors of RMSNorm, trained from scratch with lightning_sv. It continues
-text like that it was trained on; it follows no instructions, and nothing was done against what it may make up.
+A language model from a study of the scale vectors of RMSNorm, trained with lightning_sv. It continues text like that it
+was trained on; it follows no instructions, and nothing was done against what it may make up.
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer

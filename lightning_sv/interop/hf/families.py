@@ -176,10 +176,17 @@ def arguments(config: BackboneConfig, to: Target, max_positions: int, eot: int |
     return shared
 
 
+def ways_to_load(config: BackboneConfig) -> dict[str, str]:
+    """Return what loads experts of any width, which a config.json does not keep.
+
+    Their default, a grouped product, wants strides of 16 bytes; in float32 and bf16 that is a width of 8.
+    """
+    ragged = config.n_expert and (config.expert_width % 8 or config.d_model % 8)
+    return {"experts_implementation": "eager"} if ragged else {}
+
+
 def _expert_arguments(config: BackboneConfig) -> dict[str, Any]:
-    # Their default, a grouped product, wants strides of 16 bytes; in float32 and bf16 that is a width of 8.
-    ragged = config.expert_width % 8 or config.d_model % 8
-    return ({"experts_implementation": "eager"} if ragged else {}) | {
+    return ways_to_load(config) | {
         "qkv_bias": False,
         "num_experts": config.n_expert,
         "num_experts_per_tok": config.n_expert_active,

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lightning_sv.corpus import Tokenizer
+from lightning_sv.interop.hf.families import ways_to_load
 from lightning_sv.interop.hf.model import to_hugging_face, transformers
 from lightning_sv.interop.hf.tokenizer import fast_tokenizer
 from lightning_sv.nn import Backbone
@@ -67,21 +68,15 @@ def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context
     try:
         theirs.save_pretrained(partial)
         fast_tokenizer(tokenizer, context).save_pretrained(partial)
-        words = {"trust_remote_code": True} if own_code else {}
-        experts = experts_words(theirs)
-        load = "".join(f", {key}={value!r}" for key, value in {**words, **experts}.items())
+        experts = ways_to_load(model.config)
+        load = ", trust_remote_code=True" if own_code else ""
+        load += "".join(f', {key}="{value}"' for key, value in experts.items())
         (partial / "README.md").write_text(card.replace("{kind}", type(theirs).__name__).replace("{load}", load))
         difference = compare(model, type(theirs).from_pretrained(partial, **experts), context)
         partial.replace(final)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return Exported(type(theirs).__name__, own_code, difference)
-
-
-def experts_words(theirs: Any) -> dict[str, str]:
-    """Return what loads experts whose width their grouped product cannot read; a config does not keep it."""
-    ragged = getattr(theirs.config, "_experts_implementation", None) == "eager"
-    return {"experts_implementation": "eager"} if ragged else {}
 
 
 @torch.no_grad()
