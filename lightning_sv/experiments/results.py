@@ -231,6 +231,7 @@ class Verdict:
         panel: title of its panel
         unit: of the estimate and its interval; `times` is a ratio
         confidence: coverage of the interval; above 0.95 where one of several parts of a claim speaks against it
+        part: which of these parts the estimate is of, e.g. ``at the end``; empty for a claim of one part
     """
 
     claim: str
@@ -245,6 +246,7 @@ class Verdict:
     panel: str = ""
     unit: str = "nats per token"
     confidence: float = 0.95
+    part: str = ""
 
 
 @dataclass(frozen=True, eq=False)

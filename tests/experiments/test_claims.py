@@ -141,6 +141,23 @@ def test_leads_needs_every_quarter() -> None:
     assert "; 98.75%, 4 pairs)" in ours_words(slight)
 
 
+def test_the_number_says_which_part_of_the_claim_it_is_of() -> None:
+    """A lead that grows and one that is none, a crossing, a quarter; a claim of one part says nothing."""
+    gap = -0.04 * TOKENS / 2000  # 0.01 ahead at a quarter, 0.04 at the end
+    noisy = Arm("a", tuple(run(4 - TOKENS / 2000 + gap + x) for x in (0.2, -0.2, 0.1, -0.1)), False, False)
+    for kind, one, part in (
+        ("less", arm("a", gap), ""),
+        ("widens", arm("a", gap), "the change: -0.0300 ("),
+        ("widens", noisy, "at the end: -0.0400 ("),  # it surely grows, and surely is no lead
+        ("keeps", arm("a", -gap), "the change: +0.0300 ("),
+        ("crosses", arm("a", -gap), "at 25%: +0.0100 ("),
+        ("leads", noisy, "at 25%: -0.0100 ("),
+        ("efficiency", arm("a", 0.1), "the final loss: +0.1000 ("),
+    ):
+        shown = ours_words(judge(kind, one, flat()))
+        assert shown.startswith(part or "-0.0400 ("), (kind, shown)
+
+
 @given(
     st.lists(st.tuples(st.lists(st.floats(-1, 1), min_size=3, max_size=3), st.floats(-1, 1), st.booleans()), min_size=1)
 )

@@ -64,7 +64,7 @@ def crosses(claim: ClaimSpec, panel: Panel) -> Outcome:
     parts = Part(difference(a, b), turned=True), Part(difference(a, b, claim.at))
     word, i, (end, early) = all_of(parts)
     words = f"{interval(early, f'at {claim.at:.0%} of the tokens {name}')}; at the end {interval(end, name)}"
-    return Outcome(word, (end, early)[i], words)
+    return Outcome(word, (end, early)[i], words, part=(_at(1.0), _at(claim.at))[i])
 
 
 def leads(claim: ClaimSpec, panel: Panel) -> Outcome:
@@ -75,11 +75,15 @@ def leads(claim: ClaimSpec, panel: Panel) -> Outcome:
     least_sure_first = sorted(QUARTERS, key=lambda share: _upper(found[share]), reverse=True)
     word, i, shown = all_of([Part(found[share]) for share in least_sure_first])
     at = f"at {least_sure_first[i]:.0%} of the tokens it"
-    return Outcome(word, shown[i], f"{name} is {means}; {interval(shown[i], at)}")
+    return Outcome(word, shown[i], f"{name} is {means}; {interval(shown[i], at)}", part=_at(least_sure_first[i]))
 
 
 def _upper(d: PairedDifference) -> float:
     return d.mean if d.high is None else d.high
+
+
+def _at(share: float) -> str:
+    return "at the end" if share == 1 else f"at {share:.0%}"
 
 
 class _Change(NamedTuple):
@@ -93,7 +97,7 @@ def _change(claim: ClaimSpec, panel: Panel) -> _Change:
     early = [difference(_only(a, i), _only(b, i), claim.at).mean for i in range(len(a.runs))]
     late = [difference(_only(a, i), _only(b, i), claim.until).mean for i in range(len(a.runs))]
     d = paired_difference(early, late)
-    to = "the end" if claim.until == 1 else f"{claim.until:.0%}"
+    to = _at(claim.until).removeprefix("at ")
     values = f"{np.mean(early):+.3f} to {np.mean(late):+.3f}"
     return _Change(d, f"the change of {name} from {claim.at:.0%} of the tokens to {to}, {values},")
 
@@ -102,14 +106,16 @@ def widens(claim: ClaimSpec, panel: Panel) -> Outcome:
     """A's lead grows; that is no lead where A is behind after it."""
     (a, b, name), change = _two(claim, panel), _change(claim, panel)
     word, i, (d, lead) = all_of([Part(change.d), Part(difference(a, b, claim.until))])
-    return Outcome(word, (d, lead)[i], f"{interval(d, change.words)}; {interval(lead, f'after it {name}')}")
+    detail = f"{interval(d, change.words)}; {interval(lead, f'after it {name}')}"
+    return Outcome(word, (d, lead)[i], detail, part=("the change", _at(claim.until))[i])
 
 
 def keeps(claim: ClaimSpec, panel: Panel) -> Outcome:
     """A's lead shrinks by less than the margin; that is no lead where A is behind before it."""
     (a, b, name), change = _two(claim, panel), _change(claim, panel)
     word, i, (d, lead) = all_of([Part(change.d, claim.margin), Part(difference(a, b, claim.at))])
-    return Outcome(word, (d, lead)[i], f"{interval(d, change.words)}; {interval(lead, f'before it {name}')}")
+    detail = f"{interval(d, change.words)}; {interval(lead, f'before it {name}')}"
+    return Outcome(word, (d, lead)[i], detail, part=("the change", _at(claim.at))[i])
 
 
 def _only(arm: Arm, i: int) -> Arm:
@@ -133,7 +139,8 @@ def efficiency(claim: ClaimSpec, panel: Panel) -> Outcome:
     loss = difference(a, b)
     if e.factor is None:
         reached = f"{a.label} reaches {b.label}'s final loss in {e.reached} of {e.n} pairs: no token factor"
-        return Outcome(CONTRADICTED if below(loss) == CONTRADICTED else NOT_RESOLVED, loss, reached)
+        word = CONTRADICTED if below(loss) == CONTRADICTED else NOT_RESOLVED
+        return Outcome(word, loss, reached, part="the final loss")
     d = paired_difference(
         [math.log(t) for t in e.tokens_a if t is not None], [math.log(t) for t in e.tokens_b if t is not None]
     )

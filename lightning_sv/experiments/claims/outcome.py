@@ -12,12 +12,21 @@ from lightning_sv.runs.events import VAL_LOSS
 
 
 class Outcome(NamedTuple):
-    """What one claim came to: the word, the figures behind it and their unit, and the sentence about them."""
+    """What one claim came to.
+
+    Args:
+        word: the verdict
+        d: the figures behind it
+        detail: the sentence about them
+        unit: of the figures
+        part: which part of the claim they are of, e.g. ``at the end``; empty where they are of all of it
+    """
 
     word: VerdictWord
     d: PairedDifference
     detail: str
     unit: str = "nats per token"
+    part: str = ""
 
 
 def losses_at(arm: Arm, tokens: Sequence[float]) -> list[float]:

@@ -143,7 +143,7 @@ def not_testable(claim: ClaimSpec, why: str) -> Verdict:
 
 
 def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
-    word, d, detail, unit = KINDS[claim.kind].judge(claim, panel)
+    word, d, detail, unit, part = KINDS[claim.kind].judge(claim, panel)
     word = word if d.n > 1 else NOT_RESOLVED  # never a verdict from one run
     hint = ""
     if word == NOT_RESOLVED and claim.kind in SINGLE and d.smallest_resolvable is not None:
@@ -163,4 +163,5 @@ def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
         paper=claim.paper,
         unit=unit,
         confidence=d.confidence,
+        part=part,
     )

@@ -181,17 +181,18 @@ def _law_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
 
 
 def ours_words(verdict: Verdict) -> str:
-    """The estimate of a claim and its interval, with a unit where that is not nats per token."""
+    """The estimate of a claim and its interval: its part where it has several, its unit where not nats per token."""
     if verdict.estimate is None:
         return "not measured"
+    part = f"{verdict.part}: " if verdict.part else ""
     pairs = "1 pair" if verdict.n == 1 else f"{verdict.n} pairs"
     if verdict.confidence != 0.95:
         pairs = f"{percent(verdict.confidence)}, {pairs}"
     if verdict.unit == "times":
         ends = "no interval" if verdict.low is None else f"{verdict.low:.2f} to {verdict.high:.2f}"
-        return f"{verdict.estimate:.2f} times ({ends}; {pairs})"
+        return f"{part}{verdict.estimate:.2f} times ({ends}; {pairs})"
     unit = "" if verdict.unit == "nats per token" else f" {verdict.unit}"
-    return f"{verdict.estimate:+.4f}{unit} ({interval(verdict.low, verdict.high)}; {pairs})"
+    return f"{part}{verdict.estimate:+.4f}{unit} ({interval(verdict.low, verdict.high)}; {pairs})"
 
 
 def interval(low: float | None, high: float | None) -> str:
