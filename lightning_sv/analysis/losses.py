@@ -1,6 +1,5 @@
 """A figure from event files alone: the arms of a comparison, and their differences to the first."""
 
-import math
 from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
@@ -59,9 +58,9 @@ def draw_comparison(
 
     pairs = [paired_curve(curves[0], arm, confidence) for arm in curves[1:]]
     if len(pairs) == 1:
-        _draw_difference(right, pairs[0], short[0], short[1], counts[0], confidence)
+        _draw_difference(right, pairs[0], short[0], short[1], confidence)
     else:
-        title = draw_differences(right, pairs, short, looks[1:], counts[0], confidence)
+        title = draw_differences(right, pairs, short, looks[1:], confidence)
         _legend_above(right, title)
     save(figure, path)
 
@@ -91,14 +90,14 @@ def draw_losses(
     axes.set_ylabel("validation loss, nats per token")
 
 
-def _draw_difference(axes: Axes, pair: PairedCurve, a: str, b: str, n: int, confidence: float) -> None:
+def _draw_difference(axes: Axes, pair: PairedCurve, a: str, b: str, confidence: float) -> None:
     axes.axhline(0, color=GREY, linewidth=1)
     axes.plot(pair.tokens, pair.mean, color="black", linewidth=2)
     end = float(pair.mean[-1])
-    if n > 1:
+    if pair.n > 1:
         axes.fill_between(pair.tokens, pair.low, pair.high, color="black", alpha=0.15, linewidth=0)
-    band = _band_words(n, confidence)
-    if n > 1 and not _resolved(pair):
+    band = _band_words([pair], confidence)
+    if pair.n > 1 and not _resolved(pair):
         answer = "Not resolved"
         band += ", covers zero at the end"
     else:
@@ -119,7 +118,6 @@ def draw_differences(
     pairs: Sequence[PairedCurve],
     names: Sequence[str],
     looks: Sequence[tuple[str, str]],
-    n: int,
     confidence: float,
 ) -> str:
     """Difference of every arm to the first, with its band; the legend's title is returned.
@@ -129,21 +127,22 @@ def draw_differences(
         pairs: differences of the other arms to the first
         names: of all arms, the first one's first
         looks: colour and line style of each other arm
-        n: number of pairs
         confidence: coverage of the bands
     """
     axes.axhline(0, color=GREY, linewidth=1)
     a, *others = names
+    alike = len({pair.n for pair in pairs}) == 1
     for pair, b, (colour, style) in zip(pairs, others, looks, strict=True):
         label = f"{b}  {pair.mean[-1]:+.4f}"
-        if n > 1:
+        label += "" if alike else f", {_count(pair.n)}"
+        if pair.n > 1:
             axes.fill_between(pair.tokens, pair.low, pair.high, color=colour, alpha=0.15, linewidth=0)
             label += "" if _resolved(pair) else ", not resolved"
         axes.plot(pair.tokens, pair.mean, linestyle=style, color=colour, linewidth=2, label=label)
     axes.set_title(f"How far from {a}? {_answer(pairs, others)}")
     axes.set_ylabel(f"difference to {a}, nats per token")
     set_limits(axes, [line for pair in pairs for line in _lines_of(pair)], from_share=0.2, include=0.0)
-    return f"at the end; {_band_words(n, confidence)}"
+    return f"at the end; {_band_words(pairs, confidence)}"
 
 
 def _legend_above(axes: Axes, title: str) -> None:
@@ -157,7 +156,7 @@ def _legend_above(axes: Axes, title: str) -> None:
 
 def _answer(pairs: Sequence[PairedCurve], names: Sequence[str]) -> str:
     """Which arms end lower and which higher; how many, where their names would not fit."""
-    if math.isnan(pairs[0].low[-1]):
+    if all(pair.n == 1 for pair in pairs):
         return "One pair, no verdict"
     resolved = [(name, pair.mean[-1]) for name, pair in zip(names, pairs, strict=True) if _resolved(pair)]
     sides = {
@@ -176,8 +175,16 @@ def _resolved(pair: PairedCurve) -> bool:
     return bool(pair.low[-1] * pair.high[-1] > 0)
 
 
-def _band_words(n: int, confidence: float) -> str:
-    return f"band: {percent(confidence)} interval of {n} pairs" if n > 1 else "one pair: no interval, no verdict"
+def _band_words(pairs: Sequence[PairedCurve], confidence: float) -> str:
+    counts = sorted({pair.n for pair in pairs})
+    if counts == [1]:
+        return "one pair: no interval, no verdict"
+    some = f"{counts[0]} to " if len(counts) > 1 else ""
+    return f"band: {percent(confidence)} interval of {some}{counts[-1]} pairs"
+
+
+def _count(n: int) -> str:
+    return "one pair" if n == 1 else f"{n} pairs"
 
 
 def _lines_of(pair: PairedCurve) -> list[Curve]:

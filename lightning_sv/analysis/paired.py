@@ -80,12 +80,13 @@ class TokenEfficiency:
 
 
 class PairedCurve(NamedTuple):
-    """B - A against tokens; ``low`` and ``high`` are NaN for one pair."""
+    """B - A against tokens, of n pairs; ``low`` and ``high`` are NaN for one pair."""
 
     tokens: NDArray[np.int64]  # (N,)
     mean: NDArray[np.float64]  # (N,)
     low: NDArray[np.float64]  # (N,)
     high: NDArray[np.float64]  # (N,)
+    n: int
 
 
 def percent(confidence: float) -> str:
@@ -220,4 +221,5 @@ def paired_curve(a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.9
         np.array([p.mean for p in points]),
         np.array([nan if p.low is None else p.low for p in points]),
         np.array([nan if p.high is None else p.high for p in points]),
+        len(a),
     )

@@ -18,7 +18,7 @@ from lightning_sv.experiments.dry_run import print_dry_run
 from lightning_sv.experiments.judge import judge
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipes import Recipes
-from lightning_sv.experiments.report.tables import verdicts_json
+from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.figures import figure_names, load_budget, load_figure
@@ -81,6 +81,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         return _slurm(console, figures, runs, recipes, options.submit)
     if options.no_train and not any(runs.dir(*run).is_dir() for figure in figures for run in figure.runs()):
         raise ValueError(f"paper: {out} holds no run of these figures; leave out --no_train, or name their --out.")
+    check_replaceable(out, [out / "runs"])
     failed: dict[str, str] = {}
     if not options.no_train:
         if budget.gpu is not None:

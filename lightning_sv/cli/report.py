@@ -5,7 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightning_sv.experiments.report.tables import verdicts_json
+from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.sources.own_runs import own_figure
 from lightning_sv.settings.plain_parser import PlainParser
@@ -21,18 +21,21 @@ def run(argv: list[str]) -> int:
     parser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="Run directories, or folders that hold them.")
     parser.add_argument("--labels", nargs="+", help="Names of the runs, one each, in place of their strategies.")
     parser.add_argument("--baseline", help="Label of the arm compared with; that of the first run by default.")
-    parser.add_argument("--out", type=Path, default=Path("runs/report"), help="Directory of the report.")
+    parser.add_argument("--out", type=Path, help="Directory of the report; runs/report, which has the last, by default.")
     parser.add_argument("--json", action="store_true", help="Print the verdicts as JSON, the rest on stderr.")
     options = parser.parse_args(argv)
     command = shlex.join(["lightning-sv", "report", *(word for word in argv if word != "--json")])
     figure = own_figure(options.runs, labels=options.labels, baseline=options.baseline, command=command)
-    write_report([figure], options.out, "your own runs")
+    out: Path = options.out or Path("runs/report")
+    if options.out:
+        check_replaceable(out, [run.dir for panel in figure.panels for arm in panel.arms for run in arm.runs])
+    write_report([figure], out, "your own runs")
     console = Console(stderr=options.json)
     for verdict in figure.verdicts:
         console.print(verdict.sentence, markup=False, highlight=False, style="bold")
     for warning in figure.warnings:
         console.print(f"Warning: {warning}", markup=False, highlight=False, style="yellow")
-    console.print(str(options.out / "report.html"), markup=False, highlight=False, soft_wrap=True)
+    console.print(str(out / "report.html"), markup=False, highlight=False, soft_wrap=True)
     if options.json:
-        print(verdicts_json([figure], options.out / "report.html"))
+        print(verdicts_json([figure], out / "report.html"))
     return 0

@@ -3,7 +3,7 @@
 Plain data between the plan, the runs and the report.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -26,11 +26,11 @@ class Arm:
 
     Args:
         label: what table and chart call it
-        runs: completed, one per seed; every arm of a panel has them in the same order of seeds
+        runs: completed, one per seed, in their order
         ours: whether the arm is not the paper's
         baseline: whether the others are compared with it; one arm of a panel at most
         recipe: what is trained; None where the runs are somebody's own directories
-        seeds: that it is trained on
+        seeds: that it is trained on; all arms of a panel that is not of somebody's own runs have the same
     """
 
     label: str
@@ -59,6 +59,18 @@ class Arm:
     def wanted(self) -> list[Wanted]:
         """Its runs, whether they are there or not."""
         return [(self.recipe, seed) for seed in self.seeds] if self.recipe else []
+
+    def paired(self, other: "Arm") -> tuple["Arm", "Arm"]:
+        """Both arms on the seeds that they share, so that their runs are pairs."""
+        if self.seeds == other.seeds:
+            return self, other
+        seeds = tuple(seed for seed in self.seeds if seed in other.seeds)
+        of = [dict(zip(arm.seeds, arm.runs, strict=True)) for arm in (self, other)]
+        a, b = (
+            replace(arm, runs=tuple(runs[seed] for seed in seeds), seeds=seeds)
+            for arm, runs in zip((self, other), of, strict=True)
+        )
+        return a, b
 
 
 @dataclass(frozen=True)

@@ -214,14 +214,55 @@ def test_own_runs_are_drawn_from_their_event_files(
     assert len(list((tmp_path / "figures").glob("*.svg"))) == 3
 
 
+def test_a_report_of_other_runs_is_not_replaced(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that is named is written to where its report is of some of these runs, or there is none."""
+    monkeypatch.chdir(tmp_path)
+    one, other = (f"{runs}/{name}" for name in ("llama0", "unified0"))
+    assert main(["report", one, "--out", "mine"]) == 0
+    before = {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert main(["report", other, "--out", "mine"]) == 2
+    said = capsys.readouterr().err
+    assert said == f"error: mine holds a report of other runs ({one}); name another folder with --out.\n"
+    assert {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()} == before
+    assert main(["report", one, other, "--out", "mine"]) == 0  # more runs: the same report, further
+    assert main(["report", one]) == main(["report", other]) == 0  # nobody named it: the last one
+    for name, text in (("results.csv", "mine,too\n1,2\n"), ("report.md", "# Mine"), ("report.html", "<p>")):
+        Path("notes").mkdir()
+        Path("notes", name).write_text(text)
+        assert main(["report", one, "--out", "notes"]) == 2
+        assert f"notes holds a {name} that is of no report" in capsys.readouterr().err
+        assert [(path.name, path.read_text()) for path in Path("notes").iterdir()] == [(name, text)]
+        shutil.rmtree("notes")
+
+
 def test_one_run_alone_and_seeds_without_a_pair(runs: Path) -> None:
-    """One run: a loss and no difference. A seed that an arm lacks is left out and named."""
+    """One run: a loss and no difference. Each arm is paired with the baseline on all the seeds that both have."""
     alone = own_figure([runs / "llama0"])
     assert alone.verdicts == () and not alone.panels[0].arms[0].baseline
     figure = own_figure([runs / "llama0", runs / "llama1", runs / "unified1"])
     assert [arm.label for arm in figure.panels[0].arms] == ["llama", "unified"]
     assert figure.verdicts[0].verdict == "not resolved" and "one pair" in figure.verdicts[0].sentence
-    assert figure.warnings == (f"Left out, for not every arm has their seed: {runs / 'llama0'}.",)
+    assert figure.warnings == ("unified and llama are paired on seed 1; seed 0 only one of them has.",)
+
+
+def test_an_arm_of_one_seed_takes_no_pair_from_the_others(runs: Path, tmp_path: Path) -> None:
+    """Three pairs of two arms stay three beside an arm of one run; the words and figures say how many each has."""
+    whole = own_figure([runs], baseline="llama").verdicts
+    few = write_run(tmp_path / "hg", "hg", 1)
+    figure = own_figure([*(runs / f"{arm}{seed}" for arm in ("llama", "unified") for seed in range(3)), few])
+    assert (figure.verdicts[0], figure.verdicts[0].n) == (whole[0], 3)
+    assert figure.verdicts[1].n == 1 and figure.verdicts[1].sentence.startswith("No verdict: one pair")
+    assert figure.warnings == ("hg and llama are paired on seed 1; seeds 0, 2 only one of them has.",)
+    assert figure.spec.summary == "3 arms, one seed or 3 seeds."
+    write_report([figure], tmp_path / "out", "")
+    text = (tmp_path / "out/report.md").read_text()
+    assert "; 3 pairs |" in text and "| no interval; 1 pair |" in text and ", one pair" in text
+    (pair,) = [row for row in rows(tmp_path / "out/differences.csv") if row["arm"] == "hg"]
+    a, b = (read_run(path).val_loss for path in (runs / "llama1", few))
+    assert float(pair["estimate"]) == b - a
 
 
 def test_what_cannot_be_compared_is_refused(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

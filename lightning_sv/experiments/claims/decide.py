@@ -35,7 +35,8 @@ QUARTERS = (0.25, 0.5, 0.75, 1.0)
 
 
 def _two(claim: ClaimSpec, panel: Panel) -> tuple[Arm, Arm, str]:
-    return panel.arm(claim.a), panel.arm(claim.b), f"{claim.a} - {claim.b}"
+    a, b = panel.arm(claim.a).paired(panel.arm(claim.b))
+    return a, b, f"{claim.a} - {claim.b}"
 
 
 def less(claim: ClaimSpec, panel: Panel) -> Outcome:

@@ -14,6 +14,10 @@ from lightning_sv.experiments.results import Figure, Panel, Series, Verdict
 from lightning_sv.runs.events import Run
 
 PAPER_TOKENS_PER_PARAM = 100
+#: the runs of a report
+RESULTS = "results.csv"
+#: the report itself, in two forms
+PAGES = ("report.md", "report.html")
 _SUMMARY = ("steps", "parameters", "activated_parameters", "lr", "seconds", "corpus_hash", "torch", "commit", "date")
 
 
@@ -77,7 +81,8 @@ def _final(panel: Panel) -> list[tuple[str, str, PairedDifference]]:
     found = []
     for arm, against in pairs:
         try:
-            found.append((arm.label, against.label, paired_difference(against.losses, arm.losses)))
+            a, b = against.paired(arm)
+            found.append((arm.label, against.label, paired_difference(a.losses, b.losses)))
         except ValueError:
             continue
     return found
@@ -134,6 +139,31 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         writer.writerows(rows)
 
 
+def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
+    """Refuse a directory whose report is of other runs alone, or of somebody's own making: it would be overwritten.
+
+    Args:
+        out: the directory
+        ours: the runs to be reported, or folders of runs that belong to it
+
+    Raises:
+        ValueError: names one of its runs, or the file
+    """
+    known = {path.resolve() for path in ours}
+    had = None
+    if (out / RESULTS).is_file():
+        with (out / RESULTS).open(newline="", encoding="utf-8", errors="replace") as file:
+            rows = list(csv.DictReader(file))
+        if all("run" in row for row in rows):
+            had = [Path(row["run"]) for row in rows]
+    if had is None:
+        for name in (RESULTS, *PAGES):
+            if (out / name).exists():
+                raise ValueError(f"{out} holds a {name} that is of no report; name another folder with --out.")
+    elif had and not any({run.resolve(), run.resolve().parent} & known for run in had):
+        raise ValueError(f"{out} holds a report of other runs ({had[0]}); name another folder with --out.")
+
+
 def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
     """Header and rows of a panel's table: final losses, fitted laws, or the panel's own; empty for other kinds."""
     if panel.table:
@@ -143,11 +173,14 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
     if panel.kind != "curves":
         return [], []
     differences = {arm: d for arm, _, d in _final(panel)}
+    alike = len({arm.seeds for arm in panel.arms}) == 1
     rows = []
     for arm in sorted(panel.arms, key=lambda arm: not arm.baseline):
         losses, d = arm.losses, differences.get(arm.label)
         seeds = ", ".join(f"{x:.4f}" for x in losses)
         shown = ["baseline" if arm.baseline else "", ""] if d is None else [f"{d.mean:+.4f}", interval(d.low, d.high)]
+        if d is not None and not alike:
+            shown[1] += f"; {_pairs(d.n)}"
         rows.append([arm.name, f"{losses.mean():.4f}", seeds, *shown])
     return ["arm", "final loss, nats per token", "each seed", "difference", "95% interval"], rows
 
@@ -185,7 +218,7 @@ def ours_words(verdict: Verdict) -> str:
     if verdict.estimate is None:
         return "not measured"
     part = f"{verdict.part}: " if verdict.part else ""
-    pairs = "1 pair" if verdict.n == 1 else f"{verdict.n} pairs"
+    pairs = _pairs(verdict.n)
     if verdict.confidence != 0.95:
         pairs = f"{percent(verdict.confidence)}, {pairs}"
     if verdict.unit == "times":
@@ -193,6 +226,10 @@ def ours_words(verdict: Verdict) -> str:
         return f"{part}{verdict.estimate:.2f} times ({ends}; {pairs})"
     unit = "" if verdict.unit == "nats per token" else f" {verdict.unit}"
     return f"{part}{verdict.estimate:+.4f}{unit} ({interval(verdict.low, verdict.high)}; {pairs})"
+
+
+def _pairs(n: int) -> str:
+    return "1 pair" if n == 1 else f"{n} pairs"
 
 
 def interval(low: float | None, high: float | None) -> str:

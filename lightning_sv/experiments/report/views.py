@@ -76,8 +76,9 @@ def curve_views(panel: Panel, confidence: float = 0.95) -> tuple[list[View], lis
     """
     arms = baseline_first(panel.arms)
     difference, notes = _difference_view(panel.title, arms, confidence)
-    n = len(arms[0].runs)
-    seeds = f"mean of {n} seeds" if n > 1 else "one seed"
+    counts = sorted({len(arm.runs) for arm in arms})
+    several = " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1]))))
+    seeds = "one seed" if counts == [1] else f"mean of {several} seeds"
     ends = [f"{arm.name}  {arm.losses.mean():.4f}" for arm in arms]
     loss = _loss_view("loss", f"{panel.title}: validation loss", arms, [arm.name for arm in arms], seeds)
     end = _loss_view("end", f"{panel.title}: end of training", arms, ends, f"at the end, {seeds}")
@@ -116,7 +117,8 @@ def _difference_view(title: str, arms: Sequence[Arm], confidence: float) -> tupl
             )
             continue
         try:
-            pairs.append(paired_curve(_losses(base), _losses(arm), confidence))
+            a, b = base.paired(arm)
+            pairs.append(paired_curve(_losses(a), _losses(b), confidence))
         except ValueError as error:
             notes.append(f"{arm.name} - {base.name} cannot be drawn: {error}")
         else:
@@ -126,7 +128,7 @@ def _difference_view(title: str, arms: Sequence[Arm], confidence: float) -> tupl
         return [], notes
     figure = new_figure(panels=1)
     axes = figure.subplots()
-    legend = draw_differences(axes, pairs, names, looks, len(base.runs), confidence)
+    legend = draw_differences(axes, pairs, names, looks, confidence)
     axes.set_title("How far from the baseline?")
     set_token_axis(axes)
     set_style(axes)

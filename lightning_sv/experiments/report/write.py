@@ -8,6 +8,8 @@ from lightning_sv.experiments.report.markdown import Section, head_lines, markdo
 from lightning_sv.experiments.report.page import html_page
 from lightning_sv.experiments.report.series import grid_views, scaling_views
 from lightning_sv.experiments.report.tables import (
+    PAGES,
+    RESULTS,
     difference_rows,
     panel_table,
     run_rows,
@@ -51,15 +53,15 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
         for figure in figures
     ]
     text = markdown_report(figures, panels, head_lines(figures, what, Provenance.now(), caution))
-    (out / "report.md").write_text(text, encoding="utf-8")
-    (out / "report.html").write_text(html_page(text, out), encoding="utf-8")
+    for name, page in zip(PAGES, (text, html_page(text, out)), strict=True):
+        (out / name).write_text(page, encoding="utf-8")
     for name, rows in (
-        ("results", run_rows(figures)),
-        ("differences", difference_rows(figures)),
-        ("verdicts", verdict_rows(figures)),
-        ("tables", table_rows(figures)),
+        (RESULTS, run_rows(figures)),
+        ("differences.csv", difference_rows(figures)),
+        ("verdicts.csv", verdict_rows(figures)),
+        ("tables.csv", table_rows(figures)),
     ):
-        write_csv(out / f"{name}.csv", rows)
+        write_csv(out / name, rows)
 
 
 def _draw(panel: Panel, out: Path, stem: str) -> Section:

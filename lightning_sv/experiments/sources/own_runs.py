@@ -40,7 +40,7 @@ def own_figure(
 
     Raises:
         ValueError: for a directory without events, two runs of one label and seed, an unknown baseline, runs on other
-            corpora, tokenizers or validation sets, or arms that share no seed
+            corpora, tokenizers or validation sets, or an arm that shares no seed with the baseline
     """
     paths, unfinished = _expand(dirs)
     found = [read_run(path) for path in paths]
@@ -64,18 +64,23 @@ def own_figure(
     if len(found) > 1:
         check_same_corpus(checked)
     warnings = comparability_warnings(checked, config_differences(checked, ()))
-    shared = sorted(set.intersection(*(set(seeds) for seeds in arms.values())))
-    if not shared:
-        raise ValueError(
-            f"The arms {', '.join(arms)} share no seed, so there are no pairs; run them on the same seeds."
-        )
-    left = [str(run.dir) for seeds in arms.values() for seed, run in sorted(seeds.items()) if seed not in shared]
-    if left:
-        warnings.append(f"Left out, for not every arm has their seed: {', '.join(left)}.")
+    for name, seeds in arms.items():
+        shared = sorted(seeds.keys() & arms[first].keys())
+        if not shared:
+            raise ValueError(
+                f"{name} and {first} share no seed, so there are no pairs; run them on the same seeds, or leave one out."
+            )
+        if alone := sorted(seeds.keys() ^ arms[first].keys()):
+            warnings.append(f"{name} and {first} are paired on {_seeds(shared)}; {_seeds(alone)} only one of them has.")
     if unfinished:
         warnings.append(f"Left out, for they are not finished: {', '.join(map(str, unfinished))}.")
     results = tuple(
-        Arm(name, tuple(arms[name][seed] for seed in shared), False, name == first and len(arms) > 1)
+        Arm(
+            name,
+            tuple(run for _, run in sorted(arms[name].items())),
+            baseline=name == first and len(arms) > 1,
+            seeds=tuple(sorted(arms[name])),
+        )
         for name in sorted(arms, key=lambda name: name != first)
     )
     return _figure(results, tuple(warnings), command)
@@ -85,13 +90,14 @@ def _figure(arms: tuple[Arm, ...], warnings: tuple[str, ...], command: str) -> F
     a, *others = arms
     claims = [ClaimSpec("pair", "", a=arm.label, b=a.label) for arm in others]
     panel = Panel(PanelSpec("Validation loss", claims=claims), arms)
+    counts = sorted({len(arm.runs) for arm in arms})
+    seeds = ["one seed" if n == 1 else f"{n} seeds" for n in counts]
     budgets = [x for arm in arms for run in arm.runs if (x := tokens_per_param(run)) is not None]
-    seeds = "one seed" if len(a.runs) == 1 else f"{len(a.runs)} seeds"
     spec = FigureSpec(
         name="runs",
         title=", ".join(arm.label for arm in arms),
         section="Your own runs",
-        summary=f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}, {seeds}.",
+        summary=f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}, {' or '.join(seeds)}.",
         panels=[panel.spec],
     )
     verdicts = tuple(verdict for claim in claims for verdict in decide(claim, panel, "own runs"))
@@ -111,6 +117,10 @@ def _seed(run: Run) -> int:
     if not isinstance(seed, int):
         raise ValueError(f"{run.dir} does not say its seed ({SUMMARY}, seed); pairs need it.")
     return seed
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
 
 
 def _expand(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
