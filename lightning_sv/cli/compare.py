@@ -38,7 +38,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--b_args", default="", help="Arguments of every B, not of A.")
     parser.add_argument("--a_label", help="Name of A in table and chart; the strategy by default.")
     parser.add_argument("--b_label", nargs="+", help="Names of the B, one each, in their order.")
-    parser.add_argument("--out", help="Directory, of its runs too; runs/compare/<A>_vs_<B>_<B>... by default.")
+    parser.add_argument("--out", help="Directory, of its runs too; runs/compare/MODEL-DATA/A_vs_B_B... by default.")
     parser.add_argument("--jobs", type=int, help="Runs at a time; one a core, four at most, by default.")
     parser.add_argument("--json", action="store_true", help="Print the figures as JSON on stdout.")
     options, shared = parser.parse_known_args(argv)
@@ -57,7 +57,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         "torch": torch.__version__,
         "lightning_sv": __version__,
     }
-    out = Path(options.out) if options.out else default_out(figure)
+    out = Path(options.out) if options.out else default_out(figure, runs[0].model.config.name, runs[0].data.corpus.dir)
     # a directory that is asked for has its runs in it; all others share theirs
     had = Runs(out if options.out else out.parent, context, launcher)
     command = shlex.join(["lightning-sv", "compare", *argv])

@@ -18,10 +18,14 @@ def run(argv: list[str]) -> int:
         description="Draw runs from their event files. Runs of one label and different seeds are an arm; every arm is "
         "compared with the baseline in pairs that share a seed.",
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="Run directories, or folders that hold them.")
+    parser.add_argument(
+        "runs", nargs="+", metavar="RUN_DIR", help="Run directories, folders that hold them, or those of comparisons."
+    )
     parser.add_argument("--labels", nargs="+", help="Names of the runs, one each, in place of their strategies.")
     parser.add_argument("--baseline", help="Label of the arm compared with; that of the first run by default.")
-    parser.add_argument("--out", type=Path, help="Directory of the report; runs/report, which has the last, by default.")
+    parser.add_argument(
+        "--out", type=Path, help="Directory of the report; runs/report, which has the last, by default."
+    )
     parser.add_argument("--json", action="store_true", help="Print the verdicts as JSON, the rest on stderr.")
     options = parser.parse_args(argv)
     command = shlex.join(["lightning-sv", "report", *(word for word in argv if word != "--json")])

@@ -17,7 +17,7 @@ from lightning_sv.analysis.sharpness import draw_sharpness, has_sharpness, sharp
 from lightning_sv.experiments.checks import comparability_warnings, config_differences, rests_on
 from lightning_sv.experiments.comparison import Comparison, run_name
 from lightning_sv.experiments.judge import judge
-from lightning_sv.experiments.report.tables import write_csv
+from lightning_sv.experiments.report.tables import check_replaceable, write_csv
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
@@ -26,10 +26,17 @@ from lightning_sv.experiments.train import train
 from lightning_sv.runs.directory import is_complete
 
 
-def default_out(figure: Figure) -> Path:
-    """`runs/compare/llama_vs_unified_nop`."""
-    a, *others = (re.sub(r"[^\w.+=-]+", "-", arm.label) for arm in figure.panels[0].arms)
-    return Path("runs/compare", f"{a}_vs_{'_'.join(others)}")
+def default_out(figure: Figure, model: str, corpus: str) -> Path:
+    """`runs/compare/tiny-stdlib/llama_vs_unified_nop`.
+
+    Args:
+        figure: the comparison
+        model: name of the baseline's
+        corpus: its directory
+    """
+    words = (f"{model}-{Path(corpus).name}", *(arm.label for arm in figure.panels[0].arms))
+    where, a, *others = (re.sub(r"[^\w.+=-]+", "-", word) for word in words)
+    return Path("runs/compare", where, f"{a}_vs_{'_'.join(others)}")
 
 
 def compare(
@@ -46,12 +53,13 @@ def compare(
         command: what the report says made it
 
     Raises:
-        ValueError: a directory that holds another run, or runs on different corpora or tokenizers
+        ValueError: a directory that holds another run or report, or runs on different corpora or tokenizers
         RuntimeError: a run fails; the message ends with the last lines of its log, and the others are trained
     """
     console = console or Console(stderr=True)
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs is {jobs}; give the number of runs at a time, at least 1.")
+    check_replaceable(out, [runs.dir(*run).parent for run in figure.runs()[:1]])
     _say_what_is_there(figure, runs, out, console)
     reused = {recipe.key(seed) for recipe, seed in figure.runs() if runs.job(recipe, seed).state() == "complete"}
     for recipe, seed in figure.runs():

@@ -32,7 +32,8 @@ def test_several_arms_with_arguments_and_names(run_args: list[str], capsys: pyte
     assert [arm["label"] for arm in made["arms"]] == ["llama", "hg+dp+or,lr=0.1", "nop,lr=0.1"]
     assert [arm["args"] for arm in made["arms"]] == [[], ["--model.optim.lr", "0.1"], ["--model.optim.lr", "0.1"]]
     assert [run["name"] for run in made["runs"]] == ["a-seed0", "b-seed0", "c-seed0"]
-    assert Path("runs/compare/llama_vs_hg+dp+or-lr=0.1_nop-lr=0.1/comparison.png").is_file()
+    out = Path("runs/compare/tiny-shards")
+    assert Path(out, "llama_vs_hg+dp+or-lr=0.1_nop-lr=0.1/comparison.png").is_file()
     assert command.run([*words, "--a_label", "base", "--b_label", "all", "none"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert [arm["label"] for arm in made["arms"]] == ["base", "all", "none"]

@@ -119,10 +119,12 @@ def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
     assert "reached in 2 of 3" in text
 
 
+
 def test_default_directory_names_every_arm() -> None:
-    """What a file system dislikes in a label becomes a dash."""
+    """And model and corpus. What a file system dislikes in a name becomes a dash."""
     arms = [LLAMA, UNIFIED, asked("nop", "--model.optim.lr 0.1", None)]
-    assert default_out(compared_figure(arms, CONFIG, 1)) == Path("runs/compare/llama_vs_unified_nop-lr=0.1")
+    found = default_out(compared_figure(arms, CONFIG, 1), "tiny", "/data/my text/")
+    assert found == Path("runs/compare/tiny-my-text/llama_vs_unified_nop-lr=0.1")
 
 
 def test_complete_runs_are_reused_and_seeds_added(tmp_path: Path) -> None:
@@ -216,7 +218,9 @@ def test_refused_requests(tmp_path: Path) -> None:
     foreign.mkdir(parents=True)
     (foreign / "thesis.tex").touch()
     refused(LLAMA, UNIFIED, match="not a run of this comparison")
-    assert sorted(p.name for p in tmp_path.rglob("*")) == sorted(["runs", foreign.name, "thesis.tex"])
+    (tmp_path / "report.md").write_text("# Mine")
+    refused(LLAMA, UNIFIED, match="holds a report.md that is of no report; name another folder with --out")
+    assert sorted(p.name for p in tmp_path.rglob("*")) == sorted(["runs", foreign.name, "thesis.tex", "report.md"])
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs POSIX process groups")
