@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -66,13 +67,16 @@ def run(argv: list[str]) -> int:
 
 def print_study(console: Console, found: Study) -> None:
     """Print one row per student."""
-    table = Table(title="Gradient flows on your teacher", title_justify="left")
-    for column in ("student", *(f"L({t:g})" for t in SHOWN), "L − L_f at t³", "eigenvalues of J Jᵀ at the end"):
-        table.add_column(column, overflow="fold")
+    console.print("Gradient flows on your teacher: losses, and the eigenvalues of J Jᵀ at the end", highlight=False)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("student", min_width=8)
+    for column in (*(f"L({t:g})" for t in SHOWN), "L − L_f\nat t³"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("J Jᵀ")
     for student in found.students:
-        ends = f"{student.spectrum[-1, 0]:.4g} to {student.spectrum[-1, -1]:.4g}"
+        ends = f"{student.spectrum[-1, 0]:.3g} to {student.spectrum[-1, -1]:.3g}"
         cubic = "not rational" if student.cubic is None else str(student.cubic)
-        table.add_row(student.name, *(f"{x:.3e}" for x in student.losses.values()), cubic, ends)
+        table.add_row(student.name, *(f"{x:.2e}" for x in student.losses.values()), cubic, ends)
     console.print(table)
 
 
@@ -113,28 +117,21 @@ def save(results: Sequence[Result], out: Path) -> None:
 def print_results(console: Console, results: Sequence[Result]) -> None:
     """Print one row per claim, its note below it."""
     table = Table(title="The paper's claims, checked", title_justify="left", show_lines=True)
-    for name in ("claim", "statement, conditions", "stated", "measured", "error", "verdict"):
+    for name in ("claim", "statement, conditions, figures", "verdict"):
         table.add_column(name, overflow="fold")
     for result in results:
         claim, finding = result.claim, result.finding
         text = f"{claim.statement}\n[dim]{claim.conditions}; {claim.source}[/dim]"
         if finding.note:
             text += f"\n[italic]{finding.note}[/italic]"
+        figures = {"stated": finding.stated, "measured": finding.measured, "error": finding.error}
+        text += "\n" + ", ".join(f"{name} {_number(x)}" for name, x in figures.items() if x is not None)
         style = _STYLE[result.verdict]
-        table.add_row(
-            f"{claim.claim}\n{claim.part}",
-            text,
-            _number(finding.stated),
-            _number(finding.measured),
-            _number(finding.error),
-            f"[{style}]{result.verdict}[/{style}]",
-        )
+        table.add_row(f"{claim.claim}\n{claim.part}", text, f"[{style}]{result.verdict}[/{style}]")
     console.print(table)
     counts = {verdict: sum(result.verdict == verdict for result in results) for verdict in _STYLE}
     console.print(", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count), highlight=False)
 
 
-def _number(value: float | str | None) -> str:
-    if value is None:
-        return ""
+def _number(value: float | str) -> str:
     return value if isinstance(value, str) else f"{value:.8g}"

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -58,25 +59,26 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: Runs, budge
     ratio = measured_ratio(known, runs)
     total = by_seed([*known, *later])
     missing = {r.key(s) for r, s in total if not is_complete(runs.dir(r, s))}
-    table = Table(title=f"budget {budget.name}: {escape(budget.summary)}", title_justify="left")
-    unit = "seconds a run" if budget.gpu is None else f"GPU-hours a run ({budget.gpu}, {MFU:.0%} MFU)"
-    for column in ("model", "strategy", "with"):
-        table.add_column(column, min_width=14, overflow="fold")
-    for column in ("steps", "tokens", "a parameter", unit, "runs", "complete"):
-        table.add_column(column, justify="right", no_wrap=True, overflow="fold")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("run", overflow="fold")  # it has what the numbers leave
+    unit = "seconds" if budget.gpu is None else "GPU-hours"
+    for column in ("steps", "tokens", "tokens a\nparameter", f"{unit}\na run", "runs", "done"):
+        table.add_column(column, justify="right", no_wrap=True)
     grouped: dict[str, list[Wanted]] = {}
     for recipe, seed in total:
         grouped.setdefault(recipe.identity, []).append((recipe, seed))
     for of in sorted(grouped.values(), key=lambda each: (each[0][0].model, each[0][0].strategy, each[0][0].steps)):
         recipe, each = of[0][0], cost(of[:1], budget) * (ratio or 1.0)
-        words = (escape(text) for text in (recipe.model, recipe.strategy, recipe.details))
+        words = escape(f"{recipe.model}, {recipe.strategy}, {recipe.details}")
         size = (f"{recipe.steps:,}", f"{recipe.tokens:,}", f"{recipe.tokens_per_param:.1f}")
         time = f"{each:,.0f}" if budget.gpu is None else f"{each:,.1f}"
-        table.add_row(*words, *size, time, str(len(of)), str(sum(r.key(s) not in missing for r, s in of)))
-    console.print(table)
+        table.add_row(words, *size, time, str(len(of)), str(sum(r.key(s) not in missing for r, s in of)))
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    say(f"budget {budget.name}: {budget.summary}{f'; {budget.gpu}, {MFU:.0%} MFU' if budget.gpu else ''}")
+    console.print(table)
 
     def time_of(wanted: Sequence[Wanted]) -> str:
         return _time(cost(wanted, budget), budget, ratio, parallel)

@@ -233,6 +233,22 @@ def test_time_is_measured_on_finished_runs(shared: Runs) -> None:
     assert "missing: 0 runs, about 0 min, 2 at a time, measured: 2.00 times" in said.file.getvalue()  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(("name", "width"), [("cpu", 80), ("cpu", 110), ("paper", 80)])
+def test_a_dry_run_fits_a_terminal(name: str, width: int, tmp_path: Path) -> None:
+    """No number, heading or word is cut off, and none of the table's lines is longer than the terminal."""
+    budget = load_budget(name)
+    figure = plan_figure(load_figure("dense-scaling"), Recipes(budget, {}))
+    said = Console(file=io.StringIO(), width=width)
+    print_dry_run(said, [figure], Runs(tmp_path), budget, parallel=2)
+    text = said.file.getvalue()  # type: ignore[attr-defined]
+    lines = text[text.index("\n") : text.index("dense-scaling")].splitlines()
+    assert budget.summary in text.splitlines()[0] and max(map(len, lines)) <= width and "…" not in text
+    shown = set(text.split())
+    for recipe, _ in figure.runs():
+        assert {f"{recipe.steps:,}", f"{recipe.tokens:,}", f"{recipe.tokens_per_param:.1f}"} <= shown
+    assert {"steps", "tokens", "runs", "done"} <= shown
+
+
 def test_a_figure_is_judged(shared: Runs) -> None:
     """The stand-in's differences are -0.02, -0.04, -0.03 for every strategy but llama."""
     (figure,) = plan("heterogeneity")

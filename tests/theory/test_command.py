@@ -39,6 +39,23 @@ def test_exit_code_and_json(
     assert row["verdict"] in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("width", [80, 110])
+def test_tables_fit_a_terminal(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Statements have most of it, numbers are not broken."""
+    monkeypatch.setattr(command, "CLAIMS", quick(True))
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["theory", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    claim = CLAIMS[0]
+    assert len(said.splitlines()) < 15 and f"{claim.claim}" in said and "stated 1, measured 1, error 0" in said
+    assert main(["theory", "--teacher", "8 1; 3 1/3", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= width and "…" not in said
+    assert {"student", "3.03e+01", "863498/243", "-444889/243"} <= set(said.split())
+
+
 class Tanh(ScaledInput):
     """A reparameterization that the derivatives do not cover."""
 
