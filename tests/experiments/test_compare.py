@@ -119,7 +119,6 @@ def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
     assert "reached in 2 of 3" in text
 
 
-
 def test_default_directory_names_every_arm() -> None:
     """And model and corpus. What a file system dislikes in a name becomes a dash."""
     arms = [LLAMA, UNIFIED, asked("nop", "--model.optim.lr 0.1", None)]

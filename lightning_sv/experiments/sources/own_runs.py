@@ -67,9 +67,7 @@ def own_figure(
     for name, seeds in arms.items():
         shared = sorted(seeds.keys() & arms[first].keys())
         if not shared:
-            raise ValueError(
-                f"{name} and {first} share no seed, so there are no pairs; run them on the same seeds, or leave one out."
-            )
+            raise ValueError(f"{name} and {first} share no seed, so there are no pairs; run them on the same seeds.")
         if alone := sorted(seeds.keys() ^ arms[first].keys()):
             warnings.append(f"{name} and {first} are paired on {_seeds(shared)}; {_seeds(alone)} only one of them has.")
     if unfinished:
