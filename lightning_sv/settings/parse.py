@@ -18,10 +18,15 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[Pretrainin
         check_corpus: whether the corpus must be there
 
     Raises:
-        ValueError: whatever `fit` would refuse about model and data
+        ValueError: whatever `fit` would refuse about model and data; or weights to begin with, which only `fit` reads
     """
     parser = _parser()
     config = parser.parse_args(args)
+    if config.get("from_hf") is not None:
+        raise ValueError(
+            f"from_hf {config['from_hf']} is for fit alone: what is planned or compared begins with weights drawn by "
+            "the seed; set --from_hf null."
+        )
     trainer: dict[str, Any] = config.pop("trainer").as_dict()  # not built
     made = parser.instantiate(config)
     model: Pretraining = made.model

@@ -20,6 +20,7 @@ from lightning_sv.interop.hf import folder
 from lightning_sv.interop.hf.card import card
 from lightning_sv.interop.hf.tokenizer import fast_tokenizer
 from lightning_sv.runs.checkpoint import load_backbone
+from lightning_sv.settings.parse import parse_run
 from tests.conftest import write_run_args
 
 
@@ -70,6 +71,7 @@ def test_a_plain_run_is_a_llama_that_continues_text_as_generate_does(
 
 def test_generation_stops_at_the_end_of_text(runs: dict[str, Path], tmp_path: Path) -> None:
     """A model that always ends: its lm_head gives the end-of-text token whatever it reads."""
+    (tmp_path / "out").mkdir()  # an empty folder does
     assert main(["export", str(runs["plain"]), str(tmp_path / "out")]) == 0
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -131,6 +133,8 @@ def test_refusals_say_why_and_write_nothing(
     assert "used is not empty; give a new or an empty folder" in refused(str(runs["plain"]), str(used))
     assert [path.name for path in used.iterdir()] == ["mine.txt"]
     new = str(tmp_path / "new")
+    monkeypatch.chdir(used)
+    assert "is the folder that the command runs in" in refused(str(runs["plain"]), ".")
     assert "There is no run directory" in refused(str(tmp_path / "no"), new)
     assert "invalid choice: 'gguf'" in refused(str(runs["plain"]), "--to", "gguf", new)
     as_theirs = folder.to_hugging_face
@@ -200,6 +204,9 @@ def test_a_run_begins_with_an_exported_model(
     assert main(["fit", *args, "--from-hf", str(folder), "--model.scale", "hg+dp+er+iwd"]) == 0
     before, after = (json.loads((path / "summary.json").read_text()) for path in (runs["plain"], run))
     assert after["label"] == "hg+dp+er+iwd" and after["val_loss"] == pytest.approx(before["val_loss"], rel=1e-5)
+    with pytest.raises(ValueError, match="is for fit alone"):  # a comparison would take its runs for others
+        parse_run(["--config", str(run / "config.yaml")])
+    assert parse_run(["--config", str(run / "config.yaml"), "--from_hf", "null"])
     shutil.rmtree(folder)  # a checkpoint does without
     again = ["--config", str(run / "config.yaml"), "--run_dir", str(run), "--ckpt_path", "last"]
     assert main(["fit", *again]) == 0

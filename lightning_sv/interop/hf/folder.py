@@ -34,8 +34,10 @@ def check_unused(folder: Path) -> None:
     """Check that a folder is new or empty.
 
     Raises:
-        ValueError: it holds something, or is a file
+        ValueError: it holds something, is a file, or is where the command runs, which cannot be exchanged
     """
+    if folder.resolve() == Path.cwd():
+        raise ValueError(f"{folder} is the folder that the command runs in; name one inside it.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is not empty; give a new or an empty folder.")
 
