@@ -57,11 +57,12 @@ def run(argv: list[str]) -> int:
 def _facts(trained: Run, model: Backbone) -> dict[str, object]:
     """Return the rows of the model card."""
     summary, data = trained.summary, _section(trained.config, "data")
-    optim = _section(_section(trained.config, "model"), "optim")
+    made = _section(trained.config, "model")
+    optim = _section(made, "optim")
     return {
         "scale vectors": f"`{trained.label}`",
         "parameters as trained": sum(p.numel() for p in model.parameters()),
-        "began with": trained.config.get("from_hf") or "weights drawn at random",
+        "began with": trained.config.get("from_hf") or made.get("init_from") or "weights drawn at random",
         "training tokens": trained.tokens,
         "complete": None if summary else "no: the run was stopped before its last step",
         **_text(_section(data, "corpus"), summary),

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.lit.checkpoint.settings import check_learning_rate, check_settings
+from lightning_sv.lit.checkpoint.start import read_start
 from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO
 from lightning_sv.lit.compile_cache import load_compiled, save_compiled
 from lightning_sv.lit.data import ShardDataModule
@@ -144,15 +145,18 @@ class PretrainCLI(LightningCLI):
         """Check corpus and checkpoint before anything is written, claim the directory, say what is to be trained.
 
         Raises:
-            ValueError: the whole backbone is to be compiled, and sharded
+            ValueError: the whole backbone is to be compiled, and sharded; or two starts are given
         """
         keys = ("ckpt_path", "from_hf", "extend", "compile_cache")
         ckpt_path, from_hf, extend, cache = (self._get(self.config, key) for key in keys)
         if self.model.compile_how == "model" and isinstance(self.trainer.strategy, FullyShardedStrategy):
             raise ValueError("model.compile 'model' does not go with a sharded model; use 'block'.")
+        if from_hf is not None and self.model.init_from is not None:
+            raise ValueError("--from_hf and model.init_from both say which weights to start from; give one of them.")
         self.datamodule.check(self.model.config.vocab_size, checksums=is_first_of_node())
         self.datamodule.share(self.trainer.world_size)
         self.datamodule.check_validation(self.trainer.world_size)
+        said: list[str] = []
         if ckpt_path is not None:
             checkpoint = check_checkpoint(ckpt_path)
             check_settings(checkpoint, self.model, self.datamodule, training=True)
@@ -166,7 +170,11 @@ class PretrainCLI(LightningCLI):
             check_start(self.model.meta(), from_hf)
             check_same_tokenizer(Tokenizer.load(self.datamodule.corpus.dir), Path(from_hf))
             self.model.from_hf = from_hf
-        said = [chosen] if (chosen := self._choose_micro_batch()) else []
+        elif self.model.init_from is not None:
+            start = read_start(self.model.init_from, self.model, self.datamodule)
+            self.model.start_from(start)
+            said.append(str(start))
+        said += [chosen] if (chosen := self._choose_micro_batch()) else []
         if cache is not None:
             said.append(load_compiled(Path(cache)))
         if self.trainer.is_global_zero:
@@ -175,7 +183,7 @@ class PretrainCLI(LightningCLI):
             console = Console(stderr=self.json)
             print_groups(console, self.model, self.trainer.max_steps, self.datamodule)
             for line in said:
-                console.print(line, highlight=False)
+                console.print(line, highlight=False, soft_wrap=True)
             if cache is not None:
                 self._cleanup.callback(save_compiled, Path(cache))
         self.model.legs.start()

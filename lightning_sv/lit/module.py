@@ -11,6 +11,7 @@ from torchmetrics import SumMetric
 from lightning_sv.callbacks import TrainedModule
 from lightning_sv.lit.checkpoint.rng import restore_rng, rng_states
 from lightning_sv.lit.checkpoint.settings import check_settings, settings_of
+from lightning_sv.lit.checkpoint.start import Start, check_origin
 from lightning_sv.lit.checkpoint.write import restart_between_steps
 from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.lit.shard import shard
@@ -18,7 +19,7 @@ from lightning_sv.nn import Backbone, MixtureOfExperts, Routing, flops_per_token
 from lightning_sv.nn.compiling import compile_backbone
 from lightning_sv.optim import build_optimizer, gathered
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, RNG_KEY
-from lightning_sv.runs.provenance import Legs
+from lightning_sv.runs.provenance import Legs, commit
 from lightning_sv.settings.model import Pretraining
 
 
@@ -41,6 +42,9 @@ class PretrainModule(Pretraining, L.LightningModule):
         self._loads: Tensor | None = None
         #: the starts that led here
         self.legs = Legs()
+        #: of the weights that the run started from, see `checkpoint.start.Start`; None for a run of its own
+        self.origin: dict[str, Any] | None = None
+        self._start: Start | None = None  # until the backbone exists
         self._rng: list[dict[str, Any]] | None = None  # of the checkpoint, until training starts
         self.step_lr = self.lr  # of the last step: the scheduler has moved on when callbacks see the optimizer
 
@@ -49,6 +53,10 @@ class PretrainModule(Pretraining, L.LightningModule):
         """The backbone, which exists from `configure_model` on."""
         assert self.backbone is not None, "configure_model has not run"
         return self.backbone
+
+    def start_from(self, start: Start) -> None:
+        """Start from these weights, of the same model, instead of an initialization."""
+        self._start, self.origin = start, start.origin
 
     def configure_model(self) -> None:
         """Build and initialize the backbone, then shard it where the strategy does; Lightning calls this."""
@@ -61,6 +69,9 @@ class PretrainModule(Pretraining, L.LightningModule):
             from lightning_sv.interop.hf.read import load_hugging_face
 
             load_hugging_face(self.backbone, self.from_hf)
+        if self._start is not None:
+            self.backbone.load_state_dict(self._start.weights)
+            self._start = None
         self.backbone.activation_checkpointing = self.activation_checkpointing
         self.backbone.narrow_residual = self.residual == "narrow"
         if self.device_mesh is not None:
@@ -155,6 +166,9 @@ class PretrainModule(Pretraining, L.LightningModule):
             "accumulate": trainer.accumulate_grad_batches,
             "skipped_steps": self.nonfinite.skipped,
             "legs": self.legs.at(trainer.global_step, trainer.max_steps),
+            "commit": commit(),
+            "corpus_hash": trainer.datamodule.manifest.corpus_hash,
+            "origin": self.origin,
         }
         checkpoint[CHECKPOINT_KEY] = {"format": FORMAT} | settings_of(self, trainer.datamodule) | progress
         checkpoint[RNG_KEY] = rng_states(self.device)
@@ -166,6 +180,7 @@ class PretrainModule(Pretraining, L.LightningModule):
             saved = checkpoint[CHECKPOINT_KEY]
             self._rng = checkpoint[RNG_KEY]
             self.nonfinite.skipped = saved["skipped_steps"]
+            self.origin = check_origin(saved.get("origin"))
             self.legs.restore(saved.get("legs"), checkpoint["global_step"])
             restart_between_steps(checkpoint, saved["accumulate"], self.trainer.accumulate_grad_batches)
 

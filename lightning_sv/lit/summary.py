@@ -36,6 +36,7 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: ShardDataModule)
         **data.manifest.loss_figures(float(trainer.callback_metrics["val/loss"])),
         "seconds": None if None in seconds else sum(seconds),
         "legs": legs,
+        "origin": module.origin,
         "torch": torch.__version__,
         **Provenance.now()._asdict(),
     }

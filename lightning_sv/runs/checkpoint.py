@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,8 +49,42 @@ def check_checkpoint(path: str) -> dict[str, Any]:
     return checkpoint
 
 
+class Model(NamedTuple):
+    """What a checkpoint says of its model.
+
+    Attributes:
+        config: the sizes
+        strategy: the scale-vector strategy
+        options: its finer choices
+        weights: by their names in the backbone, of the shapes that these describe
+        checkpoint: all of it
+    """
+
+    config: BackboneConfig
+    strategy: ScaleStrategy
+    options: ScaleOptions
+    weights: dict[str, Tensor]
+    checkpoint: dict[str, Any]
+
+
 def load_backbone(path: str, allow: Collection[str] = ()) -> Backbone:
     """Rebuild the backbone of a checkpoint, on the CPU, without its optimizer.
+
+    Args:
+        path: the checkpoint's file
+        allow: modules that the checkpoint's strategy may import: `my_module` for 'my_module:MyScale'
+
+    Raises:
+        ValueError: see `read_model`
+    """
+    config, strategy, options, weights, _ = read_model(path, allow)
+    model = Backbone(config, strategy, options)
+    model.load_state_dict(weights)
+    return model
+
+
+def read_model(path: str, allow: Collection[str] = ()) -> Model:
+    """Read the description and the weights of a checkpoint's backbone, without building it.
 
     Args:
         path: the checkpoint's file
@@ -84,9 +118,7 @@ def load_backbone(path: str, allow: Collection[str] = ()) -> Backbone:
             f"{path}: the weight {wrong!r} is {_shape(found.get(wrong))}, and the model that the checkpoint describes "
             f"has {_shape(expected.get(wrong))}; use another checkpoint."
         )
-    model = Backbone(*description)
-    model.load_state_dict(weights)
-    return model
+    return Model(*description, weights, checkpoint)
 
 
 def _weights(state: dict[Any, Any], path: str) -> dict[str, Tensor]:

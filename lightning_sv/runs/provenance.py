@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ class Provenance(NamedTuple):
     @classmethod
     def now(cls) -> "Provenance":
         """Of this moment, this checkout and this machine."""
-        return cls(_commit(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), _machine())
+        return cls(commit(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), _machine())
 
 
 class Legs:
@@ -88,16 +89,20 @@ def _git(*words: str, at: Path) -> str | None:
     return done.stdout.strip()
 
 
-def _commit() -> str:
-    """The commit of the checkout the package is in; its version where it was installed without one."""
+@cache
+def commit() -> str:
+    """Return the commit of the checkout the package is in; its version where it was installed without one.
+
+    As it was when this process first asked: what is committed later does not run in it.
+    """
     root = Path(lightning_sv.__file__).resolve().parent.parent
     top = _git("rev-parse", "--show-toplevel", at=root)
-    commit = _git("rev-parse", "HEAD", at=root)
+    head = _git("rev-parse", "HEAD", at=root)
     # an environment may lie inside somebody else's checkout, whose commit says nothing about this code
-    if top is None or commit is None or Path(top).resolve() != root:
+    if top is None or head is None or Path(top).resolve() != root:
         return f"version {lightning_sv.__version__}, not a git checkout"
     changed = _git("status", "--porcelain", "--untracked-files=no", at=root)
-    return f"{commit}, with uncommitted changes" if changed else commit
+    return f"{head}, with uncommitted changes" if changed else head
 
 
 def _machine() -> str:

@@ -45,6 +45,8 @@ class Pretraining:
         nonfinite: what to do where a loss or gradient is not finite: 'stop', before the step and with the
             batch's identity saved; 'skip' the step and record it (which biases comparisons)
         seed: of the initialization; null for seed_everything's
+        init_from: a checkpoint or a run directory whose weights it starts from: the same model and tokenizer; another
+            learning rate, schedule, decay or text. The optimizer, and steps and tokens, begin anew. null for none
 
     Raises:
         ValueError: a strategy, option or optimizer that does not fit the model, or no learning rate known
@@ -64,6 +66,7 @@ class Pretraining:
         residual: Literal["wide", "narrow"] = "wide",
         nonfinite: Literal["stop", "skip"] = "stop",
         seed: int | None = None,
+        init_from: str | None = None,
     ):
         super().__init__()  # LightningModule's, where this is one
         if tokens_per_param <= 0:
@@ -71,6 +74,7 @@ class Pretraining:
         self.config, self.strategy, self.scale_options = backbone, ScaleStrategy.parse(scale), scale_options
         self.optim, self.schedule, self.tokens_per_param = optim, schedule, tokens_per_param
         self.mask_documents, self.compile_how, self.seed = mask_documents, compile, seed
+        self.init_from = init_from
         self.activation_checkpointing = activation_checkpointing
         self.residual = residual
         self.when_nonfinite = nonfinite

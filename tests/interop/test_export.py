@@ -193,6 +193,7 @@ def test_a_run_begins_with_an_exported_model(
         assert main(["fit", *args, "--from_hf", str(folder), *words]) == 2 and not run.exists()
         return capsys.readouterr().err
 
+    assert "give one of them" in refused("--model.init_from", str(runs["plain"]))
     assert "use one without dnp" in refused("--model.scale", "unified")
     assert "has d_model 32, and this model 64; use the sizes" in refused(
         "--model.scale", "or", "--model.backbone.d_model", "64"

@@ -41,6 +41,7 @@ def settings_of(module: Pretraining, data: Batches) -> dict[str, Any]:
         "tokenizer_sha256": data.manifest.tokenizer_sha256,
         "optim": asdict(module.optim) | {"lr": module.lr},
         "schedule": asdict(module.schedule),
+        "init_from": module.init_from,
         "data": {"seq_len": data.seq_len, "global_batch": data.global_batch},
     }
 
@@ -52,7 +53,7 @@ def check_settings(checkpoint: dict[str, Any], module: Pretraining, data: Batche
         checkpoint: its entries, as loaded
         module: what is trained
         data: what it reads
-        training: optimizer, schedule and batch count as well
+        training: optimizer, schedule, batch and where the weights started count as well
 
     Raises:
         ValueError: names the first key that differs, and both values; or the optimizer state is damaged
@@ -63,10 +64,10 @@ def check_settings(checkpoint: dict[str, Any], module: Pretraining, data: Batche
         raise ValueError(f"the checkpoint was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
     keys: tuple[str, ...] = ("backbone", "scale", "scale_options", "mask_documents", "residual", "tokenizer_sha256")
     if training:
-        keys = (*keys, "optim", "schedule", "data")
+        keys = (*keys, "optim", "schedule", "data", "init_from")
     completed = _completed(saved)
     for key in keys:
-        where, then, now = _first_difference(key, completed.get(key), here[key])
+        where, then, now = first_difference(key, completed.get(key), here[key])
         if then != now:
             raise ValueError(
                 f"the checkpoint was trained with {where} = {then}, this run has {now}; resume with the same "
@@ -155,10 +156,10 @@ def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> 
         raise ValueError(f"the checkpoint's optimizer state is damaged ({what}); resume from another.") from error
 
 
-def _first_difference(key: str, then: Any, now: Any) -> tuple[str, Any, Any]:
+def first_difference(key: str, then: Any, now: Any) -> tuple[str, Any, Any]:
     """Return the dotted key and both values where two settings first differ; the values are equal if they do not."""
     if isinstance(then, dict) and isinstance(now, dict):
         for name in dict.fromkeys([*now, *then]):
             if then.get(name) != now.get(name):
-                return _first_difference(f"{key}.{name}", then.get(name), now.get(name))
+                return first_difference(f"{key}.{name}", then.get(name), now.get(name))
     return key, then, now

@@ -1,0 +1,131 @@
+"""Runs that start from the weights of another: what they take over, what they record, what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+
+from lightning_sv.__main__ import main
+from lightning_sv.runs.events import read_run
+from lightning_sv.runs.provenance import commit
+from tests.conftest import write_run_args
+from tests.lit.runs import LAST, contents, leaving, load, same_checkpoint, same_curves
+
+#: what a run may change that starts from another's weights
+OTHER = [
+    "--model.scale", "hg+dnp+or+nowd", "--model.backbone.name", "mine", "--model.backbone.init_std", "0.5",
+    "--model.optim.name", "muon", "--model.optim.lr", "1e-3", "--model.schedule.name", "wsd", "--data.seed", "7",
+    "--data.seq_len", "16", "--model.mask_documents", "true", "--trainer.max_steps", "6",
+    "--checkpoint.every_n_steps", "3",
+]  # fmt: skip
+
+
+class First(L.Callback):
+    """Keeps the weights and the optimizer's states as they are before the first step."""
+
+    weights: dict[str, torch.Tensor]
+    states: int
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        First.weights = {key: value.clone() for key, value in pl_module.state_dict().items()}
+        First.states = len(trainer.optimizers[0].state)
+
+
+@pytest.fixture(scope="module")
+def source(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that no test writes to."""
+    folder = tmp_path_factory.mktemp("source")
+    assert main(["fit", *write_run_args(corpus, folder), "--run_dir", str(folder / "run")]) == 0
+    return folder / "run"
+
+
+def test_a_run_starts_from_weights_and_is_resumed_without_them(
+    source: Path, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = shutil.copytree(source, tmp_path / "source")
+    there, whole, resumed = load(source), tmp_path / "whole", tmp_path / "resumed"
+    start = ["--model.init_from", str(source)]
+    capsys.readouterr()
+    with leaving(resumed, 3):
+        first = ["--trainer.callbacks", f"{__name__}.First"]
+        assert main(["fit", *run_args, *OTHER, *start, *first, "--run_dir", str(whole)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"starts from the weights of {source / LAST}, hg+dnp+or+iwd after step 12" in said
+    assert First.weights.keys() == there["state_dict"].keys() and First.states == 0
+    assert all(torch.equal(First.weights[key], value) for key, value in there["state_dict"].items())
+    summary, run = json.loads((whole / "summary.json").read_text()), read_run(whole)
+    assert (summary["steps"], run.config["model"]["init_from"]) == (6, str(source))
+    assert summary["origin"] == {
+        "checkpoint": str(source / LAST),
+        "label": "hg+dnp+or+iwd",
+        "commit": commit(),
+        "step": 12,
+        "tokens": 12 * 128,
+        "corpus_hash": json.loads((source / "summary.json").read_text())["corpus_hash"],
+        "origin": None,
+    }
+    # learned, for it goes on from where the source ended
+    assert run.curve("train/loss").values[0] < read_run(source).curve("train/loss").values[0] - 0.2
+
+    branch = [*run_args, *OTHER, "--model.init_from", str(whole / LAST), "--run_dir", str(tmp_path / "branch")]
+    assert main(["fit", *branch, "--trainer.max_steps", "1"]) == 0
+    origin = json.loads((tmp_path / "branch/summary.json").read_text())["origin"]
+    assert origin["step"] == 6 and origin["tokens"] == 6 * 64 and origin["origin"] == summary["origin"]
+
+    shutil.rmtree(source)
+    assert main(["fit", "--config", str(resumed / "config.yaml"), "--ckpt_path", str(resumed / LAST)]) == 0
+    same_checkpoint(whole, resumed)
+    same_curves(whole, resumed)
+    assert json.loads((resumed / "summary.json").read_text())["origin"] == summary["origin"]
+
+    before = contents(whole)
+    capsys.readouterr()
+    assert main(["fit", *run_args, *OTHER, "--ckpt_path", str(whole / LAST)]) == 2
+    assert f"was trained with init_from = {source}, this run has None" in capsys.readouterr().err
+    assert contents(whole) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (["--model.scale", "llama"], "scale = hg+dnp+or, this run has llama"),
+        (["--model.scale", "hg+dnp+er"], "scale = hg+dnp+or, this run has hg+dnp+er"),  # the same shapes
+        (["--model.scale_options.placement_at.lm_head", "dp"], "scale_options.placement_at.lm_head = None, this run"),
+        (["--model.backbone.d_model", "64"], "backbone.d_model = 32, this run has 64"),
+        (["--model.backbone.n_head", "4"], "backbone.n_head = 2, this run has 4"),
+        (["--model.backbone.rope_theta", "500"], "backbone.rope_theta = 10000.0, this run has 500.0"),
+        (["--model.init_from", "nowhere"], "no checkpoint at nowhere"),
+        (["--model.init_from", __file__], "is not a readable checkpoint"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(
+    change: list[str], said: str, source: Path, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = tmp_path / "refused"
+    start = ["--model.init_from", str(source), "--run_dir", str(here), "--model.optim.lr", "1e-3"]
+    assert main(["fit", *run_args, *start, *change]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("error: model.init_from: ") and said in err and err.count("\n") == 1 and not out
+    assert not here.exists()
+
+
+def test_weights_of_another_tokenizer_or_a_damaged_origin_are_refused(
+    source: Path, short_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit = ["fit", *write_run_args(short_corpus, tmp_path), "--run_dir", str(tmp_path / "refused"), "--model.init_from"]
+    assert main([*fit, str(source)]) == 2  # a bpe:300 of its own text
+    assert "has tokenizer_sha256 = " in capsys.readouterr().err
+    checkpoint = torch.load(source / LAST, weights_only=True)
+    fit = ["fit", "--config", str(source / "config.yaml"), "--run_dir", str(tmp_path / "refused")]
+    for entry, damage, said in (
+        ("origin", 7, "origin is damaged"),
+        ("origin", {"of": torch.zeros(1)}, "origin is damaged"),
+        ("data", {}, "does not say its step and batch"),
+    ):
+        torch.save(checkpoint | {"lightning_sv": checkpoint["lightning_sv"] | {entry: damage}}, tmp_path / "bad.ckpt")
+        assert main([*fit, "--model.init_from", str(tmp_path / "bad.ckpt")]) == 2
+        err = capsys.readouterr().err
+        assert said in err and "Traceback" not in err
