@@ -11,6 +11,14 @@ from lightning_sv.callbacks.trained import TrainedModule
 #: page -> chart -> ["Multiline", tags or patterns of tags]
 Pages = dict[str, dict[str, list[Any]]]
 
+#: what a reader looks for first
+LOSS_PAGE: Pages = {
+    "loss": {
+        "validation": ["Multiline", ["val/loss"]],
+        "training": ["Multiline", ["train/loss"]],
+        "training and validation": ["Multiline", ["train/loss", "val/loss"]],
+    }
+}
 #: page -> the branches whose norms share its charts
 BRANCH_PAGES = {
     "Q, K, V": ("q_proj", "k_proj", "v_proj"),
@@ -36,14 +44,19 @@ class HasCharts(Protocol):
 
 
 def lay_out(trainer: L.Trainer, pl_module: TrainedModule) -> None:
-    """Write the pages of all callbacks: together, because a second layout would replace the first."""
+    """Write the pages of all callbacks, the loss first, then Q, K and V.
+
+    Together, because a second layout would replace the first.
+    """
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    pages: Pages = {}
+    found: Pages = dict(LOSS_PAGE)
     for callback in callbacks:
         if isinstance(callback, HasCharts):
-            pages |= callback.charts(pl_module)
+            found |= callback.charts(pl_module)
+    first = [page for page in (*LOSS_PAGE, *BRANCH_PAGES) if page in found]
+    pages = {page: found[page] for page in dict.fromkeys([*first, *found])}
     for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger) and pages:
+        if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_custom_scalars(pages)
 
 

@@ -11,7 +11,6 @@ from jsonargparse import set_parsing_settings
 from jsonargparse.util import import_object
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
 from lightning_sv.corpus import Tokenizer
@@ -25,7 +24,7 @@ from lightning_sv.lit.micro_batch import Fitting, choose_micro_batch
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.ranks import is_first_of_node, rank
 from lightning_sv.lit.shard import FullyShardedStrategy
-from lightning_sv.lit.summary import print_groups, summarize, write_parameters, write_summary
+from lightning_sv.lit.summary import hyperparameters, print_groups, summarize, write_parameters, write_summary
 from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.claim import choose, claim, clear, last_checkpoint
 from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, write_atomically
@@ -204,6 +203,7 @@ class PretrainCLI(LightningCLI):
         for logger in self.trainer.loggers:
             if isinstance(logger, RunLogger):
                 logger.opened = True
+            logger.log_hyperparams(hyperparameters(self.trainer, self.model, self.datamodule))
 
     def _choose_micro_batch(self) -> str | None:
         trainer, keys = self.trainer, self._get(self.config, "trainer").as_dict()
@@ -228,12 +228,7 @@ class PretrainCLI(LightningCLI):
         if not trainer.is_global_zero:
             return
         summary = summarize(trainer, self.model, self.datamodule)
-        hparams = {key: summary[key] for key in ("model", "label", "seed", "lr", "parameters")}
         for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.log_hyperparams(hparams, {"final/val_loss": summary["val_loss"]})
-            else:
-                logger.log_hyperparams(hparams)
             logger.finalize("success")
         write_summary(self.run_dir, summary)
         self.summary = summary

@@ -16,6 +16,18 @@ class RunLogger(TensorBoardLogger):
         """The writer; Lightning asks for it before the checkpoint is read."""
         return super().experiment if self.opened else _DummyExperiment()
 
+    def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
+        """Show `params` in the table of runs, beside the last validation loss of each, also while it trains.
+
+        Lightning's own would write the metric as one more scalar, at step 0. Of a run that was resumed, TensorBoard
+        shows what was written first.
+        """
+        from torch.utils.tensorboard.summary import hparams  # a second to import
+
+        self.hparams.update(params)
+        for summary in hparams(params, {"val/loss": 0.0}):  # of the metric the name alone counts
+            self.experiment._get_file_writer().add_summary(summary)
+
     def save(self) -> None:
         """Write what is not yet on the disk."""
         if self.opened:

@@ -1,5 +1,6 @@
 """What a finished run says: summary.json for machines, a table for people."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_sv.callbacks import tokens_seen
+from lightning_sv.lit.checkpoint.settings import settings_of
 from lightning_sv.lit.data import ShardDataModule
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import build_optimizer, group_table, parameter_table
@@ -26,7 +28,7 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: ShardDataModule)
         "label": module.label,
         "meaning": str(module.meaning),
         "model": module.config.name,
-        "seed": torch.initial_seed() if module.seed is None else module.seed,
+        "seed": _seed(module),
         "steps": trainer.global_step,
         "skipped_steps": module.nonfinite.skipped,
         "tokens": tokens_seen(trainer),
@@ -40,6 +42,42 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: ShardDataModule)
         "torch": torch.__version__,
         **Provenance.now()._asdict(),
     }
+
+
+def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: ShardDataModule) -> dict[str, Any]:
+    """Collect what tells runs apart in a logger's table, known before the first step.
+
+    settings: a hash of all that the weights depend on but the seed: equal for the runs of an arm.
+    """
+    made = settings_of(module, data) | {
+        "corpus_hash": data.manifest.corpus_hash,
+        "steps": trainer.max_steps,
+        "precision": str(trainer.precision),
+        "clip": trainer.gradient_clip_val,
+        "origin": module.origin,
+    }
+    return {
+        "model": module.config.name,
+        "label": module.label,
+        "seed": _seed(module),
+        "optimizer": module.optim.name,
+        "schedule": module.schedule.name,
+        "lr": module.lr,
+        "weight_decay": module.optim.weight_decay,
+        "init_std": module.config.init_std,
+        "steps": trainer.max_steps,
+        "tokens": trainer.max_steps * data.tokens_per_step,
+        "batch": data.global_batch,
+        "seq_len": data.seq_len,
+        "corpus": f"{Path(data.corpus.dir).name} {data.manifest.corpus_hash[:8]}",
+        "parameters": module.n_params,
+        "init_from": module.init_from or "",
+        "settings": hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:8],
+    }
+
+
+def _seed(module: PretrainModule) -> int:
+    return torch.initial_seed() if module.seed is None else module.seed
 
 
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:

@@ -1,0 +1,91 @@
+"""What a person meets in TensorBoard: which charts come first, and what tells runs apart."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import lightning as L
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+from lightning_sv.__main__ import main
+from lightning_sv.callbacks.charts import Pages
+from lightning_sv.lit.summary import hyperparameters
+from lightning_sv.runs.directory import event_files
+from lightning_sv.runs.events import read_run
+from lightning_sv.settings.parse import parse_run
+
+START, END = "_hparams_/session_start_info", "_hparams_/session_end_info"
+COLUMNS = {
+    "model": "tiny", "label": "hg+dnp+or+iwd", "seed": 0, "optimizer": "adamw", "schedule": "cos", "lr": 0.006,
+    "weight_decay": 0.1, "init_std": 0.02, "steps": 12, "tokens": 12 * 128, "batch": 4, "seq_len": 32, "init_from": "",
+}  # fmt: skip
+
+
+class OwnPage(L.Callback):
+    """A user's callback with a page; it stands before those of every run."""
+
+    def charts(self, pl_module: object) -> Pages:
+        return {"own": {"rate": ["Multiline", ["lr"]]}}
+
+
+def row_written(run: Path) -> dict[str, object]:
+    """The row of a run in TensorBoard's table."""
+    events = EventAccumulator(str(run)).Reload()
+    start = HParamsPluginData.FromString(events.SummaryMetadata(START).plugin_data.content).session_start_info
+    return {key: getattr(value, str(value.WhichOneof("kind"))) for key, value in start.hparams.items()}
+
+
+def test_the_loss_comes_first_and_a_running_run_is_in_the_table(run_args: list[str], tmp_path: Path) -> None:
+    own = ["--trainer.callbacks", f"{__name__}.OwnPage"]
+    assert main(["fit", *run_args, *own, "--run_dir", str(tmp_path / "run")]) == 0
+    curves = read_run(tmp_path / "run").curves
+    events = EventAccumulator(str(tmp_path / "run")).Reload()
+    (tensor,) = events.Tensors("custom_scalars__config__")
+    pages = Layout.FromString(tensor.tensor_proto.string_val[0]).category
+    titles = [page.title for page in pages]
+    assert titles[:3] == ["loss", "Q, K, V", "gate, up"] and titles[-1] == "own"
+    charts = {chart.title: list(chart.multiline.tag) for chart in pages[0].chart}
+    assert list(charts) == ["validation", "training", "training and validation"]
+    assert {tag for tags in charts.values() for tag in tags} == {"train/loss", "val/loss"} <= set(curves)
+    assert "final/val_loss" not in curves
+
+    written = row_written(tmp_path / "run")
+    assert COLUMNS.items() <= written.items() and written.keys() == {*COLUMNS, "corpus", "parameters", "settings"}
+    assert str(written["corpus"]).startswith("shards ")
+
+    (file,) = event_files(tmp_path / "run")
+    order = [value.tag for event in LegacyEventFileLoader(str(file)).Load() for value in event.summary.value]
+    assert order.index(START) < order.index("train/loss") and order.count(START) == order.count(END) == 1
+
+
+def row(args: list[str]) -> dict[str, object]:
+    """The row of a run that was not begun."""
+    module, data, trainer = parse_run(args)
+    module.origin = None
+    return hyperparameters(SimpleNamespace(**trainer), module, data)
+
+
+@pytest.mark.parametrize(
+    ("change", "columns", "same"),
+    [
+        (["--model.backbone.init_std", "0.05"], {"init_std": 0.05}, False),
+        (["--model.optim.weight_decay", "0"], {"weight_decay": 0.0}, False),
+        (["--model.optim.name", "muon"], {"optimizer": "muon"}, False),
+        (["--model.schedule.name", "wsd"], {"schedule": "wsd"}, False),
+        (["--trainer.max_steps", "24"], {"steps": 24, "tokens": 24 * 128}, False),
+        (["--trainer.gradient_clip_val", "0.5"], {}, False),  # no column of its own
+        (["--model.optim.beta2", "0.9"], {}, False),
+        (["--seed_everything", "3", "--model.seed", "3"], {"seed": 3}, True),
+        (["--data.micro_batch", "2"], {}, True),
+    ],
+)
+def test_runs_that_differ_have_rows_that_differ(
+    change: list[str], columns: dict[str, object], same: bool, run_args: list[str]
+) -> None:
+    run_args = [*run_args, "--model.optim.lr", "6e-3"]
+    plain, changed = row(run_args), row([*run_args, *change])
+    assert {k: v for k, v in changed.items() if v != plain[k] and k != "settings"} == columns
+    assert (changed["settings"] == plain["settings"]) == same
