@@ -1,5 +1,6 @@
 """Bridges to other code: folding scale vectors away, Hugging Face, roles and groups for any model."""
 
+from lightning_sv.interop.apply import Report, apply_strategy, fold_applied
 from lightning_sv.interop.fold import Folding, fold, foldable
 from lightning_sv.interop.groups import decayed_names, param_groups
 from lightning_sv.interop.hf import from_hugging_face, to_hugging_face
@@ -8,10 +9,13 @@ from lightning_sv.interop.roles import ModelParameter, Roles, fake_model, weight
 __all__ = [
     "Folding",
     "ModelParameter",
+    "Report",
     "Roles",
+    "apply_strategy",
     "decayed_names",
     "fake_model",
     "fold",
+    "fold_applied",
     "foldable",
     "from_hugging_face",
     "param_groups",

@@ -27,6 +27,13 @@ def weight_decay_roles(model: nn.Module, example: Any = None, known: Mapping[str
         ValueError: the pass failed, an operation is not known to be a linear map or not, or no token reached a
             parameter and its siblings (names that differ in numbers alone) do not agree; each by name
     """
+    return traced_roles(model, example, known)[1]
+
+
+def traced_roles(
+    model: nn.Module, example: Any = None, known: Mapping[str, ModelRole] | None = None
+) -> tuple[Classifier, Roles]:
+    """Return the roles as `weight_decay_roles` does, and before them the trace that they come from."""
     args, kwargs = example_of(model, example)
     known = dict(known or {})
     named = dict(model.named_parameters())
@@ -34,9 +41,10 @@ def weight_decay_roles(model: nn.Module, example: Any = None, known: Mapping[str
         if name not in named or role not in MODEL_ROLES:
             what = f"{role!r} is no role; roles: {' '.join(MODEL_ROLES)}" if name in named else "no such parameter"
             raise ValueError(f"known[{name!r}]: {what}.")
-    found = Classifier(model, args, kwargs, known).rows()
+    classifier = Classifier(model, args, kwargs, known)
+    found = classifier.rows()
     _complete(found, named)
-    return Roles(tuple(found[name] for name in named))
+    return classifier, Roles(tuple(found[name] for name in named))
 
 
 def _complete(found: dict[str, ModelParameter], named: Mapping[str, nn.Parameter]) -> None:

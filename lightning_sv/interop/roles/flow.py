@@ -30,6 +30,7 @@ class Flow:
     Attributes:
         sources: parameters that a PARAM node is made of, by name
         normalized: nodes that are x / |x|, or LayerNorm's, with nothing learned since
+        statistics: mean squares, their roots and their inverses: (of what, its power)
         factors: parameters that a PARAM node was multiplied with, row by row or column by column; no sources of it
     """
 
@@ -38,14 +39,14 @@ class Flow:
         self.sources: dict[Node, frozenset[str]] = {node: frozenset({name}) for name, node in graph.parameters.items()}
         self.normalized: set[Node] = set()
         self.factors: dict[Node, frozenset[str]] = {}
-        self._statistics: dict[Node, tuple[Node, int]] = {}
+        self.statistics: dict[Node, tuple[Node, int]] = {}
         for node in graph.nodes:
             if node.kind == PARAM:
                 if node.inputs:
                     self._derive(node)
             else:
                 if (found := self._statistic(node)) is not None:
-                    self._statistics[node] = found
+                    self.statistics[node] = found
                 if self._is_normalized(node):
                     self.normalized.add(node)
 
@@ -73,7 +74,7 @@ class Flow:
         if node.op in ("mean", "sum"):
             base = _squared(plain(value))
             return None if base is None else (stem(base), _SQUARE)
-        known = next((self._statistics[v] for _, v in node.inputs if v in self._statistics), None)
+        known = next((self.statistics[v] for _, v in node.inputs if v in self.statistics), None)
         if known is None:
             return None
         of, power = known
@@ -85,7 +86,7 @@ class Flow:
             return (of, _SQUARE) if power == _ROOT else None
         if node.op == "reciprocal" or (node.op == "pow" and exponent == -1):
             return (of, _INVERSE) if power == _ROOT else None
-        rest = [v for _, v in node.inputs if v not in self._statistics]
+        rest = [v for _, v in node.inputs if v not in self.statistics]
         keeps = node.is_view or node.op in _KEEP_STATISTIC
         return known if keeps and all(v.kind == CONST for v in rest) else None
 
@@ -95,7 +96,7 @@ class Flow:
             return node.output == 0 and (weight is None or weight.kind != PARAM)
         if node.op in ("mul", "div"):
             for name, value in node.inputs:
-                of, power = self._statistics.get(value, (None, 0))
+                of, power = self.statistics.get(value, (None, 0))
                 if power == (_INVERSE if node.op == "mul" else _ROOT) and (node.op == "mul" or name == "other"):
                     return any(stem(other) is of for other in node.others(value))
         if node.is_view or node.op in COPIES:

@@ -12,7 +12,7 @@ from lightning_sv.interop.roles.trace import Graph, Tracer
 
 
 @contextmanager
-def _as_for_tracing(model: nn.Module) -> Iterator[None]:
+def as_for_tracing(model: nn.Module) -> Iterator[None]:
     """Eval mode, gradients on, no autocast, nothing compiled; all as it was afterwards."""
     training = [(module, module.training) for module in model.modules()]
     devices = {"cpu", *(p.device.type for p in model.parameters())} - {"meta"}
@@ -45,7 +45,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     fake = next((p.fake_mode for p in model.parameters() if isinstance(p, FakeTensor)), None)
     tracer = Tracer()
     with ExitStack() as stack:
-        stack.enter_context(_as_for_tracing(model))
+        stack.enter_context(as_for_tracing(model))
         if fake is not None:
             stack.enter_context(fake)
             args, kwargs = tree_map_only(
@@ -70,11 +70,11 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
             with torch.no_grad():
                 for buffer, old in tracer.saved:
                     buffer.copy_(old)
-        outputs = {tracer.find(t) for t in tree_iter(_plain(out)) if isinstance(t, Tensor)}
+        outputs = {tracer.find(t) for t in tree_iter(plain_output(out)) if isinstance(t, Tensor)}
     return Graph(tracer.nodes, parameters, outputs)
 
 
-def _plain(out: Any) -> Any:
+def plain_output(out: Any) -> Any:
     """Make a dict of a dataclass that torch's trees do not know."""
     if isinstance(out, Tensor):
         return out

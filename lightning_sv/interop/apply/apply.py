@@ -1,0 +1,150 @@
+"""A strategy on a model one already has: planned, carried out, and checked on real outputs."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
+from torch.utils._pytree import tree_leaves
+
+from lightning_sv.interop.apply.commit import APPLIED, commit
+from lightning_sv.interop.apply.plan import Planner
+from lightning_sv.interop.apply.report import Report
+from lightning_sv.interop.apply.sites import find_sites
+from lightning_sv.interop.roles.example import example_of
+from lightning_sv.interop.roles.find import traced_roles
+from lightning_sv.interop.roles.forward import as_for_tracing, plain_output
+from lightning_sv.nn import Backbone
+from lightning_sv.scale import ScaleOptions, ScaleStrategy, ScaleVector
+
+#: largest relative difference of outputs that is rounding
+_ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-4}
+_ROUNDING_SHORT = 0.1
+
+
+def apply_strategy(
+    model: nn.Module,
+    strategy: str | ScaleStrategy,
+    example: Any = None,
+    *,
+    options: ScaleOptions | None = None,
+    untie_head: bool = False,
+) -> Report:
+    """Give a model the scale vectors of a strategy, in place, around the weights that it has.
+
+    Matrices that read a norm become gamma_out * (W (gamma_in * xhat)) by parametrizations of their weights, with the
+    norm's own gamma in gamma_in, so that the function is kept; norms that no matrix reads keep their gamma, in the
+    strategy's parameterization. `dnp` alone changes the function: it normalizes the outputs of nn.Linear layers. Take
+    `param_groups` afterwards for the strategy's decay, and `fold_applied` to take it all away.
+
+    Args:
+        model: a plain model on real tensors; before PEFT, sharding, compiling
+        strategy: 'hg+dp+or+iwd'
+        example: what the model is called with, see `weight_decay_roles`
+        options: exceptions, by the last word of a matrix's name: {lm_head: bp}
+        untie_head: give a head that is tied to the embedding a copy of its own, which can have vectors
+
+    Returns:
+        what was done, with the largest difference of the outputs
+
+    Raises:
+        ValueError: the model cannot have this strategy; it is as it was
+
+    Warns:
+        UserWarning: what is not as the strategy has it
+    """
+    chosen = ScaleStrategy.parse(strategy)
+    _check(model)
+    args, kwargs = example_of(model, example)
+    with _untied(model) if untie_head else _as_it_is() as keep:
+        trace, roles = traced_roles(model, example)
+        sites = find_sites(model, trace, roles)
+        if not sites:
+            raise ValueError(f"{type(model).__name__} has no scale vectors that a strategy could act on.")
+        plan = Planner(model, chosen, options or ScaleOptions()).make(sites)
+        before = _outputs(model, args, kwargs)
+        with commit(model, plan) as undo:
+            after = _outputs(model, args, kwargs)
+            difference = _difference(before, after)
+            same = not plan.outputs
+            rounding = _ROUNDING.get(next(model.parameters()).dtype, _ROUNDING_SHORT)
+            if same and not difference <= rounding:
+                raise ValueError(
+                    f"{chosen} would change what {type(model).__name__} computes, by {difference:.1e}: a matrix reads "
+                    "its scale vectors in a way that the trace did not show; the model is as it was."
+                )
+            undo.pop_all()
+        keep.append(True)
+    found = {path for path, module in model.named_modules() if isinstance(module, ScaleVector)}
+    vectors = tuple(sorted(path for path in found if path.rpartition(".")[0] not in found))  # HeadShared holds one
+    report = Report(chosen, vectors, tuple(plan.notes), difference, same)
+    if plan.notes:
+        warnings.warn(str(report), stacklevel=2)
+    return report
+
+
+def _check(model: nn.Module) -> None:
+    """Refuse models whose weights are not what their modules' code says."""
+    name = type(model).__name__
+    if isinstance(model, Backbone):
+        raise ValueError("a Backbone is built with its strategy: Backbone(config, strategy).")
+    if hasattr(model, APPLIED):
+        raise ValueError(f"this {name} has a strategy already; fold_applied(model) takes it away first.")
+    if any(type(module).__module__.split(".")[0] == "peft" for module in model.modules()):
+        raise ValueError(f"this {name} has PEFT's layers; apply the strategy before them.")
+    for path, parameter in model.named_parameters():
+        if not parameter.is_floating_point() or type(parameter.data) is not Tensor or parameter.is_meta:
+            raise ValueError(
+                f"{path} is {parameter.dtype} in a {type(parameter.data).__name__} on {parameter.device.type}; a "
+                "strategy needs plain numbers: not quantized, not sharded, not fake."
+            )
+    if getattr(model, "is_quantized", False):
+        raise ValueError(f"this {name} is quantized; apply the strategy to the model before that.")
+    if parametrized := [path for path, module in model.named_modules() if is_parametrized(module)]:
+        raise ValueError(f"{parametrized[0] or name} is parametrized already; remove_parametrizations first.")
+
+
+@contextmanager
+def _as_it_is() -> Iterator[list[bool]]:
+    yield []
+
+
+@contextmanager
+def _untied(model: nn.Module) -> Iterator[list[bool]]:
+    """Give linear layers that share an embedding's table a copy; take it back unless something is put into the list."""
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    tied = [module for module in model.modules() if isinstance(module, nn.Linear) and id(module.weight) in tables]
+    if not tied:
+        raise ValueError(f"untie_head: no linear layer of this {type(model).__name__} shares an embedding's table.")
+    config = getattr(model, "config", None)
+    was = [(module, module.weight) for module in tied], getattr(config, "tie_word_embeddings", None)
+    keep: list[bool] = []
+    try:
+        for module in tied:
+            module.weight = nn.Parameter(module.weight.detach().clone(), module.weight.requires_grad)
+        if was[1] is not None:
+            config.tie_word_embeddings = False  # type: ignore[union-attr]
+        yield keep
+    finally:
+        if not keep:
+            for module, weight in was[0]:
+                module.weight = weight
+            if was[1] is not None:
+                config.tie_word_embeddings = was[1]  # type: ignore[union-attr]
+
+
+def _outputs(model: nn.Module, args: Any, kwargs: Any) -> list[Tensor]:
+    """Return the logits that the model gives in eval mode, or all its numbers where none are called so."""
+    with as_for_tracing(model), torch.no_grad():
+        out = plain_output(model(*args, **kwargs))
+    leaves = tree_leaves(out["logits"] if isinstance(out, dict) and "logits" in out else out)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def _difference(before: list[Tensor], after: list[Tensor]) -> float:
+    """Return max |after - before| / max |before|, the largest of all outputs."""
+    pairs = [(b.double(), a.double()) for b, a in zip(before, after, strict=True) if b.numel()]
+    return max((float((a - b).abs().max() / b.abs().max().clamp_min(1e-30)) for b, a in pairs), default=0.0)

@@ -1,0 +1,230 @@
+"""What a strategy means for each scale vector of a model, worked out before anything is changed."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from lightning_sv.interop.apply.sites import Reader, Site
+from lightning_sv.interop.apply.weights import OutputNorm, ScaledGamma, ScaledPart, ScaledWeight
+from lightning_sv.scale import DirectScale, OffsetScale, ScaleOptions, ScaleStrategy, ScaleVector
+from lightning_sv.scale.strategy import PLACEMENTS, Placement
+from lightning_sv.scale.vector import HeadShared, Role
+
+
+@dataclass
+class Plan:
+    """What is to be done; nothing of it is done yet.
+
+    Attributes:
+        weights: matrix -> its parametrization
+        gammas: stored scale vector -> its parametrization
+        outputs: path of a linear layer -> the norm behind it
+        values: parameter -> its new numbers
+        frozen: parameters that train no longer
+        notes: (name, what is not as the strategy has it, and why)
+    """
+
+    weights: dict[str, ScaledWeight] = field(default_factory=dict)
+    gammas: dict[str, ScaledGamma] = field(default_factory=dict)
+    outputs: dict[str, OutputNorm] = field(default_factory=dict)
+    values: dict[str, Tensor] = field(default_factory=dict)
+    frozen: set[str] = field(default_factory=set)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Planner:
+    """Makes the plan, site by site.
+
+    Args:
+        model: whose parameters are read, and not changed
+        strategy: the four axes
+        options: `placement_at`, `role_at` and `share_heads`, by the last word of a matrix's name
+    """
+
+    def __init__(self, model: nn.Module, strategy: ScaleStrategy, options: ScaleOptions):
+        self.model, self.strategy, self.options = model, strategy, options
+        self.named = dict(model.named_parameters())
+        self.plan = Plan()
+        self.eps = float(getattr(getattr(model, "config", None), "rms_norm_eps", None) or 1e-5)
+
+    @torch.no_grad()
+    def make(self, sites: list[Site]) -> Plan:
+        """Return the plan.
+
+        Raises:
+            ValueError: the model cannot have this strategy; the parameter by name
+        """
+        self._check_options(sites)
+        for site in sites:
+            self._site(site)
+        return self.plan
+
+    def _check_options(self, sites: list[Site]) -> None:
+        words = {reader.word for site in sites for reader in site.readers}
+        given = dict.fromkeys(self.options.placement_at, "placement_at")
+        given |= dict.fromkeys(self.options.share_heads, "share_heads")
+        given |= {key.rpartition(".")[0]: "role_at" for key in self.options.role_at}
+        for key, name in given.items():
+            if key not in words:
+                raise ValueError(
+                    f"options.{name} names {key!r}, which reads no scale vector of this model; those that do: "
+                    f"{' '.join(sorted(words)) or 'none'}."
+                )
+        for name in ("share_scale_out", "freeze_input_beta"):
+            if getattr(self.options, name):
+                raise ValueError(f"options.{name} is for models that are built with a strategy, not for those one has.")
+
+    def _site(self, site: Site) -> None:
+        stored = self.named[site.vector]
+        if site.origin not in (0.0, 1.0):
+            self._note(site.vector, "left as it is: its norm multiplies by neither w nor 1 + w")
+            return
+        for name in site.tied:
+            if self.strategy.sides.scale_out:
+                self._note(name, "no vector behind it: it is tied; untie_head=True gives a head its own")
+        for reader in site.readers:
+            if reader.mixed and self.strategy.per_branch:
+                self._note(reader.weight, "several matrices are mixed in it, which share their vectors: hg is partial")
+        gamma = _wide(stored) + site.origin
+        befores = {reader: self._placement(reader).scale_in for reader in site.readers}
+        branches = sum(len(reader.parts) for reader in site.readers)
+        if not site.readers or (all(befores.values()) and (branches == 1 or not self.strategy.per_branch)):
+            self._keep(site, stored, gamma)
+        elif not any(befores.values()) and site.stays:
+            self.plan.frozen.add(site.vector)
+            self._note(site.vector, f"constant, and not part of the matrices: {site.stays}")
+        elif site.stays:
+            if not all(befores.values()):
+                raise ValueError(
+                    f"options.placement_at cannot move {site.vector} to some of its matrices: {site.stays}."
+                )
+            self._keep(site, stored, gamma)
+            self._note(site.vector, f"one for all its branches, without heterogeneity: {site.stays}")
+        elif any(befores.values()) and not self.strategy.per_branch:
+            raise ValueError(
+                f"options.placement_at gives only some branches of {site.vector} an input-side scale vector, but the "
+                "strategy shares one between them; add 'hg' to the strategy."
+            )
+        else:
+            self._neutral(site, stored, gamma)
+            for reader in site.readers:
+                self._branch(reader, gamma, before=befores[reader])
+            return
+        for reader in site.readers:
+            self._branch(reader, None, before=False)
+
+    def _placement(self, reader: Reader) -> Placement:
+        token = self.options.placement_at.get(reader.word)
+        return self.strategy.sides if token is None else PLACEMENTS[token]
+
+    def _keep(self, site: Site, stored: Tensor, gamma: Tensor) -> None:
+        """Leave gamma with its norm, in the strategy's parameterization."""
+        kind = self.strategy.vector
+        if kind is (OffsetScale if site.origin else DirectScale):
+            return
+        if site.readers and not site.stays and (signs := self._signed(gamma)) is not None:
+            gamma = gamma.abs()
+            for reader in site.readers:
+                self.plan.values[reader.weight] = self._columns(reader, signs)
+            if site.bias is not None:
+                self.plan.values[site.bias] = self.named[site.bias] * signs
+        role: Role = "input" if site.role == "input" else "output"
+        self.plan.gammas[site.vector] = ScaledGamma(self._vector(site.vector, gamma, role, stored), site.origin or 0.0)
+        self.plan.frozen.add(site.vector)
+
+    def _signed(self, gamma: Tensor) -> Tensor | None:
+        """Return the signs of gamma that the parameterization cannot have."""
+        if (gamma >= 0).all() or (gamma == 0).any():
+            return None
+        try:
+            self.strategy.vector(gamma.shape[-1], "input").set_gamma(gamma.cpu())
+        except ValueError:
+            return gamma.sign()
+        return None
+
+    def _neutral(self, site: Site, stored: Tensor, gamma: Tensor) -> None:
+        """Let the norm multiply by 1; what it adds goes through the vectors behind it."""
+        self.plan.values[site.vector] = torch.full_like(stored, 1 - (site.origin or 0.0))
+        self.plan.frozen.add(site.vector)
+        if site.bias is not None:
+            bias = self.named[site.bias]
+            if ((gamma == 0) & (bias != 0)).any():
+                raise ValueError(
+                    f"{site.vector} has an entry 0 where {site.bias} has none, which vectors behind the norm cannot "
+                    "give; use a strategy without hg and ap."
+                )
+            self.plan.values[site.bias] = torch.where(gamma == 0, bias, bias / gamma).to(bias.dtype)
+
+    def _branch(self, reader: Reader, gamma: Tensor | None, *, before: bool) -> None:
+        """Give a matrix its vectors; `gamma` is what its norm has given up."""
+        placement, weight = self._placement(reader), self.named[reader.weight]
+        if placement.norm_out and not reader.router and not reader.normalized:
+            self._output_norm(reader, weight)
+        after = placement.scale_out and not (placement.norm_out and not reader.router)
+        if gamma is not None and not before:
+            self.plan.values[reader.weight] = self._columns(reader, gamma)
+        if gamma is not None and before and (signs := self._signed(gamma)) is not None:
+            self.plan.values[reader.weight] = self._columns(reader, signs)
+            gamma = gamma.abs()
+        before = before and gamma is not None
+        if not (before or after):
+            return
+        lead = weight.shape[:-2]
+        parts = []
+        for width in reader.parts:
+            vectors: list[ScaleVector | None] = [None, None]
+            if before and gamma is not None:
+                wide = gamma.expand(*lead, -1)
+                vectors[0] = self._vector(reader.weight, wide, self._role(reader, "scale_in", "input"), weight)
+            if after:
+                ones = gamma.new_ones(*lead, width) if gamma is not None else _wide(weight).new_ones(*lead, width)
+                vectors[1] = self._vector(reader.weight, ones, self._role(reader, "scale_out", "output"), weight)
+            parts.append(ScaledPart(*vectors))
+        self.plan.weights[reader.weight] = ScaledWeight(parts, reader.parts, reader.in_axis != weight.ndim - 1)
+
+    def _output_norm(self, reader: Reader, weight: Tensor) -> None:
+        path = reader.weight.rpartition(".")[0]
+        layer = self.model.get_submodule(path)
+        several = reader.mixed or len(reader.parts) > 1
+        if type(layer) is not nn.Linear or several or weight.ndim != 2:
+            why = "it holds several matrices" if several or weight.ndim != 2 else f"a {type(layer).__name__} owns it"
+            raise ValueError(
+                f"dnp normalizes outputs of plain nn.Linear layers, and {reader.weight} is of none ({why}); use dp, or "
+                f"options.placement_at {{{reader.word}: dp}}."
+            )
+        d_out = weight.shape[0]
+        width = reader.head_width or d_out
+        role, ones = self._role(reader, "scale_out", "output"), _wide(weight).new_ones(d_out)
+        if reader.word in self.options.share_heads:
+            scale: ScaleVector = HeadShared(self._vector(reader.weight, ones[:width], role, weight), d_out // width)
+        else:
+            scale = self._vector(reader.weight, ones, role, weight)
+        self.plan.outputs[path] = OutputNorm(scale, width, self.eps)
+
+    def _role(self, reader: Reader, side: str, role: Role) -> Role:
+        chosen = self.options.role_at.get(f"{reader.word}.{side}", role)
+        return "input" if chosen == "input" else "output"
+
+    def _columns(self, reader: Reader, gamma: Tensor) -> Tensor:
+        """Return W diag(gamma), or what is planned for W so far."""
+        weight = self.plan.values.get(reader.weight, self.named[reader.weight])
+        factor = gamma if reader.in_axis == weight.ndim - 1 else gamma.unsqueeze(-1)
+        return (weight * factor).to(weight.dtype)
+
+    def _vector(self, name: str, gamma: Tensor, role: Role, like: Tensor) -> ScaleVector:
+        vector = self.strategy.vector(gamma.shape[-1], role, gamma.shape[:-1])
+        vector.to(device=like.device, dtype=gamma.dtype)
+        try:
+            vector.set_gamma(gamma)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        return vector
+
+    def _note(self, name: str, what: str) -> None:
+        self.plan.notes.append((name, what))
+
+
+def _wide(stored: Tensor) -> Tensor:
+    """Return numbers in float32, or float64 where they are."""
+    return stored.detach().to(torch.float64 if stored.dtype == torch.float64 else torch.float32)

@@ -1,0 +1,215 @@
+"""Where a traced model has scale vectors, and which matrices read them."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from torch import nn
+
+from lightning_sv.interop.roles import Roles
+from lightning_sv.interop.roles.classify import Classifier
+from lightning_sv.interop.roles.flow import moved, stem
+from lightning_sv.interop.roles.ops import ATTENTION, COPIES, NORMS, PRODUCTS, SUMS
+from lightning_sv.interop.roles.readers import readings
+from lightning_sv.interop.roles.trace import CONST, DATA, PARAM, Node
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A matrix that reads a scale vector's values.
+
+    Attributes:
+        weight: name of the parameter, (*lead, d_out, d_in) or (*lead, d_in, d_out)
+        in_axis: the axis that its product sums over
+        parts: widths of the matrices that are stored in it one after the other, as of queries, keys and values
+        mixed: it holds several matrices whose rows alternate, or are found in no other way
+        normalized: its product goes through a norm already
+        head_width: width of the heads into which its product is viewed
+        router: it chooses experts
+    """
+
+    weight: str
+    in_axis: int
+    parts: tuple[int, ...]
+    mixed: bool
+    normalized: bool
+    head_width: int | None
+    router: bool
+
+    @property
+    def word(self) -> str:
+        """Its name in ScaleOptions: 'q_proj' of 'model.layers.0.self_attn.q_proj.weight'."""
+        words = [word for word in self.weight.removesuffix(".weight").split(".") if not word.isdigit()]
+        return words[-1] if words else self.weight
+
+
+@dataclass(frozen=True)
+class Site:
+    """A scale vector of the model.
+
+    Attributes:
+        vector: name of the parameter
+        origin: gamma is the parameter plus this, 0 or 1; None where it is neither
+        role: 'input' or 'output'
+        bias: name of the bias that its norm adds
+        readers: the matrices; none of an output vector
+        tied: names of matrices that read it and are another parameter too, as of an embedding
+        stays: why they cannot take the vector up; '' where they can
+    """
+
+    vector: str
+    origin: float | None
+    role: str
+    bias: str | None
+    readers: tuple[Reader, ...]
+    tied: tuple[str, ...]
+    stays: str
+
+
+def find_sites(model: nn.Module, trace: Classifier, roles: Roles) -> list[Site]:
+    """Return the model's scale vectors, in its own order.
+
+    Raises:
+        ValueError: no token of the example reached a matrix of which it is not known what it reads
+    """
+    owners: dict[int, int] = {}
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    tied = {name for name, parameter in model.named_parameters() if owners[id(parameter)] > 1}
+    normalized = _normalized_products(trace)
+    sites = []
+    for row in roles.parameters:
+        if row.role not in ("input", "output"):
+            continue
+        bias = f"{row.name.rpartition('.')[0]}.bias".lstrip(".")
+        has_bias = bias in trace.named and tuple(trace.named[bias].shape) == row.shape
+        readers: tuple[Reader, ...] = ()
+        shared: tuple[str, ...] = ()
+        stays = "" if row.redundant else "matrices cannot take it up"
+        if row.role == "input":
+            ends = [
+                e
+                for node, factor in trace.scaled[row.name]
+                for e in readings(node, factor, row.name, through_gates=False)
+            ]
+            names = {name for end in ends if end.matrix is not None for name in trace.flow.sources[end.matrix]}
+            found = [_reader(name, trace, roles, normalized) for name in names]
+            if any(reader is None for reader in found):
+                stays = "a convolution or another product than a matrix's reads it"
+            readers = tuple(
+                sorted((r for r in found if r is not None), key=lambda r: list(trace.named).index(r.weight))
+            )
+            for reader in readers:
+                if reader.weight in tied:
+                    stays = f"{reader.word} is tied, and read elsewhere too"
+                elif trace.named[reader.weight].shape[reader.in_axis] != row.shape[-1] or len(row.shape) != 1:
+                    stays = f"{reader.word} reads it with another width"
+            shared = tuple(sorted({reader.weight for reader in readers if reader.weight in tied}))
+            readers = tuple(reader for reader in readers if reader.weight not in tied)
+        if row.name in tied:
+            stays = "it is tied to another parameter"
+        sites.append(Site(row.name, row.decays_to, row.role, bias if has_bias else None, readers, shared, stays))
+    return _with_siblings(sites, trace, roles)
+
+
+def _normalized_products(trace: Classifier) -> set[Node]:
+    """Return what norms read: products among them need no second norm."""
+    of = {of for of, _ in trace.flow.statistics.values()}
+    of |= {stem(node.inputs[0][1]) for node in trace.graph.nodes if node.op in NORMS}
+    return of | {value for node in of if node.op in SUMS for _, value in node.inputs}  # before a bias
+
+
+def _reader(name: str, trace: Classifier, roles: Roles, normalized: set[Node]) -> Reader | None:
+    row, uses = roles[name], trace.products[name]
+    if row.in_axis is None or len(row.shape) not in (2, 3) or any("conv" in product.op for product, _, _ in uses):
+        return None
+    if row.in_axis < len(row.shape) - 2:
+        return None
+    d_out = row.shape[2 * len(row.shape) - 3 - row.in_axis]
+    found = {_parts(product, argument, d_out) for product, _, argument in uses}
+    parts, mixed = found.pop() if len(found) == 1 else ((d_out,), True)
+    taken = any(stem(product) in normalized or product in normalized for product, _, _ in uses)
+    return Reader(name, row.in_axis, parts, mixed, taken, row.head_width, row.role == "router")
+
+
+def _parts(product: Node, argument: str, d_out: int) -> tuple[tuple[int, ...], bool]:
+    """Return the widths into which a product's channels are cut, and whether they are mixed otherwise."""
+    axis = len(product.shape) - (1 if argument == PRODUCTS[product.op][1] else 2)
+    if product.shape[axis] != d_out:
+        return (d_out,), True
+    queue, cuts, mixed = [(product, axis)], {0, d_out}, False
+    while queue:
+        value, axis = queue.pop()
+        for _, reader in value.readers:
+            along = int(reader.scalars.get("dim", 0)) % len(value.shape) if reader.is_view and value.shape else None
+            if reader.op in ("split", "split_with_sizes") and along == axis:
+                sizes = reader.scalars.get("split_sizes") or reader.scalars.get("split_size")
+                widths = sizes if isinstance(sizes, (list, tuple)) else [int(str(sizes))] * (d_out // int(str(sizes)))
+                cuts |= {sum(widths[:i]) for i in range(len(widths))}
+            elif reader.op == "slice" and along == axis:
+                mixed |= int(reader.scalars.get("step") or 1) != 1
+                ends = (reader.scalars.get("start") or 0, reader.scalars.get("end"))
+                cuts |= {min(d_out, d_out if at is None else at + d_out if at < 0 else at) for at in ends}
+            elif reader.is_view or reader.op in COPIES or (reader.pointwise and _is_alone(value, reader)):
+                after = moved(value, reader, frozenset({axis}))
+                if len(after) == 1 and len(reader.shape) <= 3 and reader.shape[min(after)] == d_out:
+                    queue.append((reader, min(after)))
+    bounds = sorted(cuts)
+    parts = tuple(high - low for low, high in pairwise(bounds))
+    return ((d_out,), True) if mixed else (parts, len(parts) == 1 and _meets_itself(product))
+
+
+def _is_alone(value: Node, reader: Node) -> bool:
+    """Whether no other activations meet `value` in `reader`."""
+    return all(other.kind in (CONST, PARAM) for other in reader.others(value))
+
+
+def _meets_itself(product: Node) -> bool:
+    """Whether two arguments of attention, or of a product of activations, come from this one product."""
+    queue, seen = [product], {product}
+    met: dict[tuple[str, tuple[int, ...]], set[str]] = {}
+    while queue:
+        value = queue.pop()
+        for argument, reader in value.readers:
+            if (reader.op in PRODUCTS and "conv" not in reader.op) or reader.op in ATTENTION:
+                if all(other.kind != PARAM for other in reader.others(value)):
+                    arguments = met.setdefault((reader.op, tuple(id(node) for _, node in reader.inputs)), set())
+                    arguments.add(argument)
+                    if len(arguments) > 1:
+                        return True
+            elif reader not in seen and (reader.op != "mul" or set(reader.others(value)) <= seen | _known(reader)):
+                seen.add(reader)  # a factor of others, as a gate, is one matrix however many it meets
+                queue.append(reader)
+    return False
+
+
+def _known(reader: Node) -> set[Node]:
+    return {node for _, node in reader.inputs if node.kind != DATA}
+
+
+def _with_siblings(sites: list[Site], trace: Classifier, roles: Roles) -> list[Site]:
+    """Add experts that no token reached beside their siblings, from which they differ in the last number alone."""
+    of = {_siblings(reader.weight): (i, reader) for i, site in enumerate(sites) for reader in site.readers}
+    extra: dict[int, list[Reader]] = {}
+    for row in roles.parameters:
+        if row.role in ("matrix", "router", "head") and row.name not in trace.products:
+            if not any(_any_number(row.name) == _any_number(name) for name in of):
+                continue
+            if _siblings(row.name) not in of:
+                raise ValueError(
+                    f"no token of the example reached {row.name}, so that it is not known which scale vector it reads; "
+                    "pass an example with more tokens."
+                )
+            i, like = of[_siblings(row.name)]
+            extra.setdefault(i, []).append(replace(like, weight=row.name))
+    return [replace(site, readers=(*site.readers, *extra.get(i, ()))) for i, site in enumerate(sites)]
+
+
+def _siblings(name: str) -> str:
+    """Return a name with '*' for its last number."""
+    words = name.split(".")
+    last = max((i for i, word in enumerate(words) if word.isdigit()), default=None)
+    return name if last is None else ".".join("*" if i == last else word for i, word in enumerate(words))
+
+
+def _any_number(name: str) -> str:
+    return ".".join("*" if word.isdigit() else word for word in name.split("."))

@@ -1,0 +1,99 @@
+"""What stands in a weight's place: a matrix times scale vectors, or a norm's scale vector in another form."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from lightning_sv.scale import ScaleVector, normalize
+from lightning_sv.scale.fold import effective_weight
+
+
+class ScaledPart(nn.Module):
+    """The scale vectors of one matrix: diag(gamma_out) W diag(gamma_in).
+
+    Args:
+        scale_in: gives gamma_in, (*lead, d_in); None for 1
+        scale_out: gives gamma_out, (*lead, d_out); None for 1
+    """
+
+    def __init__(self, scale_in: ScaleVector | None, scale_out: ScaleVector | None):
+        super().__init__()
+        self.scale_in, self.scale_out = scale_in, scale_out
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """(*lead, d_out, d_in) -> the same shape, in the vectors' dtype if that is wider."""
+        gamma_in = None if self.scale_in is None else self.scale_in()
+        return effective_weight(weight, gamma_in, None if self.scale_out is None else self.scale_out())
+
+
+class ScaledWeight(nn.Module):
+    """A parametrization: the matrices that a weight holds, each times its own scale vectors.
+
+    Args:
+        parts: of each matrix
+        widths: d_out of each, in the weight's order
+        transposed: the weight is stored (*lead, d_in, d_out)
+
+    Attributes:
+        order: names of the module's parameters before
+    """
+
+    def __init__(self, parts: list[ScaledPart], widths: tuple[int, ...], transposed: bool):
+        super().__init__()
+        self.parts, self.widths, self.transposed = nn.ModuleList(parts), widths, transposed
+        self.order: list[str] = []
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """W -> diag(gamma_out) W diag(gamma_in), in W's dtype."""
+        rows = (weight.mT if self.transposed else weight).split(self.widths, -2)
+        scaled = [part(block) for part, block in zip(self.parts, rows, strict=True)]
+        out = scaled[0] if len(scaled) == 1 else torch.cat(scaled, -2)
+        return (out.mT.contiguous() if self.transposed else out).to(weight.dtype)
+
+
+class ScaledGamma(nn.Module):
+    """A parametrization: what a norm stores is a ScaleVector's gamma, less `origin`.
+
+    Args:
+        vector: gives gamma
+        origin: the norm multiplies by this plus what it stores
+
+    Attributes:
+        order: as that of `ScaledWeight`
+    """
+
+    def __init__(self, vector: ScaleVector, origin: float):
+        super().__init__()
+        self.vector, self.origin = vector, origin
+        self.order: list[str] = []
+
+    def forward(self, stored: Tensor) -> Tensor:
+        """Return gamma - origin, in the shape and dtype of what is stored."""
+        gamma: Tensor = self.vector()
+        return (gamma - self.origin if self.origin else gamma).view_as(stored).to(stored.dtype)
+
+
+class OutputNorm(nn.Module):
+    """gamma * Norm(y) of a linear layer's output y, head by head (`dnp`).
+
+    Args:
+        scale: gives gamma, (d_out,)
+        width: what is normalized together
+        eps: of the norm
+    """
+
+    def __init__(self, scale: ScaleVector, width: int, eps: float):
+        super().__init__()
+        self.scale, self.width, self.eps = scale, width, eps
+
+    def forward(self, y: Tensor) -> Tensor:
+        """(..., d_out) -> (..., d_out)."""
+        heads = y.unflatten(-1, (-1, self.width))
+        gamma: Tensor = self.scale()
+        return normalize(heads, self.eps, gamma.unflatten(-1, (-1, self.width))).flatten(-2)
+
+
+def output_norm_hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    """Forward hook of a linear layer that has a submodule `output_norm`."""
+    return cast("Tensor", cast("OutputNorm", module.output_norm)(output))

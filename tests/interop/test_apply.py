@@ -1,0 +1,312 @@
+"""A strategy on the models of other people: the same function, trained as the strategy says, and taken away again."""
+
+import copy
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.interop import apply_strategy, fold_applied, param_groups, weight_decay_roles
+from lightning_sv.interop.roles.example import example_of
+from lightning_sv.scale import ScaleOptions
+from tests.interop.families import FAMILIES, OTHERS, Family
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*scale vectors; the function is:UserWarning")
+NO_VECTORS = {"olmo", "nanochat"}
+WITH_VECTORS = [family for family in FAMILIES + OTHERS if family.name not in NO_VECTORS]
+#: what is checked at every run: pre-norm, fused, 1 + w, LayerNorm's biases, experts, latents, state spaces
+FEW = {"llama", "gpt2", "gemma3_text", "phi3", "qwen3_moe", "deepseek_v3", "mamba2"}
+#: of a plain model's logits in float32 more than 5e-7 is rounding already
+ROUGH = {"youtu"}
+
+
+def few(families: list[Family]) -> list[Any]:
+    """The families, but for a few marked slow."""
+    return [
+        pytest.param(family, id=family.id, marks=() if family.id in FEW else pytest.mark.slow) for family in families
+    ]
+
+
+def trained(family: Family, std: float = 0.7) -> nn.Module:
+    """The tiny model with scale vectors that are not 1, negative entries among them."""
+    model = family.build()
+    generator = torch.Generator().manual_seed(1)
+    for row in weight_decay_roles(model).parameters:
+        if row.role in ("input", "output"):
+            with torch.no_grad():
+                parameter = model.get_parameter(row.name)
+                parameter += std * torch.randn(parameter.shape, generator=generator)
+    return model.eval()
+
+
+def named(name: str, std: float = 0.7) -> nn.Module:
+    return trained(next(family for family in FAMILIES + OTHERS if family.id == name), std)
+
+
+def logits(model: nn.Module) -> Tensor:
+    args, kwargs = example_of(model, None)
+    with torch.no_grad():
+        out: Tensor = model(*args, **kwargs)[0]
+    return out
+
+
+def vectors(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Parameters of the scale vectors that a strategy has put there."""
+    for name, parameter in model.named_parameters():
+        if "parametrizations" in name and not name.endswith(".original"):
+            yield parameter
+
+
+@torch.no_grad()
+def perturb(model: nn.Module) -> None:
+    generator = torch.Generator().manual_seed(2)
+    for parameter in vectors(model):
+        parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_untouched(model: nn.Module, before: dict[str, Tensor], kinds: list[type], trains: list[bool]) -> None:
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert [type(module) for module in model.modules()] == kinds
+    assert [parameter.requires_grad for parameter in model.parameters()] == trains
+
+
+@pytest.mark.parametrize("strategy", ["hg+dp+or+iwd", "hg+ap", "hg+er"])
+@pytest.mark.parametrize("family", few(WITH_VECTORS))
+def test_the_function_stays_and_folding_gives_the_plain_model(family: Family, strategy: str) -> None:
+    model = trained(family, 0.05 if "er" in strategy else 0.7)  # er has no sign beside a norm that no matrix reads
+    keys, kinds = list(model.state_dict()), [type(module) for module in model.modules()]
+    before, bound = logits(model), 4e-6 if family.id in ROUGH else 1e-6
+    report = apply_strategy(model, strategy)
+    assert report.same_function and report.difference < bound
+    assert (logits(model) - before).norm() < bound * before.norm()
+    perturb(model)
+    applied = logits(model)
+    assert (applied - before).norm() > 1e-3 * before.norm() or not report.vectors
+    assert fold_applied(model) is model
+    assert torch.equal(logits(model), applied)
+    assert list(model.state_dict()) == keys and [type(module) for module in model.modules()] == kinds
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_head_that_is_tied_gets_a_vector_when_it_is_untied_and_none_else(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model, ids = named("qwen2-tied"), torch.arange(4, 20)[None]
+    report = apply_strategy(model, "hg+dp+or+iwd")
+    assert dict(report.notes).keys() == {"model.embed_tokens.weight"}
+    assert not any("lm_head" in name for name in report.vectors)
+    model = named("qwen2-tied")
+    report = apply_strategy(model, "hg+dp+or+iwd", untie_head=True)
+    assert any("lm_head" in name for name in report.vectors) and not report.notes and report.difference < 1e-6
+    perturb(model)
+    applied = logits(model)
+    fold_applied(model).save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        assert torch.equal(again(ids, use_cache=False).logits, applied)
+
+
+def test_generation_with_a_cache_gives_the_same_tokens() -> None:
+    for name in ("llama", "gemma2"):
+        model, ids = named(name), torch.arange(4, 12)[None]
+        plain = model.generate(ids, max_new_tokens=10, do_sample=False)
+        apply_strategy(model, "hg+dp+or+iwd")
+        assert torch.equal(model.generate(ids, max_new_tokens=10, do_sample=False), plain)
+        assert torch.equal(model.generate(ids, max_new_tokens=10, do_sample=False, use_cache=False), plain)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_gives_the_same_bits(reentrant: bool) -> None:
+    model, ids = named("llama"), torch.arange(4, 20)[None]
+    apply_strategy(model, "hg+dp+or+iwd")
+    found = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            for layer in model.model.layers:
+                layer.gradient_checkpointing = True
+                layer._gradient_checkpointing_func = functools.partial(checkpoint, use_reentrant=reentrant)
+        model.train().zero_grad()
+        model(ids, labels=ids, use_cache=False).loss.backward()
+        found.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    assert found[0].keys() == found[1].keys() == {n for n, p in model.named_parameters() if p.requires_grad}
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+    assert all(found[0][name].any() for name in found[0])
+
+
+def test_groups_of_an_applied_model_decay_the_input_side_alone() -> None:
+    model = named("qwen3_moe")
+    apply_strategy(model, "hg+dp+or+iwd")
+    decayed, spared = param_groups(model, 1e-3, 0.1, "iwd")
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    spared_names = {names[id(p)] for p in spared["params"]}
+    trains = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert {names[id(p)] for p in decayed["params"]} | spared_names == trains
+    assert spared_names == {n for n in trains if "scale_out" in n or "q_norm" in n or "k_norm" in n}
+
+
+def test_a_state_loads_again_and_a_plain_model_refuses_it(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    for name, strategy in (("llama", "hg+dp+or+iwd"), ("qwen3_moe", "hg"), ("gemma2", "or"), ("gpt2", "hg+dp")):
+        model = named(name)
+        apply_strategy(model, strategy)
+        perturb(model)
+        other = named(name)
+        apply_strategy(other, strategy)
+        other.load_state_dict(model.state_dict())
+        assert torch.equal(logits(other), logits(model))
+        copied = copy.deepcopy(model)
+        applied = logits(model)
+        assert torch.equal(logits(fold_applied(copied)), applied) and torch.equal(logits(model), applied)
+        model.save_pretrained(tmp_path / name)
+        with pytest.raises(RuntimeError, match=r"mismatch|shape"):
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name)
+        with pytest.raises(RuntimeError, match="size mismatch"):
+            named(name).load_state_dict(model.state_dict())
+        fold_applied(model).save_pretrained(tmp_path / f"{name}-folded")
+        again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / f"{name}-folded").eval()
+        assert torch.equal(logits(again), applied)
+
+
+def test_dnp_normalizes_linear_layers_and_says_that_the_function_is_another(tmp_path: Path) -> None:
+    model = named("llama")
+    report = apply_strategy(model, "unified", options=ScaleOptions(share_heads=["q_proj", "k_proj"]))
+    assert not report.same_function and report.difference > 1e-3 and "is another one" in str(report)
+    layer = model.model.layers[0].self_attn
+    seen = []
+    layer.k_proj.register_forward_hook(lambda module, args, out: seen.append((args[0], out)))
+    logits(model)
+    ((x, out),) = seen
+    heads = nn.functional.linear(x, layer.k_proj.weight).unflatten(-1, (2, 8))
+    heads = heads * (heads.square().mean(-1, keepdim=True) + model.config.rms_norm_eps).rsqrt()
+    assert (out - heads.flatten(-2)).norm() < 1e-6 * out.norm()
+    assert layer.k_proj.output_norm.scale.vector.d == 8 and layer.v_proj.output_norm.scale.d == 16
+    with pytest.raises(ValueError, match="no weight can take that norm up"):
+        fold_applied(model)
+    assert "output_norm" in " ".join(model.state_dict()) and torch.equal(logits(copy.deepcopy(model)), logits(model))
+    qwen3 = named("qwen3")  # which normalizes q and k itself
+    apply_strategy(qwen3, "unified")
+    normed = {name.rpartition(".")[0] for name, _ in qwen3.named_modules() if name.endswith("output_norm")}
+    assert {name.rpartition(".")[2] for name in normed} == {"v_proj", "gate_proj", "up_proj", "lm_head"}
+
+
+class Mixer(nn.Module):
+    """Linear maps over tokens: their matrix sums over no channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.tokens, self.head = nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.last = nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.tokens(self.norm(x).mT).mT
+        out: Tensor = self.head(self.last(x))
+        return out
+
+
+def zero_beside_bias(model: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        model.transformer.h[0].ln_1.weight[3] = 0
+        model.transformer.h[0].ln_1.bias[3] = 1
+    return model
+
+
+REFUSED: dict[str, tuple[Any, str, dict[str, Any], str]] = {
+    "no vectors": (lambda: named("olmo"), "hg", {}, "has no scale vectors"),
+    "no such site": (lambda: named("llama"), "hg", {"placement_at": {"qproj": "dp"}}, "names 'qproj'"),
+    "another axis": (lambda: named("llama"), "bp", {"placement_at": {"q_proj": "nop"}}, "add 'hg'"),
+    "of built models": (lambda: named("llama"), "hg", {"share_scale_out": True}, "built with a strategy"),
+    "sign": (lambda: named("gemma2"), "er", {}, "positive"),
+    "zero": (lambda: zero_beside_bias(named("gpt2")), "hg", {}, "has an entry 0"),
+    "dnp, fused": (lambda: named("phi3"), "dnp", {}, "holds several matrices"),
+    "dnp, interleaved": (lambda: named("gpt_neox"), "dnp", {}, "holds several matrices"),
+    "dnp, Conv1D": (lambda: named("gpt2"), "hg+dnp", {}, "dnp normalizes outputs of plain"),
+    "dnp, experts": (lambda: named("qwen3_moe"), "unified", {}, "dnp normalizes outputs of plain"),
+    "not tied": (lambda: named("llama"), "hg", {"untie_head": True}, "untie_head"),
+    "no example": (Mixer, "hg", {}, "does not say what it reads"),
+    "Backbone": (lambda: Backbone(BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=48)), "hg", {}, "built"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refusal_leaves_the_model_as_it_was(case: str) -> None:
+    build, strategy, options, why = REFUSED[case]
+    model, untie = build(), options.get("untie_head", False)
+    before, kinds = state(model), [type(module) for module in model.modules()]
+    trains = [parameter.requires_grad for parameter in model.parameters()]
+    with pytest.raises(ValueError, match=why):
+        given = ScaleOptions(**{key: value for key, value in options.items() if key != "untie_head"})
+        apply_strategy(model, strategy, options=given, untie_head=untie)
+    assert_untouched(model, before, kinds, trains)
+
+
+def test_a_failed_check_takes_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = named("qwen2-tied", 0.05)
+    before, kinds = state(model), [type(module) for module in model.modules()]
+    trains = [parameter.requires_grad for parameter in model.parameters()]
+    head = model.lm_head.weight
+    monkeypatch.setattr("lightning_sv.interop.apply.apply._difference", lambda before, after: float("nan"))
+    for strategy in ("hg+dp+or+iwd", "ap", "hg+er"):
+        with pytest.raises(ValueError, match="would change what Qwen2ForCausalLM computes"):
+            apply_strategy(model, strategy, untie_head=True)
+        assert_untouched(model, before, kinds, trains)
+        assert model.lm_head.weight is head is model.model.embed_tokens.weight and model.config.tie_word_embeddings
+
+
+def test_quantized_applied_and_wrapped_models_are_refused() -> None:
+    model = named("llama")
+    apply_strategy(model, "hg")
+    with pytest.raises(ValueError, match="has a strategy already"):
+        apply_strategy(model, "hg")
+    fold_applied(model)
+    with pytest.raises(ValueError, match="no strategy was applied"):
+        fold_applied(model)
+    model.model.layers[0].mlp.up_proj.weight = nn.Parameter(torch.ones(48, 32, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(ValueError, match="not quantized"):
+        apply_strategy(model, "hg")
+    kind = type("Linear", (nn.Linear,), {"__module__": "peft.tuners.lora.layer"})
+    model = named("llama")
+    model.lm_head = kind(32, 64)
+    with pytest.raises(ValueError, match="apply the strategy before"):
+        apply_strategy(model, "hg")
+    model = named("llama")
+    nn.utils.parametrizations.weight_norm(model.lm_head)
+    with pytest.raises(ValueError, match="lm_head is parametrized already"):
+        apply_strategy(model, "hg")
+
+
+def test_a_matrix_over_tokens_keeps_its_norm_as_it_was() -> None:
+    torch.manual_seed(0)
+    model, x = Mixer(), torch.randn(2, 8, 8)
+    before = model(x)
+    report = apply_strategy(model, "hg+dp+or", x)
+    assert report.difference < 1e-6 and "norm.parametrizations.weight.0.vector" in report.vectors
+    assert (model(x) - before).norm() < 1e-6 * before.norm()
+
+
+@pytest.mark.parametrize("fused", ["gpt_neox", "bloom", "gpt_oss"])
+def test_rows_that_are_mixed_are_said_to_share_their_vectors(fused: str) -> None:
+    model = named(fused)
+    with pytest.warns(UserWarning, match="hg is partial"):
+        apply_strategy(model, "hg+dp")
+
+
+def test_rows_that_lie_one_after_the_other_have_vectors_of_their_own() -> None:
+    model = named("phi3")
+    apply_strategy(model, "hg+dp")
+    (qkv,) = model.model.layers[0].self_attn.qkv_proj.parametrizations.weight
+    assert qkv.widths == (32, 16, 16) and len({id(part.scale_in) for part in qkv.parts}) == 3
+    model = named("qwen3_moe")
+    apply_strategy(model, "hg+dp")
+    (experts,) = model.model.layers[0].mlp.experts.parametrizations.gate_up_proj
+    assert experts.widths == (16, 16) and experts.parts[0].scale_in.gamma.shape == (8, 32)
