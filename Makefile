@@ -143,7 +143,10 @@ gpu_study:  ## the ladder PLAN on this CUDA machine, MINUTES of it; again to con
 gpu_train:  ## Llama-0.12B, three strategies by `fit` on this CUDA machine, MINUTES of it; again to continue
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_train --minutes $(MINUTES) $(ARGS)
 
+# TensorBoard sorts its cards by name, and the loss would come after every branch's norms: the link pins it above them.
+PINNED = ?pinnedCards=%5B%7B%22plugin%22:%22scalars%22,%22tag%22:%22val/loss%22%7D,%7B%22plugin%22:%22scalars%22,%22tag%22:%22train/loss%22%7D%5D\#timeseries
 tensorboard: $(VENV)/.run  ## charts of every run, on 127.0.0.1
+	@echo "the loss first: http://127.0.0.1:$(or $(shell sed -n 's/.*--port[ =]*\([0-9]*\).*/\1/p' <<< '$(ARGS)'),6006)/$(PINNED)"
 	@$(BIN)/tensorboard --logdir runs --host 127.0.0.1 $(ARGS)
 
 doctor: $(VENV)/.run  ## is the environment sound?

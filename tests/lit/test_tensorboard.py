@@ -1,7 +1,13 @@
 """What a person meets in TensorBoard: which charts come first, and what tells runs apart."""
 
+import json
+import os
+import re
+import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import parse_qs, urlsplit
 
 import lightning as L
 import pytest
@@ -89,3 +95,17 @@ def test_runs_that_differ_have_rows_that_differ(
     plain, changed = row(run_args), row([*run_args, *change])
     assert {k: v for k, v in changed.items() if v != plain[k] and k != "settings"} == columns
     assert (changed["settings"] == plain["settings"]) == same
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize(("words", "port"), [((), 6006), (("ARGS=--reload_interval 5 --port=6016",), 6016)])
+def test_the_link_of_make_pins_the_loss(words: tuple[str, ...], port: int) -> None:
+    root, clean = Path(__file__).parents[2], {"PATH": os.environ["PATH"]}
+    said = subprocess.run(
+        ["make", "--dry-run", "tensorboard", *words], cwd=root, env=clean, capture_output=True, text=True, check=True
+    )
+    (link,) = re.findall(r"http\S+(?=\")", said.stdout)
+    parts = urlsplit(link)
+    assert (parts.netloc, parts.fragment) == (f"127.0.0.1:{port}", "timeseries")
+    pins = json.loads(parse_qs(parts.query)["pinnedCards"][0])
+    assert pins == [{"plugin": "scalars", "tag": tag} for tag in ("val/loss", "train/loss")]
