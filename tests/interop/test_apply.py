@@ -22,8 +22,8 @@ NO_VECTORS = {"olmo", "nanochat"}
 WITH_VECTORS = [family for family in FAMILIES + OTHERS if family.name not in NO_VECTORS]
 #: what is checked at every run: pre-norm, fused, 1 + w, LayerNorm's biases, experts, latents, state spaces
 FEW = {"llama", "gpt2", "gemma3_text", "phi3", "qwen3_moe", "deepseek_v3", "mamba2"}
-#: of a plain model's logits in float32 more than 5e-7 is rounding already
-ROUGH = {"youtu"}
+#: float32's rounding is more there: of youtu's plain logits 9e-7; vit's two logits are differences that nearly cancel
+ROUGH = {"youtu", "vit", "mamba2"}
 
 
 def few(families: list[Family]) -> list[Any]:
@@ -87,6 +87,7 @@ def assert_untouched(model: nn.Module, before: dict[str, Tensor], kinds: list[ty
 def test_the_function_stays_and_folding_gives_the_plain_model(family: Family, strategy: str) -> None:
     model = trained(family, 0.05 if "er" in strategy else 0.7)  # er has no sign beside a norm that no matrix reads
     keys, kinds = list(model.state_dict()), [type(module) for module in model.modules()]
+    trains = [parameter.requires_grad for parameter in model.parameters()]
     before, bound = logits(model), 4e-6 if family.id in ROUGH else 1e-6
     report = apply_strategy(model, strategy)
     assert report.same_function and report.difference < bound
@@ -97,7 +98,7 @@ def test_the_function_stays_and_folding_gives_the_plain_model(family: Family, st
     assert fold_applied(model) is model
     assert torch.equal(logits(model), applied)
     assert list(model.state_dict()) == keys and [type(module) for module in model.modules()] == kinds
-    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert [parameter.requires_grad for parameter in model.parameters()] == trains
 
 
 def test_a_head_that_is_tied_gets_a_vector_when_it_is_untied_and_none_else(tmp_path: Path) -> None:
@@ -283,6 +284,32 @@ def test_quantized_applied_and_wrapped_models_are_refused() -> None:
     nn.utils.parametrizations.weight_norm(model.lm_head)
     with pytest.raises(ValueError, match="lm_head is parametrized already"):
         apply_strategy(model, "hg")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning:transformers")  # PEFT's calls
+def test_folding_before_a_merge_of_lora_is_right() -> None:
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    model = named("llama")
+    apply_strategy(model, "hg+dp+or+iwd")
+    perturb(model)
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False)
+    wrapped = peft.get_peft_model(model, lora).eval()
+    before = logits(wrapped)
+    merged = fold_applied(wrapped).merge_and_unload()
+    assert (logits(merged) - before).norm() < 1e-6 * before.norm()
+
+
+def test_a_wrapped_model_folds_and_its_wrapper_says_what_trains() -> None:
+    model = named("llama")
+    apply_strategy(model, "hg+dp+or+iwd")
+    perturb(model)
+    before = logits(model)
+    wrapper = nn.ModuleDict({"model": model})
+    for parameter in wrapper.parameters():
+        parameter.requires_grad_(False)
+    assert fold_applied(wrapper) is wrapper
+    assert torch.equal(logits(model), before) and not any(p.requires_grad for p in model.parameters())
+    assert list(model.state_dict()) == list(named("llama").state_dict())
 
 
 def test_a_matrix_over_tokens_keeps_its_norm_as_it_was() -> None:

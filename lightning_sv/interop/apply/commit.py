@@ -71,7 +71,7 @@ def fold_applied(model: nn.Module) -> nn.Module:
     same to the bit. Fold before another tool reads or changes the weights: saving for other code, LoRA's merge.
 
     Args:
-        model: to which `apply_strategy` was applied
+        model: to which `apply_strategy` was applied, or what wraps it
 
     Returns:
         the model itself
@@ -79,8 +79,9 @@ def fold_applied(model: nn.Module) -> nn.Module:
     Raises:
         ValueError: no strategy was applied, or norms that it added (`dnp`) would be left
     """
-    applied = getattr(model, APPLIED, None)
-    if not isinstance(applied, Applied):
+    inner = next((module for module in model.modules() if APPLIED in vars(module)), None)
+    applied = None if inner is None else vars(inner)[APPLIED]
+    if inner is None or not isinstance(applied, Applied):
         raise ValueError(f"no strategy was applied to this {type(model).__name__}; give the model of apply_strategy.")
     normed = [path for path, module in model.named_modules() if output_norm_hook in module._forward_hooks.values()]
     if normed:
@@ -93,10 +94,11 @@ def fold_applied(model: nn.Module) -> nn.Module:
             _remove(module, attribute, parametrization.order, keep=True)
     for handle in applied.handles:
         handle.remove()
-    named = dict(model.named_parameters())
+    named = dict(inner.named_parameters())
     for name in applied.frozen:
-        named[name].requires_grad_(True)
-    delattr(model, APPLIED)
+        if inner is model and name in named:  # another tool that wraps the model decides what trains
+            named[name].requires_grad_(True)
+    delattr(inner, APPLIED)
     return model
 
 
