@@ -21,26 +21,51 @@ A ?= llama
 B ?= unified
 SEEDS ?= 3
 BUDGET ?=
+SEED ?=
+RUN ?=
+PROMPT ?=
+GPUS ?= 1
+OUT ?=
 ARGS ?=
 A_ARGS ?=
 B_ARGS ?=
 FIG ?=
+PLAN ?= conf/ladder/h200.yaml
+MINUTES ?= 9
+KNOWN := PYTHON TORCH VENV MODEL SCALE OPTIM SCHEDULE PROBES TRAINER DATA A B SEEDS BUDGET SEED RUN PROMPT GPUS OUT \
+	ARGS A_ARGS B_ARGS FIG PLAN MINUTES
+
+# What is misspelt would be left out without a word: variables of the command line, and names of files of conf/.
+GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+UNKNOWN := $(firstword $(filter-out $(KNOWN) SHELL MAKEFLAGS,$(GIVEN)))
+$(if $(UNKNOWN),$(error there is no variable $(UNKNOWN); known: $(KNOWN)))
+names = $(sort $(basename $(notdir $(wildcard conf/$(1)/*.yaml))))
+known = $(foreach name,$($(1)),$(if $(wildcard conf/$(2)/$(name).yaml),,$(error there is no $(1) '$(name)'; \
+	known: $(call names,$(2)))))
+$(foreach noun,MODEL OPTIM SCHEDULE PROBES TRAINER DATA,$(call known,$(noun),$(shell echo $(noun) | tr A-Z a-z)))
 
 # The model comes after these: it may set what depends on its size. Probes are measurements beside the training.
 LAYERS = base optim/$(OPTIM) schedule/$(SCHEDULE) trainer/$(TRAINER) data/$(DATA)
 CONFIG = $(foreach layer,$(LAYERS) model/$(1) $(PROBES:%=probes/%),--config conf/$(layer).yaml)
 
+OF_SCALE = $(if $(SCALE),--model.scale '$(SCALE)')
+
 .DEFAULT_GOAL := help
-.PHONY: help install data train compare paper theory gpu_report gpu_study gpu_train test test-faults test-torch211 test-machines check bench bench-bytes tensorboard doctor clean
+.PHONY: help install data train resume generate report export plan params compare paper theory gpu_report gpu_study gpu_train test test-faults test-torch211 test-machines check bench bench-bytes tensorboard doctor clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 	@echo
-	@echo "  variables    MODEL=$(MODEL) SCALE=$(SCALE) OPTIM=$(OPTIM) SCHEDULE=$(SCHEDULE) TRAINER=$(TRAINER) DATA=$(DATA)"
+	@echo "  variables    MODEL=$(MODEL) of: $(call names,model)"
+	@echo "               SCALE=$(SCALE) a preset, llama or unified, or words of the axes, e.g. hg+dp+or:"
+	@echo "                 hg; nop bp ap dp dnp; direct offset or er; wd iwd owd nowd"
+	@echo "               OPTIM=$(OPTIM) of: $(call names,optim); SCHEDULE=$(SCHEDULE) of: $(call names,schedule)"
+	@echo "               TRAINER=$(TRAINER) of: $(call names,trainer); DATA=$(DATA) of: $(call names,data)"
+	@echo "               SEED=$(or $(SEED),0) of train; RUN= a run's directory, PROMPT= OUT= of generate and export; GPUS=$(GPUS) of plan"
 	@echo "               A=$(A) B='$(B)' SEEDS=$(SEEDS) A_ARGS= B_ARGS= ARGS='any key, e.g. --trainer.max_steps 500'"
-	@echo "               BUDGET=$(SPEND) of: $(sort $(basename $(notdir $(wildcard conf/paper/budgets/*.yaml))))"
-	@echo "               FIG='$(FIG)' of: $(sort $(basename $(notdir $(wildcard conf/paper/*.yaml))))"
-	@echo "               PROBES=$(PROBES) measured beside the training: $(basename $(notdir $(wildcard conf/probes/*.yaml)))"
+	@echo "               BUDGET=$(SPEND) of: $(call names,paper/budgets)"
+	@echo "               FIG='$(FIG)' of: $(call names,paper)"
+	@echo "               PROBES=$(PROBES) measured beside the training: $(call names,probes)"
 
 # torch first and alone: its build (CPU or CUDA) is the platform's choice. The rest without dependency
 # resolution, because litdata asks for torchvision, which it does not need and which breaks a CPU torch.
@@ -76,7 +101,28 @@ data: $(VENV)/.run  ## text to tokens to shards: DATA
 	@$(BIN)/lightning-sv prepare --config conf/data/$(DATA).yaml
 
 train: data  ## train MODEL with the strategy SCALE (unified; iwd for Gemma), end with a table and a picture
-	@$(BIN)/lightning-sv fit $(call CONFIG,$(MODEL)) $(if $(SCALE),--model.scale '$(SCALE)') $(ARGS)
+	@$(BIN)/lightning-sv fit $(call CONFIG,$(MODEL)) $(OF_SCALE) $(if $(SEED),--seed_everything '$(SEED)') $(ARGS)
+
+comma := ,
+NEWEST = $(firstword $(shell ls -td runs/*/*/config.yaml 2>/dev/null))
+NEEDS_RUN = $(or $(RUN),$(error give RUN, the directory of a run$(if $(NEWEST),$(comma) e.g. RUN=$(NEWEST:/config.yaml=))))
+resume: $(VENV)/.run  ## go on with RUN from its last checkpoint
+	@$(BIN)/lightning-sv fit --config '$(NEEDS_RUN)/config.yaml' --ckpt_path '$(RUN)/checkpoints/last.ckpt' $(ARGS)
+
+generate: $(VENV)/.run  ## continue PROMPT with the model of RUN
+	@$(BIN)/lightning-sv generate '$(NEEDS_RUN)' --prompt '$(PROMPT)' $(ARGS)
+
+report: $(VENV)/.run  ## draw RUN, one or several, or folders of runs: a page, pictures, CSV
+	@$(BIN)/lightning-sv report $(NEEDS_RUN) $(if $(OUT),--out '$(OUT)') $(ARGS)
+
+export: $(VENV)/.run  ## RUN as a folder OUT for transformers
+	@$(BIN)/lightning-sv export '$(NEEDS_RUN)' '$(or $(OUT),$(error give OUT, the folder to write))' $(ARGS)
+
+plan: $(VENV)/.run  ## memory, hours and data of MODEL on GPUS GPUs, before it is started
+	@$(BIN)/lightning-sv plan --gpus $(GPUS) $(call CONFIG,$(MODEL)) $(OF_SCALE) $(ARGS)
+
+params: $(VENV)/.run  ## parameters of MODEL with the strategy SCALE, by role
+	@$(BIN)/lightning-sv params --config conf/model/$(MODEL).yaml $(OF_SCALE) $(ARGS)
 
 compare: MODEL = tiny
 compare: data  ## strategy A with one or several B, SEEDS pairs each: differences with their intervals, a picture
@@ -135,8 +181,6 @@ bench-bytes:  ## gigabytes that strategies move on an H200, from the generated k
 gpu_report:  ## what this CUDA machine does, in 10 minutes: correctness, what scale vectors cost, peers; ARGS=--help
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(ARGS)
 
-PLAN ?= conf/ladder/h200.yaml
-MINUTES ?= 9
 gpu_study:  ## the ladder PLAN on this CUDA machine, MINUTES of it; again to continue; ARGS=--help
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m lightning_sv.ladder $(PLAN) --minutes $(MINUTES) $(ARGS)
 
@@ -145,9 +189,11 @@ gpu_train:  ## Llama-0.12B, three strategies by `fit` on this CUDA machine, MINU
 
 # TensorBoard sorts its cards by name, and the loss would come after every branch's norms: the link pins it above them.
 PINNED = ?pinnedCards=%5B%7B%22plugin%22:%22scalars%22,%22tag%22:%22val/loss%22%7D,%7B%22plugin%22:%22scalars%22,%22tag%22:%22train/loss%22%7D%5D\#timeseries
+port = $(or $(shell sed -n 's/.*--port[ =]*\([0-9]*\).*/\1/p' <<< '$(ARGS)'),6006)
 tensorboard: $(VENV)/.run  ## charts of every run, on 127.0.0.1
-	@echo "the loss first: http://127.0.0.1:$(or $(shell sed -n 's/.*--port[ =]*\([0-9]*\).*/\1/p' <<< '$(ARGS)'),6006)/$(PINNED)"
-	@$(BIN)/tensorboard --logdir runs --host 127.0.0.1 $(ARGS)
+	@echo "the loss first: http://127.0.0.1:$(port)/$(PINNED)"
+	@$(BIN)/tensorboard --logdir runs --host 127.0.0.1 --port $(port) $(ARGS) || { code=$$?; \
+		test $$code != 255 || echo 'for another port: make tensorboard ARGS="--port 6016"' >&2; exit $$code; }
 
 doctor: $(VENV)/.run  ## is the environment sound?
 	@$(BIN)/python -m lightning_sv.doctor

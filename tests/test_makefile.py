@@ -1,0 +1,62 @@
+"""The Makefile's variables: what is misspelt is named before anything runs, and `make help` lists what there is."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lightning_sv.scale.strategy import AXES
+
+ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+
+
+def make(*words: str) -> subprocess.CompletedProcess[str]:
+    """What make says it would run."""
+    return subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "model=tiny"], r"there is no variable model; known: .* MODEL "),
+        (["train", "ARGS=--a b=c", "SEEd=1"], "there is no variable SEEd"),
+        (["train", "MODEL=tinny"], r"there is no MODEL 'tinny'; known: .* mini .* tiny\."),
+        (["compare", "DATA=mine"], r"there is no DATA 'mine'; known: fineweb-edu installed stdlib\."),
+        (["train", "PROBES=sharpness flatness"], "there is no PROBES 'flatness'"),
+        (["generate"], "give RUN, the directory of a run"),
+        (["export", "RUN=runs/mine"], "give OUT, the folder to write"),
+    ],
+)
+def test_what_is_misspelt_or_left_out_stops_make(words: list[str], message: str) -> None:
+    done = make(*words)
+    assert done.returncode == 2 and re.search(message, done.stderr) and "lightning-sv" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["train", "SEED=3", "ARGS=--x 'a=b c'"], "fit .* --seed_everything '3' --x 'a=b c'"),
+        (["train"], r"fit .* --config conf/model/mini.yaml *$"),
+        (["resume", "RUN=runs/a"], "fit --config 'runs/a/config.yaml' --ckpt_path 'runs/a/checkpoints/last.ckpt'"),
+        (["generate", "RUN=runs/a", "PROMPT=def f"], "generate 'runs/a' --prompt 'def f'"),
+        (["report", "RUN=runs/a runs/b", "OUT=c"], "report runs/a runs/b --out 'c'"),
+        (["export", "RUN=runs/a", "OUT=b"], "export 'runs/a' 'b'"),
+        (["plan", "GPUS=8", "MODEL=llama-1b"], "plan --gpus 8 .* --config conf/model/llama-1b.yaml"),
+        (["params", "SCALE=hg+or"], r"params --config conf/model/mini.yaml --model.scale 'hg\+or'"),
+    ],
+)
+def test_targets_are_the_commands(words: list[str], command: str) -> None:
+    done = make(*words)
+    assert done.returncode == 0 and re.search(f"lightning-sv {command}", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_help_lists_what_there_is() -> None:
+    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for noun in ("model", "optim", "schedule", "trainer", "data", "probes", "paper", "paper/budgets"):
+        listed = " ".join(sorted(path.stem for path in (ROOT / "conf" / noun).glob("*.yaml")))
+        assert listed in said, noun
+    words = {word for axis in AXES.values() for word in axis if word != "shared"}
+    assert words <= set(re.findall(r"\w+", said)), "the strategies"
