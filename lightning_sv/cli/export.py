@@ -12,7 +12,6 @@ from lightning_sv.interop.hf.folder import check_unused, export
 from lightning_sv.interop.hf.model import transformers
 from lightning_sv.nn import Backbone
 from lightning_sv.runs.checkpoint import load_backbone
-from lightning_sv.runs.directory import LAST
 from lightning_sv.runs.events import Run, read_run
 from lightning_sv.settings.plain_parser import PlainParser
 
@@ -33,7 +32,7 @@ def run(argv: list[str]) -> int:
     check_unused(options.dir)
     _quiet(transformers())
     trained = read_run(options.run, complete=False)
-    model = load_backbone(str(options.run / LAST), options.allow)
+    model = load_backbone(options.run, options.allow)
     tokenizer = Tokenizer.load(options.run)
     if tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(

@@ -6,7 +6,6 @@ from pathlib import Path
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.lit.generate import generate
 from lightning_sv.runs.checkpoint import load_backbone
-from lightning_sv.runs.directory import LAST
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.plain_parser import PlainParser
 
@@ -25,7 +24,7 @@ def run(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     directory = Path(options.run)
     trained = read_run(directory, complete=False)
-    model = load_backbone(str(directory / LAST), options.allow)
+    model = load_backbone(directory, options.allow)
     tokenizer = Tokenizer.load(directory)
     if tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(

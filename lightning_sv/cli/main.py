@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 a check or a run failed, 2 wrong input. Stopped: 130 by Ct
 (0 where SLURM queues it again), in training after the step under way, with a checkpoint.
 """
 
+import errno
 import gc
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,9 @@ COMMANDS = {
     "roles": "what each parameter of a transformers model is, and what your framework decays today",
     "theory": "check the paper's theorems, with the counterexamples beyond them",
 }
+
+#: a path that is not there, not of the right kind, or not to be written
+_UNUSABLE = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 
 USAGE = "usage: lightning-sv COMMAND [--help] ...\n\n" + "\n".join(
     f"  {name:10} {text}" for name, text in COMMANDS.items()
@@ -46,11 +50,19 @@ def main(args: Sequence[str] | None = None) -> int:
             raise ValueError(f"unknown command {name!r}; known: {' '.join(COMMANDS)}")
         return _command(name)(rest)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        text = str(error)
+        if "of the Union subtypes" in text:  # where a class is made, after its words were read
+            from lightning_sv.settings.parser import fits_no_type
+
+            text = fits_no_type(text)
+        print(f"error: {text}", file=sys.stderr)
         return 2
     except (RuntimeError, OSError, ModuleNotFoundError) as error:
         if "--traceback" in argv:
             raise
+        if isinstance(error, OSError) and error.filename and error.errno in _UNUSABLE:
+            print(f"error: {error.filename} cannot be used ({error.strerror}); name another.", file=sys.stderr)
+            return 2
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except Exception as error:

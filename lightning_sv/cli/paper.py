@@ -21,7 +21,7 @@ from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
-from lightning_sv.experiments.sources.figures import figure_names, load_budget, load_figure
+from lightning_sv.experiments.sources.figures import budget_names, figure_names, load_budget, load_figure
 from lightning_sv.experiments.sources.words import read_words
 from lightning_sv.experiments.train import asked, train
 from lightning_sv.runs.job import LAUNCHER
@@ -46,9 +46,9 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         description="Run the paper's experiments on a budget and judge its claims. Arguments that are not listed here "
         "are keys of `fit` for every run, e.g. --data.corpus.dir DIR.",
     )
-    parser.add_argument("--budget", default="cpu", help="A file of conf/paper/budgets.")
+    parser.add_argument("--budget", default="cpu", help=f"One of: {' '.join(budget_names())}.")
     parser.add_argument("--scale", dest="budget", default=SUPPRESS, help=SUPPRESS)  # its former name
-    parser.add_argument("--fig", nargs="+", default=[], help="Files of conf/paper; all by default.")
+    parser.add_argument("--fig", nargs="+", default=[], help=f"Some of: {' '.join(figure_names())}; all by default.")
     parser.add_argument("--out", type=Path, help="Directory; runs/paper/BUDGET by default.")
     parser.add_argument("--jobs", type=int, help="Runs at a time; one a core, four at most, by default.")
     parser.add_argument("--dry_run", action="store_true", help="List runs, steps, tokens a parameter and time.")

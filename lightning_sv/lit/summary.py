@@ -16,7 +16,7 @@ from lightning_sv.lit.checkpoint.settings import settings_of
 from lightning_sv.lit.data import ShardDataModule
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import build_optimizer, group_table, parameter_table
-from lightning_sv.runs.directory import PARAMETERS, PICTURE, SUMMARY, write_atomically
+from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE, SUMMARY, write_atomically
 from lightning_sv.runs.provenance import Provenance, lengths
 
 
@@ -135,10 +135,12 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> N
         console.print(
             "[bold]the model does not beat the bigram[/bold]: it has learned less than counting pairs; train longer"
         )
+    strategy = summary["label"].partition("[")[0]
+    other = "unified" if strategy == "llama" else strategy
     for what, text in (
         ("picture", run_dir / PICTURE),
         ("charts", f"tensorboard --logdir {run_dir.parent} --host 127.0.0.1   (or: make tensorboard)"),
         ("sample", f'lightning-sv generate {run_dir} --prompt "def "'),
-        ("compare", "make compare A=llama B=unified SEEDS=3"),
+        ("compare", f"lightning-sv compare --a llama --b {other} --seeds 3 --config {run_dir / CONFIG}"),
     ):
         console.print(f"{what:8} {text}", markup=False, highlight=False, soft_wrap=True)

@@ -67,11 +67,11 @@ class Model(NamedTuple):
     checkpoint: dict[str, Any]
 
 
-def load_backbone(path: str, allow: Collection[str] = ()) -> Backbone:
+def load_backbone(path: str | Path, allow: Collection[str] = ()) -> Backbone:
     """Rebuild the backbone of a checkpoint, on the CPU, without its optimizer.
 
     Args:
-        path: the checkpoint's file
+        path: a run's directory, or a checkpoint's file
         allow: modules that the checkpoint's strategy may import: `my_module` for 'my_module:MyScale'
 
     Raises:
@@ -83,17 +83,18 @@ def load_backbone(path: str, allow: Collection[str] = ()) -> Backbone:
     return model
 
 
-def read_model(path: str, allow: Collection[str] = ()) -> Model:
+def read_model(path: str | Path, allow: Collection[str] = ()) -> Model:
     """Read the description and the weights of a checkpoint's backbone, without building it.
 
     Args:
-        path: the checkpoint's file
+        path: a run's directory, or a checkpoint's file
         allow: modules that the checkpoint's strategy may import: `my_module` for 'my_module:MyScale'
 
     Raises:
         ValueError: see `check_checkpoint`; the strategy names a module that is not allowed; or the weights are not
             those of the model that the checkpoint describes
     """
+    path = str(Path(path) / LAST if Path(path).is_dir() else path)
     checkpoint = check_checkpoint(path)
     made, weights = checkpoint[CHECKPOINT_KEY], _weights(checkpoint["state_dict"], path)
     foreign = sorted(modules_named(made.get("scale")) - set(allow))

@@ -11,6 +11,24 @@ from jsonargparse import ArgumentParser, Namespace
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.yaml_file import check_yaml
 
+#: what other programs call a key -> ours
+ELSEWHERE = {
+    "learning_rate": "model.optim.lr",
+    "max_lr": "model.optim.lr",
+    "batch_size": "data.global_batch",
+    "micro_batch_size": "data.micro_batch",
+    "block_size": "data.seq_len",
+    "context_length": "data.seq_len",
+    "hidden_size": "model.backbone.d_model",
+    "n_embd": "model.backbone.d_model",
+    "num_hidden_layers": "model.backbone.n_layer",
+    "num_attention_heads": "model.backbone.n_head",
+    "max_iters": "trainer.max_steps",
+    "steps": "trainer.max_steps",
+    "seed": "seed_everything",
+    "strategy": "model.scale",
+}
+
 
 class Parser(ArgumentParser):
     """Raises ValueError where argparse would print its usage and exit; `-` in an option's name counts as `_`.
@@ -38,6 +56,9 @@ class Parser(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
         """Raise ValueError with the cause in one line."""
         text = re.sub(r"\s+", " ", str(ex or message)).strip().removesuffix(".")
+        if missing := text.partition("arguments are required: ")[2]:
+            raise ValueError(_what_to_give(missing.split(", "))) from ex
+        text = fits_no_type(text).removesuffix(".")
         raise ValueError(f"{text}.{self._hint(text)}") from ex
 
     def _hint(self, text: str) -> str:
@@ -48,11 +69,45 @@ class Parser(ArgumentParser):
         known = sorted(_keys(self))
         if key in known:
             return ""
+        if ours := ELSEWHERE.get(key.rpartition(".")[2]):
+            return f" Did you mean {ours!r}?"
         near = get_close_matches(key, known, n=1, cutoff=0.7)
         if not near:
             leaves = {name.rpartition(".")[2]: name for name in known}
             near = [leaves[m] for m in get_close_matches(key.rpartition(".")[2], leaves, n=1, cutoff=0.7)]
         return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def fits_no_type(text: str) -> str:
+    r"""What jsonargparse says, in pages, of a value that is of none of several types, as one sentence; else `text`.
+
+    >>> fits_no_type("Parser key \"model.optim.lr\": Does not validate against any of the Union subtypes Subtypes: "
+    ...              "[...] Errors: - Expected a <class 'float'> - Expected a <class 'NoneType'> Given value: nan")
+    'model.optim.lr is nan; it must be a float or null.'
+    """
+    if "of the Union subtypes" not in text:
+        return text
+    text = " ".join(text.split())
+    key = re.search(r'^Parser key "([\w.]+)"', text)
+    name, value = key[1] if key else "a value", text.rpartition("Given value: ")[2]
+    if lacks := re.search(r"class_path '([\w.]+)': .*?Requirement '([^']+)' not met", text):
+        return f"{lacks[1]} needs {lacks[2]}, which is not installed; run .venv/bin/python -m pip install '{lacks[2]}'."
+    if wrong := re.search(r"Problem with given class_path '([\w.]+)': (.*?) (?:- Expected a|Given value type)", text):
+        return f"{name}: {wrong[1]} cannot be made: {wrong[2]}."
+    if "dot import path" in text:
+        return f"{name} is {value}, which names no class; give its import path, e.g. my_module.MyClass."
+    types = ["null" if kind == "NoneType" else f"a {kind}" for kind in re.findall(r"Expected a <class '(\w+)'>", text)]
+    return f"{name} is {value}; it must be {' or '.join(dict.fromkeys(types)) or 'of another type'}."
+
+
+def _what_to_give(missing: list[str]) -> str:
+    """Where the keys are that a run must have."""
+    keys = [key.removeprefix("fit.").removeprefix("validate.").rstrip(".") for key in missing]
+    files = ["data/stdlib"] * any(key.startswith("data.") for key in keys)
+    files += ["model/tiny"] * any(key.startswith("model.") for key in keys)
+    words = " ".join(f"--config conf/{file}.yaml" for file in (["base"] if "data/stdlib" in files else []) + files)
+    where = f"give their files, e.g. {words}" if words else "give them"
+    return f"{', '.join(keys)} {'is' if len(keys) == 1 else 'are'} not set; {where}."
 
 
 def _check_values(parser: ArgumentParser, config: Any) -> None:

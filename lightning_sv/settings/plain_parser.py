@@ -1,15 +1,24 @@
 """A parser of plain words, for commands that are not LightningCLI's. Without Lightning, so that they start quickly."""
 
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, Action, ArgumentParser, HelpFormatter, Namespace
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
+
+
+class _Defaults(HelpFormatter):
+    """Help that ends with the default of an option, where that is a value and the words do not say it."""
+
+    def _get_help_string(self, action: Action) -> str | None:
+        valued = action.default not in (None, False, "", SUPPRESS) and action.default != []
+        said = action.help is None or "by default" in action.help or not action.option_strings
+        return action.help if said or not valued else f"{action.help} (default: %(default)s)"
 
 
 class PlainParser(ArgumentParser):
     """argparse whose errors are one sentence, and whose options are written out; `-` in a name counts as `_`."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(allow_abbrev=False, **settings)
+        super().__init__(allow_abbrev=False, formatter_class=_Defaults, **settings)
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None

@@ -2,17 +2,20 @@
 
 import contextlib
 import copy
+import io
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from lightning_sv.__main__ import main
 from lightning_sv.lit.checkpoint.settings import check_settings
-from lightning_sv.lit.summary import write_parameters
+from lightning_sv.lit.summary import print_summary, write_parameters
 from lightning_sv.runs.checkpoint import FORMAT, load_backbone
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.parse import parse_run
@@ -58,11 +61,24 @@ def test_a_run_leaves_everything(
     assert read_run(again).curve("train/loss").values.tolist() == losses.tolist()
 
 
+def test_the_command_at_a_runs_end_compares_its_own_model_and_data(run: Path) -> None:
+    said = Console(file=io.StringIO(), width=80)
+    summary = json.loads((run / "summary.json").read_text())
+    print_summary(said, summary, run)
+    (command,) = re.findall(r"compare  (lightning-sv compare .*)", said.file.getvalue())  # type: ignore[attr-defined]
+    _, _, _, a, _, b, *rest = shlex.split(command)
+    assert (a, b, rest[:2]) == ("llama", "hg+dnp+or+iwd", ["--seeds", "3"])
+    model, data, trainer = parse_run(rest[2:])
+    assert (model.n_params, trainer["max_steps"]) == (summary["parameters"], summary["steps"])
+    assert data.manifest.corpus_hash == summary["corpus_hash"]
+
+
 def test_checkpoint_rebuilds_the_model_and_generates(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = run / "checkpoints" / "last.ckpt"
-    model = load_backbone(str(path))
+    model = load_backbone(run)
+    assert all(map(torch.equal, model.parameters(), load_backbone(str(path)).parameters()))
     weights = torch.load(path, weights_only=True)["state_dict"]
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, weights[f"backbone.{name}"])

@@ -3,15 +3,19 @@
 import doctest
 import inspect
 import json
+from argparse import SUPPRESS
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from lightning_sv.__main__ import main
 from lightning_sv.cli import params
-from lightning_sv.settings import plain_parser
+from lightning_sv.experiments.sources.figures import budget_names, figure_names
+from lightning_sv.settings import parser, plain_parser
 from lightning_sv.settings.model import Pretraining
-from lightning_sv.settings.parse import parse_run
+from lightning_sv.settings.parse import _parser, parse_run
 from tests.test_imports import CONFIG
 
 
@@ -55,3 +59,81 @@ def test_a_misspelt_option_is_answered_with_its_name(capsys: pytest.CaptureFixtu
 def test_params_reads_past_every_key_of_a_model_that_does_not_count() -> None:
     counts = {"backbone", "scale", "scale_options", "optim", "schedule"}
     assert set(inspect.signature(Pretraining).parameters) == counts | set(params.TRAINING_KEYS)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model.optim.learning_rate", "1"], "Did you mean 'model.optim.lr'?"),
+        (["--data.batch_size=3"], "Did you mean 'data.global_batch'?"),
+        (["--model.optim.lr", "nan"], "error: model.optim.lr is nan; it must be a float or null.\n"),
+        (["--trainer.callbacks+=Nonsense"], "trainer.callbacks is Nonsense, which names no class; give its import"),
+    ],
+)
+def test_a_value_that_fits_nothing_is_answered_in_a_sentence(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", *CONFIG, *words]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1 and "Union" not in said
+
+
+def test_what_jsonargparse_says_in_pages_is_a_sentence() -> None:
+    assert doctest.testmod(parser).failed == 0
+    pages = (
+        "Does not validate against any of the Union subtypes\nSubtypes: [...]\nErrors:\n"
+        "  - Problem with given class_path 'lightning.pytorch.loggers.WandbLogger':\n      {}\n"
+        "  - Expected a <class 'bool'>\nGiven value type: <class 'Namespace'>\nGiven value: Namespace(class_path='x')"
+    )
+    needs = pages.format("Requirement 'wandb>=0.12.10' not met. HINT: Try running `pip install -U 'wandb>=0.12.10'`")
+    assert parser.fits_no_type(needs) == (
+        "lightning.pytorch.loggers.WandbLogger needs wandb>=0.12.10, which is not installed; "
+        "run .venv/bin/python -m pip install 'wandb>=0.12.10'."
+    )
+    wrong = parser.fits_no_type(pages.format("there is no such thing"))
+    assert wrong == "a value: lightning.pytorch.loggers.WandbLogger cannot be made: there is no such thing."
+
+
+def test_names_used_elsewhere_lead_to_keys_that_are_there() -> None:
+    known = parser._keys(_parser())
+    assert set(parser.ELSEWHERE.values()) <= known and not parser.ELSEWHERE.keys() & known - {"seed"}
+
+
+@pytest.mark.parametrize("command", [["fit"], ["plan", "--gpus", "1"], ["compare", "--a", "llama", "--b", "nop"]])
+def test_a_run_without_files_is_told_which(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert "give their files, e.g. --config conf/base.yaml --config conf/data/stdlib.yaml --config conf/model/" in said
+    assert "fit.model" not in said
+
+
+def test_a_path_that_cannot_be_used_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Wrong input, exit code 2: a file where a folder should be, for whoever may write anywhere as well."""
+    (tmp_path / "file").touch()
+    for out, why in ((tmp_path / "file", "File exists"), (tmp_path / "file/in", "Not a directory")):
+        assert main(["theory", "--teacher", "1", "--out", str(out)]) == 2
+        assert f"error: {out} cannot be used ({why}); name another." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["compare", "generate", "paper", "plan", "report", "theory", "roles", "export"])
+def test_help_says_every_default(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of each option that has a value where it is left out, in its words or after them; and what there is to name."""
+    made: list[plain_parser.PlainParser] = []
+    init = plain_parser.PlainParser.__init__
+
+    def kept(self: plain_parser.PlainParser, **settings: Any) -> None:
+        init(self, **settings)
+        made.append(self)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(plain_parser.PlainParser, "__init__", kept)
+        patch.setenv("COLUMNS", "1000")
+        main([command, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    for action in made[0]._actions:
+        if action.option_strings and action.default and action.default != SUPPRESS:
+            (at,) = (i for i, line in enumerate(lines) if line.strip().startswith(action.option_strings[0] + " "))
+            line = " ".join(lines[at : at + 2])  # long options have their words below them
+            assert f"(default: {action.default})" in line or "by default" in line
+    if command == "paper":
+        assert " ".join(figure_names()) in "\n".join(lines) and " ".join(budget_names()) in "\n".join(lines)
