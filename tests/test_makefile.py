@@ -1,5 +1,6 @@
 """The Makefile's variables: what is misspelt is named before anything runs, and `make help` lists what there is."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -51,6 +52,21 @@ def test_what_is_misspelt_or_left_out_stops_make(words: list[str], message: str)
 def test_targets_are_the_commands(words: list[str], command: str) -> None:
     done = make(*words)
     assert done.returncode == 0 and re.search(f"lightning-sv {command}", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_a_taken_port_is_answered_with_how_to_choose_another(tmp_path: Path) -> None:
+    """TensorBoard's exit code for it, from a stand-in; the link is that of the port that is asked for."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / ".run").touch()
+    stand_in = tmp_path / "bin/tensorboard"
+    stand_in.write_text("#!/bin/sh\necho $@\nexit $CODE\n")
+    stand_in.chmod(0o755)
+    for code, hint in (("255", True), ("1", False)):
+        words = ["make", "-o", f"{tmp_path}/.run", "tensorboard", f"VENV={tmp_path}", "ARGS=--port 7000"]
+        env = {**os.environ, "CODE": code}
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=env)
+        assert "http://127.0.0.1:7000/" in done.stdout and "--port 7000" in done.stdout
+        assert ('make tensorboard ARGS="--port 6016"' in done.stderr) == hint and done.returncode == 2
 
 
 def test_help_lists_what_there_is() -> None:
