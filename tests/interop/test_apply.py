@@ -118,6 +118,20 @@ def test_a_head_that_is_tied_gets_a_vector_when_it_is_untied_and_none_else(tmp_p
         assert torch.equal(again(ids, use_cache=False).logits, applied)
 
 
+def test_options_make_exceptions_by_the_last_word_of_a_name() -> None:
+    model = named("llama")
+    options = ScaleOptions(placement_at={"lm_head": "bp", "q_proj": "ap"}, role_at={"v_proj.scale_out": "input"})
+    report = apply_strategy(model, "hg+dp", options=options)
+    assert report.difference < 1e-6 and not any("lm_head" in name for name in report.vectors)
+    assert not any("q_proj" in name and "scale_in" in name for name in report.vectors)
+    (q,), (v,) = (
+        getattr(model.model.layers[0].self_attn, name).parametrizations.weight for name in ("q_proj", "v_proj")
+    )
+    assert (
+        q.parts[0].scale_in is None and q.parts[0].scale_out.role == "output" and v.parts[0].scale_out.role == "input"
+    )
+
+
 def test_generation_with_a_cache_gives_the_same_tokens() -> None:
     for name in ("llama", "gemma2"):
         model, ids = named(name), torch.arange(4, 12)[None]
@@ -226,6 +240,7 @@ REFUSED: dict[str, tuple[Any, str, dict[str, Any], str]] = {
     "no vectors": (lambda: named("olmo"), "hg", {}, "has no scale vectors"),
     "no such site": (lambda: named("llama"), "hg", {"placement_at": {"qproj": "dp"}}, "names 'qproj'"),
     "another axis": (lambda: named("llama"), "bp", {"placement_at": {"q_proj": "nop"}}, "add 'hg'"),
+    "left by folding": (lambda: named("llama"), "hg", {"placement_at": {"q_proj": "np"}}, "which folding leaves"),
     "of built models": (lambda: named("llama"), "hg", {"share_scale_out": True}, "built with a strategy"),
     "sign": (lambda: named("gemma2"), "er", {}, "positive"),
     "zero": (lambda: zero_beside_bias(named("gpt2")), "hg", {}, "has an entry 0"),

@@ -71,6 +71,12 @@ class Planner:
                     f"options.{name} names {key!r}, which reads no scale vector of this model; those that do: "
                     f"{' '.join(sorted(words)) or 'none'}."
                 )
+        for key, token in self.options.placement_at.items():
+            if token not in PLACEMENTS:
+                raise ValueError(
+                    f"options.placement_at.{key} is {token!r}, which folding leaves and no strategy is; use one of "
+                    f"{' '.join(PLACEMENTS)}."
+                )
         for name in ("share_scale_out", "freeze_input_beta"):
             if getattr(self.options, name):
                 raise ValueError(f"options.{name} is for models that are built with a strategy, not for those one has.")
