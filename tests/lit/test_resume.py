@@ -21,7 +21,7 @@ from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import ScheduleConfig
 from lightning_sv.runs.events import read_run
 from tests.conftest import write_run_args
-from tests.lit.runs import load, same_checkpoint, start, wait_for
+from tests.lit.runs import kill, load, same_checkpoint, start, wait_for
 
 STEPS = 24
 
@@ -44,8 +44,7 @@ def test_killed_and_resumed_equals_uninterrupted(long_args: list[str], tmp_path:
     assert main(["fit", *long_args, "--run_dir", str(whole)]) == 0
     process = start(long_args, killed)
     wait_for(process, f"step 11/{STEPS}")
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    kill(process)
     assert not (killed / "summary.json").exists()
     checkpoint = str(killed / "checkpoints/last.ckpt")
     assert main(["fit", "--config", str(killed / "config.yaml"), "--ckpt_path", checkpoint]) == 0
