@@ -11,12 +11,16 @@ import pytest
 from lightning_sv.scale.strategy import AXES
 
 ROOT = Path(__file__).parent.parent
+#: without what an outer `make test ARGS=...` hands down
+ENV = {
+    name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "ARGS")
+}
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
 
 def make(*words: str) -> subprocess.CompletedProcess[str]:
     """What make says it would run."""
-    return subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True)
+    return subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, env=ENV)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +74,7 @@ def test_a_taken_port_is_answered_with_how_to_choose_another(tmp_path: Path) -> 
 
 
 def test_help_lists_what_there_is() -> None:
-    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True, env=ENV).stdout
     for noun in ("model", "optim", "schedule", "trainer", "data", "probes", "paper", "paper/budgets"):
         listed = " ".join(sorted(path.stem for path in (ROOT / "conf" / noun).glob("*.yaml")))
         assert listed in said, noun

@@ -94,6 +94,7 @@ class RunRecord:
             **trainee.text.manifest.loss_figures(loss),
             "seconds": seconds,
             "legs": [{"steps": run.steps, "max_steps": run.steps, "seconds": seconds}],
+            "origin": None,  # its own initialization
             "torch": torch.__version__,
             **Provenance.now()._asdict(),
         }

@@ -96,6 +96,10 @@ def fits_no_type(text: str) -> str:
         return f"{name}: {wrong[1]} cannot be made: {wrong[2]}."
     if "dot import path" in text:
         return f"{name} is {value}, which names no class; give its import path, e.g. my_module.MyClass."
+    if said := re.search(
+        r"Errors: - (?!Expected a |Not a valid |Does not)(.+?)\.? - (?:Expected a |Not a valid )", text
+    ):
+        return f"{name}: {said[1]}." if key else f"{said[1]}."  # by the class itself
     types = ["null" if kind == "NoneType" else f"a {kind}" for kind in re.findall(r"Expected a <class '(\w+)'>", text)]
     return f"{name} is {value}; it must be {' or '.join(dict.fromkeys(types)) or 'of another type'}."
 
