@@ -1,4 +1,4 @@
-"""The house: floors, sizes of files, configs and the README's commands."""
+"""The house: floors, sizes of files, configs and the pages' commands."""
 
 import ast
 import csv
@@ -170,14 +170,44 @@ def test_every_model_has_a_tuned_learning_rate_and_a_ledger(path: Path, capsys: 
     assert "input scale" in out and "output scale" in out
 
 
-def readme_commands() -> list[str]:
-    blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+PAGES = [ROOT / "README.md", ROOT / "data/README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def page(name: str) -> str:
+    return (ROOT / f"docs/{name}.md").read_text()
+
+
+def commands(text: str) -> list[str]:
+    """What a page tells to type, in its blocks and in the first column of its tables."""
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    return [line.partition("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+    found = [line.partition("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+    return found + re.findall(r"^\| `((?:make|lightning-sv) [^`]+)` \|", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", readme_commands())
-def test_every_command_of_the_readme_exists(command: str) -> None:
+ALL_COMMANDS = sorted({command for path in PAGES for command in commands(path.read_text())})
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_link_leads_somewhere(path: Path) -> None:
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        file, _, anchor = link.partition("#")
+        if re.match(r"https?:", link):
+            continue
+        target = path.parent / file if file else path
+        assert target.exists(), link
+        if anchor:
+            heads = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}, link
+
+
+def test_the_first_page_is_read_in_two_minutes() -> None:
+    assert (ROOT / "README.md").read_text().count("\n") <= 130
+
+
+@pytest.mark.parametrize("command", ALL_COMMANDS)
+def test_every_command_of_the_pages_exists(command: str) -> None:
     words = shlex.split(command)
     if words[0] == "make":
         targets = set(re.findall(r"^([a-z0-9_-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -193,7 +223,7 @@ def test_every_command_of_the_readme_exists(command: str) -> None:
 
 def test_the_reliability_table_is_that_of_make_test_faults() -> None:
     """Its rows put several of results/faults.json together: the sums of all, and of what a word names, are equal."""
-    section = (ROOT / "README.md").read_text().partition("## Reliability")[2].partition("\n## ")[0]
+    section = page("reliability")
     table = re.findall(r"^\| (.+) \| ([\d,]+) \| ([\d,]+) \| ([\d,]+) \|$", section, re.MULTILINE)
     quoted = [(name, *(int(figure.replace(",", "")) for figure in figures)) for name, *figures in table]
     measured = json.loads((ROOT / "results/faults.json").read_text())
@@ -205,11 +235,9 @@ def test_the_reliability_table_is_that_of_make_test_faults() -> None:
         assert sums == [sum(column) for column in zip(*ours, strict=True)], word
 
 
-def test_the_verdicts_of_the_readme_are_those_of_the_report() -> None:
+def test_the_verdicts_of_the_page_are_those_of_the_report() -> None:
     """Its rows are the report's, with all that is contradicted; its counts are those of all of them."""
-    section = (
-        (ROOT / "README.md").read_text().partition("#### What came out under the budget `cpu`\n")[2].partition("\n#")[0]
-    )
+    section = page("results").partition("## What came out under the budget `cpu`\n")[2].partition("\n## ")[0]
     report = (ROOT / "results/cpu/report.md").read_text().partition("## Claims")[2].partition("\n## ")[0].splitlines()
     rows = [line for line in section.splitlines() if line.startswith("| ")]
     assert len(rows) > 20 and set(rows) <= set(report)
@@ -224,19 +252,28 @@ def test_the_verdicts_of_the_readme_are_those_of_the_report() -> None:
     assert said and [int(number) for number in said.groups()] == [len(words), *numbers]
 
 
-def test_the_long_runs_of_the_readme_are_those_of_the_report() -> None:
-    section = (ROOT / "README.md").read_text().partition("#### What came out under the budget `cpu-long`\n")[2]
+def test_the_long_runs_of_the_page_are_those_of_the_report() -> None:
+    section = page("results").partition("## What came out under the budget `cpu-long`\n")[2]
     quoted = re.findall(r"^\| .* \| (−.*?) \((−.*?) to (.*?)\)", section.partition("\n#")[0], re.MULTILINE)
     with (ROOT / "results/cpu-long/differences.csv").open(newline="") as file:
         ours = [[f"{float(row[key]):+.3f}" for key in ("estimate", "low", "high")] for row in csv.DictReader(file)]
     assert len(ours) == 4
     assert sorted(ours) == sorted([x.replace("−", "-") for x in row] for row in quoted)
+    first = (ROOT / "README.md").read_text()
+    front = re.findall(r"^\| .* \| (−.*?) \((−.*?) to (.*?)\)", first, re.MULTILINE)
+    assert len(front) == 3 and set(front) <= set(quoted)
+    said = re.search(
+        r"Of (\d+) claims .*?, (\d+) hold, (\d+) are contradicted, (\d+) are\s+not resolved", " ".join(first.split())
+    )
+    with (ROOT / "results/cpu/verdicts.csv").open(newline="") as file:
+        words = [row["verdict"] for row in csv.DictReader(file)]
+    counted = [len(words), *(words.count(word) for word in ("holds", "contradicted", "not resolved"))]
+    assert said and [int(number) for number in said.groups()] == counted
 
 
-def readme_block(strategy: str) -> dict[str, Any]:
-    """What the README's model of one's own defines."""
-    section = (ROOT / "README.md").read_text().partition("### In a model of your own\n")[2]
-    code = section.partition("```python\n")[2].partition("```")[0]
+def page_block(strategy: str) -> dict[str, Any]:
+    """What the page's model of one's own defines."""
+    code = page("own-block").partition("```python\n")[2].partition("```")[0]
     assert 'parse("unified")' in code
     defined: dict[str, Any] = {}
     torch.manual_seed(0)
@@ -245,7 +282,7 @@ def readme_block(strategy: str) -> dict[str, Any]:
 
 
 def test_a_model_of_ones_own_is_under_llama_what_it_was() -> None:
-    block, x = readme_block("llama")["model"][0].double(), torch.randn(2, 5, 64, dtype=torch.float64)
+    block, x = page_block("llama")["model"][0].double(), torch.randn(2, 5, 64, dtype=torch.float64)
     xhat = F.rms_norm(x, (64,), eps=1e-5)
     q, k, v = ((xhat @ w.weight.T).view(2, 5, -1, 8).transpose(1, 2) for _, w in block.qkv.branches())
     k, v = (y.repeat_interleave(4, dim=1) for y in (k, v))
@@ -254,7 +291,7 @@ def test_a_model_of_ones_own_is_under_llama_what_it_was() -> None:
 
 
 def test_a_model_of_ones_own_trains_with_decay_by_role() -> None:
-    defined, x = readme_block("unified"), torch.randn(2, 5, 64)
+    defined, x = page_block("unified"), torch.randn(2, 5, 64)
     model, optimizer = defined["model"], defined["optimizer"]
     assert {group["role"]: group["weight_decay"] for group in optimizer.param_groups} == {
         "matrix": 0.1, "input": 0.1, "output": 0.0,
@@ -269,8 +306,8 @@ def test_a_model_of_ones_own_trains_with_decay_by_role() -> None:
     assert {"layer0/q_proj/effective", "layer1/v_proj/gamma_out"} <= set(branch_norms(model))
 
 
-@pytest.mark.parametrize("command", [c for c in readme_commands() if re.match("make (train|compare)", c)])
-def test_every_run_of_the_readme_has_a_learning_rate(command: str) -> None:
+@pytest.mark.parametrize("command", [c for c in ALL_COMMANDS if re.match("make (train|compare)", c)])
+def test_every_run_of_the_pages_has_a_learning_rate(command: str) -> None:
     """The layers that make puts together build a module, as `fit` does before it looks at the corpus."""
     words = dict(word.split("=", 1) for word in shlex.split(command)[2:])
     default = {"MODEL": "tiny" if "compare" in command else "mini", "OPTIM": "adamw", "SCHEDULE": "cos"}
@@ -285,7 +322,7 @@ def test_every_run_of_the_readme_has_a_learning_rate(command: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in an empty folder, on a small corpus and for a few steps."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
     text = "files:" + ",".join(map(str, files))
@@ -309,7 +346,7 @@ def test_the_commands_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.Monk
         ],
     }
     ran = []
-    for command in readme_commands():
+    for command in commands(page("commands")):
         words = shlex.split(command)
         if words[0] == "lightning-sv":
             assert main([*words[1:], *small.get(words[1], [])]) == 0, command

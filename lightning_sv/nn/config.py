@@ -48,7 +48,7 @@ class BackboneConfig:
     """A Pre-Norm Llama: RoPE, SwiGLU, RMSNorm, no biases, untied embeddings.
 
     Gemma's norms are `qk_norm` and `post_norm`; LlamaMoE is `n_expert` and its companions. The
-    defaults of what is not a size are readings of the paper (README, "Readings").
+    defaults of what is not a size are readings of the paper (docs/readings.md).
 
     Attributes:
         name: the model's name in runs, figures and the table of tuned learning rates

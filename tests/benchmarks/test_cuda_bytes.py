@@ -1,4 +1,4 @@
-"""The counter of bytes against known answers, and the recorded table against what the README says of it."""
+"""The counter of bytes against known answers, and the recorded table against what docs/speed.md says of it."""
 
 import json
 import re
@@ -118,7 +118,7 @@ def test_depth_is_extrapolated_only_where_a_layer_is_a_layer() -> None:
         extrapolated(counts, 22)
 
 
-def test_the_recorded_table_is_whole_and_is_the_readmes() -> None:
+def test_the_recorded_table_is_whole_and_is_the_pages() -> None:
     record = json.loads(RECORD.read_text())
     rows = {(row["model"], row["strategy"]): row for row in record["rows"]}
     assert list(rows) == [(model, strategy) for model in MODELS for strategy in STRATEGIES]
@@ -126,7 +126,7 @@ def test_the_recorded_table_is_whole_and_is_the_readmes() -> None:
         assert row["ratio"] == pytest.approx(row["gigabytes"] / rows[model, "llama"]["gigabytes"], abs=1e-6)
         assert row["gigabytes"] == pytest.approx(row["generated_gb"] + row["eager_gb"], abs=1e-5)
         assert row["modelled_ms"] == pytest.approx(1e12 * row["gigabytes"] / BYTES_PER_S, abs=1e-3)
-    section = (ROOT / "README.md").read_text().partition("make bench-bytes")[2].partition("\n## ")[0]
+    section = (ROOT / "docs/speed.md").read_text().partition("make bench-bytes")[2].partition("\n## ")[0]
     quoted = re.findall(
         r"^\| Llama-(1B|0\.12B), `(.+?)` \| (.+?) \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", section, re.M
     )
