@@ -22,8 +22,8 @@ NO_VECTORS = {"olmo", "nanochat"}
 WITH_VECTORS = [family for family in FAMILIES + OTHERS if family.name not in NO_VECTORS]
 #: what is checked at every run: pre-norm, fused, 1 + w, LayerNorm's biases, experts, latents, state spaces
 FEW = {"llama", "gpt2", "gemma3_text", "phi3", "qwen3_moe", "deepseek_v3", "mamba2"}
-#: float32's rounding is more there: of youtu's plain logits 9e-7; vit's two logits are differences that nearly cancel
-ROUGH = {"youtu", "vit", "mamba2"}
+#: of outputs in float32, relative: measured are 1e-7 to 1.4e-6, on one CPU; a vector that is lost changes them by 1e-2
+ROUNDING = 64 * torch.finfo(torch.float32).eps
 
 
 def few(families: list[Family]) -> list[Any]:
@@ -88,10 +88,10 @@ def test_the_function_stays_and_folding_gives_the_plain_model(family: Family, st
     model = trained(family, 0.05 if "er" in strategy else 0.7)  # er has no sign beside a norm that no matrix reads
     keys, kinds = list(model.state_dict()), [type(module) for module in model.modules()]
     trains = [parameter.requires_grad for parameter in model.parameters()]
-    before, bound = logits(model), 4e-6 if family.id in ROUGH else 1e-6
+    before = logits(model)
     report = apply_strategy(model, strategy)
-    assert report.same_function and report.difference < bound
-    assert (logits(model) - before).norm() < bound * before.norm()
+    assert report.same_function and report.difference < ROUNDING
+    assert (logits(model) - before).norm() < ROUNDING * before.norm()
     perturb(model)
     applied = logits(model)
     assert (applied - before).norm() > 1e-3 * before.norm() or not report.vectors
@@ -109,7 +109,7 @@ def test_a_head_that_is_tied_gets_a_vector_when_it_is_untied_and_none_else(tmp_p
     assert not any("lm_head" in name for name in report.vectors)
     model = named("qwen2-tied")
     report = apply_strategy(model, "hg+dp+or+iwd", untie_head=True)
-    assert any("lm_head" in name for name in report.vectors) and not report.notes and report.difference < 1e-6
+    assert any("lm_head" in name for name in report.vectors) and not report.notes and report.difference < ROUNDING
     perturb(model)
     applied = logits(model)
     fold_applied(model).save_pretrained(tmp_path)
@@ -122,7 +122,7 @@ def test_options_make_exceptions_by_the_last_word_of_a_name() -> None:
     model = named("llama")
     options = ScaleOptions(placement_at={"lm_head": "bp", "q_proj": "ap"}, role_at={"v_proj.scale_out": "input"})
     report = apply_strategy(model, "hg+dp", options=options)
-    assert report.difference < 1e-6 and not any("lm_head" in name for name in report.vectors)
+    assert report.difference < ROUNDING and not any("lm_head" in name for name in report.vectors)
     assert not any("q_proj" in name and "scale_in" in name for name in report.vectors)
     (q,), (v,) = (
         getattr(model.model.layers[0].self_attn, name).parametrizations.weight for name in ("q_proj", "v_proj")
@@ -204,7 +204,7 @@ def test_dnp_normalizes_linear_layers_and_says_that_the_function_is_another(tmp_
     ((x, out),) = seen
     heads = nn.functional.linear(x, layer.k_proj.weight).unflatten(-1, (2, 8))
     heads = heads * (heads.square().mean(-1, keepdim=True) + model.config.rms_norm_eps).rsqrt()
-    assert (out - heads.flatten(-2)).norm() < 1e-6 * out.norm()
+    assert (out - heads.flatten(-2)).norm() < ROUNDING * out.norm()
     assert layer.k_proj.output_norm.scale.vector.d == 8 and layer.v_proj.output_norm.scale.d == 16
     with pytest.raises(ValueError, match="no weight can take that norm up"):
         fold_applied(model)
@@ -311,7 +311,7 @@ def test_folding_before_a_merge_of_lora_is_right() -> None:
     wrapped = peft.get_peft_model(model, lora).eval()
     before = logits(wrapped)
     merged = fold_applied(wrapped).merge_and_unload()
-    assert (logits(merged) - before).norm() < 1e-6 * before.norm()
+    assert (logits(merged) - before).norm() < ROUNDING * before.norm()
 
 
 def test_a_wrapped_model_folds_and_its_wrapper_says_what_trains() -> None:
@@ -332,8 +332,8 @@ def test_a_matrix_over_tokens_keeps_its_norm_as_it_was() -> None:
     model, x = Mixer(), torch.randn(2, 8, 8)
     before = model(x)
     report = apply_strategy(model, "hg+dp+or", x)
-    assert report.difference < 1e-6 and "norm.parametrizations.weight.0.vector" in report.vectors
-    assert (model(x) - before).norm() < 1e-6 * before.norm()
+    assert report.difference < ROUNDING and "norm.parametrizations.weight.0.vector" in report.vectors
+    assert (model(x) - before).norm() < ROUNDING * before.norm()
 
 
 @pytest.mark.parametrize("fused", ["gpt_neox", "bloom", "gpt_oss"])
