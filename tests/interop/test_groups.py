@@ -72,22 +72,6 @@ def test_multipliers_follow_the_output_side_and_biases_never_decay() -> None:
 
 
 @FOREIGN
-def test_transformers_trainer_takes_the_names(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate", reason="transformers' Trainer needs accelerate")
-    from transformers import Trainer, TrainingArguments
-
-    class IwdTrainer(Trainer):
-        def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-            return decayed_names(model, "iwd", roles=roles)
-
-    model = qwen3()
-    roles = weight_decay_roles(model)
-    arguments = TrainingArguments(tmp_path, weight_decay=0.5, learning_rate=0.1, report_to=[], use_cpu=True)
-    trainer = IwdTrainer(model=model, args=arguments)
-    assert shrunk(model, trainer.create_optimizer()) == truth(model)
-
-
-@FOREIGN
 def test_lightning_takes_the_groups(tmp_path: Path) -> None:
     class Module(lightning.LightningModule):
         def __init__(self) -> None:

@@ -1,0 +1,91 @@
+"""A Llama of transformers, trained by its Trainer: once with decay by role, once with a strategy of the paper as well.
+
+    python examples/hf_trainer.py --out plain-llama
+
+Both begin with the same weights and read the same batches, bytes of Python's standard library. The second is folded
+afterwards, and loaded by plain transformers. Needs transformers and accelerate, no download; half a minute of CPU.
+"""
+
+import argparse
+import sysconfig
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments, set_seed
+
+from lightning_sv.interop import apply_strategy, decayed_names, fold_applied
+
+SEQ_LEN, BATCH = 64, 16
+
+
+class IwdTrainer(Trainer):
+    """Lets matrices and input-side scale vectors decay, and no output-side ones."""
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Return the names; for FSDP find weight_decay_roles(model) before it is sharded, and pass them as roles."""
+        return decayed_names(model, "iwd")
+
+
+def text() -> Tensor:
+    """Return blocks of bytes, (n, SEQ_LEN)."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    ids = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
+    blocks = ids[: len(ids) // SEQ_LEN * SEQ_LEN].view(-1, SEQ_LEN).long()
+    return blocks[torch.randperm(len(blocks), generator=torch.Generator().manual_seed(0))]
+
+
+def small_llama() -> LlamaForCausalLM:
+    """Return a Llama of 0.7 M parameters, the same one each time."""
+    set_seed(0)
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=128, intermediate_size=344, num_hidden_layers=3, num_attention_heads=4,
+        max_position_embeddings=SEQ_LEN, bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def train(model: LlamaForCausalLM, blocks: Tensor, steps: int) -> float:
+    """Return the validation loss, in nats a byte, after some steps of AdamW."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder, max_steps=steps, per_device_train_batch_size=BATCH, per_device_eval_batch_size=64,
+            learning_rate=3e-3, lr_scheduler_type="cosine", warmup_steps=max(1, steps // 10), weight_decay=0.1,
+            adam_beta2=0.95, save_strategy="no", logging_strategy="no", report_to=[], disable_tqdm=True, seed=0,
+            dataloader_pin_memory=torch.cuda.is_available(),
+        )  # fmt: skip
+        train_set, val_set = ([{"input_ids": b, "labels": b} for b in part] for part in (blocks[256:], blocks[:256]))
+        trainer = IwdTrainer(model=model, args=arguments, train_dataset=train_set, eval_dataset=val_set)
+        trainer.train()
+        return trainer.evaluate()["eval_loss"]
+
+
+def main() -> None:
+    """Train both models, fold the second, and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=120, help="Steps of each run. (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="Where to write the folded model. (default: a folder that is removed)")
+    options = parser.parse_args()
+    blocks = text()
+
+    plain = train(small_llama(), blocks, options.steps)
+    print(f"plain, iwd:             {plain:.3f} nats a byte after {options.steps} steps")
+
+    model = small_llama()
+    print(apply_strategy(model, "hg+dp+or+iwd"))
+    print(f"hg+dp+or+iwd:           {train(model, blocks, options.steps):.3f}")
+
+    model.eval()
+    example = blocks[:4].to(model.device)
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        out = options.out or Path(folder)
+        before = model(example).logits
+        fold_applied(model).save_pretrained(out)
+        again = AutoModelForCausalLM.from_pretrained(out).to(model.device)
+        difference = (again(example).logits - before).abs().max()
+    print(f"folded, loaded as plain {type(again).__name__}: logits differ by {difference:.1e}")
+
+
+if __name__ == "__main__":
+    main()
