@@ -1,0 +1,61 @@
+"""What the pages show: their Python runs, and says what the product does."""
+
+import ast
+import re
+import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_sv.scale.strategy import PLACEMENTS
+
+ROOT = Path(__file__).parent.parent
+PAGES = [path for folder in (".", "docs", "data") for path in sorted((ROOT / folder).glob("*.md"))]
+
+
+def blocks(page: str | Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if blocks(path)], ids=lambda p: str(p.relative_to(ROOT)))
+def test_python_on_a_page_is_python_and_its_imports_are_there(path: Path) -> None:
+    for block in blocks(path):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("lightning_sv"):
+                missing = [name.name for name in node.names if not hasattr(import_module(str(node.module)), name.name)]
+                assert not missing, f"{node.module} has no {missing}"
+
+
+def test_the_layer_in_25_lines_is_the_product_for_every_strategy() -> None:
+    """The page's own second block compares; a layer that is another one fails in it."""
+    layer, comparison = blocks("docs/strategies.md")
+    shown = layer[layer.index("def norm") :]
+    assert len([line for line in shown.splitlines() if line.strip()]) <= 25
+    defined: dict[str, Any] = {}
+    exec(layer + comparison, defined)
+    for right, wrong in (
+        ("eps=0)", "eps=0.1)"),
+        ('"norm" if', "name if"),
+        ('"dnp":', '"dn":'),
+        ("*outside", "*inside"),
+    ):
+        assert right in layer
+        try:
+            exec(layer.replace(right, wrong) + comparison, {})
+        except (AssertionError, KeyError, RuntimeError, TypeError):
+            continue
+        raise AssertionError(f"{wrong} for {right} is not noticed")
+
+
+def test_the_drawing_shows_the_placements() -> None:
+    rows: dict[str, dict[float, str]] = defaultdict(dict)
+    for text in ElementTree.parse(ROOT / "docs/figures/strategies.svg").iter("{http://www.w3.org/2000/svg}text"):
+        rows[text.attrib["y"]][float(text.attrib["x"])] = text.text or ""
+    drawn = {words[0]: words for row in rows.values() if (words := [row[x] for x in sorted(row)])[0] in PLACEMENTS}
+    assert drawn.keys() == PLACEMENTS.keys()
+    for name, row in PLACEMENTS.items():
+        parts = [(True, "Norm"), (row.scale_in, "γ in"), (True, "W"), (row.norm_out, "Norm"), (row.scale_out, "γ out")]
+        assert drawn[name][2:-2] == [word for shown, word in parts if shown], name
