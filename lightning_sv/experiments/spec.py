@@ -52,6 +52,7 @@ class Budget:
         startup_seconds: seconds of a run on a CPU that its summary does not time: imports, tables, the picture
         sbatch: options of the SLURM job that trains one run
         caution: what a reader must know of all its losses; stands at the head of the report
+        papers_own: whether models and tokens are the paper's, so that its numbers can be looked for in the intervals
     """
 
     name: str
@@ -66,6 +67,7 @@ class Budget:
     startup_seconds: float = 0.0
     sbatch: list[str] = field(default_factory=list)
     caution: str = ""
+    papers_own: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,10 @@ class ClaimSpec:
         tags: names of two logged scalars, whose rates of growth are compared
         text: the statement, where the kind's own words do not fit
         not_at: budget -> why it cannot be tested there
+        primary: whether it is the figure's first question, for which all figures are corrected together; where none
+            says so, that of the figure's first claim is
+        paper_value: the paper's number for what is estimated: A - B in nats per token, or how many times
+        crossing: steps at which A is known to pass B: a run that ends before them does not test the claim
     """
 
     kind: str
@@ -120,6 +126,9 @@ class ClaimSpec:
     tags: list[str] = field(default_factory=list)
     text: str | None = None
     not_at: dict[str, str] = field(default_factory=dict)
+    primary: bool = False
+    paper_value: float | None = None
+    crossing: int = 0
 
 
 @dataclass(frozen=True)

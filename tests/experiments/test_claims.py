@@ -1,6 +1,7 @@
 """Every kind of claim against curves whose answer is known in closed form."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ from lightning_sv.analysis.grids import optimum, pairs_needed
 from lightning_sv.analysis.paired import paired_difference
 from lightning_sv.experiments.claims.table import KINDS, not_testable, statement, verdicts
 from lightning_sv.experiments.overhead import benchmark_table, throughput_table
+from lightning_sv.experiments.recipe import Recipe
 from lightning_sv.experiments.report.tables import ours_words
-from lightning_sv.experiments.results import Arm, Panel, RuleOutcome, Series, Verdict
+from lightning_sv.experiments.results import Arm, NotTestableError, Panel, RuleOutcome, Series, Verdict
 from lightning_sv.experiments.spec import ClaimSpec, PanelSpec, Rule
 from lightning_sv.runs.events import Curve, Run
 
@@ -331,3 +333,16 @@ def test_wrong_claims_and_untestable_ones() -> None:
     found = not_testable(claim, "no GPU")
     assert (found.verdict, found.n) == ("not testable at this scale", 0)
     assert statement(claim) == "a ends below b by more than 0.02" and "no GPU" in found.sentence
+
+
+def test_a_run_that_ends_before_a_crossing_does_not_test_it() -> None:
+    """Of the sizes of a panel those that are long enough are judged; a slope needs all of them."""
+    panel = scaling_panel({"a": -0.08, "b": -0.05}, (1e5, 2e5))
+    recipe = Recipe("tiny", "hg", "", (), "{}", 600, 600_000, 100_000, 1.0, None, "tiny")
+    arms = [replace(arm, recipe=replace(recipe, steps=599 if "100000" in arm.label else 600)) for arm in panel.arms]
+    panel = replace(panel, arms=tuple(arms))
+    short, enough = verdicts(ClaimSpec("less", "lower", a="a", b="b", crossing=600), panel)
+    assert (short.verdict, enough.verdict) == ("not testable at this scale", "holds")
+    assert "end after 599 steps, and a, 100000 is known to pass b, 100000 at about 600" in short.sentence
+    with pytest.raises(NotTestableError, match="end after 599 steps"):
+        verdicts(ClaimSpec("slope", "steeper", a="a", b="b", crossing=600), panel)

@@ -1,12 +1,12 @@
 """The kinds of claims that runs can check: a table, one row each; what a figure may ask of them, and their verdicts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_sv.analysis.decision import NOT_RESOLVED, NOT_TESTABLE
 from lightning_sv.experiments.claims import decide
 from lightning_sv.experiments.claims.outcome import Outcome
-from lightning_sv.experiments.results import NotTestableError, Panel, Verdict
+from lightning_sv.experiments.results import Arm, NotTestableError, Panel, Verdict
 from lightning_sv.experiments.spec import ClaimSpec, PanelKind, PanelSpec, unknown
 
 
@@ -118,15 +118,34 @@ def verdicts(claim: ClaimSpec, panel: Panel) -> tuple[Verdict, ...]:
     """Verdict on a claim that was checked; on a scaling panel one per size, where it is about two arms of one size.
 
     Raises:
-        NotTestableError: one size, and the claim is about a slope
+        NotTestableError: one size, and the claim is about a slope; or runs that end before a crossing that is known
         ValueError: a run has not logged what the claim is about
     """
     sizes = panel.series[0].sizes if panel.kind == "scaling" else ()
     if claim.kind == "slope" and len(sizes) < 2:
         raise NotTestableError("one size gives no slope")
     if panel.kind == "scaling" and claim.kind != "slope":
-        return tuple(_verdict(replace(claim, a=f"{claim.a}, {s}", b=f"{claim.b}, {s}"), panel) for s in sizes)
+        return tuple(_of_size(replace(claim, a=f"{claim.a}, {s}", b=f"{claim.b}, {s}"), panel) for s in sizes)
+    if claim.crossing:
+        _check_crossing(claim, panel.arms if claim.kind == "slope" else [panel.arm(claim.a), panel.arm(claim.b)])
     return (_verdict(claim, panel),)
+
+
+def _of_size(claim: ClaimSpec, panel: Panel) -> Verdict:
+    try:
+        _check_crossing(claim, [panel.arm(claim.a), panel.arm(claim.b)])
+    except NotTestableError as why:
+        return not_testable(claim, str(why))
+    return _verdict(claim, panel)
+
+
+def _check_crossing(claim: ClaimSpec, arms: Sequence[Arm]) -> None:
+    """Refuse runs that end where A is known to be behind still: they are short, and say nothing of A."""
+    steps = min((arm.recipe.steps for arm in arms if arm.recipe), default=claim.crossing)
+    if steps < claim.crossing:
+        raise NotTestableError(
+            f"runs end after {steps:,} steps, and {claim.a} is known to pass {claim.b} at about {claim.crossing:,}"
+        )
 
 
 def statement(claim: ClaimSpec) -> str:
