@@ -42,11 +42,22 @@ $(if $(UNKNOWN),$(error there is no variable $(UNKNOWN); known: $(KNOWN)))
 names = $(sort $(basename $(notdir $(wildcard conf/$(1)/*.yaml))))
 known = $(foreach name,$($(1)),$(if $(wildcard conf/$(2)/$(name).yaml),,$(error there is no $(1) '$(name)'; \
 	known: $(call names,$(2)))))
-$(foreach noun,MODEL OPTIM SCHEDULE PROBES TRAINER DATA,$(call known,$(noun),$(shell echo $(noun) | tr A-Z a-z)))
+$(foreach noun,MODEL OPTIM SCHEDULE PROBES TRAINER,$(call known,$(noun),$(shell echo $(noun) | tr A-Z a-z)))
+
+# DATA is a file of conf/data; or one's own text, a file or folder, whose corpus is data/<its name>; or that name alone.
+TEXT := $(patsubst ./%,%,$(patsubst %/,%,$(DATA)))
+OWN := $(if $(wildcard conf/data/$(DATA).yaml),,data/$(basename $(notdir $(TEXT))))
+MADE := $(if $(OWN),$(wildcard $(OWN)/corpus.yaml))
+prepared = $(patsubst data/%/corpus.yaml,%,$(wildcard data/*/corpus.yaml))
+$(if $(OWN),$(if $(MADE)$(wildcard $(TEXT)),,$(error there is no DATA '$(DATA)', and no text of that name; \
+	known: $(sort $(call names,data) $(prepared)))))
+CORPUS = $(if $(OWN),$(MADE:%=--config '%') $(if $(filter-out $(OWN),$(wildcard $(TEXT))),--data.corpus.source 'files:$(TEXT)' \
+	--data.corpus.dir '$(OWN)'),--config conf/data/$(DATA).yaml)
 
 # The model comes after these: it may set what depends on its size. Probes are measurements beside the training.
-LAYERS = base optim/$(OPTIM) schedule/$(SCHEDULE) trainer/$(TRAINER) data/$(DATA)
-CONFIG = $(foreach layer,$(LAYERS) model/$(1) $(PROBES:%=probes/%),--config conf/$(layer).yaml)
+# One's own text comes last: its vocabulary is the model's.
+LAYERS = base optim/$(OPTIM) schedule/$(SCHEDULE) trainer/$(TRAINER) $(if $(OWN),,data/$(DATA))
+CONFIG = $(foreach layer,$(LAYERS) model/$(1) $(PROBES:%=probes/%),--config conf/$(layer).yaml) $(OWN:%=--config '%/corpus.yaml')
 
 OF_SCALE = $(if $(SCALE),--model.scale '$(SCALE)')
 
@@ -60,7 +71,8 @@ help:  ## this list
 	@echo "               SCALE=$(SCALE) a preset, llama or unified, or words of the axes, e.g. hg+dp+or:"
 	@echo "                 hg; nop bp ap dp dnp; direct offset or er; wd iwd owd nowd"
 	@echo "               OPTIM=$(OPTIM) of: $(call names,optim); SCHEDULE=$(SCHEDULE) of: $(call names,schedule)"
-	@echo "               TRAINER=$(TRAINER) of: $(call names,trainer); DATA=$(DATA) of: $(call names,data)"
+	@echo "               TRAINER=$(TRAINER) of: $(call names,trainer); DATA=$(DATA) of: $(strip $(call names,data) $(filter-out $(call names,data),$(prepared))),"
+	@echo "                 or a file or folder of .txt .md .py .jsonl .parquet"
 	@echo "               SEED=$(or $(SEED),0) of train; RUN= a run's directory, PROMPT= OUT= of generate and export; GPUS=$(GPUS) of plan"
 	@echo "               A=$(A) B='$(B)' SEEDS=$(SEEDS) A_ARGS= B_ARGS= ARGS='any key, e.g. --trainer.max_steps 500'"
 	@echo "               BUDGET=$(SPEND) of: $(call names,paper/budgets)"
@@ -97,8 +109,8 @@ $(VENV)/.bench: $(VENV)/.test requirements/bench.txt
 install: $(VENV)/.run  ## the locked environment in .venv
 	@echo "installed: $(BIN)/lightning-sv --help"
 
-data: $(VENV)/.run  ## text to tokens to shards: DATA
-	@$(BIN)/lightning-sv prepare --config conf/data/$(DATA).yaml
+data: $(VENV)/.run  ## text to tokens to shards: DATA, a name or your own file or folder
+	@$(BIN)/lightning-sv prepare $(CORPUS) $(if $(filter data,$(MAKECMDGOALS)),$(ARGS))
 
 train: data  ## train MODEL with the strategy SCALE (unified; iwd for Gemma), end with a table and a picture
 	@$(BIN)/lightning-sv fit $(call CONFIG,$(MODEL)) $(OF_SCALE) $(if $(SEED),--seed_everything '$(SEED)') $(ARGS)

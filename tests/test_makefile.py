@@ -29,7 +29,10 @@ def make(*words: str) -> subprocess.CompletedProcess[str]:
         (["train", "model=tiny"], r"there is no variable model; known: .* MODEL "),
         (["train", "ARGS=--a b=c", "SEEd=1"], "there is no variable SEEd"),
         (["train", "MODEL=tinny"], r"there is no MODEL 'tinny'; known: .* mini .* tiny\."),
-        (["compare", "DATA=mine"], r"there is no DATA 'mine'; known: fineweb-edu installed stdlib\."),
+        (
+            ["compare", "DATA=mine"],
+            r"there is no DATA 'mine', and no text of .*; known: fineweb-edu installed .*stdlib",
+        ),
         (["train", "PROBES=sharpness flatness"], "there is no PROBES 'flatness'"),
         (["generate"], "give RUN, the directory of a run"),
         (["export", "RUN=runs/mine"], "give OUT, the folder to write"),
@@ -56,6 +59,34 @@ def test_what_is_misspelt_or_left_out_stops_make(words: list[str], message: str)
 def test_targets_are_the_commands(words: list[str], command: str) -> None:
     done = make(*words)
     assert done.returncode == 0 and re.search(f"lightning-sv {command}", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_data_is_a_name_or_ones_own_text(tmp_path: Path) -> None:
+    """A folder or a file is prepared under its name, and trained on by that name or again by its path."""
+    (tmp_path / "conf").symlink_to(ROOT / "conf")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/letters.txt").write_text("text")
+
+    def said(*words: str) -> str:
+        command = ["make", "-n", "-f", str(ROOT / "Makefile"), "-o", f"{tmp_path}/.run", f"VENV={tmp_path}", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, env=ENV).stdout
+
+    (tmp_path / ".run").touch()
+    made = "prepare --data.corpus.source 'files:{}' --data.corpus.dir '{}'"
+    trained = "model/mini.yaml --config '{}/corpus.yaml'"
+    for given, text, corpus in (
+        ("./notes/", "notes", "data/notes"),
+        ("notes/letters.txt", "notes/letters.txt", "data/letters"),
+    ):
+        assert f"{made.format(text, corpus)} --a b" in said("data", f"DATA={given}", "ARGS=--a b").replace("  ", " ")
+        out = said("train", f"DATA={given}", "ARGS=--a b").replace("  ", " ")
+        assert made.format(text, corpus) in out and trained.format(corpus) in out and "data/stdlib" not in out
+        assert out.count("--a b") == 1
+    (tmp_path / "data/letters").mkdir(parents=True)
+    (tmp_path / "data/letters/corpus.yaml").touch()
+    for given in ("letters", "data/letters"):
+        out = said("train", f"DATA={given}").replace("  ", " ")
+        assert "prepare --config 'data/letters/corpus.yaml' \n" in out and trained.format("data/letters") in out
 
 
 def test_a_taken_port_is_answered_with_how_to_choose_another(tmp_path: Path) -> None:

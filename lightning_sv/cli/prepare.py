@@ -4,6 +4,7 @@ import json
 
 from lightning_sv.corpus import CorpusConfig, prepare
 from lightning_sv.settings.parser import Parser
+from lightning_sv.settings.sections import read_past
 
 
 def run(argv: list[str]) -> int:
@@ -12,6 +13,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--config", action="config", help="YAML with data.corpus; repeatable.")
     parser.add_class_arguments(CorpusConfig, "data.corpus")
     parser.add_argument("--json", action="store_true", help="Print the manifest as JSON.")
+    read_past(parser, sections=["model"])  # of a corpus's own layer
     config = parser.parse_args(argv)
     manifest = prepare(parser.instantiate(config).data.corpus, progress=not config.json)
     train, val = manifest.train, manifest.val

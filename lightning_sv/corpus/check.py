@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lightning_sv.corpus.layer import FILENAME as LAYER
 from lightning_sv.corpus.manifest import SPLITS, Manifest, Shard
 from lightning_sv.corpus.progress import Progress
 from lightning_sv.corpus.tokenizer import GPT2_RANKS_SHA256, bpe_size, open_tokenizer
@@ -60,7 +61,7 @@ def check_corpus(
     if vocab_size is not None and vocab_size < manifest.vocab_size:
         raise ValueError(
             f"The model's vocab_size={vocab_size} is smaller than the {manifest.vocab_size} of the corpus in {dir}; "
-            f"set vocab_size to {manifest.vocab_size} or more."
+            f"set vocab_size to {manifest.vocab_size} or more{_by_layer(root)}."
         )
     for name in SPLITS:
         _check_split(manifest, root, name)
@@ -90,8 +91,14 @@ def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
     if not same:
         raise ValueError(
             f"tokenizer={spec} is not the one the corpus in {root} was made with, {manifest.tokenizer}; "
-            "use that, or prepare another folder."
+            f"use that{_by_layer(root)}, or prepare another folder."
         )
+
+
+def _by_layer(root: Path) -> str:
+    """How to set both by the corpus's own layer, if it has one."""
+    layer = root / LAYER
+    return f" (--config {layer} sets both)" if layer.is_file() else ""
 
 
 def _check_split(manifest: Manifest, root: Path, name: str) -> None:

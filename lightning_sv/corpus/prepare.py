@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from lightning_sv.corpus.check import check_corpus
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.encode import encode_documents
+from lightning_sv.corpus.layer import write_layer
 from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, Manifest, SplitInfo, corpus_hash
 from lightning_sv.corpus.ngram import ngram_baseline
 from lightning_sv.corpus.progress import Progress
@@ -41,7 +42,7 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
         progress: show a bar for each phase
 
     Returns:
-        The manifest, also in `config.dir`/manifest.json.
+        The manifest, also in `config.dir`/manifest.json; beside it lies the corpus's own layer of a run's config.
 
     Raises:
         ValueError: the text or the tokenizer cannot be had, there is nothing to split, or `config.dir` already holds
@@ -69,6 +70,7 @@ def _prepare(config: CorpusConfig, target: Path, progress: Progress) -> Manifest
         try:
             partial.mkdir()
             manifest = _build(config, partial, progress)
+            write_layer(config, manifest, partial)
             manifest.save(partial)
             partial.rename(target)  # replaces an empty folder, never a full one
         finally:

@@ -18,12 +18,14 @@ import pytest
 import tokenizers
 from filelock import FileLock
 
+from lightning_sv.__main__ import main
 from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, iter_tokens, prepare
 from lightning_sv.corpus.progress import Progress
 from lightning_sv.corpus.sources.document import Document
 from lightning_sv.corpus.sources.stdlib import PACKAGES
 from lightning_sv.corpus.sources.table import open_source
 from lightning_sv.corpus.tokenizer import JsonTokenizer
+from lightning_sv.settings.parse import parse_run
 
 
 def _ids(folder: Path, split: str) -> list[int]:
@@ -55,6 +57,20 @@ def test_splits_share_no_document(corpus: Path, manifest: Manifest) -> None:
     }
     assert not documents["train"] & documents["val"]
     assert sum(map(len, documents.values())) == 300
+
+
+def test_a_corpus_is_a_layer_of_a_run(config: CorpusConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `prepare` leaves says all that training must know: tokenizer, and a vocabulary that holds its ids."""
+    made = prepare(replace(config, chunk_bytes="16KB", workers=1), progress=False)
+    layer = str(Path(config.dir) / "corpus.yaml")
+    files = ["conf/base.yaml", "conf/model/tiny.yaml", layer]
+    model, data, _ = parse_run([word for file in files for word in ("--config", file)])
+    assert data.manifest == made and data.corpus.workers is None
+    assert made.vocab_size <= model.config.vocab_size < made.vocab_size + 64
+    assert main(["prepare", "--config", layer]) == 0  # there already
+    assert made.corpus_hash[:12] in capsys.readouterr().out
+    args = ["fit", *(word for file in files[:2] for word in ("--config", file)), "--data.corpus.dir", config.dir]
+    assert main(args) == 2 and f"--config {layer} sets both" in capsys.readouterr().err
 
 
 def test_same_settings_do_no_work_and_others_are_refused(config: CorpusConfig, jsonl: Path) -> None:
