@@ -62,7 +62,7 @@ CONFIG = $(foreach layer,$(LAYERS) model/$(1) $(PROBES:%=probes/%),--config conf
 OF_SCALE = $(if $(SCALE),--model.scale '$(SCALE)')
 
 .DEFAULT_GOAL := help
-.PHONY: help install data train resume generate report export plan params compare paper theory gpu_report gpu_study gpu_train test test-faults test-torch211 test-machines check bench bench-bytes tensorboard doctor clean
+.PHONY: help install data train resume generate report export plan params compare paper theory gpu_report gpu_study gpu_train test test-faults test-torch211 test-machines check docs bench bench-bytes tensorboard doctor clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -104,6 +104,11 @@ $(VENV)/.dev: $(VENV)/.test requirements/dev.txt
 $(VENV)/.bench: $(VENV)/.test requirements/bench.txt
 	@$(PIP) --no-deps -r requirements/bench.txt
 	@$(COMPILE)
+	@touch $@
+
+$(VENV)/.docs: requirements/docs.txt
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --no-deps -r requirements/docs.txt
 	@touch $@
 
 install: $(VENV)/.run  ## the locked environment in .venv
@@ -166,6 +171,11 @@ check: $(VENV)/.dev  ## format, lint, types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+
+docs:  ## the pages as a site in build/site, in .venv-docs; no network is needed once that is there
+	@$(MAKE) --no-print-directory VENV=$(VENV)-docs $(VENV)-docs/.docs
+	@NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet
+	@echo 'the site: build/site/index.html'
 
 # The peers get an environment of their own, so that tests and runs never see them. ARGS goes to all three: --rounds 10
 bench:  ## one training step of models and blocks against the peers', and Hessian-vector products, in .venv-bench

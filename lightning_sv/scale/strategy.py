@@ -32,7 +32,7 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which parts of y = [scale_out] * [Norm](W ([scale_in] * xhat)) a branch has."""
+    """Which parts of `y = [scale_out] * [Norm](W ([scale_in] * xhat))` a branch has."""
 
     scale_in: bool
     norm_out: bool

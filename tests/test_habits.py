@@ -1,0 +1,82 @@
+"""What those who clone the repository find: workflows, hooks, citation, changelog and the site's contents."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_sv import __version__
+
+ROOT = Path(__file__).parent.parent
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+def read(name: str) -> Any:
+    return yaml.safe_load((ROOT / name).read_text())
+
+
+def jobs(path: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load(path.read_text())["jobs"].values())
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda p: p.stem)
+def test_a_workflow_runs_what_make_has(path: Path) -> None:
+    commands = [step["run"] for job in jobs(path) for step in job["steps"] if "run" in step]
+    assert commands and all("timeout-minutes" in job for job in jobs(path))
+    for command in commands:
+        words = shlex.split(re.sub(r"\$\{\{.*?\}\}", "2.13.0", command))
+        assert words[0] == "make", command
+        env = {"PATH": os.environ["PATH"]}
+        done = subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True, env=env)
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_workflows_try_what_is_promised() -> None:
+    """The oldest Python and torch of pyproject.toml, and the torch of the Makefile."""
+    (job,) = jobs(ROOT / ".github/workflows/test.yml")
+    tried, project = job["strategy"]["matrix"], (ROOT / "pyproject.toml").read_text()
+    oldest = re.search(r'"torch>=([\d.]+)"', project), re.search(r'requires-python = ">=([\d.]+)"', project)
+    default = re.search(r"^TORCH \?= torch==([\d.]+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert oldest[0] and oldest[1] and default
+    assert tried["torch"] == [f"{oldest[0][1]}.0", default[1]] and tried["python"][0] == oldest[1][1]
+    assert {path.stem for path in WORKFLOWS} == {"check", "test", "faults"}
+
+
+def test_hooks_are_fast_and_in_the_environment() -> None:
+    """What takes seconds, or a download, is left to make."""
+    hooks = [hook for repo in read(".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]]
+    assert [hook["entry"].split()[:2] for hook in hooks] == [[".venv/bin/ruff", "format"], [".venv/bin/ruff", "check"]]
+
+
+def test_the_citation_is_of_this_version_and_of_the_paper() -> None:
+    citation, front = read("CITATION.cff"), (ROOT / "README.md").read_text()
+    paper = citation["preferred-citation"]
+    assert citation["version"] == __version__
+    assert paper["url"] in front and paper["title"] in " ".join(front.split())
+    assert re.search("".join(f".*{author['family-names']}" for author in paper["authors"]), front.replace("\n", " "))
+
+
+def test_the_changelog_has_this_version_first_and_dates() -> None:
+    heads = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert heads[0].startswith(f"{__version__} ")
+    for head in heads:
+        assert re.fullmatch(r"\d+\.\d+\.\d+ \((\d{4}-\d{2}-\d{2}|not released)\)", head), head
+
+
+def test_the_site_shows_every_page() -> None:
+    def leaves(node: Any) -> list[str]:
+        if isinstance(node, str):
+            return [node]
+        return [leaf for child in (node.values() if isinstance(node, dict) else node) for leaf in leaves(child)]
+
+    shown = leaves(read("mkdocs.yml")["nav"])
+    pages = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md")}
+    assert pages <= set(shown) and len(shown) == len(set(shown))
+    assert all((ROOT / page).exists() for page in shown if not page.startswith("api/"))
