@@ -62,7 +62,7 @@ class TrainedModule(Protocol):
 
 
 class TrainedData(Protocol):
-    """The data that are read, `lit.data.ShardDataModule`.
+    """The data that are read, `lit.data.TokenDataModule`.
 
     Attributes:
         seq_len: tokens a sequence predicts

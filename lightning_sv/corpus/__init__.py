@@ -5,13 +5,13 @@ from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.corpus.order import Share, TokenLoader
 from lightning_sv.corpus.prepare import prepare
-from lightning_sv.corpus.shards import Blocks, iter_tokens, open_split
+from lightning_sv.corpus.shards import Sequences, iter_tokens, open_split
 from lightning_sv.corpus.tokenizer import Tokenizer
 
 __all__ = [
-    "Blocks",
     "CorpusConfig",
     "Manifest",
+    "Sequences",
     "Share",
     "TokenLoader",
     "Tokenizer",

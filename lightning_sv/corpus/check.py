@@ -1,7 +1,7 @@
 """Checks that a prepared corpus is whole, unaltered, and fits the model that is to read it.
 
 litdata notices a damaged shard late and obscurely: a short one is a time-out in the middle of an epoch, a wrong
-id nothing at all, a block longer than a shard an empty dataset. So everything is checked when training is set up.
+id nothing at all, a sequence longer than a shard an empty dataset. So everything is checked when training is set up.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def check_corpus(
         manifest: what the corpus should be
         dir: folder that holds manifest.json and the shards
         vocab_size: of the model; at least the corpus's own (larger is padding)
-        seq_len: both splits must hold a block of seq_len + 1 tokens
+        seq_len: both splits must hold a sequence of seq_len + 1 tokens
         tokenizer: the tokenizer in the user's config; must be what the corpus was made with
         checksums: hash every shard, on up to 8 threads: as fast as the disk reads, or 1 GB a second and thread
 
@@ -66,7 +66,7 @@ def check_corpus(
     for name in SPLITS:
         _check_split(manifest, root, name)
         split = manifest.splits[name]
-        if seq_len is not None and not split.blocks(seq_len):
+        if seq_len is not None and not split.sequences(seq_len):
             longest = max((shard.tokens for shard in split.shards), default=0)
             raise ValueError(
                 f"{root / name}: seq_len={seq_len} needs a shard of {seq_len + 1} tokens, the largest has {longest}; "

@@ -49,8 +49,8 @@ class SplitInfo:
     largest_token: int
     shards: tuple[Shard, ...]
 
-    def blocks(self, seq_len: int) -> int:
-        """Sequences of seq_len + 1 tokens it gives: the end of a shard that fills no block is left out."""
+    def sequences(self, seq_len: int) -> int:
+        """Sequences of seq_len + 1 tokens it gives: the end of a shard that fills no sequence is left out."""
         return sum(shard.tokens // (seq_len + 1) for shard in self.shards)
 
 

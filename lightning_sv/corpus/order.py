@@ -1,4 +1,4 @@
-"""The order in which a run reads the blocks: fixed by the seed alone, on any number of devices and workers."""
+"""The order in which a run reads the sequences: fixed by the seed alone, on any number of devices and workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
-from lightning_sv.corpus.shards import Blocks
+from lightning_sv.corpus.shards import Sequences
 
 
 @dataclass(frozen=True)
@@ -43,51 +43,51 @@ class Share:
 
 
 class GlobalOrder(Sampler[list[int]]):
-    """Each epoch is a permutation of all blocks, cut into global batches, of which every device reads its share.
+    """Each epoch is a permutation of all sequences, cut into global batches, of which every device reads its share.
 
-    Step s of epoch e has the blocks p[s G], ..., p[s G + G - 1], with G the global batch and p the permutation of
-    (seed, e). Rank r of R reads the r-th of R equal parts of them, in micro-batches. So the step's sequences do not
-    depend on devices, workers or micro-batch. Blocks that fill no global batch are left out, others each epoch.
+    Step s of epoch e has the sequences p[s G], ..., p[s G + G - 1], with G the global batch and p the permutation
+    of (seed, e). Rank r of R reads the r-th of R equal parts of them, in micro-batches. So the step's sequences do not
+    depend on devices, workers or micro-batch. Sequences that fill no global batch are left out, others each epoch.
 
     Args:
-        n_blocks: in the split
+        n_sequences: in the split
         share: what this device reads
         seed: of the permutations
 
     Raises:
-        ValueError: there are fewer blocks than a global batch has sequences
+        ValueError: there are fewer sequences than a global batch has
     """
 
-    def __init__(self, n_blocks: int, share: Share, seed: int):
-        if n_blocks < share.global_batch:
+    def __init__(self, n_sequences: int, share: Share, seed: int):
+        if n_sequences < share.global_batch:
             raise ValueError(
-                f"The training split has {n_blocks} blocks, fewer than the {share.global_batch} sequences of a global "
+                f"The training split has {n_sequences}, fewer than the {share.global_batch} sequences of a global "
                 "batch; lower data.global_batch or data.seq_len, or prepare more text."
             )
-        self.n_blocks, self.share, self.seed = n_blocks, share, seed
+        self.n_sequences, self.share, self.seed = n_sequences, share, seed
         self.epoch = 0
         #: micro-batches of the epoch to leave out, because they were read before
         self.start = 0
 
     def __len__(self) -> int:
         """Micro-batches a device reads in an epoch."""
-        return self.n_blocks // self.share.global_batch * self.share.accumulate
+        return self.n_sequences // self.share.global_batch * self.share.accumulate
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The numbers of the blocks of each micro-batch of this device."""
+        """The numbers of the sequences of each micro-batch of this device."""
         order = self._permutation(self.epoch)
         for micro_batch in range(self.start, len(self)):
             first = self._first(micro_batch)
             yield order[first : first + self.share.micro_batch].tolist()
 
-    def blocks(self, epoch: int, step: int) -> list[int]:
-        """The numbers of the blocks of a step over all devices: step counts from 0 in each epoch."""
+    def sequences(self, epoch: int, step: int) -> list[int]:
+        """The numbers of the sequences of a step over all devices: step counts from 0 in each epoch."""
         first = step * self.share.global_batch
         return self._permutation(epoch)[first : first + self.share.global_batch].tolist()
 
     def _permutation(self, epoch: int) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-        return torch.randperm(self.n_blocks, generator=generator, dtype=torch.int32)
+        return torch.randperm(self.n_sequences, generator=generator, dtype=torch.int32)
 
     def _first(self, micro_batch: int) -> int:
         step, part = divmod(micro_batch, self.share.accumulate)
@@ -99,18 +99,20 @@ class TokenLoader(DataLoader[Tensor]):
     """Micro-batches (B, seq_len + 1), int64, in `GlobalOrder`, with a position that any number of devices can resume.
 
     Args:
-        blocks: of the training split
+        sequences: of the training split
         share: what this device reads
         seed: of the order
         num_workers: processes that read; 0 reads in this one. The order does not depend on it
         pin_memory: whether batches lie in page-locked memory
     """
 
-    def __init__(self, blocks: Blocks, share: Share, *, seed: int = 0, num_workers: int = 0, pin_memory: bool = False):
-        self.blocks, self.order = blocks, GlobalOrder(len(blocks), share, seed)
+    def __init__(
+        self, sequences: Sequences, share: Share, *, seed: int = 0, num_workers: int = 0, pin_memory: bool = False
+    ):
+        self.sequences, self.order = sequences, GlobalOrder(len(sequences), share, seed)
         # A generator of its own: else each epoch would draw from the one that training may use.
         super().__init__(
-            blocks,
+            sequences,
             batch_sampler=self.order,
             num_workers=num_workers,
             pin_memory=pin_memory,
@@ -148,8 +150,8 @@ class TokenLoader(DataLoader[Tensor]):
             "sequences": 0 if ended else self._read * share.micro_batch * share.ranks,
             "global_batch": share.global_batch,
             "seed": self.order.seed,
-            "seq_len": self.blocks.seq_len,
-            "corpus_hash": self.blocks.corpus_hash,
+            "seq_len": self.sequences.seq_len,
+            "corpus_hash": self.sequences.corpus_hash,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

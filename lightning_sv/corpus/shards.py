@@ -1,4 +1,4 @@
-"""Reading token shards: blocks of seq_len + 1 ids, by number."""
+"""Reading token shards: sequences of seq_len + 1 ids, by number."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning_sv.corpus.manifest import SPLITS, Manifest
 Split = Literal["train", "val"]
 
 
-def open_split(dir: str | Path, split: Split, *, seq_len: int) -> Blocks:
+def open_split(dir: str | Path, split: Split, *, seq_len: int) -> Sequences:
     """Open one split of a prepared corpus.
 
     Args:
@@ -27,25 +27,26 @@ def open_split(dir: str | Path, split: Split, *, seq_len: int) -> Blocks:
         seq_len: tokens a sequence; items have shape (seq_len + 1,), to be cut into inputs and targets
 
     Raises:
-        ValueError: the corpus is missing or damaged, or no shard holds a block of seq_len + 1 tokens
+        ValueError: the corpus is missing or damaged, or no shard holds a sequence of seq_len + 1 tokens
     """
     if split not in SPLITS:
         raise ValueError(f"split={split!r} is not known; use one of {', '.join(SPLITS)}.")
     manifest = Manifest.load(dir)
     # Hashing belongs to set-up, once; sizes are checked whenever a split is opened, as it costs nothing.
     check_corpus(manifest, dir, seq_len=seq_len, checksums=False)
-    return Blocks(Path(dir).resolve() / split, seq_len, manifest.splits[split].blocks(seq_len), manifest.corpus_hash)
+    n = manifest.splits[split].sequences(seq_len)
+    return Sequences(Path(dir).resolve() / split, seq_len, n, manifest.corpus_hash)
 
 
-class Blocks(Dataset[Tensor]):
-    """The blocks of one split in the order of its shards, int64 of shape (seq_len + 1,); made by `open_split`.
+class Sequences(Dataset[Tensor]):
+    """The sequences of one split in the order of its shards, int64 of shape (seq_len + 1,); made by `open_split`.
 
     litdata maps the shards where they lie: no copy, no cache, no lock files.
 
     Args:
         folder: of the split
         seq_len: tokens a sequence
-        n: how many blocks there are
+        n: how many sequences there are
         corpus_hash: identifies the corpus, wherever its folder lies
     """
 
@@ -63,9 +64,9 @@ class Blocks(Dataset[Tensor]):
         return self._n
 
     def __getitem__(self, number: int) -> Tensor:
-        """Read one block; `IndexError` beyond the last."""
+        """Read one sequence; `IndexError` beyond the last."""
         if not 0 <= number < self._n:
-            raise IndexError(f"block {number} of {self._n}")
+            raise IndexError(f"sequence {number} of {self._n}")
         return torch.from_numpy(self._stream[int(number)].astype(np.int64))
 
 

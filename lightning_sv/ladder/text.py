@@ -1,4 +1,4 @@
-"""The corpus on the device: all blocks as one tensor, and the order of a run as another."""
+"""The corpus on the device: all sequences as one tensor, and the order of a run as another."""
 
 import math
 
@@ -11,7 +11,7 @@ from lightning_sv.corpus.order import GlobalOrder
 
 
 class Text:
-    """Blocks of seq_len + 1 ids of both splits, int32, on a device.
+    """Sequences of seq_len + 1 ids of both splits, int32, on a device.
 
     Args:
         corpus: what is trained on, prepared
@@ -20,7 +20,7 @@ class Text:
         device: that holds them: 4 bytes a token
 
     Raises:
-        ValueError: a split has no block, or the corpus is damaged
+        ValueError: a split has no sequence, or the corpus is damaged
     """
 
     def __init__(self, corpus: CorpusConfig, seq_len: int, val_sequences: int, device: torch.device):
@@ -34,7 +34,7 @@ class Text:
 
     @staticmethod
     def _blocks(folder: str, split: str, seq_len: int) -> Tensor:
-        """(blocks, seq_len + 1): each shard cut from its start, what fills no block left out."""
+        """(sequences, seq_len + 1): each shard cut from its start, what fills no sequence left out."""
         width = seq_len + 1
         parts = [
             np.asarray(ids[: len(ids) // width * width]).astype(np.int32).reshape(-1, width)
@@ -43,10 +43,10 @@ class Text:
         return torch.from_numpy(np.concatenate(parts))
 
     def order(self, seed: int, global_batch: int, steps: int) -> Tensor:
-        """(steps, global_batch) numbers of the blocks of every step, as `TokenLoader` reads them on one device.
+        """(steps, global_batch) numbers of the sequences of every step, as `TokenLoader` reads them on one device.
 
         Raises:
-            ValueError: the split has fewer blocks than a global batch
+            ValueError: the split has fewer sequences than a global batch
         """
         order = GlobalOrder(len(self.train), Share(global_batch, global_batch), seed % 2**31)
         rows: list[list[int]] = []

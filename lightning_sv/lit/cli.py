@@ -18,7 +18,7 @@ from lightning_sv.lit.checkpoint.settings import check_learning_rate, check_sett
 from lightning_sv.lit.checkpoint.start import read_start
 from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO
 from lightning_sv.lit.compile_cache import load_compiled, save_compiled
-from lightning_sv.lit.data import ShardDataModule
+from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.micro_batch import Fitting, choose_micro_batch
 from lightning_sv.lit.module import PretrainModule
@@ -44,7 +44,7 @@ class RunParser(Parser, LightningArgumentParser):
 
 
 class PretrainCLI(LightningCLI):
-    """LightningCLI for `PretrainModule` and `ShardDataModule`.
+    """LightningCLI for `PretrainModule` and `TokenDataModule`.
 
     Adds `run_dir`, derives trainer.max_steps from the token budget, and fixes the run's callbacks,
     logger and checkpoints, so that a run directory is always complete.
@@ -62,7 +62,7 @@ class PretrainCLI(LightningCLI):
         set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
         super().__init__(
             PretrainModule,
-            ShardDataModule,
+            TokenDataModule,
             args=args,
             parser_class=RunParser,
             parser_kwargs={"prog": "lightning-sv", "parser_mode": "omegaconf+"},
@@ -101,7 +101,7 @@ class PretrainCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer of the run directory, with max_steps from the budget if not set."""
         model, data = self.model, self.datamodule
-        assert isinstance(model, PretrainModule) and isinstance(data, ShardDataModule)
+        assert isinstance(model, PretrainModule) and isinstance(data, TokenDataModule)
         given = self._get(self.config_init, "trainer")
         check_trainer_keys(given)
         check_gpu(given["accelerator"])

@@ -1,4 +1,4 @@
-"""The LightningDataModule: blocks of tokens from a prepared corpus, in an order fixed by the seed."""
+"""The LightningDataModule: sequences of tokens from a prepared corpus, in an order fixed by the seed."""
 
 import itertools
 import math
@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_sv.callbacks import TrainedData
-from lightning_sv.corpus import Blocks, TokenLoader, open_split
+from lightning_sv.corpus import Sequences, TokenLoader, open_split
 from lightning_sv.settings.data import Batches
 
 #: validation reads at least this many tokens at once, as far as whole sequences go
 VALIDATION_TOKENS = 2048
 
 
-class ShardDataModule(Batches, L.LightningDataModule):
-    """Streams (micro_batch, seq_len + 1) blocks of token ids from litdata shards, see `Batches`."""
+class TokenDataModule(Batches, L.LightningDataModule):
+    """Streams (micro_batch, seq_len + 1) token ids from litdata shards, see `Batches`."""
 
     def setup(self, stage: str) -> None:
         """Derive what depends on the number of devices: accumulation and when to validate."""
@@ -40,7 +40,7 @@ class ShardDataModule(Batches, L.LightningDataModule):
         return bool(self.trainer.strategy.root_device.type == "cuda")
 
     def train_dataloader(self) -> TokenLoader:
-        """Shuffled blocks; its state_dict is the exact position in the corpus."""
+        """Shuffled sequences; its state_dict is the exact position in the corpus."""
         return TokenLoader(
             open_split(self.corpus.dir, "train", seq_len=self.seq_len),
             self._share,
@@ -50,13 +50,13 @@ class ShardDataModule(Batches, L.LightningDataModule):
         )
 
     def val_dataloader(self) -> "DataLoader[Tensor]":
-        """`val_sequences` blocks, evenly spread over the validation split: the same at each validation.
+        """`val_sequences` of them, evenly spread over the validation split: the same at each validation.
 
         Devices read different parts of them, in equally many batches: sharded forward passes wait for each other.
         The batches are of one size where that is not too small, as the compiler makes code for each.
         """
-        blocks = open_split(self.corpus.dir, "val", seq_len=self.seq_len)
-        numbers = self._spread(len(blocks), self.validation_sequences)
+        sequences = open_split(self.corpus.dir, "val", seq_len=self.seq_len)
+        numbers = self._spread(len(sequences), self.validation_sequences)
         # Evaluation keeps no graph, so small micro-batches are put together.
         size = max(self._share.micro_batch, VALIDATION_TOKENS // self.seq_len)
         mean, rest = divmod(len(numbers), self._share.ranks)
@@ -65,20 +65,20 @@ class ShardDataModule(Batches, L.LightningDataModule):
         mine = numbers[self._share.rank :: self._share.ranks]
         cuts = [i * len(mine) // batches for i in range(batches + 1)]
         return DataLoader(
-            blocks,
+            sequences,
             batch_sampler=[mine[a:b] for a, b in itertools.pairwise(cuts)],
             generator=torch.Generator(),
             pin_memory=self._on_cuda,
         )
 
     def held_out(self, n_sequences: int) -> Tensor:
-        """Blocks (n, seq_len + 1) spread evenly over the validation split: the same in every run, on every rank.
+        """Sequences (n, seq_len + 1) spread evenly over the validation split: the same in every run, on every rank.
 
         Args:
             n_sequences: fewer where the split is smaller
         """
-        blocks: Blocks = open_split(self.corpus.dir, "val", seq_len=self.seq_len)
-        return torch.stack([blocks[i] for i in self._spread(len(blocks), n_sequences)])
+        sequences: Sequences = open_split(self.corpus.dir, "val", seq_len=self.seq_len)
+        return torch.stack([sequences[i] for i in self._spread(len(sequences), n_sequences)])
 
     @staticmethod
     def _spread(n: int, k: int) -> list[int]:
@@ -88,4 +88,4 @@ class ShardDataModule(Batches, L.LightningDataModule):
 
 
 if TYPE_CHECKING:  # the data are what the callbacks read
-    _: TrainedData = cast(ShardDataModule, None)
+    _: TrainedData = cast(TokenDataModule, None)

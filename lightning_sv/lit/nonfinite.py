@@ -19,7 +19,7 @@ class NonFinite:
     """Looks at every step's losses and gradient norm before the step, and stops or skips.
 
     Each event is a line of <run_dir>/nonfinite.jsonl that identifies the batch: step, epoch, the numbers of its
-    blocks in the training split, the losses of the micro-batches, device by device, and the gradient's norm.
+    sequences in the training split, the losses of the micro-batches, device by device, and the gradient's norm.
 
     Args:
         skip: leave the step out instead of stopping. What is left out is not random, so a comparison of
@@ -77,10 +77,10 @@ class NonFinite:
 
 
 def _identity(trainer: Any) -> dict[str, Any]:
-    """Epoch and block numbers of the step under way."""
+    """Epoch and numbers of the sequences of the step under way."""
     loader = trainer.train_dataloader
     epoch, step = loader.position()
-    return {"epoch": epoch, "blocks": loader.order.blocks(epoch, step)}
+    return {"epoch": epoch, "blocks": loader.order.sequences(epoch, step)}
 
 
 def _plain(value: float) -> float | str:

@@ -13,14 +13,14 @@ from rich.table import Table
 
 from lightning_sv.callbacks import tokens_seen
 from lightning_sv.lit.checkpoint.settings import settings_of
-from lightning_sv.lit.data import ShardDataModule
+from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import build_optimizer, group_table, parameter_table
 from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE, SUMMARY, write_atomically
 from lightning_sv.runs.provenance import Provenance, lengths
 
 
-def summarize(trainer: L.Trainer, module: PretrainModule, data: ShardDataModule) -> dict[str, Any]:
+def summarize(trainer: L.Trainer, module: PretrainModule, data: TokenDataModule) -> dict[str, Any]:
     """Collect the figures of a finished run."""
     legs = module.legs.at(trainer.global_step, trainer.max_steps)
     seconds = [leg["seconds"] for leg in legs]
@@ -44,7 +44,7 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: ShardDataModule)
     }
 
 
-def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: ShardDataModule) -> dict[str, Any]:
+def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: TokenDataModule) -> dict[str, Any]:
     """Collect what tells runs apart in a logger's table, known before the first step.
 
     settings: a hash of all that the weights depend on but the seed: equal for the runs of an arm.
@@ -94,7 +94,7 @@ def write_parameters(run_dir: Path, module: PretrainModule) -> None:
     write_atomically(run_dir / PARAMETERS, "".join(",".join(row) + "\n" for row in rows))
 
 
-def print_groups(console: Console, module: PretrainModule, steps: int, data: ShardDataModule) -> None:
+def print_groups(console: Console, module: PretrainModule, steps: int, data: TokenDataModule) -> None:
     """Show what is about to be trained: budget and parameter groups."""
     tokens = steps * data.tokens_per_step
     sparse = module.n_activated < module.n_params

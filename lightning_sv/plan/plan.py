@@ -235,8 +235,8 @@ def _reads(data: Batches, vocab_size: int, share: int, steps: int) -> Reads:
     width = np.dtype(manifest.dtype if manifest else "uint16" if vocab_size <= 1 << 16 else "uint32").itemsize
     size = (data.seq_len + 1) * width
     epochs = None
-    if manifest and (blocks := manifest.train.blocks(data.seq_len)):
-        epochs = steps * data.global_batch / blocks
+    if manifest and (sequences := manifest.train.sequences(data.seq_len)):
+        epochs = steps * data.global_batch / sequences
     return Reads(
         share, share * data.seq_len, share * size, steps * share, steps * share * data.seq_len, steps * share * size,
         epochs,

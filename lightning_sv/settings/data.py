@@ -6,7 +6,7 @@ from lightning_sv.corpus import CorpusConfig, Manifest, Share, check_corpus
 
 
 class Batches:
-    """Which tokens an optimizer step sees; `lit.data.ShardDataModule` streams them.
+    """Which tokens an optimizer step sees; `lit.data.TokenDataModule` streams them.
 
     Each optimizer step sees `global_batch` sequences, the same on any number of devices, workers and
     micro-batches: `global_batch / (micro_batch x devices)` micro-batches are accumulated.
@@ -21,7 +21,7 @@ class Batches:
         validations: validations in a run, evenly spaced, the last at the end
         val_sequences: sequences each validation reads, spread evenly over the split and always the same;
             null for the whole split
-        seed: of the order of the blocks; null for seed_everything's
+        seed: of the order of the sequences; null for seed_everything's
     """
 
     def __init__(
@@ -127,5 +127,5 @@ class Batches:
     @property
     def validation_sequences(self) -> int:
         """Sequences each validation reads, over all devices."""
-        available = self.manifest.val.blocks(self.seq_len)
+        available = self.manifest.val.sequences(self.seq_len)
         return min(self.val_sequences or available, available)

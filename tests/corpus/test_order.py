@@ -52,12 +52,14 @@ def test_each_step_is_shared_out_and_each_epoch_has_every_block_at_most_once(
             assert len(list(order)) == len(order) == steps * accumulate
         for step in range(steps):
             parts_of_step = [list(order)[step * accumulate : (step + 1) * accumulate] for order in orders]
-            blocks = [block for part in parts_of_step for micro_batch in part for block in micro_batch]
+            sequences = [sequence for part in parts_of_step for micro_batch in part for sequence in micro_batch]
             # all devices together read the step that one device would
             assert (
-                blocks == orders[0].blocks(epoch, step) == GlobalOrder(n, Share(size, size), seed).blocks(epoch, step)
+                sequences
+                == orders[0].sequences(epoch, step)
+                == GlobalOrder(n, Share(size, size), seed).sequences(epoch, step)
             )
-            seen += blocks
+            seen += sequences
         assert len(set(seen)) == len(seen) == steps * size and set(seen) <= set(range(n))
         epochs.append(seen)
     assert steps * size < 8 or epochs[0] != epochs[1]

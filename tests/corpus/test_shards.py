@@ -1,11 +1,11 @@
-"""Reading: blocks by number are the shards; nothing is written or said."""
+"""Reading: sequences by number are the shards; nothing is written or said."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from lightning_sv.corpus import Blocks, TokenLoader, iter_tokens, open_split
+from lightning_sv.corpus import Sequences, TokenLoader, iter_tokens, open_split
 from lightning_sv.corpus.order import Share
 
 SEQ = 96
@@ -20,14 +20,14 @@ def by_hand(corpus: Path) -> list[list[int]]:
 
 
 def test_blocks_are_the_shards(corpus: Path) -> None:
-    blocks = open_split(corpus, "train", seq_len=SEQ)
-    items = [blocks[i] for i in range(len(blocks))]
+    sequences = open_split(corpus, "train", seq_len=SEQ)
+    items = [sequences[i] for i in range(len(sequences))]
     assert all(item.dtype == torch.int64 and item.shape == (SEQ + 1,) for item in items)
     assert [item.tolist() for item in items] == by_hand(corpus)
-    assert isinstance(blocks, Blocks) and list(blocks)[-1].tolist() == items[-1].tolist()
-    for beyond in (-1, len(blocks)):
-        with pytest.raises(IndexError, match=f"block {beyond} of {len(blocks)}"):
-            blocks[beyond]
+    assert isinstance(sequences, Sequences) and list(sequences)[-1].tolist() == items[-1].tolist()
+    for beyond in (-1, len(sequences)):
+        with pytest.raises(IndexError, match=f"sequence {beyond} of {len(sequences)}"):
+            sequences[beyond]
 
 
 def test_reading_writes_nothing_and_says_nothing(

@@ -58,11 +58,11 @@ def probed_run(
 
 
 def sharpness_of(checkpoint: Path, corpus: Path, *, mask: bool) -> dict[str, float]:
-    """The figures by hand: three blocks spread over the validation split, a Hessian for each subset."""
+    """The figures by hand: three sequences spread over the validation split, a Hessian for each subset."""
     model = load_backbone(str(checkpoint))
     split = open_split(corpus, "val", seq_len=32)
     manifest = Manifest.load(corpus)
-    n = manifest.val.blocks(32)
+    n = manifest.val.sequences(32)
     blocks = torch.stack([split[i] for i in (0, n // 3, 2 * n // 3)])
     documents = document_numbers(blocks[:, :-1], manifest.eot) if mask else None
     figures = {}

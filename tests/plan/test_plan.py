@@ -58,10 +58,10 @@ def test_a_measured_mfu_gives_the_time_of_the_run(
 
 def test_what_a_rank_reads(capsys: pytest.CaptureFixture[str], run_args: list[str], corpus: Path) -> None:
     two = [*run_args, "--gpus", "2", "--data.micro_batch", "1"]
-    reads, blocks = plan(capsys, *two)["reads"], Manifest.load(corpus).train.blocks(32)
+    reads, sequences = plan(capsys, *two)["reads"], Manifest.load(corpus).train.sequences(32)
     assert (reads["sequences_per_step"], reads["tokens_per_step"], reads["bytes_per_step"]) == (2, 64, 2 * 33 * 2)
     assert (reads["sequences"], reads["tokens"], reads["bytes"]) == (24, 24 * 32, 24 * 33 * 2)
-    assert reads["epochs"] == pytest.approx(12 * 4 / blocks)
+    assert reads["epochs"] == pytest.approx(12 * 4 / sequences)
     absent = plan(capsys, *two, "--data.corpus.dir", "nowhere")
     assert absent["reads"]["epochs"] is None and absent["micro_batches"] == 2
     assert main(["plan", *two, "--data.corpus.dir", "nowhere"]) == 0
