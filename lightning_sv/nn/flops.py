@@ -9,7 +9,7 @@ def activated_parameters(model: nn.Module, config: BackboneConfig) -> int:
     """Parameters that take part in one token: all, but only n_expert_active of n_expert experts."""
     total = 0
     for module in model.modules():
-        sparse = config.n_expert > 0 and getattr(module, "lead", ()) == (config.n_expert,)
+        sparse = config.n_expert > 0 and getattr(module, "batch_dims", ()) == (config.n_expert,)
         for parameter in module.parameters(recurse=False):
             n = parameter.numel()
             total += n // config.n_expert * config.n_expert_active if sparse else n

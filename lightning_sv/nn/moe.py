@@ -81,9 +81,9 @@ class MixtureOfExperts(Sublayer):
         self.n_expert, self.n_active, self.router = n_expert, config.n_expert_active, config.router
         # The router is never normalized: that would fix the spread of its logits.
         branches = {"router": Branch(n_expert, norm_width=None, role="router")}
-        expert = Branch(d_expert, norm_width=d_expert, lead=(n_expert,))
+        expert = Branch(d_expert, norm_width=d_expert, batch_dims=(n_expert,))
         branches |= {"expert_gate_proj": expert, "expert_up_proj": expert}
-        self.expert_down_proj = ScaledLinear(d_expert, d, lead=(n_expert,))
+        self.expert_down_proj = ScaledLinear(d_expert, d, batch_dims=(n_expert,))
         self.has_shared = config.n_expert_shared > 0
         if self.has_shared:
             shared = Branch(config.ffn_width, norm_width=config.ffn_width)

@@ -66,7 +66,7 @@ class ScaledLinear(nn.Module):
         norm_width: normalize the output in groups of this many channels (the head dimension for
             q, k, v; d_out elsewhere); None for no normalization
         eps: of that normalization
-        lead: leading axes of weight and vectors, (n_expert,) for one matrix an expert
+        batch_dims: leading axes of weight and vectors, (n_expert,) for one matrix an expert
         role: what the matrix is for
     """
 
@@ -79,14 +79,14 @@ class ScaledLinear(nn.Module):
         scale_out: ScaleVector | None = None,
         norm_width: int | None = None,
         eps: float = 1e-5,
-        lead: Sequence[int] = (),
+        batch_dims: Sequence[int] = (),
         role: MatrixRole = "matrix",
     ):
         super().__init__()
         assert norm_width is None or d_out % norm_width == 0
         self.d_in, self.d_out, self.norm_width, self.eps = d_in, d_out, norm_width, eps
-        self.lead, self.role = tuple(lead), role
-        self.weight = nn.Parameter(torch.empty(*self.lead, d_out, d_in))
+        self.batch_dims, self.role = tuple(batch_dims), role
+        self.weight = nn.Parameter(torch.empty(*self.batch_dims, d_out, d_in))
         self.scale_in, self.scale_out = scale_in, scale_out
         self.reset_parameters()
 
@@ -98,7 +98,7 @@ class ScaledLinear(nn.Module):
     def forward(
         self,
         xhat: Float[Tensor, "*tokens {self.d_in}"],
-        gamma_out: Float[Tensor, "*lead {self.d_out}"] | None = None,
+        gamma_out: Float[Tensor, "*batch_dims {self.d_out}"] | None = None,
         rows: Rows | None = None,
         product: Float[Tensor, "*tokens {self.d_out}"] | None = None,
     ) -> Float[Tensor, "*tokens {self.d_out}"]:
@@ -117,7 +117,7 @@ class ScaledLinear(nn.Module):
         self, xhat: Tensor, gamma_out: Tensor | None = None, rows: Rows | None = None, product: Tensor | None = None
     ) -> Output:
         """Return what `forward` does, before the norm; the same arguments."""
-        assert (rows is None) == (not self.lead)
+        assert (rows is None) == (not self.batch_dims)
         if product is None:
             factors = self.factors(gamma_out)
             product = scaled_product(xhat, *factors) if rows is None else grouped_product(xhat, factors, rows)
@@ -138,9 +138,9 @@ class ScaledLinear(nn.Module):
 
     def extra_repr(self) -> str:
         """Show the widths in the printed module."""
-        lead = "".join(f"{n} x " for n in self.lead)
+        batch = "".join(f"{n} x " for n in self.batch_dims)
         norm = "" if self.norm_width is None else f", norm_width={self.norm_width}"
-        return f"{lead}{self.d_in} -> {self.d_out}{norm}"
+        return f"{batch}{self.d_in} -> {self.d_out}{norm}"
 
 
 def output_norms(model: nn.Module) -> Iterator[tuple[str, RMSNorm]]:

@@ -67,14 +67,14 @@ class Branch(NamedTuple):
     Attributes:
         d_out: width of its output
         norm_width: the width that `dnp` normalizes over; None where a branch is never normalized
-        lead: leading axes, (n_expert,) for one matrix an expert
+        batch_dims: leading axes, (n_expert,) for one matrix an expert
         role: what the matrix is for
         n_head: heads that its output consists of; None where there are none
     """
 
     d_out: int
     norm_width: int | None
-    lead: tuple[int, ...] = ()
+    batch_dims: tuple[int, ...] = ()
     role: MatrixRole = "matrix"
     n_head: int | None = None
 
@@ -122,7 +122,9 @@ class ScaleBuilder:
             if row.scale_out and branch.n_head is not None:
                 self._with_heads.add(name)
             norm_width = branch.norm_width if row.norm_out else None
-            scale_in = self._vector(name, "scale_in", d_in, "input", branch.lead) if own_in and row.scale_in else None
+            scale_in = (
+                self._vector(name, "scale_in", d_in, "input", branch.batch_dims) if own_in and row.scale_in else None
+            )
             scale_out = None
             if row.scale_out and name not in owned:
                 scale_out = self._out(name, name, branch)
@@ -135,7 +137,7 @@ class ScaleBuilder:
                 scale_out=scale_out,
                 norm_width=norm_width,
                 eps=self.eps,
-                lead=branch.lead,
+                batch_dims=branch.batch_dims,
                 role=branch.role,
             )
         if self.options.freeze_input_beta and norm_scale is not None and all(b.norm_width for b in built.values()):
@@ -158,7 +160,7 @@ class ScaleBuilder:
         alike: dict[tuple[int, tuple[int, ...], bool], list[str]] = {}
         for name, branch in branches.items():
             if self.options.share_scale_out and sides[name].scale_out:
-                key = (branch.d_out, branch.lead, name in self.options.share_heads)
+                key = (branch.d_out, branch.batch_dims, name in self.options.share_heads)
                 alike.setdefault(key, []).append(name)
         several = [names for names in alike.values() if len(names) > 1]
         return {tuple(names): self._out(site, names[0], branches[names[0]]) for names in several}
@@ -166,8 +168,8 @@ class ScaleBuilder:
     def _out(self, site: str, name: str, branch: Branch) -> ScaleVector:
         """Make the output-side vector of branch `name`, kept at `site`, or of a head where its heads share one."""
         if branch.n_head is None or name not in self.options.share_heads:
-            return self._vector(site, "scale_out", branch.d_out, "output", branch.lead)
-        g = self._vector(site, "scale_out", branch.d_out // branch.n_head, "output", branch.lead)
+            return self._vector(site, "scale_out", branch.d_out, "output", branch.batch_dims)
+        g = self._vector(site, "scale_out", branch.d_out // branch.n_head, "output", branch.batch_dims)
         return HeadShared(g, branch.n_head)
 
     def finish(self, *, warn: bool = True) -> ScaleStrategy:
@@ -210,14 +212,14 @@ class ScaleBuilder:
         token = self.options.placement_at.get(site)
         return self.strategy.sides if token is None else _TOKENS[token]
 
-    def _vector(self, site: str, side: str, d: int, role: Role, lead: tuple[int, ...] = ()) -> ScaleVector:
+    def _vector(self, site: str, side: str, d: int, role: Role, batch_dims: tuple[int, ...] = ()) -> ScaleVector:
         key = f"{site}.{side}"
         chosen = self.options.role_at.get(key, role)
         assert chosen in ROLES
         actual: Role = "input" if chosen == "input" else "output"
         self._vectors.add(key)
         self._roles.add(actual)
-        return self.strategy.vector(d, actual, lead)
+        return self.strategy.vector(d, actual, batch_dims)
 
 
 def _freeze_magnitude(vector: ScaleVector) -> None:

@@ -40,10 +40,10 @@ def scaled_product(
 
 
 def effective_weight(
-    weight: Float[Tensor, "*lead d_out d_in"],
-    gamma_in: Float[Tensor, "*lead d_in"] | None,
-    gamma_out: Float[Tensor, "*lead d_out"] | None,
-) -> Float[Tensor, "*lead d_out d_in"]:
+    weight: Float[Tensor, "*batch_dims d_out d_in"],
+    gamma_in: Float[Tensor, "*batch_dims d_in"] | None,
+    gamma_out: Float[Tensor, "*batch_dims d_out"] | None,
+) -> Float[Tensor, "*batch_dims d_out d_in"]:
     """Return diag(gamma_out) W diag(gamma_in), (..., d_out, d_in); paper, Section 3.4."""
     if gamma_in is not None:
         weight = weight * gamma_in.unsqueeze(-2)

@@ -1,7 +1,7 @@
 """Learnable scale vectors gamma, one class per parameterization (paper, Section 3.3).
 
 Every class starts at gamma = 1 exactly, keeps its parameters in float32 and gives gamma in float32
-(float64 parameters give float64). Shapes: `lead` are leading axes that share a module, such as the
+(float64 parameters give float64). Shapes: `batch_dims` are leading axes that share a module, such as the
 experts of a mixture; d is the width that is scaled.
 """
 
@@ -19,7 +19,7 @@ ROLES: tuple[Role, ...] = ("input", "output")
 
 
 class ScaleVector(nn.Module, ABC):
-    """A learnable gamma of shape (*lead, d), equal to 1 at initialization.
+    """A learnable gamma of shape (*batch_dims, d), equal to 1 at initialization.
 
     A parameterization is one subclass: the parameters, `forward` (parameters -> gamma) and
     `set_gamma` (gamma -> parameters), which model conversion and folding use.
@@ -28,21 +28,21 @@ class ScaleVector(nn.Module, ABC):
         d: width of the activation that gamma multiplies
         role: 'input' when a linear map follows at once (the paper's Input-Norm), 'output' when
             none does (Output-Norm). Weight decay reads it
-        lead: leading axes, for instance (n_expert,)
+        batch_dims: leading axes, for instance (n_expert,)
     """
 
-    def __init__(self, d: int, role: Role, lead: Sequence[int] = ()):
+    def __init__(self, d: int, role: Role, batch_dims: Sequence[int] = ()):
         super().__init__()
         assert role in ROLES, role
-        self.d, self.role, self.lead = d, role, tuple(lead)
+        self.d, self.role, self.batch_dims = d, role, tuple(batch_dims)
 
     @abstractmethod
-    def forward(self) -> Float[Tensor, "*lead {self.d}"]:
-        """Return gamma, shape (*lead, d)."""
+    def forward(self) -> Float[Tensor, "*batch_dims {self.d}"]:
+        """Return gamma, shape (*batch_dims, d)."""
 
     @abstractmethod
-    def set_gamma(self, gamma: Float[Tensor, "*lead {self.d}"]) -> None:
-        """Set the parameters so that `forward()` is `gamma`, shape (*lead, d).
+    def set_gamma(self, gamma: Float[Tensor, "*batch_dims {self.d}"]) -> None:
+        """Set the parameters so that `forward()` is `gamma`, shape (*batch_dims, d).
 
         Raises:
             ValueError: where the parameterization cannot represent `gamma`
@@ -50,16 +50,16 @@ class ScaleVector(nn.Module, ABC):
 
     @property
     def magnitude(self) -> nn.Parameter | None:
-        """The parameter that is the size of all of gamma, (*lead, 1), the paper's beta; None where there is none."""
+        """The parameter that is the size of all of gamma, the paper's beta, (*batch_dims, 1); None without one."""
         return None
 
     def reset_parameters(self) -> None:
         """Set gamma to 1, for instance after a meta device."""
-        self.set_gamma(torch.ones(*self.lead, self.d, device=next(self.parameters()).device))
+        self.set_gamma(torch.ones(*self.batch_dims, self.d, device=next(self.parameters()).device))
 
     def extra_repr(self) -> str:
         """Show width and role in the printed module."""
-        return f"{'x'.join(map(str, (*self.lead, self.d)))}, role={self.role}"
+        return f"{'x'.join(map(str, (*self.batch_dims, self.d)))}, role={self.role}"
 
 
 class DirectScale(ScaleVector):
@@ -68,16 +68,16 @@ class DirectScale(ScaleVector):
     Implicit preconditioner of gamma's flow: P = I.
     """
 
-    def __init__(self, d: int, role: Role, lead: Sequence[int] = ()):
-        super().__init__(d, role, lead)
-        self.gamma = nn.Parameter(torch.ones(*self.lead, d))
+    def __init__(self, d: int, role: Role, batch_dims: Sequence[int] = ()):
+        super().__init__(d, role, batch_dims)
+        self.gamma = nn.Parameter(torch.ones(*self.batch_dims, d))
 
-    def forward(self) -> Float[Tensor, "*lead {self.d}"]:
+    def forward(self) -> Float[Tensor, "*batch_dims {self.d}"]:
         """Return gamma."""
         return self.gamma
 
     @torch.no_grad()
-    def set_gamma(self, gamma: Float[Tensor, "*lead {self.d}"]) -> None:
+    def set_gamma(self, gamma: Float[Tensor, "*batch_dims {self.d}"]) -> None:
         """Copy gamma."""
         self.gamma.copy_(gamma)
 
@@ -88,16 +88,16 @@ class OffsetScale(ScaleVector):
     Implicit preconditioner: P = I, as for `DirectScale`; without decay the two train alike.
     """
 
-    def __init__(self, d: int, role: Role, lead: Sequence[int] = ()):
-        super().__init__(d, role, lead)
-        self.offset = nn.Parameter(torch.zeros(*self.lead, d))
+    def __init__(self, d: int, role: Role, batch_dims: Sequence[int] = ()):
+        super().__init__(d, role, batch_dims)
+        self.offset = nn.Parameter(torch.zeros(*self.batch_dims, d))
 
-    def forward(self) -> Float[Tensor, "*lead {self.d}"]:
+    def forward(self) -> Float[Tensor, "*batch_dims {self.d}"]:
         """Return 1 + offset."""
         return 1 + self.offset
 
     @torch.no_grad()
-    def set_gamma(self, gamma: Float[Tensor, "*lead {self.d}"]) -> None:
+    def set_gamma(self, gamma: Float[Tensor, "*batch_dims {self.d}"]) -> None:
         """Set offset = gamma - 1."""
         self.offset.copy_(gamma - 1)
 
@@ -110,23 +110,23 @@ class OriginalSpaceScale(ScaleVector):
     the paper: gamma is exactly 1 at initialization (alpha = 1, beta = 1), and alpha = 0 is an error.
     """
 
-    def __init__(self, d: int, role: Role, lead: Sequence[int] = ()):
-        super().__init__(d, role, lead)
-        self.alpha = nn.Parameter(torch.ones(*self.lead, d))
+    def __init__(self, d: int, role: Role, batch_dims: Sequence[int] = ()):
+        super().__init__(d, role, batch_dims)
+        self.alpha = nn.Parameter(torch.ones(*self.batch_dims, d))
         # (1,), not a scalar: FSDP2 cannot shard parameters of zero dimensions.
-        self.beta = nn.Parameter(torch.ones(*self.lead, 1))
+        self.beta = nn.Parameter(torch.ones(*self.batch_dims, 1))
 
     @property
     def magnitude(self) -> nn.Parameter:
         """Beta."""
         return self.beta
 
-    def forward(self) -> Float[Tensor, "*lead {self.d}"]:
+    def forward(self) -> Float[Tensor, "*batch_dims {self.d}"]:
         """Return beta * alpha / rms(alpha)."""
         return self.alpha * (self.beta * self.alpha.square().mean(-1, keepdim=True).rsqrt())
 
     @torch.no_grad()
-    def set_gamma(self, gamma: Float[Tensor, "*lead {self.d}"]) -> None:
+    def set_gamma(self, gamma: Float[Tensor, "*batch_dims {self.d}"]) -> None:
         """Set alpha = gamma and beta = ||gamma|| / sqrt(d); a zero vector has no direction."""
         rms = gamma.square().mean(-1, keepdim=True).sqrt()
         if (rms == 0).any():
@@ -142,22 +142,22 @@ class ExponentialScale(ScaleVector):
     absorbed by the linear map beside it.
     """
 
-    def __init__(self, d: int, role: Role, lead: Sequence[int] = ()):
-        super().__init__(d, role, lead)
-        self.alpha = nn.Parameter(torch.zeros(*self.lead, d))
-        self.beta = nn.Parameter(torch.zeros(*self.lead, 1))
+    def __init__(self, d: int, role: Role, batch_dims: Sequence[int] = ()):
+        super().__init__(d, role, batch_dims)
+        self.alpha = nn.Parameter(torch.zeros(*self.batch_dims, d))
+        self.beta = nn.Parameter(torch.zeros(*self.batch_dims, 1))
 
     @property
     def magnitude(self) -> nn.Parameter:
         """Beta."""
         return self.beta
 
-    def forward(self) -> Float[Tensor, "*lead {self.d}"]:
+    def forward(self) -> Float[Tensor, "*batch_dims {self.d}"]:
         """Return exp(beta + alpha - mean(alpha))."""
         return (self.beta + self.alpha - self.alpha.mean(-1, keepdim=True)).exp()
 
     @torch.no_grad()
-    def set_gamma(self, gamma: Float[Tensor, "*lead {self.d}"]) -> None:
+    def set_gamma(self, gamma: Float[Tensor, "*batch_dims {self.d}"]) -> None:
         """Set beta = mean(log gamma) and alpha = log gamma - beta; every entry must be positive."""
         if (gamma <= 0).any():
             raise ValueError(
@@ -178,7 +178,7 @@ class HeadShared(ScaleVector):
     """
 
     def __init__(self, vector: ScaleVector, n_head: int):
-        super().__init__(n_head * vector.d, vector.role, vector.lead)
+        super().__init__(n_head * vector.d, vector.role, vector.batch_dims)
         self.vector, self.n_head = vector, n_head
 
     @property
@@ -187,9 +187,9 @@ class HeadShared(ScaleVector):
         return self.vector.magnitude
 
     def forward(self) -> Tensor:
-        """Return g once for each head, (*lead, d)."""
+        """Return g once for each head, (*batch_dims, d)."""
         g: Tensor = self.vector()
-        return g.repeat(*(1 for _ in self.lead), self.n_head)
+        return g.repeat(*(1 for _ in self.batch_dims), self.n_head)
 
     def set_gamma(self, gamma: Tensor) -> None:
         """Set g; it must be the same for every head."""

@@ -31,8 +31,8 @@ class Experts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.wide, self.tall = ScaledLinear(40, 24), ScaledLinear(24, 40)
-        self.up = ScaledLinear(24, 40, lead=(5,), scale_in=OriginalSpaceScale(24, "input", lead=(5,)))
-        self.down = ScaledLinear(40, 24, lead=(5,), scale_out=OriginalSpaceScale(24, "output", lead=(5,)))
+        self.up = ScaledLinear(24, 40, batch_dims=(5,), scale_in=OriginalSpaceScale(24, "input", batch_dims=(5,)))
+        self.down = ScaledLinear(40, 24, batch_dims=(5,), scale_out=OriginalSpaceScale(24, "output", batch_dims=(5,)))
         self.router = ScaledLinear(24, 5, role="router")
         self.embed, self.head = nn.Embedding(48, 24), ScaledLinear(24, 48, role="head")
         for parameter in self.parameters():
@@ -166,7 +166,7 @@ def test_a_sharded_matrix_is_gathered_once(shape: tuple[int, ...], gathers: int)
 
 @pytest.mark.parametrize("ns_dtype", ["bfloat16", "float32"])
 def test_an_expert_without_tokens(ns_dtype: str) -> None:
-    model = nn.ModuleList([ScaledLinear(8, 6, lead=(3,))])
+    model = nn.ModuleList([ScaledLinear(8, 6, batch_dims=(3,))])
     (weight,) = model.parameters()
     nn.init.normal_(weight)
     optimizer = build(model, ns_dtype=ns_dtype)

@@ -12,16 +12,16 @@ EVERY = pytest.mark.parametrize("kind", list(PARAMETERIZATIONS.values()))
 
 
 @EVERY
-@pytest.mark.parametrize("lead", [(), (3,)])
+@pytest.mark.parametrize("batch_dims", [(), (3,)])
 @pytest.mark.parametrize("d", [1, 5, 768, 853])
-def test_starts_at_exactly_one(kind: type[ScaleVector], lead: tuple[int, ...], d: int) -> None:
-    vector = kind(d, "input", lead)
-    assert torch.equal(vector(), torch.ones(*lead, d))
+def test_starts_at_exactly_one(kind: type[ScaleVector], batch_dims: tuple[int, ...], d: int) -> None:
+    vector = kind(d, "input", batch_dims)
+    assert torch.equal(vector(), torch.ones(*batch_dims, d))
     with torch.no_grad():
         for parameter in vector.parameters():
             parameter.add_(0.5)
     vector.reset_parameters()
-    assert torch.equal(vector(), torch.ones(*lead, d))
+    assert torch.equal(vector(), torch.ones(*batch_dims, d))
 
 
 @EVERY

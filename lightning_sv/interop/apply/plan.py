@@ -176,15 +176,19 @@ class Planner:
         before = before and gamma is not None
         if not (before or after):
             return
-        lead = weight.shape[:-2]
+        batch_dims = weight.shape[:-2]
         parts = []
         for width in reader.parts:
             vectors: list[ScaleVector | None] = [None, None]
             if before and gamma is not None:
-                wide = gamma.expand(*lead, -1)
+                wide = gamma.expand(*batch_dims, -1)
                 vectors[0] = self._vector(reader.weight, wide, self._role(reader, "scale_in", "input"), weight)
             if after:
-                ones = gamma.new_ones(*lead, width) if gamma is not None else _wide(weight).new_ones(*lead, width)
+                ones = (
+                    gamma.new_ones(*batch_dims, width)
+                    if gamma is not None
+                    else _wide(weight).new_ones(*batch_dims, width)
+                )
                 vectors[1] = self._vector(reader.weight, ones, self._role(reader, "scale_out", "output"), weight)
             parts.append(ScaledPart(*vectors))
         self.plan.weights[reader.weight] = ScaledWeight(parts, reader.parts, reader.in_axis != weight.ndim - 1)

@@ -18,7 +18,7 @@ class Reader:
     """A matrix that reads a scale vector's values.
 
     Attributes:
-        weight: name of the parameter, (*lead, d_out, d_in) or (*lead, d_in, d_out)
+        weight: name of the parameter, (*batch_dims, d_out, d_in) or (*batch_dims, d_in, d_out)
         in_axis: the axis that its product sums over
         parts: widths of the matrices that are stored in it one after the other, as of queries, keys and values
         mixed: it holds several matrices whose rows alternate, or are found in no other way

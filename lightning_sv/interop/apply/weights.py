@@ -13,8 +13,8 @@ class ScaledPart(nn.Module):
     """The scale vectors of one matrix: diag(gamma_out) W diag(gamma_in).
 
     Args:
-        scale_in: gives gamma_in, (*lead, d_in); None for 1
-        scale_out: gives gamma_out, (*lead, d_out); None for 1
+        scale_in: gives gamma_in, (*batch_dims, d_in); None for 1
+        scale_out: gives gamma_out, (*batch_dims, d_out); None for 1
     """
 
     def __init__(self, scale_in: ScaleVector | None, scale_out: ScaleVector | None):
@@ -22,7 +22,7 @@ class ScaledPart(nn.Module):
         self.scale_in, self.scale_out = scale_in, scale_out
 
     def forward(self, weight: Tensor) -> Tensor:
-        """(*lead, d_out, d_in) -> the same shape, in the vectors' dtype if that is wider."""
+        """(*batch_dims, d_out, d_in) -> the same shape, in the vectors' dtype if that is wider."""
         gamma_in = None if self.scale_in is None else self.scale_in()
         return effective_weight(weight, gamma_in, None if self.scale_out is None else self.scale_out())
 
@@ -33,7 +33,7 @@ class ScaledWeight(nn.Module):
     Args:
         parts: of each matrix
         widths: d_out of each, in the weight's order
-        transposed: the weight is stored (*lead, d_in, d_out)
+        transposed: the weight is stored (*batch_dims, d_in, d_out)
 
     Attributes:
         order: names of the module's parameters before
