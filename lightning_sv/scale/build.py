@@ -100,11 +100,11 @@ class ScaleBuilder:
         self, site: str, d_in: int, branches: Mapping[str, Branch], kind: type[BranchGroup] = BranchGroup
     ) -> BranchGroup:
         """Build a norm of width d_in at `site` and the branches that read it, as a group of class `kind`."""
-        sides = {name: self._sides(name) for name in branches}
+        rows = {name: self._row(name) for name in branches}
         own_in = self.strategy.per_branch
-        shared_out = self._shared_out(site, branches, sides)
+        shared_out = self._shared_out(site, branches, rows)
         owned = {name for names in shared_out for name in names}
-        has_in = {row.scale_in for row in sides.values()}
+        has_in = {row.scale_in for row in rows.values()}
         if not own_in and len(has_in) == 2:
             raise ValueError(
                 f"scale_options.placement_at gives only some branches of {site} an input-side scale "
@@ -114,7 +114,7 @@ class ScaleBuilder:
         norm_scale = self._vector(site, "scale", d_in, "input") if not own_in and True in has_in else None
         built = {}
         for name, branch in branches.items():
-            row = sides[name]
+            row = rows[name]
             if name in self.options.placement_at and row.norm_out and branch.norm_width is None:
                 raise ValueError(
                     f"scale_options.placement_at normalizes the output of {name}, which is never normalized; use dp."
@@ -149,17 +149,17 @@ class ScaleBuilder:
 
         It has one wherever the strategy has scale vectors at all (paper, Section 2.2).
         """
-        sides = self.strategy.sides
-        has = sides.scale_in or sides.scale_out
+        row = self.strategy.placement_row
+        has = row.scale_in or row.scale_out
         return RMSNorm(d, self.eps, self._vector(site, "scale", d, "output") if has else None)
 
     def _shared_out(
-        self, site: str, branches: Mapping[str, Branch], sides: Mapping[str, Placement]
+        self, site: str, branches: Mapping[str, Branch], rows: Mapping[str, Placement]
     ) -> dict[tuple[str, ...], ScaleVector]:
         """Make the output-side vectors that branches of equal shape share, where the options say so."""
         alike: dict[tuple[int, tuple[int, ...], bool], list[str]] = {}
         for name, branch in branches.items():
-            if self.options.share_scale_out and sides[name].scale_out:
+            if self.options.share_scale_out and rows[name].scale_out:
                 key = (branch.d_out, branch.batch_dims, name in self.options.share_heads)
                 alike.setdefault(key, []).append(name)
         several = [names for names in alike.values() if len(names) > 1]
@@ -207,10 +207,10 @@ class ScaleBuilder:
             )
         return meaning
 
-    def _sides(self, site: str) -> Placement:
+    def _row(self, site: str) -> Placement:
         self._sites.add(site)
         token = self.options.placement_at.get(site)
-        return self.strategy.sides if token is None else _TOKENS[token]
+        return self.strategy.placement_row if token is None else _TOKENS[token]
 
     def _vector(self, site: str, side: str, d: int, role: Role, batch_dims: tuple[int, ...] = ()) -> ScaleVector:
         key = f"{site}.{side}"

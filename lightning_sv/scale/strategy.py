@@ -143,8 +143,8 @@ class ScaleStrategy:
         return bool(_row("sharing", self.sharing).per_branch)
 
     @property
-    def sides(self) -> Placement:
-        """What surrounds each matrix."""
+    def placement_row(self) -> Placement:
+        """What surrounds each matrix: a row of `PLACEMENTS`."""
         row = _row("placement", self.placement)
         assert isinstance(row, Placement)
         return row

@@ -17,7 +17,7 @@ from tests.conftest import perturbed
 CONFIG = BackboneConfig(d_model=8, n_layer=2, n_head=2, vocab_size=12, d_ff=10)
 STRATEGIES = [f"{sides}+{name}" for sides in ("bp", "hg+dp", "hg+dnp") for name in PARAMETERIZATIONS]
 SUBSETS = ("all", "input", "output", "branch", "layer")
-CASES = [(s, b) for s in STRATEGIES for b in SUBSETS if ScaleStrategy.parse(s).sides.scale_out or b != "output"]
+CASES = [(s, b) for s in STRATEGIES for b in SUBSETS if ScaleStrategy.parse(s).placement_row.scale_out or b != "output"]
 
 
 class Plain(nn.Module):

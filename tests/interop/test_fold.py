@@ -28,7 +28,7 @@ STAY["moe"] |= {"lm_head.scale_out"}
 
 def make(config: BackboneConfig, family: str, text: str, **options: Any) -> Backbone:
     """A model in float64 whose scale vectors have left 1, each by another amount, some to the negative."""
-    if family == "gemma" and ScaleStrategy.parse(text).sides.norm_out:
+    if family == "gemma" and ScaleStrategy.parse(text).placement_row.norm_out:
         options["placement_at"] = ONCE | options.get("placement_at", {})
     model = perturbed(Backbone(replace(config, **FAMILIES[family]), text, ScaleOptions(**options)).double(), 0.5)
     if "er" not in text.split("+"):
@@ -59,11 +59,11 @@ def assert_folded(model: Backbone) -> Backbone:
 @pytest.mark.parametrize("text", ALL_STRATEGIES)
 def test_folding_leaves_the_logits(text: str, family: str, config: BackboneConfig) -> None:
     model = make(config, family, text)
-    folded, sides = assert_folded(model), model.strategy.sides
+    folded, row = assert_folded(model), model.strategy.placement_row
     kept = {".".join(path.split(".")[-2:]) for path, into, _ in foldable(model) if into is None}
-    if sides.norm_out:
+    if row.norm_out:
         assert kept == STAY[family]
-    elif family == "gemma" and (sides.scale_in or sides.scale_out):
+    elif family == "gemma" and (row.scale_in or row.scale_out):
         assert kept == {word for word in STAY["gemma"] if word.endswith("norm.scale")}
     else:
         assert not kept and str(folded.strategy) == "nop"

@@ -34,7 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
-KEEPING = [text for text in BUILDS if not ScaleStrategy.parse(text).sides.norm_out]
+KEEPING = [text for text in BUILDS if not ScaleStrategy.parse(text).placement_row.norm_out]
 
 
 @pytest.fixture(scope="module")

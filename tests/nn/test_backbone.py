@@ -49,7 +49,7 @@ def test_every_strategy_but_dnp_starts_as_the_standard_model(text: str, family: 
     tokens = torch.randint(0, config.vocab_size, (2, 9))
     llama = Backbone(config, "llama", seed=3).double()(tokens)
     ours = Backbone(config, text, seed=3).double()(tokens)
-    if ScaleStrategy.parse(text).sides.norm_out:
+    if ScaleStrategy.parse(text).placement_row.norm_out:
         assert not torch.allclose(ours, llama)
         assert ((ours.square().mean(-1) - 1).abs() < 0.02).all()
     else:

@@ -10,7 +10,7 @@ from lightning_sv.scale.vector import DirectScale, HeadShared
 from tests.conftest import BUILDS, perturbed
 
 Q_AND_K, ALL = ["q_proj", "k_proj"], ["q_proj", "k_proj", "v_proj"]
-WITH_OUT = [text for text in BUILDS if ScaleStrategy.parse(text).sides.scale_out]
+WITH_OUT = [text for text in BUILDS if ScaleStrategy.parse(text).placement_row.scale_out]
 
 
 @pytest.mark.filterwarnings("ignore:scale strategy")

@@ -87,7 +87,7 @@ class Planner:
             self._note(site.vector, "left as it is: its norm multiplies by neither w nor 1 + w")
             return
         for name in site.tied:
-            if self.strategy.sides.scale_out:
+            if self.strategy.placement_row.scale_out:
                 self._note(name, "no vector behind it: it is tied; untie_head=True gives a head its own")
         for reader in site.readers:
             if reader.mixed and self.strategy.per_branch:
@@ -122,7 +122,7 @@ class Planner:
 
     def _placement(self, reader: Reader) -> Placement:
         token = self.options.placement_at.get(reader.word)
-        return self.strategy.sides if token is None else PLACEMENTS[token]
+        return self.strategy.placement_row if token is None else PLACEMENTS[token]
 
     def _keep(self, site: Site, stored: Tensor, gamma: Tensor) -> None:
         """Leave gamma with its norm, in the strategy's parameterization."""
