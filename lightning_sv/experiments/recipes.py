@@ -97,7 +97,7 @@ class Recipes:
             warnings.simplefilter("ignore")
             module, data, trainer = parse_run([*words, "--model.scale", arm.scale], check_corpus=False)
         exceptions = any(k.startswith("model.scale_options") for k in changes)
-        strategy = str(module.strategy if exceptions else module.meaning)
+        strategy = str(module.strategy if exceptions else module.canonical)
         settled = {"model.optim.lr": module.lr, "model.scale": strategy, "trainer.max_steps": steps}
         for key, value in {**changes, **settled}.items():
             OmegaConf.update(layered, key, value, force_add=True)

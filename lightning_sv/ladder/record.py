@@ -82,7 +82,7 @@ class RunRecord:
         run = trainee.run
         summary = {
             "label": run.arm.label,
-            "meaning": str(trainee.net.meaning),
+            "meaning": str(trainee.net.canonical),
             "model": run.rung.name,
             "seed": run.seed,
             "steps": run.steps,

@@ -26,7 +26,7 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: TokenDataModule)
     seconds = [leg["seconds"] for leg in legs]
     return {
         "label": module.label,
-        "meaning": str(module.meaning),
+        "meaning": str(module.canonical),
         "model": module.config.name,
         "seed": _seed(module),
         "steps": trainer.global_step,

@@ -86,8 +86,8 @@ class Backbone(nn.Module):
         self.activation_checkpointing = False
         #: keep the residual stream in the dtype of the products, which under autocast is bf16, and not in float32
         self.narrow_residual = False
-        #: the simplest strategy that is this model; two models of one meaning are not compared
-        self.meaning = build.finish()
+        #: the simplest strategy that is this model; two models of one canonical strategy are not compared
+        self.canonical = build.finish()
         if not self.embed.weight.is_meta:
             init_weights(self, config, seed)
 

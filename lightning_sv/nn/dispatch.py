@@ -13,7 +13,7 @@ from lightning_sv.scale.grouped import Rows
 from lightning_sv.scale.shapes import Float, Int
 
 
-class Plan(NamedTuple):
+class Layout(NamedTuple):
     """Where every choice of every token lies in the buffer.
 
     Attributes:
@@ -38,7 +38,7 @@ def block_multiple(n_choice: int, n_expert: int) -> int:
 
 
 @torch.no_grad()
-def plan(experts: Int[Tensor, "N k"], n_expert: int) -> Plan:
+def layout(experts: Int[Tensor, "N k"], n_expert: int) -> Layout:
     """Return the places of the choices `experts` in a buffer of static size, without a look at the ids from the host.
 
     The choices of one expert lie in the order of the tokens (and of the choices, should a token name an expert
@@ -61,10 +61,10 @@ def plan(experts: Int[Tensor, "N k"], n_expert: int) -> Plan:
     source = torch.full((size,), n, device=experts.device).scatter_(0, row, order // k)
     position = torch.empty_like(row).scatter_(0, order, row).view(n, k)
     expert = torch.searchsorted(ends, torch.arange(size, device=experts.device), right=True).clamp_(max=n_expert - 1)
-    return Plan(Rows(expert, ends.int(), filled=n * k), source, position)
+    return Layout(Rows(expert, ends.int(), filled=n * k), source, position)
 
 
-def dispatch(x: Float[Tensor, "N d"], plan: Plan) -> Float[Tensor, "R d"]:
+def dispatch(x: Float[Tensor, "N d"], layout: Layout) -> Float[Tensor, "R d"]:
     """Return the rows x[source], zero where a row holds no token; (N, d) -> (R, d).
 
     In the autocast dtype where autocast is on: what reads the rows are products.
@@ -72,23 +72,23 @@ def dispatch(x: Float[Tensor, "N d"], plan: Plan) -> Float[Tensor, "R d"]:
     device = x.device.type
     if torch.is_autocast_enabled(device):
         x = x.to(torch.get_autocast_dtype(device))
-    rows: Tensor = _Dispatch.apply(x, plan.source, plan.position)
+    rows: Tensor = _Dispatch.apply(x, layout.source, layout.position)
     return rows
 
 
-def combine(y: Float[Tensor, "R d"], plan: Plan) -> Float[Tensor, "N d"]:
+def combine(y: Float[Tensor, "R d"], layout: Layout) -> Float[Tensor, "N d"]:
     """Return sum_j y[position[n, j]] of every token n, in y's dtype; (R, d) -> (N, d).
 
     Weights go to what y is made from (`weights_by_row`): where that is linear it is the same, and y need not
     be kept for their gradient.
     """
-    out: Tensor = _Combine.apply(y, plan.source, plan.position)
+    out: Tensor = _Combine.apply(y, layout.source, layout.position)
     return out
 
 
-def weights_by_row(weights: Float[Tensor, "N k"], plan: Plan) -> Float[Tensor, " R"]:
+def weights_by_row(weights: Float[Tensor, "N k"], layout: Layout) -> Float[Tensor, " R"]:
     """Return the weight of each row, zero where it holds no token; (N, k) -> (R,)."""
-    return weights.new_zeros(len(plan.source)).scatter(0, plan.position.flatten(), weights.flatten())
+    return weights.new_zeros(len(layout.source)).scatter(0, layout.position.flatten(), weights.flatten())
 
 
 class _Dispatch(torch.autograd.Function):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_sv.nn.config import BackboneConfig
-from lightning_sv.nn.dispatch import combine, dispatch, plan, weights_by_row
+from lightning_sv.nn.dispatch import combine, dispatch, layout, weights_by_row
 from lightning_sv.nn.init import Sublayer
 from lightning_sv.nn.swiglu import swiglu
 from lightning_sv.scale import Branch, ScaleBuilder, ScaledLinear
@@ -104,12 +104,12 @@ class MixtureOfExperts(Sublayer):
         """(B, T, D) -> (B, T, D) and the routing; x is the residual stream, not yet normalized."""
         xhat = self.inputs.norm(x).flatten(0, 1)  # N D
         weights, experts, routing = self._route(xhat)
-        plans = plan(experts, self.n_expert)
-        buffer = dispatch(xhat, plans)  # R D
-        gate, up = self.inputs.experts(("expert_gate_proj", "expert_up_proj"), buffer, plans.rows)
+        places = layout(experts, self.n_expert)
+        buffer = dispatch(xhat, places)  # R D
+        gate, up = self.inputs.experts(("expert_gate_proj", "expert_up_proj"), buffer, places.rows)
         # down is linear: weighed before it, its output need not be kept for the weights' gradient
-        hidden = swiglu(gate, up, weights_by_row(weights, plans))
-        out = combine(self.expert_down_proj(hidden, rows=plans.rows), plans)
+        hidden = swiglu(gate, up, weights_by_row(weights, places))
+        out = combine(self.expert_down_proj(hidden, rows=places.rows), places)
         if self.has_shared:
             gate, up = (self.inputs.branch(name, xhat) for name in ("shared_gate_proj", "shared_up_proj"))
             shared = self.shared_down_proj(F.silu(gate) * up)

@@ -83,7 +83,7 @@ class Ledger:
     Attributes:
         model: the model's name
         scale: strategy and options
-        meaning: the simplest strategy that is the same model
+        canonical: the simplest strategy that is the same model
         roles: (role, tensors, parameters, whether it decays), in the order of the groups
         baseline: parameters of the same model under `llama`
         activated: parameters that take part in one token; fewer than all with sparse experts
@@ -91,7 +91,7 @@ class Ledger:
 
     model: str
     scale: str
-    meaning: str
+    canonical: str
     roles: tuple[tuple[str, int, int, bool], ...]
     baseline: int
     activated: int
@@ -126,7 +126,7 @@ class Ledger:
         return {
             "model": self.model,
             "scale": self.scale,
-            "meaning": self.meaning,
+            "meaning": self.canonical,
             "total": self.total,
             "activated": self.activated,
             "roles": {
@@ -196,4 +196,4 @@ def ledger(config: BackboneConfig, scale: str | ScaleStrategy, options: ScaleOpt
     )
     baseline = sum(p.numel() for p in meta_backbone(config).parameters())
     activated = activated_parameters(model, config)
-    return Ledger(config.name, label, str(model.meaning), roles, baseline, activated)
+    return Ledger(config.name, label, str(model.canonical), roles, baseline, activated)

@@ -173,7 +173,7 @@ class ScaleBuilder:
         return HeadShared(g, branch.n_head)
 
     def finish(self, *, warn: bool = True) -> ScaleStrategy:
-        """Check that every exception met its site; return the strategy's meaning in this model.
+        """Check that every exception met its site; return the canonical strategy of this model.
 
         Raises:
             ValueError: a key of the options names a site that the model does not have
@@ -199,13 +199,13 @@ class ScaleBuilder:
                     f"scale_options.role_at names {key!r}, which is no scale vector of this model; "
                     f"its scale vectors: {' '.join(sorted(self._vectors)) or 'none'}"
                 )
-        meaning = self.strategy.meaning(frozenset(self._roles), shared_groups=self._shared_groups)
-        if warn and meaning != self.strategy:
+        canonical = self.strategy.canonical(frozenset(self._roles), shared_groups=self._shared_groups)
+        if warn and canonical != self.strategy:
             warnings.warn(
-                f"scale strategy {str(self.strategy)!r} is the same model as {str(meaning)!r}.",
+                f"scale strategy {str(self.strategy)!r} is the same model as {str(canonical)!r}.",
                 stacklevel=3,
             )
-        return meaning
+        return canonical
 
     def _row(self, site: str) -> Placement:
         self._sites.add(site)

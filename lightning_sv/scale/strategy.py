@@ -161,7 +161,7 @@ class ScaleStrategy:
         roles: frozenset[Role] = _row("decay", self.decay).roles
         return roles
 
-    def meaning(self, roles: frozenset[Role], *, shared_groups: bool = True) -> "ScaleStrategy":
+    def canonical(self, roles: frozenset[Role], *, shared_groups: bool = True) -> "ScaleStrategy":
         """The simplest strategy that builds and trains the same model.
 
         Args:

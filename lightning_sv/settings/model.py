@@ -86,7 +86,7 @@ class Pretraining:
             sum(p.numel() for p in meta.parameters()),
             activated_parameters(meta, backbone),
         )
-        self.meaning = meta.meaning
+        self.canonical = meta.canonical
         build_optimizer(self.parameter_groups(meta), self.optim, self.lr)
 
     @property

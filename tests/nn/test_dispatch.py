@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_sv.nn.dispatch import Plan, block_multiple, combine, dispatch, plan, weights_by_row
+from lightning_sv.nn.dispatch import Layout, block_multiple, combine, dispatch, layout, weights_by_row
 from lightning_sv.nn.swiglu import swiglu
 from lightning_sv.scale import pieces as pieces_module
 from lightning_sv.scale.grouped import Factors, grouped_product, grouped_products
@@ -25,10 +25,10 @@ def routings(draw: st.DrawFn) -> tuple[Tensor, int]:
 
 @settings(deadline=None)
 @given(routings())
-def test_plan_gives_every_choice_a_row_of_its_expert(routing: tuple[Tensor, int]) -> None:
+def test_a_layout_gives_every_choice_a_row_of_its_expert(routing: tuple[Tensor, int]) -> None:
     experts, n_expert = routing
-    (n, k), made = experts.shape, plan(experts, n_expert)
-    blank = plan(torch.zeros_like(experts), n_expert)
+    (n, k), made = experts.shape, layout(experts, n_expert)
+    blank = layout(torch.zeros_like(experts), n_expert)
     assert len(made.source) == len(blank.source) == len(made.rows.expert), "the size follows from the shapes"
     assert made.rows.ends.dtype == torch.int32 and n * k == made.rows.filled <= made.rows.ends[-1] <= len(made.source)
     ends, multiple = made.rows.ends.tolist(), block_multiple(n * k, n_expert)
@@ -46,7 +46,7 @@ def test_plan_gives_every_choice_a_row_of_its_expert(routing: tuple[Tensor, int]
     assert made.position.unique().numel() == n * k
 
 
-def plain_combine(y: Tensor, weights: Tensor, made: Plan) -> Tensor:
+def plain_combine(y: Tensor, weights: Tensor, made: Layout) -> Tensor:
     return torch.einsum("nk,nkd->nd", weights, y[made.position])
 
 
@@ -54,7 +54,7 @@ def plain_combine(y: Tensor, weights: Tensor, made: Plan) -> Tensor:
 @given(routings())
 def test_dispatch_and_combine_equal_plain_indexing_with_gradients(routing: tuple[Tensor, int]) -> None:
     experts, n_expert = routing
-    made = plan(experts, n_expert)
+    made = layout(experts, n_expert)
     x = torch.randn(len(experts), 3, dtype=torch.float64, requires_grad=True)
     y = torch.randn(len(made.source), 3, dtype=torch.float64, requires_grad=True)
     weights = torch.rand(experts.shape, dtype=torch.float64, requires_grad=True)
@@ -76,7 +76,7 @@ def test_dispatch_and_combine_equal_plain_indexing_with_gradients(routing: tuple
 
 def test_first_and_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces_module, "PIECE", 6)  # several pieces, the last one short
-    made = plan(torch.tensor([[0, 2], [2, 3], [0, 3]]), 4)
+    made = layout(torch.tensor([[0, 2], [2, 3], [0, 3]]), 4)
 
     def make(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
@@ -96,7 +96,7 @@ def test_first_and_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def block(x: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     weights, experts = (x @ router.mT).softmax(-1).topk(2)
-    made = plan(experts, len(gate))
+    made = layout(experts, len(gate))
     rows = dispatch(x, made)
     hidden = swiglu(*grouped_products(rows, [Factors(gate), Factors(up)], made.rows), weights_by_row(weights, made))
     return combine(grouped_product(hidden, Factors(down), made.rows), made)

@@ -80,7 +80,7 @@ def test_a_users_own_rows_join_from_their_module(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("text", "meaning"),
+    ("text", "canonical"),
     [
         ("hg+ap", "ap"),
         ("iwd", "llama"),
@@ -92,12 +92,12 @@ def test_a_users_own_rows_join_from_their_module(monkeypatch: pytest.MonkeyPatch
         ("dp+iwd", "dp+iwd"),
     ],
 )
-def test_equal_models_have_one_meaning_and_warn(text: str, meaning: str, config: BackboneConfig) -> None:
-    if ScaleStrategy.parse(text) == ScaleStrategy.parse(meaning):
-        assert str(Backbone(config, text).meaning) == meaning
+def test_equal_models_have_one_canonical_strategy_and_warn(text: str, canonical: str, config: BackboneConfig) -> None:
+    if ScaleStrategy.parse(text) == ScaleStrategy.parse(canonical):
+        assert str(Backbone(config, text).canonical) == canonical
         return
     with pytest.warns(UserWarning, match="is the same model as"):
-        assert str(Backbone(config, text).meaning) == meaning
+        assert str(Backbone(config, text).canonical) == canonical
 
 
 def test_every_axis_is_a_field() -> None:

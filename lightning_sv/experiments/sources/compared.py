@@ -149,9 +149,9 @@ def resolve(arms: Sequence[Asked], shared: Sequence[str]) -> list[Resolved]:
 def check_different(runs: Sequence[Resolved]) -> None:
     """Refuse two strategies that are one model."""
     for a, b in combinations(runs, 2):
-        if a.arm.set == b.arm.set and a.model.meaning == b.model.meaning:
+        if a.arm.set == b.arm.set and a.model.canonical == b.model.canonical:
             raise ValueError(
-                f"strategies {a.arm.scale!r} and {b.arm.scale!r} are the same model, {str(a.model.meaning)!r}; "
+                f"strategies {a.arm.scale!r} and {b.arm.scale!r} are the same model, {str(a.model.canonical)!r}; "
                 "compare two that differ."
             )
 
