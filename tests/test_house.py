@@ -247,7 +247,7 @@ def test_the_verdicts_of_the_page_are_those_of_the_report() -> None:
     assert len(rows) > 20 and set(rows) <= set(report)
     with (ROOT / "results/cpu/verdicts.csv").open(newline="") as file:
         words = [row["verdict"] for row in csv.DictReader(file)]
-    numbers = [words.count(word) for word in ("holds", "contradicted", "not resolved", "not testable at this scale")]
+    numbers = [words.count(word) for word in ("holds", "contradicted", "not resolved", "not testable here")]
     said = re.search(
         r"Of (\d+) claims (\d+) hold, (\d+) are contradicted, (\d+) are not resolved .*?, (\d+) cannot",
         " ".join(section.split()),

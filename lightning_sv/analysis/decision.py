@@ -6,12 +6,12 @@ from typing import Literal, NamedTuple
 
 from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, percent
 
-VerdictWord = Literal["holds", "contradicted", "not resolved", "not testable at this scale"]
+VerdictWord = Literal["holds", "contradicted", "not resolved", "not testable here"]
 
 HOLDS: VerdictWord = "holds"
 CONTRADICTED: VerdictWord = "contradicted"
 NOT_RESOLVED: VerdictWord = "not resolved"
-NOT_TESTABLE: VerdictWord = "not testable at this scale"
+NOT_TESTABLE: VerdictWord = "not testable here"
 
 
 def below(d: PairedDifference, bound: float = 0.0) -> VerdictWord:

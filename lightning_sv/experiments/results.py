@@ -17,7 +17,7 @@ from lightning_sv.runs.events import VAL_LOSS, Curve, Run
 
 
 class NotTestableError(ValueError):
-    """Why something cannot be had of the runs that are there, or at this scale at all."""
+    """Why something cannot be had of the runs that are there, or on this budget at all."""
 
 
 @dataclass(frozen=True, eq=False)

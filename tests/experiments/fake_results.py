@@ -87,7 +87,7 @@ def figure() -> Figure:
     verdicts = (
         Verdict("dp ends below llama", "holds", "dp is lower by 0.05.", -0.05, -0.06, -0.04, 3, 0.01, "lower"),
         Verdict("a < b & <script>", "not resolved", "The interval covers zero.", 0.01, -0.1, 0.1, 3, 0.1, ""),
-        Verdict("at 1B", "not testable at this scale", "Too small.", None, None, None, 0, None, "-0.033"),
+        Verdict("at 1B", "not testable here", "Too small.", None, None, None, 0, None, "-0.033"),
     )
     panels = (curves_panel(), scaling_panel(), grid_panel(), qkv, table_panel())
     spec = FigureSpec(

@@ -331,7 +331,7 @@ def test_wrong_claims_and_untestable_ones() -> None:
         benchmark_table(Path("absent.json"))
     claim = ClaimSpec("less", "0.028", a="a", b="b", margin=0.02)
     found = not_testable(claim, "no GPU")
-    assert (found.verdict, found.n) == ("not testable at this scale", 0)
+    assert (found.verdict, found.n) == ("not testable here", 0)
     assert statement(claim) == "a ends below b by more than 0.02" and "no GPU" in found.sentence
 
 
@@ -342,7 +342,7 @@ def test_a_run_that_ends_before_a_crossing_does_not_test_it() -> None:
     arms = [replace(arm, recipe=replace(recipe, steps=599 if "100000" in arm.label else 600)) for arm in panel.arms]
     panel = replace(panel, arms=tuple(arms))
     short, enough = verdicts(ClaimSpec("less", "lower", a="a", b="b", crossing=600), panel)
-    assert (short.verdict, enough.verdict) == ("not testable at this scale", "holds")
+    assert (short.verdict, enough.verdict) == ("not testable here", "holds")
     assert "end after 599 steps, and a, 100000 is known to pass b, 100000 at about 600" in short.sentence
     with pytest.raises(NotTestableError, match="end after 599 steps"):
         verdicts(ClaimSpec("slope", "steeper", a="a", b="b", crossing=600), panel)

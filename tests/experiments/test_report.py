@@ -81,7 +81,7 @@ def test_the_page_needs_nothing_else(report: Path) -> None:
         "What <script>alert(1)</script> does.",
         "Warning: The configs differ in model.optim.lr: 1 against 2.",
         "-0.0500 (-0.0600 to -0.0400; 3 pairs)",
-        "not testable at this scale",
+        "not testable here",
         "lightning-sv paper placement --scale 'a b'",
         "7.68 (the paper's are 100)",
         "falls faster",
@@ -100,7 +100,7 @@ def test_verdicts_are_counted_and_coloured(report: Path) -> None:
     assert counts == [
         ("holds", "holds", "1"),
         ("not-resolved", "not resolved", "1"),
-        ("not-testable", "not testable at this scale", "1"),
+        ("not-testable", "not testable here", "1"),
     ]
     cells = re.findall(r'<td data-column="verdict" class="verdict ([\w-]+)">(.*?)</td>', text)
     assert cells == 2 * [(colour, word) for colour, word, _ in counts]  # of all claims, of the only figure's

@@ -156,8 +156,8 @@ def statement(claim: ClaimSpec) -> str:
 
 
 def not_testable(claim: ClaimSpec, why: str) -> Verdict:
-    """The verdict on what this scale cannot show."""
-    sentence = f"Not testable at this scale: {why}."
+    """The verdict on what these runs, or this budget, cannot show."""
+    sentence = f"Not testable here: {why}."
     return Verdict(statement(claim), NOT_TESTABLE, sentence, None, None, None, 0, None, claim.paper)
 
 

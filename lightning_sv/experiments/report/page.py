@@ -88,7 +88,7 @@ def _words(inline: Token) -> str:
 
 
 def _class(verdict: str) -> str:
-    """`not testable at this scale` -> `not-testable`."""
+    """`not testable here` -> `not-testable`."""
     return "-".join(verdict.split()[:2])
 
 
