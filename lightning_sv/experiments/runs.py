@@ -33,7 +33,7 @@ class Runs:
         """The run as a child process."""
         args = (*recipe.args, "--seed_everything", str(seed))
         title, context = f"{recipe.title}, seed {seed}", self.context or {}
-        return Job(recipe.key(seed), title, tuple(self.launcher), args, self.dir(recipe, seed), context)
+        return Job(title, tuple(self.launcher), args, self.dir(recipe, seed), context)
 
     def missing(self, wanted: Sequence[Wanted]) -> list[Job]:
         """Those that are not complete.

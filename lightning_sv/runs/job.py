@@ -1,7 +1,8 @@
 """A training run that is to be had: its command, its directory, and whether it is there already.
 
-A run's directory holds ``command.json``, the command it answers to with a hash of every file that
-the command names, so that a second call trains only what is missing, from the last checkpoint on.
+The directory's name holds a hash of the resolved configuration: what differs between two runs in words alone, or in a
+comment of a file, is one run. Beside it ``command.json`` says what else decides the result, so that a second call
+trains only what is missing, from the last checkpoint on.
 """
 
 import hashlib
@@ -26,15 +27,13 @@ class Job:
     """One training run to be had.
 
     Args:
-        name: short name; where the directory bears it too, a hash of the resolved configuration, see `addressed`
         title: what a reader sees, e.g. ``llama, seed 0``
         launcher: the program, e.g. ``python -m lightning_sv fit``
         arguments: everything after it but the run directory
-        run_dir: where the run writes
+        run_dir: where the run writes; its name identifies the configuration
         context: what else decides the result: the corpus, versions; finished runs of another are refused
     """
 
-    name: str
     title: str
     launcher: tuple[str, ...]
     arguments: tuple[str, ...]
@@ -42,9 +41,9 @@ class Job:
     context: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def addressed(self) -> bool:
-        """Whether the configuration names the directory: words of the command and comments of files do not count."""
-        return self.run_dir.name == self.name
+    def name(self) -> str:
+        """What identifies the run."""
+        return self.run_dir.name
 
     @property
     def command(self) -> list[str]:
@@ -62,13 +61,11 @@ class Job:
         return self.run_dir / LOG
 
     def record(self) -> dict[str, Any]:
-        """What a finished run is known by: the command without its directory, hashes of files and of own strategies."""
+        """The command without its directory, and what else a finished run is known by: own strategies, the context."""
         from lightning_sv.scale.strategy import modules_named  # torch with it: a second, and reading runs needs none
 
-        values = [argument.split("=", 1)[-1] for argument in self.arguments]
-        files = {value: _sha256(Path(value)) for value in values if not self.addressed and Path(value).is_file()}
-        scales = (value for before, value in pairwise(["", *values]) if before == "--model.scale")
-        files |= {name: _sha256(path) for scale in scales for name in modules_named(scale) if (path := _source(name))}
+        scales = (value for before, value in pairwise(["", *self.arguments]) if before == "--model.scale")
+        files = {name: _sha256(path) for scale in scales for name in modules_named(scale) if (path := _source(name))}
         # the interpreter's path says nothing about the result
         program = ["python" if part == sys.executable else part for part in self.launcher]
         return {"command": [*program, *self.arguments], "files": files, "context": dict(self.context)}
@@ -85,7 +82,7 @@ class Job:
         (self.run_dir / COMMAND).write_text(json.dumps(self.record(), indent=2) + "\n")
 
     def state(self) -> Literal["new", "resume", "restart", "complete"]:
-        """Whether the run is complete, absent, or unfinished: by this command, or by another, which begins again.
+        """Whether the run is complete, absent, or unfinished: as it would be now, or otherwise, which begins again.
 
         Raises:
             ValueError: the directory holds something that must not be overwritten
@@ -98,23 +95,18 @@ class Job:
             raise ValueError(f"{self.run_dir} {why}; choose another output directory.")
         complete = is_complete(self.run_dir)
         try:
-            before, now = json.loads(record.read_text()), self.record()
-            if self.addressed and isinstance(before, dict):
-                before["command"] = now["command"]
+            change = _change(json.loads(record.read_text()), self.record())
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{record} is not valid JSON ({error}); remove {self.run_dir}.") from error
-        if not complete and before == now:
-            return "resume"
-        # an addressed name is a hash of the configuration: the same runs, of which days may lie there
-        if not complete and not (self.addressed and (self.run_dir / LAST).parent.is_dir()):
+        if change is None:
+            return "complete" if complete else "resume"
+        if not complete and not (self.run_dir / LAST).parent.is_dir():  # of which days may lie there
             return "restart"
-        if not isinstance(before, dict):
-            raise ValueError(f"{record} holds no command; remove {self.run_dir}.")
-        if before != now:
-            what = "a finished" if complete else "an unfinished"
-            change = f"holds {what} run of another command ({_change(before, now)})"
-            raise ValueError(f"{self.run_dir} {change}; remove it or choose another output directory.")
-        return "complete"
+        what = "a finished" if complete else "an unfinished"
+        raise ValueError(
+            f"{self.run_dir} holds {what} run of another command ({change}); remove it or choose another output "
+            "directory."
+        )
 
 
 def _source(module: str) -> Path | None:
@@ -131,14 +123,13 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _change(before: dict[str, Any], now: dict[str, Any]) -> str:
-    old, new = before.get("command", []), now["command"]
-    if old != new:
-        gone = [part for part in old if part not in new] or ["the same words in another order"]
-        return f"then {' '.join(gone)}; now {' '.join(p for p in new if p not in old) or 'absent'}"
-    before_context = before.get("context", {})
-    for key, value in now["context"].items():
-        if before_context.get(key) != value:
-            return f"{key} was {before_context.get(key)}, now {value}"
-    changed = [name for name in now["files"] if before["files"].get(name) != now["files"][name]]
-    return f"{', '.join(changed) or 'a file it names'} has changed since"
+def _change(before: Any, now: dict[str, Any]) -> str | None:
+    """What decides the result and is not as the record has it; None where nothing is."""
+    if not isinstance(before, dict):
+        return "which is not stated"
+    for part, words in (("context", "{} was {}, now {}"), ("files", "{} has changed since")):
+        then, here = before.get(part) or {}, now[part]
+        for name in {**then, **here}:
+            if then.get(name) != here.get(name):
+                return words.format(name, then.get(name), here.get(name))
+    return None

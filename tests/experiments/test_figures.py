@@ -104,7 +104,7 @@ def test_the_slurm_array_is_a_script(planned: tuple[str, dict[str, Figure]], tmp
     """`bash -n` reads it, and a task's arguments are those of its run, word by word."""
     budget, figures = planned
     chosen = figures["placement"].runs()
-    jobs = [Job(r.key(s), "t", ("x",), (*r.args, "--seed_everything", str(s)), tmp_path / r.key(s)) for r, s in chosen]
+    jobs = [Job("t", ("x",), (*r.args, "--seed_everything", str(s)), tmp_path / r.key(s)) for r, s in chosen]
     text = array_script(jobs, f"paper-{budget}", load_budget(budget).sbatch)
     script = tmp_path / "slurm.sh"
     # srun prints the words it is given
