@@ -21,6 +21,7 @@ COMMANDS = {
     "report": "draw your own runs from their event files: one page, pictures, CSV",
     "generate": "continue a prompt with a trained model",
     "export": "a run as a folder that transformers and inference engines load",
+    "inspect": "what the scale vectors of a trained model look like: table, picture, JSON",
     "roles": "what each parameter of a transformers model is, and what your framework decays today",
     "theory": "check the paper's theorems, with the counterexamples beyond them",
 }

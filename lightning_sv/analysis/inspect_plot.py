@@ -1,0 +1,102 @@
+"""A figure of one model's scale vectors by depth: their size on either side, and the matrices beside them."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from lightning_sv.analysis.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    LINES,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    new_figure,
+    set_style,
+)
+from lightning_sv.interop.inspect import VectorStatistics
+
+_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
+_MARKERS = "osv^D"
+
+
+class _Panel(NamedTuple):
+    title: str
+    unit: str
+    value: Callable[[VectorStatistics], float | None]
+    role: str = ""  # of the vectors that are shown; all of them
+    rest: float = 0.0  # where a line is drawn
+    band: bool = False  # with the 5% to 95% of the entries
+
+
+_PANELS = (
+    _Panel("How large are input-side γ?", "γ, mean and 5% to 95%", lambda row: row.mean, "input", 1.0, True),
+    _Panel("How large are output-side γ?", "γ, mean and 5% to 95%", lambda row: row.mean, "output", 1.0, True),
+    _Panel("Is γ large beside its matrices?", "median of ln(γ² / ‖w‖²)", lambda row: row.balance),
+    _Panel("Do the branches of a norm scale channels alike?", "correlation of ln ‖w‖", lambda row: row.agreement),
+)
+
+
+def draw_vectors(name: str, families: Mapping[str, Sequence[VectorStatistics]], path: str | Path) -> None:
+    """Draw gamma against depth, and the balance with what reads it; panels without a value are left out.
+
+    Args:
+        name: of the model
+        families: name without layer numbers -> its vectors; those outside the layers are drawn after the last
+        path: the PNG to write
+    """
+    there = [(panel, rows) for panel in _PANELS if (rows := _of(families, panel))]
+    columns = 2 if len(there) == 4 else len(there)
+    figure = new_figure(columns, math.ceil(len(there) / columns))
+    styles = dict(zip(families, zip(cycle(_COLOURS), cycle(LINES), cycle(_MARKERS), strict=False), strict=False))
+    end = max((row.depth for rows in families.values() for row in rows if row.depth is not None), default=-1) + 1
+    lines: dict[str, Any] = {}
+    for i, (panel, rows) in enumerate(there, 1):
+        axes = figure.add_subplot(math.ceil(len(there) / columns), columns, i)
+        axes.axhline(panel.rest, color=GREY, linewidth=1)
+        for family, vectors in rows.items():
+            lines.setdefault(family, _draw(axes, panel, vectors, styles[family], end))
+        axes.set_xlabel("layer")
+        axes.set_xlim(-0.5, end + 0.5)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_ylabel(panel.unit)
+        axes.set_title(panel.title)
+        set_style(axes)
+    figure.suptitle(name, x=0.012, ha="left", fontsize=10, color=GREY)
+    figure.set_figheight(figure.get_figheight() + 0.22 * (2 + math.ceil(len(lines) / max(2, columns))))
+    figure.legend(
+        list(lines.values()), list(lines), loc="outside lower left", ncols=max(2, columns), alignment="left",
+        frameon=False, handlelength=3, fontsize=9, title=f"those without a layer are drawn at {end}",
+    )  # fmt: skip
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _of(families: Mapping[str, Sequence[VectorStatistics]], panel: _Panel) -> dict[str, list[VectorStatistics]]:
+    """Return the vectors that a panel has a value of."""
+    kept = {
+        family: [row for row in rows if panel.role in ("", row.role) and panel.value(row) is not None]
+        for family, rows in families.items()
+    }
+    return {family: rows for family, rows in kept.items() if rows}
+
+
+def _draw(axes: Axes, panel: _Panel, vectors: Sequence[VectorStatistics], style: tuple[str, str, str], end: int) -> Any:
+    """Draw the vectors of one family; return the line."""
+    colour, line, marker = style
+    at = [end if row.depth is None else row.depth for row in vectors]
+    low, high = [row.low for row in vectors], [row.high for row in vectors]
+    if panel.band and len(at) > 1:
+        axes.fill_between(at, low, high, color=colour, alpha=0.1, linewidth=0)
+    elif panel.band:
+        axes.vlines(at, low, high, color=colour, alpha=0.3, linewidth=3)
+    heights: list[Any] = [panel.value(row) for row in vectors]
+    (drawn,) = axes.plot(at, heights, line, marker=marker, markersize=4, color=colour, linewidth=1.6)
+    return drawn

@@ -1,0 +1,112 @@
+"""`lightning-sv inspect`: what the scale vectors of a trained model look like, ours or one of transformers'."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lightning_sv.analysis.inspect_plot import draw_vectors
+from lightning_sv.interop.inspect import (
+    StoredVector,
+    VectorStatistics,
+    statistics,
+    vectors_of_backbone,
+    vectors_of_folder,
+)
+from lightning_sv.interop.roles import family
+from lightning_sv.nn import meta_backbone
+from lightning_sv.runs.checkpoint import read_model
+from lightning_sv.runs.directory import LAST
+from lightning_sv.settings.plain_parser import PlainParser
+
+#: heading -> what stands there, as a mean over the vectors of a line
+_COLUMNS: dict[str, tuple[str, Callable[[VectorStatistics], float | None]]] = {
+    "mean": ("{:.3f}", lambda row: row.mean),
+    "rms": ("{:.3f}", lambda row: row.rms),
+    "< 0": ("{:.1%}", lambda row: row.negative),
+    "= 1": ("{:.1%}", lambda row: row.at_start),
+    "distinct": ("{:.0f}", lambda row: row.distinct),
+    "dead": ("{:.1%}", lambda row: row.dead),
+    "outliers": ("{:.1%}", lambda row: row.outliers),
+    "balance": ("{:+.2f}", lambda row: row.balance),
+    "agreement": ("{:.2f}", lambda row: row.agreement),
+}
+_LEGEND = """= 1: still at its start to the bit. distinct: different values a vector. dead: below 5% of the median size;
+outliers: above 8 times. balance: median of ln(γ² / ‖w‖²), w what a channel's matrices multiply it with. agreement:
+correlation of ln ‖w‖ between the branches that share γ; low where one γ for each (hg) has something to give."""
+
+
+def run(argv: list[str]) -> int:
+    """Parse the arguments of `inspect`, read the vectors, show and draw them."""
+    parser = PlainParser(
+        prog="lightning-sv inspect",
+        description="The scale vectors of a trained model by role and depth: a table, a picture, JSON. Reads a folder "
+        "of transformers (config.json and safetensors, in blocks, without loading it), or a run of ours.",
+    )
+    parser.add_argument("model", type=Path, help="A model's folder, a run directory, or a run's checkpoint.")
+    parser.add_argument("--png", type=Path, help="Where to draw them.")
+    parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code that lies beside it.")
+    parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE", help="Modules a run's strategy may import.")
+    parser.add_argument("--json", action="store_true", help="Print everything as JSON.")
+    options = parser.parse_args(argv)
+    if options.png is not None and options.png.suffix != ".png":
+        raise ValueError(f"--png {options.png}: name a file that ends in .png.")
+    name, vectors, notes = _read(options.model, options.allow, trust_remote_code=options.trust_remote_code)
+    if not vectors:
+        raise ValueError(f"{name} has no scale vectors.")
+    rows = [statistics(vector) for vector in vectors]
+    families: dict[str, list[VectorStatistics]] = defaultdict(list)
+    for row in rows:
+        families[family(row.name).removesuffix(".weight")].append(row)
+    if options.png is not None:
+        draw_vectors(name, families, options.png)
+    if options.json:
+        print(json.dumps({"model": name, "vectors": [asdict(row) for row in rows], "notes": notes}, indent=2))
+        return 0
+    console = Console()
+    console.print(_table(name, families))
+    console.print(_LEGEND, highlight=False)
+    for note in [*notes, *([f"drawn: {options.png}"] if options.png else [])]:
+        console.print(escape(note), highlight=False)
+    return 0
+
+
+def _read(path: Path, allow: Sequence[str], *, trust_remote_code: bool) -> tuple[str, list[StoredVector], list[str]]:
+    """Return the model's name, its scale vectors, and what is not shown."""
+    if path.suffix == ".ckpt" or (path / LAST).exists():
+        config, strategy, choices, weights, _ = read_model(path, allow)
+        model = meta_backbone(config, strategy, choices)
+        model.load_state_dict(weights, assign=True)  # mapped from the file
+        return f"{config.name}, {strategy}", vectors_of_backbone(model), []
+    if path.is_file():
+        raise ValueError(f"{path} is a file; give the folder that it lies in, with config.json and *.safetensors.")
+    found = vectors_of_folder(path, trust_remote_code=trust_remote_code)
+    unread = [f"{name} is stored in another form: no balance and no agreement with it." for name in found.unread]
+    return f"{found.model} in {path}", found.vectors, unread
+
+
+def _table(name: str, families: dict[str, list[VectorStatistics]]) -> Table:
+    """One line for the vectors of up to three parts of the depth that differ in their layer alone."""
+    table = Table(title=escape(f"{name}: scale vectors"), title_justify="left")
+    for heading in ("vector", "layers", "role", *_COLUMNS, "folds"):
+        table.add_column(heading, justify="right" if heading in _COLUMNS else "left", overflow="fold")
+    for path, rows in families.items():
+        for i, part in enumerate(np.array_split(np.arange(len(rows)), min(3, len(rows)))):
+            some = [rows[j] for j in part]
+            cells = [_mean(words, [value(row) for row in some]) for words, value in _COLUMNS.values()]
+            depths = sorted({row.depth for row in some if row.depth is not None})
+            layers = "" if not depths else f"{depths[0]}" if len(depths) == 1 else f"{depths[0]}-{depths[-1]}"
+            folds = {True: "yes", False: "no"}.get(some[0].folds, "") if len({r.folds for r in some}) == 1 else "some"
+            table.add_row(escape(path) if i == 0 else "", layers, some[0].role, *cells, folds)
+    return table
+
+
+def _mean(words: str, values: Sequence[float | None]) -> str:
+    there = [value for value in values if value is not None]
+    return words.format(float(np.mean(there))) if there else ""

@@ -1,0 +1,105 @@
+"""The scale vectors of a folder of transformers: roles from its configuration, numbers from its safetensors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lightning_sv.interop.apply.sites import Reader, find_sites
+from lightning_sv.interop.inspect.channels import channel_squares
+from lightning_sv.interop.inspect.files import Piece, Weights
+from lightning_sv.interop.inspect.statistics import StoredVector
+from lightning_sv.interop.roles.find import traced_roles
+from lightning_sv.interop.roles.from_config import model_from_config
+
+
+@dataclass(frozen=True)
+class FoundVectors:
+    """What a folder holds.
+
+    Attributes:
+        model: name of its class
+        vectors: its scale vectors, in the model's order
+        unread: names of matrices whose stored form is not that of the model, and of which no numbers are shown
+    """
+
+    model: str
+    vectors: list[StoredVector]
+    unread: list[str]
+
+
+def vectors_of_folder(folder: Path, *, trust_remote_code: bool = False) -> FoundVectors:
+    """Return the scale vectors of a model that transformers saved, with sums over the matrices that read them.
+
+    The model is traced on fake tensors, and its numbers are read in blocks: what is in memory does not grow with it.
+
+    Args:
+        folder: with config.json and *.safetensors, which may be many with an index
+        trust_remote_code: run the modelling code that lies beside the configuration
+
+    Raises:
+        ValueError: as `weight_decay_roles`; no config, weights that are pickled, missing, damaged, quantized, of other
+            shapes than the configuration's
+    """
+    weights = Weights(folder)  # before code that may lie beside it
+    model = model_from_config(folder, trust_remote_code=trust_remote_code)
+    trace, roles = traced_roles(model)
+    pieces = weights.pieces(model)
+    found: list[StoredVector] = []
+    sums: dict[str, dict[str, Tensor]] = {}
+    for site in find_sites(model, trace, roles):
+        row = roles[site.vector]
+        stored = weights.read(_only(site.vector, row.shape, pieces, weights))
+        matrices: dict[str, Tensor] = {}
+        for reader in site.readers:
+            shape = roles[reader.weight].shape
+            if len(row.shape) == 1 and shape[reader.in_axis] == row.shape[0]:
+                if reader.weight not in sums:
+                    sums[reader.weight] = _sums(reader, shape, pieces, weights)
+                matrices |= sums[reader.weight]
+        why = "" if row.redundant else site.stays or "what reads it is not matrices alone"
+        vector = StoredVector(site.vector, row.role, stored, site.origin or 0.0, not why, why, matrices, shared=True)
+        found.append(vector)
+    return FoundVectors(type(model).__name__, found, [name for name, parts in sums.items() if not parts])
+
+
+def _only(name: str, shape: tuple[int, ...], pieces: Mapping[str, list[Piece]], weights: Weights) -> str:
+    """Return the key of a parameter that is stored as it is."""
+    stored = pieces.get(name, [])
+    if len(stored) != 1 or stored[0].pattern is not None:
+        raise ValueError(
+            f"{name} of the configuration's model is in the weights {'in another form' if stored else 'not'}; "
+            "configuration and weights are not of one model."
+        )
+    if weights.shape(stored[0].key) != shape:
+        raise ValueError(
+            f"{name} is {list(weights.shape(stored[0].key))} in the weights and {list(shape)} in the configuration's "
+            "model; they are not of one model."
+        )
+    return stored[0].key
+
+
+def _sums(
+    reader: Reader, shape: tuple[int, ...], pieces: Mapping[str, list[Piece]], weights: Weights
+) -> dict[str, Tensor]:
+    """Return the sums of squares of each matrix that a parameter holds; empty where it is stored in another form."""
+    name, axis = reader.weight, reader.in_axis - len(shape)
+    stored = pieces.get(name, [])
+    if not any(piece.pattern for piece in stored):
+        key = _only(name, shape, pieces, weights)
+        found = channel_squares(partial(weights.read, key), shape, axis, reader.parts)
+        return {name if len(found) == 1 else f"{name}[{i}]": squares for i, squares in enumerate(found)}
+    if not all(piece.stacked for piece in stored):
+        return {}
+    by_pattern: dict[str, Tensor] = {}
+    for piece in stored:
+        part = weights.shape(piece.key)
+        if len(part) != 2 or part[axis] != shape[axis]:
+            raise ValueError(f"{piece.key} is {list(part)} in the weights, which is no part of {name}, {list(shape)}.")
+        (squares,) = channel_squares(partial(weights.read, piece.key), part, axis, (part[-3 - axis],))
+        key = f"{name} ({piece.pattern})"
+        by_pattern[key] = by_pattern.get(key, torch.zeros(())) + squares
+    return by_pattern

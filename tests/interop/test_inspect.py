@@ -1,0 +1,264 @@
+"""What is said of scale vectors, against formulas on whole tensors; what is read, and what is refused."""
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.__main__ import main
+from lightning_sv.interop.inspect import (
+    StoredVector,
+    VectorStatistics,
+    channels,
+    statistics,
+    vectors_of_backbone,
+    vectors_of_folder,
+)
+from tests.conftest import perturbed
+from tests.interop.families import FAMILIES
+from tests.interop.test_apply import named
+
+Blocks = list[Tensor]
+
+
+def llama(model: Any, name: str) -> Blocks:
+    if name == "model.norm.weight":
+        return [model.lm_head.weight]
+    layer = model.get_submodule(name.rpartition(".")[0].rpartition(".")[0])
+    if "input_layernorm" in name:
+        return [layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight, layer.self_attn.v_proj.weight]
+    return [layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight]
+
+
+def gpt2(model: Any, name: str) -> Blocks:
+    if "ln_f" in name:
+        return []  # its head is the embedding
+    layer = model.get_submodule(name.rpartition(".")[0].rpartition(".")[0])
+    return list(layer.attn.c_attn.weight.T.chunk(3)) if "ln_1" in name else [layer.mlp.c_fc.weight.T]
+
+
+def phi3(model: Any, name: str) -> Blocks:
+    if name == "model.norm.weight":
+        return [model.lm_head.weight]
+    layer = model.get_submodule(name.rpartition(".")[0].rpartition(".")[0])
+    fused = layer.self_attn.qkv_proj.weight.split([32, 16, 16]) if "input" in name else layer.mlp.gate_up_proj.weight
+    return list(fused if "input" in name else fused.chunk(2))
+
+
+def qwen3_moe(model: Any, name: str) -> Blocks:
+    """Experts are a file's tensor each, and one parameter of the model."""
+    if "q_norm" in name or "k_norm" in name:
+        return []
+    if "post_attention" not in name:
+        return llama(model, name)
+    mlp = model.get_submodule(name.rpartition(".")[0].rpartition(".")[0]).mlp
+    return [mlp.gate.weight, *(part.flatten(0, 1) for part in mlp.experts.gate_up_proj.chunk(2, dim=1))]
+
+
+def gemma3_text(model: Any, name: str) -> Blocks:
+    if "post" in name or "q_norm" in name or "k_norm" in name or name == "model.norm.weight":
+        return []  # its head is the embedding
+    return llama(model, name.replace("pre_feedforward", "post_attention"))
+
+
+def measured(gamma: Tensor, blocks: Blocks) -> dict[str, float | None]:
+    """The definitions, with numpy in float64."""
+    g = gamma.detach().double().numpy().ravel()
+    found: dict[str, float | None] = {"mean": g.mean(), "rms": np.sqrt((g**2).mean()), "negative": (g < 0).mean()}
+    norms = [block.detach().double().square().sum(0).numpy() for block in blocks]
+    found["balance"] = np.median(np.log(g**2 / sum(norms))) if blocks else None
+    pairs = [np.corrcoef(np.log(a), np.log(b))[0, 1] for i, a in enumerate(norms) for b in norms[:i]]
+    found["agreement"] = np.mean(pairs) if pairs else None
+    return found
+
+
+def assert_measured(row: VectorStatistics, expected: dict[str, float | None]) -> None:
+    for key, value in expected.items():
+        found = getattr(row, key)
+        assert (found is None) == (value is None), (row.name, key)
+        # squares in float32, of a million numbers at most
+        assert value is None or abs(found - value) < 1e-5 * max(1, abs(value)), (row.name, key)
+
+
+@pytest.mark.parametrize(
+    ("beside", "origin"), [(llama, 0), (gpt2, 0), (phi3, 0), (qwen3_moe, 0), (gemma3_text, 1)],
+    ids=["llama", "gpt2", "phi3", "qwen3_moe", "gemma3"],
+)  # fmt: skip
+def test_a_folder_of_transformers_is_measured(
+    beside: Callable[[Any, str], Blocks], origin: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "BLOCK", 100)  # three rows
+    model = named(beside.__name__)
+    model.save_pretrained(tmp_path, max_shard_size="30KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    found = vectors_of_folder(tmp_path)
+    rows = [statistics(vector) for vector in found.vectors]
+    family = next(family for family in FAMILIES if family.id == beside.__name__)
+    roles = {name: family.truth(name, p) for name, p in model.named_parameters()}
+    assert {row.name: row.role for row in rows} == {n: r for n, r in roles.items() if r in ("input", "output")}
+    assert found.model == type(model).__name__ and not found.unread
+    for row in rows:
+        assert_measured(row, measured(model.get_parameter(row.name) + origin, beside(model, row.name)))
+        assert row.folds == (row.role == "input" and bool(row.matrices)) != bool(row.why)
+
+
+def test_experts_that_a_run_of_ours_has_are_measured_one_by_one() -> None:
+    config = BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=48, n_expert=6, n_expert_active=2)
+    for strategy in ("llama", "hg+or", "hg+dp+er", "unified", "ap"):
+        model = perturbed(Backbone(config, strategy))
+        rows = {row.name: row for row in map(statistics, vectors_of_backbone(model))}
+        inputs = model.layers[1].ffn.inputs
+        readers = dict(inputs.branches())
+        if strategy == "llama":
+            assert rows["layers.1.ffn.inputs.norm.scale"].matrices == tuple(f"layers.1.ffn.inputs.{n}" for n in readers)
+            blocks = [w.weight.flatten(0, -2) for w in readers.values()]
+            assert_measured(rows["layers.1.ffn.inputs.norm.scale"], measured(inputs.norm.scale(), blocks))
+            continue
+        gate = readers["expert_gate_proj"]
+        for side, axis in (("scale_in", -2), ("scale_out", -1)):
+            if getattr(gate, side) is None:
+                continue
+            row, gamma = rows[f"layers.1.ffn.inputs.expert_gate_proj.{side}"], getattr(gate, side)()
+            assert gamma.shape[0] == 6 and row.size == gamma.numel() and row.agreement is None
+            if side == "scale_out" and gate.norm_width is not None:
+                assert row.balance is None  # the norm between makes the size of W nothing
+                continue
+            balance = (gamma.double() ** 2 / gate.weight.double().square().sum(axis)).log().quantile(0.5)
+            assert row.balance is not None and abs(row.balance - balance) < 1e-5
+    assert rows["layers.1.ffn.inputs.expert_up_proj.scale_out"].folds  # in ap; into the matrix before it
+
+
+def vector(stored: Tensor, origin: float = 0.0) -> StoredVector:
+    return StoredVector("layers.3.norm", "input", stored, origin, True, "", {}, shared=True)
+
+
+def test_what_training_in_bf16_swallows_and_channels_that_stand_out_are_counted() -> None:
+    stored = torch.ones(100)
+    stored[:3] = torch.tensor([0.01, -9.0, -1.5])
+    row = statistics(vector(stored))
+    assert (row.at_start, row.distinct, row.dead, row.outliers, row.negative) == (0.97, 4, 0.01, 0.01, 0.02)
+    assert (row.depth, row.dtype, row.smallest, row.largest) == (3, "float32", -9.0, 1.0)
+    updates = torch.linspace(-1e-3, 1e-3, 100)
+    kept, swallowed = (statistics(vector((1 + updates).to(kind))) for kind in (torch.float32, torch.bfloat16))
+    assert (kept.at_start, kept.distinct) == (0.0, 100) and (swallowed.at_start, swallowed.distinct) == (1.0, 1)
+    offset = statistics(vector(updates.bfloat16(), origin=1.0))  # as 1 + w nothing is lost
+    assert offset.at_start == 0 and offset.distinct == 100 and abs(offset.mean - 1) < 1e-5
+    with pytest.raises(ValueError, match=r"layers\.3\.norm has entries that are not finite"):
+        statistics(vector(torch.tensor([1.0, torch.nan])))
+
+
+def made_up(folder: Path, width: int) -> int:
+    """Write a Llama with a layer of that width as holes of a file; return its bytes."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        hidden_size=1024, intermediate_size=width, num_hidden_layers=1, num_attention_heads=8, vocab_size=64
+    )
+    folder.mkdir()
+    config.save_pretrained(folder)
+    with torch.device("meta"):
+        state = transformers.LlamaForCausalLM(config).state_dict()
+    header, at = {}, 0
+    for name, value in state.items():
+        header[name] = {"dtype": "BF16", "shape": list(value.shape), "data_offsets": [at, at + 2 * value.numel()]}
+        at += 2 * value.numel()
+    words = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(words)) + words)
+        file.truncate(8 + len(words) + at)
+    return at
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not count a process's peak")
+def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
+    def peak_of(folder: Path) -> float:
+        """MiB that are resident at most, beyond those before; pages of a mapped file count."""
+        Path("/proc/self/clear_refs").write_text("5")
+        before = resident("VmHWM")
+        assert len(vectors_of_folder(folder).vectors) == 3
+        return resident("VmHWM") - before
+
+    def resident(key: str) -> float:
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(status[key].split()[0]) / 2**10
+
+    made_up(tmp_path / "small", 1024)
+    assert made_up(tmp_path / "large", 2**17) > 0.75 * 2**30
+    peak_of(tmp_path / "small")  # imports
+    assert peak_of(tmp_path / "large") < 100
+
+
+def test_the_command_shows_a_run_and_a_folder(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    capsys.readouterr()
+    picture = tmp_path / "sub/run.png"
+    assert main(["inspect", str(runs["own"]), "--png", str(picture)]) == 0
+    out = capsys.readouterr().out
+    line = next(line for line in out.splitlines() if "layers.*.attn.qkv.q_proj.scale_out" in line)
+    cells = [cell.strip() for cell in line.split("│")[2:-1]]
+    assert cells[:2] == ["0", "output"] and cells[9:] == ["", "", "no"] and "hg+dnp+or+iwd: scale vectors" in out
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 20_000
+    assert main(["export", str(runs["plain"]), str(tmp_path / "hf")]) == 0
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path / "hf"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in said["vectors"]][-1] == "model.norm.weight" and not said["notes"]
+    assert all(row["at_start"] == 1 and row["folds"] for row in said["vectors"])  # folding leaves ones
+
+
+def test_what_cannot_be_inspected_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(*words: str | Path) -> str:
+        assert main(["inspect", *map(str, words)]) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        return line
+
+    def saved(name: str, model: nn.Module, **options: Any) -> Path:
+        model.save_pretrained(tmp_path / name, **options)  # type: ignore[operator]
+        return tmp_path / name
+
+    assert "nowhere is no folder" in refused(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "empty has no *.safetensors; give a folder" in refused(tmp_path / "empty")
+    (tmp_path / "empty/pytorch_model.bin").write_bytes(b"\x80")
+    assert "pytorch_model.bin is a pickle, which could run code and is never opened" in refused(tmp_path / "empty")
+    model = named("llama")
+    whole = saved("whole", model, max_shard_size="30KB")
+    assert "model.safetensors.index.json is a file; give the folder" in refused(whole / "model.safetensors.index.json")
+    assert "name a file that ends in .png" in refused(whole, "--png", "x.jpg")
+    shard = sorted(whole.glob("*.safetensors"))[1]
+    content = shard.read_bytes()
+    shard.write_bytes(content[:100])
+    assert f"{shard.name} cannot be read as safetensors" in refused(whole)
+    shard.unlink()
+    assert f"has no {shard.name}, which model.safetensors.index.json names" in refused(whole)
+    index = whole / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "../other.safetensors"}}')
+    assert "names '../other.safetensors', which is no *.safetensors beside it" in refused(whole)
+    (one := saved("one", model)).joinpath("config.json").unlink()
+    assert "one has no config.json" in refused(one)
+    model.config.hidden_size, model.config.head_dim = 16, 4
+    model.config.save_pretrained(one)
+    assert "they are not of one model" in refused(one)
+    wider = named("llama")
+    wider.config.num_hidden_layers = 3
+    wider.config.save_pretrained(one)
+    assert "model.layers.2.input_layernorm.weight of the configuration's model is in the weights not" in refused(one)
+    quantized = named("llama")
+    quantized.lm_head.weight = nn.Parameter(quantized.lm_head.weight.to(torch.float8_e4m3fn), requires_grad=False)
+    assert "lm_head.weight is stored as F8_E4M3: quantized numbers" in refused(saved("fp8", quantized))
+    assert "has no scale vectors" in refused(saved("olmo", named("olmo")))
+    foreign = saved("foreign", named("llama"))
+    written = json.loads((foreign / "config.json").read_text())
+    written |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}
+    (foreign / "config.json").write_text(json.dumps(written))
+    (foreign / "own.py").write_text("raise SystemExit('run')")
+    assert "needs the code beside it, which is not run" in refused(foreign)
