@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
 from importlib import import_module
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lightning_sv.scale.strategy import PLACEMENTS
 
@@ -48,6 +50,20 @@ def test_the_layer_in_25_lines_is_the_product_for_every_strategy() -> None:
         except (AssertionError, KeyError, RuntimeError, TypeError):
             continue
         raise AssertionError(f"{wrong} for {right} is not noticed")
+
+
+def test_the_example_of_a_model_of_ones_own_learns() -> None:
+    """More than how often each byte comes, under both strategies; its attention is the one of the page."""
+    example = runpy.run_path(str(ROOT / "examples/own_model.py"))
+    code = blocks("docs/own-block.md")[0]
+    for name in ("qkv", "o_proj"):
+        (line,) = re.findall(rf"^ +self.{name} = .*$", code, re.MULTILINE)
+        assert line in (ROOT / "examples/own_model.py").read_text()
+    rows = example["blocks"]()
+    counts = rows[:256, 1:].flatten().bincount(minlength=256).double()
+    unigram = torch.special.entr(counts / counts.sum()).sum()
+    for scale in ("llama", "unified"):
+        assert example["train"](scale, rows, 60) < unigram
 
 
 def test_the_drawing_shows_the_placements() -> None:

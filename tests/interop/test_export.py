@@ -2,14 +2,17 @@
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from matplotlib import pyplot
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from lightning_sv import Backbone, BackboneConfig
@@ -214,3 +217,34 @@ def test_experts_of_any_width_load_as_the_card_says(tmp_path: Path, config: Back
         in (tmp_path / "out/README.md").read_text()
     )
     assert "| text | a\\|(kind) |" in text  # what a run says of itself is no Markdown and no placeholder
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_the_example_exports_and_continues_as_the_run_does(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["export_and_generate.py", str(runs["plain"]), str(tmp_path / "out"), "--tokens", "9"]
+    monkeypatch.setattr(sys, "argv", words)
+    runpy.run_path(str(EXAMPLES / words[0]), run_name="__main__")
+    assert "LlamaForCausalLM" in (said := capsys.readouterr().out) and "the run says the same" in said
+
+
+def test_the_notebook_looks_at_a_run(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells in order, as a kernel runs them; what they found is not kept, for it may hold the corpus' text."""
+    monkeypatch.setenv("RUN", str(runs["own"]))
+    monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
+    cells = json.loads((EXAMPLES / "look_at_a_run.ipynb").read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert len(code) > 3 and not any(cell["outputs"] or cell["execution_count"] for cell in code)
+    seen: dict[str, Any] = {}
+    pyplot.switch_backend("agg")
+    for cell in code:
+        exec("".join(cell["source"]), seen)
+        if "plt.xlabel" in "".join(cell["source"]):
+            axes = pyplot.gca()
+            assert len(axes.lines) >= 2 and axes.get_xlabel()
+            pyplot.close()
+    assert seen["run"].label == "unified" and seen["text"]
+    assert {key for key in seen["vectors"] if "layers.0" in key or "blocks.0" in key}

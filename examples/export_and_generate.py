@@ -1,0 +1,60 @@
+"""A trained run in transformers: export it, load it there, and continue a text with both.
+
+    make train MODEL=tiny SCALE=hg+dp+or
+    python examples/export_and_generate.py runs/tiny/hg+dp+or-seed0 exported
+
+Needs transformers, no download. A strategy with `dnp` comes with code of its own, which is loaded too: it is this
+project's, as the run is yours.
+"""
+
+import argparse
+from pathlib import Path
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from lightning_sv.__main__ import main as lightning_sv
+from lightning_sv.corpus import Tokenizer
+from lightning_sv.lit.generate import generate
+from lightning_sv.runs.checkpoint import load_backbone
+from lightning_sv.runs.events import read_run
+
+
+def ours(run: Path, prompt: str, tokens: int) -> str:
+    """Continue the prompt with the run as it is, taking the most likely token each time."""
+    tokenizer, context = Tokenizer.load(run), read_run(run, complete=False).seq_len
+    ids = [tokenizer.eot, *tokenizer.encode(prompt)]  # a document begins with the end of the one before
+    found = generate(load_backbone(run), ids, tokens, context=context, temperature=0, eot=tokenizer.eot)
+    return tokenizer.decode(found)
+
+
+def theirs(folder: Path, prompt: str, tokens: int) -> str:
+    """Continue the prompt with transformers, from what is in the folder alone."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=any(folder.glob("*.py")))
+    ids = tokenizer(prompt, return_tensors="pt")
+    out = model.generate(**ids, max_new_tokens=tokens, do_sample=False)
+    return tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def main() -> None:
+    """Export, generate twice, compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="A run's directory.")
+    parser.add_argument("out", type=Path, help="Where to write; new or empty.")
+    parser.add_argument("--prompt", default="def ", help="Text to continue. (default: %(default)r)")
+    parser.add_argument(
+        "--tokens", type=int, default=24, help="Tokens at most, within the context. (default: %(default)s)"
+    )
+    options = parser.parse_args()
+    if lightning_sv(["export", str(options.run), "--to", "hf", str(options.out)]):
+        raise SystemExit(1)  # it said why
+    found, expected = (
+        theirs(options.out, options.prompt, options.tokens),
+        ours(options.run, options.prompt, options.tokens),
+    )
+    print(f"transformers: {options.prompt}{found}")
+    print("the run says the same" if found == expected else f"the run:      {options.prompt}{expected}")
+
+
+if __name__ == "__main__":
+    main()
