@@ -246,5 +246,6 @@ def test_the_notebook_looks_at_a_run(runs: dict[str, Path], monkeypatch: pytest.
             axes = pyplot.gca()
             assert len(axes.lines) >= 2 and axes.get_xlabel()
             pyplot.close()
-    assert seen["run"].label == "unified" and seen["text"]
-    assert {key for key in seen["vectors"] if "layers.0" in key or "blocks.0" in key}
+    assert seen["run"].label == "hg+dnp+or+iwd" and seen["text"]
+    sides = {key.rpartition(".")[2] for key in seen["vectors"]}
+    assert {"q_proj in", "q_proj out", "lm_head out"} <= sides
