@@ -7,7 +7,7 @@ from lightning_sv.callbacks.preconditioner import Preconditioner, preconditioner
 from lightning_sv.callbacks.progress import RunProgress
 from lightning_sv.callbacks.scalars import Scalars, write_scalars
 from lightning_sv.callbacks.sharpness import Sharpness
-from lightning_sv.callbacks.trained import TrainedData, TrainedModule, tokens_seen
+from lightning_sv.callbacks.trained import TrainedModule, tokens_seen
 
 __all__ = [
     "BatchHash",
@@ -17,7 +17,6 @@ __all__ = [
     "RunProgress",
     "Scalars",
     "Sharpness",
-    "TrainedData",
     "TrainedModule",
     "branch_norms",
     "preconditioner_figures",

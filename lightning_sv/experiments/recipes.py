@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 
 from lightning_sv.experiments.recipe import MFU, Recipe, words_of
 from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, PanelSpec, unknown
-from lightning_sv.nn import flops_per_token
 from lightning_sv.plan import find_gpu, plan_steps, train_hours
 from lightning_sv.settings.parse import parse_run
 
@@ -111,7 +110,7 @@ class Recipes:
         seconds = gpu_hours = None
         if self.budget.gpu is not None:
             peak = find_gpu(self.budget.gpu).peak(str(trainer["precision"]))
-            flops = flops_per_token(module.n_activated, module.config, data.seq_len)
+            flops = module.flops_per_token(data.seq_len)
             gpu_hours = train_hours(tokens, flops, 1, peak, MFU)
         elif model.seconds_per_1000_steps is None:
             raise ValueError(

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lightning_sv.corpus import CorpusConfig, Manifest, Share, check_corpus, iter_tokens
 from lightning_sv.corpus.order import GlobalOrder
+from lightning_sv.settings.data import Batches
 
 
 class Text:
@@ -26,14 +27,12 @@ class Text:
     def __init__(self, corpus: CorpusConfig, seq_len: int, val_sequences: int, device: torch.device):
         self.manifest = Manifest.load(corpus.dir)
         check_corpus(self.manifest, corpus.dir, seq_len=seq_len, tokenizer=corpus.tokenizer, checksums=False)
-        self.train = self._blocks(corpus.dir, "train", seq_len).to(device)
-        held_out = self._blocks(corpus.dir, "val", seq_len)
-        n = len(held_out)
-        k = min(val_sequences, n)
-        self.val = held_out[[i * n // k for i in range(k)]].to(device).long()
+        self.train = self._sequences(corpus.dir, "train", seq_len).to(device)
+        held_out = self._sequences(corpus.dir, "val", seq_len)
+        self.val = held_out[Batches.spread(len(held_out), val_sequences)].to(device).long()
 
     @staticmethod
-    def _blocks(folder: str, split: str, seq_len: int) -> Tensor:
+    def _sequences(folder: str, split: str, seq_len: int) -> Tensor:
         """(sequences, seq_len + 1): each shard cut from its start, what fills no sequence left out."""
         width = seq_len + 1
         parts = [

@@ -2,15 +2,14 @@
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lightning_sv.callbacks import TrainedData
-from lightning_sv.corpus import Sequences, TokenLoader, open_split
+from lightning_sv.corpus import TokenLoader, open_split
 from lightning_sv.settings.data import Batches
 
 #: validation reads at least this many tokens at once, as far as whole sequences go
@@ -56,7 +55,7 @@ class TokenDataModule(Batches, L.LightningDataModule):
         The batches are of one size where that is not too small, as the compiler makes code for each.
         """
         sequences = open_split(self.corpus.dir, "val", seq_len=self.seq_len)
-        numbers = self._spread(len(sequences), self.validation_sequences)
+        numbers = self.spread(len(sequences), self.validation_sequences)
         # Evaluation keeps no graph, so small micro-batches are put together.
         size = max(self._share.micro_batch, VALIDATION_TOKENS // self.seq_len)
         mean, rest = divmod(len(numbers), self._share.ranks)
@@ -70,22 +69,3 @@ class TokenDataModule(Batches, L.LightningDataModule):
             generator=torch.Generator(),
             pin_memory=self._on_cuda,
         )
-
-    def held_out(self, n_sequences: int) -> Tensor:
-        """Sequences (n, seq_len + 1) spread evenly over the validation split: the same in every run, on every rank.
-
-        Args:
-            n_sequences: fewer where the split is smaller
-        """
-        sequences: Sequences = open_split(self.corpus.dir, "val", seq_len=self.seq_len)
-        return torch.stack([sequences[i] for i in self._spread(len(sequences), n_sequences)])
-
-    @staticmethod
-    def _spread(n: int, k: int) -> list[int]:
-        """At most k of the numbers below n, evenly spread."""
-        k = min(k, n)
-        return [i * n // k for i in range(k)]
-
-
-if TYPE_CHECKING:  # the data are what the callbacks read
-    _: TrainedData = cast(TokenDataModule, None)

@@ -1,8 +1,7 @@
 """The LightningModule: a backbone, its loss, its optimizer and schedule."""
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-import lightning as L
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -15,26 +14,26 @@ from lightning_sv.lit.checkpoint.start import Start, check_origin
 from lightning_sv.lit.checkpoint.write import restart_between_steps
 from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.lit.shard import shard
-from lightning_sv.nn import Backbone, MixtureOfExperts, Routing, flops_per_token, router_loss
+from lightning_sv.nn import Backbone, MixtureOfExperts, Routing, router_loss
 from lightning_sv.nn.compiling import compile_backbone
 from lightning_sv.optim import build_optimizer, gathered
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, RNG_KEY
 from lightning_sv.runs.provenance import Legs, commit
-from lightning_sv.settings.model import Pretraining
 
 
-class PretrainModule(Pretraining, L.LightningModule):
+class PretrainModule(TrainedModule):
     """Pre-trains a backbone with a scale-vector strategy; its arguments are those of `Pretraining`."""
+
+    nonfinite: NonFinite
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.nonfinite = NonFinite(skip=self.when_nonfinite == "skip")
-        self.backbone: Backbone | None = None
+        self.backbone = None
         #: folder of a transformers model whose weights a new run begins with
         self.from_hf: str | None = None
         # Two sums, in float64: MeanMetric ignores its weights where a NaN must show (nan_strategy="disable").
         self.val_nats, self.val_tokens = (SumMetric(nan_strategy="disable").set_dtype(torch.float64) for _ in range(2))
-        #: norm of the last gradient before clipping, over all parameters
         self.grad_norm = float("nan")
         #: set before a step where a signal asks the run to stop; after it, whether any device was asked
         self.stop_asked = False
@@ -47,12 +46,6 @@ class PretrainModule(Pretraining, L.LightningModule):
         self._start: Start | None = None  # until the backbone exists
         self._rng: list[dict[str, Any]] | None = None  # of the checkpoint, until training starts
         self.step_lr = self.lr  # of the last step: the scheduler has moved on when callbacks see the optimizer
-
-    @property
-    def net(self) -> Backbone:
-        """The backbone, which exists from `configure_model` on."""
-        assert self.backbone is not None, "configure_model has not run"
-        return self.backbone
 
     def start_from(self, start: Start) -> None:
         """Start from these weights, of the same model, instead of an initialization."""
@@ -80,10 +73,6 @@ class PretrainModule(Pretraining, L.LightningModule):
             shard(self.backbone, self.device_mesh["data_parallel"])
         # In place: the checkpoint's keys stay clean.
         compile_backbone(self.backbone, self.compile_how)
-
-    def flops_per_token(self, seq_len: int) -> float:
-        """Floating-point operations of forward and backward a token."""
-        return flops_per_token(self.n_activated, self.config, seq_len)
 
     def loss(self, block: Tensor) -> tuple[Tensor, list[Routing]]:
         """Mean next-token loss in nats per token of a (B, T + 1) block of token ids, and the routings."""
@@ -188,7 +177,3 @@ class PretrainModule(Pretraining, L.LightningModule):
         """Refuse to continue under other settings, see `settings.check_settings`."""
         trainer: Any = self.trainer
         check_settings(checkpoint, self, trainer.datamodule, training=trainer.state.fn == "fit")
-
-
-if TYPE_CHECKING:  # the module is what the callbacks read
-    _: TrainedModule = cast(PretrainModule, None)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from lightning_sv.corpus.manifest import FILENAME
-from lightning_sv.nn import flops_per_token
 from lightning_sv.nn.gpus import Gpu
 from lightning_sv.plan.device import USABLE, GpuMemory, find_strategy, gpu_memory, largest_micro_batch
 from lightning_sv.plan.hours import MFUS, train_hours
@@ -113,7 +112,7 @@ def make_plan(
     if chosen == "single" and gpus > 1:
         raise ValueError(f"--strategy single holds the model on one GPU, and --gpus is {gpus}; use ddp or fsdp.")
     tokens = steps * data.tokens_per_step
-    flops = flops_per_token(run.n_activated, run.config, data.seq_len)
+    flops = run.flops_per_token(data.seq_len)
     hours = tuple((mfu, train_hours(tokens, flops, gpus, gpu.peak(precision), mfu)) for mfu in mfus)
 
     step, memory = _memory(run, data, chosen, bucket_view, precision, gpus)

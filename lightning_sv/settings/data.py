@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
-from lightning_sv.corpus import CorpusConfig, Manifest, Share, check_corpus
+import torch
+from torch import Tensor
+
+from lightning_sv.corpus import CorpusConfig, Manifest, Share, check_corpus, open_split
 
 
 class Batches:
@@ -129,3 +132,18 @@ class Batches:
         """Sequences each validation reads, over all devices."""
         available = self.manifest.val.sequences(self.seq_len)
         return min(self.val_sequences or available, available)
+
+    def held_out(self, n_sequences: int) -> Tensor:
+        """Sequences (n, seq_len + 1) spread evenly over the validation split: the same in every run, on every rank.
+
+        Args:
+            n_sequences: fewer where the split is smaller
+        """
+        sequences = open_split(self.corpus.dir, "val", seq_len=self.seq_len)
+        return torch.stack([sequences[i] for i in self.spread(len(sequences), n_sequences)])
+
+    @staticmethod
+    def spread(n: int, k: int) -> list[int]:
+        """At most k of the numbers below n, evenly spread."""
+        k = min(k, n)
+        return [i * n // k for i in range(k)]

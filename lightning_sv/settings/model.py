@@ -10,6 +10,7 @@ from lightning_sv.nn import (
     Routing,
     activated_parameters,
     document_numbers,
+    flops_per_token,
     meta_backbone,
 )
 from lightning_sv.optim import (
@@ -101,6 +102,10 @@ class Pretraining:
     def steps_for_budget(self, tokens_per_step: int) -> int:
         """Return the optimizer steps that see `tokens_per_param` tokens per activated parameter, rounded up."""
         return max(1, -int(-self.tokens_per_param * self.n_activated // tokens_per_step))
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Floating-point operations of forward and backward a token."""
+        return flops_per_token(self.n_activated, self.config, seq_len)
 
     def parameter_groups(self, model: Backbone) -> list[ParameterGroup]:
         """Return the trained parameters of `model`, this module's backbone or `meta()`, by role."""
