@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_sv.corpus import Manifest, Tokenizer
+from lightning_sv.corpus import Manifest
 from lightning_sv.interop.fold import foldable
 from lightning_sv.interop.hf.card import card
 from lightning_sv.interop.hf.folder import check_unused, export
 from lightning_sv.interop.hf.model import transformers
 from lightning_sv.nn import Backbone
-from lightning_sv.runs.checkpoint import load_backbone
+from lightning_sv.runs.checkpoint import load_trained
 from lightning_sv.runs.events import Run, read_run
 from lightning_sv.settings.plain_parser import PlainParser
 
@@ -32,13 +32,7 @@ def run(argv: list[str]) -> int:
     check_unused(options.dir)
     _quiet(transformers())
     trained = read_run(options.run, complete=False)
-    model = load_backbone(options.run, options.allow)
-    tokenizer = Tokenizer.load(options.run)
-    if tokenizer.vocab_size > model.config.vocab_size:
-        raise ValueError(
-            f"{options.run}: the tokenizer has {tokenizer.vocab_size} tokens and the model {model.config.vocab_size}; "
-            "they are not of one run."
-        )
+    model, tokenizer = load_trained(options.run, options.allow)
     text = card(f"{model.config.name}, {trained.label}", tokenizer.decode([tokenizer.eot]), _facts(trained, model),
                 foldable(model))  # fmt: skip
     done = export(model, tokenizer, options.dir, context=trained.seq_len, card=text)

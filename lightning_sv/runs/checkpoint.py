@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_sv.corpus import Tokenizer
 from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
 from lightning_sv.runs.directory import LAST
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
@@ -81,6 +82,25 @@ def load_backbone(path: str | Path, allow: Collection[str] = ()) -> Backbone:
     model = Backbone(config, strategy, options)
     model.load_state_dict(weights)
     return model
+
+
+def load_trained(run_dir: Path, allow: Collection[str] = ()) -> tuple[Backbone, Tokenizer]:
+    """Rebuild a run's backbone, on the CPU, and read its tokenizer.
+
+    Args:
+        run_dir: its directory
+        allow: see `load_backbone`
+
+    Raises:
+        ValueError: see `read_model`; or the two are not of one run
+    """
+    model, tokenizer = load_backbone(run_dir, allow), Tokenizer.load(run_dir)
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise ValueError(
+            f"{run_dir}: the tokenizer has {tokenizer.vocab_size} tokens and the model {model.config.vocab_size}; "
+            "they are not of one run."
+        )
+    return model, tokenizer
 
 
 def read_model(path: str | Path, allow: Collection[str] = ()) -> Model:

@@ -25,7 +25,7 @@ from lightning_sv.analysis.style import (
     set_token_axis,
 )
 from lightning_sv.experiments.results import Arm, Panel, Series
-from lightning_sv.runs.events import VAL_LOSS, Curve
+from lightning_sv.runs.events import Curve
 
 _END = 0.8
 _ArmOrSeries = TypeVar("_ArmOrSeries", Arm, Series)
@@ -86,7 +86,7 @@ def curve_views(panel: Panel, confidence: float = 0.95) -> tuple[list[View], lis
 
 
 def _loss_view(name: str, alt: str, arms: Sequence[Arm], names: Sequence[str], title: str) -> View:
-    curves = [_losses(arm) for arm in arms]
+    curves = [arm.curves for arm in arms]
     from_share = _END if name == "end" else 0.2
     figure = new_figure(panels=1)
     axes = figure.subplots()
@@ -118,7 +118,7 @@ def _difference_view(title: str, arms: Sequence[Arm], confidence: float) -> tupl
             continue
         try:
             a, b = base.paired(arm)
-            pairs.append(paired_curve(_losses(a), _losses(b), confidence))
+            pairs.append(paired_curve(a.curves, b.curves, confidence))
         except ValueError as error:
             notes.append(f"{arm.name} - {base.name} cannot be drawn: {error}")
         else:
@@ -135,11 +135,6 @@ def _difference_view(title: str, arms: Sequence[Arm], confidence: float) -> tupl
     legend_below(figure, axes, legend)
     ended = "; ".join(axes.get_legend_handles_labels()[1])
     return [View("difference", f"{title}: difference to {base.name}: {ended}", figure)], notes
-
-
-def _losses(arm: Arm) -> list[Curve]:
-    """Validation losses against training tokens, one curve per seed."""
-    return [run.curve(VAL_LOSS) for run in arm.runs]
 
 
 def branch_views(panel: Panel) -> tuple[list[View], list[str]]:
