@@ -78,7 +78,7 @@ def _serve() -> None:
 
 def _fork_store() -> tuple[int, int]:
     """Process id and port of the store where the ranks meet."""
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     here, there = os.pipe()
     if pid := os.fork():
@@ -103,7 +103,7 @@ def _fork(rank: int, port: int, asked: dict) -> int:
     os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": f"{RANKS}", "LOCAL_WORLD_SIZE": f"{RANKS}"}
     os.environ |= {"GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
     os.environ |= {"TORCHELASTIC_RUN_ID": "launch", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    rank_zero_only.rank = rank  # Lightning reads RANK when it is imported
+    rank_zero_only.rank = rank  # type: ignore[attr-defined]  # Lightning reads RANK when it is imported
     os.chdir(asked["cwd"])
     sys.argv[1:] = asked["args"]
     runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)

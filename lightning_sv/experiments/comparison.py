@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from lightning_sv import __version__
 from lightning_sv.analysis.decision import CONTRADICTED, HOLDS, below, difference_sentence, tokens_sentence
 from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, paired_difference, token_efficiency
 from lightning_sv.analysis.style import human_tokens
@@ -227,10 +228,5 @@ def _mean_tokens(tokens: Sequence[float | None]) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {}
-    for package in ("lightning_sv", "torch", "lightning", "litdata", "numpy", "scipy"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+    packages = ("torch", "lightning", "litdata", "numpy", "scipy")
+    return {"lightning_sv": __version__, **{package: version(package) for package in packages}}

@@ -8,6 +8,7 @@ from matplotlib.image import imread
 
 from lightning_sv.analysis import losses, run_plot, style
 from lightning_sv.analysis.run_plot import draw_run
+from lightning_sv.analysis.style import save
 from lightning_sv.runs.events import Curve, Run
 
 
@@ -63,7 +64,6 @@ def test_comparison_says_what_it_shows(
 ) -> None:
     """The title states the end of the drawn band, the early drop is cropped, ticks read 0.5M."""
     figures = []
-    save = losses.save
     monkeypatch.setattr(losses, "save", lambda f, path: (figures.append(f), save(f, path)))
     runs_a = [synthetic("llama", k, 0.0) for k in range(seeds)]
     runs_b = [synthetic("unified", 10 + k, gain) for k in range(seeds)]
@@ -94,7 +94,6 @@ def test_several_arms_against_the_first(
 ) -> None:
     """Every arm has its own look in both panels, its end in the legend, and no text covers a line."""
     figures = []
-    save = losses.save
     monkeypatch.setattr(losses, "save", lambda f, path: (figures.append(f), save(f, path)))
     arms = [[synthetic(f"arm{i}", k, gain) for k in range(seeds)] for i, gain in enumerate((0.0, -0.1, 0.1, 0.0))]
     rng = np.random.default_rng(7)
@@ -122,7 +121,6 @@ def test_several_arms_against_the_first(
 def test_a_run_with_and_without_branch_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two panels with branch norms, whose title gives their growth; one panel without."""
     figures = []
-    save = run_plot.save
     monkeypatch.setattr(run_plot, "save", lambda f, path: (figures.append(f), save(f, path)))
     run = synthetic("llama", 0, 0.0)
     draw_run(run, tmp_path / "two.png")

@@ -11,6 +11,7 @@ from torch import nn
 
 from benchmarks import step
 from benchmarks.memory import saved_mib
+from benchmarks.peers import PEERS
 from lightning_sv.experiments.overhead import benchmark_table
 
 ARGS = ["--rounds", "2", "--threads", "1", "--widths", "32", "--modes", "eager", "--peers", "Hugging Face", "litgpt"]
@@ -62,7 +63,7 @@ def test_it_goes_on_from_its_file(
 
 
 def test_a_peer_of_another_loss_is_refused(small: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = step.PEERS["Hugging Face"]
+    theirs = PEERS["Hugging Face"]
 
     def off(*given: Any) -> Any:
         peer = theirs(*given)

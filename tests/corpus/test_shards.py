@@ -24,7 +24,7 @@ def test_blocks_are_the_shards(corpus: Path) -> None:
     items = [sequences[i] for i in range(len(sequences))]
     assert all(item.dtype == torch.int64 and item.shape == (SEQ + 1,) for item in items)
     assert [item.tolist() for item in items] == by_hand(corpus)
-    assert isinstance(sequences, Sequences) and list(sequences)[-1].tolist() == items[-1].tolist()
+    assert isinstance(sequences, Sequences) and [*iter(sequences)][-1].tolist() == items[-1].tolist()
     for beyond in (-1, len(sequences)):
         with pytest.raises(IndexError, match=f"sequence {beyond} of {len(sequences)}"):
             sequences[beyond]

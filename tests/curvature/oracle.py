@@ -1,7 +1,7 @@
 """The dense Hessian of a Llama written out in plain operations, and its blocks."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from unittest import mock
 
 import torch
@@ -100,14 +100,16 @@ class Case:
         vectors = [m for m in model.modules() if isinstance(m, ScaleVector)]
         group: BranchGroup = model.layers[1].attn.qkv
         k = group.k_proj
+        assert isinstance(k, ScaledLinear)
         owners = [m for m in (group.norm.scale, k.scale_in, k.scale_out) if m is not None]
-        return {
+        subsets: dict[str, Callable[[], list[nn.Parameter]]] = {
             "all": lambda: list(model.parameters()),
             "input": lambda: [p for m in vectors if m.role == "input" for p in m.parameters()],
             "output": lambda: [p for m in vectors if m.role == "output" for p in m.parameters()],
             "branch": lambda: [k.weight, *(p for m in owners for p in m.parameters())],
             "layer": lambda: list(model.layers[0].parameters()),
-        }[name]()
+        }
+        return subsets[name]()
 
     def dense(self, parameters: list[nn.Parameter]) -> Tensor:
         index = torch.tensor([i for p in parameters for i in self._where[id(p)]])

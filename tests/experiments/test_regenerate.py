@@ -412,9 +412,9 @@ def test_the_command(
     assert [v.verdict for v in figures[1].verdicts] == ["not testable here"] * 2
     assert "Holds: hg - shared is" in " ".join(capsys.readouterr().out.split())
     assert run_paper([*words, "--no_train", "--json"]) == 0
-    said = capsys.readouterr()
-    made = json.loads(said.out)
-    assert "Holds: hg - shared is" in " ".join(said.err.split()) and made["failed"] == {}
+    printed = capsys.readouterr()
+    made = json.loads(printed.out)
+    assert "Holds: hg - shared is" in " ".join(printed.err.split()) and made["failed"] == {}
     (shown, _), (verdict,) = made["figures"], figures[0].verdicts
     assert shown["figure"] == "heterogeneity" and shown["verdicts"] == [asdict(verdict)]
 

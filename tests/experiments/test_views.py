@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
+from matplotlib.lines import Line2D
 
 from lightning_sv.analysis.style import BLUE
 from lightning_sv.experiments.report.series import grid_views, scaling_views
@@ -21,6 +22,7 @@ from tests.experiments import fake_results as fake
 
 def legend(axes: Axes) -> dict[str, tuple[str, str]]:
     """Name -> colour and line style of the axes' legend."""
+    lines: list[Line2D]
     lines, names = axes.get_legend_handles_labels()
     return {n: (to_hex(x.get_color()).upper(), x.get_linestyle()) for n, x in zip(names, lines, strict=True)}
 

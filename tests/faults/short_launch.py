@@ -32,7 +32,7 @@ def train(ns_dtype: str, **sizes: int) -> None:
     backbone = BackboneConfig(name="x", d_model=32, n_layer=2, n_head=2, vocab_size=VOCAB, **sizes)
     optim = OptimConfig(name="muon", lr=6e-3, ns_dtype=ns_dtype)
     module = PretrainModule(backbone, "unified", optim=optim, activation_checkpointing=mixed, seed=0)
-    module._trainer = SimpleNamespace(world_size=2)  # type: ignore[assignment] all that a step asks it
+    module._trainer = SimpleNamespace(world_size=2)  # all that a step asks it
     module.configure_model()
     shard(module.net, init_device_mesh("cpu", (2,)))
     optimizer = build_optimizer(module.parameter_groups(module.net), module.optim, module.lr)

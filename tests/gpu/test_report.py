@@ -138,7 +138,7 @@ def test_arms_that_do_not_fit_together_are_timed_beside_the_first(task: Task, mo
     monkeypatch.setattr(task, "toy", False)
     small, build = size_of("0.12b", True), overhead.build
     monkeypatch.setattr(overhead, "size_of", lambda name, toy: small)
-    monkeypatch.setattr(overhead, "build", lambda *given: build(*given[:-1], True))
+    monkeypatch.setattr(overhead, "build", lambda *given: build(*given[:-1], True))  # type: ignore[call-arg]
     found = overhead.run(_with(task, size="0.12b", arms=["llama", "hg", "or"], batches=["large"]))
     assert found["left_out"].keys() == {"or, large"} and "do not fit" in found["left_out"]["or, large"]
     rows = found["arms"]["large"]["rows"]

@@ -19,7 +19,7 @@ from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.__main__ import main
 from lightning_sv.corpus.tokenizer import JsonTokenizer, RanksTokenizer, Tokenizer
 from lightning_sv.interop import foldable
-from lightning_sv.interop.hf import folder
+from lightning_sv.interop.hf import folder, to_hugging_face
 from lightning_sv.interop.hf.card import card
 from lightning_sv.interop.hf.tokenizer import fast_tokenizer
 from lightning_sv.runs.checkpoint import load_backbone
@@ -130,7 +130,7 @@ def test_refusals_say_why_and_write_nothing(
     assert "is the folder that the command runs in" in refused(str(runs["plain"]), ".")
     assert "There is no run directory" in refused(str(tmp_path / "no"), new)
     assert "invalid choice: 'gguf'" in refused(str(runs["plain"]), "--to", "gguf", new)
-    as_theirs = folder.to_hugging_face
+    as_theirs = to_hugging_face
 
     def wrong(*args: object) -> torch.nn.Module:
         theirs = as_theirs(*args)

@@ -25,7 +25,8 @@ EVERY = FAMILIES + OTHERS
 def checked(family: Family, model: nn.Module) -> Roles:
     """Compare what is found of `model` with the family's row."""
     roles = weight_decay_roles(model)
-    found, truth = {}, {}
+    found: dict[str, list[object]] = {}
+    truth: dict[str, list[object]] = {}
     for name, parameter in model.named_parameters():
         row, role = roles[name], family.truth(name, parameter)
         found[name], truth[name] = [row.role, row.decays_to, row.redundant], [role, None, None]

@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO
-from lightning_sv.runs.events import read_run
+from lightning_sv.runs.events import Curve, read_run
 from tests.conftest import listen_to_interrupts
 
 LAST = "checkpoints/last.ckpt"
@@ -104,7 +104,7 @@ def same_checkpoint(whole: Path, other: Path) -> dict[str, Any]:
     return one
 
 
-def same_curves(whole: Path, other: Path, complete: bool = True) -> dict[str, Any]:
+def same_curves(whole: Path, other: Path, complete: bool = True) -> Mapping[str, Curve]:
     """Assert that all that is logged is the same, step by step, but for what is measured; return the curves."""
     a, b = (read_run(path, complete=complete).curves for path in (whole, other))
     assert a.keys() == b.keys()

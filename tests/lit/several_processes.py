@@ -139,4 +139,4 @@ if __name__ == "__main__":
                 scale_vectors_keep_their_digits(self)
 
     PretrainModule.on_train_start = checked_start
-    run(Path(sys.argv[1]), *sys.argv[2:4], sys.argv[4:])
+    run(Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:])

@@ -115,9 +115,8 @@ def test_the_figures_are_those_of_the_checkpoint_and_the_run_is_unchanged(
         assert values[-1] == pytest.approx(value, rel=2e-4, abs=2e-5), key
     assert (record.curve("sharpness/seconds").values > 0).all()
     assert record.curve("sharpness/skipped").values.tolist() == [0.0] * 4
-    figures = preconditioner_figures(load_backbone(str(run / "checkpoints/last.ckpt")))
-    for key, value in figures.items():
-        assert record.curve(f"preconditioner/{key}").values[-1] == pytest.approx(value.item(), rel=1e-5, abs=1e-6), key
+    for key, figure in preconditioner_figures(load_backbone(str(run / "checkpoints/last.ckpt"))).items():
+        assert record.curve(f"preconditioner/{key}").values[-1] == pytest.approx(figure.item(), rel=1e-5, abs=1e-6), key
     histograms = EventAccumulator(str(run)).Reload().Tags()["histograms"]
     assert "preconditioner/layer0/q_proj/gamma_in" in histograms and "preconditioner/layer1/q_proj/field" in histograms
 

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def test_killed_and_resumed_equals_uninterrupted(long_args: list[str], tmp_path:
 
 
 MIXTURE = {"n_expert": 6, "n_expert_active": 2}
-RECIPES = {
+RECIPES: dict[str, tuple[dict[str, Any], str, str, str]] = {
     "moe": (MIXTURE, "unified", "adamw", "cos"),
     "moe-bias": (MIXTURE | {"router.balance": "bias"}, "hg+dp+or", "muon", "wsd"),
     "gemma": ({"qk_norm": True, "post_norm": True}, "iwd+offset", "muon", "cos"),

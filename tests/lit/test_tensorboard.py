@@ -70,7 +70,7 @@ def test_the_loss_comes_first_and_a_running_run_is_in_the_table(run_args: list[s
 def row(args: list[str]) -> dict[str, object]:
     """The row of a run that was not begun."""
     module, data, trainer = parse_run(args)
-    module.origin = None
+    module.origin = None  # type: ignore[attr-defined]  # which a LightningModule has
     return hyperparameters(SimpleNamespace(**trainer), module, data)
 
 

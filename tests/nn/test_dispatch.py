@@ -98,7 +98,8 @@ def block(x: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> 
     weights, experts = (x @ router.mT).softmax(-1).topk(2)
     made = layout(experts, len(gate))
     rows = dispatch(x, made)
-    hidden = swiglu(*grouped_products(rows, [Factors(gate), Factors(up)], made.rows), weights_by_row(weights, made))
+    opened, filled = grouped_products(rows, [Factors(gate), Factors(up)], made.rows)
+    hidden = swiglu(opened, filled, weights_by_row(weights, made))
     return combine(grouped_product(hidden, Factors(down), made.rows), made)
 
 

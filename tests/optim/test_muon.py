@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.optim import Optimizer
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -161,7 +161,7 @@ def test_a_sharded_matrix_is_gathered_once(shape: tuple[int, ...], gathers: int)
     finally:
         dist.destroy_process_group()
     assert collectives.get_total_counts() == gathers
-    assert (found.placements, found.shape) == (update.placements, update.shape)
+    assert isinstance(found, DTensor) and (found.placements, found.shape) == (update.placements, update.shape)
 
 
 @pytest.mark.parametrize("ns_dtype", ["bfloat16", "float32"])

@@ -67,9 +67,8 @@ def test_a_users_own_rows_join_from_their_module(monkeypatch: pytest.MonkeyPatch
         def forward(self):
             return 0.5 * super().forward()
 
-    module.Halved = Halved
-    module.NORM_ONLY = Placement(False, True, False, "normalize the output, no vector")
-    module.NONE = Decay(frozenset(), "as nowd")
+    norm_only, none = Placement(False, True, False, "normalize the output, no vector"), Decay(frozenset(), "as nowd")
+    vars(module).update(Halved=Halved, NORM_ONLY=norm_only, NONE=none)
     monkeypatch.setitem(sys.modules, "my_ideas", module)
     text = "hg+dp+my_ideas:Halved+my_ideas:NONE"
     strategy = ScaleStrategy.parse(text)

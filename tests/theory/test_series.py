@@ -1,5 +1,6 @@
 """Exact power series and forward-mode derivatives."""
 
+from collections.abc import Callable
 from fractions import Fraction
 from math import factorial
 
@@ -9,7 +10,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lightning_sv.scale.vector import DirectScale, ExponentialScale, OriginalSpaceScale
+from lightning_sv.scale.vector import DirectScale, ExponentialScale, OriginalSpaceScale, Role, ScaleVector
 from lightning_sv.theory.series import Series
 from lightning_sv.theory.students import STUDENTS, ScaledInput
 from tests.theory.strategies import entries, states
@@ -42,7 +43,11 @@ def test_known_series_and_refusals() -> None:
         Series([1, 1]).exp()
 
 
-ORACLES = {"f": DirectScale, "or": OriginalSpaceScale, "er": ExponentialScale}
+ORACLES: dict[str, Callable[[int, Role], ScaleVector]] = {
+    "f": DirectScale,
+    "or": OriginalSpaceScale,
+    "er": ExponentialScale,
+}
 
 
 @pytest.mark.parametrize("name", STUDENTS)
