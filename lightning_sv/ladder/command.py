@@ -96,16 +96,16 @@ def _planned(options: Any) -> Ladder:
         given = options.tokens_per_param * (len(rungs) if len(options.tokens_per_param) == 1 else 1)
         if len(given) != len(rungs) or min(given) <= 0:
             raise ValueError(f"--tokens_per_param takes one positive number, or one for each of {len(rungs)} rungs.")
-        rungs = tuple(replace(rung, tokens_per_param=x) for rung, x in zip(rungs, given, strict=True))
+        rungs = [replace(rung, tokens_per_param=x) for rung, x in zip(rungs, given, strict=True)]
     if options.seeds is not None:
         if options.seeds < 1:
             raise ValueError(f"--seeds is {options.seeds}; it must be at least 1.")
-        rungs = tuple(replace(rung, seeds=rung.seeds[: options.seeds]) for rung in rungs)
+        rungs = [replace(rung, seeds=rung.seeds[: options.seeds]) for rung in rungs]
     known = [rung.name for rung in rungs]
     for name in options.only or ():
         if name not in known:
             raise ValueError(f"--only {name}: the plan has no such rung; it has {' '.join(known)}.")
-    return replace(ladder, rungs=tuple(rung for rung in rungs if not options.only or rung.name in options.only))
+    return replace(ladder, rungs=[rung for rung in rungs if not options.only or rung.name in options.only])
 
 
 def _rates(path: Path) -> dict[str, dict[str, dict[str, float]]]:

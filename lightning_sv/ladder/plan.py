@@ -1,17 +1,14 @@
 """What a ladder trains: rungs of one size, arms with a learning rate and std of their own, seeds."""
 
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
-
-import yaml
+from typing import Any
 
 from lightning_sv.corpus import CorpusConfig
 from lightning_sv.nn import BackboneConfig, activated_parameters, meta_backbone
 from lightning_sv.optim import OptimConfig, ScheduleConfig
 from lightning_sv.scale import ScaleStrategy
-
-_T = TypeVar("_T")
+from lightning_sv.settings.yaml_file import read_as
 
 
 @dataclass(frozen=True)
@@ -43,8 +40,8 @@ class Rung:
     name: str
     backbone: dict[str, Any]
     tokens_per_param: float
-    seeds: tuple[int, ...]
-    arms: tuple[Arm, ...]
+    seeds: list[int]
+    arms: list[Arm]
 
 
 @dataclass(frozen=True)
@@ -53,8 +50,8 @@ class Tune:
 
     tokens_per_param: float
     seed: int
-    lr: tuple[float, ...]
-    init_std: tuple[float, ...]
+    lr: list[float]
+    init_std: list[float]
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ class Ladder:
     corpus: CorpusConfig
     seq_len: int
     global_batch: int
-    rungs: tuple[Rung, ...]
+    rungs: list[Rung]
     validations: int = 20
     val_sequences: int = 512
     log_every: int = 20
@@ -102,18 +99,18 @@ class Ladder:
             raise ValueError("--tune needs a section 'tune' in the plan: tokens_per_param, seed, lr, init_std.")
         rungs = []
         for rung in self.rungs:
-            arms = tuple(Arm(arm.scale, lr, std) for arm in rung.arms for lr in tune.lr for std in tune.init_std)
-            rungs.append(replace(rung, tokens_per_param=tune.tokens_per_param, seeds=(tune.seed,), arms=arms))
-        return replace(self, rungs=tuple(rungs))
+            arms = [Arm(arm.scale, lr, std) for arm in rung.arms for lr in tune.lr for std in tune.init_std]
+            rungs.append(replace(rung, tokens_per_param=tune.tokens_per_param, seeds=[tune.seed], arms=arms))
+        return replace(self, rungs=rungs)
 
     def with_rates(self, found: dict[str, dict[str, dict[str, float]]]) -> "Ladder":
         """The ladder with the rates and stds that a grid found: rung -> arm's label -> {lr, init_std}."""
         rungs = []
         for rung in self.rungs:
             best = found.get(rung.name, {})
-            arms = (Arm(arm.scale, **best[arm.label]) if arm.label in best else arm for arm in rung.arms)
-            rungs.append(replace(rung, arms=tuple(arms)))
-        return replace(self, rungs=tuple(rungs))
+            arms = [Arm(arm.scale, **best[arm.label]) if arm.label in best else arm for arm in rung.arms]
+            rungs.append(replace(rung, arms=arms))
+        return replace(self, rungs=rungs)
 
 
 @dataclass(frozen=True)
@@ -154,33 +151,20 @@ def load_ladder(path: Path) -> Ladder:
     Raises:
         ValueError: names the file, the key and what it must be
     """
-    where = str(path)
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{where} cannot be read ({' '.join(str(error).split())}).") from error
-    values = _mapping(content, where)
-    for key, kind in (("corpus", CorpusConfig), ("schedule", ScheduleConfig), ("optim", OptimConfig), ("tune", Tune)):
-        if key in values:
-            values[key] = _make(kind, _mapping(values[key], f"{where}: {key}"), f"{where}: {key}")
-    rungs = []
-    for i, rung in enumerate(values.get("rungs") or ()):
-        here = f"{where}: rungs[{i}]"
-        rung = _mapping(rung, here)
-        arms = _mapping(rung.get("arms"), f"{here}.arms").items()
-        rung["arms"] = tuple(
-            _make(Arm, {"scale": scale, **_mapping(arm, f"{here}.arms.{scale}")}, f"{here}.arms.{scale}")
-            for scale, arm in arms
-        )
-        rungs.append(_make(Rung, rung, here))
-    if not rungs:
-        raise ValueError(f"{where}: rungs is empty; name at least one size to train.")
-    ladder = _make(Ladder, values | {"rungs": tuple(rungs)}, where)
-    _check(ladder, where)
+    ladder = read_as(Ladder, path, _name_arms)
+    _check(ladder, str(path))
     return ladder
 
 
+def _name_arms(content: Any) -> None:
+    """A file has each arm's rates by its strategy."""
+    for rung in content.get("rungs") or ():
+        rung["arms"] = [{"scale": scale, **rates} for scale, rates in rung["arms"].items()]
+
+
 def _check(ladder: Ladder, where: str) -> None:
+    if not ladder.rungs:
+        raise ValueError(f"{where}: rungs is empty; name at least one size to train.")
     for rung in ladder.rungs:
         if not rung.arms or not rung.seeds or rung.tokens_per_param <= 0:
             raise ValueError(f"{where}: rung {rung.name} needs arms, seeds and a positive tokens_per_param.")
@@ -196,26 +180,6 @@ def _check(ladder: Ladder, where: str) -> None:
     for key in ("seq_len", "global_batch", "validations", "val_sequences", "log_every"):
         if getattr(ladder, key) < 1:
             raise ValueError(f"{where}: {key} is {getattr(ladder, key)}; it must be at least 1.")
-
-
-def _mapping(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{where} holds {value!r}; it must hold keys and values.")
-    return dict(value)
-
-
-def _make(kind: type[_T], values: dict[str, Any], where: str) -> _T:
-    known = {f.name: f.type for f in fields(kind)}  # type: ignore[arg-type]
-    for key, value in values.items():
-        if key not in known:
-            raise ValueError(f"{where} has no key {key!r}; known: {' '.join(known)}.")
-        number = known[key] in (float, int) and (isinstance(value, bool) or not isinstance(value, int | float))
-        if number or (known[key] is int and not isinstance(value, int)):
-            raise ValueError(f"{where}: {key} is {value!r}; it must be a number (write 0.004 rather than 4e-3).")
-    try:
-        return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
-    except TypeError as error:
-        raise ValueError(f"{where} is incomplete ({error}).") from error
 
 
 def plain(ladder: Ladder) -> dict[str, Any]:

@@ -1,14 +1,43 @@
-"""Is a YAML file what a config may be? Without Lightning, so that reading a run stays quick."""
+"""Is a YAML file what a config may be, or a dataclass? Without Lightning, so that reading a run stays quick."""
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, TypeVar
 
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from yaml.nodes import MappingNode, Node, SequenceNode
 
 #: values of a config after its aliases are written out; a run's own has some two hundred
 MAX_NODES = 100_000
 _MAX_DEPTH = 100
+_T = TypeVar("_T")
+
+
+def read_as(cls: type[_T], path: Path, change: Callable[[Any], None] = lambda content: None) -> _T:
+    """Read a YAML file as a dataclass, whose name is that of the file where it has one.
+
+    Args:
+        cls: the dataclass; lists and dictionaries of others are made of these
+        path: the file
+        change: of the content in place, before it is compared with the class
+
+    Raises:
+        ValueError: no such file, a key or value that it cannot have, or one that it lacks; names the file and the key
+    """
+    check_yaml(path, str(path))
+    named = {"name": path.stem} if "name" in cls.__dataclass_fields__ else {}  # type: ignore[attr-defined]
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path))
+        change(content)
+        made: _T = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), named, content))  # type: ignore[assignment,arg-type]
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{path}: {error.full_key}: {str(error).splitlines()[0]}") from error
+    except (TypeError, AttributeError, KeyError) as error:
+        raise ValueError(f"{path}: keys and values are not where they must be ({error!r}).") from error
+    return made
 
 
 def check_yaml(path: str | Path, where: str) -> None:

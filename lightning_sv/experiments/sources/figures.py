@@ -6,11 +6,8 @@ A misspelled key, figure or budget is answered in one sentence with the nearest 
 from pathlib import Path
 from typing import TypeVar
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from lightning_sv.experiments.spec import CONF, Budget, FigureSpec, unknown
-from lightning_sv.settings.yaml_file import check_yaml
+from lightning_sv.settings.yaml_file import read_as
 
 T = TypeVar("T")
 
@@ -46,11 +43,4 @@ def load_budget(name: str, conf: Path = CONF) -> Budget:
 def _load(cls: type[T], name: str, folder: Path, known: list[str], what: str) -> T:
     if name not in known:
         raise ValueError(unknown(what, name, known))
-    path = folder / f"{name}.yaml"
-    check_yaml(path, str(path))
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(cls), {"name": name}, OmegaConf.load(path))
-        made: T = OmegaConf.to_object(merged)  # type: ignore[assignment]
-    except OmegaConfBaseException as error:
-        raise ValueError(f"{path}: {error.full_key}: {str(error).splitlines()[0]}") from error
-    return made
+    return read_as(cls, folder / f"{name}.yaml")
