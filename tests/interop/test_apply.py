@@ -86,7 +86,8 @@ def assert_untouched(model: nn.Module, before: dict[str, Tensor], kinds: list[ty
     pytest.param(strategy, *case.values, id=f"{case.id}-{strategy}", marks=case.marks)
     for case in few(WITH_VECTORS)
     for strategy in ("hg+dp+or+iwd", "hg+ap", "hg+er")
-    if case.id != "kimi_linear" or strategy == "hg+dp+or+iwd"  # a pass of it is a loop over tokens: four seconds a strategy
+    # a pass of it is a loop over tokens: four seconds a strategy
+    if case.id != "kimi_linear" or strategy == "hg+dp+or+iwd"
 ])  # fmt: skip
 def test_the_function_stays_and_folding_gives_the_plain_model(strategy: str, family: Family) -> None:
     model = trained(family, 0.05 if "er" in strategy else 0.7)  # er has no sign beside a norm that no matrix reads
