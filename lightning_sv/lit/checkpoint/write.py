@@ -1,6 +1,8 @@
 """Checkpoints that are whole or absent: written beside their place, synced, then renamed."""
 
+import math
 import os
+import shutil
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
@@ -52,6 +54,25 @@ def _partial(final: Path) -> Path:
     return final.with_name(f".{final.name}.partial")
 
 
+def name_also(checkpoint: Path, name: Path) -> None:
+    """Give a checkpoint that is whole a second name, in one step: no bytes are written where the disk has hard links.
+
+    Raises:
+        OSError: it has none, and no room for a copy either; what `name` was before is untouched
+    """
+    partial = _partial(name)
+    name.parent.mkdir(parents=True, exist_ok=True)
+    partial.unlink(missing_ok=True)
+    try:
+        try:
+            os.link(checkpoint, partial)
+        except OSError:
+            shutil.copyfile(checkpoint, partial)
+        partial.replace(name)
+    finally:
+        partial.unlink(missing_ok=True)  # also where both names were of one file: then nothing was renamed
+
+
 def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> None:
     """Count Lightning's micro-batches as this run does: a step may have another number of them on other devices.
 
@@ -88,21 +109,40 @@ class _Writer:
 
 
 class LastCheckpoint(Checkpoint):
-    """Keeps one checkpoint, <run_dir>/checkpoints/last.ckpt, of the latest n-th and the last step.
+    """Keeps <run_dir>/checkpoints/last.ckpt, of the latest n-th and the last step; more of them if asked to.
 
+    Those are further names of what last.ckpt was, not written anew: step-500.ckpt, best.ckpt. A run resumes from any.
     Ctrl-C, SIGTERM and SIGUSR1 end the run after the step under way, with a checkpoint of it.
 
     Args:
         every_n_steps: optimizer steps between two writes
+        keep: checkpoints that are kept, the latest ones, beyond 1 under their steps
+        best: keep also the one of the lowest val/loss, and write at every validation that is one
+
+    Raises:
+        ValueError: keep is below 1
     """
 
-    def __init__(self, every_n_steps: int = 500):
+    def __init__(self, every_n_steps: int = 500, keep: int = 1, best: bool = False):
+        if keep < 1:
+            raise ValueError(f"checkpoint.keep is {keep}; it must be at least 1.")
         self._clock = StepClock("checkpoint.every_n_steps", every_n_steps)
+        self.keep, self.best = keep, best
         self.path: Path | None = None
         self._signals = StopSignals()
         self._started = False
         self._wait = False
         self._stop = False
+        self._lowest, self._lowest_at = math.inf, -1  # val/loss, and the step of its checkpoint
+
+    def state_dict(self) -> dict[str, Any]:
+        """The lowest val/loss so far: what a resumed run has to go below."""
+        return {"lowest": self._lowest, "lowest_at": self._lowest_at} if self.best else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from there."""
+        if self.best:
+            self._lowest, self._lowest_at = float(state_dict["lowest"]), int(state_dict["lowest_at"])
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Listen to signals; a resumed run does not write again what it was resumed from."""
@@ -111,6 +151,8 @@ class LastCheckpoint(Checkpoint):
         self._signals.listen(trainer)
         if self.path is not None and trainer.is_global_zero:
             _partial(self.path).unlink(missing_ok=True)  # of a process that was killed while it wrote
+            if self._lowest_at == trainer.global_step and trainer.ckpt_path is not None:
+                name_also(Path(trainer.ckpt_path), self._best_path)  # or before it was named
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Any) -> None:
         """Let the devices agree on a stop, with all else that they exchange once a step (`NonFinite.check`)."""
@@ -129,8 +171,13 @@ class LastCheckpoint(Checkpoint):
             self._save(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write what waited for the validation."""
-        if self._wait:
+        """Write what waited for the validation, or what it found to be the best."""
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        loss = float(trainer.callback_metrics["val/loss"])
+        if improved := self.best and loss < self._lowest:
+            self._lowest, self._lowest_at = loss, trainer.global_step
+        if self._wait or improved:
             self._wait = False
             self._save(trainer)
 
@@ -149,8 +196,28 @@ class LastCheckpoint(Checkpoint):
         for logger in trainer.loggers:
             logger.save()  # a resumed run does not write again what it logged up to here
         trainer.save_checkpoint(self.path)
+        if trainer.is_global_zero:
+            self._name_also(trainer.global_step)
         if self._stop and self._clock.step < trainer.max_steps:
             self._signals.stop(trainer)
+
+    @property
+    def _best_path(self) -> Path:
+        assert self.path is not None
+        return self.path.with_name("best.ckpt")
+
+    def _name_also(self, step: int) -> None:
+        """Keep last.ckpt under its step, and as the best one; remove those of steps that are beyond what is kept."""
+        assert self.path is not None
+        if self.keep > 1:
+            name_also(self.path, self.path.with_name(f"step-{step}.ckpt"))
+            kept = {
+                int(file.stem[5:]): file for file in self.path.parent.glob("step-*.ckpt") if file.stem[5:].isdigit()
+            }
+            for number in sorted(kept)[: -self.keep]:
+                kept[number].unlink(missing_ok=True)
+        if self._lowest_at == step:
+            name_also(self.path, self._best_path)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Say how to go on after a signal or a failure; nothing where the run was refused before its first step."""

@@ -1,0 +1,104 @@
+"""The best and the latest checkpoints: which they are, after a kill and on a disk that is full too."""
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_sv.__main__ import main
+from lightning_sv.lit.checkpoint.write import LastCheckpoint, name_also
+from lightning_sv.lit.module import PretrainModule
+from tests.lit.runs import LAST, leaving, load, same_checkpoint
+
+#: validates after every second step
+KEPT = [
+    "--checkpoint.every_n_steps", "3", "--checkpoint.keep", "2", "--checkpoint.best", "true", "--data.validations", "6",
+]  # fmt: skip
+#: what the validations find
+LOSSES = {2: 5.0, 4: 4.0, 6: 3.0, 8: 3.5, 10: float("nan"), 12: 3.1}
+
+
+@pytest.fixture(autouse=True)
+def _known_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        PretrainModule,
+        "on_validation_epoch_end",
+        lambda self: self.log("val/loss", torch.tensor(LOSSES[self.trainer.global_step]), logger=False),
+    )
+
+
+def steps(run: Path) -> dict[str, int]:
+    """Which step each checkpoint is of."""
+    folder = run / "checkpoints"
+    return {file.name: torch.load(file, weights_only=True)["global_step"] for file in sorted(folder.iterdir())}
+
+
+def test_best_and_latest_are_kept_and_survive_a_kill(run_args: list[str], tmp_path: Path) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    args = [*run_args, *KEPT]
+    with leaving(stopped, 6):  # killed when last.ckpt is of the best step, and is not yet named so
+        assert main(["fit", *args, "--run_dir", str(whole)]) == 0
+    assert steps(whole) == {"best.ckpt": 6, "last.ckpt": 12, "step-9.ckpt": 9, "step-12.ckpt": 12}
+    assert steps(stopped) == {"best.ckpt": 4, "last.ckpt": 6, "step-3.ckpt": 3, "step-4.ckpt": 4}
+    assert main(["fit", *args, "--ckpt_path", str(stopped / LAST)]) == 0
+    assert steps(stopped) == steps(whole)
+    same_checkpoint(whole, stopped)
+
+    # from the best one, in a directory of its own
+    copy = tmp_path / "copy/checkpoints/best.ckpt"
+    copy.parent.mkdir(parents=True)
+    shutil.copy(whole / "checkpoints/best.ckpt", copy)
+    assert main(["fit", *args, "--ckpt_path", str(copy), "--run_dir", str(tmp_path / "other")]) == 0
+    assert steps(tmp_path / "other")["best.ckpt"] == 6
+    same_checkpoint(whole, tmp_path / "other")
+
+
+def test_a_full_disk_leaves_every_kept_checkpoint(
+    run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    save, kept = torch.save, {}
+
+    def full(checkpoint: dict, file: object) -> None:
+        if checkpoint["global_step"] > 6:
+            kept.update({path.name: path.read_bytes() for path in (run / "checkpoints").glob("*.ckpt")})
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(checkpoint, file)
+
+    monkeypatch.setattr(torch, "save", full)
+    assert main(["fit", *run_args, *KEPT, "--run_dir", str(run)]) == 1
+    assert {"last.ckpt", "step-6.ckpt", "best.ckpt"} < set(kept)
+    assert {path.name: path.read_bytes() for path in (run / "checkpoints").iterdir()} == kept
+    assert load(run)["global_step"] == 6
+
+
+def test_a_second_name_without_links_is_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = tmp_path / "last.ckpt", tmp_path / "best.ckpt"
+    one.write_bytes(b"new")
+    other.write_bytes(b"old")
+    name_also(one, other)
+    name_also(one, other)  # of one file already
+    assert one.samefile(other) and sorted(tmp_path.iterdir()) == [other, one]
+
+    def refuse(*args: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    one.unlink()
+    one.write_bytes(b"newer")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", refuse)
+        name_also(one, other)
+        assert other.read_bytes() == b"newer" and not one.samefile(other)
+        patch.setattr(shutil, "copyfile", refuse)
+        one.write_bytes(b"newest")
+        with pytest.raises(OSError, match="no links here"):
+            name_also(one, other)
+    assert other.read_bytes() == b"newer" and sorted(tmp_path.iterdir()) == [other, one]
+
+
+def test_keep_is_at_least_one() -> None:
+    with pytest.raises(ValueError, match=r"checkpoint\.keep is 0"):
+        LastCheckpoint(keep=0)
