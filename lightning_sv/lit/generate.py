@@ -1,58 +1,68 @@
-"""Sampling from a trained backbone."""
+"""Sampling text from a trained backbone."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from lightning_sv.corpus import Tokenizer
 from lightning_sv.nn import Backbone
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn, from a generator of their own: the same seed, the same text.
+
+    Args:
+        tokens: to draw at most; an end of text ends it
+        temperature: logits are divided by it; 0 takes the most likely token
+        top_k: draw among this many most likely tokens; None for all
+        seed: of the drawing
+
+    Raises:
+        ValueError: a number out of range
+    """
+
+    tokens: int
+    temperature: float = 0.8
+    top_k: int | None = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or self.temperature < 0 or (self.top_k is not None and self.top_k < 1):
+            raise ValueError(
+                f"tokens {self.tokens} and top_k {self.top_k} must be at least 1, and temperature {self.temperature} "
+                "at least 0."
+            )
+
+
 @torch.no_grad()
-def generate(
-    model: Backbone,
-    prompt: list[int],
-    n_tokens: int,
-    *,
-    context: int,
-    temperature: float = 0.8,
-    top_k: int | None = 50,
-    eot: int | None = None,
-    seed: int = 0,
-) -> list[int]:
-    """Sample a continuation of `prompt`, without the prompt.
+def generate(model: Backbone, tokenizer: Tokenizer, prompt: str, sampling: Sampling, *, context: int) -> str:
+    """Continue `prompt`; return the continuation without it.
 
     Args:
         model: maps token ids (1, T) to logits (1, T, vocab_size)
-        prompt: token ids; at least one
-        n_tokens: tokens to sample at most
+        tokenizer: that of its text; a vocabulary that is padded beyond it is not drawn from
+        prompt: text; empty for the start of a document
+        sampling: how to draw
         context: tokens the model looks back on, normally the length it was trained with
-        temperature: logits are divided by it; 0 takes the most likely token
-        top_k: sample among this many most likely tokens; None for all
-        eot: stop at this token
-        seed: of the sampling
-
-    Raises:
-        ValueError: n_tokens, top_k or temperature is out of range
     """
-    assert prompt, "at least one token"
-    if n_tokens < 1 or temperature < 0 or (top_k is not None and top_k < 1):
-        raise ValueError(
-            f"tokens {n_tokens} and top_k {top_k} must be at least 1, and temperature {temperature} at least 0."
-        )
-    generator = torch.Generator().manual_seed(seed)
-    ids = list(prompt)
-    for _ in range(n_tokens):
-        tokens = torch.tensor([ids[-context:]])
-        logits = model(tokens)[0, -1].float()
-        token = _sample(logits, temperature, top_k, generator)
-        if token == eot:
+    generator = torch.Generator().manual_seed(sampling.seed)
+    start = [tokenizer.eot, *tokenizer.encode(prompt)]
+    ids = list(start)
+    for _ in range(sampling.tokens):
+        tokens = torch.tensor([ids[-context:]], device=model.embed.weight.device)
+        logits = model(tokens)[0, -1, : tokenizer.vocab_size].float().cpu()
+        token = _draw(logits, sampling, generator)
+        if token == tokenizer.eot:
             break
         ids.append(token)
-    return ids[len(prompt) :]
+    return tokenizer.decode(ids[len(start) :])
 
 
-def _sample(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
-    if temperature == 0:
+def _draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    if sampling.temperature == 0:
         return int(logits.argmax())
-    if top_k is not None and top_k < logits.numel():
-        logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], float("-inf"))
-    return int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator))
+    if sampling.top_k is not None and sampling.top_k < logits.numel():
+        logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[-1], float("-inf"))
+    return int(torch.multinomial((logits / sampling.temperature).softmax(-1), 1, generator=generator))

@@ -1,7 +1,8 @@
 """A run directory: the names of its files, and what they say. Nobody else spells these names.
 
 config.yaml  summary.json  parameters.csv  tokenizer.json or gpt2.tiktoken  events.out.tfevents.*  run.png
-checkpoints/last.ckpt  (step-<n>.ckpt  best.ckpt, where they are kept)  nonfinite.jsonl (of a run that met such a step)  .lock
+checkpoints/last.ckpt  nonfinite.jsonl (of a run that met such a step)  .lock
+checkpoints/step-<n>.ckpt and best.ckpt (where they are kept)
 train.log  command.json (of a run that `compare` or `paper` started)
 """
 

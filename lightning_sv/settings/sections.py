@@ -11,6 +11,7 @@ CALLBACKS = {
     "branch_norms": "lightning_sv.callbacks.BranchNorms",
     "experts": "lightning_sv.callbacks.Experts",
     "batch_hash": "lightning_sv.callbacks.BatchHash",
+    "samples": "lightning_sv.lit.samples.Samples",
     "checkpoint": "lightning_sv.lit.checkpoint.write.LastCheckpoint",
     "progress": "lightning_sv.callbacks.RunProgress",
 }
