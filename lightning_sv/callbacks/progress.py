@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lightning_sv.callbacks.clock import StepClock
 from lightning_sv.callbacks.scalars import Scalars
-from lightning_sv.callbacks.trained import TrainedModule, module_of, tokens_seen
+from lightning_sv.callbacks.trained import TrainedModule, module_of, tokens_seen, validates_now
 
 
 class RunProgress(ProgressBar):
@@ -30,6 +30,7 @@ class RunProgress(ProgressBar):
         self._bar: Progress | None = None
         self._clock = StepClock("progress")
         self._began = (0.0, 0)
+        self._waits = False  # a line, for the validation that it is to show
 
     def disable(self) -> None:
         """Show nothing (ranks other than 0)."""
@@ -62,20 +63,48 @@ class RunProgress(ProgressBar):
         self, trainer: L.Trainer, pl_module: TrainedModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Move the bar, or write a line."""
-        step = trainer.global_step
         if not self._enabled or not self._clock.ended(trainer):
             return
+        step = trainer.global_step
         if self._bar is not None:
             self._bar.update(self._task, completed=step, text=_text(trainer))
         elif step % max(1, trainer.max_steps // self.lines) == 0 or step == trainer.max_steps:
-            seconds = (time.perf_counter() - self._began[0]) / max(1, step - self._began[1])
-            left = int(seconds * (trainer.max_steps - step))
-            print(
-                f"step {step}/{trainer.max_steps}  tokens {tokens_seen(trainer):,}  {_text(trainer)}  "
-                f"left {left // 60}:{left % 60:02d}",
-                file=self.stream or sys.stdout,
-                flush=True,
-            )
+            self._waits = validates_now(trainer)
+            if not self._waits:
+                self._line(trainer)
+
+    def on_validation_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: TrainedModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Say on the bar how far a validation is."""
+        if self._bar is not None:
+            (batches,) = trainer.num_val_batches
+            self._bar.update(self._task, text=f"validating {batch_idx + 1}/{batches}")
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
+        """Show what it found."""
+        if self._bar is not None:
+            self._bar.update(self._task, text=_text(trainer))
+        if self._waits:
+            self._waits = False
+            self._line(trainer)
+
+    def _line(self, trainer: L.Trainer) -> None:
+        step = trainer.global_step
+        seconds = (time.perf_counter() - self._began[0]) / max(1, step - self._began[1])
+        left = int(seconds * (trainer.max_steps - step))
+        print(
+            f"step {step}/{trainer.max_steps}  tokens {tokens_seen(trainer):,}  {_text(trainer)}  "
+            f"left {left // 60}:{left % 60:02d}",
+            file=self.stream or sys.stdout,
+            flush=True,
+        )
 
     def on_train_end(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
         """Close the bar."""

@@ -51,3 +51,10 @@ def data_of(trainer: L.Trainer) -> Batches:
 def tokens_seen(trainer: L.Trainer) -> int:
     """Return the training tokens behind the current weights."""
     return trainer.global_step * data_of(trainer).tokens_per_step
+
+
+def validates_now(trainer: L.Trainer) -> bool:
+    """Whether a validation follows the step that has just ended."""
+    every = int(trainer.val_check_interval)  # type: ignore[attr-defined]
+    batches = trainer.global_step * trainer.accumulate_grad_batches
+    return trainer.global_step >= trainer.max_steps or batches % every == 0

@@ -15,8 +15,12 @@ from lightning_sv.lit.signals import StoppedError, requeue
 from lightning_sv.lit.summary import print_summary
 from lightning_sv.plan import fitting_micro_batch
 from lightning_sv.runs.directory import PICTURE
+from lightning_sv.settings.model import is_of_transformers
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.trainer import quiet
+
+#: which weights to start from, and its former name for a model of transformers
+_STARTS = ("--model.init_from", "--from_hf")
 
 
 def run(argv: list[str]) -> int:
@@ -30,17 +34,29 @@ def validate(argv: list[str]) -> int:
 
 
 def _with_sizes(argv: list[str]) -> list[str]:
-    """Add after --from_hf DIR the sizes of its model; a run's own config holds them already."""
+    """Add after --model.init_from DIR, of transformers, the sizes of its model; a run's own config holds them already.
+
+    --from_hf, its former name for these, is spelt so.
+
+    Raises:
+        ValueError: both are given, or the folder holds no model that can be read
+    """
     words: list[str] = []
-    for flag, word in itertools.pairwise(["", *argv]):
-        words.append(word)
-        folder = word if flag == "--from_hf" else word.partition("=")[2] if word.startswith("--from_hf=") else ""
-        if folder not in ("", "null"):
+    starts: list[str] = []
+    parts = [part for word in argv for part in (word.split("=", 1) if word.startswith(_STARTS) else [word])]
+    for flag, word in itertools.pairwise(["", *parts]):
+        words.append("--model.init_from" if word == "--from_hf" else word)
+        if flag not in _STARTS or word == "null":
+            continue
+        starts.append(flag)
+        if flag == "--from_hf" or is_of_transformers(word):
             from lightning_sv.interop.hf import backbone_config
 
-            sizes = asdict(backbone_config(folder))
+            sizes = asdict(backbone_config(word))
             own = ("name", "router", "init_std", "init_residual_scaling")
             words += [f"--model.backbone.{key}={json.dumps(value)}" for key, value in sizes.items() if key not in own]
+    if len(set(starts)) > 1:
+        raise ValueError("--from_hf and --model.init_from both say which weights to start from; give one of them.")
     return words
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from lightning_sv.corpus.writer import file_sha256
 from lightning_sv.experiments.recipe import MFU, Recipe, words_of
 from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, PanelSpec, unknown
 from lightning_sv.plan import find_gpu, plan_steps, train_hours
+from lightning_sv.runs.directory import LAST
 from lightning_sv.settings.parse import parse_run
 
 
@@ -103,6 +105,8 @@ class Recipes:
         identity = OmegaConf.to_container(layered)
         assert isinstance(identity, dict)
         identity.pop("seed_everything", None)
+        if module.init_from is not None:
+            identity["model"]["init_from"] = _content(module.init_from)  # type: ignore[index]
         hidden = ("model.optim.lr", "model.backbone.name", "model.scale_options")
         shown = {k: v for k, v in changes.items() if k.startswith("model.") and not k.startswith(hidden)}
         told = [f"{k.rpartition('.')[2]} {v}" for k, v in shown.items()]
@@ -141,3 +145,16 @@ class Recipes:
 
 def _configs(paths: Sequence[Path]) -> list[str]:
     return [word for path in paths for word in ("--config", path.as_posix())]
+
+
+@cache
+def _content(init_from: str) -> str:
+    """Return the hash of the checkpoint that a run starts from: at its path another may come to lie.
+
+    Raises:
+        ValueError: there is none
+    """
+    path = Path(init_from) / LAST if Path(init_from).is_dir() else Path(init_from)
+    if not path.is_file():
+        raise ValueError(f"model.init_from: no checkpoint at {path}; give the path of one, RUN/{LAST}.")
+    return file_sha256(path)

@@ -28,6 +28,7 @@ from lightning_sv.lit.summary import hyperparameters, print_groups, summarize, w
 from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.claim import choose, claim, clear, last_checkpoint
 from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, write_atomically
+from lightning_sv.settings.model import is_of_transformers
 from lightning_sv.settings.parser import Parser
 from lightning_sv.settings.sections import CALLBACKS
 from lightning_sv.settings.trainer import (
@@ -82,11 +83,7 @@ class PretrainCLI(LightningCLI):
             "runs/<model>/<strategy>-seed<seed>, with a number where that exists."
         )
         parser.add_argument("--run_dir", type=str | None, default=None, help=help_run_dir)
-        help_from = (
-            "Folder of a Llama, Qwen 3 or Gemma 3 of transformers, whose sizes and weights the run begins with; any "
-            "strategy without dnp. Null for weights drawn by the seed."
-        )
-        parser.add_argument("--from_hf", type=str | None, default=None, help=help_from)
+        parser.add_argument("--from_hf", type=str | None, default=None, help="Former name of model.init_from.")
         help_cache = (
             "File of compiled kernels, loaded first and written at the end; it may hold code: take your own only."
         )
@@ -134,6 +131,10 @@ class PretrainCLI(LightningCLI):
             section["ckpt_path"] = path = last_checkpoint(section["run_dir"])
         if path is not None:
             check_checkpoint(path)
+        if (folder := section["from_hf"]) is not None:
+            section["from_hf"] = None
+            if path is None:  # a checkpoint does without, and one of before knows no init_from
+                section["model"]["init_from"] = folder
 
     @property
     def json(self) -> bool:
@@ -144,14 +145,12 @@ class PretrainCLI(LightningCLI):
         """Check corpus and checkpoint before anything is written, claim the directory, say what is to be trained.
 
         Raises:
-            ValueError: the whole backbone is to be compiled, and sharded; or two starts are given
+            ValueError: the whole backbone is to be compiled, and sharded
         """
-        keys = ("ckpt_path", "from_hf", "extend", "compile_cache")
-        ckpt_path, from_hf, extend, cache = (self._get(self.config, key) for key in keys)
+        ckpt_path, extend, cache = (self._get(self.config, key) for key in ("ckpt_path", "extend", "compile_cache"))
+        init_from = self.model.init_from
         if self.model.compile_how == "model" and isinstance(self.trainer.strategy, FullyShardedStrategy):
             raise ValueError("model.compile 'model' does not go with a sharded model; use 'block'.")
-        if from_hf is not None and self.model.init_from is not None:
-            raise ValueError("--from_hf and model.init_from both say which weights to start from; give one of them.")
         self.datamodule.check(self.model.config.vocab_size, checksums=is_first_of_node())
         self.datamodule.share(self.trainer.world_size)
         self.datamodule.check_validation(self.trainer.world_size)
@@ -161,16 +160,17 @@ class PretrainCLI(LightningCLI):
             check_settings(checkpoint, self.model, self.datamodule, training=True)
             if not extend:
                 check_learning_rate(checkpoint, self.model, self.trainer.max_steps)
-        elif from_hf is not None:
+        elif init_from is not None and is_of_transformers(init_from):
             # 0.2 seconds of imports that other runs do without
             from lightning_sv.interop.hf.read import check_start
             from lightning_sv.interop.hf.tokenizer import check_same_tokenizer
 
-            check_start(self.model.meta(), from_hf)
-            check_same_tokenizer(Tokenizer.load(self.datamodule.corpus.dir), Path(from_hf))
-            self.model.from_hf = from_hf
-        elif self.model.init_from is not None:
-            start = read_start(self.model.init_from, self.model, self.datamodule)
+            check_start(self.model.meta(), init_from)
+            check_same_tokenizer(Tokenizer.load(self.datamodule.corpus.dir), Path(init_from))
+            self.model.from_hf = init_from
+            said.append(f"starts from the weights of {init_from}, a model of transformers")
+        elif init_from is not None:
+            start = read_start(init_from, self.model, self.datamodule)
             self.model.start_from(start)
             said.append(str(start))
         said += [chosen] if (chosen := self._choose_micro_batch()) else []

@@ -1,5 +1,6 @@
 """What a run trains: a backbone, its strategy, optimizer, schedule and budget. Without Lightning."""
 
+from pathlib import Path
 from typing import Literal
 
 from torch import Tensor
@@ -47,7 +48,8 @@ class Pretraining:
             batch's identity saved; 'skip' the step and record it (which biases comparisons)
         seed: of the initialization; null for seed_everything's
         init_from: a checkpoint or a run directory whose weights it starts from: the same model and tokenizer; another
-            learning rate, schedule, decay or text. The optimizer, and steps and tokens, begin anew. null for none
+            learning rate, schedule, decay or text. The optimizer, and steps and tokens, begin anew. Or the folder of a
+            Llama, Qwen 3 or Gemma 3 of transformers, whose sizes it takes too; any strategy without dnp. null for none
 
     Raises:
         ValueError: a strategy, option or optimizer that does not fit the model, or no learning rate known
@@ -123,3 +125,8 @@ class Pretraining:
         documents = None if eot is None else document_numbers(tokens, eot)
         out: tuple[Tensor, list[Routing]] = net(tokens, documents, targets=targets, with_routing=True)
         return out
+
+
+def is_of_transformers(init_from: str) -> bool:
+    """Whether a run's `init_from` is a folder as transformers' `save_pretrained` writes it."""
+    return (Path(init_from) / "config.json").is_file()

@@ -4,7 +4,7 @@ from functools import cache
 from typing import Any
 
 from lightning_sv.settings.data import Batches
-from lightning_sv.settings.model import Pretraining
+from lightning_sv.settings.model import Pretraining, is_of_transformers
 from lightning_sv.settings.parser import Parser
 from lightning_sv.settings.sections import read_past
 from lightning_sv.settings.trainer import TRAINER_DEFAULTS, TrainerKeys
@@ -22,10 +22,11 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[Pretrainin
     """
     parser = _parser()
     config = parser.parse_args(args)
-    if config.get("from_hf") is not None:
+    start = config.get("from_hf") or config.get("model.init_from")
+    if start is not None and (config.get("from_hf") or is_of_transformers(start)):
         raise ValueError(
-            f"from_hf {config['from_hf']} is for fit alone: what is planned or compared begins with weights drawn by "
-            "the seed; set --from_hf null."
+            f"model.init_from {start}, a model of transformers, is for fit alone: what is planned or compared has "
+            "sizes of its own; set --model.init_from null."
         )
     trainer: dict[str, Any] = config.pop("trainer").as_dict()  # not built
     made = parser.instantiate(config)

@@ -8,9 +8,13 @@ import json
 import platform
 import sys
 import sysconfig
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import datasets
+import huggingface_hub
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -18,6 +22,7 @@ import zstandard
 
 from lightning_sv.corpus import CorpusConfig
 from lightning_sv.corpus.progress import Progress
+from lightning_sv.corpus.sources import hub
 from lightning_sv.corpus.sources.document import Document, Source
 from lightning_sv.corpus.sources.table import SplitDocuments, UniqueDocuments, open_source
 
@@ -97,6 +102,49 @@ def test_bad_files_are_named(tmp_path: Path, name: str, content: bytes, message:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         _texts(f"files:{tmp_path / name}")
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (None, r"hf:nobody/none: http://127\.0\.0\.1:\d+ does not answer \(timed out\); check the network"),
+        (404, r"hf:nobody/none: http://.* has no such dataset, or .* HF_TOKEN"),
+        (500, r"hf:nobody/none \(dataset\) cannot be read: "),
+    ],
+)
+def test_the_hub_is_asked_once_and_not_waited_for(
+    status: int | None, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A server that takes the question and answers so, or not at all; `datasets`, which would go on, is not called."""
+    asked, enough = [], threading.Event()
+
+    class Stub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            if status is None:
+                enough.wait(10)
+                return
+            self.send_response(status)
+            self.send_header("X-Error-Code", "RepoNotFound" if status == 404 else "Broken")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Stub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(hub, "WAIT_S", 10.0 if status else 0.2)
+        monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: pytest.fail("asked datasets"))
+        with pytest.raises(ValueError, match=message):
+            _texts("hf:nobody/none")
+        enough.set()
+        huggingface_hub.close_session()
+        server.shutdown()
+    assert asked.count("/api/datasets/nobody/none") == 1
+    assert capsys.readouterr().err.startswith("asking http://127.0.0.1")
 
 
 def test_missing_names_are_named(tmp_path: Path, jsonl: Path) -> None:

@@ -45,6 +45,22 @@ def run_dir(out: Path, strategy: str, seed: int) -> Path:
     return found
 
 
+def test_runs_that_start_from_weights_are_known_by_their_content(tmp_path: Path) -> None:
+    """Not by where these lie: the same path may come to hold others, another path the same."""
+
+    def keys(start: Path) -> set[str]:
+        figure = compared_figure((LLAMA, UNIFIED), [*CONFIG, "--model.init_from", str(start)], 1)
+        return {recipe.key(seed) for recipe, seed in figure.runs()}
+
+    one, same, other = tmp_path / "one.ckpt", tmp_path / "same/checkpoints/last.ckpt", tmp_path / "other.ckpt"
+    same.parent.mkdir(parents=True)
+    for path, content in ((one, b"weights"), (same, b"weights"), (other, b"others")):
+        path.write_bytes(content)
+    assert keys(one) == keys(tmp_path / "same") and not keys(one) & keys(other)
+    with pytest.raises(ValueError, match=r"model\.init_from: no checkpoint at .*absent"):
+        keys(tmp_path / "absent")
+
+
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     """Three pairs with differences -0.02, -0.04, -0.03."""

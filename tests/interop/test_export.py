@@ -25,6 +25,7 @@ from lightning_sv.interop.hf.tokenizer import fast_tokenizer
 from lightning_sv.runs.checkpoint import load_backbone
 from lightning_sv.settings.parse import parse_run
 from tests.conftest import write_run_args
+from tests.lit.runs import same_checkpoint
 
 
 def test_a_plain_run_is_a_llama_that_continues_text_as_generate_does(
@@ -195,12 +196,16 @@ def test_a_run_begins_with_an_exported_model(
     JsonTokenizer.train([Path(os.__file__).read_text()], 300).save(folder)
     assert "made with another tokenizer" in refused("--model.scale", "or")
     (folder / "tokenizer.json").unlink()
-    assert main(["fit", *args, "--from-hf", str(folder), "--model.scale", "hg+dp+er+iwd"]) == 0
+    assert main(["fit", *args, "--model.init_from", str(folder), "--model.scale", "hg+dp+er+iwd"]) == 0
     before, after = (json.loads((path / "summary.json").read_text()) for path in (runs["plain"], run))
     assert after["label"] == "hg+dp+er+iwd" and after["val_loss"] == pytest.approx(before["val_loss"], rel=1e-5)
     with pytest.raises(ValueError, match="is for fit alone"):  # a comparison would take its runs for others
         parse_run(["--config", str(run / "config.yaml")])
-    assert parse_run(["--config", str(run / "config.yaml"), "--from_hf", "null"])
+    assert parse_run(["--config", str(run / "config.yaml"), "--model.init_from", "null"])
+    former = tmp_path / "former"  # by the key's former name
+    named = ["--from-hf", str(folder), "--model.scale", "hg+dp+er+iwd", "--run_dir", str(former)]
+    assert main(["fit", *args, *named]) == 0
+    same_checkpoint(run, former)
     shutil.rmtree(folder)  # a checkpoint does without
     again = ["--config", str(run / "config.yaml"), "--run_dir", str(run), "--ckpt_path", "last"]
     assert main(["fit", *again]) == 0

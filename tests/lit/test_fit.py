@@ -52,6 +52,11 @@ def test_a_run_leaves_everything(
     assert (run / "run.png").stat().st_size > 10_000
     out = run.with_name("said.txt").read_text()
     assert "input scale" in out and "bits per byte" in out and f"generate {run}" in out
+    shown = dict(re.findall(r"^step (\d+)/12 .*  val (\S+)", out, re.MULTILINE))
+    first, last = record.curve("val/loss").values
+    assert shown == {
+        str(step): f"{last if step == 12 else first:.3f}" for step in range(6, 13)
+    }  # its own, if it has one
     # the saved config starts the run again, and gives the same losses
     monkeypatch.chdir(tmp_path)
     assert main(["fit", "--config", str(run / "config.yaml"), "--json", "true"]) == 0

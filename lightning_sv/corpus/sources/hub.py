@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from lightning_sv.corpus.sources.document import Document, Source
 from lightning_sv.corpus.sources.files import needs, text_documents
+
+#: seconds that the hub has for its first answer: `datasets` would try for half a minute, and say nothing
+WAIT_S = 10.0
 
 
 def hub_source(name: str, *, subset: str | None, split: str, data_files: str | None, text_field: str) -> Source:
@@ -46,11 +51,43 @@ def hub_source(name: str, *, subset: str | None, split: str, data_files: str | N
 
 def _open(name: str, subset: str | None, split: str, data_files: str | None) -> Any:
     datasets = needs("datasets", f"hf:{name}")
+    if not data_files and not Path(name).exists():
+        _check_hub(name)
     files = [part.strip() for part in data_files.split(",")] if data_files else None
     try:
         return datasets.load_dataset(name, subset, split=split, data_files=files, streaming=True)
     except Exception as error:  # connection, missing dataset, unknown configuration or split, bad files
         raise _unreadable(name, f"subset {subset!r}, split {split!r}", error) from error
+
+
+def _check_hub(name: str) -> None:
+    """Ask the hub once whether it has a dataset, and say so before waiting for the answer.
+
+    Raises:
+        ValueError: it has none of that name, or does not answer
+    """
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+
+    if constants.HF_HUB_OFFLINE:  # what is asked for is in the cache, or `datasets` says at once that it is not
+        return
+    hub = constants.ENDPOINT
+    print(f"asking {hub} for {name}, {WAIT_S:g} s at most", file=sys.stderr, flush=True)
+    try:
+        HfApi(endpoint=hub).dataset_info(name, timeout=WAIT_S)
+    except RepositoryNotFoundError as error:
+        raise ValueError(
+            f"hf:{name}: {hub} has no such dataset, or shows it to those alone whose token is in HF_TOKEN; check the "
+            "name."
+        ) from error
+    except HfHubHTTPError as error:
+        unreadable = _unreadable(name, "dataset", error)
+        raise unreadable from error
+    except Exception as error:  # httpx's, and whatever a proxy says
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise ValueError(
+            f"hf:{name}: {hub} does not answer ({reason}); check the network, or use files:PATH without one."
+        ) from error
 
 
 def _unreadable(name: str, where: str, error: Exception) -> ValueError:

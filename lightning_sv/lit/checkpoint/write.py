@@ -12,6 +12,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 
 from lightning_sv.callbacks.clock import StepClock
+from lightning_sv.callbacks.trained import validates_now
 from lightning_sv.lit.signals import StopSignals
 from lightning_sv.runs.directory import CONFIG
 
@@ -165,7 +166,7 @@ class LastCheckpoint(Checkpoint):
         self._stop = self._signals.came if trainer.world_size == 1 else pl_module.stop_asked
         if not self._clock.is_due(trainer, self._clock.step) and not self._stop:
             return
-        if self._validates_now(trainer):
+        if validates_now(trainer):
             self._wait = True  # for this step's validation: a resumed run would not repeat it
         else:
             self._save(trainer)
@@ -184,12 +185,6 @@ class LastCheckpoint(Checkpoint):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Give the signals back."""
         self._signals.leave()
-
-    @staticmethod
-    def _validates_now(trainer: L.Trainer) -> bool:
-        every = int(trainer.val_check_interval)  # type: ignore[attr-defined]
-        batches = trainer.global_step * trainer.accumulate_grad_batches
-        return trainer.global_step >= trainer.max_steps or batches % every == 0
 
     def _save(self, trainer: L.Trainer) -> None:
         assert self.path is not None, "the command line sets the path"
