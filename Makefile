@@ -121,6 +121,7 @@ train: data  ## train MODEL with the strategy SCALE (unified; iwd for Gemma), en
 	@$(BIN)/lightning-sv fit $(call CONFIG,$(MODEL)) $(OF_SCALE) $(if $(SEED),--seed_everything '$(SEED)') $(ARGS)
 
 comma := ,
+space := $(subst ,, )
 NEWEST = $(firstword $(shell ls -td runs/*/*/config.yaml 2>/dev/null))
 NEEDS_RUN = $(or $(RUN),$(error give RUN, the directory of a run$(if $(NEWEST),$(comma) e.g. RUN=$(NEWEST:/config.yaml=))))
 resume: $(VENV)/.run  ## go on with RUN from its last checkpoint
@@ -209,8 +210,11 @@ gpu_study:  ## the ladder PLAN on this CUDA machine, MINUTES of it; again to con
 gpu_train:  ## Llama-0.12B, three strategies by `fit` on this CUDA machine, MINUTES of it; again to continue
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_train --minutes $(MINUTES) $(ARGS)
 
-# TensorBoard sorts its cards by name, and the loss would come after every branch's norms: the link pins it above them.
-PINNED = ?pinnedCards=%5B%7B%22plugin%22:%22scalars%22,%22tag%22:%22val/loss%22%7D,%7B%22plugin%22:%22scalars%22,%22tag%22:%22train/loss%22%7D%5D\#timeseries
+# TensorBoard sorts its cards by name, and the loss would come after every branch's norms: the link pins it above them, then
+# Q, K and V, each in a card of its own; a validation is shown as it was, not smoothed with those before it.
+tag = %7B%22plugin%22:%22scalars%22,%22tag%22:%22$(1)%22%7D
+PINS = val/loss train/loss $(foreach branch,q k v,branch_norm/mean/$(branch)_proj/effective)
+PINNED = ?pinnedCards=%5B$(subst $(space),$(comma),$(foreach pin,$(PINS),$(call tag,$(pin))))%5D&smoothing=0\#timeseries
 port = $(or $(shell sed -n 's/.*--port[ =]*\([0-9]*\).*/\1/p' <<< '$(ARGS)'),6006)
 tensorboard: $(VENV)/.run  ## charts of every run, on 127.0.0.1
 	@echo "the loss first: http://127.0.0.1:$(port)/$(PINNED)"

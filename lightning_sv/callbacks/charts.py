@@ -63,6 +63,9 @@ def lay_out(trainer: L.Trainer, pl_module: TrainedModule) -> None:
 def chart_layout(norms: Iterable[str]) -> Pages:
     """Return the pages of `BranchNorms`: a group of branches each, a chart a layer and kind, a line a branch or expert.
 
+    Q, K and V have a chart each before those they share: of several runs, colours are the runs', and TensorBoard gives
+    one branch other markers in one run than in another.
+
     Args:
         norms: the keys of `branch_norms`, 'layer0/q_proj/effective'
     """
@@ -70,6 +73,9 @@ def chart_layout(norms: Iterable[str]) -> Pages:
     places = sorted({key.split("/")[0] for key in keys}, key=lambda place: (place != "mean", len(place), place))
     pages: Pages = {}
     for page, members in BRANCH_PAGES.items():
+        for branch in members if page == "Q, K, V" else ():
+            if (key := f"mean/{branch}/effective") in keys:
+                pages.setdefault(page, {})[f"{branch}, effective, mean"] = ["Multiline", [f"branch_norm/{key}"]]
         for place in places:
             for kind in ("effective", "W", "gamma_in", "gamma_out", "gamma"):
                 tags = [f"branch_norm/{place}/{m}/{kind}" for m in members if f"{place}/{m}/{kind}" in keys]

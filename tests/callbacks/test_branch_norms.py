@@ -37,6 +37,11 @@ def test_norms_are_those_of_the_matrices(text: str, config: BackboneConfig) -> N
     assert "head/lm_head/effective" in norms
     tags = [tag for page in chart_layout(norms).values() for _, tags in page.values() for tag in tags]
     assert {tag.removeprefix("branch_norm/") for tag in tags} <= set(norms)
+    alone = list(chart_layout(norms)["Q, K, V"].items())[:3]
+    assert alone == [
+        (f"{branch}, effective, mean", ["Multiline", [f"branch_norm/mean/{branch}/effective"]])
+        for branch in ("q_proj", "k_proj", "v_proj")
+    ]
     q_chart = chart_layout(norms)["Q, K, V"]["effective, mean"][1]
     assert [tag.split("/")[2] for tag in q_chart] == ["q_proj", "k_proj", "v_proj"]
 

@@ -108,4 +108,6 @@ def test_the_link_of_make_pins_the_loss(words: tuple[str, ...], port: int) -> No
     parts = urlsplit(link)
     assert (parts.netloc, parts.fragment) == (f"127.0.0.1:{port}", "timeseries")
     pins = json.loads(parse_qs(parts.query)["pinnedCards"][0])
-    assert pins == [{"plugin": "scalars", "tag": tag} for tag in ("val/loss", "train/loss")]
+    branches = [f"branch_norm/mean/{branch}_proj/effective" for branch in "qkv"]
+    assert pins == [{"plugin": "scalars", "tag": tag} for tag in ("val/loss", "train/loss", *branches)]
+    assert parse_qs(parts.query)["smoothing"] == ["0"]
