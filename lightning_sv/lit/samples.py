@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning_sv.callbacks import tokens_seen
 from lightning_sv.callbacks.scalars import pause_throughput
 from lightning_sv.corpus import Tokenizer
-from lightning_sv.lit.data import ShardDataModule
+from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.generate import Sampling, generate
 from lightning_sv.lit.module import PretrainModule
 
@@ -39,7 +39,7 @@ class Samples(L.Callback):
         data = trainer.datamodule  # type: ignore[attr-defined]
         if self._sampling is None or trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        assert isinstance(pl_module, PretrainModule) and isinstance(data, ShardDataModule)
+        assert isinstance(pl_module, PretrainModule) and isinstance(data, TokenDataModule)
         began = time.perf_counter()
         tokenizer = Tokenizer.load(data.corpus.dir)
         compiled = pl_module.compile_how != "none"
