@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
-from lightning_sv.lit.generate import generate
+from lightning_sv.lit.generate import Sampling, generate
 from lightning_sv.runs.checkpoint import load_trained
+from lightning_sv.runs.directory import run_dir_of
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.plain_parser import PlainParser
 
@@ -12,7 +13,7 @@ from lightning_sv.settings.plain_parser import PlainParser
 def run(argv: list[str]) -> int:
     """Parse the arguments of `generate`, sample, print the text; return the exit code."""
     parser = PlainParser(prog="lightning-sv generate", description="Continue a prompt.")
-    parser.add_argument("run", type=Path, help="A run directory.")
+    parser.add_argument("run", type=Path, help="A run directory, or a checkpoint in one.")
     parser.add_argument("--prompt", default="", help="Text to continue; empty starts a document.")
     parser.add_argument("--tokens", type=int, default=120, help="Tokens to sample at most.")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the most likely token.")
@@ -21,11 +22,9 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE", help="Modules its strategy may import.")
     parser.add_argument("--json", action="store_true", help="Print prompt and continuation as JSON.")
     options = parser.parse_args(argv)
-    trained = read_run(options.run, complete=False)
+    trained = read_run(run_dir_of(options.run), complete=False)
     model, tokenizer = load_trained(options.run, options.allow)
-    ids = [tokenizer.eot, *tokenizer.encode(options.prompt)]
-    sampling = {"temperature": options.temperature, "top_k": options.top_k, "seed": options.seed}
-    out = generate(model, ids, options.tokens, context=trained.seq_len, eot=tokenizer.eot, **sampling)
-    text = tokenizer.decode(out)
+    sampling = Sampling(options.tokens, options.temperature, options.top_k, options.seed)
+    text = generate(model, tokenizer, options.prompt, sampling, context=trained.seq_len)
     print(json.dumps({"prompt": options.prompt, "text": text}) if options.json else options.prompt + text)
     return 0

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
-from lightning_sv.runs.directory import LAST
+from lightning_sv.runs.directory import LAST, run_dir_of
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.scale.strategy import modules_named
 
@@ -84,17 +84,18 @@ def load_backbone(path: str | Path, allow: Collection[str] = ()) -> Backbone:
     return model
 
 
-def load_trained(run_dir: Path, allow: Collection[str] = ()) -> tuple[Backbone, Tokenizer]:
+def load_trained(path: Path, allow: Collection[str] = ()) -> tuple[Backbone, Tokenizer]:
     """Rebuild a run's backbone, on the CPU, and read its tokenizer.
 
     Args:
-        run_dir: its directory
+        path: a run's directory, or a checkpoint's file in it
         allow: see `load_backbone`
 
     Raises:
         ValueError: see `read_model`; or the two are not of one run
     """
-    model, tokenizer = load_backbone(run_dir, allow), Tokenizer.load(run_dir)
+    run_dir = run_dir_of(path)
+    model, tokenizer = load_backbone(path, allow), Tokenizer.load(run_dir)
     if tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(
             f"{run_dir}: the tokenizer has {tokenizer.vocab_size} tokens and the model {model.config.vocab_size}; "

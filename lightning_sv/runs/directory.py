@@ -62,6 +62,11 @@ def run_of(checkpoint: Path) -> Path | None:
     return folder.parent if folder.name == LAST.parent.name and is_begun(folder.parent) else None
 
 
+def run_dir_of(path: Path) -> Path:
+    """Return the run directory that is meant by itself, or by a checkpoint in it."""
+    return (run_of(path) if path.is_file() else None) or path
+
+
 def read_summary(run_dir: Path) -> dict[str, Any]:
     """Return the figures of a run; nothing where it has not completed.
 
