@@ -62,6 +62,9 @@ CONFIG = $(foreach layer,$(LAYERS) model/$(1) $(PROBES:%=probes/%),--config conf
 OF_SCALE = $(if $(SCALE),--model.scale '$(SCALE)')
 
 .DEFAULT_GOAL := help
+.DEFAULT:
+	@echo "there is no target $@; make help lists them" >&2; exit 2
+
 .PHONY: help install data train resume generate report export plan params compare paper theory gpu_report gpu_study gpu_train test test-faults test-torch211 test-machines check docs bench bench-bytes tensorboard doctor clean
 
 help:  ## this list

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_sv.runs.job import program
 from lightning_sv.scale.strategy import AXES
 
 ROOT = Path(__file__).parent.parent
@@ -41,6 +42,11 @@ def make(*words: str) -> subprocess.CompletedProcess[str]:
 def test_what_is_misspelt_or_left_out_stops_make(words: list[str], message: str) -> None:
     done = make(*words)
     assert done.returncode == 2 and re.search(message, done.stderr) and "lightning-sv" not in done.stdout
+
+
+def test_an_unknown_target_is_answered_with_where_they_are_listed() -> None:
+    done = subprocess.run(["make", "trian"], cwd=ROOT, capture_output=True, text=True, env=ENV)
+    assert done.returncode == 2 and "there is no target trian; make help lists them" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -87,6 +93,20 @@ def test_data_is_a_name_or_ones_own_text(tmp_path: Path) -> None:
     for given in ("letters", "data/letters"):
         out = said("train", f"DATA={given}").replace("  ", " ")
         assert "prepare --config 'data/letters/corpus.yaml' \n" in out and trained.format("data/letters") in out
+
+
+def test_a_run_tells_to_type_what_the_shell_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """make starts .venv/bin/lightning-sv, which is on no PATH; an activated environment's is."""
+    own = tmp_path / "bin/lightning-sv"
+    own.parent.mkdir()
+    own.touch(mode=0o755)
+    monkeypatch.setattr("sys.argv", [str(own), "fit"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert program() == str(own)
+    monkeypatch.setenv("PATH", str(own.parent))
+    assert program() == "lightning-sv"
+    monkeypatch.setattr("sys.argv", ["lightning_sv/__main__.py", "fit"])
+    assert program() == "lightning-sv"
 
 
 def test_a_taken_port_is_answered_with_how_to_choose_another(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_sv.scale.strategy import PLACEMENTS
+from lightning_sv.scale.strategy import PLACEMENTS, ScaleStrategy
 
 ROOT = Path(__file__).parent.parent
 PAGES = [path for folder in (".", "docs", "data") for path in sorted((ROOT / folder).glob("*.md"))]
@@ -64,6 +64,13 @@ def test_the_example_of_a_model_of_ones_own_learns() -> None:
     unigram = torch.special.entr(counts / counts.sum()).sum()
     for scale in ("llama", "unified"):
         assert example["train"](scale, rows, 30) < unigram
+
+
+@pytest.mark.parametrize("path", [*PAGES, *sorted((ROOT / "examples").iterdir())], ids=lambda path: path.name)
+def test_runs_have_the_names_that_fit_gives_them(path: Path) -> None:
+    if path.is_file():
+        for name in re.findall(r"runs/[\w.-]+/([\w+]+)-seed\d", path.read_text()):
+            assert name == str(ScaleStrategy.parse(name)), f"a run of {name} is named after {ScaleStrategy.parse(name)}"
 
 
 def test_the_drawing_shows_the_placements() -> None:

@@ -17,6 +17,7 @@ from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import build_optimizer, group_table, parameter_table
 from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE, SUMMARY, write_atomically
+from lightning_sv.runs.job import program
 from lightning_sv.runs.provenance import Provenance, lengths
 
 
@@ -140,7 +141,7 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> N
     for what, text in (
         ("picture", run_dir / PICTURE),
         ("charts", f"tensorboard --logdir {run_dir.parent} --host 127.0.0.1   (or: make tensorboard)"),
-        ("sample", f'lightning-sv generate {run_dir} --prompt "def "'),
-        ("compare", f"lightning-sv compare --a llama --b {other} --seeds 3 --config {run_dir / CONFIG}"),
+        ("sample", f'{program()} generate {run_dir} --prompt "def "'),
+        ("compare", f"{program()} compare --a llama --b {other} --seeds 3 --config {run_dir / CONFIG}"),
     ):
         console.print(f"{what:8} {text}", markup=False, highlight=False, soft_wrap=True)

@@ -7,6 +7,7 @@ trains only what is missing, from the last checkpoint on.
 
 import hashlib
 import json
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,13 @@ from lightning_sv.runs.directory import COMMAND, LAST, LOG, is_complete
 
 #: the program of a run, where nothing else is said
 LAUNCHER = (sys.executable, "-m", "lightning_sv", "fit")
+
+
+def program() -> str:
+    """Return what a reader types for `lightning-sv`: its path where the shell would not find it, as under make."""
+    started = Path(sys.argv[0])
+    found = started.name != "lightning-sv" or shutil.which(started.name)
+    return "lightning-sv" if found else str(started)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from lightning_sv.callbacks.clock import StepClock
 from lightning_sv.callbacks.trained import validates_now
 from lightning_sv.lit.signals import StopSignals
 from lightning_sv.runs.directory import CONFIG
+from lightning_sv.runs.job import program
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -218,5 +219,5 @@ class LastCheckpoint(Checkpoint):
         """Say how to go on after a signal or a failure; nothing where the run was refused before its first step."""
         if self._started and trainer.is_global_zero and self.path is not None:
             resume = f"--config {self.path.parent.parent / CONFIG} --ckpt_path {self.path}"
-            hint = f"resume with: lightning-sv fit {resume}" if self.path.exists() else "no checkpoint was written yet"
+            hint = f"resume with: {program()} fit {resume}" if self.path.exists() else "no checkpoint was written yet"
             print(f"stopped at step {trainer.global_step}; {hint}", flush=True)
