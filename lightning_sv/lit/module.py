@@ -69,8 +69,9 @@ class PretrainModule(TrainedModule):
         self.backbone.narrow_residual = self.residual == "narrow"
         if self.device_mesh is not None:
             assert self.compile_how != "model"  # the command line refuses it
-            self.backbone.to(self.trainer.strategy.root_device)
-            shard(self.backbone, self.device_mesh["data_parallel"])
+            strategy: Any = self.trainer.strategy
+            self.backbone.to(strategy.root_device)
+            shard(self.backbone, self.device_mesh["data_parallel"], keep_gathered=strategy.keep_gathered)
         # In place: the checkpoint's keys stay clean.
         compile_backbone(self.backbone, self.compile_how)
 

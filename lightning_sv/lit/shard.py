@@ -23,15 +23,21 @@ from lightning_sv.nn import Backbone
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-def shard(backbone: Backbone, mesh: DeviceMesh) -> None:
+def shard(backbone: Backbone, mesh: DeviceMesh, *, keep_gathered: bool = False) -> None:
     """Shard parameters, gradients and optimizer state over the devices of `mesh`, along their first axis.
 
     A block is gathered when it runs and freed after; embedding and head are kept through backward.
     Parameters are gathered and gradients reduced in float32: autocast casts what a product needs, as
     on one device, so a scale vector near 1 keeps its digits (bf16 spacing there is 0.4 to 0.8%).
+
+    Args:
+        backbone: all of it on one device
+        mesh: of one dimension
+        keep_gathered: a block is freed in backward alone
     """
+    after_forward = not keep_gathered
     for layer in backbone.layers:
-        fully_shard(layer, mesh=mesh)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=after_forward)
     fully_shard(backbone, mesh=mesh)
 
 
@@ -43,12 +49,15 @@ class FullyShardedStrategy(ModelParallelStrategy):
 
     Args:
         process_group_backend: of torch.distributed; null for the device's default
+        keep_gathered: weights are gathered once a step instead of twice in each of its micro-batches, for 4 bytes a
+            parameter, which `plan` counts
     """
 
-    def __init__(self, process_group_backend: str | None = None):
+    def __init__(self, process_group_backend: str | None = None, keep_gathered: bool = False):
         super().__init__(
             tensor_parallel_size=1, save_distributed_checkpoint=False, process_group_backend=process_group_backend
         )
+        self.keep_gathered = keep_gathered
 
     def setup_environment(self) -> None:
         """Shard over every device; Lightning's "auto" is tensor parallelism inside a node."""
@@ -60,14 +69,16 @@ class FullyShardedStrategy(ModelParallelStrategy):
         """In all micro-batches of a step but the last: keep their gradients whole on every device, and reduce none.
 
         Lightning's own knows DDP alone. Reducing each costs a step as many times the traffic as it has micro-batches;
-        keeping them costs 4 bytes a parameter, which `plan` counts.
+        keeping them costs 4 bytes a parameter, which `plan` counts. So it is with the weights, where `keep_gathered`.
         """
         backbone: Any = self.lightning_module.net  # type: ignore[union-attr]
         backbone.set_requires_gradient_sync(False)
+        backbone.set_reshard_after_backward(not self.keep_gathered)
         try:
             yield
         finally:
             backbone.set_requires_gradient_sync(True)
+            backbone.set_reshard_after_backward(True)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Gather the state on rank 0, as torch's own `state_dict` would be; empty on the others."""

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -12,6 +12,20 @@ from lightning_sv.plan.memory import StepMemory
 #: share of a GPU's memory that tensors may take; the CUDA context, NCCL and fragmentation need the rest
 USABLE = 0.9
 STRATEGIES = ("single", "ddp", "fsdp")
+
+
+class Parallel(NamedTuple):
+    """How a step is spread over GPUs.
+
+    Args:
+        kind: one of `STRATEGIES`
+        bucket_view: under ddp, gradients are views of the buckets (gradient_as_bucket_view)
+        keep_gathered: under fsdp, weights stay whole through the micro-batches of a step
+    """
+
+    kind: str
+    bucket_view: bool = False
+    keep_gathered: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,57 +53,55 @@ class GpuMemory:
 
 
 def gpu_memory(
-    step: StepMemory,
-    blocks: nn.ModuleList,
-    strategy: str,
-    gpus: int,
-    *,
-    bucket_view: bool = False,
-    accumulate: bool = False,
+    step: StepMemory, blocks: nn.ModuleList, parallel: Parallel, gpus: int, *, accumulate: bool = False
 ) -> GpuMemory:
     """Return what one GPU holds.
 
-    DDP keeps its buckets beside the gradients unless these are views of them (gradient_as_bucket_view); FSDP2 see
-    `_fully_sharded`.
+    DDP keeps its buckets beside the gradients unless these are views of them; FSDP2 see `_fully_sharded`.
 
     Args:
         step: of the whole model
         blocks: the units that FSDP gathers
-        strategy: one of `STRATEGIES`
+        parallel: how the step is spread
         gpus: number of GPUs
-        bucket_view: gradients are views of DDP's buckets (gradient_as_bucket_view)
         accumulate: whether a step has several micro-batches, so that gradients are there when one begins
     """
-    if strategy != "fsdp" or gpus == 1:
+    if parallel.kind != "fsdp" or gpus == 1:
         weights, gradients, optimizer = step.parts()
-        buckets = gradients if strategy == "ddp" and not bucket_view else 0
+        buckets = gradients if parallel.kind == "ddp" and not parallel.bucket_view else 0
         return GpuMemory(weights, gradients, optimizer, buckets, step.activations)
-    return _fully_sharded(step, blocks, gpus, accumulate)
+    return _fully_sharded(step, blocks, gpus, accumulate, parallel.keep_gathered)
 
 
-def _fully_sharded(step: StepMemory, blocks: nn.ModuleList, gpus: int, accumulate: bool) -> GpuMemory:
+def _fully_sharded(
+    step: StepMemory, blocks: nn.ModuleList, gpus: int, accumulate: bool, keep_gathered: bool
+) -> GpuMemory:
     """FSDP2: weights, gradients and optimizer state are cut, the rest is the largest of three moments of backward.
 
-    A block is gathered in float32, as autocast casts it later; what belongs to no block (embedding, head) is whole
-    throughout. At the start of backward there are all activations, a block and the gradient of the head; in the
-    middle a block with its gradient, the next one on its way and a gradient being scattered; at the end the
-    gradients of embedding and head, and a copy of them being scattered. Counted from FSDP2's buffers, and checked
-    against the peak of a real step in five small models on two gloo processes (tests/plan/test_sharded.py holds 10%).
+    A block (all of them with keep_gathered) is gathered in float32, as autocast casts it later; what belongs to no
+    block (embedding, head) is whole throughout. At the start of backward there are all activations, what is gathered
+    and the gradient of the head; in the middle a block's gradient, the next block on its way and a gradient being
+    scattered; at the end the gradients of embedding and head, and a copy of them being scattered. Counted from FSDP2's
+    buffers, and checked against the peak of real steps on two gloo processes (tests/plan/test_sharded.py holds 10%).
     """
     weights, gradients, optimizer = step.parts(gpus)
     sizes = [sum(parameter.nbytes for parameter in block.parameters()) for block in blocks]
     root, block = step.parts()[0] - step.buffers - sum(sizes), max(sizes)
     shards = round(gradients * sum(sizes) / (root + sum(sizes)))  # of the blocks' gradients
+    if keep_gathered:
+        here, coming = sum(sizes), 0
+    else:
+        here, coming = block, block
     moments = [
-        (0, root + root // 2 + block, step.activations),
-        (shards, 2 * root + 4 * block, step.activations // len(sizes)),
+        (0, root + root // 2 + here, step.activations),
+        (shards, 2 * root + here + coming + 2 * block, step.activations // len(sizes)),
         (shards, 3 * root, 0),
     ]
     if accumulate:  # gradients are whole until the step's last micro-batch, those of embedding and head too
         whole = step.parts()[1]
         moments = [
-            (whole, root + root // 2 + block, step.activations),
-            (whole, root + 4 * block, step.activations // len(sizes)),
+            (whole, root + root // 2 + here, step.activations),
+            (whole, root + here + coming + 2 * block, step.activations // len(sizes)),
             (whole, 2 * root, 0),
         ]
     held, communication, activations = max(moments, key=sum)
@@ -115,8 +127,8 @@ def largest_micro_batch(peak: Callable[[int], int], share: int, limit: int, most
     return divisors[fitting - 1] if fitting else None
 
 
-def find_strategy(trainer: dict[str, Any], gpus: int) -> tuple[str, bool]:
-    """Read trainer.strategy, a name or a class with its arguments; return its kind and gradient_as_bucket_view.
+def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
+    """Read trainer.strategy, a name or a class with its arguments.
 
     Raises:
         ValueError: it is none of `STRATEGIES`
@@ -128,9 +140,9 @@ def find_strategy(trainer: dict[str, Any], gpus: int) -> tuple[str, bool]:
         given, options = given["class_path"], dict(given.get("init_args") or {})
     name = given.rpartition(".")[2].lower()
     if name == "auto" or "single" in name:
-        return ("single" if gpus == 1 else "ddp"), False
+        return Parallel("single" if gpus == 1 else "ddp")
     if "ddp" in name:
-        return ("single" if gpus == 1 else "ddp"), bool(options.get("gradient_as_bucket_view"))
+        return Parallel("single" if gpus == 1 else "ddp", bucket_view=bool(options.get("gradient_as_bucket_view")))
     if "fsdp" in name or "modelparallel" in name or "sharded" in name:
-        return "fsdp", False
+        return Parallel("fsdp", keep_gathered=bool(options.get("keep_gathered")))
     raise ValueError(f"trainer.strategy {given!r} is not planned for; give --strategy {' or '.join(STRATEGIES)}.")

@@ -10,7 +10,7 @@ import numpy as np
 
 from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.nn.gpus import Gpu
-from lightning_sv.plan.device import USABLE, GpuMemory, find_strategy, gpu_memory, largest_micro_batch
+from lightning_sv.plan.device import USABLE, GpuMemory, Parallel, find_strategy, gpu_memory, largest_micro_batch
 from lightning_sv.plan.hours import MFUS, train_hours
 from lightning_sv.plan.memory import StepMemory, step_memory
 from lightning_sv.settings.data import Batches
@@ -108,14 +108,14 @@ def make_plan(
         raise ValueError(f"--gpus is {gpus}; it must be at least 1.")
     share = data.share(gpus).micro_batch * data.share(gpus).accumulate
     steps, precision = plan_steps(run, data, trainer), _precision(trainer)
-    chosen, bucket_view = find_strategy(trainer, gpus) if strategy is None else _given_strategy(strategy, trainer, gpus)
-    if chosen == "single" and gpus > 1:
+    parallel = find_strategy(trainer, gpus) if strategy is None else _given_strategy(strategy, trainer, gpus)
+    if parallel.kind == "single" and gpus > 1:
         raise ValueError(f"--strategy single holds the model on one GPU, and --gpus is {gpus}; use ddp or fsdp.")
     tokens = steps * data.tokens_per_step
     flops = run.flops_per_token(data.seq_len)
     hours = tuple((mfu, train_hours(tokens, flops, gpus, gpu.peak(precision), mfu)) for mfu in mfus)
 
-    step, memory = _memory(run, data, chosen, bucket_view, precision, gpus)
+    step, memory = _memory(run, data, parallel, precision, gpus)
     fitting = _largest(memory, run, data, share, gpu.memory)
     micro = data.micro_batch or fitting or 1
     weights, _, state = step(micro).parts()
@@ -126,7 +126,7 @@ def make_plan(
         gpu=gpu.name,
         gpu_memory=gpu.memory,
         gpus=gpus,
-        strategy=chosen,
+        strategy=parallel.kind,
         precision=precision,
         activation_checkpointing=run.activation_checkpointing,
         global_batch=data.global_batch,
@@ -160,8 +160,7 @@ def fitting_micro_batch(run: Pretraining, data: Batches, trainer: dict[str, Any]
     """
     share = data.share(devices).micro_batch
     try:
-        strategy, bucket_view = find_strategy(trainer, devices)
-        of = _memory(run, data, strategy, bucket_view, _precision(trainer), devices)[1]
+        of = _memory(run, data, find_strategy(trainer, devices), _precision(trainer), devices)[1]
     except ValueError as error:
         raise ValueError(f"data.micro_batch is null, to be the largest that fits: {error} Or set it.") from error
     if fitting := _largest(of, run, data, share, memory):
@@ -174,7 +173,7 @@ def fitting_micro_batch(run: Pretraining, data: Batches, trainer: dict[str, Any]
 
 
 def _memory(
-    run: Pretraining, data: Batches, strategy: str, bucket_view: bool, precision: str, devices: int
+    run: Pretraining, data: Batches, parallel: Parallel, precision: str, devices: int
 ) -> tuple[Callable[[int], StepMemory], Callable[[int], GpuMemory]]:
     """Memory by micro-batch: of a whole model's step, and of one device."""
     share, blocks = data.global_batch // devices, run.meta().layers
@@ -182,12 +181,11 @@ def _memory(
     @cache
     def step(micro_batch: int) -> StepMemory:
         # views of DDP's buckets are gradients that are never freed, as in accumulation
-        kept = micro_batch < share or (strategy == "ddp" and bucket_view)
+        kept = micro_batch < share or (parallel.kind == "ddp" and parallel.bucket_view)
         return step_memory(run, micro_batch, data.seq_len, precision=precision, accumulate=kept)
 
     def memory(micro_batch: int) -> GpuMemory:
-        several = micro_batch < share
-        return gpu_memory(step(micro_batch), blocks, strategy, devices, bucket_view=bucket_view, accumulate=several)
+        return gpu_memory(step(micro_batch), blocks, parallel, devices, accumulate=micro_batch < share)
 
     return step, memory
 
@@ -212,13 +210,13 @@ def plan_steps(run: Pretraining, data: Batches, trainer: dict[str, Any]) -> int:
     return int(given)
 
 
-def _given_strategy(strategy: str, trainer: dict[str, Any], gpus: int) -> tuple[str, bool]:
+def _given_strategy(strategy: str, trainer: dict[str, Any], gpus: int) -> Parallel:
     """The strategy asked for, with what the trainer says of it."""
     try:
-        chosen, bucket_view = find_strategy(trainer, gpus)
+        said = find_strategy(trainer, gpus)
     except ValueError:  # one that is not planned for: the given one is the way out
-        return strategy, False
-    return strategy, bucket_view and chosen == strategy
+        return Parallel(strategy)
+    return said if said.kind == strategy else Parallel(strategy)
 
 
 def _precision(trainer: dict[str, Any]) -> str:

@@ -3,11 +3,15 @@
 from functools import cache
 from typing import Any
 
+import yaml
+
 from lightning_sv.settings.data import Batches
 from lightning_sv.settings.model import Pretraining, is_of_transformers
 from lightning_sv.settings.parser import Parser
 from lightning_sv.settings.sections import read_past
 from lightning_sv.settings.trainer import TRAINER_DEFAULTS, TrainerKeys
+
+_STRATEGY = "trainer.strategy.init_args."
 
 
 def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[Pretraining, Batches, dict[str, Any]]:
@@ -21,6 +25,7 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[Pretrainin
         ValueError: whatever `fit` would refuse about model and data; or weights to begin with, which only `fit` reads
     """
     parser = _parser()
+    args, within = _within_strategy(args)
     config = parser.parse_args(args)
     start = config.get("from_hf") or config.get("model.init_from")
     if start is not None and (config.get("from_hf") or is_of_transformers(start)):
@@ -29,12 +34,29 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[Pretrainin
             "sizes of its own; set --model.init_from null."
         )
     trainer: dict[str, Any] = config.pop("trainer").as_dict()  # not built
+    for key, value in within.items():
+        if not isinstance(trainer["strategy"], dict):
+            raise ValueError(f"--{_STRATEGY}{key} is for a class, and trainer.strategy is {trainer['strategy']!r}.")
+        trainer["strategy"].setdefault("init_args", {})[key] = value
     made = parser.instantiate(config)
     model: Pretraining = made.model
     data: Batches = made.data
     if check_corpus:
         data.check(model.config.vocab_size)
     return model, data, trainer
+
+
+def _within_strategy(args: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Words without the arguments of the strategy's class, and these: here it has no type to look for them in."""
+    words, within, left = [], {}, iter(args)
+    for word in left:
+        name, equals, value = word.partition("=")
+        key = name.removeprefix("--").replace("-", "_")
+        if key.startswith(_STRATEGY):
+            within[key.removeprefix(_STRATEGY)] = yaml.safe_load(value if equals else next(left, ""))
+        else:
+            words.append(word)
+    return words, within
 
 
 @cache

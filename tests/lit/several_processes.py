@@ -38,6 +38,8 @@ MODELS: dict[str, list[str]] = {
     "mixed": ["--model.scale", "unified", *MIXED],
 }
 STOPPED_ONCE = ("unified", "moe-muon")
+#: keeps its weights gathered through the micro-batches of a step
+KEPT = "moe"
 #: goes on where one process stopped
 MOVED = "muon"
 #: the strategies that are shipped, on a CPU
@@ -122,10 +124,17 @@ def run(out: Path, strategy: str, moved: str, args: list[str]) -> None:
         if name in STOPPED_ONCE:
             stop_in_the_middle(fit, out / name)
         checkpoint = moved if name == MOVED else "last"
-        with counted(_fsdp_param_group, "foreach_reduce") as reductions:
+        counting = strategy == "fsdp" and name == KEPT
+        if counting:
+            fit += ["--trainer.strategy.init_args.keep_gathered", "true"]
+        with (
+            counted(_fsdp_param_group, "foreach_reduce") as reductions,
+            counted(_fsdp_param_group, "foreach_all_gather") as gathers,
+        ):
             assert main([*fit, "--run_dir", str(out / name), "--ckpt_path", checkpoint]) == 0, name
-        if strategy == "fsdp" and name == "moe":  # its two blocks and the rest, once a step of two micro-batches
+        if counting:  # its two blocks and the rest, once a step of two micro-batches
             assert len(reductions) == 3 * STEPS, len(reductions)
+            assert len(gathers) == 3 * (STEPS + 2), len(gathers)  # two validations as well
 
 
 if __name__ == "__main__":

@@ -12,15 +12,17 @@ from lightning_sv.lit.shard import shard
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import OptimConfig, build_optimizer
 from lightning_sv.plan import step_memory
-from lightning_sv.plan.device import gpu_memory
+from lightning_sv.plan.device import Parallel, gpu_memory
 from tests.plan.test_memory import allocated
 
-#: d_model, blocks, vocabulary, sequences, tokens, micro-batches; blocks, embedding or activations dominate
+#: d_model, blocks, vocabulary, sequences, tokens, micro-batches, kept gathered; blocks, embedding or activations lead
 CASES = [
-    (256, 4, 512, 1, 32, 1),
-    (192, 4, 1024, 4, 128, 1),
-    (192, 4, 1024, 4, 128, 2),
-    (128, 3, 16384, 1, 32, 3),
+    (256, 4, 512, 1, 32, 1, False),
+    (192, 4, 1024, 4, 128, 1, False),
+    (192, 4, 1024, 4, 128, 2, False),
+    (128, 3, 16384, 1, 32, 3, False),
+    (256, 4, 512, 1, 32, 2, True),
+    (192, 4, 1024, 4, 128, 2, True),
 ]
 STEPS = 3
 
@@ -32,17 +34,20 @@ def make(d_model: int, n_layer: int, vocab_size: int) -> PretrainModule:
     return module
 
 
-def measure(d_model: int, n_layer: int, vocab_size: int, sequences: int, tokens: int, n: int) -> tuple[int, int]:
+def measure(
+    d_model: int, n_layer: int, vocab_size: int, sequences: int, tokens: int, n: int, keep: bool
+) -> tuple[int, int]:
     """Bytes planned and bytes measured, on the first rank; the others only take part in its steps."""
     module = make(d_model, n_layer, vocab_size)
     module.configure_model()
-    shard(module.net, init_device_mesh("cpu", (2,)))
+    shard(module.net, init_device_mesh("cpu", (2,)), keep_gathered=keep)
     optimizer = build_optimizer(module.parameter_groups(module.net), module.optim, module.lr)
 
     def step() -> PretrainModule:
         optimizer.zero_grad()
         for index in range(n):
             module.net.set_requires_gradient_sync(index == n - 1)  # type: ignore[operator]
+            module.net.set_reshard_after_backward(not keep or index == n - 1)  # type: ignore[operator]
             module.training_step(torch.randint(vocab_size, (sequences, tokens + 1)), index)["loss"].backward()
         torch.nn.utils.clip_grad_norm_(module.net.parameters(), 1.0)
         optimizer.step()
@@ -61,7 +66,7 @@ def measure(d_model: int, n_layer: int, vocab_size: int, sequences: int, tokens:
     measured = min(real() for _ in range(STEPS))
     plan = step_memory(make(d_model, n_layer, vocab_size), sequences, tokens, accumulate=n > 1)
     weights, _, state = plan.parts(2)  # allocated before the profiler looks
-    planned = gpu_memory(plan, module.net.layers, "fsdp", 2, accumulate=n > 1)
+    planned = gpu_memory(plan, module.net.layers, Parallel("fsdp", keep_gathered=keep), 2, accumulate=n > 1)
     return planned.peak, measured + weights + state
 
 

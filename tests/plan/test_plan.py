@@ -18,7 +18,7 @@ from torch.utils.tensorboard import SummaryWriter
 from lightning_sv.__main__ import main
 from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.nn import BackboneConfig, activated_parameters, meta_backbone
-from lightning_sv.plan import find_gpu, gpu_memory, train_hours
+from lightning_sv.plan import Parallel, find_gpu, gpu_memory, train_hours
 from lightning_sv.plan.device import largest_micro_batch
 from lightning_sv.plan.memory import Held, StepMemory
 from lightning_sv.settings.parse import parse_run
@@ -79,12 +79,12 @@ def test_shards_are_rounded_up_and_buckets_are_a_copy_of_the_gradients(tmp_path:
     blocks = torch.nn.ModuleList(torch.nn.Linear(10, 6, bias=False) for _ in range(2))
     held = (Held(6, 240, 240, 480), Held(6, 240, 240, 480), Held(1, 40, 40, 0))
     step = StepMemory(held, 0, 1000)
-    fsdp = gpu_memory(step, blocks, "fsdp", 4)  # two of six rows each, and a row that cannot be cut
+    fsdp = gpu_memory(step, blocks, Parallel("fsdp"), 4)  # two of six rows each, and a row that cannot be cut
     assert (fsdp.weights, fsdp.optimizer) == (200, 320)
     # the middle of backward: the gradients of both blocks, two roots, four blocks, a block's activations
     assert (fsdp.gradients, fsdp.communication, fsdp.activations) == (185, 2 * 40 + 4 * 240, 500)
-    assert gpu_memory(step, blocks, "ddp", 4).communication == 520
-    assert gpu_memory(step, blocks, "ddp", 4, bucket_view=True).communication == 0
+    assert gpu_memory(step, blocks, Parallel("ddp"), 4).communication == 520
+    assert gpu_memory(step, blocks, Parallel("ddp", bucket_view=True), 4).communication == 0
     model = torch.nn.Linear(1000, 1000, bias=False)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
@@ -112,6 +112,10 @@ def test_strategy_and_room_follow_the_config(capsys: pytest.CaptureFixture[str],
     given = '{"class_path": "lightning_sv.lit.shard.FullyShardedStrategy"}'
     sharded = plan(capsys, *four, "--trainer.strategy", given)
     assert sharded["strategy"] == "fsdp" and sharded["fits"] and sharded["largest_micro_batch"] == 1
+    kept = plan(capsys, *four, "--trainer.strategy", given, "--trainer.strategy.init_args.keep_gathered", "true")
+    assert kept["memory"]["communication"] > sharded["memory"]["communication"]
+    with pytest.raises(ValueError, match=r"init_args.keep_gathered is for a class, and trainer.strategy is 'fsdp'"):
+        parse_run([*run_args, "--trainer.strategy", "fsdp", "--trainer.strategy.init_args.keep_gathered=true"])
     small = plan(capsys, *four, "--gpu_memory", "0.0001")
     assert not small["fits"] and small["largest_micro_batch"] is None
     view = '{"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": {"gradient_as_bucket_view": true}}'
