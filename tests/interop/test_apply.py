@@ -306,8 +306,22 @@ def test_quantized_applied_and_wrapped_models_are_refused() -> None:
         apply_strategy(model, "hg")
 
 
+def test_what_is_put_into_a_computed_weight_is_refused_and_not_lost() -> None:
+    model = named("llama")
+    apply_strategy(model, "hg+dp+or+iwd")
+    before, layer = state(model), model.model.layers[0].self_attn.v_proj
+    with pytest.raises(RuntimeError, match=r"would be lost; call fold_applied\(model\) before LoRA's merge"):
+        layer.weight.data += 1.0
+    with pytest.raises(RuntimeError, match="would be lost"):
+        model.model.norm.weight.data = torch.zeros(32)
+    assert all(torch.equal(value, before[name]) for name, value in state(model).items())
+    fold_applied(model)
+    layer.weight.data += 1.0
+    assert not torch.equal(layer.weight, before["model.layers.0.self_attn.v_proj.parametrizations.weight.original"])
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning:transformers")  # PEFT's calls
-def test_folding_before_a_merge_of_lora_is_right() -> None:
+def test_a_merge_of_lora_is_refused_and_right_after_folding() -> None:
     peft = pytest.importorskip("peft", reason="peft is not installed")
     model = named("llama")
     apply_strategy(model, "hg+dp+or+iwd")
@@ -315,6 +329,10 @@ def test_folding_before_a_merge_of_lora_is_right() -> None:
     lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False)
     wrapped = peft.get_peft_model(model, lora).eval()
     before = logits(wrapped)
+    for merge in (wrapped.merge_and_unload, lambda: wrapped.merge_and_unload(safe_merge=True), wrapped.merge_adapter):
+        with pytest.raises(RuntimeError, match="would be lost"):
+            merge()
+        assert torch.equal(logits(wrapped), before)
     merged = fold_applied(wrapped).merge_and_unload()
     assert (logits(merged) - before).norm() < ROUNDING * before.norm()
 

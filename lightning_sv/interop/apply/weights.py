@@ -9,6 +9,34 @@ from lightning_sv.scale import ScaleVector, normalize
 from lightning_sv.scale.fold import effective_weight
 
 
+class ComputedTensor(Tensor):
+    """A weight that is computed: it refuses a new `data`, which the next computation would not know of.
+
+    That is how LoRA's merge and other tools change weights, and the change would be lost without a word.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @property
+    def data(self) -> Tensor:  # type: ignore[override]
+        """Return the numbers, without gradient."""
+        return Tensor.data.__get__(self)  # type: ignore[attr-defined,no-any-return]
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        raise RuntimeError(
+            "this weight is computed from a matrix and scale vectors, and what is put into it would be lost; call "
+            "fold_applied(model) before LoRA's merge and whatever else changes weights."
+        )
+
+
+def _computed(weight: Tensor) -> Tensor:
+    """Return a weight that refuses a new `data`, where it is a plain tensor; compiled code has nobody to refuse."""
+    if torch.compiler.is_compiling() or type(weight) is not Tensor:
+        return weight
+    return weight.as_subclass(ComputedTensor)
+
+
 class ScaledPart(nn.Module):
     """The scale vectors of one matrix: diag(gamma_out) W diag(gamma_in).
 
@@ -49,7 +77,7 @@ class ScaledWeight(nn.Module):
         rows = (weight.mT if self.transposed else weight).split(self.widths, -2)
         scaled = [part(block) for part, block in zip(self.parts, rows, strict=True)]
         out = scaled[0] if len(scaled) == 1 else torch.cat(scaled, -2)
-        return (out.mT.contiguous() if self.transposed else out).to(weight.dtype)
+        return _computed((out.mT.contiguous() if self.transposed else out).to(weight.dtype))
 
 
 class ScaledGamma(nn.Module):
@@ -71,7 +99,7 @@ class ScaledGamma(nn.Module):
     def forward(self, stored: Tensor) -> Tensor:
         """Return gamma - origin, in the shape and dtype of what is stored."""
         gamma: Tensor = self.vector()
-        return (gamma - self.origin if self.origin else gamma).view_as(stored).to(stored.dtype)
+        return _computed((gamma - self.origin if self.origin else gamma).view_as(stored).to(stored.dtype))
 
 
 class OutputNorm(nn.Module):
