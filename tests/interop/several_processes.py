@@ -4,6 +4,7 @@ Each is trained for some steps on half of every batch, and beside it the same mo
 """
 
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -17,6 +18,7 @@ from tests.interop.test_apply import named
 #: with norms behind its matrices; with norms after blocks and 1 + w; with experts
 CASES = [("llama", "unified"), ("gemma2", "hg+dp+or+iwd"), ("qwen3_moe", "hg+dp+or+iwd")]
 STEPS, BATCH = 4, 4
+PLAIN = MixedPrecisionPolicy()
 #: of losses, relative: the study measured 1.4e-6 over 6 steps; a vector whose gradient is lost changes them by 1e-3
 SAME = 2e-5
 
@@ -29,14 +31,15 @@ def made(name: str, strategy: str, std: float = 0.3) -> tuple[nn.Module, tuple[s
     return model, report.vectors, weight_decay_roles(model)
 
 
-def sharded(model: nn.Module, vectors: tuple[str, ...], policy: MixedPrecisionPolicy | None = None) -> nn.Module:
+def sharded(model: Any, vectors: tuple[str, ...], policy: MixedPrecisionPolicy = PLAIN) -> nn.Module:
     """docs/hugging-face.md: scale vectors in a group of their own, which a policy in bf16 leaves alone."""
-    mesh, options = init_device_mesh("cpu", (2,)), {} if policy is None else {"mp_policy": policy}
+    mesh = init_device_mesh("cpu", (2,))
     if vectors:
         fully_shard([model.get_submodule(vector) for vector in vectors], mesh=mesh, reshard_after_forward=False)
     for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh, **options)
-    return fully_shard(model, mesh=mesh, **options)
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model
 
 
 def losses(trained: nn.Module, model: nn.Module, roles: Roles, ids: Tensor) -> list[float]:

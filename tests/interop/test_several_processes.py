@@ -22,7 +22,7 @@ def test_a_compiled_model_has_the_same_gradients() -> None:
     """In one graph, the norms that dnp puts behind matrices included."""
     model, ids = named("llama", 0.3), torch.arange(4, 20)[None]
     apply_strategy(model, "unified")
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
     found = []
     for run in (model, compiled):
         model.zero_grad()

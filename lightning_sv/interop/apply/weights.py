@@ -15,7 +15,7 @@ class ComputedTensor(Tensor):
     That is how LoRA's merge and other tools change weights, and the change would be lost without a word.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
     def data(self) -> Tensor:  # type: ignore[override]
