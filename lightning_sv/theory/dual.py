@@ -42,7 +42,7 @@ class Dual(NDArrayOperatorsMixin):
 
     def __getitem__(self, key: Any) -> "Dual":
         keys = key if isinstance(key, tuple) else (key,)
-        if Ellipsis not in keys:
+        if not any(key is Ellipsis for key in keys):  # `in` would compare arrays
             keys = (*keys, Ellipsis)
         return Dual(self.value[keys], self.tangent[(*keys, slice(None))])
 

@@ -1,7 +1,11 @@
-"""Closed forms of the Hessian of ½‖γ ⊙ w − a*‖² in (w, γ), and the same from autograd.
+"""The Hessian of ½‖γ ⊙ w − a*‖² in θ = (w, γ): closed forms, autograd's, and what it makes of a step of SGD.
 
 Paper, Appendix "Proof of Theorem (Benefits of wd)", the block H_i and its eigenvalues, trace and Frobenius
 norm. Shapes: w, γ, a* are (..., d); the leading axes are independent states.
+
+"How Hessian sharpness influences loss descent", with H, C of shape (2d, 2d):
+
+    E L(θ − η(∇L + ξ)) = Q + η²/2 P + o(η²),  Q = L − η‖∇L‖² + η²/2 ∇Lᵀ H ∇L,  P = E ξᵀHξ = Tr(H C),  C = E ξξᵀ
 """
 
 from dataclasses import dataclass
@@ -50,3 +54,80 @@ def dense_sharpness(hessian: Array) -> Sharpness:
     """Sharpness figures of a dense symmetric matrix."""
     eigenvalues = np.linalg.eigvalsh(hessian)
     return Sharpness(eigenvalues[-1], np.trace(hessian), np.sqrt((hessian**2).sum()))
+
+
+@dataclass(frozen=True)
+class Point:
+    """A state of training, with loss, gradient and Hessian in θ = (w, γ)."""
+
+    theta: Array  #: (2d,)
+    target: Array  #: a*, (d,)
+
+    def loss(self, theta: Array | None = None) -> Array:
+        """L at θ, or at other points of shape (..., 2d)."""
+        w, gamma = np.split(self.theta if theta is None else theta, 2, axis=-1)
+        return np.asarray(0.5 * ((w * gamma - self.target) ** 2).sum(-1))
+
+    @property
+    def jacobian(self) -> Array:
+        """∂a/∂θ of a = γ ⊙ w: (diag(γ), diag(w)), shape (d, 2d)."""
+        w, gamma = np.split(self.theta, 2)
+        return np.hstack([np.diag(gamma), np.diag(w)])
+
+    @property
+    def error(self) -> Array:
+        """Return e = a − a*, (d,)."""
+        w, gamma = np.split(self.theta, 2)
+        return np.asarray(w * gamma - self.target)
+
+    @property
+    def gradient(self) -> Array:
+        """∇L = Jᵀe, (2d,)."""
+        return np.asarray(self.jacobian.T @ self.error)
+
+    @property
+    def hessian(self) -> Array:
+        """H = JᵀJ + the mixed second derivatives e_i of a_i, (2d, 2d)."""
+        d = self.target.size
+        mixed = np.zeros((2 * d, 2 * d))
+        mixed[np.arange(d), d + np.arange(d)] = mixed[d + np.arange(d), np.arange(d)] = self.error
+        return np.asarray(self.jacobian.T @ self.jacobian + mixed)
+
+    def after_descent(self, rate: float) -> float:
+        """Q, the expansion of L after one step of gradient descent."""
+        g = self.gradient
+        return float(self.loss() - rate * g @ g + rate**2 / 2 * g @ self.hessian @ g)
+
+    def expected_loss(self, rate: float, covariance: Array) -> float:
+        """E L(θ − η(∇L + ξ)), exact, for ξ = ±√n √λ_k v_k with equal chances: mean 0 and the given covariance."""
+        values, vectors = np.linalg.eigh(covariance)
+        noise = (vectors * np.sqrt(values.size * np.maximum(values, 0))).T
+        both = np.concatenate([noise, -noise])
+        return float(self.loss(self.theta - rate * (self.gradient + both)).mean())
+
+    def one_sample_covariance(self) -> Array:
+        """C of SGD on single samples, ∇ = Jᵀz⟨e, z⟩ with z uniform on the sphere of radius √d.
+
+        From E[zzᵀ⟨e, z⟩²] = d/(d+2) (‖e‖² I + 2eeᵀ): C = Jᵀ(d/(d+2) ‖e‖² I + (d−2)/(d+2) eeᵀ)J.
+        """
+        d, e = self.target.size, self.error
+        inner = d / (d + 2) * (e @ e) * np.eye(d) + (d - 2) / (d + 2) * np.outer(e, e)
+        return np.asarray(self.jacobian.T @ inner @ self.jacobian)
+
+
+def noise_term(hessian: Array, covariance: Array) -> float:
+    """P = E ξᵀHξ = Tr(H C)."""
+    return float(np.sum(hessian * covariance))
+
+
+def random_point(rng: np.random.Generator, d: int = 4) -> Point:
+    """θ and a* standard normal."""
+    return Point(rng.standard_normal(2 * d), rng.standard_normal(d))
+
+
+def near_interpolation(rng: np.random.Generator, distance: float, d: int = 4) -> Point:
+    """θ standard normal, a* at this distance from γ ⊙ w in a random direction."""
+    theta = rng.standard_normal(2 * d)
+    away = rng.standard_normal(d)
+    w, gamma = np.split(theta, 2)
+    return Point(theta, w * gamma + distance * away / np.linalg.norm(away))

@@ -156,10 +156,55 @@ class DoublePlacement(Student):
         return a[:, None] * w * b
 
 
+class AfterPlacement(Student):
+    """AP: A = diag(γa) W, the scale vector after the matrix (paper, Section 3.2)."""
+
+    name = "AP"
+
+    def initial(self, c: int, d: int) -> list[Array]:
+        """W = 0, γa = 1."""
+        return [np.zeros((c, d)), np.ones(c)]
+
+    def effective(self, *blocks: Any) -> Any:
+        """diag(γa) W."""
+        w, a = blocks
+        return a[:, None] * w
+
+
+class Heterogeneous(Student):
+    """HG: A_k = W_k diag(γ_k), a scale vector for each of several branches of one input (paper, Section 3.1).
+
+    The branches' matrices are stacked: A has their rows below each other. With γ_1 = γ_2 = ... it is `Direct`.
+
+    Args:
+        branches: how many share the rows, as evenly as whole rows allow; c of them where there are fewer rows
+    """
+
+    name = "HG"
+
+    def __init__(self, branches: int = 2):
+        self.branches = branches
+
+    def branch_of(self, c: int) -> Array:
+        """Return the branch of each of c rows, shape (c,)."""
+        return np.arange(c) * min(self.branches, c) // c
+
+    def initial(self, c: int, d: int) -> list[Array]:
+        """W = 0, every γ_k = 1."""
+        return [np.zeros((c, d)), np.ones((min(self.branches, c), d))]
+
+    def effective(self, *blocks: Any) -> Any:
+        """Rows of W times the γ of their branch."""
+        w, gammas = blocks
+        return w * gammas[self.branch_of(w.shape[0])]
+
+
 #: the students by the word that names them; one of your own goes beside them
 STUDENTS: dict[str, Student] = {
     "g": Plain(),
     "f": Direct(),
+    "hg": Heterogeneous(),
+    "ap": AfterPlacement(),
     "dp": DoublePlacement(),
     "or": OriginalSpace(),
     "er": Exponential(),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_sv.theory.claims import CLAIMS, placement, reparameterization, weight_decay
+from lightning_sv.theory.claims import CLAIMS, heterogeneity, placement, reparameterization, weight_decay
 from lightning_sv.theory.claims.base import Finding
 from lightning_sv.theory.claims.limits import words
 from lightning_sv.theory.claims.parts import early
@@ -25,10 +25,15 @@ F = STUDENTS["f"]
 @given(rational_teachers())
 @settings(max_examples=25, deadline=None)
 def test_cubic_coefficients_are_exact(teacher: np.ndarray) -> None:
-    """(ii) of DP and OR in exact rationals; ER shares OR's, as its P is the same at γ = 1."""
-    for name, stated in (("dp", placement), ("or", reparameterization), ("er", reparameterization)):
-        series = difference_series(STUDENTS[name], F, teacher, 3)
-        assert series == (0, 0, 0, stated.stated_coefficient(teacher))
+    """(ii) of every design in exact rationals; ER shares OR's, as its P is the same at γ = 1."""
+    for name, stated in (
+        ("dp", placement.stated_coefficient),
+        ("ap", placement.after_coefficient),
+        ("hg", heterogeneity.stated_coefficient),
+        ("or", reparameterization.stated_coefficient),
+        ("er", reparameterization.stated_coefficient),
+    ):
+        assert difference_series(STUDENTS[name], F, teacher, 3) == (0, 0, 0, stated(teacher))
 
 
 @pytest.mark.parametrize("name", PAIRINGS)

@@ -76,7 +76,7 @@ def test_wrong_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["theory", "--teacher", "1", "--student", "tests.theory.test_command:Tanh"]) == 2
     assert "np.tanh has no derivative here" in capsys.readouterr().err
     assert main(["theory", "theorem9"]) == 2
-    assert "known: theorem1 weight-decay dp or limits" in capsys.readouterr().err
+    assert "known: theorem1 weight-decay descent hg ap dp or" in capsys.readouterr().err
 
 
 def test_own_student_on_own_teacher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +85,7 @@ def test_own_student_on_own_teacher(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["theory", *args, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     rows = {row["student"]: row for row in found["students"]}
-    assert found["teacher"] == [["1", "1/2"], ["0", "-1"]] and len(rows) == 6
+    assert found["teacher"] == [["1", "1/2"], ["0", "-1"]] and len(rows) == 8
     # P = 4 I instead of I: L − L_f = −(2/3)·3·Σ_j ‖w*_j‖⁴ t³ = −2 (1 + 25/16) t³
     assert rows["v²"]["cubic"] == "-41/8" and rows["f, scale vector"]["cubic"] == "0"
     assert (

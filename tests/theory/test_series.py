@@ -64,6 +64,11 @@ def test_gradients_against_autograd_and_the_package_s_own_scale_vectors(name: st
             return theta[0]
         if name == "dp":
             return torch.diag(theta[1]) @ theta[0] @ torch.diag(theta[2])
+        if name == "ap":
+            return torch.diag(theta[1]) @ theta[0]
+        if name == "hg":  # each half of the rows by its own vector
+            halves = theta[0].tensor_split(len(theta[1]))
+            return torch.cat([half * gamma for half, gamma in zip(halves, theta[1], strict=True)])
         scale = ORACLES[name](teacher.shape[1], "input").double()
         names = [key for key, _ in scale.named_parameters()]
         return theta[0] * torch.func.functional_call(scale, dict(zip(names, theta[1:], strict=True)), ())

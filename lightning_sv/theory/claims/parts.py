@@ -134,7 +134,9 @@ def early(name: str, symbol: str, stated: Callable[[Array], Fraction]) -> Callab
     return check
 
 
-def throughout(name: str, symbol: str, word: str, condition: Callable[[Teacher], bool]) -> Callable[[Advance], Finding]:
+def throughout(
+    name: str, symbol: str, word: str, condition: Callable[[Teacher], bool], behind: tuple[str, str] = ("f", "f")
+) -> Callable[[Advance], Finding]:
     """(iii) the ratio of losses stays below 1, for the teachers that satisfy the condition.
 
     Args:
@@ -142,28 +144,30 @@ def throughout(name: str, symbol: str, word: str, condition: Callable[[Teacher],
         symbol: its letter in the paper
         word: what the condition asks, for the title
         condition: on the teacher
+        behind: the student it stays below, and its letter
     """
+    baseline, other = STUDENTS[behind[0]], behind[1]
 
     def check(advance: Advance) -> Finding:
         chosen = teachers(condition)
         below, lines, worst = [], [], 0.0
         for k, teacher in enumerate(chosen):
-            holds, curve = stays_below(STUDENTS[name], _F, teacher.matrix)
+            holds, curve = stays_below(STUDENTS[name], baseline, teacher.matrix)
             below.append(holds)
             worst = max(worst, curve.peak[0])
             lines.append(Line(teacher.name, *curve))
             advance((k + 1) / len(chosen))
         panel = Panel(
-            f"(iii) {symbol} stays below f: {word}",
+            f"(iii) {symbol} stays below {other}: {word}",
             "time t of the flow",
-            f"$L_{{{symbol}}}(t) \\,/\\, L_f(t)$",
+            f"$L_{{{symbol}}}(t) \\,/\\, L_{{{other}}}(t)$",
             lines,
             scale="xy",
             level=1.0,
             limits=(1e-6, 3),
         )
         note = (
-            f"{len(chosen)} teachers; just after t = 0 by exact series, then until t = {TIMES[-1]:g} or L_f is "
+            f"{len(chosen)} teachers; just after t = 0 by exact series, then until t = {TIMES[-1]:g} or L_{other} is "
             f"{FLOOR:g} of ½‖W*‖², whichever comes first"
         )
         return Finding("< 1", worst, None, all(below), note, (panel,))

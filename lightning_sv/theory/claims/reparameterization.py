@@ -1,4 +1,4 @@
-"""OR: magnitude and direction apart are faster than γ itself."""
+"""OR and ER: magnitude and direction apart are faster than γ itself."""
 
 from fractions import Fraction
 
@@ -7,7 +7,7 @@ import numpy as np
 from lightning_sv.theory.claims.base import Advance, Claim, Finding
 from lightning_sv.theory.claims.parts import at_an_instant, early, throughout
 from lightning_sv.theory.dual import Array
-from lightning_sv.theory.students import OriginalSpace
+from lightning_sv.theory.students import Exponential, OriginalSpace
 
 _SOURCE = "Theorem 3.2 and Theorem D.2"
 _START = "W(0) = 0, γ = 1, α = 1, β = 1 at t = 0"
@@ -26,6 +26,29 @@ def stated_preconditioner(alpha: Array, beta: Array) -> Array:
     along = np.outer(gamma, gamma) / (gamma @ gamma)
     rho = beta[0] ** 2 * d / (alpha @ alpha)
     return np.asarray(d * along + rho * (np.eye(d) - along))
+
+
+def stated_exponential(alpha: Array, beta: Array) -> Array:
+    """P = diag(γ²) + (1 − 1/d) γγᵀ, from ∂γ/∂α = diag(γ)(I − 11ᵀ/d), ∂γ/∂β = γ; α (d,), β (1,) -> (d, d).
+
+    The paper gives no formula (Table 1: "multiplicative/log-space scale metric").
+    """
+    gamma = Exponential().gamma(alpha, beta)
+    return np.asarray(np.diag(gamma**2) + (1 - 1 / alpha.size) * np.outer(gamma, gamma))
+
+
+def _exponential(advance: Advance) -> Finding:
+    rng = np.random.default_rng(0)
+    worst, along = 0.0, 0.0
+    for _ in range(300):
+        d = int(rng.integers(1, 7))
+        alpha, beta = rng.standard_normal(d), rng.standard_normal(1)
+        ours, stated = Exponential().gamma_preconditioner(alpha, beta), stated_exponential(alpha, beta)
+        worst = max(worst, float(np.abs(ours - stated).max() / np.abs(ours).max()))
+        start = Exponential().gamma_preconditioner(np.zeros(d), np.zeros(1))
+        along = max(along, float(np.abs(start - stated_preconditioner(np.ones(d), np.ones(1))).max()))
+    note = f"J Jᵀ by differentiation, 300 random states; at γ = 1 it is OR's P ({along:.0e}): d along γ, 1 across"
+    return Finding(0.0, worst, worst, max(worst, along) < 1e-12, note)
 
 
 def _preconditioner(advance: Advance) -> Finding:
@@ -68,4 +91,20 @@ CLAIMS = (
         throughout("or", "ψ", "balanced columns", lambda teacher: teacher.balanced),
     ),
     Claim("or", "P", "Section 3.3", "γ̇ = −P ∇L, P = d ĝĝᵀ + ρ (I − ĝĝᵀ)", "α ≠ 0, β ≠ 0", _preconditioner),
+    Claim(
+        "er",
+        "P",
+        "Table 1; the formula is ours",
+        "γ̇ = −P ∇L, P = diag(γ²) + (1 − 1/d) γγᵀ",
+        "any state",
+        _exponential,
+    ),
+    Claim(
+        "er",
+        "(ii)",
+        "ours, as Theorem D.2 (ii)",
+        "L_ER − L_f = −(2/3)(1 − 1/d) ‖W*‖_F⁴ t³ + O(t⁴): to this order ER is OR",
+        "W(0) = 0, γ = 1, α = 0, β = 0 at t = 0",
+        early("er", "ER", stated_coefficient),
+    ),
 )

@@ -1,0 +1,215 @@
+"""The comparison with deep linear networks: overhead, structure, and who is ahead when (paper, Appendix C.1)."""
+
+import numpy as np
+
+from lightning_sv.theory.claims.base import Advance, Claim, Finding
+from lightning_sv.theory.compare import FLOOR, TIMES, loss_ratio
+from lightning_sv.theory.deep_linear import DeepLinear, balanced, balanced_preconditioner, end_rates, singular_value
+from lightning_sv.theory.dual import Array
+from lightning_sv.theory.flow import flow
+from lightning_sv.theory.panels import Line, Panel
+from lightning_sv.theory.students import STUDENTS, Student
+from lightning_sv.theory.teachers import TEACHERS
+
+_SOURCE = 'Appendix C.1, "Comparison with Arora et al."'
+_F, _G = STUDENTS["f"], STUDENTS["g"]
+#: behind an early loss of g by less than this a start of size 1/100 could be
+EARLY = 0.1
+
+
+def _overhead(advance: Advance) -> Finding:
+    d = 64
+    plain, scaled, deep = (sum(block.size for block in student.initial(d, d)) for student in (_G, _F, DeepLinear()))
+    note = f"c = d = {d}: {scaled - plain} and {deep - plain} parameters more than {plain}"
+    return Finding(d, scaled - plain, None, scaled - plain == d and deep == 2 * d * d, note)
+
+
+def _spectral(advance: Advance) -> Finding:
+    rng = np.random.default_rng(0)
+    worst = 0.0
+    for _ in range(200):
+        a = rng.standard_normal(rng.integers(1, 5, 2))
+        ours, stated = DeepLinear().preconditioner(balanced(a)), balanced_preconditioner(a)
+        u, s, v = np.linalg.svd(a, full_matrices=False)
+        modes = np.einsum("ci,jd->ijcd", u, v).reshape(s.size**2, a.size)
+        values = (s[:, None] + s).ravel()
+        off = np.abs(ours @ modes.T - modes.T * values).max()
+        worst = max(worst, float(max(np.abs(ours - stated).max(), off) / np.abs(stated).max()))
+    note = "J Jᵀ by differentiation against the formula, and its eigenvectors u_i v_jᵀ with σ_i + σ_j; 200 states"
+    return Finding(0.0, worst, worst, worst < 1e-12, note)
+
+
+def outside_channels(student: Student, blocks: list[Array]) -> float:
+    """Share of ‖K‖_F² between different input channels: 0 when each has a preconditioner of its own."""
+    a = student.effective(*blocks)
+    k = student.preconditioner(blocks)
+    channel = np.arange(a.size) % a.shape[1]
+    apart = channel[:, None] != channel
+    return float((k[apart] ** 2).sum() / (k**2).sum())
+
+
+def _shares(student: Student) -> float:
+    """Mean of `outside_channels` over random states with c = d = 3; balanced where the student is a DLN."""
+    rng = np.random.default_rng(0)
+    shares = []
+    for _ in range(100):
+        blocks = [rng.standard_normal(block.shape) for block in student.initial(3, 3)]
+        if isinstance(student, DeepLinear):
+            blocks = balanced(blocks[0])
+        shares.append(outside_channels(student, blocks))
+    return float(np.mean(shares))
+
+
+def _channel_wise(advance: Advance) -> Finding:
+    shares = {student.name: _shares(student) for student in (_F, DeepLinear())}
+    share, deep = shares.values()
+    note = "share of ‖K‖² between channels: " + ", ".join(f"{name} {value:.2f}" for name, value in shares.items())
+    return Finding(0.0, share, None, share == 0 and deep > 0.05, note)
+
+
+def _all_channel_wise(advance: Advance) -> Finding:
+    shares = {name: _shares(STUDENTS[name]) for name in ("f", "hg", "ap", "dp", "or", "er")}
+    note = "share of ‖K‖² between channels: " + ", ".join(f"{name} {value:.2f}" for name, value in shares.items())
+    worst = max(shares.values())
+    return Finding(0.0, worst, None, worst == 0, note)
+
+
+def _closed_form(advance: Advance) -> Finding:
+    times = TIMES[TIMES <= 5]
+    goals, start, worst = (0.3, 1.0, 2.5), 0.1, 0.0
+    states = flow(DeepLinear(start), np.diag(goals), times).states
+    products = np.stack([outer @ inner for outer, inner in states])
+    lines = []
+    for k, goal in enumerate(goals):
+        stated = singular_value(times, goal, start**2)
+        worst = max(worst, float(np.abs(products[:, k, k] / stated - 1).max()))
+        lines.append(Line(f"σ = {goal}, integrated", times, products[:, k, k] / goal))
+        lines.append(Line("", times[::14], stated[::14] / goal, marks=True, colour="grey"))
+    panel = Panel("A DLN learns each singular value as a logistic", "time t of the flow", "s(t) / σ", lines)
+    note = "σ = 0.3, 1, 2.5 from s_0 = 0.01; largest relative error up to t = 5"
+    return Finding(0.0, worst, worst, worst < 1e-8, note, (panel,))
+
+
+def _early(advance: Advance) -> Finding:
+    behind, overtakes, lines = [], [], []
+    for k, teacher in enumerate(TEACHERS):
+        curve = loss_ratio(DeepLinear(), _G, teacher.matrix)
+        scaled = loss_ratio(_F, _G, teacher.matrix, TIMES[:2])
+        behind.append(float(np.interp(EARLY, curve.times, curve.values)) > 1 > scaled.values[-1])
+        ahead = (curve.values < 1) & (curve.times > EARLY)
+        overtakes.append(float(curve.times[ahead.argmax()]) if ahead.any() else np.inf)
+        if teacher.name in ("scalar", "small row", "row (3, 1)", "full 2×2", "balanced 3×3"):
+            lines.append(Line(f"DLN, {teacher.name}", *curve))
+        advance((k + 1) / len(TEACHERS))
+    lines.append(Line("f, full 2×2", *loss_ratio(_F, _G, TEACHERS[4].matrix)))
+    panel = Panel(
+        "Against g: f ahead at once, the DLN late or never",
+        "time t of the flow",
+        "$L(t) \\,/\\, L_g(t)$",
+        lines,
+        scale="xy",
+        level=1.0,
+        limits=(1e-4, 1e4),
+    )
+    never = sum(np.isinf(t) for t in overtakes)
+    first = min(overtakes)
+    note = (
+        f"DLN behind g at t = {EARLY}, f ahead, for {sum(behind)} of {len(TEACHERS)} teachers; it overtakes g from "
+        f"t = {first:.2f} on at the earliest, up to t = {TIMES[-1]:g} not at all for {never}"
+    )
+    return Finding(len(TEACHERS), float(sum(behind)), None, all(behind), note, (panel,))
+
+
+def _regimes(advance: Advance) -> Finding:
+    """Rates at the end, measured along flows, against the closed forms; the sign of their difference decides."""
+    rng = np.random.default_rng(0)
+    cases: list[Array] = [np.array([[x]]) for x in (0.5, 1.0, 2.0)]
+    while len(cases) < 40:
+        left, right = rng.standard_normal(rng.integers(1, 4)), rng.standard_normal(rng.integers(1, 5))
+        teacher = np.outer(left, right)
+        scaled, deep = end_rates(teacher * rng.uniform(0.4, 2) / np.linalg.norm(teacher))
+        if deep > 0.5 and abs(np.log(deep / scaled)) > 0.05:  # slower ones have not arrived; equal ones decide nothing
+            cases.append(teacher * deep / (2 * np.linalg.norm(teacher)))
+    predicted, measured, wrong, worst = [], [], 0, 0.0
+    for k, teacher in enumerate(cases):
+        stated = end_rates(teacher)
+        small = balanced(teacher / np.linalg.norm(teacher) * 0.01)
+        found = []
+        for student, initial in ((_F, None), (DeepLinear(), small)):
+            times = np.linspace(0.5, 25, 250)
+            run = flow(student, teacher, times, initial=initial)
+            last = int(np.flatnonzero(run.loss > 1e4 * FLOOR * run.loss[0])[-1])
+            found.append(-student.rate(run.states[last], teacher) / (2 * run.loss[last]))
+        predicted.append(stated[1] / stated[0])
+        measured.append(found[1] / found[0])
+        wrong += int((predicted[-1] > 1) != (measured[-1] > 1))
+        worst = max(worst, *(abs(a / b - 1) for a, b in zip(found, stated, strict=True)))
+        advance((k + 1) / len(cases))
+    panel = Panel(
+        "Which ends the faster: a DLN above 1, f below",
+        "$2\\sigma \\,/\\, \\min_j \\sqrt{1 + 4\\|w^*_j\\|^2}$: the closed form",
+        "ratio of the rates at the end, measured",
+        [
+            Line("teachers of rank one", predicted, measured, marks=True),
+            Line("equal", (0.2, 4), (0.2, 4), colour="grey"),
+        ],
+        scale="xy",
+        level=1.0,
+    )
+    share = float(np.mean(np.array(predicted) > 1))
+    note = (
+        f"{len(cases)} teachers of rank one, aligned start of size 0.01, DLN faster in {share:.0%}; {wrong} against "
+        "the closed form; error: largest of a rate, where the losses meet rounding"
+    )
+    return Finding("iff 4σ²(1 − min v_j²) > 1", float(wrong), worst, not wrong and worst < 0.1, note, (panel,))
+
+
+CLAIMS = (
+    Claim(
+        "dln", "overhead", _SOURCE, "γ adds d parameters, a second layer c·m + m·d − c·d", "m = min(c, d)", _overhead
+    ),
+    Claim(
+        "dln",
+        "K",
+        "Arora et al. (2018), Theorem 1, two layers",
+        "K = (A Aᵀ)^½ ⊗ I + I ⊗ (Aᵀ A)^½: spectral",
+        "W_2ᵀ W_2 = W_1 W_1ᵀ",
+        _spectral,
+    ),
+    Claim(
+        "dln", "channel-wise", _SOURCE, "f's K is 0 between channels, a DLN's is not", "random states", _channel_wise
+    ),
+    Claim(
+        "dln",
+        "every design",
+        _SOURCE,
+        "scale vectors induce a channel-wise preconditioner, whichever the design",
+        "random states, c = d = 3",
+        _all_channel_wise,
+        expected="fails",
+    ),
+    Claim(
+        "dln",
+        "s(t)",
+        "Saxe et al. (2013)",
+        "s(t) = σ / (1 + (σ/s_0 − 1) e^(−2σt))",
+        "diagonal W*, start 0.1 I in both layers",
+        _closed_form,
+    ),
+    Claim(
+        "dln",
+        "early",
+        _SOURCE,
+        "early on L_f < L_g < L_DLN: scale vectors help from the start, a DLN when A has grown",
+        f"DLN from 0.1 on the diagonals, t = {EARLY}",
+        _early,
+    ),
+    Claim(
+        "dln",
+        "who ends faster",
+        'ours; "an interesting direction for future work" there',
+        "W* = σ u vᵀ: a DLN ends faster than f iff 4σ²(1 − min_j v_j²) > 1, v_j ≠ 0",
+        "rank one, aligned small start",
+        _regimes,
+    ),
+)

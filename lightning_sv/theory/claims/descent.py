@@ -1,0 +1,216 @@
+"""How sharpness influences descent: the expansion, the bound of the GD term, and the six models of the noise."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from lightning_sv.theory.claims.base import Advance, Claim, Finding
+from lightning_sv.theory.dual import Array
+from lightning_sv.theory.hessian import Point, near_interpolation, noise_term, random_point
+from lightning_sv.theory.panels import Line, Panel
+
+_SOURCE = 'Appendix C.2, "How Hessian sharpness influences loss descent"'
+_STATES = "2,000 random states, d = 4"
+COUNT = 2000
+SIGMA2, SIGMA2_OF_GRADIENT = 0.7, 0.4  # σ² (σ_0²) and σ_1² of the models
+
+
+def _points(near: bool = False) -> Iterator[tuple[Point, np.random.Generator]]:
+    rng = np.random.default_rng(0)
+    for _ in range(COUNT):
+        yield (near_interpolation(rng, 0.01) if near else random_point(rng)), rng
+
+
+def _drawn(rng: np.random.Generator, trace: float) -> Array:
+    """A random covariance with this trace: mostly one direction, at times many."""
+    factor = rng.standard_normal((8, int(rng.integers(1, 9))))
+    covariance = factor @ factor.T
+    return np.asarray(covariance * trace / np.trace(covariance))
+
+
+def _expansion(advance: Advance) -> Finding:
+    rng = np.random.default_rng(0)
+    rates = np.geomspace(0.001, 0.02, 8)
+    slopes, lines = [], []
+    for k in range(20):
+        point = random_point(rng)
+        covariance = _drawn(rng, SIGMA2)
+        noise = noise_term(point.hessian, covariance)
+        rest = [
+            abs(point.expected_loss(eta, covariance) - point.after_descent(eta) - eta**2 / 2 * noise) for eta in rates
+        ]
+        slopes.append(float(np.polyfit(np.log(rates), np.log(rest), 1)[0]))
+        if k < 4:
+            lines.append(Line(f"state {k + 1}", rates, np.array(rest) / rates**2))
+    panel = Panel("What the expansion leaves out is o(η²)", "learning rate η", "|remainder| / η²", lines, scale="xy")
+    slope = min(slopes)
+    note = "exact expectation over two-point noise, 20 states: least slope of the remainder in η, on logarithmic axes"
+    return Finding("> 2", slope, None, slope > 2, note, (panel,))
+
+
+def _gd_term(advance: Advance) -> Finding:
+    worst = -np.inf
+    for point, rng in _points():
+        eta, g = rng.uniform(0.01, 2), point.gradient
+        sharpest = np.linalg.eigvalsh(point.hessian)[-1]
+        bound = point.loss() - eta * (1 - eta * sharpest / 2) * (g @ g)
+        worst = max(worst, float((point.after_descent(eta) - bound) / (1 + abs(bound))))
+    return Finding("≤ 0", worst, None, worst <= 1e-12, f"{_STATES}, η from 0.01 to 2; largest excess over the bound")
+
+
+def _true_step(advance: Advance) -> Finding:
+    """The limit: the descent lemma needs λ_max on the whole step, not at its start."""
+    excess, rises = [], 0
+    for point, rng in _points():
+        g = point.gradient
+        sharpest = np.linalg.eigvalsh(point.hessian)[-1]
+        eta = rng.uniform(0.05, 0.95) * 2 / sharpest
+        bound = point.loss() - eta * (1 - eta * sharpest / 2) * (g @ g)
+        after = float(point.loss(point.theta - eta * g))
+        excess.append(after > bound + 1e-12)
+        rises += int(after > point.loss())
+    share = float(np.mean(excess))
+    note = (
+        f"share of {COUNT:,} random states; the loss rises in {rises / COUNT:.0%}, though η λ_max < 2 where it starts"
+    )
+    return Finding(0.0, share, None, share == 0, note)
+
+
+def _bounded(size: Callable[[Point], Any]) -> Callable[[Advance], Finding]:
+    """P ≤ size · λ_max for every covariance of trace `size`, and equal for noise along the sharpest direction."""
+
+    def check(advance: Advance) -> Finding:
+        worst, tight, shares = -np.inf, 0.0, []
+        for point, rng in _points():
+            trace = float(size(point))
+            values, vectors = np.linalg.eigh(point.hessian)
+            bound = trace * values[-1]
+            shares.append(noise_term(point.hessian, _drawn(rng, trace)) / bound)
+            top = trace * np.outer(vectors[:, -1], vectors[:, -1])
+            worst, tight = max(worst, shares[-1]), max(tight, abs(noise_term(point.hessian, top) / bound - 1))
+        note = f"{_STATES}: largest P / bound of random noise, its median {np.median(shares):.2f}; noise along the "
+        note += f"sharpest direction reaches the bound within {tight:.0e}"
+        return Finding("≤ 1", worst, None, worst <= 1 + 1e-12 and tight < 1e-10, note)
+
+    return check
+
+
+def _equal(
+    near: bool, covariance: Callable[[Point], Array], stated: Callable[[Point], Any]
+) -> Callable[[Advance], Finding]:
+    """P is the stated statistic for the model's covariance, where that is one."""
+
+    def check(advance: Advance) -> Finding:
+        errors, negative = [], []
+        for point, _ in _points(near):
+            c, says = covariance(point), float(stated(point))
+            errors.append(abs(noise_term(point.hessian, c) - says) / says)
+            values = np.linalg.eigvalsh(c)
+            negative.append(max(0.0, -float(values[0])) / float(values[-1]))
+        worst = max(errors)
+        note = f"{COUNT:,} states{', ‖e‖ = 0.01' if near else ''}; most negative variance over the largest: "
+        note += f"median {np.median(negative):.0e}, largest {max(negative):.2g}"
+        return Finding(0.0, worst, worst, worst < 1e-10, note)
+
+    return check
+
+
+def _no_covariance(advance: Advance) -> Finding:
+    """The limit: away from interpolation H has negative eigenvalues, and no noise has it as covariance."""
+    negative = [np.linalg.eigvalsh(point.hessian)[0] < -1e-9 for point, _ in _points()]
+    share = float(np.mean(negative))
+    return Finding(0.0, share, None, share == 0, f"share of {_STATES} where ∇²L has a negative eigenvalue")
+
+
+def _printed(advance: Advance) -> Finding:
+    point = near_interpolation(np.random.default_rng(0), 0.01)
+    square = float((point.hessian**2).sum())
+    ratio = noise_term(point.hessian, SIGMA2 * point.hessian) / square
+    return Finding(
+        1.0, ratio, None, abs(ratio - 1) < 1e-6, f"P over ‖H‖_F² with σ² = {SIGMA2}: the factor σ² is missing"
+    )
+
+
+def _true_noise(advance: Advance) -> Finding:
+    """Model 6 against the noise of single samples, at shrinking distance from a*."""
+    rng = np.random.default_rng(0)
+    distances = np.geomspace(0.003, 3, 10)
+    spans, medians = [], []
+    for distance in distances:
+        ratios = []
+        for _ in range(400):
+            point = near_interpolation(rng, distance)
+            model = 2 * point.loss() * (point.hessian**2).sum()
+            ratios.append(noise_term(point.hessian, point.one_sample_covariance()) / model)
+        medians.append(float(np.median(ratios)))
+        spans.append((min(ratios), max(ratios)))
+    d = 4
+    least, most = d / (d + 2), (2 * d - 2) / (d + 2)
+    panel = Panel(
+        "Single-sample noise against the model C = 2L ∇²L",
+        "distance ‖a − a*‖",
+        "P, true over model",
+        [
+            Line("median", distances, medians),
+            Line("least of 400", distances, [low for low, _ in spans]),
+            Line("largest", distances, [high for _, high in spans]),
+            Line("d/(d+2), (2d−2)/(d+2)", distances, [least] * 10, colour="grey"),
+            Line("", distances, [most] * 10, colour="grey"),
+        ],
+        scale="x",
+        level=1.0,
+    )
+    low, high = spans[0]
+    inside = least * 0.95 <= low and high <= most * 1.05
+    note = (
+        f"P of single samples over 2L‖H‖_F² at ‖e‖ = {distances[0]:g}: {low:.2f} to {high:.2f}, between d/(d+2) and "
+        f"(2d−2)/(d+2) as derived; at ‖e‖ = 3 from {spans[-1][0]:.2f} to {spans[-1][1]:.2f}"
+    )
+    return Finding(f"{least:.2f} to {most:.2f}", medians[0], None, inside, note, (panel,))
+
+
+def _square(point: Point) -> float:
+    return float((point.hessian**2).sum())
+
+
+def _row(part: str, statement: str, conditions: str, check: Callable[[Advance], Finding], limit: bool = False) -> Claim:
+    return Claim("descent", part, _SOURCE, statement, conditions, check, "fails" if limit else "holds")
+
+
+CLAIMS = (
+    _row("expansion", "E L(θ_(t+1)) = Q + (η²/2) P + o(η²)", "η from 0.001 to 0.02", _expansion),
+    _row("GD term", "Q ≤ L − η(1 − η λ_max/2)‖∇L‖²", "any state, any η", _gd_term),
+    _row("GD step", "L(θ − η∇L) ≤ L − η(1 − η λ_max/2)‖∇L‖², λ_max at θ", "η < 2/λ_max", _true_step, limit=True),
+    _row("1 bounded", "P ≤ σ² λ_max", "Tr C = σ²", _bounded(lambda point: SIGMA2)),
+    _row(
+        "2 affine",
+        "P ≤ (σ_0² + σ_1²‖∇L‖²) λ_max",
+        "Tr C = σ_0² + σ_1²‖∇L‖²",
+        _bounded(lambda point: SIGMA2 + SIGMA2_OF_GRADIENT * (point.gradient @ point.gradient)),
+    ),
+    _row("3 loss", "P ≤ σ² L λ_max", "Tr C = σ² L", _bounded(lambda point: SIGMA2 * point.loss())),
+    _row(
+        "4 isotropic",
+        "P = σ² Tr ∇²L",
+        "C = σ² I",
+        _equal(False, lambda point: SIGMA2 * np.eye(8), lambda point: SIGMA2 * np.trace(point.hessian)),
+    ),
+    _row(
+        "5 Hessian",
+        "P = σ² ‖∇²L‖_F²",
+        "C = σ² ∇²L, near interpolation",
+        _equal(True, lambda point: SIGMA2 * point.hessian, lambda point: SIGMA2 * _square(point)),
+    ),
+    _row(
+        "6 loss, Hessian",
+        "P = 2L ‖∇²L‖_F²",
+        "C = 2L ∇²L, near interpolation",
+        _equal(True, lambda point: 2 * point.loss() * point.hessian, lambda point: 2 * point.loss() * _square(point)),
+    ),
+    _row("5 as printed", "P ≃ ‖∇²L‖_F² where C = σ² ∇²L", f"σ² = {SIGMA2}", _printed, limit=True),
+    _row("5, 6 anywhere", "σ² ∇²L is a covariance", _STATES, _no_covariance, limit=True),
+    _row(
+        "6 and SGD", "single samples: P/(2L‖H‖_F²) in [d/(d+2), (2d−2)/(d+2)]", "z on the sphere, ‖e‖ → 0", _true_noise
+    ),
+)

@@ -1,0 +1,112 @@
+"""A step of SGD against autograd and sampling; AdamW's radius against torch; the product's scale invariance."""
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_sv.theory import short_runs
+from lightning_sv.theory.adamw import equilibrium, memory, radii, relative_steps, simulate_radius, update_rms
+from lightning_sv.theory.claims import descent, initial_std
+from lightning_sv.theory.hessian import dense_hessian, near_interpolation, noise_term, random_point
+
+
+def test_gradient_and_hessian_against_autograd() -> None:
+    point = random_point(np.random.default_rng(0), d=3)
+    w, gamma = np.split(point.theta, 2)
+    np.testing.assert_allclose(point.hessian, dense_hessian(w, gamma, point.target), atol=1e-12)
+    theta = torch.tensor(point.theta, requires_grad=True)
+    first, second = theta.chunk(2)
+    loss = 0.5 * (first * second - torch.tensor(point.target)).square().sum()
+    (gradient,) = torch.autograd.grad(loss, theta)
+    np.testing.assert_allclose(point.gradient, gradient.numpy(), atol=1e-12)
+    assert float(point.loss()) == pytest.approx(loss.item(), rel=1e-12)
+
+
+def test_expected_loss_is_the_mean_over_the_covariance() -> None:
+    """To second order in the noise any noise of this covariance does; sampled normals, within their error."""
+    rng = np.random.default_rng(1)
+    point, factor = random_point(rng), 0.3 * rng.standard_normal((8, 5))
+    eta, covariance = 0.05, factor @ factor.T
+    noise = rng.standard_normal((200_000, 5)) @ factor.T
+    sampled = point.loss(point.theta - eta * (point.gradient + noise))
+    error = sampled.std(ddof=1) / np.sqrt(sampled.size)
+    exact = point.expected_loss(eta, covariance)
+    assert exact == pytest.approx(sampled.mean(), abs=4 * error + 1e-4 * eta**2)
+    second_order = point.after_descent(eta) + eta**2 / 2 * noise_term(point.hessian, covariance)
+    assert exact == pytest.approx(second_order, abs=20 * eta**3)
+    assert abs(exact - second_order) < abs(exact - point.after_descent(eta))
+
+
+def test_covariance_of_single_samples() -> None:
+    """Against sampled z on the sphere, entry by entry within five standard errors."""
+    rng = np.random.default_rng(2)
+    point = near_interpolation(rng, 0.5, d=3)
+    z = rng.standard_normal((100_000, 3))
+    z *= np.sqrt(3) / np.linalg.norm(z, axis=1, keepdims=True)
+    noise = (z * (z @ point.error)[:, None]) @ point.jacobian - point.gradient
+    products = noise[:, :, None] * noise[:, None, :]
+    error = products.std(0, ddof=1) / np.sqrt(len(z))
+    assert (np.abs(products.mean(0) - point.one_sample_covariance()) < 5 * error + 1e-12).all()
+
+
+@pytest.mark.parametrize("part", ["1 bounded", "5 Hessian", "5 as printed", "5, 6 anywhere", "6 and SGD"])
+def test_claims_of_the_appendix(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descent, "COUNT", 100)
+    claim = next(c for c in descent.CLAIMS if c.part == part)
+    assert claim.run().verdict == ("holds" if claim.expected == "holds" else "fails, as expected")
+
+
+def test_a_noise_model_that_is_wrong_is_contradicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound with half the trace, and an identity with another σ²."""
+    monkeypatch.setattr(descent, "COUNT", 20)
+    wrong = descent._equal(True, lambda p: 0.7 * p.hessian, lambda p: 0.8 * descent._square(p))
+    assert not wrong(lambda share: None).agrees
+    assert descent._bounded(lambda point: 0.7)(lambda share: None).agrees
+
+
+def test_closed_form_of_the_radius() -> None:
+    """Its limits: the random walk, the equilibrium of any start, and the memory where half of r² is the optimizer's."""
+    flat = np.full(4000, 0.01)
+    assert radii(0.0, flat[:100], 0.0)[-1] == pytest.approx(0.1)
+    assert radii(0.5, flat, 0.5)[-1] == pytest.approx(equilibrium(0.01, 0.5), rel=1e-9)
+    for decay, start in ((0.1, 0.3), (0.0, 0.1)):
+        at = round(memory(start, 0.01, decay))
+        own = radii(0.0, flat[:at], decay)[-1]
+        assert radii(start, flat[:at], decay)[-1] ** 2 == pytest.approx(2 * own**2, rel=0.01)
+    assert update_rms(0.9) == pytest.approx(19**-0.5)
+    assert relative_steps(0.2, flat, 0.1)[0] == pytest.approx(0.01 * 19**-0.5 / 0.2)
+
+
+def test_simulated_radius_against_torch() -> None:
+    """The same noise into torch's AdamW; then the closed form, within the scatter of its entries."""
+    start, rate, decay, steps, n = 0.05, 0.01, 0.2, 30, 400
+    rng = np.random.default_rng(0)
+    weight = torch.tensor(rng.standard_normal(n))
+    weight = (weight * start * n**0.5 / weight.norm()).requires_grad_()
+    optimizer = torch.optim.AdamW([weight], lr=rate, betas=(0.9, 0.95), eps=0.0, weight_decay=decay)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        (torch.tensor(rng.standard_normal(n)) @ (weight / weight.norm())).backward()
+        optimizer.step()
+    radius, moves = simulate_radius(start, np.full(steps, rate), decay, n=n)
+    assert weight.detach().norm().item() / n**0.5 == pytest.approx(radius[-1], rel=1e-9)
+    long = np.full(600, 0.01)
+    radius, moves = simulate_radius(0.2, long, 0.1)
+    assert radius[300:] == pytest.approx(radii(0.2, long, 0.1)[300:], rel=0.05)
+    assert moves[300:].mean() == pytest.approx(relative_steps(0.2, long, 0.1)[300:].mean(), rel=0.08)
+
+
+def test_an_initial_std_is_a_learning_rate_under_dnp() -> None:
+    """Product: c times the matrices and rates, 1/c of the decay: the same losses under dnp, others under llama."""
+    for arm, same in (("dnp", True), ("llama", False)):
+        one, four = (short_runs.losses_of_rescaled(arm, factor, steps=4) for factor in (1.0, 4.0))
+        assert (np.abs(one - four).max() < 1e-9) == same
+
+
+def test_a_short_run_records_what_it_says() -> None:
+    run = short_runs.train("dnp", 0.02, steps=3, peak=0.006, decay=0.1)
+    assert run.radii.shape == (4, 10) and run.steps.shape == (3, 10) and 4 < run.loss < 6.5
+    assert run.radii[0] == pytest.approx(0.02, rel=0.05)
+    rate = short_runs.rates(3, 0.006)[0]  # AdamW's first update is the sign of the gradient
+    assert run.steps[0] == pytest.approx(rate / run.radii[0], rel=0.02)
+    assert len(initial_std.CLAIMS) == 5
