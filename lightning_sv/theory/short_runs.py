@@ -139,7 +139,7 @@ def train(
     return ShortRun(np.array(radii), np.array(moves), final)
 
 
-def losses_of_rescaled(strategy: str, factor: float, steps: int = 20) -> Array:
+def losses_of_rescaled(strategy: str, factor: float, steps: int = 8) -> Array:
     """Losses of a float64 run with c times the readers' matrices and rates and 1/c of their decay, (steps,).
 
     The norms' and AdamW's ε are negligible, so that matrices behind a norm are scale-invariant to rounding.

@@ -151,9 +151,8 @@ def _regimes(advance: Advance) -> Finding:
         "ratio of the rates at the end, measured",
         [
             Line("teachers of rank one", predicted, measured, marks=True),
-            Line("equal", (0.2, 4), (0.2, 4), colour="grey"),
+            Line("equal", (0.5, 4), (0.5, 4), colour="grey"),
         ],
-        scale="xy",
         level=1.0,
     )
     share = float(np.mean(np.array(predicted) > 1))

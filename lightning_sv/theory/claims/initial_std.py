@@ -34,7 +34,7 @@ def _equivalence(advance: Advance) -> Finding:
         apart[arm] = float(np.abs(losses_of_rescaled(arm, 4.0) - losses_of_rescaled(arm, 1.0)).max())
         advance((k + 1) / 3)
     worst = max(apart["dnp"], apart["hg+dnp+or"])
-    note = "c = 4, 20 steps of our models in float64; largest difference of the losses: " + ", ".join(
+    note = "c = 4, 8 steps of our models in float64; largest difference of the losses: " + ", ".join(
         f"{arm} {value:.1e}" for arm, value in apart.items()
     )
     return Finding(0.0, worst, worst, worst < 1e-9 and apart["llama"] > 0.1, note)
