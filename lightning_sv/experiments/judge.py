@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lightning_sv.experiments.checks import weaknesses
 from lightning_sv.experiments.claims.table import not_testable, verdicts
-from lightning_sv.experiments.overhead import benchmark_table, throughput_table
+from lightning_sv.experiments.overhead import measured_table, throughput_table
 from lightning_sv.experiments.plan import with_pairs
 from lightning_sv.experiments.results import Arm, Figure, NotTestableError, Panel, Verdict
 from lightning_sv.experiments.runs import Runs
@@ -48,7 +48,7 @@ def read(panel: Panel, runs: Runs) -> Panel:
     arms = tuple(replace(arm, runs=tuple(read_run(runs.dir(*run)) for run in arm.wanted)) for arm in arms)
     table = None
     if panel.kind == "table" and panel.why_not is None:
-        table = benchmark_table(Path(panel.spec.file)) if panel.spec.file else throughput_table(arms)
+        table = measured_table(Path(panel.spec.file)) if panel.spec.file else throughput_table(arms)
     notes = (table.note,) if table and table.note else ()
     return replace(panel, arms=arms, table=table, left_out=left_out, notes=(*notes, *trained(arms)))
 

@@ -1,4 +1,4 @@
-"""Rows of the overhead table: from the benchmarks on this machine's kind, or from training runs."""
+"""Rows of tables: step times from the benchmarks or from training runs, and what the theory's claims came to."""
 
 import json
 from collections.abc import Sequence
@@ -7,6 +7,41 @@ from pathlib import Path
 import numpy as np
 
 from lightning_sv.experiments.results import Arm, Table
+
+
+def measured_table(path: Path) -> Table:
+    """Rows of a file that another command wrote: claims of `make theory` in a list, step times of `make bench` else.
+
+    Raises:
+        ValueError: the file is not there, or is neither
+    """
+    try:
+        is_theory = isinstance(json.loads(path.read_text(encoding="utf-8")), list)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} has no figures ({error!r}); make theory or make bench writes it.") from error
+    return theory_table(path) if is_theory else benchmark_table(path)
+
+
+def theory_table(path: Path, claim: str = "or") -> Table:
+    """Statements of one theorem with their verdicts, as `make theory` wrote them.
+
+    Args:
+        path: theory.json
+        claim: word of the theorem; 'or' is the paper's Figure 11
+
+    Raises:
+        ValueError: the file has none
+    """
+    try:
+        found = [row for row in json.loads(path.read_text(encoding="utf-8")) if row["claim"] == claim]
+        rows = tuple((row["part"], row["statement"], row["stated"], row["measured"], row["verdict"]) for row in found)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} has no claims ({error!r}); make theory writes it.") from error
+    if not rows:
+        raise ValueError(f"{path} has no claim {claim!r}; make theory writes it.")
+    picture = path.with_name(f"{claim}.png")
+    note = f"Checked apart from this page by make theory ({path}); the panels of the figure are in {picture}."
+    return Table(("part", "statement", "stated", "measured", "verdict"), rows, note)
 
 
 def benchmark_table(path: Path) -> Table:
