@@ -20,8 +20,8 @@ from lightning_sv.settings.parse import parse_run
 
 ROOT = Path(__file__).parents[2]
 FIGURES = [
-    "dense-scaling", "heterogeneity", "iwd", "moe-scaling", "muon", "necessity", "open-question", "or-theorem", "overhead",
-    "param-ablation", "placement", "qkv-dynamics", "reparameterization", "tuning", "weight-decay", "wsd",
+    "dense-scaling", "heterogeneity", "iwd", "moe-scaling", "muon", "necessity", "open-question", "or-theorem",
+    "overhead", "param-ablation", "placement", "qkv-dynamics", "reparameterization", "tuning", "weight-decay", "wsd",
 ]  # fmt: skip
 
 
