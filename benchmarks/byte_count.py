@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,7 +50,7 @@ class Count:
         }
 
 
-def add_program(count: Count, graph: str, source: str, calls: int) -> None:
+def add_program(count: Count, graph: str, source: str, calls: int, operators: Sequence[tuple[str, int]] = ()) -> None:
     """Add what Inductor's code moves.
 
     Args:
@@ -58,6 +58,7 @@ def add_program(count: Count, graph: str, source: str, calls: int) -> None:
         graph: name of the graph; kernels of two graphs may have one name.
         source: the code of one graph.
         calls: how often it ran.
+        operators: of our own that it calls, name and bytes: each goes over every tensor once.
 
     Raises:
         ValueError: a kernel that does not say what it moves.
@@ -72,6 +73,9 @@ def add_program(count: Count, graph: str, source: str, calls: int) -> None:
         if name not in kernels:
             raise ValueError(f"Kernel {name} is launched and not defined in the same code: it cannot be counted.")
         count.generated[f"{graph} {name}"] += calls * kernels[name]
+        count.launches[f"{graph} {name}"] += calls
+    for name, n_bytes in operators:
+        count.generated[f"{graph} {name}"] += calls * n_bytes / 1e9
         count.launches[f"{graph} {name}"] += calls
     for name in EXTERN.findall(source):
         count.products[name] += calls

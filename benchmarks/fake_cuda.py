@@ -6,9 +6,10 @@ of the card; the code is kept and not run. It leans on private names of torch 2.
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -44,9 +45,16 @@ CUDA = torch.device("cuda", 0)
 
 @dataclass
 class Program:
-    """What Inductor made of one graph: the Python code with its Triton kernels, and how often it was called."""
+    """What Inductor made of one graph: the Python code with its Triton kernels, and how often it was called.
+
+    Attributes:
+        source: the code.
+        operators: of our own that it calls, name and bytes of all tensors that each takes and gives.
+        calls: how often it ran.
+    """
 
     source: str
+    operators: list[tuple[str, int]] = field(default_factory=list)
     calls: int = 0
 
 
@@ -131,6 +139,19 @@ def _move(graph: torch.fx.GraphModule) -> None:
     graph.recompile()
 
 
+def _operators(graph: Any) -> list[tuple[str, int]]:
+    """Return the name, and the bytes of arguments and results, of each call of an operator of lightning_sv."""
+    from torch._inductor import ir
+
+    found = []
+    for node in graph.operations:
+        if isinstance(node, ir.FallbackKernel) and node.op_overload.namespace == "lightning_sv":
+            tensors = {t.get_name(): t for t in (*node.inputs, *node.outputs)}.values()
+            sizes = (math.prod(int(n) for n in t.get_size()) * t.get_dtype().itemsize for t in tensors)
+            found.append((node.op_overload.name(), sum(sizes)))
+    return found
+
+
 def _outputs(graph: Any) -> list[Callable[[list[Any]], Any]]:
     """For each output of a lowered graph, what makes it from the inputs: an input itself, or an empty tensor.
 
@@ -169,7 +190,7 @@ def recorded() -> Iterator[list[Program]]:
     programs: list[Program] = []
 
     def keep(graph: GraphLowering) -> Any:
-        program = Program(graph.codegen()[0].value)
+        program = Program(graph.codegen()[0].value, _operators(graph))
         programs.append(program)
         makers = _outputs(graph)
 

@@ -12,8 +12,8 @@ from lightning_sv.settings.sections import read_past
 
 #: keys of `model` that say how it is trained, not what it is
 TRAINING_KEYS = (
-    "tokens_per_param", "mask_documents", "compile", "activation_checkpointing", "residual", "nonfinite", "seed",
-    "init_from",
+    "tokens_per_param", "mask_documents", "compile", "activation_checkpointing", "residual", "kernels", "nonfinite",
+    "seed", "init_from",
 )  # fmt: skip
 
 

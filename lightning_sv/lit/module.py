@@ -16,6 +16,7 @@ from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.lit.shard import shard
 from lightning_sv.nn import Backbone, MixtureOfExperts, Routing, router_loss
 from lightning_sv.nn.compiling import compile_backbone
+from lightning_sv.nn.kernels.use import use_kernels
 from lightning_sv.optim import build_optimizer, gathered
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, RNG_KEY
 from lightning_sv.runs.provenance import Legs, commit
@@ -67,6 +68,7 @@ class PretrainModule(TrainedModule):
             self._start = None
         self.backbone.activation_checkpointing = self.activation_checkpointing
         self.backbone.narrow_residual = self.residual == "narrow"
+        use_kernels(self.backbone, self.kernels)
         if self.device_mesh is not None:
             assert self.compile_how != "model"  # the command line refuses it
             strategy: Any = self.trainer.strategy

@@ -14,6 +14,7 @@ from lightning_sv.nn import (
     flops_per_token,
     meta_backbone,
 )
+from lightning_sv.nn.kernels.use import Kernels
 from lightning_sv.optim import (
     OptimConfig,
     ParameterGroup,
@@ -44,6 +45,8 @@ class Pretraining:
         activation_checkpointing: keep only the blocks' inputs for backward, and run them again there
         residual: dtype of the residual stream under trainer.precision bf16-mixed: 'wide' is float32; 'narrow' is bf16,
             less memory and fewer bytes for other rounding. The same elsewhere
+        kernels: what normalizes q, k, v, gate and up: 'plain', PyTorch; 'triton', kernels for a CUDA device, which
+            move fewer bytes by count and have not been timed on one yet
         nonfinite: what to do where a loss or gradient is not finite: 'stop', before the step and with the
             batch's identity saved; 'skip' the step and record it (which biases comparisons)
         seed: of the initialization; null for seed_everything's
@@ -67,6 +70,7 @@ class Pretraining:
         compile: Literal["none", "model", "block"] = "none",
         activation_checkpointing: bool = False,
         residual: Literal["wide", "narrow"] = "wide",
+        kernels: Kernels = "plain",
         nonfinite: Literal["stop", "skip"] = "stop",
         seed: int | None = None,
         init_from: str | None = None,
@@ -79,7 +83,7 @@ class Pretraining:
         self.mask_documents, self.compile_how, self.seed = mask_documents, compile, seed
         self.init_from = init_from
         self.activation_checkpointing = activation_checkpointing
-        self.residual = residual
+        self.residual, self.kernels = residual, kernels
         self.when_nonfinite = nonfinite
         self.lr = self.optim.lr or tuned_lr(backbone.name, self.optim.name, self.schedule.name, self.strategy)
         # Before any data is touched: strategy and optimizer fit the sizes, and the number of parameters.

@@ -1,0 +1,1 @@
+"""Kernels for a GPU beside the plain path, which is what to read."""

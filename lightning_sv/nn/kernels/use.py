@@ -1,0 +1,57 @@
+"""Which code goes over memory between the matrix products: PyTorch's operations, or Triton kernels written for them."""
+
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_sv.nn.attention import Attention
+from lightning_sv.nn.backbone import Backbone
+from lightning_sv.nn.ffn import FeedForward
+from lightning_sv.nn.swiglu import gated
+from lightning_sv.scale import Output
+
+Kernels = Literal["plain", "triton"]
+
+
+def use_kernels(net: Backbone, kernels: Kernels) -> None:
+    """Let attention and the dense FFN normalize by `kernels`; the same function, up to rounding.
+
+    'triton' acts where a strategy or the model normalizes q, k and v, or gate and up. A mixture of experts and the
+    language-model head stay as they are.
+
+    Raises:
+        ValueError: 'triton' where Triton cannot run
+    """
+    if kernels == "plain":
+        return
+    if reason := unusable():
+        raise ValueError(f"model.kernels is triton, and {reason}; use plain.")
+    from lightning_sv.nn.kernels.heads import norm_rotate
+
+    for module in net.modules():
+        if isinstance(module, Attention):
+            module.norm_rotate = norm_rotate
+        elif isinstance(module, FeedForward):
+            module.gated = gated_by_kernel
+
+
+def unusable() -> str | None:
+    """Return why Triton kernels cannot run here, or None."""
+    if find_spec("triton") is None:
+        return "triton is not installed (it comes with PyTorch's CUDA builds)"
+    from triton import knobs
+
+    if not torch.cuda.is_available() and not knobs.runtime.interpret:
+        return "there is no CUDA device"
+    return None
+
+
+def gated_by_kernel(gate: Output, up: Output) -> Tensor:
+    """Return what `gated` does, with both norms in one kernel where both branches have one."""
+    from lightning_sv.nn.kernels.gate_up import normed_swiglu
+
+    if not (gate.whole and up.whole):
+        return gated(gate, up)
+    return normed_swiglu(gate.product, up.product, gate.gamma, up.gamma, gate.eps)

@@ -1,0 +1,160 @@
+"""Triton kernels under Triton's interpreter against the plain forms.
+
+Run by tests/nn/test_kernels.py in a process of its own: the interpreter is chosen when triton is imported.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_sv import Backbone, BackboneConfig, ScaleOptions
+from lightning_sv.curvature import twice_differentiable
+from lightning_sv.nn.kernels import gate_up, heads
+from lightning_sv.nn.kernels.use import use_kernels
+from lightning_sv.nn.rope import rope_tables, rotate
+from lightning_sv.scale.norm import normalize
+
+EPS = 1e-5
+#: of a value rounded to bf16, one unit in its last place: the interpreter cuts digits off where a GPU rounds
+BF16 = 2**-7
+Function = Callable[..., Tensor]
+
+
+@pytest.fixture(autouse=True)
+def several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few tokens make several programs, the last of them with rows to spare."""
+    monkeypatch.setattr(heads, "STEPS", 2)
+    monkeypatch.setattr(gate_up, "PROGRAMS", 3)
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    return float((found.double() - wanted.double()).detach().norm() / wanted.double().detach().norm())
+
+
+def check(kernel: Function, plain: Function, inputs: list[Tensor], dtype: torch.dtype, bound: float) -> None:
+    """Compare values and gradients with those of the plain form in float64, at the very inputs of the kernel.
+
+    Args:
+        kernel: of the inputs, in `dtype`; scale vectors, which are inputs of one or two axes, in float32 or wider
+        plain: the same function
+        inputs: in float64
+        dtype: of the activations
+        bound: on the relative error of each, norm-wise
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    given = [t.to(wide if t.dim() <= 2 else dtype).requires_grad_() for t in inputs]
+    exact = [t.detach().double().requires_grad_() for t in given]
+    y, z = kernel(*given), plain(*exact)
+    weight = torch.randn_like(z).to(dtype)
+    assert y.dtype == dtype and relative(y, z) < bound
+    pairs = zip(
+        torch.autograd.grad(y, given, weight), torch.autograd.grad(z, exact, weight.double()), given, strict=True
+    )
+    for found, wanted, of in pairs:
+        assert found.dtype == of.dtype and relative(found, wanted) < bound
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, BF16)])
+@pytest.mark.parametrize(("width", "rotates"), [(8, False), (12, True)])
+def test_norm_scale_and_rotation_of_heads(dtype: torch.dtype, bound: float, width: int, rotates: bool) -> None:
+    torch.manual_seed(width)
+    x, gamma = (t.double() for t in (torch.randn(2, 41, 3, width), 1 + 0.5 * torch.randn(3, width)))
+    exact = rope_tables(41, width, 10_000.0, x) if rotates else None
+    tables = rope_tables(41, width, 10_000.0, x.to(dtype)) if rotates else None
+
+    def plain(x: Tensor, gamma: Tensor) -> Tensor:
+        y = normalize(x, EPS, gamma)
+        return y if exact is None else rotate(y, exact)
+
+    check(lambda x, gamma: heads.norm_rotate(x, gamma, EPS, tables), plain, [x, gamma], dtype, bound)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-13), (torch.float32, 1e-5), (torch.bfloat16, BF16)])
+@pytest.mark.parametrize("width", [16, 21])
+def test_swiglu_of_normalized_branches(dtype: torch.dtype, bound: float, width: int) -> None:
+    torch.manual_seed(width)
+    gate, up = torch.randn(2, 2, 4, width).double()
+    gammas = [1 + 0.5 * torch.randn(width).double() for _ in range(2)]
+
+    def plain(gate: Tensor, up: Tensor, gamma_gate: Tensor, gamma_up: Tensor) -> Tensor:
+        return F.silu(normalize(gate, EPS, gamma_gate)) * normalize(up, EPS, gamma_up)
+
+    def kernel(gate: Tensor, *rest: Tensor) -> Tensor:
+        apart = F.pad(gate, (0, 3))[..., :width]  # rows further apart than they are wide, as the compiler lays them
+        return gate_up.normed_swiglu(apart, *rest, EPS)
+
+    check(kernel, plain, [gate, up, *gammas], dtype, bound)
+
+
+SMALL = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=24)
+CASES = {
+    "unified": (SMALL, "unified", ScaleOptions()),
+    "no vectors after the norms": (SMALL, "hg+dnp", ScaleOptions(placement_at={"up_proj": "np", "k_proj": "np"})),
+    "some branches": (SMALL, "hg+dnp+er", ScaleOptions(placement_at={"gate_proj": "dp", "q_proj": "dp"})),
+    "shared between heads": (SMALL, "hg+dnp", ScaleOptions(share_heads=["q_proj", "k_proj"])),
+    "gemma": (replace(SMALL, qk_norm=True, post_norm=True), "hg+or", ScaleOptions()),
+    "gemma without vectors": (replace(SMALL, qk_norm=True), "nop", ScaleOptions()),
+    "llama": (SMALL, "llama", ScaleOptions()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_model_is_the_same_function(case: str) -> None:
+    """Loss, gradients and products with the Hessian, in float64."""
+    torch.manual_seed(0)
+    config, scale, options = CASES[case]
+    model = Backbone(config, scale, options).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.rand_like(parameter))
+    parameters = list(model.parameters())
+    probes = [torch.randn_like(p) for p in parameters]
+    tokens = torch.randint(0, config.vocab_size, (2, 6))
+
+    def results() -> list[Tensor]:
+        loss = model(tokens[:, :-1], targets=tokens[:, 1:])
+        first = torch.autograd.grad(loss, parameters)
+        with twice_differentiable():
+            again = torch.autograd.grad(model(tokens[:, :-1], targets=tokens[:, 1:]), parameters, create_graph=True)
+            slope = sum((g * p).sum() for g, p in zip(again, probes, strict=True))
+            second = torch.autograd.grad(slope, parameters)
+        return [loss, torch.cat([g.flatten() for g in first]), torch.cat([g.flatten() for g in second])]
+
+    wanted = results()
+    use_kernels(model, "triton")
+    calls = count_calls(model)
+    for found, expected in zip(results(), wanted, strict=True):
+        assert relative(found, expected) < 1e-11
+    assert (sum(calls) > 0) == (case != "llama")
+
+
+def count_calls(model: Backbone) -> list[int]:
+    """Count what attention's kernel is given from here on."""
+    calls: list[int] = []
+    attention = model.layers[0].attn
+    kernel = attention.norm_rotate
+
+    def counted(*args: object) -> Tensor:
+        calls.append(1)
+        return kernel(*args)
+
+    attention.norm_rotate = counted
+    return calls
+
+
+def test_the_compiler_takes_the_kernels_whole() -> None:
+    model = Backbone(SMALL, "unified")
+    use_kernels(model, "triton")
+    tokens = torch.randint(0, SMALL.vocab_size, (2, 6))
+
+    def gradients(forward: Callable[..., Tensor]) -> Tensor:
+        loss = forward(tokens[:, :-1], targets=tokens[:, 1:])
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
+
+    wanted = gradients(model)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=False)
+    assert relative(gradients(compiled), wanted) < 1e-5

@@ -1,0 +1,45 @@
+"""The switch between plain code and Triton kernels; the kernels themselves run under Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from benchmarks.registers import usages
+from lightning_sv import Backbone, BackboneConfig
+from lightning_sv.nn.kernels.use import use_kernels
+
+ROOT = Path(__file__).parent.parent.parent
+has_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton comes with PyTorch's CUDA builds alone")
+
+
+@has_triton
+def test_kernels_are_the_plain_forms_under_tritons_interpreter() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/nn/interpreted.py"],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+def test_kernels_are_refused_where_they_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Backbone(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=24), "unified")
+    plain = model.layers[0].ffn.gated
+    use_kernels(model, "plain")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"model\.kernels is triton, and .*; use plain\."):
+        use_kernels(model, "triton")
+    assert model.layers[0].ffn.gated is plain and model.layers[0].attn.norm_rotate is None
+
+
+@has_triton
+def test_kernels_fit_in_the_registers_of_an_h100() -> None:
+    for usage in usages(widths=(2_048, 4_778)):
+        assert usage.stack <= 32 and usage.occupancy >= 0.25, usage
