@@ -17,6 +17,7 @@ from benchmarks.gpu.clock import clock_of
 from benchmarks.gpu.process import Job, Task, at_once
 from benchmarks.gpu.sizes import ARMS
 from lightning_sv.nn import Backbone, BackboneConfig, next_token_loss, router_loss
+from lightning_sv.nn.kernels.use import unusable, use_kernels
 from lightning_sv.scale.products import block_products, row_products
 
 CASES = (
@@ -82,6 +83,10 @@ def check(task: Task) -> dict[str, Any]:
     found["compiled_against_eager"] = errors(gradients(model, block, forward=compiled), eager)
     if scale in ARMS:  # what is timed later
         found["compiled_bf16"] = errors(gradients(model, block, bf16=True, forward=compiled), exact)
+        if unusable() is None:
+            use_kernels(model, "triton")
+            found["triton_against_plain"] = errors(gradients(model, block), eager)
+            found["triton_bf16"] = errors(gradients(model, block, bf16=True), exact)
     found["fails"] = failing(found, choice=bool(family))
     return found
 
@@ -148,9 +153,10 @@ def failing(found: dict[str, Any], *, choice: bool) -> list[str]:
         found: of `check`.
         choice: whether experts are chosen: in bf16 some tokens choose others, so that only float32 is judged.
     """
-    limits = {"float32": FLOAT32, "plain_against_fast": FLOAT32, "compiled_against_eager": FLOAT32}
+    exact = ("float32", "plain_against_fast", "compiled_against_eager", "triton_against_plain")
+    limits = dict.fromkeys(exact, FLOAT32)
     if not choice:
-        limits |= {"bf16": BF16, "compiled_bf16": BF16}
+        limits |= dict.fromkeys(("bf16", "compiled_bf16", "triton_bf16"), BF16)
     limits = {name: limit for name, limit in limits.items() if name in found}
     return [
         name

@@ -64,7 +64,16 @@ def _ceilings(found: Figures) -> list[str]:
 
 
 def _correctness(found: Figures) -> list[str]:
-    ways = ["cpu_float32", "float32", "again", "plain_against_fast", "compiled_against_eager", "bf16", "compiled_bf16"]
+    ways = [
+        "cpu_float32",
+        "float32",
+        "again",
+        "plain_against_fast",
+        "compiled_against_eager",
+        "bf16",
+        "compiled_bf16",
+        "triton_bf16",
+    ]
     rows = []
     for case, errors in found.get("cases", {}).items():
         cells = [_get(errors.get(way, {}), "gradient", ".1e") for way in ways]

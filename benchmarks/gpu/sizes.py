@@ -8,8 +8,8 @@ import yaml
 from benchmarks.gpu.process import ROOT
 from lightning_sv.nn import BackboneConfig
 
-#: the arms of the paper's overhead; where memory ends, the last are left out
-ARMS = ("llama", "unified", "hg+dp+or", "hg")
+#: the arms of the paper's overhead, one with our kernels as well; where memory ends, the last are left out
+ARMS = ("llama", "unified", "unified, triton", "hg+dp+or", "hg")
 
 
 @dataclass(frozen=True)

@@ -49,14 +49,24 @@ def draw_tokens(size: Size, batch: int, device: torch.device) -> Tensor:
     return torch.randint(0, size.config.vocab_size, shape, generator=generator).to(device)
 
 
-def ours(scale: str, size: Size, batch: int, device: torch.device, compile_how: str = "block") -> Trainee:
-    """Our model under a strategy, with the pieces that `PretrainModule` trains with."""
+def ours(arm: str, size: Size, batch: int, device: torch.device, compile_how: str = "block") -> Trainee:
+    """Our model under a strategy, with the pieces that `PretrainModule` trains with.
+
+    Args:
+        arm: the strategy; after a comma, what `model.kernels` is.
+        size: the model.
+        batch: sequences of a micro-batch.
+        device: that it trains on.
+        compile_how: `model.compile`.
+    """
+    scale, _, kernels = arm.partition(", ")
     module = PretrainModule(
         size.config,
         scale=scale,
         optim=OptimConfig(lr=1e-3),
-        compile=compile_how,
-        seed=0,  # type: ignore[arg-type]
+        compile=compile_how,  # type: ignore[arg-type]
+        kernels=kernels or "plain",  # type: ignore[arg-type]
+        seed=0,
     )
     with torch.device(device), patch("lightning_sv.nn.backbone.init_weights", _draw_there):
         module.configure_model()
@@ -70,7 +80,7 @@ def ours(scale: str, size: Size, batch: int, device: torch.device, compile_how: 
 
     tokens = batch * size.seq_len
     step = step_of(loss, module.net, optimizer, device)
-    return Trainee(scale, step, module.flops_per_token(size.seq_len) * tokens, tokens, module.net)
+    return Trainee(arm, step, module.flops_per_token(size.seq_len) * tokens, tokens, module.net)
 
 
 def step_of(

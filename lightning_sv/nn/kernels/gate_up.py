@@ -47,10 +47,10 @@ def normed_swiglu(
 
 # The compiler pads rows whose width is unaligned, and the products that read what the kernels write want it so too:
 # rows may have any distance. Told nothing, it would copy them to where the traced ones were.
-_STRIDED = {"mutates_args": (), "tags": (torch.Tag.needs_fixed_stride_order,)}
+_STRIDED = (torch.Tag.needs_fixed_stride_order,)
 
 
-@torch.library.custom_op("lightning_sv::normed_swiglu", **_STRIDED)
+@torch.library.custom_op("lightning_sv::normed_swiglu", mutates_args=(), tags=_STRIDED)
 def _normed_swiglu(gate: Tensor, up: Tensor, gamma_gate: Tensor, gamma_up: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     y, rrms = _results(gate)
     _forward[rrms.shape[1:]](  # type: ignore[arg-type]
@@ -60,7 +60,7 @@ def _normed_swiglu(gate: Tensor, up: Tensor, gamma_gate: Tensor, gamma_up: Tenso
     return y, rrms
 
 
-@torch.library.custom_op("lightning_sv::normed_swiglu_backward", **_STRIDED)
+@torch.library.custom_op("lightning_sv::normed_swiglu_backward", mutates_args=(), tags=_STRIDED)
 def _normed_swiglu_backward(
     grad: Tensor, gate: Tensor, up: Tensor, gamma_gate: Tensor, gamma_up: Tensor, rrms: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
