@@ -83,9 +83,9 @@ def test_swiglu_of_normalized_branches(dtype: torch.dtype, bound: float, width: 
     def plain(gate: Tensor, up: Tensor, gamma_gate: Tensor, gamma_up: Tensor) -> Tensor:
         return F.silu(normalize(gate, EPS, gamma_gate)) * normalize(up, EPS, gamma_up)
 
-    def kernel(gate: Tensor, *rest: Tensor) -> Tensor:
+    def kernel(gate: Tensor, up: Tensor, gamma_gate: Tensor, gamma_up: Tensor) -> Tensor:
         apart = F.pad(gate, (0, 3))[..., :width]  # rows further apart than they are wide, as the compiler lays them
-        return gate_up.normed_swiglu(apart, *rest, EPS)
+        return gate_up.normed_swiglu(apart, up, gamma_gate, gamma_up, EPS)
 
     check(kernel, plain, [gate, up, *gammas], dtype, bound)
 
