@@ -31,6 +31,8 @@ class Samples(L.Callback):
     """
 
     def __init__(self, tokens: int = 0, prompt: str = "", temperature: float = 0.8, top_k: int = 50):
+        if tokens < 0:
+            raise ValueError(f"samples.tokens is {tokens}; give 0 for none, or how many to draw.")
         self._prompt = prompt
         self._sampling = None if tokens == 0 else Sampling(tokens, temperature, top_k)
 

@@ -30,6 +30,16 @@ ELSEWHERE = {
 }
 
 
+#: a type -> what a value of it is
+_WORDS = {
+    "NoneType": "null",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a finite number",
+    "str": "text",
+}
+
+
 class Parser(ArgumentParser):
     """Raises ValueError where argparse would print its usage and exit; `-` in an option's name counts as `_`.
 
@@ -83,11 +93,17 @@ def fits_no_type(text: str) -> str:
 
     >>> fits_no_type("Parser key \"model.optim.lr\": Does not validate against any of the Union subtypes Subtypes: "
     ...              "[...] Errors: - Expected a <class 'float'> - Expected a <class 'NoneType'> Given value: nan")
-    'model.optim.lr is nan; it must be a float or null.'
+    'model.optim.lr is nan; it must be a finite number or null.'
+    >>> fits_no_type("Parser key \"model.compile\": Expected a typing.Literal['none', 'block']. Got value: full")
+    'model.compile is full; it must be one of: none block.'
     """
+    text = " ".join(text.split())
+    if single := re.fullmatch(
+        r'Parser key "([\w.]+)": (Expected a [^.]+(?:\.Literal\[[^]]+\])?)\. Got value: (.*)', text
+    ):
+        return f"{single[1]} is {single[3]}; it must be {_kinds(single[2])}."
     if "of the Union subtypes" not in text:
         return text
-    text = " ".join(text.split())
     key = re.search(r'^Parser key "([\w.]+)"', text)
     name, value = key[1] if key else "a value", text.rpartition("Given value: ")[2]
     if lacks := re.search(r"class_path '([\w.]+)': .*?Requirement '([^']+)' not met", text):
@@ -100,8 +116,16 @@ def fits_no_type(text: str) -> str:
         r"Errors: - (?!Expected a |Not a valid |Does not)(.+?)\.? - (?:Expected a |Not a valid )", text
     ):
         return f"{name}: {said[1]}." if key else f"{said[1]}."  # by the class itself
-    types = ["null" if kind == "NoneType" else f"a {kind}" for kind in re.findall(r"Expected a <class '(\w+)'>", text)]
-    return f"{name} is {value}; it must be {' or '.join(dict.fromkeys(types)) or 'of another type'}."
+    return f"{name} is {value}; it must be {_kinds(text) or 'of another type'}."
+
+
+def _kinds(text: str) -> str:
+    """What jsonargparse expected, in words."""
+    kinds = re.findall(r"Expected a <class '(\w+)'>", text)
+    listed = re.findall(r"[\w-]+", " ".join(re.findall(r"Expected a typing\.Literal\[([^]]+)\]", text)))
+    if listed:
+        return f"one of: {' '.join(listed)}{' or null' if 'NoneType' in kinds else ''}"
+    return " or ".join(dict.fromkeys(_WORDS.get(kind, f"a {kind}") for kind in kinds))
 
 
 def _what_to_give(missing: list[str]) -> str:

@@ -61,6 +61,13 @@ def test_runs_that_start_from_weights_are_known_by_their_content(tmp_path: Path)
         keys(tmp_path / "absent")
 
 
+def test_a_directory_that_cannot_be_made_is_found_out_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_sv.experiments.compare.train", lambda *args, **kwargs: pytest.fail("trained"))
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        run(tmp_path / "file/out")
+
+
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     """Three pairs with differences -0.02, -0.04, -0.03."""

@@ -34,9 +34,15 @@ def test_samples_are_of_the_model_and_leave_the_run_as_it_is(
     assert "sample/text_summary" not in EventAccumulator(str(silent)).Reload().Tags()["tensors"]
 
 
-@pytest.mark.parametrize("words", [["--samples.tokens", "-1"], ["--samples.tokens", "5", "--samples.top_k", "0"]])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--samples.tokens", "-1"], "samples.tokens is -1; give 0 for none"),
+        (["--samples.tokens", "5", "--samples.top_k", "0"], "top_k 0 must be at least 1"),
+    ],
+)
 def test_samples_out_of_range_are_refused(
-    words: list[str], run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["fit", *run_args, *words, "--run_dir", str(tmp_path / "run")]) == 2
-    assert "must be at least 1" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    assert message in capsys.readouterr().err and not (tmp_path / "run").exists()
