@@ -65,7 +65,7 @@ OF_SCALE = $(if $(SCALE),--model.scale '$(SCALE)')
 .DEFAULT:
 	@echo "there is no target $@; make help lists them" >&2; exit 2
 
-.PHONY: help install data train resume generate report export plan params compare paper theory gpu_report gpu_study gpu_train test test-faults test-torch211 test-machines check docs bench bench-bytes tensorboard doctor clean
+.PHONY: help install install-hf install-text data train resume generate report export plan params compare paper theory gpu_report gpu_study gpu_train test test-faults test-torch211 test-machines check docs bench bench-bytes tensorboard doctor clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -94,7 +94,12 @@ $(VENV)/.run: requirements/lock.txt pyproject.toml
 	@$(COMPILE)
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.run requirements/test.txt
+# Not by the extras of pyproject.toml: pip would follow litdata to torchvision.
+$(VENV)/.hf $(VENV)/.text: $(VENV)/.%: $(VENV)/.run requirements/%.txt
+	@$(PIP) --no-deps -r requirements/$*.txt
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.run requirements/test.txt requirements/hf.txt requirements/text.txt
 	@$(PIP) --no-deps -r requirements/test.txt
 	@$(COMPILE)
 	@touch $@
@@ -117,6 +122,10 @@ $(VENV)/.docs: requirements/docs.txt
 install: $(VENV)/.run  ## the locked environment in .venv
 	@echo "installed: $(BIN)/lightning-sv --help"
 
+install-hf: $(VENV)/.hf  ## beside it transformers, for export, roles and inspect
+
+install-text: $(VENV)/.text  ## and readers of .parquet, .zst and Hugging Face's data sets
+
 data: $(VENV)/.run  ## text to tokens to shards: DATA, a name or your own file or folder
 	@$(BIN)/lightning-sv prepare $(CORPUS) $(if $(filter data,$(MAKECMDGOALS)),$(ARGS))
 
@@ -136,7 +145,7 @@ generate: $(VENV)/.run  ## continue PROMPT with the model of RUN
 report: $(VENV)/.run  ## draw RUN, one or several, or folders of runs: a page, pictures, CSV
 	@$(BIN)/lightning-sv report $(NEEDS_RUN) $(if $(OUT),--out '$(OUT)') $(ARGS)
 
-export: $(VENV)/.run  ## RUN as a folder OUT for transformers
+export: $(VENV)/.hf  ## RUN as a folder OUT for transformers
 	@$(BIN)/lightning-sv export '$(NEEDS_RUN)' '$(or $(OUT),$(error give OUT, the folder to write))' $(ARGS)
 
 plan: $(VENV)/.run  ## memory, hours and data of MODEL on GPUS GPUs, before it is started

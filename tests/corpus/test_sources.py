@@ -68,7 +68,8 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name, module in [("a.parquet", "pyarrow"), ("a.jsonl.zst", "zstandard")]:
         (tmp_path / name).write_text("x")
         monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ValueError, match=rf"{name}: reading it needs {module} .*pip install -e '\.\[text\]'"):
+        how = f"make install-text, or pip install {module}"
+        with pytest.raises(ValueError, match=rf"{name}: reading it needs {module} .*{how}"):
             _texts(f"files:{tmp_path / name}")
 
 

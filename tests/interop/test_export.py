@@ -142,7 +142,7 @@ def test_refusals_say_why_and_write_nothing(
         patch.setattr(folder, "to_hugging_face", wrong)
         assert "the logits of LlamaForCausalLM differ from the backbone's by" in refused(str(runs["plain"]), new)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    assert "pip install 'lightning_sv[hf]'" in refused(str(runs["plain"]), new)
+    assert "make install-hf, or pip install 'transformers>=5'" in refused(str(runs["plain"]), new)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["used"]
 
 

@@ -170,7 +170,8 @@ def needs(module: str, where: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ValueError(f"{where}: reading it needs {module} ({error}); pip install -e '.[text]'.") from None
+        how = f"make install-text, or pip install {module}"
+        raise ValueError(f"{where}: reading it needs {module} ({error}); {how}.") from None
 
 
 _READERS: dict[str, Callable[[Path, str], Iterator[Document]]] = {

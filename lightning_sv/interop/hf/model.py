@@ -21,7 +21,9 @@ def transformers() -> ModuleType:
     try:
         import transformers
     except ImportError as error:
-        raise ValueError(f"transformers is needed here ({error}); pip install 'lightning_sv[hf]'.") from error
+        raise ValueError(
+            f"transformers is needed here ({error}); make install-hf, or pip install 'transformers>=5'."
+        ) from error
     module: ModuleType = transformers
     return module
 

@@ -123,7 +123,9 @@ def _opened(path: Path) -> Any:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
-        raise ValueError(f"reading {path} needs safetensors ({error}); pip install 'lightning_sv[hf]'.") from error
+        raise ValueError(
+            f"reading {path} needs safetensors ({error}); make install-hf, or pip install 'safetensors'."
+        ) from error
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
