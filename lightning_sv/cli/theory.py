@@ -105,7 +105,9 @@ def save(results: Sequence[Result], out: Path) -> None:
         checked = {row["claim"] for row in rows}
         try:
             before = json.loads((out / "theory.json").read_text(encoding="utf-8"))
+            order = [claim.claim for claim in CLAIMS]
             rows = [*(row for row in before if row["claim"] not in checked), *rows]
+            rows.sort(key=lambda row: order.index(row["claim"]) if row["claim"] in order else len(order))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"{out / 'theory.json'} holds no results ({error!r}); remove it.") from error
     text = json.dumps(rows, indent=2, ensure_ascii=False)

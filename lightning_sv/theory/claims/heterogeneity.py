@@ -55,7 +55,7 @@ def _at_an_instant(advance: Advance) -> Finding:
     x = np.array(cross_terms)
     panel = Panel(
         "(i) HG is the faster where branches pull γ apart",
-        "cross terms of the branches / |dL_f/dt|",
+        "cross terms of the branches / $|dL_f/dt|$",
         "$(dL_{HG}/dt) \\,/\\, (dL_f/dt)$",
         [Line("random states", x[:1000], np.array(ratios)[:1000], marks=True)],
         level=1.0,
@@ -82,7 +82,7 @@ def _grow_and_shrink(advance: Advance) -> Finding:
             lines.append(Line(f"W(0) = ({a:g}, {b:g})ᵀ", *curve))
         advance((k + 1) / len(cases))
     panel = Panel(
-        "One branch doubles, one halves: HG against shared γ",
+        "One branch doubles, one halves: HG and f",
         "time t of the flow",
         "$L_{HG}(t) \\,/\\, L_f(t)$",
         lines,
