@@ -16,11 +16,11 @@ _MAX_DEPTH = 100
 _T = TypeVar("_T")
 
 
-def read_as(cls: type[_T], path: Path, change: Callable[[Any], None] = lambda content: None) -> _T:
+def read_as(record: type[_T], path: Path, change: Callable[[Any], None] = lambda content: None) -> _T:
     """Read a YAML file as a dataclass, whose name is that of the file where it has one.
 
     Args:
-        cls: the dataclass; lists and dictionaries of others are made of these
+        record: the dataclass; lists and dictionaries of others are made of these
         path: the file
         change: of the content in place, before it is compared with the class
 
@@ -28,11 +28,11 @@ def read_as(cls: type[_T], path: Path, change: Callable[[Any], None] = lambda co
         ValueError: no such file, a key or value that it cannot have, or one that it lacks; names the file and the key
     """
     check_yaml(path, str(path))
-    named = {"name": path.stem} if "name" in cls.__dataclass_fields__ else {}  # type: ignore[attr-defined]
+    named = {"name": path.stem} if "name" in record.__dataclass_fields__ else {}  # type: ignore[attr-defined]
     try:
         content = OmegaConf.to_container(OmegaConf.load(path))
         change(content)
-        made: _T = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(cls), named, content))  # type: ignore[assignment,arg-type]
+        made: _T = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(record), named, content))  # type: ignore[assignment,arg-type]
     except OmegaConfBaseException as error:
         raise ValueError(f"{path}: {error.full_key}: {str(error).splitlines()[0]}") from error
     except (TypeError, AttributeError, KeyError) as error:
