@@ -1,5 +1,6 @@
 """transformers' own Trainer: groups, saving and going on, and the example that the documentation names."""
 
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from lightning_sv.interop import apply_strategy, decayed_names, weight_decay_roles
-from tests.interop.test_apply import named
+from tests.interop.test_apply import ROUNDING, named
 from tests.interop.test_groups import qwen3, shrunk, truth
 
 #: what other people's packages warn of is theirs
@@ -68,6 +69,19 @@ def test_a_resumed_run_ends_with_the_same_bits(strategy: str, tmp_path: Path) ->
 
 def state(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def test_the_three_uses_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs/own-model.md").read_text().partition("## Roles")[0]
+    uses = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(uses) == 3 and all(len(use.split("\n\n")[-1].splitlines()) <= 3 for use in uses)
+    model, ids = named("llama"), torch.arange(4, 20)[None]
+    with torch.no_grad():
+        before = model(ids).logits
+        exec("".join(uses), {"torch": torch, "model": model, "tokens": ids})
+        again = AutoModelForCausalLM.from_pretrained("plain").eval()
+        assert (again(ids).logits - before).norm() < ROUNDING * before.norm()
 
 
 def test_the_example_trains_folds_and_loads_a_plain_llama(
