@@ -16,6 +16,7 @@ from tests.lit.runs import LAST, leaving, load, same_checkpoint
 #: validates after every second step
 KEPT = [
     "--checkpoint.every_n_steps", "3", "--checkpoint.keep", "2", "--checkpoint.best", "true", "--data.validations", "6",
+    "--data.val_sequences", "2", "--branch_norms.every_n_steps", "100",
 ]  # fmt: skip
 #: what the validations find
 LOSSES = {2: 5.0, 4: 4.0, 6: 3.0, 8: 3.5, 10: float("nan"), 12: 3.1}

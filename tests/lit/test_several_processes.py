@@ -11,7 +11,7 @@ from lightning_sv.runs.events import Run, read_run
 from tests.conftest import write_run_args
 from tests.launch import launch
 from tests.lit.runs import LAST, leaving
-from tests.lit.several_processes import MODELS, MOVED, STOP_AT, STRATEGIES, arguments, fixed_choice
+from tests.lit.several_processes import MODELS, MOVED, STEPS, STOP_AT, STRATEGIES, arguments, fixed_choice
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +44,8 @@ def test_two_processes_are_one(
         one, two = read_run(alone / name), read_run(tmp_path / name)
         if name == "mixed":
             assert_same_run(one, two, loss=5e-3, other=None)
+            kept = {file.name for file in (two.dir / LAST).parent.iterdir()}
+            assert kept == {"last.ckpt", f"step-{STOP_AT + 1}.ckpt", f"step-{STEPS}.ckpt"}  # one rank names them
             continue
         assert_same_run(one, two, after=STOP_AT + 1 if name == MOVED else 0)
         assert (tmp_path / name / "parameters.csv").read_text() == (alone / name / "parameters.csv").read_text()
