@@ -73,6 +73,17 @@ def test_runs_have_the_names_that_fit_gives_them(path: Path) -> None:
             assert name == str(ScaleStrategy.parse(name)), f"a run of {name} is named after {ScaleStrategy.parse(name)}"
 
 
+def test_the_log_is_that_of_the_results() -> None:
+    """Every arm of the tables, by the page's own program; and its words are those of its intervals."""
+    program = runpy.run_path(str(ROOT / "docs/log.py"))
+    text = (ROOT / "docs/log.md").read_text()
+    assert text == program["page"](), "results/ changed: python docs/log.py"
+    intervals = re.findall(r"\| [+-]\S+ \(([+-]\S+) to ([+-]\S+)\) to [^|]+ \| \**([a-z ]+)\**", text)
+    assert len(intervals) > 30
+    for low, high, word in intervals:
+        assert word.strip() == ("lower" if float(high) < 0 else "higher" if float(low) > 0 else "not resolved")
+
+
 def test_the_drawing_shows_the_placements() -> None:
     rows: dict[str, dict[float, str]] = defaultdict(dict)
     for text in ElementTree.parse(ROOT / "docs/figures/strategies.svg").iter("{http://www.w3.org/2000/svg}text"):

@@ -1,0 +1,72 @@
+"""Writes docs/log.md, every arm that was trained for results/, from the tables there: python docs/log.py."""
+
+import csv
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAD = """# Log of results
+
+Every arm that was trained for [results](../results), whatever came of it. `python docs/log.py` writes this page from
+the tables there, and a test compares them. The loss is on held-out text, in nats per token, the mean over the seeds.
+The difference is to the baseline of the figure, over pairs that share a seed, with its 95% interval, each judged by
+itself. An arm that several figures share stands here once. Verdicts on the paper's claims: [results](results.md).
+"""
+COLUMNS = "| finished | figure | model | strategy | lr | tokens | seeds | loss | difference | | commit |"
+RULE = "|---|---|---|---|---:|---:|---:|---:|---|---|---|"
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a table."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def compared(row: dict[str, str]) -> list[str]:
+    """Return a difference of losses as a cell, and what its interval shows."""
+    value, low, high = (float(row[key]) for key in ("estimate", "low", "high"))
+    word = "lower" if high < 0 else "**higher**" if low > 0 else "not resolved"
+    return [f"{value:+.4f} ({low:+.4f} to {high:+.4f}) to {row['baseline']}", word]
+
+
+def rows(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield (when finished, row) of the arms of one recording; an arm is the runs that one name stands for."""
+    arms: dict[tuple[str, str, str], list[dict[str, str]]] = {}
+    for run in read(folder / "results.csv"):
+        arms.setdefault((run["figure"], run["panel"], run["arm"]), []).append(run)
+    differences = [row for row in read(folder / "differences.csv") if row["quantity"] == "final loss"]
+    found = {(row["figure"], row["panel"], row["arm"]): row for row in differences}
+    of_runs: dict[frozenset[str], list[tuple[str, str, str]]] = {}
+    for arm, runs in arms.items():
+        of_runs.setdefault(frozenset(run["run"] for run in runs), []).append(arm)
+    for names in of_runs.values():
+        arm = next((name for name in names if name in found), names[0])
+        first = arms[arm][0]
+        model, _, strategy = re.sub(r"-seed\d+-\w+$", "", Path(first["run"]).name).rpartition("-")
+        said = arm[2].partition(", ")[2]
+        note = f"; {said}" if said and said != model else ""
+        when = max(run["date"] for run in arms[arm])
+        cells = [when[:10], arm[0], model, f"`{strategy.partition('_')[0]}`{note}", f"{float(first['lr']):g}"]
+        cells += [f"{int(first['tokens']):,}", str(len(arms[arm]))]
+        cells += [f"{mean(float(run['val_loss']) for run in arms[arm]):.4f}"]
+        cells += compared(found[arm]) if arm in found else ["", ""]
+        cells += [" ".join(sorted({f"`{run['commit'][:7]}`" for run in arms[arm]}))]
+        yield when, f"| {' | '.join(cells)} |"
+
+
+def page() -> str:
+    """Return the page, a table for each folder of results/ that holds runs."""
+    parts = [HEAD]
+    for table in sorted((ROOT / "results").glob("*/results.csv")):
+        runs, name = read(table), table.parent.name
+        corpora = " ".join(sorted({f"`{run['corpus_hash'][:12]}`" for run in runs}))
+        number = len({run["run"] for run in runs})
+        parts.append(f"## {name}\n\n[The report](../results/{name}/report.md): {number} runs on corpus {corpora}.\n")
+        parts.append("\n".join([COLUMNS, RULE, *(row for _, row in sorted(rows(table.parent)))]) + "\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    (ROOT / "docs/log.md").write_text(page())
