@@ -72,7 +72,8 @@ class ByteModel(nn.Module):
 def blocks() -> Tensor:
     """Return bytes of Python's standard library in a fixed order, (n, SEQ_LEN + 1)."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    ids = torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8).long()
+    text = bytearray(b"".join(file.read_bytes() for file in files)[:2_000_000])
+    ids = torch.frombuffer(text, dtype=torch.uint8).long()
     rows = ids[: len(ids) // (SEQ_LEN + 1) * (SEQ_LEN + 1)].view(-1, SEQ_LEN + 1)
     return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
 
