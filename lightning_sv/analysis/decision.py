@@ -1,17 +1,42 @@
-"""What an interval says about a bound: one of four words, alone and for a claim of several parts, and in a sentence."""
+"""What an interval says about a bound: one of five words with its p value, and in a sentence.
+
+A claim that names a direction is tested by one side at 5%, the claim and its opposite each, and "equal" by both sides
+at 5% (Schuirmann 1987). One interval shows all three: that of 90%, whose ends are the bounds of the one-sided tests.
+"""
 
 import math
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
+
+from scipy.special import ndtri
 
 from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, percent
 
-VerdictWord = Literal["holds", "contradicted", "not resolved", "not testable here"]
+VerdictWord = Literal["holds", "contradicted", "equal within 0.01", "not resolved", "not testable here"]
 
 HOLDS: VerdictWord = "holds"
 CONTRADICTED: VerdictWord = "contradicted"
+EQUAL: VerdictWord = "equal within 0.01"
 NOT_RESOLVED: VerdictWord = "not resolved"
 NOT_TESTABLE: VerdictWord = "not testable here"
+
+#: error of a one-sided test
+ALPHA = 0.05
+#: of the interval that shows its bounds
+CONFIDENCE = 1 - 2 * ALPHA
+#: nats per token: a difference that is surely smaller is none
+MARGIN = 0.01
+
+
+class Finding(NamedTuple):
+    """What a test came to.
+
+    Args:
+        word: the verdict
+        p: of the one-sided test behind it; where nothing is resolved that of the nearest
+    """
+
+    word: VerdictWord
+    p: float
 
 
 def below(d: PairedDifference, bound: float = 0.0) -> VerdictWord:
@@ -30,39 +55,27 @@ def inside(d: PairedDifference, margin: float) -> VerdictWord:
     return CONTRADICTED if d.low > margin or d.high < -margin else NOT_RESOLVED
 
 
-def opposite(word: VerdictWord) -> VerdictWord:
-    """The word of the negated claim."""
-    return {HOLDS: CONTRADICTED, CONTRADICTED: HOLDS}.get(word, word)
+def directed(d: PairedDifference, bound: float = 0.0) -> Finding:
+    """Test a claim that d is below a bound, and its opposite."""
+    return Finding(below(d, bound), min(d.p_below(bound), d.p_above(bound)))
 
 
-class Part(NamedTuple):
-    """One of the several things a claim says: that a difference is below a bound, or, turned, that it is above."""
-
-    d: PairedDifference
-    bound: float = 0.0
-    turned: bool = False
-
-    def word(self, confidence: float) -> VerdictWord:
-        """What an interval of some coverage says about it."""
-        word = below(self.d.at(confidence), self.bound)
-        return opposite(word) if self.turned else word
+def directed_or_equal(d: PairedDifference, bound: float = 0.0) -> Finding:
+    """The same of a difference of losses: one that has no direction may be shown to be none."""
+    if below(d, bound) == NOT_RESOLVED and inside(d, MARGIN) == HOLDS:
+        return Finding(EQUAL, d.p_within(MARGIN))
+    return directed(d, bound)
 
 
-def all_of(parts: Sequence[Part]) -> tuple[VerdictWord, int, list[PairedDifference]]:
-    """The word of a claim with several parts, the place of the part that decides, each part's interval as judged.
+def equivalent(d: PairedDifference, margin: float) -> Finding:
+    """Test a claim that d is within +-margin, and that it is not."""
+    outside = min(d.p_below(-margin), d.p_above(margin))
+    return Finding(inside(d, margin), min(d.p_within(margin), outside))
 
-    The claim holds where every part does: its error is then at most that of one. One part that is contradicted is
-    enough against it, so that each of k parts is looked at with the k-th of an error (Bonferroni).
-    """
-    alone = parts[0].d.confidence
-    joint = 1 - (1 - alone) / len(parts)
-    words = [part.word(alone) for part in parts]
-    jointly = [part.word(joint) for part in parts]
-    shown = [p.d.at(joint if word == CONTRADICTED else alone) for p, word in zip(parts, words, strict=True)]
-    if CONTRADICTED in jointly:
-        return CONTRADICTED, jointly.index(CONTRADICTED), shown
-    unsure = [i for i, word in enumerate(words) if word != HOLDS]
-    return (NOT_RESOLVED, unsure[0], shown) if unsure else (HOLDS, 0, shown)
+
+def opposite(finding: Finding) -> Finding:
+    """What the same test says of the negated claim."""
+    return finding._replace(word={HOLDS: CONTRADICTED, CONTRADICTED: HOLDS}.get(finding.word, finding.word))
 
 
 def interval(d: PairedDifference, what: str, unit: str = "nats per token") -> str:
@@ -71,8 +84,28 @@ def interval(d: PairedDifference, what: str, unit: str = "nats per token") -> st
     if d.low is None or d.high is None:
         return f"{what} is {d.mean:+.3f}{unit} in the only pair, which gives no interval"
     n = digits((d.high - d.low) / 2)
-    within = f"{percent(d.confidence)} interval {d.low:+.{n}f} to {d.high:+.{n}f}, {d.n} pairs"
+    within = f"{percent(d.confidence)} interval {d.low:+.{n}f} to {d.high:+.{n}f}, {pairs_words(d)}"
     return f"{what} is {d.mean:+.{n}f}{unit} ({within})"
+
+
+def pairs_words(d: PairedDifference) -> str:
+    """`6 pairs; scatter of 15 arms, 70 degrees of freedom`."""
+    return f"{d.n} {'pair' if d.n == 1 else 'pairs'}{f'; {d.scatter}' * bool(d.scatter)}"
+
+
+def pairs_to_go(d: PairedDifference) -> str:
+    """`about 14 pairs would decide a difference as large, 34 show that there is none`; each in 8 of 10 cases.
+
+    Args:
+        d: with a standard error; the scatter of its pairs is taken as known
+    """
+    assert d.se, d
+    spread = d.se * math.sqrt(max(d.n, 1))
+    one, both = (float(ndtri(1 - ALPHA) + ndtri(power)) * spread for power in (0.8, 0.9))
+    none = f"{math.ceil((both / MARGIN) ** 2):,} show that there is none"
+    if abs(d.mean) * 100 < one:  # 10,000 pairs: nobody's
+        return f"about {none.replace('show', 'pairs would show')}"
+    return f"about {math.ceil((one / d.mean) ** 2):,} pairs would decide a difference as large, {none}"
 
 
 def digits(scale: float) -> int:
@@ -96,14 +129,18 @@ def difference_sentence(a: str, b: str, d: PairedDifference) -> str:
     n = digits(d.smallest_resolvable)
     level = f"{percent(d.confidence)} interval"
     if below(d) == NOT_RESOLVED:
+        ends = f"the {level} of {b} - {a}, {d.low:+.{n}f} to {d.high:+.{n}f} nats per token"
+        if inside(d, MARGIN) == HOLDS:
+            return f"{b} and {a} are equal within {MARGIN:g}: {ends}, lies inside ({pairs_words(d)})."
+        scatter = f" ({d.scatter})" if d.scatter else ""
         return (
-            f"Not resolved: the {level} of {b} - {a}, {d.low:+.{n}f} to {d.high:+.{n}f} nats per token, covers zero; "
-            f"{d.n} pairs could show a difference of about {d.smallest_resolvable:.{n}f}."
+            f"Not resolved: {ends}, covers zero; {d.n} pairs could show a difference of about "
+            f"{d.smallest_resolvable:.{n}f}{scatter}."
         )
     low, high = sorted((abs(d.low), abs(d.high)))
     return (
         f"{b} is {'lower' if d.mean < 0 else 'higher'} than {a} by {abs(d.mean):.{n}f} nats per token ({level} "
-        f"{low:.{n}f} to {high:.{n}f}, {d.n} pairs)."
+        f"{low:.{n}f} to {high:.{n}f}, {pairs_words(d)})."
     )
 
 

@@ -1,7 +1,7 @@
-"""d = B - A over pairs that share a seed: mean, interval, verdict; and tokens to reach a loss.
+"""d = B - A over pairs that share a seed: mean, interval, one-sided p values; and tokens to reach a loss.
 
-Runs of one seed share their initial matrices and batches, so most of the scatter between seeds is
-common to both arms and cancels in the difference. Pure functions on numbers.
+Runs of one seed share their initial matrices and batches. That cancels less than one would think: of the variance of
+a final loss, 30% are the seed's at 3,000 steps of `tiny`, 57% at 12,000. Pure functions on numbers.
 """
 
 import math
@@ -11,22 +11,24 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 from lightning_sv.runs.events import Curve
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """mean +- t(confidence, n - 1) * se of d = B - A.
+    """mean +- t(confidence, df) * se of d = B - A.
 
     Args:
-        mean: mean of the n differences, in the unit of the data
+        mean: estimate of the difference, in the unit of the data; of pairs alone the mean of theirs
         low: lower end of the interval; None for one pair, which has no interval
         high: upper end of the interval; None for one pair
         se: standard error of the mean; None for one pair
         n: number of pairs
         confidence: coverage of the interval, e.g. 0.95
+        df: degrees of freedom of the scatter, n - 1 where it is that of the pairs themselves
+        scatter: whose it is, in words, where it is pooled over further arms or could not be
     """
 
     mean: float
@@ -35,6 +37,8 @@ class PairedDifference:
     se: float | None
     n: int
     confidence: float
+    df: int
+    scatter: str = ""
 
     @property
     def smallest_resolvable(self) -> float | None:
@@ -42,11 +46,30 @@ class PairedDifference:
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
     def at(self, confidence: float) -> "PairedDifference":
-        """The same pairs with an interval of another coverage."""
+        """The same with an interval of another coverage."""
         if self.se is None:
             return replace(self, confidence=confidence)
-        half = float(stdtrit(self.n - 1, 0.5 + confidence / 2)) * self.se
+        half = float(stdtrit(self.df, 0.5 + confidence / 2)) * self.se
         return replace(self, low=self.mean - half, high=self.mean + half, confidence=confidence)
+
+    def p_below(self, bound: float = 0.0) -> float:
+        """One-sided p value against d >= bound: small where d is below; 1 for one pair."""
+        return self._p(self.mean - bound)
+
+    def p_above(self, bound: float = 0.0) -> float:
+        """One-sided p value against d <= bound: small where d is above; 1 for one pair."""
+        return self._p(bound - self.mean)
+
+    def p_within(self, margin: float) -> float:
+        """P value of equivalence by two one-sided tests (Schuirmann 1987): small where |d| < margin."""
+        return max(self.p_below(margin), self.p_above(-margin))
+
+    def _p(self, distance: float) -> float:
+        if self.se is None:
+            return 1.0
+        if self.se == 0.0:
+            return 0.0 if distance < 0 else 1.0
+        return float(stdtr(self.df, distance / self.se))
 
 
 @dataclass(frozen=True)
@@ -122,7 +145,7 @@ def paired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> P
     difference = second - first
     mean, n = float(difference.mean()), difference.size
     se = None if n == 1 else float(difference.std(ddof=1)) / math.sqrt(n)
-    return PairedDifference(mean, None, None, se, n, confidence).at(confidence)
+    return PairedDifference(mean, None, None, se, n, confidence, n - 1).at(confidence)
 
 
 def tokens_to_reach(tokens: ArrayLike, losses: ArrayLike, target: float) -> float | None:

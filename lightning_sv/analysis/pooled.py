@@ -1,4 +1,4 @@
-"""loss = arm + seed + residual over all runs of a family, with one residual variance: contrasts of two arms.
+"""loss = arm + seed + residual over all runs of a family, with one residual variance: differences of two arms.
 
 A family is the arms of one model at one budget, trained on the same seeds: a randomized block design, whose blocks
 are the seeds (R. A. Fisher, The Design of Experiments, 1935). Three pairs alone leave 2 degrees of freedom for their
@@ -8,60 +8,19 @@ about the scatter of seeds, which is the smaller part here (0.3 of a run's varia
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import fdtrc, stdtr, stdtrit
+from scipy.special import chdtrc, fdtrc
 
-#: the pooled variance is not that of a pair whose own scatter would be as large as this rarely
+from lightning_sv.analysis.paired import PairedDifference, paired_difference
+from lightning_sv.runs.events import Run
+
+#: the scatter is not pooled where arms would scatter as unequally as these do this rarely
 UNEQUAL = 0.05
-
-
-@dataclass(frozen=True)
-class Contrast:
-    """An estimate of mean(A) - mean(B), and Student's t for it.
-
-    Args:
-        mean: the estimate, in the unit of the losses
-        se: its standard error; None where nothing is left to estimate the scatter from
-        df: degrees of freedom of the scatter
-        n: seeds that both arms have
-        pooled: whether the scatter is the family's; else that of these pairs alone
-    """
-
-    mean: float
-    se: float | None
-    df: int
-    n: int
-    pooled: bool
-
-    def interval(self, confidence: float = 0.95) -> tuple[float, float] | None:
-        """Mean +- t(confidence, df) se; None without a standard error."""
-        if self.se is None:
-            return None
-        half = float(stdtrit(self.df, 0.5 + confidence / 2)) * self.se
-        return self.mean - half, self.mean + half
-
-    def p_below(self, margin: float = 0.0) -> float:
-        """One-sided p value against mean(A) - mean(B) >= margin: small where A is below B + margin."""
-        return self._p(self.mean - margin)
-
-    def p_above(self, margin: float = 0.0) -> float:
-        """One-sided p value against mean(A) - mean(B) <= margin: small where A is above B + margin."""
-        return self._p(margin - self.mean)
-
-    def p_within(self, margin: float) -> float:
-        """P value of equivalence by two one-sided tests (Schuirmann 1987): small where |A - B| < margin."""
-        return max(self.p_below(margin), self.p_above(-margin))
-
-    def _p(self, distance: float) -> float:
-        if self.se is None:
-            return 1.0
-        if self.se == 0.0:
-            return 0.0 if distance < 0 else 1.0
-        return float(stdtr(self.df, distance / self.se))
 
 
 class Family:
@@ -74,7 +33,7 @@ class Family:
         ValueError: no losses, or one that is not finite
     """
 
-    def __init__(self, losses: Mapping[str, Mapping[int, float]]):
+    def __init__(self, losses: Mapping[Hashable, Mapping[int, float]]):
         cells = [(arm, seed, loss) for arm, of in losses.items() for seed, loss in of.items()]
         if not cells:
             raise ValueError("a family needs the losses of at least one run.")
@@ -88,60 +47,147 @@ class Family:
         for i, (arm, seed, _) in enumerate(cells):
             design[i, self._arms.index(arm)] = design[i, len(self._arms) + seeds.index(seed)] = 1.0
         y = np.array([loss for _, _, loss in cells])
-        # one column too many for every connected part of the design: the shortest solution, and the same contrasts
+        # one column too many for every connected part of the design: the shortest solution, and the same differences
         self._inverse: NDArray[np.floating] = np.linalg.pinv(design)
         self._effects = self._inverse @ y
         self._known = self._inverse @ design
-        residuals = y - design @ self._effects
+        self._residuals = y - design @ self._effects
+        self._of = np.array([self._arms.index(arm) for arm, _, _ in cells])
         #: degrees of freedom of the residual variance
         self.df = len(cells) - int(np.linalg.matrix_rank(design))
-        #: sum of squares of the residuals
-        self.squares = float(residuals @ residuals)
+        #: sum of squares of the residuals; 0 where they are rounding
+        self.squares = float(self._residuals @ self._residuals)
+        if self.squares < 1e-24 * float(y @ y):
+            self.squares = 0.0
+        #: arms that say something of the scatter
+        self.scattered = [arm for arm in self._arms if len(losses[arm]) > 1]
 
     @property
     def variance(self) -> float | None:
         """Residual variance of one run, (nats per token)²; None where no degrees of freedom are left."""
         return self.squares / self.df if self.df else None
 
-    def contrast(self, a: str, b: str) -> Contrast:
-        """Return A - B with the family's scatter, or with that of the pairs where theirs is larger.
+    @cached_property
+    def p_equal(self) -> float:
+        """P value against one variance for all arms; 1 where two arms, or fewer runs, cannot say.
 
-        The pairs' own sum of squares is a part of the family's, so that its ratio to the rest has an F distribution
-        where all arms scatter alike. Only pairs that scatter more fall back on themselves: where they scatter less,
-        the family's interval is too wide at worst.
+        M. S. Bartlett, Properties of sufficiency and statistical tests, Proc. R. Soc. A 160 (1937), on the residuals.
+        These were fitted together, which makes the test lenient where arms are few.
+        """
+        rows = [self._residuals[self._of == self._arms.index(arm)] for arm in self.scattered]
+        if len(rows) < 3 or not self.squares:
+            return 1.0
+        df = np.array([len(row) - 1 for row in rows])
+        variances = np.array([row.var(ddof=1) for row in rows])
+        if variances.min() < 1e-12 * variances.max():
+            return 0.0  # runs that are copies of each other
+        excess = df.sum() * math.log(df @ variances / df.sum()) - df @ np.log(variances)
+        correction = 1 + ((1 / df).sum() - 1 / df.sum()) / (3 * (len(df) - 1))
+        return float(chdtrc(len(df) - 1, max(0.0, excess / correction)))
+
+    def difference(self, a: Hashable, b: Hashable, confidence: float = 0.95) -> PairedDifference:
+        """A - B with the family's scatter, or with that of the pairs where the family's is not theirs.
+
+        The pairs stand alone where Bartlett's test says that the arms of the family scatter unequally, or where they
+        scatter more than the rest by themselves: their own sum of squares is a part of the family's, so that its ratio
+        to the rest has an F distribution where all scatter alike. An arm of one run has no interval: its luck would be
+        taken for its merit.
 
         Args:
             a: arm in question
             b: arm it is compared with
+            confidence: coverage of the interval
 
         Raises:
             ValueError: an arm that the family does not have, or two that no chain of shared seeds connects
         """
         for arm in (a, b):
             if arm not in self._losses:
-                raise ValueError(f"the family has no arm {arm!r}; it has {', '.join(self._arms)}.")
+                raise ValueError(f"the family has no arm {arm!r}; it has {', '.join(map(str, self._arms))}.")
         weights = np.zeros(len(self._effects))
         weights[self._arms.index(a)] += 1.0
         weights[self._arms.index(b)] -= 1.0
         if not np.allclose(weights @ self._known, weights, atol=1e-8):
             raise ValueError(f"{a} and {b} share no seed, nor are they connected by other arms' seeds.")
         shared = sorted(self._losses[a].keys() & self._losses[b].keys())
-        pairs = np.array([self._losses[a][seed] - self._losses[b][seed] for seed in shared])
-        own = float(((pairs - pairs.mean()) ** 2).sum() / 2) if len(pairs) else 0.0
-        if self._scatters_more(own, len(pairs) - 1):
-            se = math.sqrt(2 * own / (len(pairs) - 1) / len(pairs))
-            return Contrast(float(pairs.mean()), se, len(pairs) - 1, len(pairs), pooled=False)
-        variance = self.variance
-        rows = weights @ self._inverse
-        se_pooled = None if variance is None else math.sqrt(variance * float(rows @ rows))
-        return Contrast(float(weights @ self._effects), se_pooled, self.df, len(shared), pooled=True)
+        ours, theirs = ([self._losses[arm][seed] for seed in shared] for arm in (a, b))
+        few = min(len(self._losses[arm]) for arm in (a, b)) < 2
+        why = self._why_alone(np.subtract(ours, theirs))
+        if shared and (few or why):
+            return replace(paired_difference(theirs, ours, confidence), scatter=why)
+        rows, mean, variance = weights @ self._inverse, float(weights @ self._effects), self.variance
+        se = None if few or variance is None else math.sqrt(variance * float(rows @ rows))
+        of = len(self.scattered)
+        words = f"scatter of {of} arms, {self.df} degrees of freedom" if of > 2 and se is not None else ""
+        return PairedDifference(mean, None, None, se, len(shared), confidence, self.df, words).at(confidence)
 
-    def _scatters_more(self, own: float, df: int) -> bool:
-        rest = self.df - df
-        if df < 1 or rest < 1:
-            return False
+    def _why_alone(self, pairs: NDArray[np.floating]) -> str:
+        """In words, why pairs do not take the family's scatter; empty where they do."""
+        df, rest = len(pairs) - 1, self.df - len(pairs) + 1
+        if df < 1 or rest < 1 or not self.squares:
+            return ""
+        if self.p_equal < UNEQUAL:
+            return (
+                f"their own scatter: that of the {len(self.scattered)} arms is unequal (Bartlett, p {self.p_equal:.2g})"
+            )
+        own = float(((pairs - pairs.mean()) ** 2).sum() / 2)
         others = max(self.squares - own, 0.0) / rest
-        return own > 0 and (others == 0 or float(fdtrc(df, rest, own / df / others)) < UNEQUAL)
+        if own > 0 and (others == 0 or float(fdtrc(df, rest, own / df / others)) < UNEQUAL):
+            return f"their own scatter, larger than that of {len(self.scattered)} arms"
+        return ""
+
+
+class Families:
+    """The arms that are compared with one another, directly or through others, and their runs.
+
+    Args:
+        groups: arms whose losses can be compared: one model and budget, one text
+        runs: arm -> seed -> its run
+    """
+
+    def __init__(self, groups: Iterable[Iterable[Hashable]], runs: Mapping[Hashable, Mapping[int, Run]]):
+        self._runs = runs
+        self._home: dict[Hashable, frozenset[Hashable]] = {arm: frozenset([arm]) for arm in runs}
+        for group in groups:
+            whole = frozenset[Hashable]().union(*(self._home[arm] for arm in group))
+            self._home |= dict.fromkeys(whole, whole)
+        self._known: dict[tuple[frozenset[Hashable], Callable[[Run], float]], Family] = {}
+
+    def difference(self, a: Hashable, b: Hashable, of: Callable[[Run], float], confidence: float) -> PairedDifference:
+        """A - B of what a function reads of a run: of their family, or of the two alone where they are of several.
+
+        Args:
+            a: arm in question
+            b: arm it is compared with
+            of: a run -> its loss, or what else is compared; equal functions are computed once
+            confidence: coverage of the interval
+
+        Raises:
+            ValueError: a run of the two does not have it
+        """
+        for arm in (a, b):
+            for run in self._runs[arm].values():
+                if not math.isfinite(of(run)):
+                    raise ValueError(f"{run.dir} diverged; leave it out or repair it.")
+        home = self._home[a] if b in self._home[a] else frozenset([a, b])
+        if (home, of) not in self._known:
+            # in the order of the runs: that of a set is another in every process, and with it the last digit
+            values = {arm: _read(runs, of) for arm, runs in self._runs.items() if arm in home}
+            self._known[home, of] = Family({arm: row for arm, row in values.items() if row})
+        return self._known[home, of].difference(a, b, confidence)
+
+
+def _read(runs: Mapping[int, Run], of: Callable[[Run], float]) -> dict[int, float]:
+    """What there is to read and finite: what an arm of another claim lacks is no matter of this one."""
+    found = {}
+    for seed, run in runs.items():
+        try:
+            value = of(run)
+        except ValueError:
+            continue
+        if math.isfinite(value):
+            found[seed] = value
+    return found
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -158,3 +204,18 @@ def holm(p_values: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
         corrected[i] = largest
     return corrected
+
+
+def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
+    """P values corrected for their number: of all below alpha a share of alpha at most is expected to be false.
+
+    Y. Benjamini and Y. Hochberg, Controlling the false discovery rate, J. R. Statist. Soc. B 57 (1995).
+
+    Args:
+        p_values: (N,) one a claim
+    """
+    if not p_values:
+        return []
+    from scipy.stats import false_discovery_control  # as above
+
+    return [float(p) for p in false_discovery_control(p_values)]

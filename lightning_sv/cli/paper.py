@@ -5,6 +5,7 @@ import sys
 import warnings
 from argparse import SUPPRESS
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         failed = train(figures, runs, parallel=parallel, console=Console(stderr=True))
     words = [f"lightning-sv paper --budget {budget.name}", *(shlex.quote(word) for word in rest)]
     words += ["--out", shlex.quote(str(out))] * (options.out is not None)
-    found = [judge(f, runs, budget.name, " ".join([*words, "--fig", f.spec.name])) for f in figures]
+    commands = [" ".join([*words, "--fig", figure.spec.name]) for figure in figures]
+    found = judge([replace(f, command=command) for f, command in zip(figures, commands, strict=True)], runs)
     print_verdicts(console, found)
     from lightning_sv.experiments.report.write import write_report  # matplotlib, which a dry run does without
 
@@ -109,7 +111,8 @@ def print_verdicts(console: Console, figures: Sequence[Figure]) -> None:
         for column in ("claim", "verdict", "paper"):
             table.add_column(column)
         for verdict in figure.verdicts:
-            table.add_row(escape(figure.claim(verdict)), escape(verdict.sentence), escape(verdict.paper))
+            gone = f" Corrected: {verdict.corrected}." if verdict.corrected != verdict.verdict else ""
+            table.add_row(escape(figure.claim(verdict)), escape(verdict.sentence + gone), escape(verdict.paper))
         console.print(table)
         for warning in figure.warnings:
             console.print(f"warning: {warning}", markup=False, style="yellow")

@@ -68,7 +68,7 @@ def compare(
             where = f"{runs.dir(recipe, seed)} is complete with the same configuration"
             console.print(f"{recipe.title}, seed {seed}: reused, {where}", markup=False, highlight=False)
     failed = train([figure], runs, parallel=jobs, console=console)
-    judged = judge(figure, runs, "compare", command)
+    (judged,) = judge([replace(figure, command=command)], runs)
     if failed or not judged.panels:
         raise RuntimeError(next(iter(failed.values()), judged.verdicts[0].sentence))
 

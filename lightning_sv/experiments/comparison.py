@@ -19,10 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_sv import __version__
-from lightning_sv.analysis.decision import CONTRADICTED, HOLDS, below, difference_sentence, tokens_sentence
-from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, paired_difference, token_efficiency
+from lightning_sv.analysis.decision import CONTRADICTED, HOLDS, difference_sentence, directed_or_equal, tokens_sentence
+from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, token_efficiency
 from lightning_sv.analysis.style import human_tokens
 from lightning_sv.experiments.checks import ConfigDifference
+from lightning_sv.experiments.claims.families import TWO_SIDED, difference
 from lightning_sv.experiments.recipe import words_of
 from lightning_sv.experiments.results import Arm, Figure
 from lightning_sv.experiments.runs import Runs
@@ -36,10 +37,12 @@ class Pair:
     Args:
         a: the arm compared with
         b: the arm in question, on the same seeds
+        difference: B - A, nats per token, with the scatter of all arms that are compared
     """
 
     a: Arm
     b: Arm
+    difference: PairedDifference
 
     @property
     def title(self) -> str:
@@ -50,11 +53,6 @@ class Pair:
     def per_seed(self) -> list[float]:
         """B - A of every seed, nats per token."""
         return [float(x) for x in self.b.losses - self.a.losses]
-
-    @property
-    def difference(self) -> PairedDifference:
-        """B - A, nats per token."""
-        return paired_difference(self.a.losses, self.b.losses)
 
     @property
     def efficiency(self) -> TokenEfficiency:
@@ -72,7 +70,7 @@ class Pair:
     def to_dict(self) -> dict[str, Any]:
         """Every figure of the pair; plain JSON types."""
         d, e = self.difference, self.efficiency
-        word = below(d)
+        word, _ = directed_or_equal(d)
         return {
             "b": self.b.label,
             "sentence": self.sentence(),
@@ -136,7 +134,9 @@ class Comparison:
     @property
     def pairs(self) -> tuple[Pair, ...]:
         """A with each other arm, in their order."""
-        return tuple(Pair(self.a, arm) for arm in self.arms[1:])
+        panel = self.figure.panels[0]
+        found = ((arm, difference(panel, arm, self.a, confidence=TWO_SIDED)) for arm in self.arms[1:])
+        return tuple(Pair(self.a, arm, d) for arm, d in found)
 
     @property
     def commands(self) -> dict[str, list[str]]:

@@ -1,56 +1,53 @@
-"""How a verdict comes about: the runs of a figure's panels are read, and then every claim is decided."""
+"""How verdicts come about: the runs of all figures are read, arms that scatter alike pooled, every claim decided."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from lightning_sv.experiments.checks import weaknesses
+from lightning_sv.experiments.claims.correct import corrected, one_primary, with_papers_number
+from lightning_sv.experiments.claims.families import families_of
+from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.claims.table import not_testable, verdicts
 from lightning_sv.experiments.overhead import measured_table, throughput_table
 from lightning_sv.experiments.plan import with_pairs
-from lightning_sv.experiments.results import Arm, Figure, NotTestableError, Panel, Verdict
+from lightning_sv.experiments.results import Arm, Figure, NotTestableError, Panel
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.spec import ClaimSpec
-from lightning_sv.runs.events import read_run
 
 
-def judge(figure: Figure, runs: Runs, budget: str, command: str = "") -> Figure:
-    """Read the runs of a figure and judge its claims.
+def judge(figures: Sequence[Figure], runs: Runs) -> list[Figure]:
+    """Read the runs of figures and judge their claims, which share the scatter of runs, and chance.
 
     Args:
-        figure: as it was planned
+        figures: as they were planned, all that a report has
         runs: those that are there
-        budget: name of the budget
-        command: what the report says made it
 
     Raises:
         ValueError: a run is of another corpus, tokenizer or validation set
     """
-    panels = [read(panel, runs) for panel in with_pairs(figure.panels, runs)]
-    warnings = [warning for panel in panels for warning in weaknesses(panel)]
-    found = [verdict for panel in panels for claim in panel.claims for verdict in decide(claim, panel, budget)]
-    return replace(
-        figure,
-        panels=tuple(panel for panel in panels if panel.why_not is None),
-        warnings=tuple(dict.fromkeys(warnings)),
-        verdicts=tuple(found),
-        command=command,
-    )
+    read_ones = []
+    for figure in figures:
+        panels = tuple(read(panel, runs) for panel in with_pairs(figure.panels, runs))
+        warnings = dict.fromkeys(warning for panel in panels for warning in weaknesses(panel))
+        read_ones.append(replace(figure, panels=panels, warnings=tuple(warnings)))
+    return decided(read_ones)
 
 
 def read(panel: Panel, runs: Runs) -> Panel:
     """A panel with its runs, on the seeds of which every run is there; it says why where there is none."""
     panel = runs.without_diverged(panel)
+    every = tuple(runs.read(arm) for arm in panel.arms)
     arms, left_out = runs.complete(panel.arms)
     if panel.arms and not arms:
         why_not = "its pairs were not trained" if panel.outcome else left_out
-        return replace(panel, arms=(), why_not=why_not, left_out=left_out if panel.outcome else None)
-    arms = tuple(replace(arm, runs=tuple(read_run(runs.dir(*run)) for run in arm.wanted)) for arm in arms)
+        return replace(panel, arms=(), every=every, why_not=why_not, left_out=left_out if panel.outcome else None)
+    arms = tuple(whole.on(arm.seeds) for arm, whole in zip(arms, every, strict=True))
     table = None
     if panel.kind == "table" and panel.why_not is None:
         table = measured_table(Path(panel.spec.file)) if panel.spec.file else throughput_table(arms)
-    notes = (table.note,) if table and table.note else ()
-    return replace(panel, arms=arms, table=table, left_out=left_out, notes=(*notes, *trained(arms)))
+    notes = (*((table.note,) if table and table.note else ()), *trained(arms))
+    return replace(panel, arms=arms, every=every, table=table, left_out=left_out, notes=notes)
 
 
 def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
@@ -65,12 +62,24 @@ def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
     return (*(f"{', '.join(what)}: {'; '.join(labels)}." for what, labels in alike.items()), *notes)
 
 
-def decide(claim: ClaimSpec, panel: Panel, budget: str) -> list[Verdict]:
+def decided(figures: Sequence[Figure]) -> list[Figure]:
+    """Figures whose panels have their runs, with a verdict on every claim, and what is left of it for their number."""
+    families = families_of(panel for figure in figures for panel in figure.panels)
+    found = []
+    for figure in figures:
+        panels = [replace(panel, families=families) for panel in figure.panels]
+        claims = [(claim, decide(claim, panel, figure)) for panel in panels for claim in panel.claims]
+        able = tuple(panel for panel in panels if panel.why_not is None)
+        found.append(replace(figure, panels=able, verdicts=one_primary(claims)))
+    return corrected(found)
+
+
+def decide(claim: ClaimSpec, panel: Panel, figure: Figure) -> list[Verdict]:
     """The verdicts on a claim; where something cannot be had, of the runs or on this budget, why not."""
     try:
-        if why_not := claim.not_at.get(budget, panel.why_not):
+        if why_not := claim.not_at.get(figure.budget, panel.why_not):
             raise NotTestableError(why_not)
         found = verdicts(claim, panel)
     except ValueError as why:  # hours of runs stand behind the other claims
         found = (not_testable(claim, str(why).rstrip(".")),)
-    return [replace(verdict, panel=panel.spec.title) for verdict in found]
+    return [replace(with_papers_number(v, figure.papers_own), panel=panel.spec.title) for v in found]

@@ -29,7 +29,10 @@ def plan_figure(figure: FigureSpec, recipes: "Recipes") -> Figure:
         check_claims(panel, f"{figure.name}: panel {panel.title!r}")
     panels = tuple(_plan_panel(panel, recipes, figure.name) for panel in figure.panels)
     budgets = [recipe.tokens_per_param for panel in panels for arm in panel.arms for recipe, _ in arm.wanted[:1]]
-    return Figure(figure, panels, tokens_per_param=min(budgets, default=0.0))
+    budget = recipes.budget
+    return Figure(
+        figure, panels, tokens_per_param=min(budgets, default=0.0), budget=budget.name, papers_own=budget.papers_own
+    )
 
 
 def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:

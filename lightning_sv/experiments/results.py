@@ -3,14 +3,16 @@
 Plain data between the plan, the runs and the report.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_sv.analysis.decision import VerdictWord
+from lightning_sv.analysis.pooled import Families
 from lightning_sv.analysis.scaling import Scaling, fit_scaling
+from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.recipe import Recipe, Wanted, by_seed
 from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelKind, PanelSpec, unknown
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run
@@ -65,12 +67,12 @@ class Arm:
         if self.seeds == other.seeds:
             return self, other
         seeds = tuple(seed for seed in self.seeds if seed in other.seeds)
-        of = [dict(zip(arm.seeds, arm.runs, strict=True)) for arm in (self, other)]
-        a, b = (
-            replace(arm, runs=tuple(runs[seed] for seed in seeds), seeds=seeds)
-            for arm, runs in zip((self, other), of, strict=True)
-        )
-        return a, b
+        return self.on(seeds), other.on(seeds)
+
+    def on(self, seeds: Sequence[int]) -> "Arm":
+        """The arm on some of its seeds, their runs with them."""
+        runs = dict(zip(self.seeds, self.runs, strict=True))
+        return replace(self, runs=tuple(runs[seed] for seed in seeds), seeds=tuple(seeds))
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,8 @@ class Panel:
         left_out: which of its runs are missing, where it rests on the others
         warnings: what weakens it
         notes: sentences for the reader: what was trained, and how far it can be trusted
+        every: its arms with all runs that are there, also those whose pair is missing; none where no pair is
+        families: which arms scatter alike, over all figures that are judged together
     """
 
     spec: PanelSpec
@@ -160,6 +164,8 @@ class Panel:
     left_out: str | None = None
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    every: tuple[Arm, ...] = ()
+    families: Families | None = None
     _fits: dict[tuple[str, str], Scaling] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -226,41 +232,6 @@ class Panel:
         return tuple(found)
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What the runs say about one claim.
-
-    Args:
-        claim: the statement in words, e.g. `unified ends below llama`
-        verdict: one of four words; a claim of one pair is never more than `not resolved`
-        sentence: the verdict with its numbers, as one plain sentence
-        estimate: mean over the pairs of what the claim is about
-        low: lower end of its interval; None without one
-        high: upper end
-        n: number of pairs
-        smallest: the smallest effect that these pairs resolve, half their interval; None without one
-        paper: the paper's number or finding, as text
-        panel: title of its panel
-        unit: of the estimate and its interval; `times` is a ratio
-        confidence: coverage of the interval; above 0.95 where one of several parts of a claim speaks against it
-        part: which of these parts the estimate is of, e.g. ``at the end``; empty for a claim of one part
-    """
-
-    claim: str
-    verdict: VerdictWord
-    sentence: str
-    estimate: float | None
-    low: float | None
-    high: float | None
-    n: int
-    smallest: float | None
-    paper: str
-    panel: str = ""
-    unit: str = "nats per token"
-    confidence: float = 0.95
-    part: str = ""
-
-
 @dataclass(frozen=True, eq=False)
 class Figure:
     """One figure or table: settled under a budget, and judged once its runs are read.
@@ -272,6 +243,8 @@ class Figure:
         warnings: what weakens the comparison, one sentence each
         command: what makes this figure again
         tokens_per_param: training tokens per (activated) parameter of its runs, the fewest
+        budget: name of the budget
+        papers_own: whether its models and tokens are the paper's
     """
 
     spec: FigureSpec
@@ -280,6 +253,8 @@ class Figure:
     warnings: tuple[str, ...] = ()
     command: str = ""
     tokens_per_param: float = 0.0
+    budget: str = ""
+    papers_own: bool = False
 
     def runs(self) -> list[Wanted]:
         """Every run that is known beforehand, seed by seed."""

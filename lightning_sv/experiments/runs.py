@@ -7,6 +7,7 @@ from pathlib import Path
 from lightning_sv.experiments.recipe import Recipe, Wanted
 from lightning_sv.experiments.results import Arm, Panel
 from lightning_sv.runs.directory import NONFINITE, SUMMARY, is_complete, read_summary
+from lightning_sv.runs.events import read_run
 from lightning_sv.runs.job import LAUNCHER, Job
 
 
@@ -57,6 +58,17 @@ class Runs:
         if summary and not isinstance(found, float):
             raise ValueError(f"{run_dir / SUMMARY} has no val_loss; remove {run_dir} and train it again.")
         return found
+
+    def read(self, arm: Arm) -> Arm:
+        """An arm with all of its runs that are complete, and their seeds.
+
+        Raises:
+            ValueError: a run is damaged
+        """
+        gone = {job.name for job in self.missing(arm.wanted)}
+        there = [(recipe, seed) for recipe, seed in arm.wanted if recipe.key(seed) not in gone]
+        runs = tuple(read_run(self.dir(*run)) for run in there)
+        return replace(arm, runs=runs, seeds=tuple(seed for _, seed in there))
 
     def complete(self, arms: Sequence[Arm]) -> tuple[tuple[Arm, ...], str | None]:
         """The arms on the seeds of which all are complete, none without such a seed; what is missing."""

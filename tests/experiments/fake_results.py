@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_sv.experiments.results import Arm, Figure, Panel, Series, Table, Verdict
+from lightning_sv.experiments.claims.outcome import Verdict
+from lightning_sv.experiments.results import Arm, Figure, Panel, Series, Table
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
 from tests.analysis.test_pictures import synthetic
@@ -85,7 +86,23 @@ def figure() -> Figure:
     """All kinds, with hostile text."""
     qkv = Panel(PanelSpec("Branches", kind="qkv"), (arm("llama", 0.0, baseline=True), arm("hg", -0.02)))
     verdicts = (
-        Verdict("dp ends below llama", "holds", "dp is lower by 0.05.", -0.05, -0.06, -0.04, 3, 0.01, "lower"),
+        Verdict(
+            "dp ends below llama",
+            "holds",
+            "dp is lower by 0.05.",
+            -0.05,
+            -0.06,
+            -0.04,
+            3,
+            0.01,
+            "lower",
+            p=0.003,
+            df=4,
+            primary=True,
+            p_corrected=0.06,
+            corrected="not resolved",
+        ),
+        Verdict("dp + or", "equal within 0.01", "Inside.", 0.0, -0.004, 0.004, 3, 0.004, "", corrected="holds"),
         Verdict("a < b & <script>", "not resolved", "The interval covers zero.", 0.01, -0.1, 0.1, 3, 0.1, ""),
         Verdict("at 1B", "not testable here", "Too small.", None, None, None, 0, None, "-0.033"),
     )

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -126,7 +128,13 @@ def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
     assert four.reused == {each.dir.name for each in two.runs.values()} and "hg, seed 2: done" in said
     assert "nop" in four.commands["c-seed1"] and "hg" in four.commands["d-seed1"]
     assert [pair.to_dict()["difference"]["verdict"] for pair in four.pairs] == ["B lower", "B higher", "not resolved"]
-    assert four.pairs[0].to_dict() == two.pairs[0].to_dict()
+    alone, among = (each.pairs[0].difference for each in (two, four))
+    assert (alone.mean, alone.df, alone.scatter) == (pytest.approx(among.mean), 2, "")
+    assert (among.df, among.scatter) == (6, "scatter of 4 arms, 6 degrees of freedom")
+    losses = np.array([arm.losses for arm in four.arms])
+    residuals = losses - losses.mean(1, keepdims=True) - losses.mean(0) + losses.mean()
+    assert among.se == pytest.approx(math.sqrt(2 * (residuals**2).sum() / 6 / 3))
+    assert four.pairs[0].to_dict()["tokens_to_final_loss_of_a"] == two.pairs[0].to_dict()["tokens_to_final_loss_of_a"]
     figures = json.loads(four.to_json())
     assert [arm["label"] for arm in figures["arms"]] == ["llama", "unified", "nop", "hg"]
     assert [pair["b"] for pair in figures["differences"]] == ["unified", "nop", "hg"]
@@ -134,7 +142,7 @@ def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
     assert figures["differences"][2]["tokens_to_final_loss_of_a"]["reached"] == 2
     scales = [(d.a, d.b) for d in four.differences if d.key == "model.scale"]
     assert scales == [("llama", "hg+dnp+or+iwd"), ("llama", "nop"), ("llama", "hg")] and not four.warnings
-    console = Console(file=io.StringIO(), width=160)
+    console = Console(file=io.StringIO(), width=250)
     four.print(console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for pair in four.pairs:

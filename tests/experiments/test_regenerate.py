@@ -4,7 +4,7 @@ import io
 import json
 import sys
 from collections import defaultdict
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from graphlib import TopologicalSorter
 from pathlib import Path
 from types import FrameType
@@ -45,6 +45,12 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 def plan(*names: str) -> list[Figure]:
     recipes = Recipes(load_budget("cpu"), {}, Path("conf"))
     return [plan_figure(load_figure(name), recipes) for name in names]
+
+
+def judged(figure: Figure, runs: Runs) -> Figure:
+    """A figure by itself."""
+    (found,) = judge([figure], runs)
+    return found
 
 
 def questions(figures: list[Figure], runs: Runs) -> list[Panel]:
@@ -145,13 +151,13 @@ def test_a_run_that_fails_leaves_the_others_their_verdicts(tmp_path: Path) -> No
     failed = train([figure], runs, parallel=2, console=said)
     assert len(failed) == 3 and all("the lid of the corpus is stuck" in why for why in failed.values())
     assert len(list((tmp_path / "runs").glob("*/summary.json"))) == 6
-    found = judge(figure, runs, "cpu", "")
+    found = judged(figure, runs)
     (verdict,), (warning,) = found.verdicts, found.warnings
     assert verdict.n == 2 and "rests on the seeds of which every run is there: 3 of its runs did not finish" in warning
     for arm in figure.panels[0].arms:
         (runs.dir(arm.recipe, 0) / "summary.json").unlink()
         (runs.dir(arm.recipe, 2) / "summary.json").unlink()
-    found = judge(figure, runs, "cpu", "")
+    found = judged(figure, runs)
     assert [v.verdict for v in found.verdicts] == ["not testable here"] and found.panels == ()
     assert "9 of its runs did not finish, the first being tiny, llama" in found.verdicts[0].sentence
 
@@ -175,7 +181,7 @@ def test_a_value_at_which_a_run_diverges_is_not_the_best(tmp_path: Path) -> None
     (asked,) = questions(figures, runs)
     best = [arm.recipe.details.rpartition(" ")[2] for arm in asked.arms]
     assert best[0] == "0.04" and best[1] in ("0.02", "0.08")  # equally far from 0.04
-    found, other = (judge(figure, runs, "cpu", "") for figure in figures)
+    found, other = (judged(figure, runs) for figure in figures)
     assert "unified, init_std 0.04 diverged in 1 of its runs and is left out." in found.warnings[0]
     assert found.panels[0].series[1].values == (0.02, 0.08)
     assert "1 of its runs did not finish (1 diverged)" in other.warnings[0] and other.verdicts[0].n == 2
@@ -256,7 +262,7 @@ def test_a_figure_is_judged(shared: Runs) -> None:
     """The stand-in's differences are -0.02, -0.04, -0.03 for every strategy but llama."""
     (figure,) = plan("heterogeneity")
     train([figure], shared, parallel=2, console=quiet())
-    found = judge(figure, shared, "cpu", "lightning-sv paper --fig heterogeneity")
+    found = judged(replace(figure, command="lightning-sv paper --fig heterogeneity"), shared)
     (verdict,) = found.verdicts
     assert (verdict.verdict, verdict.n, verdict.paper) == ("holds", 3, "improves")
     assert verdict.estimate == pytest.approx(-0.03, abs=1e-6)
@@ -324,7 +330,7 @@ def test_the_rule_trains_pilot_then_pairs_and_no_more(tmp_path: Path) -> None:
     (asked,) = questions([figure], runs)
     assert asked.outcome and asked.outcome.needed == 7 and [arm.seeds for arm in asked.arms] == [(2, 3, 4)] * 2
     assert all("init_std 0.04" in arm.recipe.details for arm in asked.arms)
-    found = judge(figure, runs, "cpu", "")
+    found = judged(figure, runs)
     (verdict,) = found.verdicts
     assert verdict.verdict == "not resolved" and "needs 7 pairs, and the budget is 6" in verdict.sentence
     grid, pairs = found.panels
@@ -348,43 +354,43 @@ def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path
     last = runs.dir(*figure.runs()[-1])
     config = json.loads((last / "config.yaml").read_text())
     edit(last / "config.yaml", {"hidden": {"key": "other"}})
-    (warning,) = judge(figure, runs, "cpu", "").warnings
+    (warning,) = judged(figure, runs).warnings
     assert "The configs differ in hidden.key: same against other" in warning
     edit(last / "summary.json", {"commit": "0123456789abcdef, with uncommitted changes"})
-    assert "by different commits of the code: None (" in judge(figure, runs, "cpu", "").warnings[-1]
-    assert "0123456789, with uncommitted changes (" in judge(figure, runs, "cpu", "").warnings[-1]
+    assert "by different commits of the code: None (" in judged(figure, runs).warnings[-1]
+    assert "0123456789, with uncommitted changes (" in judged(figure, runs).warnings[-1]
     edit(last / "summary.json", {"commit": None})
     edit(last / "config.yaml", {"data": config["data"] | {"val_sequences": 7}})
     with pytest.raises(ValueError, match=r"validated on different sets \(data.val_sequences None and 7\)"):
-        judge(figure, runs, "cpu", "")
+        judged(figure, runs)
     edit(last / "config.yaml", config)
     edit(last / "summary.json", {"tokenizer_sha256": "7002"})
     with pytest.raises(ValueError, match="used different tokenizers"):
-        judge(figure, runs, "cpu", "")
+        judged(figure, runs)
     edit(last / "summary.json", {"tokenizer_sha256": "7001"})
     for events in last.glob("*tfevents*"):
         events.unlink()
     with pytest.raises(ValueError, match="holds no TensorBoard scalars"):
-        judge(figure, runs, "cpu", "")
+        judged(figure, runs)
 
 
 def test_sizes_of_a_law_share_the_corpus_and_say_where_validation_differs(tmp_path: Path) -> None:
     (figure,) = plan("moe-scaling")
     runs = Runs(tmp_path, launcher=FAKE)
     train([figure], runs, parallel=2, console=quiet())
-    before = judge(figure, runs, "cpu", "")
+    before = judged(figure, runs)
     assert before.warnings == () and len(before.panels[0].arms) == 8
     for recipe, seed in figure.runs():
         if recipe.model == "moe-tiny":
             path = runs.dir(recipe, seed) / "config.yaml"
             edit(path, {"data": json.loads(path.read_text())["data"] | {"seq_len": 128}})
-    (warning,) = judge(figure, runs, "cpu", "").warnings
+    (warning,) = judged(figure, runs).warnings
     assert "the laws run through sizes with data.seq_len None and 128." in warning
     for recipe, seed in figure.runs():
         if recipe.model == "moe-tiny":
             edit(runs.dir(recipe, seed) / "summary.json", {"corpus_hash": "beef"})
     with pytest.raises(ValueError, match="used different corpora"):
-        judge(figure, runs, "cpu", "")
+        judged(figure, runs)
 
 
 def test_the_command(

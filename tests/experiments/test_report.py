@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from matplotlib.image import imread
 
 from lightning_sv.__main__ import main
+from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.report.markdown import Section, markdown_report
 from lightning_sv.experiments.report.page import html_page
 from lightning_sv.experiments.report.write import write_report
-from lightning_sv.experiments.results import Verdict
 from lightning_sv.experiments.sources.own_runs import own_figure
 from lightning_sv.runs.events import read_run
 from tests.experiments.fake_results import figure, write_run
@@ -80,7 +80,8 @@ def test_the_page_needs_nothing_else(report: Path) -> None:
         "Placement <of> scale vectors",
         "What <script>alert(1)</script> does.",
         "Warning: The configs differ in model.optim.lr: 1 against 2.",
-        "-0.0500 (-0.0600 to -0.0400; 3 pairs)",
+        "-0.0500 (-0.0600 to -0.0400; 90%, 3 pairs)",
+        "0.003; 0.06 of the primary claims",
         "not testable here",
         "lightning-sv paper placement --scale 'a b'",
         "7.68 (the paper's are 100)",
@@ -99,13 +100,14 @@ def test_verdicts_are_counted_and_coloured(report: Path) -> None:
     counts = re.findall(r'<li class="verdict ([\w-]+)">(.*?): (\d+)</li>', text)
     assert counts == [
         ("holds", "holds", "1"),
+        ("equal-within", "equal within 0.01", "1"),
         ("not-resolved", "not resolved", "1"),
         ("not-testable", "not testable here", "1"),
     ]
     cells = re.findall(r'<td data-column="verdict" class="verdict ([\w-]+)">(.*?)</td>', text)
     assert cells == 2 * [(colour, word) for colour, word, _ in counts]  # of all claims, of the only figure's
     colours = dict(re.findall(r"^\.([\w-]+) { color: #(\w{6}); }$", text, re.MULTILINE))
-    assert len(set(colours.values())) == len(colours) == 4 and {colour for colour, *_ in counts} < set(colours)
+    assert len(set(colours.values())) == len(colours) == 5 and {colour for colour, *_ in counts} < set(colours)
     for colour in colours.values():  # relative luminance and contrast as WCAG 2.2 defines them
         parts = [int(colour[i : i + 2], 16) / 255 for i in (0, 2, 4)]
         linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
@@ -165,7 +167,7 @@ def test_tables_hold_every_final_figure(report: Path) -> None:
     assert {row["baseline"] for row in differences if "law" in row["quantity"]} == {"llama"}
     verdicts = rows(report / "verdicts.csv")
     assert [row["claim"] for row in verdicts] == [verdict.claim for verdict in given.verdicts]
-    assert verdicts[2]["estimate"] == ""
+    assert verdicts[3]["estimate"] == "" and verdicts[0]["p_corrected"] == "0.06"
     tables = [panel.table for panel in given.panels if panel.table]
     cells = [str(cell) for table in tables for row in table.rows for cell in row[1:]]
     assert cells and [row["value"] for row in rows(report / "tables.csv")] == cells
@@ -203,7 +205,7 @@ def test_own_runs_are_drawn_from_their_event_files(
     made, (verdict,) = json.loads(said.out), rows(tmp_path / "verdicts.csv")
     assert made["report"] == str(tmp_path / "report.html") and made["report"] in said.err
     ((shown,),) = [figure["verdicts"] for figure in made["figures"]]
-    assert {key: str(value) for key, value in shown.items()} | {"figure": "runs"} == verdict
+    assert {k: "" if value is None else str(value) for k, value in shown.items()} | {"figure": "runs"} == verdict
     (difference,) = rows(tmp_path / "differences.csv")
     assert float(difference["estimate"]) == pytest.approx(-0.03, abs=1e-6)
     assert float(difference["low"]) == pytest.approx(-0.03 - 4.302653 * 0.01 / math.sqrt(3), abs=1e-5)
@@ -253,7 +255,7 @@ def test_an_arm_of_one_seed_takes_no_pair_from_the_others(runs: Path, tmp_path: 
     whole = own_figure([runs], baseline="llama").verdicts
     few = write_run(tmp_path / "hg", "hg", 1)
     figure = own_figure([*(runs / f"{arm}{seed}" for arm in ("llama", "unified") for seed in range(3)), few])
-    assert (figure.verdicts[0], figure.verdicts[0].n) == (whole[0], 3)
+    assert (figure.verdicts[0].sentence, figure.verdicts[0].n) == (whole[0].sentence, 3)
     assert figure.verdicts[1].n == 1 and figure.verdicts[1].sentence.startswith("No verdict: one pair")
     assert figure.warnings == ("hg and llama are paired on seed 1; seeds 0, 2 only one of them has.",)
     assert figure.spec.summary == "3 arms, one seed or 3 seeds."

@@ -1,37 +1,39 @@
 """What decides each kind of claim: from the runs of a panel to a word, an interval and a sentence.
 
-A - B is a paired difference of validation losses, nats per token, over runs that share seed and data. Of a claim with
-several parts (leads early, is overtaken) the figure that is shown is that of the part that decides.
+A - B is a difference of validation losses, nats per token, over runs that share seed and data; its scatter is that of
+all arms of the family (`families`). What a claim says besides is a claim of its own, see `table.KINDS`.
 """
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
+from scipy.special import stdtrit
 
 from lightning_sv.analysis.decision import (
+    CONFIDENCE,
     CONTRADICTED,
     HOLDS,
+    MARGIN,
     NOT_RESOLVED,
-    Part,
-    all_of,
+    Finding,
     below,
     difference_sentence,
+    directed,
+    directed_or_equal,
+    equivalent,
     inside,
     interval,
     opposite,
 )
 from lightning_sv.analysis.grids import optimum
-from lightning_sv.analysis.paired import PairedDifference, paired_difference, token_efficiency
-from lightning_sv.analysis.scaling import FEWEST_SIZES
-from lightning_sv.experiments.claims.outcome import Outcome, difference
+from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent, token_efficiency
+from lightning_sv.analysis.scaling import FEWEST_SIZES, Interval
+from lightning_sv.experiments.claims.families import TWO_SIDED, Change, LossAt, difference
+from lightning_sv.experiments.claims.outcome import Outcome
 from lightning_sv.experiments.results import Arm, Panel
 from lightning_sv.experiments.spec import ClaimSpec
 from lightning_sv.runs.events import Run
-
-#: of the training, for a lead that is kept throughout
-QUARTERS = (0.25, 0.5, 0.75, 1.0)
 
 
 def _two(claim: ClaimSpec, panel: Panel) -> tuple[Arm, Arm, str]:
@@ -40,144 +42,112 @@ def _two(claim: ClaimSpec, panel: Panel) -> tuple[Arm, Arm, str]:
 
 
 def less(claim: ClaimSpec, panel: Panel) -> Outcome:
-    """A ends below B by more than the margin."""
+    """A is below B by more than the margin, at the end or at a share of the tokens."""
     a, b, name = _two(claim, panel)
-    d = difference(a, b)
-    return Outcome(below(d, -claim.margin), d, interval(d, name))
+    d = difference(panel, a, b, LossAt(claim.until))
+    finding = directed_or_equal(d, -claim.margin)
+    at = "" if claim.until == 1 else f"at {claim.until:.0%} of the tokens "
+    small = finding.word == HOLDS and claim.margin < MARGIN and inside(d, MARGIN) == HOLDS
+    return Outcome(finding, d, f"{at}{interval(d, name)}{f', which is within {MARGIN:g}' * small}")
 
 
 def pair(claim: ClaimSpec, panel: Panel) -> Outcome:
-    """A ends below B, in the words of a comparison."""
+    """A ends below B, in the words of a comparison, which asks for no direction."""
     a, b, _ = _two(claim, panel)
-    d = difference(a, b)
-    return Outcome(below(d), d, difference_sentence(b.label, a.label, d))
+    d = difference(panel, a, b, confidence=TWO_SIDED)
+    word, p = directed_or_equal(d)
+    return Outcome(Finding(word, min(1.0, 2 * p)), d, difference_sentence(b.label, a.label, d))
 
 
 def not_less(claim: ClaimSpec, panel: Panel) -> Outcome:
     """A does not."""
     found = less(claim, panel)
-    return found._replace(word=opposite(found.word))
+    return found._replace(finding=opposite(found.finding))
 
 
-def crosses(claim: ClaimSpec, panel: Panel) -> Outcome:
-    """A is below B early, and not at the end."""
+def _change(claim: ClaimSpec, panel: Panel) -> tuple[PairedDifference, str]:
+    """How a - b moves from one share of the tokens to another, and the sentence about it."""
     a, b, name = _two(claim, panel)
-    parts = Part(difference(a, b), turned=True), Part(difference(a, b, claim.at))
-    word, i, (end, early) = all_of(parts)
-    words = f"{interval(early, f'at {claim.at:.0%} of the tokens {name}')}; at the end {interval(end, name)}"
-    return Outcome(word, (end, early)[i], words, part=(_at(1.0), _at(claim.at))[i])
-
-
-def leads(claim: ClaimSpec, panel: Panel) -> Outcome:
-    """A is below B at every quarter of the tokens."""
-    a, b, name = _two(claim, panel)
-    found = {share: difference(a, b, share) for share in QUARTERS}
-    means = ", ".join(f"{d.mean:+.3f} at {share:.0%}" for share, d in found.items())
-    least_sure_first = sorted(QUARTERS, key=lambda share: _upper(found[share]), reverse=True)
-    word, i, shown = all_of([Part(found[share]) for share in least_sure_first])
-    at = f"at {least_sure_first[i]:.0%} of the tokens it"
-    return Outcome(word, shown[i], f"{name} is {means}; {interval(shown[i], at)}", part=_at(least_sure_first[i]))
-
-
-def _upper(d: PairedDifference) -> float:
-    return d.mean if d.high is None else d.high
-
-
-def _at(share: float) -> str:
-    return "at the end" if share == 1 else f"at {share:.0%}"
-
-
-class _Change(NamedTuple):
-    d: PairedDifference
-    words: str
-
-
-def _change(claim: ClaimSpec, panel: Panel) -> _Change:
-    """How a - b moves from one share of the tokens to another."""
-    a, b, name = _two(claim, panel)
-    early = [difference(_only(a, i), _only(b, i), claim.at).mean for i in range(len(a.runs))]
-    late = [difference(_only(a, i), _only(b, i), claim.until).mean for i in range(len(a.runs))]
-    d = paired_difference(early, late)
-    to = _at(claim.until).removeprefix("at ")
-    values = f"{np.mean(early):+.3f} to {np.mean(late):+.3f}"
-    return _Change(d, f"the change of {name} from {claim.at:.0%} of the tokens to {to}, {values},")
+    d = difference(panel, a, b, Change(claim.at, claim.until))
+    early, late = (difference(panel, a, b, LossAt(share)).mean for share in (claim.at, claim.until))
+    to = "the end" if claim.until == 1 else f"{claim.until:.0%}"
+    words = f"the change of {name} from {claim.at:.0%} of the tokens to {to}, {early:+.3f} to {late:+.3f},"
+    return d, interval(d, words)
 
 
 def widens(claim: ClaimSpec, panel: Panel) -> Outcome:
-    """A's lead grows; that is no lead where A is behind after it."""
-    (a, b, name), change = _two(claim, panel), _change(claim, panel)
-    word, i, (d, lead) = all_of([Part(change.d), Part(difference(a, b, claim.until))])
-    detail = f"{interval(d, change.words)}; {interval(lead, f'after it {name}')}"
-    return Outcome(word, (d, lead)[i], detail, part=("the change", _at(claim.until))[i])
+    """A - B falls from one share of the tokens to another."""
+    d, words = _change(claim, panel)
+    return Outcome(directed_or_equal(d), d, words)
 
 
 def keeps(claim: ClaimSpec, panel: Panel) -> Outcome:
-    """A's lead shrinks by less than the margin; that is no lead where A is behind before it."""
-    (a, b, name), change = _two(claim, panel), _change(claim, panel)
-    word, i, (d, lead) = all_of([Part(change.d, claim.margin), Part(difference(a, b, claim.at))])
-    detail = f"{interval(d, change.words)}; {interval(lead, f'before it {name}')}"
-    return Outcome(word, (d, lead)[i], detail, part=("the change", _at(claim.at))[i])
-
-
-def _only(arm: Arm, i: int) -> Arm:
-    return replace(arm, runs=(arm.runs[i],))
+    """A - B rises by less than the margin."""
+    d, words = _change(claim, panel)
+    return Outcome(directed(d, claim.margin), d, words)
 
 
 def equal(claim: ClaimSpec, panel: Panel) -> Outcome:
     """A ends within the margin of B."""
     a, b, name = _two(claim, panel)
-    d = difference(a, b)
+    d = difference(panel, a, b)
     share = float(np.mean([x.tokens / y.tokens for x, y in zip(a.runs, b.runs, strict=True)]))
     longer = f"with {share:.2f} times the tokens " if abs(share - 1) > 0.01 else ""
-    return Outcome(inside(d, claim.margin), d, f"{longer}{interval(d, name)}")
+    return Outcome(equivalent(d, claim.margin), d, f"{longer}{interval(d, name)}")
 
 
 def efficiency(claim: ClaimSpec, panel: Panel) -> Outcome:
     """A passes B's final loss, within its own schedule, after fewer tokens."""
     a, b, _ = _two(claim, panel)
     # B's tokens to B's end over A's tokens to the same loss, on logarithms
-    e = token_efficiency(b.curves, a.curves)
-    loss = difference(a, b)
+    e = token_efficiency(b.curves, a.curves, CONFIDENCE)
     if e.factor is None:
+        loss = difference(panel, a, b)
         reached = f"{a.label} reaches {b.label}'s final loss in {e.reached} of {e.n} pairs: no token factor"
         word = CONTRADICTED if below(loss) == CONTRADICTED else NOT_RESOLVED
-        return Outcome(word, loss, reached, part="the final loss")
-    d = paired_difference(
-        [math.log(t) for t in e.tokens_a if t is not None], [math.log(t) for t in e.tokens_b if t is not None]
+        return Outcome(Finding(word, loss.p_above()), loss, reached, part="the final loss")
+    tokens_a, tokens_b = ([math.log(t) for t in of if t is not None] for of in (e.tokens_a, e.tokens_b))
+    d = paired_difference(tokens_a, tokens_b, CONFIDENCE)
+    within = (
+        f"{percent(CONFIDENCE)} interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs" if e.low else "one pair, no interval"
     )
-    within = "one pair, no interval" if e.low is None else f"95% interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs"
     factor = replace(d, mean=e.factor, low=e.low, high=e.high)
     words = f"within one schedule {b.label} needs {e.factor:.2f} times the tokens of {a.label} for its final loss"
-    return Outcome(below(d), factor, f"{words} ({within})", "times")
+    return Outcome(directed(d), factor, f"{words} ({within})", "times")
 
 
 def apart(claim: ClaimSpec, panel: Panel) -> Outcome:
     """Two norms grow by factors whose ratio is further from 1 than exp(margin); contradicted where it is nearer."""
     arm = panel.arm(claim.a)
     one, two = ([math.log(c.values[-1] / c.values[0]) for c in (run.curve(t) for run in arm.runs)] for t in claim.tags)
-    d = paired_difference(two, one)
+    d = paired_difference(two, one, CONFIDENCE)
     names = [tag.split("/")[-2] for tag in claim.tags]
     grown = " and ".join(f"{name} by {math.exp(np.mean(x)):.2f}" for name, x in zip(names, (one, two), strict=True))
     detail = f"{arm.label} from its first to its last norm: {grown}; {interval(d, 'the logarithms apart', '')}"
-    return Outcome(opposite(inside(d, claim.margin)), d, detail, "in logarithms")
+    return Outcome(opposite(equivalent(d, claim.margin)), d, detail, "in logarithms")
 
 
 def slope(claim: ClaimSpec, panel: Panel) -> Outcome:
     """The joint fits of the report: both forms must say the same, for that the form is wrong is in neither interval."""
     a, b = (next(each for each in panel.series if each.label == label) for label in (claim.a, claim.b))
-    fits = panel.fit(b, a).fits
-    n = len(panel.losses(b)[0])
-    found = [PairedDifference(f.slope.value, f.slope.low, f.slope.high, None, n, 0.95) for f in fits]
-    words = {opposite(below(d)) for d in found}
-    if len(b.sizes) < FEWEST_SIZES:
-        words.add(NOT_RESOLVED)
+    fits, n, sizes = panel.fit(b, a).fits, len(panel.losses(b)[0]), len(b.sizes)
+    found = [_of_fit(fit.slope, n, sizes * (n - 1)) for fit in fits]
+    findings = [opposite(directed(d)) for d in found]
+    words = {finding.word for finding in findings}
+    word = words.pop() if len(words) == 1 and sizes >= FEWEST_SIZES else NOT_RESOLVED
     name = {"power": "the exponent of the power law", "log-linear": "the slope in ln N"}
     detail = "; ".join(
         interval(d, f"{name[fit.form]}, {claim.a} - {claim.b},", "") for fit, d in zip(fits, found, strict=True)
     )
-    word = words.pop() if len(words) == 1 else NOT_RESOLVED
-    detail = f"{detail}; above 0 {claim.a} falls faster, over {len(b.sizes)} sizes"
-    return Outcome(word, found[0], detail, "in the exponent")
+    detail = f"{detail}; above 0 {claim.a} falls faster, over {sizes} sizes"
+    return Outcome(Finding(word, max(finding.p for finding in findings)), found[0], detail, "in the exponent")
+
+
+def _of_fit(slope: Interval, n: int, df: int) -> PairedDifference:
+    """A slope with the standard error that its interval, drawn by a bootstrap, comes to."""
+    half = None if slope.low is None or slope.high is None else (slope.high - slope.low) / 2
+    se = None if half is None else half / float(stdtrit(df, 0.5 + TWO_SIDED / 2))
+    return PairedDifference(slope.value, slope.low, slope.high, se, n, TWO_SIDED, df)
 
 
 def grid_gap(claim: ClaimSpec, panel: Panel) -> Outcome:
@@ -187,12 +157,13 @@ def grid_gap(claim: ClaimSpec, panel: Panel) -> Outcome:
         of = [panel.arm(name) for name in series.arms]
         found = optimum(series.values, [float(np.mean([r.val_loss for r in x.runs])) for x in of])
         best[series.label], arms[series.label] = found, of[found.at]
-    d = difference(arms[claim.a], arms[claim.b])
+    d = difference(panel, arms[claim.a], arms[claim.b])
     # the grid may have missed B's optimum by its error, and A's by A's: the gap must be larger than either
-    lower, higher = below(d, -best[claim.b].error), below(d, best[claim.a].error)
-    word = lower if lower == HOLDS else higher if higher == CONTRADICTED else NOT_RESOLVED
+    lower, higher = -best[claim.b].error, best[claim.a].error
+    word = HOLDS if below(d, lower) == HOLDS else CONTRADICTED if below(d, higher) == CONTRADICTED else NOT_RESOLVED
+    finding = Finding(word, min(d.p_below(lower), d.p_above(higher)))
     at = "; ".join(f"{label} is best at {o.value:g}, {_error(o.error)}" for label, o in best.items())
-    return Outcome(word, d, f"{interval(d, f'{claim.a} - {claim.b}')}, each at its best value ({at})")
+    return Outcome(finding, d, f"{interval(d, f'{claim.a} - {claim.b}')}, each at its best value ({at})")
 
 
 def _error(error: float) -> str:
@@ -203,7 +174,8 @@ def decided(claim: ClaimSpec, panel: Panel) -> Outcome:
     """A ends below B by the rule that was fixed before the runs."""
     rule, outcome, (a, b, name) = panel.spec.rule, panel.outcome, _two(claim, panel)
     assert rule is not None and outcome is not None
-    d, needed, why = difference(a, b), outcome.needed, ""
+    d, needed, why = difference(panel, a, b, confidence=TWO_SIDED), outcome.needed, ""
+    finding = directed(d, -rule.margin)
     if outcome.ends:
         why = f"{' and '.join(outcome.ends)} {'are' if outcome.ends[1:] else 'is'} best at the end of the grid"
     elif needed is None or needed > rule.budget:
@@ -212,8 +184,8 @@ def decided(claim: ClaimSpec, panel: Panel) -> Outcome:
     elif d.smallest_resolvable is None or d.smallest_resolvable > rule.margin:
         why = f"the interval is wider than the margin of {rule.margin:g}, against the pilot's spread"
     if why:
-        return Outcome(NOT_RESOLVED, d, f"{interval(d, name)}; {why}")
-    return Outcome(below(d, -rule.margin), d, f"{interval(d, name)}, decided at a margin of {rule.margin:g}")
+        return Outcome(finding._replace(word=NOT_RESOLVED), d, f"{interval(d, name)}; {why}")
+    return Outcome(finding, d, f"{interval(d, name)}, decided at a margin of {rule.margin:g}")
 
 
 def _ratio(claim: ClaimSpec, panel: Panel, what: str, tag: str, power: int = 1) -> Outcome:
@@ -224,11 +196,11 @@ def _ratio(claim: ClaimSpec, panel: Panel, what: str, tag: str, power: int = 1) 
         return power * float(np.log(np.median(values[len(values) // 2 :])))
 
     a, b, _ = _two(claim, panel)
-    d = paired_difference([log(r) for r in b.runs], [log(r) for r in a.runs])
+    d = paired_difference([log(r) for r in b.runs], [log(r) for r in a.runs], CONFIDENCE)
     low, high = (None if end is None else math.exp(end) for end in (d.low, d.high))
     ratio = replace(d, mean=math.exp(d.mean), low=low, high=high)
     detail = interval(ratio, f"{what}, {a.label} / {b.label},", "")
-    return Outcome(below(d, math.log(claim.margin)), ratio, detail, "times")
+    return Outcome(directed(d, math.log(claim.margin)), ratio, detail, "times")
 
 
 def cost(claim: ClaimSpec, panel: Panel) -> Outcome:

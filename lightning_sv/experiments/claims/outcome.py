@@ -1,55 +1,77 @@
-"""What one claim comes to, and the paired difference of losses that most are about."""
+"""What one claim comes to: as it is decided, and as a report shows it."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
-import numpy as np
+from lightning_sv.analysis.decision import Finding, VerdictWord
+from lightning_sv.analysis.paired import PairedDifference
 
-from lightning_sv.analysis.decision import VerdictWord
-from lightning_sv.analysis.paired import PairedDifference, paired_difference
-from lightning_sv.experiments.results import Arm
-from lightning_sv.runs.events import VAL_LOSS
+#: whether an interval holds the paper's number
+Agreement = Literal["", "consistent", "not consistent"]
 
 
 class Outcome(NamedTuple):
     """What one claim came to.
 
     Args:
-        word: the verdict
+        finding: the word and its p value
         d: the figures behind it
         detail: the sentence about them
         unit: of the figures
-        part: which part of the claim they are of, e.g. ``at the end``; empty where they are of all of it
+        part: what they are of, where it is not what the claim names, e.g. ``the final loss``
     """
 
-    word: VerdictWord
+    finding: Finding
     d: PairedDifference
     detail: str
     unit: str = "nats per token"
     part: str = ""
 
 
-def losses_at(arm: Arm, tokens: Sequence[float]) -> list[float]:
-    """Validation loss of every run at its number of tokens, linear between evaluations.
+@dataclass(frozen=True)
+class Verdict:
+    """What the runs say about one claim.
 
-    Raises:
-        ValueError: a run ends before, or begins after, its number of tokens
+    Args:
+        claim: the statement in words, e.g. `unified ends below llama`
+        verdict: one of five words; a claim of one pair is never more than `not resolved`
+        sentence: the verdict with its numbers, as one plain sentence
+        estimate: of what the claim is about; over pairs alone the mean of theirs
+        low: lower end of its interval; None without one
+        high: upper end
+        n: number of pairs
+        smallest: the smallest effect that this scatter and n resolve, half the interval; None without one
+        paper: the paper's number or finding, as text
+        panel: title of its panel
+        unit: of the estimate and its interval; `times` is a ratio
+        confidence: coverage of the interval; its ends are the bounds of one-sided tests at half the rest
+        part: what the estimate is of, where it is not what the claim names
+        p: one-sided p value of the word; where nothing is resolved that of the nearest. None where nothing is tested
+        df: degrees of freedom of the scatter
+        primary: whether it is the first question of its figure
+        p_corrected: p for all claims that were judged together: the primary ones among themselves, and the others
+        corrected: the word that is left then
+        paper_value: the paper's number for the estimate, where the runs are of its models and tokens
+        agreement: whether the interval holds that number
     """
-    found = []
-    for run, at in zip(arm.runs, tokens, strict=True):
-        curve = run.curve(VAL_LOSS)
-        if not curve.tokens[0] <= at <= curve.tokens[-1]:
-            raise ValueError(
-                f"{run.dir} has no validation loss around {at:,.0f} tokens, only from {curve.tokens[0]:,} to "
-                f"{curve.tokens[-1]:,}; set data.validations, or another share in the claim."
-            )
-        found.append(float(np.interp(at, curve.tokens, curve.values)))
-    return found
 
-
-def difference(a: Arm, b: Arm, share: float = 1.0) -> PairedDifference:
-    """A - B over the pairs, at a share of B's tokens; at 1 each at its own end."""
-    if share == 1.0:
-        return paired_difference(b.losses, a.losses)
-    tokens = [share * run.tokens for run in b.runs]
-    return paired_difference(losses_at(b, tokens), losses_at(a, tokens))
+    claim: str
+    verdict: VerdictWord
+    sentence: str
+    estimate: float | None
+    low: float | None
+    high: float | None
+    n: int
+    smallest: float | None
+    paper: str
+    panel: str = ""
+    unit: str = "nats per token"
+    confidence: float = 0.9
+    part: str = ""
+    p: float | None = None
+    df: int | None = None
+    primary: bool = False
+    p_corrected: float | None = None
+    corrected: VerdictWord | None = None
+    paper_value: float | None = None
+    agreement: Agreement = ""

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from lightning_sv.analysis.decision import NOT_RESOLVED, NOT_TESTABLE
+from lightning_sv.analysis.decision import NOT_RESOLVED, NOT_TESTABLE, pairs_to_go
 from lightning_sv.experiments.claims import decide
-from lightning_sv.experiments.claims.outcome import Outcome
-from lightning_sv.experiments.results import Arm, NotTestableError, Panel, Verdict
+from lightning_sv.experiments.claims.outcome import Outcome, Verdict
+from lightning_sv.experiments.results import Arm, NotTestableError, Panel
 from lightning_sv.experiments.spec import ClaimSpec, PanelKind, PanelSpec, unknown
 
 
@@ -19,6 +19,7 @@ class ClaimType:
         judge: what decides it
         panels: kinds of panels that can have it
         needs: what such a claim, or its panel, must say besides; None where it does
+        parts: the claims that it is made of, each judged by itself
         whole: whether the sentence of its outcome is the verdict's, without the word before it
     """
 
@@ -26,6 +27,7 @@ class ClaimType:
     judge: Callable[[ClaimSpec, Panel], Outcome]
     panels: tuple[PanelKind, ...] = ("curves", "scaling")
     needs: Callable[[ClaimSpec, PanelSpec], str | None] = lambda claim, panel: None
+    parts: Callable[[ClaimSpec], tuple[ClaimSpec, ...]] = lambda claim: (claim,)
     whole: bool = False
 
 
@@ -44,21 +46,40 @@ def _margin(claim: ClaimSpec, panel: PanelSpec) -> str | None:
     return None if claim.margin > 0 else "a margin above 0, e.g. 1.05 times"
 
 
+def _lower(claim: ClaimSpec, share: float) -> ClaimSpec:
+    """That A is below B at a share of the tokens: the part of a claim that says more."""
+    return replace(claim, kind="less", until=share, margin=0.0, text=None, paper_value=None)
+
+
+def _each_quarter(claim: ClaimSpec) -> tuple[ClaimSpec, ...]:
+    return tuple(_lower(claim, share) for share in QUARTERS)
+
+
+def _overtaken(claim: ClaimSpec) -> tuple[ClaimSpec, ...]:
+    return _lower(claim, claim.at), _lower(replace(claim, a=claim.b, b=claim.a), 1.0)
+
+
+#: of the training, for a lead that is kept throughout
+QUARTERS = (0.25, 0.5, 0.75, 1.0)
 #: kinds that one interval in nats per token decides: more pairs would help
 SINGLE = ("less", "not_less", "equal")
 
 KINDS: dict[str, ClaimType] = {
     "pair": ClaimType("{a} ends below {b}", decide.pair, ("curves",), whole=True),
-    "less": ClaimType("{a} ends below {b}{more}", decide.less),
+    "less": ClaimType("{a} {ends} below {b}{more}", decide.less),
     "not_less": ClaimType("{a} does not end below {b}{more}", decide.not_less),
     "equal": ClaimType("{a} ends within {margin:g} of {b}", decide.equal),
-    "crosses": ClaimType("{a} leads {b} at {at:.0%} of the tokens and is overtaken", decide.crosses),
-    "leads": ClaimType("{a} is below {b} at each quarter of the tokens", decide.leads),
+    "crosses": ClaimType("{a} leads {b} at {at:.0%} of the tokens and is overtaken", decide.less, parts=_overtaken),
+    "leads": ClaimType("{a} is below {b} at each quarter of the tokens", decide.less, parts=_each_quarter),
     "widens": ClaimType(
-        "the lead of {a} over {b} is larger at {until:.0%} of the tokens than at {at:.0%}", decide.widens
+        "the lead of {a} over {b} is larger at {until:.0%} of the tokens than at {at:.0%}",
+        decide.widens,
+        parts=lambda claim: (claim, _lower(claim, claim.until)),
     ),
     "keeps": ClaimType(
-        "{a} leads {b} at {at:.0%} of the tokens, and the lead shrinks by less than {margin:g} after", decide.keeps
+        "the lead of {a} over {b} shrinks by less than {margin:g} after {at:.0%} of the tokens",
+        decide.keeps,
+        parts=lambda claim: (_lower(claim, claim.at), claim),
     ),
     "efficiency": ClaimType("{a} reaches the final loss of {b} with fewer tokens", decide.efficiency),
     "apart": ClaimType(
@@ -115,28 +136,29 @@ def check_claims(panel: PanelSpec, where: str) -> None:
 
 
 def verdicts(claim: ClaimSpec, panel: Panel) -> tuple[Verdict, ...]:
-    """Verdict on a claim that was checked; on a scaling panel one per size, where it is about two arms of one size.
+    """Verdicts on a claim that was checked: one a part, and on a scaling panel one a size where it is about two arms.
 
     Raises:
         NotTestableError: one size, and the claim is about a slope; or runs that end before a crossing that is known
         ValueError: a run has not logged what the claim is about
     """
     sizes = panel.series[0].sizes if panel.kind == "scaling" else ()
-    if claim.kind == "slope" and len(sizes) < 2:
-        raise NotTestableError("one size gives no slope")
-    if panel.kind == "scaling" and claim.kind != "slope":
-        return tuple(_of_size(replace(claim, a=f"{claim.a}, {s}", b=f"{claim.b}, {s}"), panel) for s in sizes)
-    if claim.crossing:
-        _check_crossing(claim, panel.arms if claim.kind == "slope" else [panel.arm(claim.a), panel.arm(claim.b)])
-    return (_verdict(claim, panel),)
+    if claim.kind == "slope":
+        if len(sizes) < 2:
+            raise NotTestableError("one size gives no slope")
+        _check_crossing(claim, panel.arms)
+        return (_verdict(claim, panel),)
+    of_sizes = [replace(claim, a=f"{claim.a}, {s}", b=f"{claim.b}, {s}") for s in sizes] or [claim]
+    return tuple(verdict for each in of_sizes for verdict in _of_two(each, panel))
 
 
-def _of_size(claim: ClaimSpec, panel: Panel) -> Verdict:
+def _of_two(claim: ClaimSpec, panel: Panel) -> tuple[Verdict, ...]:
     try:
-        _check_crossing(claim, [panel.arm(claim.a), panel.arm(claim.b)])
+        if claim.crossing:
+            _check_crossing(claim, [panel.arm(claim.a), panel.arm(claim.b)])
     except NotTestableError as why:
-        return not_testable(claim, str(why))
-    return _verdict(claim, panel)
+        return (not_testable(claim, str(why)),)
+    return tuple(_verdict(part, panel) for part in KINDS[claim.kind].parts(claim))
 
 
 def _check_crossing(claim: ClaimSpec, arms: Sequence[Arm]) -> None:
@@ -152,7 +174,10 @@ def statement(claim: ClaimSpec) -> str:
     """The claim in words."""
     tags = " and ".join(tag.split("/")[-2] for tag in claim.tags)
     more = f" by more than {claim.margin:g}" if claim.margin else ""
-    return claim.text or KINDS[claim.kind].statement.format(**(vars(claim) | {"tags": tags, "more": more}))
+    late = claim.until == 1
+    words = {"tags": tags, "more": more if late else f"{more} at {claim.until:.0%} of the tokens"}
+    words["ends"] = "ends" if late else "is"
+    return claim.text or KINDS[claim.kind].statement.format(**(vars(claim) | words))
 
 
 def not_testable(claim: ClaimSpec, why: str) -> Verdict:
@@ -162,13 +187,9 @@ def not_testable(claim: ClaimSpec, why: str) -> Verdict:
 
 
 def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
-    word, d, detail, unit, part = KINDS[claim.kind].judge(claim, panel)
-    word = word if d.n > 1 else NOT_RESOLVED  # never a verdict from one run
-    hint = ""
-    if word == NOT_RESOLVED and claim.kind in SINGLE and d.smallest_resolvable is not None:
-        hint = (
-            f"; {d.n} pairs resolve effects above about {d.smallest_resolvable:.3f}, one of that size in half the cases"
-        )
+    (word, p), d, detail, unit, part = KINDS[claim.kind].judge(claim, panel)
+    word = word if d.se is not None else NOT_RESOLVED  # never a verdict from one run
+    hint = f"; {pairs_to_go(d)}" if word == NOT_RESOLVED and claim.kind in SINGLE and d.se else ""
     sentence = detail if KINDS[claim.kind].whole else f"{word.capitalize()}: {detail}{hint}."
     return Verdict(
         claim=statement(claim),
@@ -183,4 +204,7 @@ def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
         unit=unit,
         confidence=d.confidence,
         part=part,
+        p=p if d.se is not None else None,
+        df=d.df,
+        paper_value=claim.paper_value,
     )

@@ -5,15 +5,16 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from lightning_sv.analysis.decision import NOT_TESTABLE
-from lightning_sv.experiments.report.tables import PAPER_TOKENS_PER_PARAM, ours_words, tokens_per_param
+from lightning_sv.analysis.decision import ALPHA, NOT_RESOLVED, NOT_TESTABLE
+from lightning_sv.experiments.claims.outcome import Verdict
+from lightning_sv.experiments.report.tables import PAPER_TOKENS_PER_PARAM, ours_words, p_words, tokens_per_param
 from lightning_sv.experiments.results import Figure
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.provenance import Provenance
 
 #: headings of the claims, of all figures and of one
-_ALL = ("figure", "claim", "verdict", "ours, nats per token unless said", "the paper's")
-_OWN = ("claim", "verdict", "in words", "ours, nats per token unless said", "the paper's")
+_ALL = ("figure", "claim", "verdict", "corrected", "ours, nats per token unless said", "the paper's")
+_OWN = ("claim", "verdict", "corrected", "p", "in words", "ours, nats per token unless said", "the paper's")
 
 
 class Section(NamedTuple):
@@ -47,7 +48,9 @@ def markdown_report(
     title = figures[0].spec.title if len(figures) == 1 else "Scale vectors: the paper's figures, regenerated"
     parts = [f"# {_text(title)}", _table(["", ""], head)]
     claims = [
-        [f.spec.title, f.claim(v), v.verdict, ours_words(v), _paper(v.paper)] for f in figures for v in f.verdicts
+        [f.spec.title, f.claim(v), v.verdict, v.corrected or "", ours_words(v), _paper(v.paper)]
+        for f in figures
+        for v in f.verdicts
     ]
     if claims:
         parts += ["## Claims", _table(_ALL, claims)]
@@ -70,7 +73,10 @@ def _figure(figure: Figure) -> list[str]:
     )
     parts = [f"## {_text(figure.spec.title)}", _paragraph(about)]
     parts += [f"> **Warning:** {_text(warning)}" for warning in figure.warnings]
-    claims = [[figure.claim(v), v.verdict, v.sentence, ours_words(v), _paper(v.paper)] for v in figure.verdicts]
+    claims = [
+        [figure.claim(v), v.verdict, v.corrected or "", p_words(v), v.sentence, ours_words(v), _paper(v.paper)]
+        for v in figure.verdicts
+    ]
     parts += [_table(_OWN, claims)] if claims else []
     parts += [_table(["in the paper", ""], list(figure.spec.paper.items()))] if figure.spec.paper else []
     return parts
@@ -85,21 +91,30 @@ def head_lines(figures: Sequence[Figure], what: str, made: Provenance, caution: 
     runs = _runs(figures)
     budgets = sorted(x for run in runs if (x := tokens_per_param(run)) is not None)
     words = " to ".join(dict.fromkeys(f"{x:.3g}" for x in (budgets[0], budgets[-1]))) if budgets else "not stated"
-    judged = sum(v.verdict != NOT_TESTABLE for figure in figures for v in figure.verdicts)
-    by_chance = (
-        f"{judged} are judged by intervals of 95%, none corrected for their number (only a part of a claim "
-        f"that speaks against it is, for the number of its parts): were no two arms different, about "
-        f"{max(1, round(0.05 * judged))} would still come out resolved. Claims that share runs are not independent."
-    )
+    judged = [v for figure in figures for v in figure.verdicts if v.verdict != NOT_TESTABLE]
     return [
         ("experiments", what),
         *([("read with it", caution)] if caution else []),
-        *([("claims", by_chance)] if judged > 1 else []),
+        *([("claims", _by_chance(judged))] if len(judged) > 1 else []),
         ("training tokens per parameter", f"{words} (the paper's are {PAPER_TOKENS_PER_PARAM})"),
         *((f"{key} of the runs", _stated(runs, key)) for key in ("commit", "machine", "torch")),
         ("runs", f"{len({run.dir for run in runs})}, finished {_dates(runs)}"),
         ("report written", f"{made.date}, at commit {made.commit}, on {made.machine}"),
     ]
+
+
+def _by_chance(judged: Sequence[Verdict]) -> str:
+    """How far verdicts can be trusted of which there are many."""
+    primary = [v for v in judged if v.primary]
+    others = [v for v in judged if not v.primary]
+    kept, others_kept = (sum(v.corrected != NOT_RESOLVED for v in of) for of in (primary, others))
+    return (
+        f"{len(judged)} are judged, each by one-sided tests at {ALPHA:.0%} of itself and its opposite: were all arms "
+        f"equal, about {max(1, round(2 * ALPHA * len(judged)))} would come out resolved by chance. Corrected for their "
+        f"number {kept} of {len(primary)} primary ones, one a figure, keep their word (Holm), and {others_kept} of the "
+        f"{len(others)} others (Benjamini-Hochberg). Claims that share runs are not independent. Differences of losses "
+        "have the scatter of all arms of one model and budget where these scatter alike."
+    )
 
 
 def _runs(figures: Sequence[Figure]) -> list[Run]:

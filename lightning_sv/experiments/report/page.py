@@ -71,6 +71,8 @@ def _prepare(tokens: Sequence[Token], root: Path) -> Counter[str]:
             column, word = next(cells), _words(inside)
             if column:
                 token.attrSet("data-column", column)
+            if column == "corrected" and word in _VERDICTS:
+                token.attrSet("class", _class(word))
             if column == "verdict" and word in _VERDICTS:
                 token.attrSet("class", f"verdict {_class(word)}")
                 tables[-1][word] += 1
@@ -88,7 +90,7 @@ def _words(inline: Token) -> str:
 
 
 def _class(verdict: str) -> str:
-    """`not testable here` -> `not-testable`."""
+    """`not testable here` -> `not-testable`, `equal within 0.01` -> `equal-within`."""
     return "-".join(verdict.split()[:2])
 
 

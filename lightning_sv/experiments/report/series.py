@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
-from lightning_sv.analysis.paired import paired_difference
 from lightning_sv.analysis.scaling import Scaling
 from lightning_sv.analysis.style import GREY, human_tokens, legend_below, new_figure, set_style
+from lightning_sv.experiments.claims.families import TWO_SIDED, difference
 from lightning_sv.experiments.report.views import View, axis_words, baseline_first, looks_of
 from lightning_sv.experiments.results import Panel, Series
 
@@ -74,7 +74,8 @@ def _gap_view(panel: Panel, fits: dict[str, Scaling]) -> View:
         if series.label not in fits:
             continue
         sizes = np.array(series.values) * 1.03**i  # side by side, where intervals would overlap
-        pairs = [paired_difference(a, b) for a, b in zip(panel.losses(base), panel.losses(series), strict=True)]
+        of = ((panel.arm(label), panel.arm(other)) for label, other in zip(series.arms, base.arms, strict=True))
+        pairs = [difference(panel, arm, other, confidence=TWO_SIDED) for arm, other in of]
         means, half = [pair.mean for pair in pairs], [pair.smallest_resolvable or 0.0 for pair in pairs]
         axes.errorbar(sizes, means, yerr=half, fmt="o", color=colour, capsize=3, label=series.name)
         grid = _around(sizes)

@@ -8,9 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent
+from lightning_sv.analysis.paired import PairedDifference, percent
 from lightning_sv.analysis.scaling import ScalingFit
-from lightning_sv.experiments.results import Figure, Panel, Series, Verdict
+from lightning_sv.experiments.claims.families import TWO_SIDED, difference
+from lightning_sv.experiments.claims.outcome import Verdict
+from lightning_sv.experiments.results import Figure, Panel, Series
 from lightning_sv.runs.events import Run
 
 PAPER_TOKENS_PER_PARAM = 100
@@ -81,8 +83,7 @@ def _final(panel: Panel) -> list[tuple[str, str, PairedDifference]]:
     found = []
     for arm, against in pairs:
         try:
-            a, b = against.paired(arm)
-            found.append((arm.label, against.label, paired_difference(a.losses, b.losses)))
+            found.append((arm.label, against.label, difference(panel, arm, against, confidence=TWO_SIDED)))
         except ValueError:
             continue
     return found
@@ -219,13 +220,20 @@ def ours_words(verdict: Verdict) -> str:
         return "not measured"
     part = f"{verdict.part}: " if verdict.part else ""
     pairs = _pairs(verdict.n)
-    if verdict.confidence != 0.95:
-        pairs = f"{percent(verdict.confidence)}, {pairs}"
+    pairs = f"{percent(verdict.confidence)}, {pairs}"
     if verdict.unit == "times":
         ends = "no interval" if verdict.low is None else f"{verdict.low:.2f} to {verdict.high:.2f}"
         return f"{part}{verdict.estimate:.2f} times ({ends}; {pairs})"
     unit = "" if verdict.unit == "nats per token" else f" {verdict.unit}"
     return f"{part}{verdict.estimate:+.4f}{unit} ({interval(verdict.low, verdict.high)}; {pairs})"
+
+
+def p_words(verdict: Verdict) -> str:
+    """`0.004; 0.03 of the primary claims`: its p value, and that for all that were asked."""
+    if verdict.p is None or verdict.p_corrected is None:
+        return ""
+    of = "the primary claims" if verdict.primary else "all others"
+    return f"{verdict.p:.2g}; {verdict.p_corrected:.2g} of {of}"
 
 
 def _pairs(n: int) -> str:

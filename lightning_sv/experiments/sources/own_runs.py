@@ -12,7 +12,7 @@ from lightning_sv.experiments.checks import (
     comparability_warnings,
     config_differences,
 )
-from lightning_sv.experiments.judge import decide
+from lightning_sv.experiments.judge import decided
 from lightning_sv.experiments.report.tables import tokens_per_param
 from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec
@@ -98,8 +98,8 @@ def _figure(arms: tuple[Arm, ...], warnings: tuple[str, ...], command: str) -> F
         summary=f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}, {' or '.join(seeds)}.",
         panels=[panel.spec],
     )
-    verdicts = tuple(verdict for claim in claims for verdict in decide(claim, panel, "own runs"))
-    return with_branches(Figure(spec, (panel,), verdicts, warnings, command, min(budgets, default=0.0)))
+    figure = Figure(spec, (panel,), (), warnings, command, min(budgets, default=0.0))
+    return with_branches(*decided([figure]))
 
 
 def with_branches(figure: Figure) -> Figure:
