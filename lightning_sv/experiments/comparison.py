@@ -23,7 +23,7 @@ from lightning_sv.analysis.decision import CONTRADICTED, HOLDS, difference_sente
 from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, token_efficiency
 from lightning_sv.analysis.style import human_tokens
 from lightning_sv.experiments.checks import ConfigDifference
-from lightning_sv.experiments.claims.families import TWO_SIDED, difference
+from lightning_sv.experiments.claims.together import TWO_SIDED, difference
 from lightning_sv.experiments.recipe import words_of
 from lightning_sv.experiments.results import Arm, Figure
 from lightning_sv.experiments.runs import Runs

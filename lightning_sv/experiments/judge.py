@@ -5,10 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_sv.experiments.checks import weaknesses
-from lightning_sv.experiments.claims.correct import corrected, one_primary, with_papers_number
-from lightning_sv.experiments.claims.families import families_of
 from lightning_sv.experiments.claims.outcome import Verdict
-from lightning_sv.experiments.claims.table import not_testable, verdicts
+from lightning_sv.experiments.claims.table import not_testable, verdicts, with_papers_number
+from lightning_sv.experiments.claims.together import corrected, families_of, one_primary
 from lightning_sv.experiments.overhead import measured_table, throughput_table
 from lightning_sv.experiments.plan import with_pairs
 from lightning_sv.experiments.results import Arm, Figure, NotTestableError, Panel
@@ -64,7 +63,7 @@ def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
 
 def decided(figures: Sequence[Figure]) -> list[Figure]:
     """Figures whose panels have their runs, with a verdict on every claim, and what is left of it for their number."""
-    families = families_of(panel for figure in figures for panel in figure.panels)
+    families = families_of([panel for figure in figures for panel in figure.panels])
     found = []
     for figure in figures:
         panels = [replace(panel, families=families) for panel in figure.panels]

@@ -11,14 +11,15 @@ from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
 from lightning_sv.analysis.grids import optimum, pairs_needed
-from lightning_sv.analysis.pooled import Family
+from lightning_sv.analysis.pooled import Family, holm
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.claims.table import KINDS, not_testable, statement, verdicts
+from lightning_sv.experiments.judge import decided
 from lightning_sv.experiments.overhead import benchmark_table, throughput_table
 from lightning_sv.experiments.recipe import Recipe
 from lightning_sv.experiments.report.tables import ours_words
-from lightning_sv.experiments.results import Arm, NotTestableError, Panel, RuleOutcome, Series
-from lightning_sv.experiments.spec import ClaimSpec, PanelSpec, Rule
+from lightning_sv.experiments.results import Arm, Figure, NotTestableError, Panel, RuleOutcome, Series
+from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec, Rule
 from lightning_sv.runs.events import Curve, Run
 
 TOKENS = np.arange(100, 2001, 100)
@@ -366,3 +367,57 @@ def test_a_run_that_ends_before_a_crossing_does_not_test_it() -> None:
     assert "end after 599 steps, and a, 100000 is known to pass b, 100000 at about 600" in short.sentence
     with pytest.raises(NotTestableError, match="end after 599 steps"):
         verdicts(ClaimSpec("slope", "steeper", a="a", b="b", crossing=600), panel)
+
+
+def figure_of(name: str, *panels: Panel) -> Figure:
+    return Figure(FigureSpec(name, name, "", "", [p.spec for p in panels]), panels, papers_own=name == "own")
+
+
+def panel_of(claims: list[ClaimSpec], *arms: Arm) -> Panel:
+    return Panel(PanelSpec("panel", claims=claims), arms)
+
+
+def test_claims_are_corrected_for_their_number() -> None:
+    """Holm over one primary claim a figure, the first or the one that says so; Benjamini-Hochberg over the others."""
+    figures = []
+    for name, gap, times in (("1", -0.02, 1), ("2", -0.0012, 1), ("3", -0.001, 20)):  # other arms, which do not pool
+        less = ClaimSpec("less", "", a=f"a{name}", b=f"b{name}")
+        more = {"1": [replace(less, margin=0.01, primary=True)], "3": [replace(less, kind="not_less")]}
+        panel = panel_of([less, *more.get(name, [])], wide(less.a, gap, times), flat(less.b))
+        figures.append(figure_of(name, panel))
+    found = [verdict for figure in figures for verdict in decided([figure])[0].verdicts]
+    assert [v.primary for v in found] == [False, True, True, True, False]
+    one, two, three = decided(figures)
+    p_values = [v.p for v in (one.verdicts[1], two.verdicts[0], three.verdicts[0])]
+    assert None not in p_values
+    expected = holm([p for p in p_values if p is not None])
+    primary = [one.verdicts[1], two.verdicts[0], three.verdicts[0]]
+    assert [v.p_corrected for v in primary] == pytest.approx(expected)
+    others = [one.verdicts[0], three.verdicts[1]]
+    p_others = [v.p for v in others if v.p is not None]
+    assert [v.p_corrected for v in others] == pytest.approx(list(scipy_stats.false_discovery_control(p_others)))
+    for verdict in (*primary, *others):
+        assert verdict.p_corrected is not None
+        assert verdict.corrected == (verdict.verdict if verdict.p_corrected < 0.05 else "not resolved")
+    assert "not resolved" in {v.corrected for v in primary if v.verdict == "holds"}
+
+
+def test_a_part_that_is_another_claim_is_shown_once() -> None:
+    """`leads` ends with what `less` says; the primary one is the first claim's."""
+    claims = [ClaimSpec(kind, kind, a="a", b="b") for kind in ("less", "leads")]
+    (found,) = decided([figure_of("x", panel_of(claims, arm("a", -0.04), flat()))])
+    assert [v.claim for v in found.verdicts] == [
+        "a ends below b", *(f"a is below b at {n}% of the tokens" for n in (25, 50, 75)),
+    ]  # fmt: skip
+    assert [v.primary for v in found.verdicts] == [True, False, False, False]
+
+
+def test_the_papers_number_is_looked_for_where_the_runs_are_the_papers() -> None:
+    def ours(name: str, value: float) -> Verdict:
+        claim = ClaimSpec("less", "0.02", a="a", b="b", paper_value=value)
+        return decided([figure_of(name, panel_of([claim], arm("a", -0.02), flat()))])[0].verdicts[0]
+
+    inside, outside, another = ours("own", -0.0205), ours("own", -0.03), ours("cpu", -0.02)
+    assert inside.agreement == "consistent" and inside.sentence.endswith("4 pairs); the paper's -0.0205 lies inside.")
+    assert outside.agreement == "not consistent" and outside.sentence.endswith("the paper's -0.03 lies outside.")
+    assert (another.agreement, another.paper_value) == ("", None) and "the paper's" not in another.sentence

@@ -1,7 +1,7 @@
 """What decides each kind of claim: from the runs of a panel to a word, an interval and a sentence.
 
 A - B is a difference of validation losses, nats per token, over runs that share seed and data; its scatter is that of
-all arms of the family (`families`). What a claim says besides is a claim of its own, see `table.KINDS`.
+all arms of the family (`together`). What a claim says besides is a claim of its own, see `table.KINDS`.
 """
 
 import math
@@ -29,8 +29,8 @@ from lightning_sv.analysis.decision import (
 from lightning_sv.analysis.grids import optimum
 from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent, token_efficiency
 from lightning_sv.analysis.scaling import FEWEST_SIZES, Interval
-from lightning_sv.experiments.claims.families import TWO_SIDED, Change, LossAt, difference
 from lightning_sv.experiments.claims.outcome import Outcome
+from lightning_sv.experiments.claims.together import TWO_SIDED, Change, LossAt, difference
 from lightning_sv.experiments.results import Arm, Panel
 from lightning_sv.experiments.spec import ClaimSpec
 from lightning_sv.runs.events import Run

@@ -208,3 +208,13 @@ def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
         df=d.df,
         paper_value=claim.paper_value,
     )
+
+
+def with_papers_number(verdict: Verdict, papers_own: bool) -> Verdict:
+    """A verdict that says whether its interval holds the paper's number, where runs are of its models and tokens."""
+    value, low, high = verdict.paper_value, verdict.low, verdict.high
+    if not papers_own or value is None or low is None or high is None:
+        return replace(verdict, paper_value=None)
+    inside = low <= value <= high
+    words = f"{verdict.sentence[:-1]}; the paper's {value:+g} lies {'inside' if inside else 'outside'}."
+    return replace(verdict, sentence=words, agreement="consistent" if inside else "not consistent")

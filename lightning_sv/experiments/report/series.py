@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lightning_sv.analysis.scaling import Scaling
 from lightning_sv.analysis.style import GREY, human_tokens, legend_below, new_figure, set_style
-from lightning_sv.experiments.claims.families import TWO_SIDED, difference
+from lightning_sv.experiments.claims.together import TWO_SIDED, difference
 from lightning_sv.experiments.report.views import View, axis_words, baseline_first, looks_of
 from lightning_sv.experiments.results import Panel, Series
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from lightning_sv.analysis.paired import PairedDifference, percent
 from lightning_sv.analysis.scaling import ScalingFit
-from lightning_sv.experiments.claims.families import TWO_SIDED, difference
 from lightning_sv.experiments.claims.outcome import Verdict
+from lightning_sv.experiments.claims.together import TWO_SIDED, difference
 from lightning_sv.experiments.results import Figure, Panel, Series
 from lightning_sv.runs.events import Run
 
