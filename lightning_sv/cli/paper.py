@@ -19,6 +19,7 @@ from lightning_sv.experiments.dry_run import print_dry_run
 from lightning_sv.experiments.judge import judge
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipes import Recipes
+from lightning_sv.experiments.report.log import LOG, add_to_log, log_rows, read_log, with_earlier
 from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
@@ -56,6 +57,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--no_train", action="store_true", help="Judge the runs that are there.")
     parser.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
     parser.add_argument("--submit", action="store_true", help="With --slurm: submit it.")
+    parser.add_argument("--no_log", action="store_true", help=f"Leave {LOG}, the record of all verdicts, alone.")
     parser.add_argument("--json", action="store_true", help="Print the verdicts as JSON, the rest on stderr.")
     options, rest = parser.parse_known_args(argv)
     ways = [f"--{name}" for name in ("dry_run", "no_train", "slurm") if getattr(options, name)]
@@ -92,11 +94,15 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     words += ["--out", shlex.quote(str(out))] * (options.out is not None)
     commands = [" ".join([*words, "--fig", figure.spec.name]) for figure in figures]
     found = judge([replace(f, command=command) for f, command in zip(figures, commands, strict=True)], runs)
+    if not options.no_log:
+        found = with_earlier(found, budget.name, read_log())
     print_verdicts(console, found)
     from lightning_sv.experiments.report.write import write_report  # matplotlib, which a dry run does without
 
     write_report(found, out, f"{budget.name}: {budget.summary}", budget.caution)
     console.print(f"report: {out / 'report.html'}", markup=False)
+    if not options.no_log and (added := add_to_log(log_rows(found, budget.name))):
+        console.print(f"{LOG}: {added} verdicts added (--no_log adds none)", markup=False)
     if options.json:
         print(verdicts_json(found, out / "report.html", failed=failed))
     return 1 if failed else 0

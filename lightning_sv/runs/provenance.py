@@ -101,7 +101,8 @@ def commit() -> str:
     # an environment may lie inside somebody else's checkout, whose commit says nothing about this code
     if top is None or head is None or Path(top).resolve() != root:
         return f"version {lightning_sv.__version__}, not a git checkout"
-    changed = _git("status", "--porcelain", "--untracked-files=no", at=root)
+    # what is recorded is no code
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)results", at=root)
     return f"{head}, with uncommitted changes" if changed else head
 
 

@@ -16,11 +16,12 @@ from rich.console import Console
 
 from lightning_sv.__main__ import main
 from lightning_sv.cli.paper import run as run_paper
+from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.dry_run import measured_ratio, print_dry_run
 from lightning_sv.experiments.judge import judge
 from lightning_sv.experiments.plan import plan_figure, with_pairs
 from lightning_sv.experiments.recipes import Recipes
-from lightning_sv.experiments.results import Arm, Figure, Panel, RuleOutcome, Verdict
+from lightning_sv.experiments.results import Arm, Figure, Panel, RuleOutcome
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.figures import load_budget, load_figure
 from lightning_sv.experiments.spec import ArmSpec, ClaimSpec, FigureSpec, PanelSpec, Rule
@@ -308,7 +309,7 @@ def test_the_walk_from_the_command_to_a_verdict_is_short_and_has_no_way_back(
             if caller is not None:
                 calls[caller.f_code.co_filename].add(code.co_filename)
 
-    words = ["--budget", "cpu", "--fig", "heterogeneity", "--no_train", "--out", str(shared.out)]
+    words = ["--budget", "cpu", "--fig", "heterogeneity", "--no_train", "--no_log", "--out", str(shared.out)]
     sys.setprofile(note)
     try:
         assert main(["paper", *words]) == 0
@@ -398,7 +399,7 @@ def test_the_command(
 ) -> None:
     """Dry run: nothing starts; SLURM: a script and claimed folders; then runs, verdicts and the report."""
     out = tmp_path / "out"
-    words = ["--scale", "cpu", "--fig", "heterogeneity", "overhead", "--out", str(out), "--jobs", "2"]
+    words = ["--scale", "cpu", "--fig", "heterogeneity", "overhead", "--out", str(out), "--jobs", "2", "--no_log"]
     words += ["--data.corpus.dir", str(corpus), "--data.corpus.tokenizer=bpe:300"]
     assert run_paper([*words, "--dry-run"]) == 0
     said = " ".join(capsys.readouterr().out.split())

@@ -53,6 +53,7 @@ class Verdict:
         corrected: the word that is left then
         paper_value: the paper's number for the estimate, where the runs are of its models and tokens
         agreement: whether the interval holds that number
+        earlier: the words of earlier records, with their dates
     """
 
     claim: str
@@ -75,3 +76,4 @@ class Verdict:
     corrected: VerdictWord | None = None
     paper_value: float | None = None
     agreement: Agreement = ""
+    earlier: str = ""

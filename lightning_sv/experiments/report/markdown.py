@@ -14,7 +14,7 @@ from lightning_sv.runs.provenance import Provenance
 
 #: headings of the claims, of all figures and of one
 _ALL = ("figure", "claim", "verdict", "corrected", "ours, nats per token unless said", "the paper's")
-_OWN = ("claim", "verdict", "corrected", "p", "in words", "ours, nats per token unless said", "the paper's")
+_OWN = ("claim", "verdict", "corrected", "p", "earlier", "in words", "ours, nats per token unless said", "the paper's")
 
 
 class Section(NamedTuple):
@@ -74,7 +74,16 @@ def _figure(figure: Figure) -> list[str]:
     parts = [f"## {_text(figure.spec.title)}", _paragraph(about)]
     parts += [f"> **Warning:** {_text(warning)}" for warning in figure.warnings]
     claims = [
-        [figure.claim(v), v.verdict, v.corrected or "", p_words(v), v.sentence, ours_words(v), _paper(v.paper)]
+        [
+            figure.claim(v),
+            v.verdict,
+            v.corrected or "",
+            p_words(v),
+            v.earlier,
+            v.sentence,
+            ours_words(v),
+            _paper(v.paper),
+        ]
         for v in figure.verdicts
     ]
     parts += [_table(_OWN, claims)] if claims else []

@@ -1,0 +1,183 @@
+"""results/log.csv: every verdict that was ever recorded, only added to; and how each has moved.
+
+    python -m lightning_sv.experiments.report.log results/cpu results/cpu-long
+
+adds what the history of git holds of these reports; `lightning-sv paper` adds what it judges.
+"""
+
+import csv
+import io
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+from lightning_sv.analysis.decision import NOT_TESTABLE
+from lightning_sv.experiments.claims.outcome import Verdict
+from lightning_sv.experiments.results import Figure
+
+LOG = Path("results/log.csv")
+_COLUMNS = (
+    "date", "budget", "figure", "claim", "estimate", "low", "high", "n", "verdict", "p", "corrected",
+    "commit", "corpus", "machine",
+)  # fmt: skip
+Row = dict[str, str]
+
+
+def log_rows(figures: Sequence[Figure], budget: str) -> list[Row]:
+    """One row a claim that could be judged, with the last day of its figure's runs and what they were trained with.
+
+    Args:
+        figures: judged
+        budget: its name
+    """
+    found = []
+    for figure in figures:
+        runs = [run.summary for panel in figure.panels for arm in panel.arms for run in arm.runs]
+        of = {
+            "date": max((str(run.get("date") or "") for run in runs), default=""),
+            "budget": budget,
+            "figure": figure.spec.name,
+            "commit": _several(run.get("commit") for run in runs),
+            "corpus": _several(run.get("corpus_hash") for run in runs),
+            "machine": _several(run.get("machine") for run in runs),
+        }
+        for verdict in figure.verdicts:
+            if verdict.verdict != NOT_TESTABLE:
+                found.append(_row({**vars(verdict), **of, "claim": figure.claim(verdict)}))
+    return found
+
+
+def read_log(path: Path = LOG) -> list[Row]:
+    """All rows, the oldest first; none where there is no log.
+
+    Raises:
+        ValueError: it is something else
+    """
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != _COLUMNS:
+            raise ValueError(f"{path} is no log of verdicts: its columns are not {', '.join(_COLUMNS)}; move it away.")
+        return list(reader)
+
+
+def add_to_log(rows: Iterable[Row], path: Path = LOG) -> int:
+    """Add what does not stand there, whatever its date: runs that are judged again the same are no new record.
+
+    Args:
+        rows: as of `log_rows`
+        path: the log; begun where there is none
+
+    Returns:
+        How many were added.
+
+    Raises:
+        ValueError: the file is no log
+    """
+    known = {_content(row) for row in read_log(path)}
+    new = [row for content, row in {_content(row): row for row in rows}.items() if content not in known]
+    if new:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        begun = path.is_file()
+        text = io.StringIO()
+        writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+        if not begun:
+            writer.writeheader()
+        writer.writerows(new)
+        with path.open("a", newline="", encoding="utf-8") as file:
+            file.write(text.getvalue())
+    return len(new)
+
+
+def with_earlier(figures: Sequence[Figure], budget: str, log: Sequence[Row]) -> list[Figure]:
+    """Figures whose verdicts say what earlier records of the same claim and budget came to.
+
+    Args:
+        figures: judged
+        budget: its name
+        log: as `read_log` gives it, without these figures or with them
+    """
+    ours = {_content(row) for row in log_rows(figures, budget)}
+    before: dict[tuple[str, str], list[Row]] = {}
+    for row in log:
+        if row["budget"] == budget and _content(row) not in ours:
+            before.setdefault((row["figure"], row["claim"]), []).append(row)
+
+    def told(figure: Figure, verdict: Verdict) -> Verdict:
+        rows = before.get((figure.spec.name, figure.claim(verdict)), [])
+        each = [(word, next(of)["date"]) for word, of in groupby(rows, lambda row: row["verdict"])]
+        return replace(verdict, earlier=", then ".join(f"{word} ({date[:10]})" for word, date in each))
+
+    return [replace(f, verdicts=tuple(told(f, verdict) for verdict in f.verdicts)) for f in figures]
+
+
+def rows_of_git(folder: Path) -> list[Row]:
+    """The rows of every commit of a folder's report that dates its runs and names its panels.
+
+    Args:
+        folder: of the repository in the working directory, named as its budget, e.g. results/cpu
+    """
+    found: list[Row] = []
+    for commit in _git("log", "--reverse", "--format=%H", "--", str(folder / "verdicts.csv")).split():
+        verdicts, runs = (_csv(_git("show", f"{commit}:{folder}/{name}.csv")) for name in ("verdicts", "results"))
+        if not (runs and verdicts and "date" in runs[0] and "panel" in verdicts[0]):
+            continue
+        page = _git("show", f"{commit}:{folder}/report.md").splitlines()
+        machine = next((line.split("|")[2].strip() for line in page if line.startswith("| machine of the runs |")), "")
+        for row in verdicts:
+            if row["verdict"].startswith("not testable"):
+                continue
+            of = [run for run in runs if run["figure"] == row["figure"]]
+            alike = {v["panel"] for v in verdicts if (v["figure"], v["claim"]) == (row["figure"], row["claim"])}
+            made = {
+                "date": max((run["date"] for run in of), default=""),
+                "budget": folder.name,
+                "commit": _several(run["commit"] for run in of),
+                "corpus": _several(run["corpus_hash"] for run in of),
+                "machine": machine,
+                "claim": f"{row['panel']}: {row['claim']}" if len(alike) > 1 else row["claim"],
+            }
+            found.append(_row({**row, **made}))
+    return found
+
+
+def main(folders: Sequence[str]) -> int:
+    """Add what git holds of the reports of some folders."""
+    for folder in folders:
+        print(f"{folder}: {add_to_log(rows_of_git(Path(folder)))} rows added to {LOG}")
+    return 0
+
+
+def _row(values: Mapping[str, object]) -> Row:
+    return {column: _text(values.get(column)) for column in _COLUMNS}
+
+
+def _text(value: object) -> str:
+    try:
+        return f"{float(str(value)):.6g}"
+    except ValueError:
+        return "" if value is None else str(value)
+
+
+def _content(row: Row) -> tuple[str, ...]:
+    return tuple(row[column] for column in _COLUMNS if column != "date")
+
+
+def _several(values: Iterable[object]) -> str:
+    return "; ".join(sorted({str(value) for value in values if value}))
+
+
+def _csv(text: str) -> list[Row]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,100 @@
+"""The record of verdicts: only added to, and what it tells of a claim."""
+
+import csv
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lightning_sv.experiments.report.log import add_to_log, log_rows, main, read_log, rows_of_git, with_earlier
+from lightning_sv.experiments.results import Figure
+from tests.experiments.fake_results import figure
+
+ROOT = Path(__file__).parents[2]
+
+
+def moved(to: Figure) -> Figure:
+    """The same claims with another first word and another estimate."""
+    first = replace(to.verdicts[0], verdict="contradicted", estimate=0.1)
+    return replace(to, verdicts=(first, *to.verdicts[1:]))
+
+
+def test_a_record_is_only_added_to(tmp_path: Path) -> None:
+    """What stands there is not added again, whatever its date; what says something else is, below it."""
+    log, one = tmp_path / "results" / "log.csv", figure()
+    assert read_log(log) == [] and add_to_log(log_rows([one], "cpu"), log) == 3  # what cannot be tested is no record
+    first = log.read_text()
+    assert add_to_log([{**row, "date": "2030-01-01"} for row in log_rows([one], "cpu")], log) == 0
+    assert log.read_text() == first
+    assert add_to_log(log_rows([moved(one)], "cpu"), log) == 1 == add_to_log(log_rows([one], "gpu"), log) - 2
+    assert log.read_text().startswith(first)
+    rows = read_log(log)
+    words = [row["verdict"] for row in rows if row["claim"] == "dp ends below llama"]
+    assert words == ["holds", "contradicted", "holds"]
+    assert (rows[0]["estimate"], rows[0]["p"], rows[0]["corrected"]) == ("-0.05", "0.003", "not resolved")
+    log.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"log.csv is no log of verdicts: .*; move it away"):
+        add_to_log(rows, log)
+
+
+def test_a_report_tells_how_a_verdict_moved(tmp_path: Path) -> None:
+    """By records of the same claim and budget that are not its own."""
+    log, one = tmp_path / "log.csv", figure()
+    other = [{**row, "date": f"2026-01-0{i} 10:00 UTC"} for i, row in enumerate(log_rows([moved(one)], "cpu"), 1)]
+    add_to_log(log_rows([one], "cpu"), log)
+    add_to_log([*other, *log_rows([one], "gpu")], log)
+    (told,) = with_earlier([one], "cpu", read_log(log))
+    assert [verdict.earlier for verdict in told.verdicts] == ["contradicted (2026-01-01)", "", "", ""]
+    assert with_earlier([told], "cpu", read_log(log))[0].verdicts == told.verdicts
+
+
+def test_what_git_holds_of_a_report_is_added_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row a claim that was judged and its runs, over the commits that recorded them."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("results/cpu")
+    folder.mkdir(parents=True)
+
+    def commit(estimate: float, date: str) -> None:
+        verdicts = [
+            {"figure": "f", "claim": "a ends below b", "panel": panel, "verdict": word, "estimate": x, "n": 3}
+            for panel, word, x in (
+                ("p", "holds", estimate),
+                ("q", "holds", -1),
+                ("q", "not testable at this scale", ""),
+            )
+        ]
+        runs = [{"figure": "f", "date": date, "commit": "abc", "corpus_hash": "c0ffee"}]
+        for name, rows in (("verdicts", verdicts), ("results", runs)):
+            with (folder / f"{name}.csv").open("w", newline="") as file:
+                writer = csv.DictWriter(file, list(rows[0]))
+                writer.writeheader()
+                writer.writerows(rows)
+        (folder / "report.md").write_text("# T\n\n| machine of the runs | a laptop |\n")
+        git = ("git", "-c", "user.name=x", "-c", "user.email=x@x", "-c", "commit.gpgsign=false")
+        for words in (("add", "."), ("commit", "-qm", "x")):
+            subprocess.run([*git, *words], check=True, capture_output=True)
+
+    subprocess.run(["git", "init", "-q"], check=True)
+    commit(-0.5, "2026-01-01")
+    commit(-0.25, "2026-01-02")
+    rows = rows_of_git(folder)
+    assert [(row["claim"], row["estimate"]) for row in rows] == [
+        ("p: a ends below b", "-0.5"), ("q: a ends below b", "-1"),
+        ("p: a ends below b", "-0.25"), ("q: a ends below b", "-1"),
+    ]  # fmt: skip
+    assert rows[0]["date"] == "2026-01-01" and rows[0]["machine"] == "a laptop" and rows[0]["corpus"] == "c0ffee"
+    assert main(["results/cpu"]) == 0
+    assert len(read_log()) == 3 and main(["results/cpu"]) == 0 and len(read_log()) == 3
+
+
+def test_the_log_of_the_repository_holds_its_reports() -> None:
+    """Every verdict of results/*/verdicts.csv that was judged stands there, with its number."""
+    logged = {
+        (row["budget"], row["figure"], row["verdict"], row["estimate"]) for row in read_log(ROOT / "results/log.csv")
+    }
+    for path in sorted(ROOT.glob("results/*/verdicts.csv")):
+        with path.open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if not row["verdict"].startswith("not testable")]
+        ours = {(path.parent.name, row["figure"], row["verdict"], f"{float(row['estimate']):.6g}") for row in rows}
+        assert ours and ours <= logged, sorted(ours - logged)
