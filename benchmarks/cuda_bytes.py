@@ -157,6 +157,7 @@ def main() -> None:
             "triton": triton.__version__,
             "card": f"{H200.name}, described to the compiler; nothing ran on one",
             "tokens": TOKENS,
+            "arguments": options.args,
             "bytes_per_s_of_the_model": BYTES_PER_S,
         }
         Path(options.json).write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")

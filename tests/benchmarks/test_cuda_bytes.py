@@ -1,4 +1,4 @@
-"""The counter of bytes against known answers, and the recorded table against what docs/speed.md says of it."""
+"""The counter of bytes against known answers, and the recorded table against what docs/gpu.md says of it."""
 
 import json
 import re
@@ -126,7 +126,7 @@ def test_the_recorded_table_is_whole_and_is_the_pages() -> None:
         assert row["ratio"] == pytest.approx(row["gigabytes"] / rows[model, "llama"]["gigabytes"], abs=1e-6)
         assert row["gigabytes"] == pytest.approx(row["generated_gb"] + row["eager_gb"], abs=1e-5)
         assert row["modelled_ms"] == pytest.approx(1e12 * row["gigabytes"] / BYTES_PER_S, abs=1e-3)
-    section = (ROOT / "docs/speed.md").read_text().partition("make bench-bytes")[2].partition("\n## ")[0]
+    section = (ROOT / "docs/gpu.md").read_text().partition("make bench-bytes")[2].partition("\n## ")[0]
     quoted = re.findall(
         r"^\| Llama-(1B|0\.12B), `(.+?)` \| (.+?) \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", section, re.M
     )
@@ -143,6 +143,23 @@ def test_the_recorded_table_is_whole_and_is_the_pages() -> None:
         for (model, strategy), row in rows.items()
     ]
     assert record["machine"]["date"] in section and record["machine"]["torch"] in section
+
+
+def test_bytes_by_triton_kernels_are_the_pages_and_change_unified_alone() -> None:
+    plain, ours = (json.loads(path.read_text())["rows"] for path in (RECORD, RECORD.with_stem("cuda_bytes_triton")))
+    page = (ROOT / "docs/gpu.md").read_text()
+    for before, row in zip(plain, ours, strict=True):
+        assert (row["model"], row["strategy"]) == (before["model"], before["strategy"])
+        if row["strategy"] != "unified":
+            assert row == before
+            continue
+        assert row["gigabytes"] < before["gigabytes"]
+        name = row["model"].removeprefix("llama-").upper()
+        figures = (
+            f"{row['gigabytes']:.1f} | {row['ratio']:.3f} | {row['modelled_ms']:.1f} | {row['layer_gigabytes']:.2f}"
+        )
+        line = f"| by Triton kernels: Llama-{name}, `unified` | {figures} | {row['layer_saved_mib']:.0f} |"
+        assert line in page
 
 
 @pytest.mark.skipif(usable() is not None, reason=str(usable()))
