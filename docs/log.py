@@ -1,7 +1,8 @@
-"""Writes docs/log.md, every arm that was trained for results/, from the tables there: python docs/log.py."""
+"""Writes docs/log.md, every verdict and every arm of results/, from the tables there: python docs/log.py."""
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
@@ -9,10 +10,14 @@ from statistics import mean
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = """# Log of results
 
-Every arm that was trained for [results](../results), whatever came of it. `python docs/log.py` writes this page from
-the tables there, and a test compares them. The loss is on held-out text, in nats per token, the mean over the seeds.
-The difference is to the baseline of the figure, over pairs that share a seed, with its 95% interval, each judged by
-itself. An arm that several figures share stands here once. Verdicts on the paper's claims: [results](results.md).
+What was recorded for [results](../results), whatever came of it. `python docs/log.py` writes this page from the tables
+there, and a test compares them. What is to be said of it: [results](results.md).
+"""
+ARMS = """## Arms
+
+Each is trained once for all figures that share it. The loss is on held-out text, in nats per token, the mean over the
+seeds. The difference is to the baseline of the figure, over pairs that share a seed, with its 95% interval, each judged
+by itself.
 """
 COLUMNS = "| finished | figure | model | strategy | lr | tokens | seeds | loss | difference | | commit |"
 RULE = "|---|---|---|---|---:|---:|---:|---:|---|---|---|"
@@ -56,14 +61,40 @@ def rows(folder: Path) -> Iterator[tuple[str, str]]:
         yield when, f"| {' | '.join(cells)} |"
 
 
+def verdicts() -> str:
+    """Return the verdicts of results/log.csv: how many of each word, recording by recording, and which have moved."""
+    log = read(ROOT / "results/log.csv")
+    words = sorted({row["verdict"] for row in log})
+    recorded: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
+    said: dict[tuple[str, str, str], list[str]] = {}
+    for row in log:
+        recorded.setdefault((row["date"][:10], row["budget"]), {})[row["figure"], row["claim"]] = row["verdict"]
+        said.setdefault((row["budget"], row["figure"], row["claim"]), []).append(row["verdict"])
+    lines = ["## Verdicts", "", f"| recorded | budget | {' | '.join(words)} |", "|---|---|" + "---:|" * len(words)]
+    for (day, budget), found in recorded.items():  # of a day the last word on each claim
+        numbers = Counter(found.values())
+        lines.append(f"| {day} | {budget} | {' | '.join(str(numbers[word]) for word in words)} |")
+    lines += [
+        "",
+        "Those that were not the same each time:",
+        "",
+        "| budget | figure | claim | verdicts |",
+        "|---|---|---|---|",
+    ]
+    lines += [
+        f"| {' | '.join(claim)} | {', then '.join(found)} |" for claim, found in said.items() if len(set(found)) > 1
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def page() -> str:
-    """Return the page, a table for each folder of results/ that holds runs."""
-    parts = [HEAD]
+    """Return the page: the verdicts, and a table of arms for each folder of results/ that holds runs."""
+    parts = [HEAD, verdicts(), ARMS]
     for table in sorted((ROOT / "results").glob("*/results.csv")):
         runs, name = read(table), table.parent.name
         corpora = " ".join(sorted({f"`{run['corpus_hash'][:12]}`" for run in runs}))
         number = len({run["run"] for run in runs})
-        parts.append(f"## {name}\n\n[The report](../results/{name}/report.md): {number} runs on corpus {corpora}.\n")
+        parts.append(f"### {name}\n\n[The report](../results/{name}/report.md): {number} runs on corpus {corpora}.\n")
         parts.append("\n".join([COLUMNS, RULE, *(row for _, row in sorted(rows(table.parent)))]) + "\n")
     return "\n".join(parts)
 

