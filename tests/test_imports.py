@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     "generate": (["generate", "--help"], set()),
     "export": (["export", "--help"], set()),
     "roles": (["roles", "--help"], set()),
+    "inspect": (["inspect", "--help"], set()),
     "report": (["report", "--help"], DRAWS),
     "theory": (["theory", "--help"], DRAWS),
     "plan": (["plan", "--gpus", "1", *CONFIG], COMPILER),

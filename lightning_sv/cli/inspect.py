@@ -11,7 +11,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_sv.analysis.inspect_plot import draw_vectors
 from lightning_sv.interop.inspect import (
     StoredVector,
     VectorStatistics,
@@ -65,6 +64,8 @@ def run(argv: list[str]) -> int:
     for row in rows:
         families[family(row.name).removesuffix(".weight")].append(row)
     if options.png is not None:
+        from lightning_sv.analysis.inspect_plot import draw_vectors  # matplotlib, a second
+
         draw_vectors(name, families, options.png)
     if options.json:
         print(json.dumps({"model": name, "vectors": [asdict(row) for row in rows], "notes": notes}, indent=2))
