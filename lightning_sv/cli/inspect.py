@@ -7,9 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from lightning_sv.interop.inspect import (
     StoredVector,
@@ -24,21 +21,23 @@ from lightning_sv.runs.checkpoint import read_model
 from lightning_sv.runs.directory import LAST
 from lightning_sv.settings.plain_parser import PlainParser
 
-#: heading -> what stands there, as a mean over the vectors of a line
-_COLUMNS: dict[str, tuple[str, Callable[[VectorStatistics], float | None]]] = {
-    "mean": ("{:.3f}", lambda row: row.mean),
-    "rms": ("{:.3f}", lambda row: row.rms),
-    "< 0": ("{:.1%}", lambda row: row.negative),
-    "= 1": ("{:.1%}", lambda row: row.at_start),
-    "distinct": ("{:.0f}", lambda row: row.distinct),
-    "dead": ("{:.1%}", lambda row: row.dead),
-    "outliers": ("{:.1%}", lambda row: row.outliers),
-    "balance": ("{:+.2f}", lambda row: row.balance),
-    "agreement": ("{:.2f}", lambda row: row.agreement),
+#: heading -> width, format and value of what stands below it; a mean over the vectors of a line
+_COLUMNS: dict[str, tuple[int, str, Callable[[VectorStatistics], float | None]]] = {
+    "mean": (7, ".3f", lambda row: row.mean),
+    "rms": (7, ".3f", lambda row: row.rms),
+    "< 0": (7, ".1%", lambda row: row.negative),
+    "= 1": (8, ".1%", lambda row: row.at_start),
+    "distinct": (9, ".0f", lambda row: row.distinct),
+    "dead": (7, ".1%", lambda row: row.dead),
+    "outliers": (9, ".1%", lambda row: row.outliers),
+    "balance": (8, "+.2f", lambda row: row.balance),
+    "agreement": (10, ".2f", lambda row: row.agreement),
 }
-_LEGEND = """= 1: still at its start to the bit. distinct: different values a vector. dead: below 5% of the median size;
-outliers: above 8 times. balance: median of ln(γ² / ‖w‖²), w what a channel's matrices multiply it with. agreement:
-correlation of ln ‖w‖ between the branches that share γ; low where one γ for each (hg) has something to give."""
+_LEGEND = """= 1: still at its start to the bit. distinct: different values a vector.
+dead: below 5% of the median size; outliers: above 8 times it.
+balance: median of ln(γ² / ‖w‖²), w what a channel's matrices multiply it with.
+agreement: correlation of ln ‖w‖ between branches that share γ; where it is low,
+one γ for each (hg) has something to give."""
 
 
 def run(argv: list[str]) -> int:
@@ -70,11 +69,9 @@ def run(argv: list[str]) -> int:
     if options.json:
         print(json.dumps({"model": name, "vectors": [asdict(row) for row in rows], "notes": notes}, indent=2))
         return 0
-    console = Console()
-    console.print(_table(name, families))
-    console.print(_LEGEND, highlight=False)
-    for note in [*notes, *([f"drawn: {options.png}"] if options.png else [])]:
-        console.print(escape(note), highlight=False)
+    print("\n".join([f"{name}: scale vectors", *_table(families), _LEGEND, *notes]))
+    if options.png is not None:
+        print(f"drawn: {options.png}")
     return 0
 
 
@@ -92,22 +89,24 @@ def _read(path: Path, allow: Sequence[str], *, trust_remote_code: bool) -> tuple
     return f"{found.model} in {path}", found.vectors, unread
 
 
-def _table(name: str, families: dict[str, list[VectorStatistics]]) -> Table:
-    """One line for the vectors of up to three parts of the depth that differ in their layer alone."""
-    table = Table(title=escape(f"{name}: scale vectors"), title_justify="left")
-    for heading in ("vector", "layers", "role", *_COLUMNS, "folds"):
-        table.add_column(heading, justify="right" if heading in _COLUMNS else "left", overflow="fold")
+def _table(families: dict[str, list[VectorStatistics]]) -> list[str]:
+    """Return the lines: below each family one for each of up to three parts of the depth, 80 columns wide."""
+    lines = ["layers".ljust(8) + "".join(heading.rjust(width) for heading, (width, *_) in _COLUMNS.items())]
     for path, rows in families.items():
-        for i, part in enumerate(np.array_split(np.arange(len(rows)), min(3, len(rows)))):
-            some = [rows[j] for j in part]
-            cells = [_mean(words, [value(row) for row in some]) for words, value in _COLUMNS.values()]
+        folds = {row.folds for row in rows}
+        lines += [
+            "",
+            f"{path}: {rows[0].role}, {'folds' if folds == {True} else 'some fold' if True in folds else 'stays'}",
+        ]
+        for part in np.array_split(np.arange(len(rows)), min(3, len(rows))):
+            some = [rows[i] for i in part]
             depths = sorted({row.depth for row in some if row.depth is not None})
             layers = "" if not depths else f"{depths[0]}" if len(depths) == 1 else f"{depths[0]}-{depths[-1]}"
-            folds = {True: "yes", False: "no"}.get(some[0].folds, "") if len({r.folds for r in some}) == 1 else "some"
-            table.add_row(escape(path) if i == 0 else "", layers, some[0].role, *cells, folds)
-    return table
+            cells = (_mean([value(row) for row in some], words).rjust(w) for w, words, value in _COLUMNS.values())
+            lines.append((f"  {layers:6}" + "".join(cells)).rstrip())
+    return [*lines, ""]
 
 
-def _mean(words: str, values: Sequence[float | None]) -> str:
+def _mean(values: Sequence[float | None], words: str) -> str:
     there = [value for value in values if value is not None]
-    return words.format(float(np.mean(there))) if there else ""
+    return format(float(np.mean(there)), words) if there else ""

@@ -196,16 +196,17 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
 
 
 def test_the_command_shows_a_run_and_a_folder(
-    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
     capsys.readouterr()
     picture = tmp_path / "sub/run.png"
     assert main(["inspect", str(runs["own"]), "--png", str(picture)]) == 0
-    out = capsys.readouterr().out
-    line = next(line for line in out.splitlines() if "layers.*.attn.qkv.q_proj.scale_out" in line)
-    cells = [cell.strip() for cell in line.split("│")[2:-1]]
-    assert cells[:2] == ["0", "output"] and cells[9:] == ["", "", "no"] and "hg+dnp+or+iwd: scale vectors" in out
+    out = capsys.readouterr().out.splitlines()
+    at = out.index("layers.*.attn.qkv.q_proj.scale_out: output, stays")
+    assert out[0] == "tiny, hg+dnp+or+iwd: scale vectors" and max(map(len, out[:-1])) <= 80
+    for layer, line in enumerate(out[at + 1 : at + 3]):
+        cells = line.split()  # neither balance nor agreement, for its norm is between
+        assert cells[0] == str(layer) and len(cells) == 8 and cells[5:] == ["32", "0.0%", "0.0%"]
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 20_000
     assert main(["export", str(runs["plain"]), str(tmp_path / "hf")]) == 0
     capsys.readouterr()
