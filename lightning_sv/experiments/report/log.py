@@ -1,6 +1,6 @@
 """results/log.csv: every verdict that was ever recorded, only added to; and how each has moved.
 
-    python -m lightning_sv.experiments.report.log results/cpu results/cpu-long
+    .venv/bin/python -m lightning_sv.experiments.report.log results/cpu results/cpu-long
 
 adds what the history of git holds of these reports; `lightning-sv paper` adds what it judges.
 """
