@@ -14,6 +14,7 @@ from benchmarks.memory import saved_mib
 from benchmarks.peers import PEERS
 from lightning_sv.experiments.overhead import benchmark_table
 
+ROOT = Path(__file__).parent.parent.parent
 ARGS = ["--rounds", "2", "--threads", "1", "--widths", "32", "--modes", "eager", "--peers", "Hugging Face", "litgpt"]
 
 
@@ -84,3 +85,24 @@ def test_saved_bytes_are_each_storage_once() -> None:
 
     assert saved_mib(loss, model) * 2**20 == 3 * 4 * 8 * 4
     assert model.weight.grad is None
+
+
+def _said(row: dict[str, Any], digits: int) -> str:
+    return " to ".join(f"{row[key]:.{digits}f}" for key in ("low", "high")).join((f"{row['ratio']:.{digits}f} (", ")"))
+
+
+def test_the_page_says_what_was_recorded() -> None:
+    page = (ROOT / "docs/speed.md").read_text()
+    steps, blocks = (json.loads((ROOT / f"benchmarks/results/{name}.json").read_text()) for name in ("step", "moe"))
+    for width in (256, 768):
+        modes = [f"d={width} {dtype} {mode}, 1 thread" for dtype in ("fp32", "bf16") for mode in ("eager", "compiled")]
+        columns = [{row["name"]: row for row in (*steps[at]["peers"], *steps[at]["strategies"])} for at in modes]
+        for name in columns[0].keys() - {"llama"}:
+            cells = " | ".join(_said(column[name], 3) for column in columns)
+            assert f"{name}` | {cells} |" in page or f"| {name} | {cells} |" in page
+        milliseconds = " | ".join(f"{column['llama']['milliseconds']:.0f}" for column in columns)
+        assert f"| {milliseconds} |" in page
+    for at in ("narrow fp32", "narrow bf16", "wide fp32", "wide bf16"):
+        peers = [_said(row, 2) for row in blocks[at]["peers"] if row["name"] != "ours"]
+        ours = [f"{row['ratio']:.2f}" for row in blocks[at]["strategies"] if row["name"] != "ours"]
+        assert f"| {' | '.join(peers)} | {', '.join(ours)} |" in page

@@ -17,6 +17,7 @@ has_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton come
 
 
 @has_triton
+@pytest.mark.slow
 def test_kernels_are_the_plain_forms_under_tritons_interpreter() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/nn/interpreted.py"],
