@@ -56,7 +56,7 @@ def train(model: LlamaForCausalLM, blocks: Tensor, steps: int) -> float:
             adam_beta2=0.95, save_strategy="no", logging_strategy="no", report_to=[], disable_tqdm=True, seed=0,
             dataloader_pin_memory=torch.cuda.is_available(),
         )  # fmt: skip
-        parts = blocks[256 : 256 + steps * BATCH], blocks[:256]
+        parts = blocks[128 : 128 + steps * BATCH], blocks[:128]
         train_set, val_set = ([{"input_ids": block, "labels": block} for block in part] for part in parts)
         trainer = IwdTrainer(model=model, args=arguments, train_dataset=train_set, eval_dataset=val_set)
         trainer.train()

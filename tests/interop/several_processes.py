@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from lightning_sv.interop import Roles, apply_strategy, param_groups, weight_decay_roles
 from tests.interop.test_apply import named
 
-#: with norms behind its matrices; with norms after blocks and 1 + w; with experts
-CASES = [("llama", "unified"), ("gemma2", "hg+dp+or+iwd"), ("qwen3_moe", "hg+dp+or+iwd")]
+#: with norms behind its matrices; with experts
+CASES = [("llama", "unified"), ("qwen3_moe", "hg+dp+or+iwd")]
 STEPS, BATCH = 4, 4
 PLAIN = MixedPrecisionPolicy()
 #: of losses, relative: the study measured 1.4e-6 over 6 steps; a vector whose gradient is lost changes them by 1e-3
