@@ -85,6 +85,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     if options.no_train and not any(runs.dir(*run).is_dir() for figure in figures for run in figure.runs()):
         raise ValueError(f"paper: {out} holds no run of these figures; leave out --no_train, or name their --out.")
     check_replaceable(out, [out / "runs"])
+    log = [] if options.no_log else read_log()  # what is no log is refused before hours of runs
     failed: dict[str, str] = {}
     if not options.no_train:
         if budget.gpu is not None:
@@ -95,7 +96,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     commands = [" ".join([*words, "--fig", figure.spec.name]) for figure in figures]
     found = judge([replace(f, command=command) for f, command in zip(figures, commands, strict=True)], runs)
     if not options.no_log:
-        found = with_earlier(found, budget.name, read_log())
+        found = with_earlier(found, budget.name, log)
     print_verdicts(console, found)
     from lightning_sv.experiments.report.write import write_report  # matplotlib, which a dry run does without
 

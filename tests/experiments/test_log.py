@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.report.log import add_to_log, log_rows, main, read_log, rows_of_git, with_earlier
 from lightning_sv.experiments.results import Figure
 from tests.experiments.fake_results import figure
@@ -98,3 +99,16 @@ def test_the_log_of_the_repository_holds_its_reports() -> None:
             rows = [row for row in csv.DictReader(file) if not row["verdict"].startswith("not testable")]
         ours = {(path.parent.name, row["figure"], row["verdict"], f"{float(row['estimate']):.6g}") for row in rows}
         assert ours and ours <= logged, sorted(ours - logged)
+
+
+def test_a_log_that_is_none_is_refused_before_anything_is_trained(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conf").symlink_to(ROOT / "conf")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/log.csv").write_text("mine\n")
+    monkeypatch.chdir(tmp_path)
+    words = ["--fig", "heterogeneity", "--data.corpus.dir", str(corpus), "--data.corpus.tokenizer=bpe:300"]
+    with pytest.raises(ValueError, match=r"results/log.csv is no log of verdicts"):
+        run_paper(words, launcher=("false",))
+    assert not (tmp_path / "runs").exists()
