@@ -1,63 +1,120 @@
-"""Grids of a learning rate or an initial std: the optimum of each arm, its error, and the pairs a decision needs."""
+"""Grids of settings: the optimum of an arm by a quadratic fit in the settings' logarithms around its lowest loss.
+
+Near its minimum the loss is a paraboloid in log(learning rate) and log(initial std), and nine points a factor of two
+apart, each on a few seeds, place the minimum better than the lowest point does, whose loss is low by luck too (the
+winner's curse). A fit is no better than its points: none is made through a cliff, where training breaks down, and
+none is believed that puts the minimum at the end of the grid or beyond it.
+"""
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
 
 import numpy as np
-from scipy.special import stdtrit
+from numpy.typing import NDArray
+
+#: nats per token above the lowest mean: what lies higher is beyond a cliff, and no paraboloid goes through it
+CLIFF = 0.1
+
+Array = NDArray[np.float64]
 
 
-class Optimum(NamedTuple):
-    """The best value of a grid.
+@dataclass(frozen=True)
+class Optimum:
+    """Where the loss of an arm is lowest, and what it is there.
 
-    Attributes:
-        at: index of the value
-        value: of the axis
-        loss: mean over the seeds, nats per token
-        error: by how much the loss at the true optimum may be lower; infinite where the best value is the grid's
-            end, for then the optimum may lie outside
+    Args:
+        values: of the axes, in the grid's order
+        errors: standard errors of their natural logarithms; 0 for an axis of one value
+        loss: nats per token: the mean over the seeds
+        se: its standard error, the seeds' own offsets left out; None where nothing is left to estimate it from
+        df: degrees of freedom of both
+        why_not: why no fit gave it; then `values` and `loss` are those of the lowest point, without errors
     """
 
-    at: int
-    value: float
+    values: tuple[float, ...]
+    errors: tuple[float, ...]
     loss: float
-    error: float
+    se: float | None
+    df: int
+    why_not: str = ""
 
 
-def optimum(values: Sequence[float], losses: Sequence[float]) -> Optimum:
-    """The least loss of a grid; its error is the depth of the parabola in log(value) through it and its neighbours.
+def fit_optimum(points: Sequence[Sequence[float]], losses: Sequence[Sequence[float]]) -> Optimum:
+    """The minimum z* = -A^-1 b / 2 of loss = seed + c + b'z + z'Az, z = log(values / those of the lowest point).
 
-    Args:
-        values: (N,) of the axis, positive and distinct
-        losses: (N,) means over the same seeds, nats per token
-    """
-    order = np.argsort(values)
-    x, y = np.log(np.asarray(values, dtype=np.float64)[order]), np.asarray(losses, dtype=np.float64)[order]
-    i = int(np.argmin(y))
-    index = int(order[i])
-    error = math.inf
-    if 0 < i < len(x) - 1:
-        c2, c1, c0 = np.polyfit(x[i - 1 : i + 2] - x[i], y[i - 1 : i + 2], 2)
-        error = max(0.0, float(y[i] - (c0 - c1**2 / (4 * c2)))) if c2 > 0 else 0.0
-    return Optimum(index, float(values[index]), float(y[i]), error)
-
-
-def pairs_needed(spread: float, margin: float, confidence: float = 0.95, most: int = 10_000) -> int | None:
-    """min{n >= 2 : t(confidence, n - 1) spread / sqrt(n) <= margin}; None where that is more than `most`.
-
-    In two stages: the spread is the pilot's, taken as known, and the pilot's pairs count among the n. Stein's n (Annals
-    of Mathematical Statistics 16, 1945) keeps the quantile of the pilot's own size, which for pilots of three pairs is
-    more than twice as wide; here the final interval is checked against the margin instead.
+    The points are the lowest one and its next neighbours along all axes, as far as they lie below the cliff. The
+    errors follow from the coefficients' by the implicit function theorem: 2A dz* = -d(gradient), and the loss at z*
+    does not move with z*.
 
     Args:
-        spread: standard deviation of the pilot's differences, nats per token
-        margin: half width of the interval aimed at, nats per token
-        confidence: coverage of the interval
-        most: where the search ends
+        points: (N, K) values of the axes, positive; a full grid, or one with points left out
+        losses: (N, S) of the runs, nats per token; the same S seeds at every point
     """
-    quantile = 0.5 + confidence / 2
-    for n in range(2, most + 1):
-        if stdtrit(n - 1, quantile) * spread / math.sqrt(n) <= margin:
-            return n
-    return None
+    x, y = np.log(np.asarray(points, dtype=np.float64)), np.asarray(losses, dtype=np.float64)
+    means = y.mean(axis=1)
+    best = int(np.argmin(means))
+    lowest = Optimum(tuple(map(float, points[best])), (0.0,) * x.shape[1], float(means[best]), None, 0)
+
+    def without(why: str) -> Optimum:
+        return Optimum(lowest.values, lowest.errors, lowest.loss, None, 0, why)
+
+    places = np.stack([np.unique(column, return_inverse=True)[1] for column in x.T], axis=1)
+    last = places.max(axis=0)
+    if any(top and place in (0, top) for place, top in zip(places[best], last, strict=True)):
+        return without("the lowest loss is at the end of the grid")
+    near = (abs(places - places[best]) <= 1).all(axis=1) & (means <= means[best] + CLIFF)
+    free = [k for k in range(x.shape[1]) if last[k]]
+    z = x[near][:, free] - x[best, free]
+    design = _features(z)
+    n, seeds = y[near].shape
+    if np.linalg.matrix_rank(design) < design.shape[1]:
+        return without("too few points lie around the lowest one, below the cliff")
+    inverse = np.linalg.pinv(design)
+    coefficients = inverse @ means[near]
+    df = n * seeds - design.shape[1] - (seeds - 1)
+    residuals = (y[near] - y[near].mean(axis=0)) - (design @ coefficients - means[near].mean())[:, None]
+    variance = float((residuals**2).sum()) / df if df > 0 else math.nan
+    covariance = variance / seeds * (inverse @ inverse.T)
+    hessian = _hessian(coefficients, len(free))
+    if (np.linalg.eigvalsh(hessian) <= 0).any():
+        return without("the losses around the lowest one curve down")
+    minimum = np.linalg.solve(hessian, -coefficients[1 : 1 + len(free)])
+    if (minimum < z.min(axis=0)).any() or (minimum > z.max(axis=0)).any():
+        return without("the fit's minimum lies beyond the points around the lowest one")
+    features, slopes = _features(minimum[None])[0], _slopes(minimum)
+    moved = np.linalg.solve(hessian, slopes)
+    errors = np.zeros(x.shape[1])
+    errors[free] = np.sqrt(np.diag(moved @ covariance @ moved.T))
+    values = np.asarray(lowest.values)
+    values[free] *= np.exp(minimum)
+    se = math.sqrt(float(features @ covariance @ features)) if df > 0 else None
+    return Optimum(tuple(map(float, values)), tuple(map(float, errors)), float(features @ coefficients), se, max(df, 0))
+
+
+def _features(z: Array) -> Array:
+    """(N, K) -> 1, z_i, z_i z_j: (N, 1 + K + K (K + 1) / 2)."""
+    squares = [z[:, i] * z[:, j] for i, j in combinations_with_replacement(range(z.shape[1]), 2)]
+    return np.column_stack([np.ones(len(z)), z, *squares])
+
+
+def _slopes(z: Array) -> Array:
+    """(K, features): derivatives of every feature at z (K,)."""
+    k = len(z)
+    pairs = list(combinations_with_replacement(range(k), 2))
+    found = np.zeros((k, 1 + k + len(pairs)))
+    found[:, 1 : 1 + k] = np.eye(k)
+    for at, (i, j) in enumerate(pairs, 1 + k):
+        found[i, at] += z[j]
+        found[j, at] += z[i]
+    return found
+
+
+def _hessian(coefficients: Array, k: int) -> Array:
+    """(K, K) second derivatives, 2A."""
+    found = np.zeros((k, k))
+    for at, (i, j) in enumerate(combinations_with_replacement(range(k), 2), 1 + k):
+        found[i, j] += coefficients[at]
+        found[j, i] += coefficients[at]
+    return found

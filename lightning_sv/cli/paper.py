@@ -18,6 +18,7 @@ from lightning_sv import __version__
 from lightning_sv.experiments.dry_run import print_dry_run
 from lightning_sv.experiments.judge import judge
 from lightning_sv.experiments.plan import plan_figure
+from lightning_sv.experiments.recipe import by_seed
 from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.report.log import LOG, add_to_log, log_rows, read_log, with_earlier
 from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
@@ -25,7 +26,7 @@ from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.figures import budget_names, figure_names, load_budget, load_figure
 from lightning_sv.experiments.sources.words import read_words
-from lightning_sv.experiments.train import asked, train
+from lightning_sv.experiments.train import train
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.runs.launch import default_parallel
 from lightning_sv.runs.slurm import array_script, submit
@@ -71,7 +72,10 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         raise ValueError(f"--jobs is {options.jobs}; give the number of runs at a time, at least 1.")
     budget = load_budget(options.budget)
     recipes = Recipes(budget, _keys(rest))
-    figures = [plan_figure(load_figure(name), recipes) for name in dict.fromkeys(options.fig or figure_names())]
+    figures = [
+        plan_figure(load_figure(name), recipes)
+        for name in dict.fromkeys(options.fig or budget.figures or figure_names())
+    ]
     out: Path = options.out or Path("runs/paper", budget.name)
     parallel = options.jobs or default_parallel()
     console = Console(width=None if sys.stdout.isatty() else 150, stderr=options.json)
@@ -151,9 +155,8 @@ def _context(figures: Sequence[Figure]) -> dict[str, str]:
 
 
 def _slurm(console: Console, figures: Sequence[Figure], runs: Runs, recipes: Recipes, submitted: bool) -> int:
-    """Print the array of the missing runs; what a rule asks for comes with the call after the runs it depends on."""
-    known = [run for figure in figures for run in figure.runs()]
-    missing = runs.missing(list({r.key(s): (r, s) for r, s in [*known, *asked(figures, runs)]}.values()))
+    """Print the array of the missing runs."""
+    missing = runs.missing(by_seed(run for figure in figures for run in figure.runs()))
     if not missing:
         console.print("every run is complete; call without --slurm for the verdicts.")
         return 0

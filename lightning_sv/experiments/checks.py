@@ -159,20 +159,22 @@ def weaknesses(panel: Panel) -> list[str]:
         return []
     found = list(panel.warnings)
     arms = panel.spec.arms.values()
-    asked = [f"--{key}" for arm in arms for key in arm.set] + [f"--{panel.spec.axis}"] * bool(panel.spec.axis)
+    asked = [f"--{key}" for arm in arms for key in arm.set] + [f"--{key}" for key in panel.spec.axes]
     for arm in arms:
         asked += ["--trainer.max_steps"] * (arm.longer != 1) + ["--model.optim.lr"] * bool(arm.lr)
         asked += ["--model.backbone", "--model.optim.lr"] * (arm.model is not None)
     longer = any(arm.longer != 1 for arm in arms)
-    sizes = panel.series[0].sizes if panel.kind == "scaling" else ("",)
-    for size in sizes:
-        of = [arm for arm in panel.arms if not size or (arm.recipe and arm.recipe.model == size)]
+    asked += ["--model.optim.lr", "--model.backbone.init_std"]  # each arm has its own where it was tuned
+    alike = (
+        zip(*(series.arms for series in panel.series), strict=True) if panel.sizes else [[a.label for a in panel.arms]]
+    )
+    for of in (map(panel.arm, labels) for labels in alike):
         runs = {f"{arm.label}, run {i}": run for arm in of for i, run in enumerate(arm.runs)}
         if runs:
             check_same_corpus(runs)
             text = comparability_warnings(runs, config_differences(runs, asked))
             found += [f"{panel.title}: {w}" for w in text if not (longer and "end at different tokens" in w)]
-    if panel.kind == "scaling":
+    if panel.sizes:
         every = {str(run.dir): run for arm in panel.arms for run in arm.runs}
         check_same_corpus(every, validation=False)
         for key, values in validation_differences(every).items():

@@ -22,18 +22,6 @@ def cost(wanted: Sequence[Wanted], budget: Budget) -> float:
     return sum((recipe.seconds or 0.0) + budget.startup_seconds for recipe, _ in wanted)
 
 
-def rule_runs(figure: Figure, budget: Budget) -> list[Wanted]:
-    """Runs that the rules of a figure may ask for at most: the most pairs of each, each arm at its dearest value."""
-    found = []
-    for panel in figure.panels:
-        if panel.spec.rule is not None:
-            for series in panel.series:
-                of = [run for name in series.arms for run in panel.arm(name).wanted[:1]]
-                dearest, first = max(of, key=lambda run: cost([run], budget))[0], len(panel.arms[0].seeds)
-                found += [(dearest, first + i) for i in range(panel.spec.rule.budget)]
-    return found
-
-
 def measured_ratio(wanted: Sequence[Wanted], runs: Runs) -> float | None:
     """Median of measured over estimated seconds, of the runs that are complete; None without any."""
     ratios = []
@@ -54,10 +42,8 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: Runs, budge
         budget: models, steps and seeds of the runs
         parallel: runs at a time
     """
-    known = by_seed(run for figure in figures for run in figure.runs())
-    later = by_seed(run for figure in figures for run in rule_runs(figure, budget))
-    ratio = measured_ratio(known, runs)
-    total = by_seed([*known, *later])
+    total = by_seed(run for figure in figures for run in figure.runs())
+    ratio = measured_ratio(total, runs)
     missing = {r.key(s) for r, s in total if not is_complete(runs.dir(r, s))}
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("run", overflow="fold")  # it has what the numbers leave
@@ -84,7 +70,7 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: Runs, budge
         return _time(cost(wanted, budget), budget, ratio, parallel)
 
     for figure in figures:
-        alone = by_seed([*figure.runs(), *rule_runs(figure, budget)])
+        alone = figure.runs()
         say(f"{figure.spec.name:20} {len(alone):3} runs, alone {time_of(alone)}")
         for panel in figure.panels:
             if panel.why_not is not None:

@@ -9,7 +9,6 @@ from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.claims.table import not_testable, verdicts, with_papers_number
 from lightning_sv.experiments.claims.together import corrected, families_of, one_primary
 from lightning_sv.experiments.overhead import measured_table, throughput_table
-from lightning_sv.experiments.plan import with_pairs
 from lightning_sv.experiments.results import Arm, Figure, NotTestableError, Panel
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.spec import ClaimSpec
@@ -27,7 +26,7 @@ def judge(figures: Sequence[Figure], runs: Runs) -> list[Figure]:
     """
     read_ones = []
     for figure in figures:
-        panels = tuple(read(panel, runs) for panel in with_pairs(figure.panels, runs))
+        panels = tuple(read(panel, runs) for panel in figure.panels)
         warnings = dict.fromkeys(warning for panel in panels for warning in weaknesses(panel))
         read_ones.append(replace(figure, panels=panels, warnings=tuple(warnings)))
     return decided(read_ones)
@@ -39,8 +38,7 @@ def read(panel: Panel, runs: Runs) -> Panel:
     every = tuple(runs.read(arm) for arm in panel.arms)
     arms, left_out = runs.complete(panel.arms)
     if panel.arms and not arms:
-        why_not = "its pairs were not trained" if panel.outcome else left_out
-        return replace(panel, arms=(), every=every, why_not=why_not, left_out=left_out if panel.outcome else None)
+        return replace(panel, arms=(), every=every, why_not=left_out)
     arms = tuple(whole.on(arm.seeds) for arm, whole in zip(arms, every, strict=True))
     table = None
     if panel.kind == "table" and panel.why_not is None:
@@ -67,7 +65,7 @@ def decided(figures: Sequence[Figure]) -> list[Figure]:
     found = []
     for figure in figures:
         panels = [replace(panel, families=families) for panel in figure.panels]
-        claims = [(claim, decide(claim, panel, figure)) for panel in panels for claim in panel.claims]
+        claims = [(claim, decide(claim, panel, figure)) for panel in panels for claim in panel.spec.claims]
         able = tuple(panel for panel in panels if panel.why_not is None)
         found.append(replace(figure, panels=able, verdicts=one_primary(claims)))
     return corrected(found)

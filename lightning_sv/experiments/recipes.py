@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from omegaconf import OmegaConf
 
 from lightning_sv.corpus.writer import file_sha256
 from lightning_sv.experiments.recipe import MFU, Recipe, words_of
+from lightning_sv.experiments.sources.figures import load_tuned
+from lightning_sv.experiments.sources.tuned import tuned_keys
 from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, PanelSpec, unknown
 from lightning_sv.plan import find_gpu, plan_steps, train_hours
 from lightning_sv.runs.directory import LAST
@@ -64,19 +67,55 @@ class Recipes:
         of = model if panel.kind == "scaling" or arm.model is None else self.model(panel.model)
         assert isinstance(model, ModelSpec) and isinstance(of, ModelSpec), role
         lr = {"model.optim.lr": arm.lr[self.budget.name]} if self.budget.name in arm.lr else {}
-        paths, given = self._layers(panel, model, {**arm.set, **(more or {}), **self.extra, **lr})
+        own = {**arm.set, **(more or {}), **self.extra, **lr}
+        paths, given = self._layers(panel, model, own)
+        tuned, note = self._tuned(panel, arm, model, paths, given)
+        paths, given = self._layers(panel, model, own, tuned)
         asked = json.dumps([[str(p) for p in paths], given, arm.scale, arm.longer], sort_keys=True)
         if asked not in self._made:
             of_llama = self._steps(*self._layers(panel, of, self.extra))
             # what an arm itself says of them counts
             steps = int(arm.set.get("trainer.max_steps", round(of_llama * arm.longer)))
-            self._made[asked] = self._make(paths, given, arm, model, panel.optim, steps)
+            made = self._make(paths, given, arm, model, panel.optim, steps)
+            self._made[asked] = replace(made, note=" ".join(filter(None, (made.note, note))))
         return self._made[asked]
 
-    def _layers(self, panel: PanelSpec, model: ModelSpec, more: Mapping[str, Any]) -> tuple[list[Path], dict[str, Any]]:
+    def untuned(self, panel: PanelSpec, model: ModelSpec) -> str | None:
+        """Why the arms of a panel have no optima of their own, where they want them."""
+        if not model.tuned and panel.tuned_as == "own":
+            return f"the optimum of each arm is not known for {model.config}"
+        if not model.tuned or panel.kind == "grid" or load_tuned(model.tuned, self.conf):
+            return None
+        return f"conf/paper/tuned/{model.tuned}.yaml is not there yet, the figure tuning writes it"
+
+    def _tuned(
+        self, panel: PanelSpec, arm: ArmSpec, model: ModelSpec, paths: list[Path], given: Mapping[str, Any]
+    ) -> tuple[dict[str, float], str]:
+        """The optimum that an arm has, or that all share, and a sentence on it."""
+        tuned = load_tuned(model.tuned, self.conf) if model.tuned and panel.kind != "grid" else None
+        if tuned is None or (tuned.optim, tuned.schedule) != (panel.optim, panel.schedule):
+            return {}, ""
+        shared = panel.tuned_as not in ("", "own")
+        words = [*_configs(paths), *words_of(given)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            scale = panel.tuned_as if shared else arm.scale
+            module, _, _ = parse_run([*words, "--model.scale", scale], check_corpus=False)
+        exceptions = "" if shared else module.scale_options.label()
+        label = f"{module.strategy}{exceptions}"
+        found, note = tuned_keys(tuned, module.strategy, label, module.config.d_model)
+        return found, f"All arms have the learning rate and the initial std of {label}." if shared else note
+
+    def _layers(
+        self,
+        panel: PanelSpec,
+        model: ModelSpec,
+        more: Mapping[str, Any],
+        tuned: Mapping[str, float] | None = None,
+    ) -> tuple[list[Path], dict[str, Any]]:
         noun = ["base", f"optim/{panel.optim}", f"schedule/{panel.schedule}", *self.budget.layers]
         paths = [self.conf / f"{file}.yaml" for file in [*noun, f"model/{model.config}"]]
-        keys = {**self.budget.set, **model.set, **panel.set, **more}
+        keys = {**self.budget.set, **model.set, **(tuned or {}), **panel.set, **more}
         return paths if self.files is None else list(self.files), keys
 
     def _steps(self, paths: list[Path], given: Mapping[str, Any]) -> int:

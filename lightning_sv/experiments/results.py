@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_sv.analysis.grids import Optimum, fit_optimum
 from lightning_sv.analysis.pooled import Families
 from lightning_sv.analysis.scaling import Scaling, fit_scaling
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.recipe import Recipe, Wanted, by_seed
-from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelKind, PanelSpec, unknown
+from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec, unknown
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run
 
 
@@ -84,16 +85,18 @@ class Series:
         ours: whether it is not the paper's
         baseline: whether the others are compared with it
         arms: labels of the arms at its points
-        values: of the axis of a grid, or activated parameters of the sizes
-        sizes: names of the models of a scaling panel
+        values: of a scaling panel: activated parameters of the sizes; of one of lengths: tokens a parameter
+        sizes: what they are called
+        points: of a grid: the values of its axes
     """
 
     label: str
     ours: bool
     baseline: bool
     arms: tuple[str, ...]
-    values: tuple[float, ...]
+    values: tuple[float, ...] = ()
     sizes: tuple[str, ...] = ()
+    points: tuple[tuple[float, ...], ...] = ()
 
     @property
     def name(self) -> str:
@@ -124,19 +127,6 @@ class Table:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class RuleOutcome:
-    """What the rule of a grid came to.
-
-    Args:
-        needed: pairs for the margin, from the pilot's spread; None before the pilot, or where no number would do
-        ends: arms whose best value is an end of the grid: it may not be their best
-    """
-
-    needed: int | None = None
-    ends: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True, eq=False)
 class Panel:
     """One panel of a figure: settled under a budget, and with its runs once they are read.
@@ -146,7 +136,6 @@ class Panel:
         arms: in its order; none where the panel cannot be had
         series: of a grid or a scaling panel
         table: of a panel that is a table, once it is read
-        outcome: of the panel that a rule asks for beside its grid: the arms at their best values on other seeds
         why_not: why it cannot be had
         left_out: which of its runs are missing, where it rests on the others
         warnings: what weakens it
@@ -159,7 +148,6 @@ class Panel:
     arms: tuple[Arm, ...] = ()
     series: tuple[Series, ...] = ()
     table: Table | None = None
-    outcome: RuleOutcome | None = None
     why_not: str | None = None
     left_out: str | None = None
     warnings: tuple[str, ...] = ()
@@ -171,17 +159,12 @@ class Panel:
     @property
     def title(self) -> str:
         """Its heading."""
-        return f"{self.spec.title}: each at its own best, other seeds" if self.outcome else self.spec.title
+        return self.spec.title
 
     @property
     def kind(self) -> PanelKind:
         """How it is drawn."""
-        return "curves" if self.outcome else self.spec.kind
-
-    @property
-    def claims(self) -> list[ClaimSpec]:
-        """Those that its runs decide: the rule's where it is the rule's panel, else the others."""
-        return [claim for claim in self.spec.claims if (claim.kind == "decided") == (self.outcome is not None)]
+        return self.spec.kind
 
     def arm(self, label: str) -> Arm:
         """The arm of a label.
@@ -197,6 +180,15 @@ class Panel:
     def losses(self, series: Series) -> list[NDArray[np.float64]]:
         """(n,) final losses at every point of a series, nats per token; NaN where a run diverged."""
         return [self.arm(label).losses for label in series.arms]
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Of a scaling panel or one of lengths what its points are called; of others nothing."""
+        return self.series[0].sizes if self.series else ()
+
+    def optimum(self, series: Series) -> Optimum:
+        """Where an arm's loss is lowest on its grid."""
+        return fit_optimum(series.points, [losses.tolist() for losses in self.losses(series)])
 
     def fit(self, a: Series, b: Series) -> Scaling:
         """The scaling laws of two series, both at A's sizes: what a strategy adds in scale vectors is part of it.

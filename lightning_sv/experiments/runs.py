@@ -91,11 +91,11 @@ class Runs:
         gone = {label: n for label, n in gone.items() if n}
         series = []
         for each in panel.series:
-            kept = [(x, arm) for x, arm in zip(each.values, each.arms, strict=True) if arm not in gone]
+            kept = [(x, arm) for x, arm in zip(each.points, each.arms, strict=True) if arm not in gone]
             if not kept:
                 return replace(panel, arms=(), series=(), why_not=f"{each.label} diverged at every value")
-            values, arms = zip(*kept, strict=True)
-            series.append(replace(each, values=values, arms=arms))
+            points, arms = zip(*kept, strict=True)
+            series.append(replace(each, points=points, arms=arms))
         words = (f"{panel.title}: {label} diverged in {n} of its runs and is left out." for label, n in gone.items())
         return replace(
             panel,

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 CONF = Path("conf")
-#: how a panel is drawn: loss against tokens, against size, against a setting; norms of Q, K and V; a table
-PanelKind = Literal["curves", "scaling", "grid", "qkv", "table"]
+#: how a panel is drawn: loss against tokens, size, length of training, a setting; norms of Q, K and V; a table
+PanelKind = Literal["curves", "scaling", "lengths", "grid", "qkv", "table"]
 
 
 def unknown(what: str, name: str, known: list[str]) -> str:
@@ -25,12 +25,14 @@ class ModelSpec:
     Args:
         config: file of conf/model, without its ending
         set: keys of `fit` in which runs of this budget differ from the file
+        tuned: file of conf/paper/tuned, without its ending, whose optimum each arm has; "" where all arms have the same
         seconds_per_1000_steps: of one core, `llama` with AdamW; None where hours follow from FLOPs
         note: what a reader of its losses must know
     """
 
     config: str
     set: dict[str, Any] = field(default_factory=dict)
+    tuned: str = ""
     seconds_per_1000_steps: float | None = None
     note: str = ""
 
@@ -48,10 +50,12 @@ class Budget:
         lacks: role -> why it is not trained on this budget
         set: keys of `fit` that all runs of this budget have
         relative_step_time: placement or optimizer -> time of a step over `llama`'s with AdamW
+        first_seed: of them; a new recording takes new ones, so that it can be pooled with the old
         gpu: kind of GPU; None for a CPU
         startup_seconds: seconds of a run on a CPU that its summary does not time: imports, tables, the picture
         sbatch: options of the SLURM job that trains one run
         caution: what a reader must know of all its losses; stands at the head of the report
+        figures: those that belong to it; all where it names none
         papers_own: whether models and tokens are the paper's, so that its numbers can be looked for in the intervals
     """
 
@@ -63,10 +67,12 @@ class Budget:
     lacks: dict[str, str] = field(default_factory=dict)
     set: dict[str, Any] = field(default_factory=dict)
     relative_step_time: dict[str, float] = field(default_factory=dict)
+    first_seed: int = 0
     gpu: str | None = None
     startup_seconds: float = 0.0
     sbatch: list[str] = field(default_factory=list)
     caution: str = ""
+    figures: list[str] = field(default_factory=list)
     papers_own: bool = False
 
 
@@ -82,7 +88,7 @@ class ArmSpec:
         longer: steps over those of the panel
         lr: budget -> peak learning rate; the tuned one where it says nothing
         model: role of its model, where it is not the panel's
-        values: budget -> its values of a grid, where they are not the panel's: optima lie apart
+        axes: of a grid, key -> budget -> its values, where they are not the panel's: optima lie apart
     """
 
     scale: str
@@ -92,7 +98,7 @@ class ArmSpec:
     longer: float = 1.0
     lr: dict[str, float] = field(default_factory=dict)
     model: str | None = None
-    values: dict[str, list[float]] = field(default_factory=dict)
+    axes: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -132,22 +138,6 @@ class ClaimSpec:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """What was fixed before the runs: as many pairs as the pilot's spread asks for, once; no look in between.
-
-    Args:
-        margin: nats per token: the difference that counts
-        pilot: pairs whose spread gives the number needed
-        budget: pairs at most; where more are needed, or the interval is wider than the margin after all, the verdict
-            is `not resolved`
-    """
-
-    margin: float
-    pilot: int
-    budget: int
-
-
-@dataclass(frozen=True)
 class PanelSpec:
     """One panel of a figure.
 
@@ -156,15 +146,15 @@ class PanelSpec:
         arms: what is trained, by the label in legends and claims
         claims: statements that the runs decide, in the paper's order
         model: role of the model that all arms train, see `Budget.models`
-        models: roles of the sizes of a scaling panel, instead
+        models: roles of the sizes of a scaling panel, or of the lengths of training of one model, instead
         kind: how it is drawn
         optim: file of conf/optim
         schedule: file of conf/schedule
         seeds: budget -> number of pairs
         set: keys of `fit` that all runs of this budget have
-        axis: key that a grid varies
-        values: budget -> the values of a grid
-        rule: of a grid: each arm at its best value is compared on seeds of its own
+        tuned_as: strategy whose optimum all arms share; each has its own where it says nothing or `own`, which is
+            refused where nobody has found it, while nothing means the model's own values then
+        axes: of a grid: key that it varies -> budget -> the values; all their combinations are trained
         file: of a table: measured figures to show
         not_at: budget -> why the panel cannot be had there
     """
@@ -179,11 +169,31 @@ class PanelSpec:
     schedule: str = "cos"
     seeds: dict[str, int] = field(default_factory=dict)
     set: dict[str, Any] = field(default_factory=dict)
-    axis: str = ""
-    values: dict[str, list[float]] = field(default_factory=dict)
-    rule: Rule | None = None
+    tuned_as: str = ""
+    axes: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     file: str | None = None
     not_at: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The optima of some arms of one model: what the figure `tuning` found, see sources/tuned.py.
+
+    Args:
+        name: of the file in conf/paper/tuned, without its ending
+        source: the command, the seeds and the commit that they are from
+        optim: file of conf/optim under which they were found; panels of another have no use for them
+        schedule: file of conf/schedule, likewise
+        d_model: width of the model: another takes the initial std times sqrt(d_model / its own)
+        arms: strategy -> key of `fit` -> value
+    """
+
+    name: str
+    source: str
+    optim: str
+    schedule: str
+    d_model: int
+    arms: dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,14 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from lightning_sv.experiments.plan import with_pairs
-from lightning_sv.experiments.recipe import Wanted, by_seed
+from lightning_sv.experiments.recipe import by_seed
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs, diverged
 from lightning_sv.runs.launch import default_parallel, run_jobs
 
 
-def asked(figures: Sequence[Figure], runs: Runs) -> list[Wanted]:
-    """Runs that the rules of these figures ask for now."""
-    pairs = [each for figure in figures for each in with_pairs(figure.panels, runs) if each.outcome]
-    return by_seed(run for panel in pairs for arm in panel.arms for run in arm.wanted)
-
-
 def train(figures: Sequence[Figure], runs: Runs, *, parallel: int | None, console: Console) -> dict[str, str]:
-    """Train what is missing; then what the rules ask for in view of it, until they ask for nothing more.
+    """Train what is missing.
 
     Args:
         figures: whose runs are wanted
@@ -38,22 +31,18 @@ def train(figures: Sequence[Figure], runs: Runs, *, parallel: int | None, consol
         RuntimeError: a run was stopped by a signal
         KeyboardInterrupt: the user stopped them all; finished runs are kept
     """
-    failed: dict[str, str] = {}
     wanted = by_seed(run for figure in figures for run in figure.runs())
-    while True:
-        left = runs.missing(wanted)
-        console.print(f"{len(wanted) - len(left)} of {len(wanted)} runs are complete", markup=False)
-        missing = [job for job in left if not diverged(job)]
-        for job in left:
-            if diverged(job):
-                console.print(f"{job.title} diverged; remove {job.run_dir} to train it again", markup=False)
-        if missing:
-            try:
-                at_once = min(parallel or default_parallel(), len(missing))
-                failed |= run_jobs(missing, parallel=at_once, console=console, keep_going=True)
-            except KeyboardInterrupt:
-                console.print("Stopped. Finished runs are kept, the same command reuses them and resumes the others.")
-                raise
-        wanted = asked(figures, runs)
-        if all(job.name in failed or diverged(job) for job in runs.missing(wanted)):
-            return failed
+    left = runs.missing(wanted)
+    console.print(f"{len(wanted) - len(left)} of {len(wanted)} runs are complete", markup=False)
+    for job in left:
+        if diverged(job):
+            console.print(f"{job.title} diverged; remove {job.run_dir} to train it again", markup=False)
+    missing = [job for job in left if not diverged(job)]
+    if not missing:
+        return {}
+    try:
+        at_once = min(parallel or default_parallel(), len(missing))
+        return run_jobs(missing, parallel=at_once, console=console, keep_going=True)
+    except KeyboardInterrupt:
+        console.print("Stopped. Finished runs are kept, the same command reuses them and resumes the others.")
+        raise

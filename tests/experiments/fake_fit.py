@@ -1,7 +1,7 @@
 """A stand-in for `lightning-sv fit` whose losses are known: writes what a run leaves, in no time.
 
 val/loss after 1000 i tokens (i = 1..10) is 4 - 0.1 i + 0.01 seed, plus --delta[seed] for every
-strategy but llama, plus 0.1 (|log(std / 0.04)| - log 2), 0 at the 0.08 of `tiny` of the initial std.
+strategy but llama; with --best LR STD it has a paraboloid in their logarithms besides.
 """
 
 import argparse
@@ -55,6 +55,7 @@ def main() -> int:
     parser.add_argument("--run_dir", type=Path, required=True)
     parser.add_argument("--ckpt_path", choices=["last"], required=True)
     parser.add_argument("--delta", default="-0.02,-0.04,-0.03")
+    parser.add_argument("--best", nargs=2, type=float, help="learning rate and initial std")
     parser.add_argument("--delta_of", nargs=2, action="append", default=[], help="a strategy and its own")
     parser.add_argument("--corpus_of", nargs=2, default=("", ""), help="a strategy and its own corpus_hash")
     parser.add_argument("--optim.lr", "--model.optim.lr", dest="lr", type=float, default=1e-3)
@@ -65,6 +66,7 @@ def main() -> int:
     parser.add_argument("--model.tokens_per_param", dest="ratio")
     parser.add_argument("--data.global_batch", dest="batch")
     parser.add_argument("--data.validations", dest="validations")
+    parser.add_argument("--model.compile", dest="compile")
     parser.add_argument("--data.corpus.dir", dest="corpus")
     parser.add_argument("--model.scale_options.placement_at.lm_head", dest="head")
     parser.add_argument("--data.corpus.tokenizer", dest="tokenizer")
@@ -84,7 +86,8 @@ def main() -> int:
         return 3
     deltas = dict(args.delta_of).get(args.scale, args.delta).split(",")
     delta = 0.0 if args.scale == "llama" else float(deltas[args.seed % len(deltas)])
-    delta += (abs(math.log(args.std / 0.04)) - math.log(2)) / 10
+    for value, best in zip((args.lr, args.std), args.best or (), strict=False):
+        delta += 0.05 * math.log(value / best) ** 2
     points = [(1000 * i, 4 - 0.1 * i + 0.01 * args.seed + delta) for i in range(1, 11)]
     write_scalars(args.run_dir, "val/loss", points, wall_time=1.0)
     for tag in ("lambda_max", "trace", "fro2") if args.sharp else ():

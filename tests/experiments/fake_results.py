@@ -71,10 +71,12 @@ def grid_panel() -> Panel:
     series, arms = [], []
     for label, best in (("unified", 1e-2), ("llama", 3e-3)):
         values = (1e-3, 3e-3, 1e-2, 3e-2)
-        points = [point(f"{label}, {v:g}", 3 + 0.1 * np.log(v / best) ** 2) for v in values]
+        points = [point(f"{label}, {v:g}", 3 + 0.03 * np.log(v / best) ** 2) for v in values]
         arms += points
-        series.append(Series(label, False, label == "llama", tuple(p.label for p in points), values))
-    return Panel(PanelSpec("Learning rates", kind="grid", axis="model.optim.lr"), tuple(arms), tuple(series))
+        series.append(
+            Series(label, False, label == "llama", tuple(p.label for p in points), points=tuple((v,) for v in values))
+        )
+    return Panel(PanelSpec("Learning rates", kind="grid", axes={"model.optim.lr": {}}), tuple(arms), tuple(series))
 
 
 def table_panel() -> Panel:

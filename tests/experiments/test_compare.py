@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -182,7 +183,10 @@ def test_complete_runs_are_reused_and_seeds_added(tmp_path: Path) -> None:
 def test_a_comparison_and_a_figure_come_to_the_same_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is named by what it trains, whichever door asked for it."""
     monkeypatch.chdir(Path(__file__).parents[2])
-    figure = plan_figure(load_figure("heterogeneity"), Recipes(load_budget("cpu"), {}))
+    budget = load_budget("cpu")
+    plain = {"dense": replace(budget.models["dense"], set={}, tuned="")}  # what `compare` is not told
+    budget = replace(budget, set={}, seeds=3, first_seed=0, models=plain)
+    figure = plan_figure(load_figure("heterogeneity"), Recipes(budget, {}))
     compared = compared_figure([LLAMA, asked("hg", "", None), asked("hg+dp+or", "", None)], CONFIG, 3)
     assert {r.key(seed) for r, seed in compared.runs()} == {r.key(seed) for r, seed in figure.runs()}
 

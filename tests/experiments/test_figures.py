@@ -1,4 +1,4 @@
-"""conf/paper at all four budgets, without training: what is run, what is shared, what is refused."""
+"""conf/paper at all budgets, without training: what is run, what is shared, what is refused."""
 
 import subprocess
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from lightning_sv.experiments.claims.table import KINDS
-from lightning_sv.experiments.dry_run import cost, rule_runs
+from lightning_sv.experiments.dry_run import cost
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipe import by_seed
 from lightning_sv.experiments.recipes import Recipes
@@ -20,8 +20,9 @@ from lightning_sv.settings.parse import parse_run
 
 ROOT = Path(__file__).parents[2]
 FIGURES = [
-    "dense-scaling", "heterogeneity", "iwd", "moe-scaling", "muon", "necessity", "open-question", "or-theorem",
-    "overhead", "param-ablation", "placement", "qkv-dynamics", "reparameterization", "tuning", "weight-decay", "wsd",
+    "dense-scaling", "heterogeneity", "horizon", "iwd", "moe-scaling", "muon", "necessity", "or-theorem", "overhead",
+    "own-optimum", "param-ablation", "placement", "qkv-dynamics", "reparameterization", "routing", "served", "tuning",
+    "weight-decay", "wsd",
 ]  # fmt: skip
 
 
@@ -33,14 +34,16 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module", params=["cpu", "cpu-long", "gpu", "paper"])
 def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, Figure]]:
     conf = ROOT / "conf"
-    recipes = Recipes(load_budget(request.param, conf), {}, conf)
-    return request.param, {name: plan_figure(load_figure(name, conf), recipes) for name in figure_names(conf)}
+    budget = load_budget(request.param, conf)
+    recipes = Recipes(budget, {}, conf)
+    names = budget.figures or figure_names(conf)
+    return request.param, {name: plan_figure(load_figure(name, conf), recipes) for name in names}
 
 
 def test_every_run_under_every_budget_is_one_that_fit_takes(planned: tuple[str, dict[str, Figure]]) -> None:
     """The settled arguments parse, and come to the steps, learning rate and tokens that the plan states."""
     budget, figures = planned
-    assert set(figures) >= set(FIGURES) and budget in budget_names()
+    assert set(figures) <= set(FIGURES) == set(figure_names()) and budget in budget_names()
     recipes = {recipe.identity: recipe for figure in figures.values() for recipe, _ in figure.runs()}
     assert len(recipes) > 20
     for recipe in recipes.values():
@@ -60,23 +63,22 @@ def test_every_run_under_every_budget_is_one_that_fit_takes(planned: tuple[str, 
 def test_the_papers_budget_has_its_tokens(planned: tuple[str, dict[str, Figure]]) -> None:
     budget, figures = planned
     per_param = {f.spec.name: [r.tokens_per_param for r, _ in f.runs()] for f in figures.values()}
-    least = {"cpu": 6.5, "cpu-long": 26, "gpu": 20, "paper": 99.9}[budget]
+    least = {"cpu": 6.5, "cpu-long": 26, "gpu": 20, "paper": 99.9}[budget]  # the batch is whole: 5% over, 3% below
     assert min(per_param["placement"] + per_param["iwd"] + per_param["necessity"]) >= least * 0.999
     assert max(per_param["dense-scaling"], default=0) <= least * 1.1  # equal at every size
-    pairs = {len(arm.seeds) for f in figures.values() for panel in f.panels for arm in panel.arms}
+    panels = [panel for f in figures.values() for panel in f.panels if panel.kind != "grid"]
+    pairs = {len(arm.seeds) for panel in panels for arm in panel.arms}
     assert min(pairs) >= 2 and (budget != "cpu-long" or max(pairs) == 6)
 
 
 def test_the_budget_of_a_cpu_keeps_to_its_time(planned: tuple[str, dict[str, Figure]]) -> None:
-    """Two cores: all figures in about 90 minutes, each alone under 15 but for its rule; cpu-long in a night."""
+    """Two cores: all figures in about 90 minutes, each alone under 25; cpu-long in a night."""
     budget, figures = planned
     spec = load_budget(budget, ROOT / "conf")
-    figures = {name: figures[name] for name in FIGURES}
-    runs = {f.spec.name: [*f.runs(), *rule_runs(f, spec)] for f in figures.values()}
-    total = cost(by_seed(run for each in runs.values() for run in each), spec)
+    total = cost(by_seed(run for f in figures.values() for run in f.runs()), spec)
     minutes = {f.spec.name: cost(by_seed(f.runs()), spec) / 120 for f in figures.values()}
     if budget == "cpu":
-        assert total / 120 <= 97 and max(minutes.values()) < 15, minutes
+        assert total / 120 <= 97 and max(minutes.values()) < 25, minutes
     if budget == "cpu-long":
         assert total / 3600 / 2 <= 12
 
@@ -86,7 +88,8 @@ def test_figures_share_their_arms(planned: tuple[str, dict[str, Figure]]) -> Non
     _, figures = planned
     keys = {name: {r.key(s) for r, s in figure.runs()} for name, figure in figures.items()}
     llama = set.intersection(*(keys[name] for name in ("necessity", "qkv-dynamics", "heterogeneity", "param-ablation")))
-    assert any("llama-seed0" in key for key in llama)
+    first = load_budget(planned[0], ROOT / "conf").first_seed
+    assert any(f"llama-seed{first}" in key for key in llama)
     assert keys["iwd"] & keys["reparameterization"] and keys["placement"] & keys["reparameterization"]
     for name, figure in figures.items():  # and no two different runs have one key
         assert len(keys[name]) == len({(r.identity, s) for r, s in figure.runs()})
@@ -95,8 +98,8 @@ def test_figures_share_their_arms(planned: tuple[str, dict[str, Figure]]) -> Non
 def test_what_a_budget_lacks_says_so(planned: tuple[str, dict[str, Figure]]) -> None:
     budget, figures = planned
     reasons = {p.spec.title: p.why_not for f in figures.values() for p in f.panels if p.why_not}
-    assert "Dense-0.5B" in reasons and all(len(why.split()) > 3 for why in reasons.values())
-    assert ("Mixture of experts" in reasons) == (budget == "gpu")
+    assert ("Dense-0.5B" in reasons) == (budget != "cpu-long") and all(len(why.split()) > 3 for why in reasons.values())
+    assert ("Mixture of experts" in reasons) == (budget in ("cpu", "gpu"))
     assert ("Throughput of training runs" in reasons) == budget.startswith("cpu")
 
 
@@ -151,13 +154,10 @@ FIGURE = "title: t\nsection: s\nsummary: s\npanels:\n- title: p\n  arms:\n    a:
     (FIGURE + "  claims: [{kind: slope, a: a, b: b, paper: x}]\n", "'slope' needs a panel of kind scaling"),
     (FIGURE.replace("  arms", "  kind: qkv\n  arms") + "  claims: [{kind: apart, a: a, tags: [q, k], paper: x}]\n",
      r"'apart' needs two tags, e.g. branch_norm"),
-    (FIGURE.replace("  arms", "  kind: grid\n  arms") + "  claims: [{kind: decided, a: a, b: b, paper: x}]\n",
-     "'decided' needs the panel's rule"),
     (FIGURE.replace("  arms", "  kind: table\n  arms") + "  claims: [{kind: cost, a: a, b: b, paper: x}]\n",
      "'cost' needs a margin above 0"),
-    (FIGURE.replace("scale: hg", "scale: hg, values: {cpu: [1, 2]}"),
-     "arm 'b' has values of a grid, and the panel is 'curves'"),
-    (FIGURE + "  rule: {margin: 0.01, pilot: 2, budget: 3}\n", "a rule decides between the two arms of a grid"),
+    (FIGURE.replace("scale: hg", "scale: hg, axes: {model.optim.lr: {cpu: [1, 2]}}"),
+     "arm 'b' has values of model.optim.lr, which the panel does not vary"),
     (FIGURE + "  model: dnse\n", r"model 'dnse' is unknown; known: dense. Did you mean 'dense'"),
     (FIGURE.replace("scale: hg", "scale: hgg"), r"hgg"),
     (FIGURE.replace("scale: hg", "scale: bp+iwd"), r"'a' and 'b' come to the same runs; leave one out"),
@@ -194,7 +194,7 @@ def test_unknown_names_list_the_known() -> None:
     with pytest.raises(ValueError, match=r"figure 'plcement' is unknown; known: .*wsd\. Did you mean 'placement'\?"):
         load_figure("plcement")
     with pytest.raises(
-        ValueError, match=r"budget 'gpuu' is unknown; known: cpu cpu-long gpu paper\. Did you mean 'gpu'"
+        ValueError, match=r"budget 'gpuu' is unknown; known: cpu cpu-100 cpu-long gpu paper\. Did you mean 'gpu'"
     ):
         load_budget("gpuu")
 

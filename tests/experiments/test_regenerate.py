@@ -1,4 +1,4 @@
-"""Figures end to end with the stand-in for training: shared runs, resumption, the rule, verdicts, the command."""
+"""Figures end to end with the stand-in for training: shared runs, resumption, what a grid tunes, the command."""
 
 import io
 import json
@@ -19,12 +19,13 @@ from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.dry_run import measured_ratio, print_dry_run
 from lightning_sv.experiments.judge import judge
-from lightning_sv.experiments.plan import plan_figure, with_pairs
+from lightning_sv.experiments.plan import TUNING_SEED, plan_figure
 from lightning_sv.experiments.recipes import Recipes
-from lightning_sv.experiments.results import Arm, Figure, Panel, RuleOutcome
+from lightning_sv.experiments.report.tuned import write_tuned
+from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.figures import load_budget, load_figure
-from lightning_sv.experiments.spec import ArmSpec, ClaimSpec, FigureSpec, PanelSpec, Rule
+from lightning_sv.experiments.spec import ArmSpec, Budget, ClaimSpec, FigureSpec, PanelSpec
 from lightning_sv.experiments.train import train
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import run_jobs
@@ -43,8 +44,15 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
+def cpu() -> Budget:
+    """The budget as it is where nothing was tuned, with three seeds."""
+    budget = load_budget("cpu")
+    models = {role: replace(model, tuned="") for role, model in budget.models.items()}
+    return replace(budget, models=models, seeds=3, first_seed=0)
+
+
 def plan(*names: str) -> list[Figure]:
-    recipes = Recipes(load_budget("cpu"), {}, Path("conf"))
+    recipes = Recipes(cpu(), {}, Path("conf"))
     return [plan_figure(load_figure(name), recipes) for name in names]
 
 
@@ -52,11 +60,6 @@ def judged(figure: Figure, runs: Runs) -> Figure:
     """A figure by itself."""
     (found,) = judge([figure], runs)
     return found
-
-
-def questions(figures: list[Figure], runs: Runs) -> list[Panel]:
-    """What the rules ask for now."""
-    return [each for f in figures for each in with_pairs(f.panels, runs) if each.outcome and each.arms]
 
 
 def job(run_dir: Path, *, torch: str = "2.13.0", launcher: tuple[str, ...] = FAKE) -> Job:
@@ -163,29 +166,89 @@ def test_a_run_that_fails_leaves_the_others_their_verdicts(tmp_path: Path) -> No
     assert "9 of its runs did not finish, the first being tiny, llama" in found.verdicts[0].sentence
 
 
-def test_a_value_at_which_a_run_diverges_is_not_the_best(tmp_path: Path) -> None:
-    """The rule goes on without it, it is not trained again, and a figure of other kind says that a seed diverged."""
-    figures = plan("open-question", "heterogeneity")
-    runs = Runs(tmp_path, launcher=FAKE)
+GRID = """title: t
+section: s
+summary: s
+panels:
+- title: p
+  kind: grid
+  axes:
+    model.optim.lr: {cpu: [0.001, 0.002, 0.004]}
+    model.backbone.init_std: {cpu: [0.01, 0.02, 0.04]}
+  arms:
+    llama: {scale: llama, baseline: true, axes: {model.optim.lr: {cpu: [0.0011, 0.0022, 0.0044]}}}
+    unified: {scale: unified}
+  claims: [{kind: grid_gap, a: unified, b: llama, paper: x}]
+"""
+BUDGET = "summary: s\nlayers: [trainer/cpu, data/stdlib]\nseeds: 2\nmodels:\n"
+TINY = "{config: tiny, tuned: tiny-3000, seconds_per_1000_steps: 13}\n"
+
+
+def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> None:
+    """The stand-in's optimum is found on seeds that judge nothing, written, and what every arm has from then on."""
+    small = TINY.replace(
+        "tiny, ", "tiny, set: {model.backbone.name: small, model.backbone.d_model: 16, model.optim.lr: 0.006}, ", 1
+    )
+    (conf / "paper/budgets/cpu.yaml").write_text(f"{BUDGET}  dense: {TINY}  dense-1: {small}")
+    (conf / "paper/mine.yaml").write_text(GRID)
+    (conf / "paper/other.yaml").write_text(FIGURE.replace("scale: hg", "scale: hg+dnp"))
+    runs = Runs(tmp_path / "out", launcher=(*FAKE, "--best", "0.0022", "0.025"))
+
+    def planned(name: str, change: str = "") -> Figure:
+        spec = load_figure(name, conf)
+        if change:
+            spec = replace(spec, panels=[replace(spec.panels[0], **{change.split()[0]: change.split()[1]})])
+        return plan_figure(spec, Recipes(load_budget("cpu", conf), {}, conf))
+
+    grid = planned("mine")
+    assert len(grid.runs()) == 2 * 9 * 2 and {seed for _, seed in grid.runs()} == {TUNING_SEED, TUNING_SEED + 1}
+    before = planned("other")
+    assert "have one learning rate and initial std: conf/paper/tuned/tiny-3000.yaml" in before.panels[0].warnings[0]
+    assert "is not there yet" in str(planned("other", "tuned_as own").panels[0].why_not)
+    train([grid], runs, parallel=2, console=quiet())
+    found = judged(grid, runs)
+    write_tuned([found], conf / "paper")
+    text = (conf / "paper/tuned/tiny-3000.yaml").read_text()
+    assert "seeds 100 to 101" in text and "# times or over 1." in text
+    llama, dnp = (arm.recipe for arm in planned("other").panels[0].arms)
+    assert llama is not None and dnp is not None
+    assert "lr 0.0022, init_std 0.025" in llama.details and llama.note == ""
+    assert "lr 0.0022, init_std 0.025" in dnp.details
+    assert dnp.note == "hg+dnp is not tuned itself: it has the values of hg+dnp+or+iwd."
+    shared = planned("other", "tuned_as llama").panels[0].arms[1].recipe
+    assert shared is not None and shared.note == "All arms have the learning rate and the initial std of llama."
+    narrow = planned("other", "model dense-1").panels[0].arms[0].recipe
+    assert narrow is not None and "init_std 0.05" in narrow.details  # a quarter of the width, twice the std
+    (conf / "paper/other.yaml").write_text(FIGURE + "  schedule: wsd\n")
+    other = planned("other").panels[0].arms[0].recipe
+    assert other is not None and "init_std" not in other.details  # tuned under another schedule
+
+
+def test_a_value_at_which_a_run_diverges_is_not_the_best(conf: Path, tmp_path: Path) -> None:
+    """It is left out of its grid and not trained again; a figure of other kind says that a seed diverged."""
+    (conf / "paper/mine.yaml").write_text(GRID)
+    figures = [
+        plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf)),
+        *plan("heterogeneity"),
+    ]
+    runs = Runs(tmp_path / "out", launcher=FAKE)
     train(figures, runs, parallel=2, console=quiet())
 
     def diverge(*run: Any) -> None:
         (runs.dir(*run) / "summary.json").unlink()
         (runs.dir(*run) / "nonfinite.jsonl").touch()
 
-    grid = figures[0].panels[0]
-    diverge(next(arm for arm in grid.arms if arm.label == "unified, init_std 0.04").recipe, 1)
-    diverge(next(arm for arm in figures[1].panels[0].arms if arm.label == "hg").recipe, 0)
+    grid, other = (figure.panels[0] for figure in figures)
+    diverge(next(arm for arm in grid.arms if arm.label == "unified, lr 0.002, init_std 0.02").recipe, 101)
+    diverge(next(arm for arm in other.arms if arm.label == "hg").recipe, 0)
     said = Console(file=io.StringIO(), width=300)
     assert train(figures, runs, parallel=2, console=said) == {}
     assert said.file.getvalue().count(" diverged; remove ") == 2  # type: ignore[attr-defined]
-    (asked,) = questions(figures, runs)
-    best = [arm.recipe.details.rpartition(" ")[2] for arm in asked.arms]
-    assert best[0] == "0.04" and best[1] in ("0.02", "0.08")  # equally far from 0.04
-    found, other = (judged(figure, runs) for figure in figures)
-    assert "unified, init_std 0.04 diverged in 1 of its runs and is left out." in found.warnings[0]
-    assert found.panels[0].series[1].values == (0.02, 0.08)
-    assert "1 of its runs did not finish (1 diverged)" in other.warnings[0] and other.verdicts[0].n == 2
+    found, other_one = (judged(figure, runs) for figure in figures)
+    assert "unified, lr 0.002, init_std 0.02 diverged in 1 of its runs and is left out." in found.warnings[0]
+    assert len(found.panels[0].series[1].points) == 8
+    assert any("1 of its runs did not finish (1 diverged)" in w for w in other_one.warnings)
+    assert other_one.verdicts[0].n == 2
 
 
 def test_unfinished_runs_of_another_version_are_kept(tmp_path: Path) -> None:
@@ -288,6 +351,7 @@ def test_the_walk_from_the_command_to_a_verdict_is_short_and_has_no_way_back(
     figures.
     """
     train(plan("heterogeneity"), shared, parallel=2, console=quiet())
+    monkeypatch.setattr("lightning_sv.cli.paper.load_budget", lambda name: cpu())
     monkeypatch.setattr("lightning_sv.experiments.report.write.write_report", lambda *given: None)
     package, calls = ROOT / "lightning_sv", defaultdict[str, set[str]](set)
     rooms = tuple(str(package / room) for room in ("cli", "experiments"))
@@ -322,28 +386,6 @@ def test_the_walk_from_the_command_to_a_verdict_is_short_and_has_no_way_back(
     TopologicalSorter(ways).prepare()  # raises where a file calls one that it is called from
 
 
-def test_the_rule_trains_pilot_then_pairs_and_no_more(tmp_path: Path) -> None:
-    """The grid's best is 0.04 for both; spread 0.01 of the pilot wants 7 pairs, above the budget of 6."""
-    (figure,) = plan("open-question")
-    runs = Runs(tmp_path, launcher=FAKE)
-    assert questions([figure], runs) == []
-    train([figure], runs, parallel=2, console=quiet())
-    (asked,) = questions([figure], runs)
-    assert asked.outcome and asked.outcome.needed == 7 and [arm.seeds for arm in asked.arms] == [(2, 3, 4)] * 2
-    assert all("init_std 0.04" in arm.recipe.details for arm in asked.arms)
-    found = judged(figure, runs)
-    (verdict,) = found.verdicts
-    assert verdict.verdict == "not resolved" and "needs 7 pairs, and the budget is 6" in verdict.sentence
-    grid, pairs = found.panels
-    assert grid.kind == "grid" and grid.spec.axis == "model.backbone.init_std"
-    assert [list(series.values) for series in grid.series] == [
-        [0.005, 0.01, 0.02, 0.04, 0.08],
-        [0.02, 0.04, 0.08],
-    ]
-    assert pairs.spec.rule == Rule(margin=0.01, pilot=3, budget=6) and pairs.outcome == RuleOutcome(needed=7, ends=())
-    assert len(list((tmp_path / "runs").iterdir())) == 2 * (5 + 3) + 2 * 3
-
-
 def edit(path: Path, change: dict[str, Any]) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
 
@@ -376,19 +418,19 @@ def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path
 
 
 def test_sizes_of_a_law_share_the_corpus_and_say_where_validation_differs(tmp_path: Path) -> None:
-    (figure,) = plan("moe-scaling")
+    figure = plan_figure(load_figure("dense-scaling"), Recipes(replace(cpu(), seeds=1), {}))
     runs = Runs(tmp_path, launcher=FAKE)
     train([figure], runs, parallel=2, console=quiet())
     before = judged(figure, runs)
-    assert before.warnings == () and len(before.panels[0].arms) == 8
+    assert before.warnings == () and len(before.panels[0].arms) == 12
     for recipe, seed in figure.runs():
-        if recipe.model == "moe-tiny":
+        if recipe.model == "tiny":
             path = runs.dir(recipe, seed) / "config.yaml"
             edit(path, {"data": json.loads(path.read_text())["data"] | {"seq_len": 128}})
     (warning,) = judged(figure, runs).warnings
     assert "the laws run through sizes with data.seq_len None and 128." in warning
     for recipe, seed in figure.runs():
-        if recipe.model == "moe-tiny":
+        if recipe.model == "tiny":
             edit(runs.dir(recipe, seed) / "summary.json", {"corpus_hash": "beef"})
     with pytest.raises(ValueError, match="used different corpora"):
         judged(figure, runs)
@@ -399,11 +441,12 @@ def test_the_command(
 ) -> None:
     """Dry run: nothing starts; SLURM: a script and claimed folders; then runs, verdicts and the report."""
     out = tmp_path / "out"
+    monkeypatch.setattr("lightning_sv.cli.paper.load_budget", lambda name: cpu())
     words = ["--scale", "cpu", "--fig", "heterogeneity", "overhead", "--out", str(out), "--jobs", "2", "--no_log"]
     words += ["--data.corpus.dir", str(corpus), "--data.corpus.tokenizer=bpe:300"]
     assert run_paper([*words, "--dry-run"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "heterogeneity 9 runs, alone about 5 min" in said and "as the budget estimates" in said
+    assert "heterogeneity 9 runs, alone about 3 min" in said and "as the budget estimates" in said
     assert "Throughput of training runs: not testable here" in said and not out.exists()
     assert run_paper([*words, "--slurm"]) == 0
     assert capsys.readouterr().out.startswith("#!/bin/bash\n# 9 runs") and (out / "slurm.sh").exists()
@@ -432,7 +475,7 @@ def test_the_command(
 
 @pytest.mark.parametrize(("words", "message"), [
     (["--fig", "plcement"], "figure 'plcement' is unknown; known: .* Did you mean 'placement'"),
-    (["--budget", "gpuu"], "budget 'gpuu' is unknown; known: cpu cpu-long gpu paper"),
+    (["--budget", "gpuu"], "budget 'gpuu' is unknown; known: cpu cpu-100 cpu-long gpu paper"),
     (["--submit"], "add --slurm"),
     (["--jobs", "0"], "--jobs is 0"),
     (["--fig", "iwd", "--data.corpus.dir"], "is not understood; keys of fit are given as"),

@@ -71,7 +71,7 @@ def test_the_page_needs_nothing_else(report: Path) -> None:
     assert page.open == [] and page.tags.count("script") == 1 and "<script>alert" not in text
     assert not any(name.startswith("on") or name == "style" for name, _ in page.attrs)
     pictures = [source for source in page.loads if not source.startswith("#")]
-    assert page.tags.count("img") == len(pictures) == 8
+    assert page.tags.count("img") == len(pictures) == 12
     assert all(source.startswith("data:image/svg+xml;base64,") for source in pictures)
     assert not re.search(r"url\(|@import|https?://|fetch\(|import ", re.sub(r"base64,[\w+/=]+", "", text))
     assert 'name="viewport"' in text
@@ -147,7 +147,7 @@ def test_markdown_links_pictures_that_exist(report: Path) -> None:
     """Relative links to PNGs, each beside an SVG; tables keep their columns whatever a label holds."""
     text = (report / "report.md").read_text()
     links = re.findall(r"!\[.*\]\((.*?)\)", text)
-    assert len(links) == 8 and {Path(link).suffix for link in links} == {".png"}
+    assert len(links) == 12 and {Path(link).suffix for link in links} == {".png"}
     for link in links:
         assert imread(report / link).shape[1] == 750 and (report / link).with_suffix(".svg").is_file()
     assert "<script" not in text

@@ -25,7 +25,7 @@ class ClaimType:
 
     statement: str
     judge: Callable[[ClaimSpec, Panel], Outcome]
-    panels: tuple[PanelKind, ...] = ("curves", "scaling")
+    panels: tuple[PanelKind, ...] = ("curves", "scaling", "lengths")
     needs: Callable[[ClaimSpec, PanelSpec], str | None] = lambda claim, panel: None
     parts: Callable[[ClaimSpec], tuple[ClaimSpec, ...]] = lambda claim: (claim,)
     whole: bool = False
@@ -36,10 +36,6 @@ def _two_tags_apart(claim: ClaimSpec, panel: PanelSpec) -> str | None:
     if right and claim.margin > 0:
         return None
     return f"two tags, e.g. branch_norm/mean/q_proj/effective, and a margin; it has {claim.tags} and {claim.margin:g}"
-
-
-def _rule(claim: ClaimSpec, panel: PanelSpec) -> str | None:
-    return None if panel.rule is not None else "the panel's rule; add margin, pilot and budget"
 
 
 def _margin(claim: ClaimSpec, panel: PanelSpec) -> str | None:
@@ -89,12 +85,7 @@ KINDS: dict[str, ClaimType] = {
         _two_tags_apart,
     ),
     "slope": ClaimType("the loss of {a} falls faster with size than that of {b}", decide.slope, ("scaling",)),
-    "grid_gap": ClaimType(
-        "{a} ends below {b}, each at its best value, by more than the grid's error", decide.grid_gap, ("grid",)
-    ),
-    "decided": ClaimType(
-        "{a} ends below {b} by more than the margin, each at its own best value", decide.decided, ("grid",), _rule
-    ),
+    "grid_gap": ClaimType("{a} ends below {b}{more}, each at its own optimum", decide.grid_gap, ("grid",)),
     "cost": ClaimType("a step of {a} takes less than {margin:g} times that of {b}", decide.cost, ("table",), _margin),
     "memory": ClaimType("{a} needs less than {margin:g} times the memory of {b}", decide.memory, ("table",), _margin),
 }
@@ -124,14 +115,11 @@ def check_claims(panel: PanelSpec, where: str) -> None:
                 raise ValueError(unknown(f"{where}: claim {claim.kind!r}: arm", label, list(panel.arms)))
         if lacking := kind.needs(claim, panel):
             raise ValueError(f"{where}: a claim {claim.kind!r} needs {lacking}.")
-    if panel.kind != "grid" and (own := [label for label, arm in panel.arms.items() if arm.values]):
+    own = {label: key for label, arm in panel.arms.items() for key in arm.axes if key not in panel.axes}
+    for label, key in own.items():
         raise ValueError(
-            f"{where}: arm {own[0]!r} has values of a grid, and the panel is {panel.kind!r}; set the key of one run "
+            f"{where}: arm {label!r} has values of {key}, which the panel does not vary; set the key of one run "
             "under 'set'."
-        )
-    if panel.rule is not None and (panel.kind != "grid" or len(panel.arms) != 2):
-        raise ValueError(
-            f"{where}: a rule decides between the two arms of a grid; this is {panel.kind!r} with {len(panel.arms)}."
         )
 
 
@@ -142,7 +130,7 @@ def verdicts(claim: ClaimSpec, panel: Panel) -> tuple[Verdict, ...]:
         NotTestableError: one size, and the claim is about a slope; or runs that end before a crossing that is known
         ValueError: a run has not logged what the claim is about
     """
-    sizes = panel.series[0].sizes if panel.kind == "scaling" else ()
+    sizes = panel.sizes
     if claim.kind == "slope":
         if len(sizes) < 2:
             raise NotTestableError("one size gives no slope")

@@ -94,14 +94,14 @@ def families_of(panels: Iterable[Panel]) -> Families:
 def _compared(panel: Panel) -> Iterator[list[Arm]]:
     """The arms of a panel that are of one size, with all runs that are there."""
     arms = {arm.label: arm for arm in panel.every or panel.arms}
-    if panel.kind == "scaling":
+    if panel.sizes:
         yield from ([arms[label] for label in labels] for labels in zip(*(s.arms for s in panel.series), strict=True))
     elif panel.kind != "table":
         yield list(arms.values())
 
 
 def _key(panel: Panel, arm: Arm) -> Hashable:
-    of_its_own = panel.title if panel.kind == "grid" or panel.outcome else ""
+    of_its_own = panel.title if panel.kind == "grid" else ""
     return of_its_own, arm.recipe.identity if arm.recipe else arm.label
 
 

@@ -1,23 +1,25 @@
 """Pictures of final losses: against size with the fitted laws, and against a setting with its optimum."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
+from lightning_sv.analysis.grids import Optimum
 from lightning_sv.analysis.scaling import Scaling
 from lightning_sv.analysis.style import GREY, human_tokens, legend_below, new_figure, set_style
 from lightning_sv.experiments.claims.together import TWO_SIDED, difference
-from lightning_sv.experiments.report.views import View, axis_words, baseline_first, looks_of
+from lightning_sv.experiments.report.views import View, axis_words, baseline_first, curve_views, looks_of
 from lightning_sv.experiments.results import Panel, Series
 
 _DOTS = (0, (1, 3))
 
 
 def scaling_views(panel: Panel) -> tuple[list[View], list[str]]:
-    """Loss against size with both laws, and the difference to the baseline at every size.
+    """Loss against size with both laws, the difference to the baseline at every size, and the training of every size.
 
     The baseline's own curve is that of its fit with the first other series: each fit is of two arms.
 
@@ -34,6 +36,12 @@ def scaling_views(panel: Panel) -> tuple[list[View], list[str]]:
     views = [_fit_view(panel, fits)]
     if fits:
         views.append(_gap_view(panel, fits))
+    for i, size in enumerate(panel.sizes):
+        arms = tuple(replace(panel.arm(series.arms[i]), label=series.label) for series in panel.series)
+        spec = replace(panel.spec, title=f"{panel.title}, {size}", kind="curves")
+        drawn, lacking = curve_views(Panel(spec, arms))
+        views += [view._replace(name=f"{view.name}-{size}") for view in drawn if view.name != "end"]
+        notes += lacking
     return views, notes
 
 
@@ -90,6 +98,34 @@ def _gap_view(panel: Panel, fits: dict[str, Scaling]) -> View:
     return View("gap", f"{panel.title}: difference to {base.label} at every size", figure)
 
 
+def length_views(panel: Panel) -> tuple[list[View], list[str]]:
+    """Difference to the baseline against tokens a parameter, each point a training of its own.
+
+    Args:
+        panel: of the kind `lengths`
+    """
+    base, *others = all_series = baseline_first(panel.series)
+    figure = new_figure(panels=1)
+    axes = figure.subplots()
+    axes.axhline(0, color=GREY, linewidth=1)
+    for i, (series, (colour, style)) in enumerate(zip(others, looks_of(all_series)[1:], strict=True)):
+        ends = [(panel.arm(x), panel.arm(y)) for x, y in zip(series.arms, base.arms, strict=True)]
+        pairs = [difference(panel, *of, confidence=TWO_SIDED) for of in ends]
+        means, half = [pair.mean for pair in pairs], [pair.smallest_resolvable or 0.0 for pair in pairs]
+        along = np.array(base.values) * 1.04**i  # side by side, where intervals would overlap
+        label = f"{series.name}  {means[-1]:+.3f} at the longest"
+        axes.errorbar(along, means, yerr=half, fmt="o", linestyle=style, color=colour, capsize=3, label=label)
+    _set_log_axis(axes, base.values, lambda x: f"{x:.0f}")
+    axes.set_xlabel("training tokens a parameter")
+    axes.set_ylabel(f"difference to {base.label}, nats per token")
+    axes.set_title("Does the difference last?")
+    set_style(axes)
+    n = len(panel.losses(base)[0])
+    legend_below(figure, axes, f"95% interval of {n} pairs" if n > 1 else "one pair: no interval")
+    names = axes.get_legend_handles_labels()[1]
+    return [View("lengths", f"{panel.title}, difference to {base.label}: {'; '.join(names)}", figure)], []
+
+
 def _around(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
     """(100,) sizes from a little below to a little above those of a series."""
     return np.geomspace(sizes.min() / 1.1, sizes.max() * 1.1, 100)
@@ -110,38 +146,51 @@ def _set_log_axis(axes: Axes, ticks: Sequence[float], words: Callable[[float], s
 
 
 def grid_views(panel: Panel) -> tuple[list[View], list[str]]:
-    """Final loss of every series against the values of one setting, the lowest mean ringed.
+    """Final loss of every arm against each setting, the others at their best; its optimum with its error.
 
     Args:
         panel: of the kind `grid`
     """
+    notes, optima = [], {}
+    for series in panel.series:
+        optima[series.label] = found = panel.optimum(series)
+        if found.why_not:
+            at = ", ".join(f"{value:g}" for value in found.values)
+            notes.append(f"{series.name} has no fitted optimum: {found.why_not} ({at}).")
+    views = []
+    for k, key in enumerate(panel.spec.axes):
+        ticks = sorted({point[k] for series in panel.series for point in series.points})
+        if len(ticks) > 1:
+            views.append(_profile_view(panel, k, key, ticks, optima))
+    return views, notes
+
+
+def _profile_view(panel: Panel, k: int, key: str, ticks: Sequence[float], optima: dict[str, Optimum]) -> View:
     all_series = baseline_first(panel.series)
-    figure, notes = new_figure(panels=1), []
+    figure = new_figure(panels=1)
     axes = figure.subplots()
     for series, (colour, style) in zip(all_series, looks_of(all_series), strict=True):
-        points = sorted(zip(series.values, panel.losses(series), strict=True), key=lambda point: point[0])
-        values, means = [x for x, _ in points], np.array([losses.mean() for _, losses in points])
-        if not np.isfinite(means).any():
-            notes.append(f"{series.name} diverged at every value.")
-            continue
-        diverged = [f"{x:g}" for x, mean in zip(values, means, strict=True) if not np.isfinite(mean)]
-        notes += [f"{series.name} diverged at {', '.join(diverged)}."] if diverged else []
-        best = int(np.nanargmin(means))
-        if best in (0, len(values) - 1) and len(values) > 1:
-            notes.append(f"The lowest loss of {series.name} is at the edge of its grid ({values[best]:g}).")
-        for x, losses in points:
-            axes.plot(np.full(len(losses), x), losses, ".", color=colour, alpha=0.45, markersize=5)
-        label = f"{series.name}, lowest {means[best]:.4f} at {values[best]:g}"
+        lowest: dict[float, NDArray[np.float64]] = {}
+        for point, losses in zip(series.points, panel.losses(series), strict=True):
+            if point[k] not in lowest or losses.mean() < lowest[point[k]].mean():
+                lowest[point[k]] = losses
+        values = sorted(lowest)
+        for x in values:
+            axes.plot(np.full(len(lowest[x]), x), lowest[x], ".", color=colour, alpha=0.45, markersize=5)
+        best = optima[series.label]
+        label = f"{series.name}: {best.loss:.4f} at {best.values[k]:.3g}"
+        means = [lowest[x].mean() for x in values]
         axes.plot(values, means, "o", linestyle=style, color=colour, linewidth=2, markersize=4, label=label)
-        axes.plot(values[best], means[best], "o", markersize=13, markerfacecolor="none", markeredgecolor=colour)
-    ticks = sorted({x for series in all_series for x in series.values})
-    if ticks[0] > 0:
-        _set_log_axis(axes, ticks, lambda x: f"{x:g}")
-    axes.set_xlabel(axis_words(panel.spec.axis))
+        if not best.why_not:
+            off = best.values[k] * np.exp([-best.errors[k], best.errors[k]])
+            axes.plot(off, [best.loss] * 2, "-", color=colour, linewidth=1.2)
+            axes.plot(best.values[k], best.loss, "o", markersize=13, markerfacecolor="none", markeredgecolor=colour)
+    _set_log_axis(axes, ticks, lambda x: f"{x:g}")
+    axes.set_xlabel(axis_words(key))
     axes.set_ylabel("final validation loss, nats per token")
     axes.set_title("Where is the optimum of each arm?")
     set_style(axes)
     names = axes.get_legend_handles_labels()[1]
-    if names:
-        legend_below(figure, axes, "mean of the seeds; the ring is the lowest")
-    return [View("grid", f"{panel.title}: {'; '.join(names)}", figure)], notes
+    others = ", the other settings at their best" if len(panel.spec.axes) > 1 else ""
+    legend_below(figure, axes, f"mean of the seeds{others}; ring: the fitted optimum, with its standard error")
+    return View(key.rpartition(".")[2], f"{panel.title}, {axis_words(key)}: {'; '.join(names)}", figure)

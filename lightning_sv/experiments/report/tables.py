@@ -75,7 +75,7 @@ def _final(panel: Panel) -> list[tuple[str, str, PairedDifference]]:
     by_label = {arm.label: arm for arm in panel.arms}
     base = next((arm for arm in panel.arms if arm.baseline), None)
     pairs = [(arm, base) for arm in panel.arms if panel.kind == "curves" and base and arm is not base]
-    if panel.kind == "scaling":
+    if panel.sizes:
         series = panel.series
         at = {size: by_label[x] for s in series if s.baseline for size, x in zip(s.sizes, s.arms, strict=True)}
         others = [(size, x) for s in series if not s.baseline for size, x in zip(s.sizes, s.arms, strict=True)]
@@ -171,7 +171,7 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
         return list(panel.table.columns), [[_cell(x) for x in row] for row in panel.table.rows]
     if panel.kind == "scaling":
         return _law_table(panel)
-    if panel.kind != "curves":
+    if panel.kind not in ("curves", "lengths"):
         return [], []
     differences = {arm: d for arm, _, d in _final(panel)}
     alike = len({arm.seeds for arm in panel.arms}) == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lightning_sv.experiments.report.markdown import Section, head_lines, markdown_report
 from lightning_sv.experiments.report.page import html_page
-from lightning_sv.experiments.report.series import grid_views, scaling_views
+from lightning_sv.experiments.report.series import grid_views, length_views, scaling_views
 from lightning_sv.experiments.report.tables import (
     PAGES,
     RESULTS,
@@ -17,6 +17,7 @@ from lightning_sv.experiments.report.tables import (
     verdict_rows,
     write_csv,
 )
+from lightning_sv.experiments.report.tuned import write_tuned
 from lightning_sv.experiments.report.views import View, branch_views, curve_views
 from lightning_sv.experiments.results import Figure, Panel
 from lightning_sv.experiments.spec import PanelKind
@@ -25,6 +26,7 @@ from lightning_sv.runs.provenance import Provenance
 _VIEWS: dict[PanelKind, Callable[[Panel], tuple[list[View], list[str]]]] = {
     "curves": curve_views,
     "scaling": scaling_views,
+    "lengths": length_views,
     "grid": grid_views,
     "qkv": branch_views,
     "table": lambda panel: ([], []),
@@ -35,6 +37,7 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
     """Write a report, and nothing but it, into a directory.
 
         out/  report.html  report.md  figures/*.png *.svg  results.csv  differences.csv  verdicts.csv  tables.csv
+        and of grids tuned/MODEL-STEPS.yaml
 
     `report.html` is complete in itself. `results.csv` has a row a run, `differences.csv` one a difference to a
     baseline with its interval, `verdicts.csv` one a claim, `tables.csv` one a cell of the panels that are tables.
@@ -55,6 +58,7 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
     text = markdown_report(figures, panels, head_lines(figures, what, Provenance.now(), caution))
     for name, page in zip(PAGES, (text, html_page(text, out)), strict=True):
         (out / name).write_text(page, encoding="utf-8")
+    write_tuned(figures, out)
     for name, rows in (
         (RESULTS, run_rows(figures)),
         ("differences.csv", difference_rows(figures)),

@@ -6,7 +6,7 @@ A misspelled key, figure or budget is answered in one sentence with the nearest 
 from pathlib import Path
 from typing import TypeVar
 
-from lightning_sv.experiments.spec import CONF, Budget, FigureSpec, unknown
+from lightning_sv.experiments.spec import CONF, Budget, FigureSpec, Tuned, unknown
 from lightning_sv.settings.yaml_file import read_as
 
 T = TypeVar("T")
@@ -38,6 +38,16 @@ def load_budget(name: str, conf: Path = CONF) -> Budget:
         ValueError: no such budget, or a key or value that it cannot have
     """
     return _load(Budget, name, conf / "paper" / "budgets", budget_names(conf), "budget")
+
+
+def load_tuned(name: str, conf: Path = CONF) -> Tuned | None:
+    """Read conf/paper/tuned/NAME.yaml; None where nobody has tuned it yet.
+
+    Raises:
+        ValueError: a key or value that it cannot have
+    """
+    known = sorted(path.stem for path in (conf / "paper" / "tuned").glob("*.yaml"))
+    return _load(Tuned, name, conf / "paper" / "tuned", known, "tuned") if name in known else None
 
 
 def _load(cls: type[T], name: str, folder: Path, known: list[str], what: str) -> T:

@@ -1,0 +1,75 @@
+"""The optimum of a grid, against paraboloids whose minimum is known and against simulated noise."""
+
+import math
+
+import numpy as np
+import pytest
+
+from lightning_sv.analysis.grids import fit_optimum
+
+RATES, STDS = (0.003, 0.006, 0.012, 0.024), (0.01, 0.02, 0.04)
+POINTS = [(lr, std) for lr in RATES for std in STDS]
+BEST = (0.0075, 0.023)
+
+
+def losses(cliff: float = math.inf) -> np.ndarray:
+    """3.5 + a tilted paraboloid around `BEST`; what has a rate above `cliff` breaks down."""
+    z = np.log(np.array(POINTS) / BEST)
+    found = 3.5 + 0.05 * z[:, 0] ** 2 + 0.03 * z[:, 1] ** 2 + 0.02 * z[:, 0] * z[:, 1]
+    return np.where(np.array(POINTS)[:, 0] > cliff, 9.0, found)
+
+
+def test_a_paraboloid_is_found_exactly() -> None:
+    """Whatever the seeds' own offsets and the order of the points; an axis of one value is left as it is."""
+    y = losses()[:, None] + np.array([0.0, 0.3, -0.2])
+    found = fit_optimum(POINTS[::-1], y[::-1])
+    assert found.values == pytest.approx(BEST, rel=1e-9) and not found.why_not
+    assert found.loss == pytest.approx(3.5 + 0.1 / 3) and found.se == pytest.approx(0.0, abs=1e-9)
+    assert found.df == 9 * 3 - 6 - 2
+    line = [i for i, (_, std) in enumerate(POINTS) if std == 0.02]
+    one = fit_optimum([POINTS[i] for i in line], y[line])
+    z = math.log(0.02 / BEST[1])  # along the line the minimum moves by -0.02 z / (2 * 0.05)
+    assert one.values == pytest.approx((BEST[0] * math.exp(-0.2 * z), 0.02)) and one.errors[1] == 0.0
+
+
+@pytest.mark.parametrize(("keep", "cliff", "why"), [
+    (lambda p: p[0] <= 0.006, math.inf, "at the end of the grid"),
+    (lambda p: p[1] != 0.01, math.inf, "at the end of the grid"),
+    (lambda p: True, 0.006, "too few points"),
+    (lambda p: p in POINTS[:2] + POINTS[4:6] + POINTS[7:8], math.inf, "too few points"),
+])  # fmt: skip
+def test_no_fit_at_an_end_or_through_a_cliff(keep: object, cliff: float, why: str) -> None:
+    """The lowest point stands in for it, without errors."""
+    chosen = [i for i, p in enumerate(POINTS) if keep(p)]  # type: ignore[operator]
+    y = losses(cliff)[chosen, None]
+    found = fit_optimum([POINTS[i] for i in chosen], y)
+    assert why in found.why_not and found.se is None
+    assert (found.values, found.loss) == (POINTS[chosen[int(y.argmin())]], y.min())
+
+
+def test_a_corner_beyond_the_cliff_is_left_out() -> None:
+    y = losses()
+    y[POINTS.index((0.012, 0.04))] = 5.0
+    assert fit_optimum(POINTS, y[:, None]).values == pytest.approx(BEST, rel=1e-9)
+
+
+def test_what_is_no_bowl_is_refused() -> None:
+    """A saddle, and a minimum that only a line through noise puts far outside."""
+    z = np.log(np.array(POINTS) / BEST)
+    saddle = 3.5 + 0.05 * z[:, 0] ** 2 + 0.001 * z[:, 1] ** 2 + 0.05 * z[:, 0] * z[:, 1]
+    saddle[POINTS.index((0.006, 0.02))] = saddle.min() - 0.001
+    assert "curve down" in fit_optimum(POINTS, saddle[:, None]).why_not
+    flat = [(x,) for x in (1.0, 2.0, 4.0)]
+    far = fit_optimum([*flat, (8.0,)], [[3.0], [3.0 - 1e-9], [3.0], [3.2]])
+    assert far.values[0] == pytest.approx(2.0) and not far.why_not
+
+
+def test_errors_are_those_of_repeated_experiments() -> None:
+    """300 grids: the standard errors stated are the scatter found; that of a standard deviation of 300 is 4%."""
+    rng, sd, n = np.random.default_rng(0), 0.002, 300
+    found = [fit_optimum(POINTS, losses()[:, None] + rng.normal(0, sd, (12, 3))) for _ in range(n)]
+    assert not any(each.why_not for each in found)
+    stated = np.sqrt(np.mean(np.square([(*each.errors, each.se) for each in found]), axis=0))
+    scatter = np.std([(*np.log(each.values), each.loss) for each in found], axis=0)
+    assert scatter == pytest.approx(stated, rel=0.15)
+    assert np.mean([each.loss for each in found]) == pytest.approx(3.5, abs=3 * stated[2] / math.sqrt(n))
