@@ -209,7 +209,7 @@ def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> N
     found = judged(grid, runs)
     write_tuned([found], conf / "paper")
     text = (conf / "paper/tuned/tiny-3000.yaml").read_text()
-    assert "seeds 100 to 101" in text and "# times or over 1." in text
+    assert "; seeds 100 to 101, commit " in text and "# times or over 1." in text
     llama, dnp = (arm.recipe for arm in planned("other").panels[0].arms)
     assert llama is not None and dnp is not None
     assert "lr 0.0022, init_std 0.025" in llama.details and llama.note == ""

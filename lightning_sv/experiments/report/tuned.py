@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from lightning_sv.experiments.recipe import Recipe
 from lightning_sv.experiments.results import Figure, Panel
 from lightning_sv.experiments.sources.tuned import rounded
 
@@ -13,31 +14,29 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
     """Write the optima of every grid among the panels to `out`/tuned: a file a grid, its errors beside them."""
     for figure in figures:
         for panel in figure.panels:
-            if panel.kind == "grid" and panel.series:
-                text = _text(figure, panel)
-                recipe = panel.arms[0].recipe
-                assert recipe is not None
+            recipe = panel.arms[0].recipe if panel.arms else None
+            if panel.kind == "grid" and recipe is not None:
+                text = _text(figure, panel, recipe)
                 path = out / "tuned" / f"{recipe.model}-{recipe.steps}.yaml"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
 
 
-def _text(figure: Figure, panel: Panel) -> str:
+def _text(figure: Figure, panel: Panel, recipe: Recipe) -> str:
     arms, runs = panel.arms, [run for arm in panel.arms for run in arm.runs]
     commits = ", ".join(sorted({str(run.summary.get("commit"))[:10] for run in runs}))
     seeds = f"seeds {arms[0].seeds[0]} to {arms[0].seeds[-1]}"
-    recipe, spec = arms[0].recipe, panel.spec
-    assert recipe is not None
+    spec = panel.spec
     width = json.loads(recipe.identity)["model"]["backbone"]["d_model"]
-    lines = [f"source: {figure.command}; {seeds}, commit {commits}"]
+    lines = [f"source: {json.dumps(f'{figure.command}; {seeds}, commit {commits}')}"]
     lines += [f"optim: {spec.optim}", f"schedule: {spec.schedule}", f"d_model: {width}", "arms:"]
     for series in panel.series:
-        best, recipe = panel.optimum(series), panel.arm(series.arms[0]).recipe
-        assert recipe is not None
+        best, of = panel.optimum(series), panel.arm(series.arms[0]).recipe
+        assert of is not None
         lines.append(
             f"  # {best.why_not or f'{best.loss:.4f} nats per token, standard error {best.se or math.nan:.4f}'}"
         )
-        lines.append(f"  {recipe.strategy!r}:" if " " in recipe.strategy else f"  {recipe.strategy}:")
+        lines.append(f"  {json.dumps(of.strategy)}:")
         for key, value, error in zip(panel.spec.axes, best.values, best.errors, strict=True):
             lines.append(
                 f"    {key}: {rounded(value):g}" + (f"  # times or over {math.exp(error):.2f}" if error else "")
