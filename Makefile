@@ -172,7 +172,7 @@ test: $(VENV)/.test  ## the tests, two files at a time
 
 test-faults: $(VENV)/.test  ## provoked faults and 10,000 hostile inputs; the table goes to results/faults.json
 	@OMP_NUM_THREADS=1 FAULTS_JSON=results/faults.json $(BIN)/python -m pytest -n 2 -m faults tests/faults \
-		tests/lit/test_exact_resume.py tests/lit/test_long_run.py $(ARGS)
+		tests/lit/test_exact_resume.py tests/lit/test_long_run.py tests/theory/test_command.py $(ARGS)
 
 test-torch211:  ## the tests on torch 2.11, the oldest that is supported, in .venv-torch211
 	@$(MAKE) --no-print-directory VENV=$(VENV)-torch211 TORCH=torch==2.11.0 test
