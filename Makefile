@@ -30,10 +30,12 @@ ARGS ?=
 A_ARGS ?=
 B_ARGS ?=
 FIG ?=
+LR ?=
+STD ?=
 PLAN ?= conf/ladder/h200.yaml
 MINUTES ?= 9
 KNOWN := PYTHON TORCH VENV MODEL SCALE OPTIM SCHEDULE PROBES TRAINER DATA A B SEEDS BUDGET SEED RUN PROMPT GPUS OUT \
-	ARGS A_ARGS B_ARGS FIG PLAN MINUTES
+	ARGS A_ARGS B_ARGS FIG LR STD PLAN MINUTES
 
 # What is misspelt would be left out without a word: variables of the command line, and names of files of conf/.
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
@@ -65,7 +67,7 @@ OF_SCALE = $(if $(SCALE),--model.scale '$(SCALE)')
 .DEFAULT:
 	@echo "there is no target $@; make help lists them" >&2; exit 2
 
-.PHONY: help install install-hf install-text data train resume generate report export plan params compare paper theory gpu_report gpu_study gpu_train test test-faults test-torch211 test-machines check docs bench bench-bytes tensorboard doctor clean
+.PHONY: help install install-hf install-text data train resume generate report export plan params compare sweep paper theory gpu_report gpu_study gpu_train test test-faults test-torch211 test-machines check docs bench bench-bytes tensorboard doctor clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -78,6 +80,7 @@ help:  ## this list
 	@echo "                 or a file or folder of .txt .md .py .jsonl .parquet"
 	@echo "               SEED=$(or $(SEED),0) of train; RUN= a run's directory, PROMPT= OUT= of generate and export; GPUS=$(GPUS) of plan"
 	@echo "               A=$(A) B='$(B)' SEEDS=$(SEEDS) A_ARGS= B_ARGS= ARGS='any key, e.g. --trainer.max_steps 500'"
+	@echo "               LR= STD= values of sweep, e.g. LR='0.003 0.006 0.012'"
 	@echo "               BUDGET=$(SPEND) of: $(call names,paper/budgets)"
 	@echo "               FIG='$(FIG)' of: $(call names,paper)"
 	@echo "               PROBES=$(PROBES) measured beside the training: $(call names,probes)"
@@ -158,6 +161,10 @@ compare: MODEL = tiny
 compare: data  ## strategy A with one or several B, SEEDS pairs each: differences with their intervals, a picture
 	@$(BIN)/lightning-sv compare --a '$(A)' --b $(B) --seeds $(SEEDS) --a_args='$(A_ARGS)' --b_args='$(B_ARGS)' \
 		$(call CONFIG,$(MODEL)) $(ARGS)
+
+sweep: MODEL = tiny
+sweep: data  ## strategies SCALE over learning rates LR and initial stds STD: where the loss of each is lowest, a picture
+	@$(BIN)/lightning-sv sweep --scale $(or $(SCALE),unified) $(if $(LR),--lr $(LR)) $(if $(STD),--init_std $(STD)) $(call CONFIG,$(MODEL)) $(ARGS)
 
 # What the experiments may spend; SCALE is the former name of BUDGET here. Only the embedded corpus is prepared unasked.
 SPEND = $(or $(BUDGET),$(SCALE),cpu)

@@ -59,6 +59,10 @@ def test_an_unknown_target_is_answered_with_where_they_are_listed() -> None:
         (["report", "RUN=runs/a runs/b", "OUT=c"], "report runs/a runs/b --out 'c'"),
         (["export", "RUN=runs/a", "OUT=b"], "export 'runs/a' 'b'"),
         (["plan", "GPUS=8", "MODEL=llama-1b"], "plan --gpus 8 .* --config conf/model/llama-1b.yaml"),
+        (
+            ["sweep", "SCALE=llama hg", "LR=0.01 0.02"],
+            r"sweep --scale llama hg --lr 0\.01 0\.02 .*--config conf/model/tiny.yaml *$",
+        ),
         (["params", "SCALE=hg+or"], r"params --config conf/model/mini.yaml --model.scale 'hg\+or'"),
     ],
 )

@@ -17,6 +17,7 @@ COMMANDS = {
     "params": "parameter ledger of a model by role, beside the paper's figures",
     "plan": "memory, hours, checkpoint and data of a run on so many GPUs, before it is started",
     "compare": "train strategies in pairs with a baseline and compare them",
+    "sweep": "train over a grid of learning rates and initial stds: the optimum, with its error",
     "paper": "the paper's figures on a budget: missing runs, verdicts on its claims, a report",
     "report": "draw your own runs from their event files: one page, pictures, CSV",
     "generate": "continue a prompt with a trained model",
@@ -26,6 +27,8 @@ COMMANDS = {
     "theory": "check the paper's theorems, with the counterexamples beyond them",
 }
 
+#: commands that share the file of another
+BESIDE = {"validate": "fit", "sweep": "compare"}
 #: a path that is not there, not of the right kind, or not to be written
 _UNUSABLE = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -88,6 +91,6 @@ def cli() -> None:
 
 def _command(name: str) -> Callable[[list[str]], int]:
     """Import the file of one command: the others' imports would take seconds."""
-    module = import_module(f"lightning_sv.cli.{'fit' if name == 'validate' else name}")
-    run: Callable[[list[str]], int] = module.validate if name == "validate" else module.run
+    module = import_module(f"lightning_sv.cli.{BESIDE.get(name, name)}")
+    run: Callable[[list[str]], int] = getattr(module, name if name in BESIDE else "run")
     return run

@@ -16,27 +16,30 @@ from lightning_sv.analysis.losses import draw_comparison
 from lightning_sv.analysis.sharpness import draw_sharpness, has_sharpness, sharpness_rows
 from lightning_sv.experiments.checks import comparability_warnings, config_differences, rests_on
 from lightning_sv.experiments.comparison import Comparison, run_name
-from lightning_sv.experiments.judge import judge
+from lightning_sv.experiments.judge import judge, read
 from lightning_sv.experiments.report.tables import check_replaceable, write_csv
 from lightning_sv.experiments.report.write import write_report
-from lightning_sv.experiments.results import Figure
-from lightning_sv.experiments.runs import Runs
+from lightning_sv.experiments.results import Figure, Panel
+from lightning_sv.experiments.runs import Runs, diverged
 from lightning_sv.experiments.sources.own_runs import COMPARISON, with_branches
 from lightning_sv.experiments.train import train
 from lightning_sv.runs.directory import is_complete
 
 
-def default_out(figure: Figure, model: str, corpus: str) -> Path:
-    """`runs/compare/tiny-stdlib/llama_vs_unified_nop`.
+def default_out(figure: Figure, model: str, corpus: str, command: str = "compare") -> Path:
+    """`runs/compare/tiny-stdlib/llama_vs_unified_nop`, or `runs/sweep/tiny-stdlib/llama_unified`.
 
     Args:
-        figure: the comparison
+        figure: the comparison or sweep
         model: name of the baseline's
         corpus: its directory
+        command: which of the two it is
     """
-    words = (f"{model}-{Path(corpus).name}", *(arm.label for arm in figure.panels[0].arms))
+    words = (f"{model}-{Path(corpus).name}", *figure.panels[0].spec.arms)
     where, a, *others = (re.sub(r"[^\w.+=-]+", "-", word) for word in words)
-    return Path("runs/compare", where, f"{a}_vs_{'_'.join(others)}")
+    return Path(
+        "runs", command, where, f"{a}_vs_{'_'.join(others)}" if command == "compare" else "_".join([a, *others])
+    )
 
 
 def compare(
@@ -82,6 +85,37 @@ def compare(
     write_report([judged], out, "a comparison of your own")
     _write(comparison)
     return comparison
+
+
+def sweep(
+    figure: Figure, runs: Runs, out: Path, *, jobs: int | None = None, console: Console | None = None, command: str = ""
+) -> Panel:
+    """Run what is missing of a grid, and write its report; return the panel with its runs.
+
+    A run that diverges is left out with its point.
+
+    Args:
+        figure: of one grid, see `lightning_sv.experiments.sources.compared.swept_figure`
+        runs: those that are there, and what trains the others
+        out: directory of the report
+        jobs: runs at a time; None: see `compare`
+        console: where progress goes; stderr when None
+        command: what the report says made it
+
+    Raises:
+        ValueError: a directory that holds another run or report, or no number of jobs
+        RuntimeError: a run fails, and does not diverge; or every run of an arm diverges
+    """
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs is {jobs}; give the number of runs at a time, at least 1.")
+    check_replaceable(out, [runs.dir(*run).parent for run in figure.runs()[:1]])
+    failed = train([figure], runs, parallel=jobs, console=console or Console(stderr=True))
+    panel = read(figure.panels[0], runs)
+    lost = [failed[r.key(s)] for r, s in figure.runs() if r.key(s) in failed and not diverged(runs.job(r, s))]
+    if lost or panel.why_not is not None:
+        raise RuntimeError(lost[0] if lost else f"{panel.why_not}; give other values.")
+    write_report([replace(figure, panels=(panel,), command=command)], out, "a sweep of your own")
+    return panel
 
 
 def _say_what_is_there(figure: Figure, runs: Runs, out: Path, console: Console) -> None:

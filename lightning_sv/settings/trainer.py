@@ -101,7 +101,7 @@ _ROLES = (
 )
 #: Lightning's callbacks that would undo what a run promises -> what to do instead
 REFUSED_CALLBACKS = {
-    "LearningRateFinder": "sets a rate that the schedule does not know of; compare runs with several model.optim.lr",
+    "LearningRateFinder": "sets a rate that the schedule does not know of; try several with `lightning-sv sweep --lr`",
     "BatchSizeFinder": "has no batch to set; set data.micro_batch, `lightning-sv plan` says the largest that fits",
     "GradientAccumulationScheduler": "would change the global batch; set data.global_batch instead",
     "StochasticWeightAveraging": "replaces the schedule; set model.schedule instead",

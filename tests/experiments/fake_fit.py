@@ -75,6 +75,8 @@ def main() -> int:
     parser.add_argument("--hidden.key", dest="hidden", default="same")
     parser.add_argument("--fail_seed", type=int, default=-1)
     parser.add_argument("--hang_seed", type=int, default=-1)
+    parser.add_argument("--model.schedule.name", dest="schedule")
+    parser.add_argument("--diverge_lr", type=float, default=math.inf, help="the lowest that does")
     args = parser.parse_args()
 
     print("step 1/10 train/loss 3.9", flush=True)
@@ -84,6 +86,9 @@ def main() -> int:
     if args.seed == args.fail_seed:
         print("the lid of the corpus is stuck", file=sys.stderr)
         return 3
+    if args.lr >= args.diverge_lr:
+        (args.run_dir / "nonfinite.jsonl").write_text("{}\n")
+        return 1
     deltas = dict(args.delta_of).get(args.scale, args.delta).split(",")
     delta = 0.0 if args.scale == "llama" else float(deltas[args.seed % len(deltas)])
     for value, best in zip((args.lr, args.std), args.best or (), strict=False):

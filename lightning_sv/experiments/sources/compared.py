@@ -3,7 +3,7 @@
 import math
 import shlex
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -26,6 +26,8 @@ from lightning_sv.settings.trainer import check_trainer_keys
 
 #: an arm as it is asked for: its label, its strategy and keys
 Asked = tuple[str, ArmSpec]
+#: name of the budget of a command of one's own
+_OWN = "compare"
 _OURS = ("model.scale", "seed_everything", "run_dir", "ckpt_path")
 
 
@@ -60,20 +62,58 @@ def compared_figure(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> 
         ValueError: a comparison that makes no sense, or what `fit` would refuse
     """
     _check(arms, words, seeds)
-    files, keys = read_words(words, "compare")
     (a, _), *others = arms
     claims = [ClaimSpec("pair", "", a=label, b=a) for label, _ in others]
     panel = PanelSpec("Validation loss", {label: replace(arm, baseline=label == a) for label, arm in arms}, claims)
     summary = f"{len(arms)} arms, {'one seed' if seeds == 1 else f'{seeds} seeds'}."
     title = f"{', '.join(label for label, _ in others)} against {a}"
-    figure = FigureSpec("comparison", title, "A comparison of your own", summary, [panel])
-    # its time is that of its steps, which nobody estimates
-    model = ModelSpec(config="", seconds_per_1000_steps=0.0)
-    budget = Budget("compare", summary, layers=[], seeds=seeds, models={panel.model: model}, set=keys)
-    planned = plan_figure(figure, Recipes(budget, {}, files=files))
+    planned = _settled(FigureSpec("comparison", title, "A comparison of your own", summary, [panel]), words, seeds)
     (settled,) = planned.panels
     named = tuple(replace(arm, recipe=arm.recipe and replace(arm.recipe, title=arm.label)) for arm in settled.arms)
     return replace(planned, panels=(replace(settled, arms=named),))
+
+
+def swept_figure(
+    arms: Sequence[Asked], axes: Mapping[str, Sequence[float]], words: Sequence[str], seeds: int, made: Pretraining
+) -> Figure:
+    """The figure of one panel that trains every arm at all combinations of some settings, settled.
+
+    Args:
+        arms: what is trained
+        axes: key of `fit` -> its values
+        words: of the command line, for every arm
+        seeds: runs of every point
+        made: what `fit` would build of the words
+
+    Raises:
+        ValueError: a grid that is none, or what `fit` would refuse
+    """
+    _check_keys(arms, words, seeds)
+    for key, values in axes.items():
+        if not all(0 < value < math.inf for value in values) or len(set(values)) < len(values):
+            raise ValueError(f"sweep: {key} is {list(values)}; give positive numbers that differ.")
+    title = f"{' and '.join(key.rpartition('.')[2] for key in axes)} of {', '.join(label for label, _ in arms)}"
+    panel = PanelSpec(
+        "Validation loss",
+        dict(arms),
+        kind="grid",
+        optim=made.optim.name,
+        schedule=made.schedule.name,
+        axes={key: {_OWN: list(values)} for key, values in axes.items()},
+    )
+    points = math.prod(map(len, axes.values()))
+    summary = f"{points} points, {'one seed' if seeds == 1 else f'{seeds} seeds'} each."
+    return _settled(FigureSpec("sweep", title, "A sweep of your own", summary, [panel]), words, seeds)
+
+
+def _settled(figure: FigureSpec, words: Sequence[str], seeds: int) -> Figure:
+    """A figure of one panel under what the words of a command line say."""
+    files, keys = read_words(words, "compare")
+    (panel,) = figure.panels
+    # its time is that of its steps, which nobody estimates
+    model = ModelSpec(config="", seconds_per_1000_steps=0.0)
+    budget = Budget(_OWN, figure.summary, layers=[], seeds=seeds, models={panel.model: model}, set=keys)
+    return plan_figure(figure, Recipes(budget, {}, files=files))
 
 
 def _check(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> None:
@@ -93,6 +133,11 @@ def _check(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> None:
             raise ValueError(
                 f"{first!r} and {second!r} are the same strategy with the same arguments; give two that differ."
             )
+    _check_keys(arms, words, seeds)
+
+
+def _check_keys(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> None:
+    """Refuse keys that every run has its own of."""
     if seeds < 1:
         raise ValueError(f"--seeds is {seeds}; give the number of seeds, at least 1.")
     given = [word.split("=", 1)[0].removeprefix("--") for word in words if word.startswith("--")]

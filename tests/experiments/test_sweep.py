@@ -1,0 +1,69 @@
+"""Sweeps end to end with a stand-in for training whose losses are a bowl over learning rate and initial std."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lightning_sv.cli.compare import sweep
+from tests.conftest import write_run_args
+from tests.experiments.test_compare import FAKE
+
+LR, STD = "model.optim.lr", "model.backbone.init_std"
+BOWL = ("--best", "0.012", "0.03")
+GRID = ["--scale", "llama", "--seeds", "1", "--jobs", "2", "--init_std", "0.02", "0.04", "0.08"]
+
+
+def test_a_sweep_finds_the_bottom_of_a_bowl_and_goes_on(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At lr 0.012 and std 0.03, between the points; one more rate trains its own runs alone, and may diverge."""
+    launcher = (*FAKE, *BOWL, "--diverge_lr", "0.03")
+    args = [*write_run_args(corpus, tmp_path), *GRID, "--out", str(tmp_path / "out")]
+    args += ["--model.schedule.name", "wsd", "--lr", "0.005", "0.01", "0.02"]
+    assert sweep([*args, "--json"], launcher=launcher) == 0
+    (arm,) = json.loads(capsys.readouterr().out)["arms"]
+    best = arm["optimum"]
+    assert (best[LR], best[STD]) == pytest.approx((0.012, 0.03), rel=1e-3) and best["why_not"] == ""
+    assert best["loss"] == pytest.approx(4.0, abs=1e-5) and best["se"] < 1e-5 and best["df"] == 3
+    assert len(arm["points"]) == 9 and arm["points"][0] == {
+        LR: 0.005,
+        STD: 0.02,
+        "losses": [pytest.approx(4.0465, 1e-3)],
+    }
+    assert "<img" in (tmp_path / "out/report.html").read_text()
+    (tuned,) = (tmp_path / "out/tuned").iterdir()
+    assert "schedule: wsd" in tuned.read_text()
+
+    assert sweep([*args, "0.04"], launcher=launcher) == 0
+    said = capsys.readouterr()
+    assert "9 of 12 runs are complete" in said.err
+    assert "llama is lowest at lr 0.012 (times or over 1.00) and init_std 0.03 (times or over 1.00): 4.0000" in said.out
+    assert said.out.count("diverged") == 3 and "init_std" in said.out
+
+
+def test_an_optimum_at_the_end_of_a_grid_is_none(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = [*write_run_args(corpus, tmp_path), "--scale", "llama", "--seeds", "1", "--out", str(tmp_path / "out")]
+    assert sweep([*args, "--lr", "0.004", "0.008"], launcher=(*FAKE, *BOWL)) == 0
+    assert "no fitted optimum: the lowest loss is at the end of the grid, " in capsys.readouterr().out
+    assert sweep([*args, "--lr", "0.004", "0.008", "0.032"], launcher=(*FAKE, *BOWL)) == 0  # three, for a parabola
+    assert "is lowest at lr 0.012: 4.0" in (said := capsys.readouterr().out) and "how sure" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "there is nothing to vary; give --lr, --init_std, or both"),
+        (["--lr", "0.01", "0.01"], r"model\.optim\.lr is \[0\.01, 0\.01\]; give positive numbers that differ"),
+        (["--lr", "-1", "1"], "learning rate|lr"),
+        (["--lr", "0.1", "--seeds", "0"], "--seeds is 0"),
+        (["--lr", "0.1", "--jobs", "0"], "jobs is 0"),
+    ],
+)
+def test_what_is_no_grid_is_refused(words: list[str], message: str, corpus: Path, tmp_path: Path) -> None:
+    args = [*write_run_args(corpus, tmp_path), "--scale", "llama", "--out", str(tmp_path / "out"), *words]
+    with pytest.raises(ValueError, match=message):
+        sweep(args, launcher=FAKE)
+    assert not (tmp_path / "out").exists()
