@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
 from lightning_sv.analysis.style import BLUE
-from lightning_sv.experiments.report.series import grid_views, scaling_views
+from lightning_sv.experiments.report.series import grid_views, length_views, scaling_views
 from lightning_sv.experiments.report.tables import panel_table
 from lightning_sv.experiments.report.views import branch_views, curve_views, looks_of
 from lightning_sv.experiments.results import Arm, Panel
@@ -112,6 +113,23 @@ def test_scaling_shows_both_fits_and_the_difference() -> None:
     one_size, notes = scaling_views(fake.scaling_panel(sizes=fake.SIZES[:1]))
     assert [view.name for view in one_size] == ["fit", f"loss-dense-{fake.SIZES[0]:g}"]
     assert "at least two sizes" in notes[0]
+
+
+def test_lengths_show_the_difference_at_each() -> None:
+    """A point and an interval an arm at every length, the means those of the pairs; the baseline is the zero line."""
+    panel = fake.scaling_panel()
+    lengths = tuple(replace(each, values=(7.0, 27.0, 50.0, 100.0)) for each in panel.series)
+    panel = replace(panel, spec=replace(panel.spec, kind="lengths"), series=lengths)
+    (view,), notes = length_views(panel)
+    axes = view.figure.axes[0]
+    bars: list[Any] = axes.containers
+    assert not notes and [str(bar.get_label()).split("  ")[0] for bar in bars] == ["unified", "hg+dp+or (ours)"]
+    base, unified, _ = (panel.losses(each) for each in lengths)
+    means = [float((b - a).mean()) for a, b in zip(base, unified, strict=True)]
+    assert bars[0].lines[0].get_ydata() == pytest.approx(means) and len(bars[0].lines[2][0].get_segments()) == 4
+    assert list(bars[0].lines[0].get_xdata()) == [7, 27, 50, 100] and axes.get_xscale() == "log"
+    assert str(bars[0].get_label()).endswith(f"{means[-1]:+.3f} at the longest")
+    assert len(panel_table(panel)[1]) == 12
 
 
 def test_a_grid_rings_the_optimum() -> None:
