@@ -28,7 +28,7 @@ COMMANDS = {
 }
 
 #: commands that share the file of another
-BESIDE = {"validate": "fit", "sweep": "compare"}
+BESIDE = {"validate": "fit"}
 #: a path that is not there, not of the right kind, or not to be written
 _UNUSABLE = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_sv.cli.compare import sweep
+from lightning_sv.cli.sweep import run as sweep
 from tests.conftest import write_run_args
 from tests.experiments.test_compare import FAKE
 

@@ -1,0 +1,132 @@
+"""`lightning-sv sweep`: each strategy over a grid of its settings, and where its loss is lowest."""
+
+import json
+import math
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lightning_sv.cli.compare import context
+from lightning_sv.experiments.compare import default_out, sweep
+from lightning_sv.experiments.results import Panel, Series
+from lightning_sv.experiments.runs import Runs
+from lightning_sv.experiments.sources.compared import asked, check_different, one_budget, resolve, swept_figure
+from lightning_sv.runs.job import LAUNCHER
+from lightning_sv.settings.plain_parser import PlainParser
+
+#: what a sweep varies, across first
+AXES = ("model.optim.lr", "model.backbone.init_std")
+
+
+def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
+    """Parse the arguments of `sweep`, run it, show losses and optima; return the exit code.
+
+    Args:
+        argv: on the command line after `sweep`
+        launcher: the program that trains one run
+
+    Raises:
+        ValueError: what makes no grid, or what `fit` would refuse
+    """
+    parser = PlainParser(
+        prog="lightning-sv sweep",
+        description="Train strategies at every combination of some learning rates and initial standard deviations, and "
+        "fit where the loss of each is lowest. Arguments that are not listed here go to `fit` of every run (--config, "
+        "any key).",
+    )
+    parser.add_argument("--scale", nargs="+", required=True, help="Strategies, each with an optimum of its own.")
+    parser.add_argument("--lr", nargs="+", type=float, default=[], help="Peak learning rates; three or more.")
+    parser.add_argument("--init_std", nargs="+", type=float, default=[], help="Initial stds; three or more.")
+    parser.add_argument("--seeds", type=int, default=2, help="Runs of every point, on seeds 100, 101, ...")
+    parser.add_argument("--out", help="Directory, of its runs too; runs/sweep/MODEL-DATA/STRATEGIES by default.")
+    parser.add_argument("--jobs", type=int, help="Runs at a time; one a core, four at most, by default.")
+    parser.add_argument("--json", action="store_true", help="Print the figures as JSON on stdout.")
+    options, shared = parser.parse_known_args(argv)
+    axes = {key: values for key, values in zip(AXES, (options.lr, options.init_std), strict=True) if values}
+    if not axes:
+        raise ValueError("sweep: there is nothing to vary; give --lr, --init_std, or both, with their values.")
+    shared += [word for key, values in axes.items() for word in (f"--{key}", str(values[0]))]  # a run needs some
+    runs = resolve([asked(scale, "", None) for scale in dict.fromkeys(options.scale)], shared)
+    check_different(runs)
+    arms, budget = one_budget(runs)
+    figure = swept_figure(arms, axes, shared, options.seeds, runs[0].model)
+    said = Console(stderr=True)
+    said.print(budget, markup=False, highlight=False, soft_wrap=True)
+    where = default_out(figure, runs[0].model.config.name, runs[0].data.corpus.dir, "sweep")
+    out = Path(options.out) if options.out else where
+    had = Runs(out if options.out else out.parent, context(runs[0].data), launcher)
+    command = shlex.join(["lightning-sv", "sweep", *argv])
+    panel = sweep(figure, had, out, jobs=options.jobs, console=said, command=command)
+    found = [_swept(panel, series) for series in panel.series]
+    if options.json:
+        print(json.dumps({"unit": "nats per token", "arms": found, "report": str(out / "report.html")}, indent=2))
+        return 0
+    console = Console()
+    for arm in found:
+        console.print(_losses(arm, axes))
+        console.print(_sentence(arm), markup=False, highlight=False, style="bold", soft_wrap=True)
+    console.print(str(out / "report.html"), markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def _swept(panel: Panel, series: Series) -> dict[str, Any]:
+    """Every loss of an arm and its optimum; plain JSON types."""
+    best, keys = panel.optimum(series), list(panel.spec.axes)
+    points = [
+        {**dict(zip(keys, point, strict=True)), "losses": losses.tolist()}
+        for point, losses in zip(series.points, panel.losses(series), strict=True)
+    ]
+    return {
+        "scale": series.label,
+        "points": points,
+        "optimum": {
+            **dict(zip(keys, best.values, strict=True)),
+            "factor": {key: math.exp(e) if e == e else None for key, e in zip(keys, best.errors, strict=True)},
+            "loss": best.loss,
+            "se": best.se,
+            "df": best.df,
+            "why_not": best.why_not,
+        },
+    }
+
+
+def _losses(arm: dict[str, Any], axes: dict[str, list[float]]) -> Table:
+    """Mean losses: a row an initial std, a column a learning rate, or one row of the only setting."""
+    *down, across = reversed(axes)
+    means = {tuple(p[key] for key in (*down, across)): float(np.mean(p["losses"])) for p in arm["points"]}
+    rows, columns = sorted(axes[down[0]]) if down else [0.0], sorted(axes[across])
+    lowest = min(means.values())
+    table = Table(title=escape(f"{arm['scale']}: val loss, nats per token"), title_justify="left")
+    table.add_column(f"{_short(down[0])} \\ {_short(across)}" if down else _short(across), no_wrap=True)
+    for x in columns:
+        table.add_column(f"{x:g}", justify="right", no_wrap=True)
+    for row in rows:
+        cells = [means.get((row, x) if down else (x,)) for x in columns]
+        shown = ["diverged" if m is None else f"[bold]{m:.4f}[/bold]" if m == lowest else f"{m:.4f}" for m in cells]
+        table.add_row(f"{row:g}" if down else "", *shown)
+    return table
+
+
+def _sentence(arm: dict[str, Any]) -> str:
+    best = arm["optimum"]
+    at = [f"{_short(key)} {best[key]:.3g}" for key in best["factor"]]
+    if best["why_not"]:
+        return f"{arm['scale']} has no fitted optimum: {best['why_not']}, {best['loss']:.4f} at {' and '.join(at)}."
+    if best["se"] is None:  # as many points as the fit has numbers
+        error = "; more seeds or values would say how sure that is"
+    else:
+        at = [
+            f"{words} (times or over {best['factor'][key]:.2f})" for words, key in zip(at, best["factor"], strict=True)
+        ]
+        error = f" (standard error {best['se']:.4f})"
+    return f"{arm['scale']} is lowest at {' and '.join(at)}: {best['loss']:.4f} nats per token{error}."
+
+
+def _short(key: str) -> str:
+    return key.rpartition(".")[2]
