@@ -1,6 +1,7 @@
 """An arm of a figure, settled under a budget: arguments of `fit`, steps, tokens, and what a run of it takes."""
 
 import json
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -76,7 +77,7 @@ class Recipes:
             of_llama = self._steps(*self._layers(panel, of, self.extra))
             # what an arm itself says of them counts
             steps = int(arm.set.get("trainer.max_steps", round(of_llama * arm.longer)))
-            made = self._make(paths, given, arm, model, panel.optim, steps)
+            made = self._make(paths, given, arm, model, panel, steps)
             self._made[asked] = replace(made, note=" ".join(filter(None, (made.note, note))))
         return self._made[asked]
 
@@ -113,8 +114,9 @@ class Recipes:
         more: Mapping[str, Any],
         tuned: Mapping[str, float] | None = None,
     ) -> tuple[list[Path], dict[str, Any]]:
-        noun = ["base", f"optim/{panel.optim}", f"schedule/{panel.schedule}", *self.budget.layers]
-        paths = [self.conf / f"{file}.yaml" for file in [*noun, f"model/{model.config}"]]
+        files = ["base", f"optim/{panel.optim}", f"schedule/{panel.schedule}", *self.budget.layers]
+        files += [f"model/{model.config}", *([f"probes/{panel.probes}"] if panel.probes else [])]
+        paths = [self.conf / f"{file}.yaml" for file in files]
         keys = {**self.budget.set, **model.set, **(tuned or {}), **panel.set, **more}
         return paths if self.files is None else list(self.files), keys
 
@@ -127,7 +129,7 @@ class Recipes:
         return self._steps_known[tuple(words)]
 
     def _make(
-        self, paths: list[Path], given: dict[str, Any], arm: ArmSpec, model: ModelSpec, optim: str, steps: int
+        self, paths: list[Path], given: dict[str, Any], arm: ArmSpec, model: ModelSpec, panel: PanelSpec, steps: int
     ) -> Recipe:
         layered = OmegaConf.merge({}, *(self._load(path) for path in paths))
         # what a file says already is not said again: one configuration, one command
@@ -149,6 +151,7 @@ class Recipes:
         hidden = ("model.optim.lr", "model.backbone.name", "model.scale_options")
         shown = {k: v for k, v in changes.items() if k.startswith("model.") and not k.startswith(hidden)}
         told = [f"{k.rpartition('.')[2]} {v}" for k, v in shown.items()]
+        probes = [f"probes {panel.probes}"] if panel.probes else []
         tokens = steps * data.tokens_per_step
         seconds = gpu_hours = None
         if self.budget.gpu is not None:
@@ -163,9 +166,9 @@ class Recipes:
         else:
             slower = self.budget.relative_step_time
             seconds = model.seconds_per_1000_steps * steps / 1000
-            seconds *= slower.get(module.strategy.placement, 1.0) * slower.get(optim, 1.0)
+            seconds *= math.prod(slower.get(x, 1.0) for x in (module.strategy.placement, panel.optim, panel.probes))
         strategy = f"{strategy}{module.scale_options.label()}"
-        details = ", ".join([f"{module.optim.name} {module.schedule.name}", f"lr {module.lr:g}", *told])
+        details = ", ".join([f"{module.optim.name} {module.schedule.name}", f"lr {module.lr:g}", *told, *probes])
         return Recipe(
             model=module.config.name,
             strategy=strategy,

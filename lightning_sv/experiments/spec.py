@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 CONF = Path("conf")
-#: how a panel is drawn: loss against tokens, size, length of training, a setting; norms of Q, K and V; a table
-PanelKind = Literal["curves", "scaling", "lengths", "grid", "qkv", "table"]
+#: how a panel is drawn: loss against tokens, size, length of training, a setting; norms of Q, K and V; another logged
+#: scalar against tokens; a table
+PanelKind = Literal["curves", "scaling", "lengths", "grid", "qkv", "scalar", "table"]
 
 
 def unknown(what: str, name: str, known: list[str]) -> str:
@@ -49,7 +50,7 @@ class Budget:
         models: role, as the figures name it -> model
         lacks: role -> why it is not trained on this budget
         set: keys of `fit` that all runs of this budget have
-        relative_step_time: placement or optimizer -> time of a step over `llama`'s with AdamW
+        relative_step_time: placement, optimizer or probes -> time of a step over `llama`'s with AdamW
         first_seed: of them; a new recording takes new ones, so that it can be pooled with the old
         gpu: kind of GPU; None for a CPU
         startup_seconds: seconds of a run on a CPU that its summary does not time: imports, tables, the picture
@@ -156,6 +157,8 @@ class PanelSpec:
             refused where nobody has found it, while nothing means the model's own values then
         axes: of a grid: key that it varies -> budget -> the values; all their combinations are trained
         file: of a table: measured figures to show
+        tag: of a panel of the kind `scalar`: the logged scalar, above 0, that it draws and its claims compare
+        probes: file of conf/probes, for what is logged beside the loss; "" for none
         not_at: budget -> why the panel cannot be had there
     """
 
@@ -172,6 +175,8 @@ class PanelSpec:
     tuned_as: str = ""
     axes: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     file: str | None = None
+    tag: str = ""
+    probes: str = ""
     not_at: dict[str, str] = field(default_factory=dict)
 
 

@@ -117,7 +117,7 @@ def test_a_verdict_is_what_the_interval_says(gap: float, margin: float, noise: l
     assert {found.verdict, other.verdict} not in ({"holds"}, {"contradicted"})
 
 
-APART = ("slope", "grid_gap", "decided", "apart", "cost", "memory")  # of other panels or curves
+APART = ("slope", "grid_gap", "decided", "apart", "cost", "memory", "lower")  # of other panels or curves
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k not in APART])
@@ -284,6 +284,33 @@ def test_cost_is_the_ratio_of_speeds() -> None:
     grown = judge("memory", *arms, margin=1.2)
     assert grown.verdict == "holds" and grown.estimate == pytest.approx(1.1)
     assert judge("memory", *arms, margin=1.05).verdict == "contradicted"
+
+
+def test_lower_compares_the_last_value_of_the_panels_scalar() -> None:
+    """A ends at 0.8 times B whatever came before, with the interval of the logarithms; what has none is no verdict."""
+    before = np.where(np.arange(20) < 19, 9.0, 1.0)
+    log = np.log([1.01, 0.99, 1.02, 1.0])
+    ends = {"a": 0.8 * np.exp(log) * 50, "b": np.full(4, 50.0)}
+
+    def scalar(**of: np.ndarray) -> Panel:
+        arms = [
+            Arm(k, tuple(run(4 - TOKENS / 2000, sharp=x * (before if k == "a" else 1 + 0 * before)) for x in v))
+            for k, v in of.items()
+        ]
+        return Panel(PanelSpec("sharpness", kind="scalar", tag="sharp"), tuple(arms))
+
+    claim = ClaimSpec("lower", "bounded", a="a", b="b")
+    (found,) = verdicts(claim, scalar(**ends))
+    half = scipy_stats.t.ppf(0.95, 3) * log.std(ddof=1) / 2
+    expected = np.exp(np.log(0.8) + log.mean() + np.array([0, -half, half]))
+    assert found.verdict == "holds" and found.unit == "times" and "a ends lower than b" in found.claim
+    assert (found.estimate, found.low, found.high) == pytest.approx(tuple(expected))
+    (other,) = verdicts(replace(claim, a="b", b="a"), scalar(**ends))
+    assert other.verdict == "contradicted"
+    with pytest.raises(ValueError, match=r"sharp of run is 0, and ratios want numbers above 0"):
+        verdicts(claim, scalar(a=np.zeros(4), b=ends["b"]))
+    with pytest.raises(ValueError, match="logged no scalar named 'sharp'"):
+        verdicts(claim, replace(scalar(**ends), arms=(arm("a"), arm("b"))))
 
 
 def grid(gap: float, noise: float, values: tuple[float, ...] = (1.0, 2.0, 4.0)) -> Panel:

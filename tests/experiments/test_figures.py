@@ -21,8 +21,8 @@ from lightning_sv.settings.parse import parse_run
 ROOT = Path(__file__).parents[2]
 FIGURES = [
     "dense-scaling", "heterogeneity", "horizon", "iwd", "moe-scaling", "muon", "necessity", "or-theorem", "overhead",
-    "own-optimum", "param-ablation", "placement", "qkv-dynamics", "reparameterization", "routing", "served", "tuning",
-    "weight-decay", "wsd",
+    "own-optimum", "param-ablation", "placement", "qkv-dynamics", "reparameterization", "routing", "served",
+    "sharpness", "tuning", "weight-decay", "wsd",
 ]  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def test_the_slurm_array_is_a_script(planned: tuple[str, dict[str, Figure]], tmp
 @pytest.fixture
 def conf(tmp_path: Path) -> Path:
     (tmp_path / "paper" / "budgets").mkdir(parents=True)
-    for folder in ("model", "optim", "schedule", "trainer", "data", "base.yaml"):
+    for folder in ("model", "optim", "schedule", "trainer", "data", "probes", "base.yaml"):
         (tmp_path / folder).symlink_to(ROOT / "conf" / folder)
     (tmp_path / "paper/budgets/cpu.yaml").write_text(
         "summary: s\nlayers: [trainer/cpu, data/stdlib]\nseeds: 2\n"
@@ -156,6 +156,9 @@ FIGURE = "title: t\nsection: s\nsummary: s\npanels:\n- title: p\n  arms:\n    a:
      r"'apart' needs two tags, e.g. branch_norm"),
     (FIGURE.replace("  arms", "  kind: table\n  arms") + "  claims: [{kind: cost, a: a, b: b, paper: x}]\n",
      "'cost' needs a margin above 0"),
+    (FIGURE.replace("  arms", "  kind: scalar\n  arms"), "p': it names no tag and its kind is 'scal"),
+    (FIGURE.replace("  arms", "  tag: a/b\n  arms"), r"its tag is 'a/b' and its kind is 'curves'"),
+    (FIGURE.replace("  arms", "  probes: sharpnes\n  arms"), r"sharpnes"),
     (FIGURE.replace("scale: hg", "scale: hg, axes: {model.optim.lr: {cpu: [1, 2]}}"),
      "arm 'b' has values of model.optim.lr, which the panel does not vary"),
     (FIGURE + "  model: dnse\n", r"model 'dnse' is unknown; known: dense. Did you mean 'dense'"),

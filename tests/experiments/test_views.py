@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from lightning_sv.analysis.style import BLUE
 from lightning_sv.experiments.report.series import grid_views, length_views, scaling_views
 from lightning_sv.experiments.report.tables import panel_table
-from lightning_sv.experiments.report.views import branch_views, curve_views, looks_of
+from lightning_sv.experiments.report.views import branch_views, curve_views, looks_of, scalar_views
 from lightning_sv.experiments.results import Arm, Panel
 from lightning_sv.experiments.spec import PanelSpec
 from lightning_sv.runs.events import Curve
@@ -161,3 +161,28 @@ def test_branches_share_one_scale() -> None:
     assert first.get_ylim() == second.get_ylim() and second.get_title(loc="left").startswith("hg (ours)")
     run = panel.arms[0].runs[0].curve("branch_norm/mean/v_proj/effective").values
     assert f"V, x {run[-1] / run[0]:.2f} at the end" in legend(first)
+
+
+def test_a_scalar_is_drawn_in_logarithms() -> None:
+    """The geometric mean at each probe after the first step, an arm a line, its end in legend and table."""
+    arms = []
+    for label, times in (("hg", 2.0), ("llama", 1.0)):
+        whole = fake.arm(label, 0.0, baseline=label == "llama")
+        for seed, run in enumerate(whole.runs):
+            values = times * np.array([1.0, 10.0, 100.0]) * 2.0 ** (seed - 1)
+            run.curves["sharp"] = Curve(np.array([0, 1000, 10_000]), values)  # type: ignore[index]
+        arms.append(whole)
+    panel = Panel(PanelSpec("s", kind="scalar", tag="sharp"), (*arms, fake.point("nop", 3.0)))
+    (view,), notes = scalar_views(panel)
+    axes = view.figure.axes[0]
+    assert list(legend(axes)) == ["llama  100 at the end", "hg  200 at the end"]
+    assert notes == ["nop has no sharp in its event files."]
+    assert (axes.get_xscale(), axes.get_yscale(), axes.get_ylabel()) == ("log", "log", "sharp")
+    bold = [line for line in axes.lines if line.get_linewidth() == 2]
+    assert [list(line.get_xdata()) for line in bold] == [[1000, 10_000]] * 2
+    np.testing.assert_allclose(bold[1].get_ydata(), [20, 200])
+    assert len(axes.lines) == 2 + 2 * 3
+    columns, rows = panel_table(panel)
+    assert columns[1] == "sharp at the end, geometric mean" and rows[0] == ["llama", "100", "50, 100, 200"]
+    empty = Panel(panel.spec, panel.arms[2:])
+    assert scalar_views(empty) == ([], ["nop has no sharp in its event files."])

@@ -5,10 +5,11 @@ all arms of the family (`together`). What a claim says besides is a claim of its
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from lightning_sv.analysis.decision import (
@@ -182,26 +183,50 @@ def optimum_words(label: str, o: Optimum, axes: Iterable[str]) -> str:
     return f"{label} at {at}" + (f", its lowest point: {o.why_not}" if o.why_not else "")
 
 
-def _ratio(claim: ClaimSpec, panel: Panel, what: str, tag: str, power: int = 1) -> Outcome:
-    """A / B of a power of what is logged, its median after the first half of the run."""
+def _settled(values: NDArray[np.float64]) -> float:
+    return float(np.median(values[len(values) // 2 :]))
+
+
+def _last(values: NDArray[np.float64]) -> float:
+    return float(values[-1])
+
+
+def _ratio(
+    claim: ClaimSpec,
+    panel: Panel,
+    what: str,
+    tag: str,
+    *,
+    of: Callable[[NDArray[np.float64]], float] = _settled,
+    power: int = 1,
+    below: float,
+) -> Outcome:
+    """That A / B of a power of what is logged is below a number; by default of its median after half of the run."""
 
     def log(run: Run) -> float:
-        values = run.curve(tag).values
-        return power * float(np.log(np.median(values[len(values) // 2 :])))
+        value = of(run.curve(tag).values)
+        if not value > 0:
+            raise ValueError(f"{tag} of {run.dir} is {value:g}, and ratios want numbers above 0.")
+        return power * math.log(value)
 
     a, b, _ = _two(claim, panel)
     d = paired_difference([log(r) for r in b.runs], [log(r) for r in a.runs], CONFIDENCE)
     low, high = (None if end is None else math.exp(end) for end in (d.low, d.high))
     ratio = replace(d, mean=math.exp(d.mean), low=low, high=high)
     detail = interval(ratio, f"{what}, {a.label} / {b.label},", "")
-    return Outcome(directed(d, math.log(claim.margin)), ratio, detail, "times")
+    return Outcome(directed(d, math.log(below)), ratio, detail, "times")
 
 
 def cost(claim: ClaimSpec, panel: Panel) -> Outcome:
     """A step of A takes less than the margin times that of B."""
-    return _ratio(claim, panel, "time of a step", "throughput/tokens_per_s", power=-1)
+    return _ratio(claim, panel, "time of a step", "throughput/tokens_per_s", power=-1, below=claim.margin)
 
 
 def memory(claim: ClaimSpec, panel: Panel) -> Outcome:
     """A needs less than the margin times the memory of B."""
-    return _ratio(claim, panel, "peak memory", "memory/peak_gib")
+    return _ratio(claim, panel, "peak memory", "memory/peak_gib", below=claim.margin)
+
+
+def lower(claim: ClaimSpec, panel: Panel) -> Outcome:
+    """The panel's scalar ends lower in A than in B."""
+    return _ratio(claim, panel, panel.spec.tag, panel.spec.tag, of=_last, below=1.0)

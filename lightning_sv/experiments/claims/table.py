@@ -84,6 +84,7 @@ KINDS: dict[str, ClaimType] = {
         ("qkv",),
         _two_tags_apart,
     ),
+    "lower": ClaimType("{a} ends lower than {b}", decide.lower, ("scalar",)),
     "slope": ClaimType("the loss of {a} falls faster with size than that of {b}", decide.slope, ("scaling",)),
     "grid_gap": ClaimType("{a} ends below {b}{more}, each at its own optimum", decide.grid_gap, ("grid",)),
     "cost": ClaimType("a step of {a} takes less than {margin:g} times that of {b}", decide.cost, ("table",), _margin),
@@ -115,6 +116,12 @@ def check_claims(panel: PanelSpec, where: str) -> None:
                 raise ValueError(unknown(f"{where}: claim {claim.kind!r}: arm", label, list(panel.arms)))
         if lacking := kind.needs(claim, panel):
             raise ValueError(f"{where}: a claim {claim.kind!r} needs {lacking}.")
+    if (panel.kind == "scalar") != bool(panel.tag):
+        says = f"its tag is {panel.tag!r}" if panel.tag else "it names no tag"
+        raise ValueError(
+            f"{where}: {says} and its kind is {panel.kind!r}; the kind 'scalar' and a tag, e.g. "
+            "sharpness/all/lambda_max, go together."
+        )
     own = {label: key for label, arm in panel.arms.items() for key in arm.axes if key not in panel.axes}
     for label, key in own.items():
         raise ValueError(

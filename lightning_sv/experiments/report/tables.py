@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lightning_sv.analysis.paired import PairedDifference, percent
 from lightning_sv.analysis.scaling import ScalingFit
 from lightning_sv.experiments.claims.outcome import Verdict
@@ -171,6 +173,8 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
         return list(panel.table.columns), [[_cell(x) for x in row] for row in panel.table.rows]
     if panel.kind == "scaling":
         return _law_table(panel)
+    if panel.kind == "scalar":
+        return _scalar_table(panel)
     if panel.kind not in ("curves", "lengths"):
         return [], []
     differences = {arm: d for arm, _, d in _final(panel)}
@@ -184,6 +188,15 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
             shown[1] += f"; {_pairs(d.n)}"
         rows.append([arm.name, f"{losses.mean():.4f}", seeds, *shown])
     return ["arm", "final loss, nats per token", "each seed", "difference", "95% interval"], rows
+
+
+def _scalar_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
+    rows = []
+    for arm in sorted(panel.arms, key=lambda arm: not arm.baseline):
+        ends = [run.curve(panel.spec.tag).values[-1] for run in arm.runs if panel.spec.tag in run.curves]
+        if ends:
+            rows.append([arm.name, f"{np.exp(np.log(ends).mean()):.4g}", ", ".join(f"{x:.4g}" for x in ends)])
+    return ["arm", f"{panel.spec.tag} at the end, geometric mean", "each seed"], rows
 
 
 def _laws(panel: Panel) -> list[tuple[Series, Series, ScalingFit]]:

@@ -6,7 +6,7 @@ A baseline is blue and solid in every picture; what the paper does not have says
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from matplotlib import rc_context
@@ -169,6 +169,38 @@ def branch_views(panel: Panel) -> tuple[list[View], list[str]]:
         ends = "; ".join(axes.get_legend_handles_labels()[1])
         views.append(View(f"qkv{i}", f"{panel.title}, {name}: {ends}", figure))
     return views, notes
+
+
+def scalar_views(panel: Panel) -> tuple[list[View], list[str]]:
+    """A logged scalar against tokens, both in logarithms: the geometric mean of the seeds, and a thin line a seed.
+
+    Args:
+        panel: of the kind `scalar`; an arm whose runs have not logged its tag gets a note instead
+    """
+    figure = new_figure(panels=1)
+    axes = figure.subplots()
+    arms, tag, notes = baseline_first(panel.arms), panel.spec.tag, []
+    for arm, (colour, style) in zip(arms, looks_of(arms), strict=True):
+        if not all(tag in run.curves for run in arm.runs):
+            notes.append(f"{arm.name} has no {tag} in its event files.")
+            continue
+        tokens, values = on_common_tokens([run.curve(tag) for run in arm.runs])
+        later = tokens > 0  # the axis is logarithmic, as the steps of the probes are
+        for seed in values if len(values) > 1 else []:
+            axes.plot(tokens[later], seed[later], color=colour, linewidth=0.7, alpha=0.45)
+        mean = np.exp(np.log(values).mean(0))[later]
+        look: dict[str, Any] = {"linestyle": style, "color": colour, "marker": "o", "markersize": 3}
+        axes.plot(tokens[later], mean, linewidth=2, label=f"{arm.name}  {mean[-1]:.3g} at the end", **look)
+    if not axes.lines:
+        return [], notes
+    axes.set_yscale("log")
+    axes.set_title("Which ends lower?")
+    axes.set_ylabel(tag)
+    set_token_axis(axes, "log")
+    set_style(axes)
+    n = len(arms[0].runs)
+    legend_below(figure, axes, f"geometric mean of {n} seeds, a thin line a seed" if n > 1 else "one seed")
+    return [View("scalar", f"{panel.title}: {'; '.join(axes.get_legend_handles_labels()[1])}", figure)], notes
 
 
 def axis_words(axis: str) -> str:

@@ -18,7 +18,7 @@ from lightning_sv.experiments.report.tables import (
     write_csv,
 )
 from lightning_sv.experiments.report.tuned import write_tuned
-from lightning_sv.experiments.report.views import View, branch_views, curve_views
+from lightning_sv.experiments.report.views import View, branch_views, curve_views, scalar_views
 from lightning_sv.experiments.results import Figure, Panel
 from lightning_sv.experiments.spec import PanelKind
 from lightning_sv.runs.provenance import Provenance
@@ -29,6 +29,7 @@ _VIEWS: dict[PanelKind, Callable[[Panel], tuple[list[View], list[str]]]] = {
     "lengths": length_views,
     "grid": grid_views,
     "qkv": branch_views,
+    "scalar": scalar_views,
     "table": lambda panel: ([], []),
 }
 
