@@ -17,6 +17,7 @@ from rich.table import Table
 from lightning_sv import __version__
 from lightning_sv.experiments.dry_run import print_dry_run
 from lightning_sv.experiments.judge import judge
+from lightning_sv.experiments.looks import first_look, train_by_looks
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipe import by_seed
 from lightning_sv.experiments.recipes import Recipes
@@ -26,7 +27,6 @@ from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.figures import budget_names, figure_names, load_budget, load_figure
 from lightning_sv.experiments.sources.words import read_words
-from lightning_sv.experiments.train import train
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.runs.launch import default_parallel
 from lightning_sv.runs.slurm import array_script, submit
@@ -80,7 +80,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parallel = options.jobs or default_parallel()
     console = Console(width=None if sys.stdout.isatty() else 150, stderr=options.json)
     if options.dry_run:
-        print_dry_run(console, figures, Runs(out), budget, parallel)
+        print_dry_run(console, first_look(figures, budget), Runs(out), budget, parallel)
         return 0
     runs = Runs(out, None if options.no_train else _context(figures), launcher)
     if options.slurm:
@@ -93,8 +93,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     failed: dict[str, str] = {}
     if not options.no_train:
         if budget.gpu is not None:
-            print_dry_run(console, figures, runs, budget, parallel)
-        failed = train(figures, runs, parallel=parallel, console=Console(stderr=True))
+            print_dry_run(console, first_look(figures, budget), runs, budget, parallel)
+        failed = train_by_looks(figures, runs, budget, parallel=parallel, console=Console(stderr=True))
     words = [f"lightning-sv paper --budget {budget.name}", *(shlex.quote(word) for word in rest)]
     words += ["--out", shlex.quote(str(out))] * (options.out is not None)
     commands = [" ".join([*words, "--fig", figure.spec.name]) for figure in figures]

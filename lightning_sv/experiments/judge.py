@@ -36,6 +36,8 @@ def read(panel: Panel, runs: Runs) -> Panel:
     """A panel with its runs, on the seeds of which every run is there; it says why where there is none."""
     panel = runs.without_diverged(panel)
     every = tuple(runs.read(arm) for arm in panel.arms)
+    if panel.looks:
+        panel = replace(panel, arms=tuple(arm.first(_look(panel, every)) for arm in panel.arms))
     arms, left_out = runs.complete(panel.arms)
     if panel.arms and not arms:
         return replace(panel, arms=(), every=every, why_not=left_out)
@@ -45,6 +47,12 @@ def read(panel: Panel, runs: Runs) -> Panel:
         table = measured_table(Path(panel.spec.file)) if panel.spec.file else throughput_table(arms)
     notes = (*((table.note,) if table and table.note else ()), *trained(arms))
     return replace(panel, arms=arms, every=every, table=table, left_out=left_out, notes=notes)
+
+
+def _look(panel: Panel, every: Sequence[Arm]) -> int:
+    """Pairs of the last look for which all runs are there; of the first where some of its own are missing."""
+    there = [sum(seed in whole.seeds for seed in arm.seeds) for arm, whole in zip(panel.arms, every, strict=True)]
+    return max((look for look in panel.looks if look <= min(there)), default=panel.looks[0])
 
 
 def trained(arms: Sequence[Arm]) -> tuple[str, ...]:

@@ -3,16 +3,18 @@
 Plain data between the plan, the runs and the report.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_sv.analysis.decision import ALPHA, CONFIDENCE
 from lightning_sv.analysis.grids import Optimum, fit_optimum
 from lightning_sv.analysis.pooled import Families
 from lightning_sv.analysis.scaling import Scaling, fit_scaling
+from lightning_sv.analysis.sequential import levels
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.recipe import Recipe, Wanted, by_seed
 from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec, unknown
@@ -69,6 +71,10 @@ class Arm:
             return self, other
         seeds = tuple(seed for seed in self.seeds if seed in other.seeds)
         return self.on(seeds), other.on(seeds)
+
+    def first(self, n: int) -> "Arm":
+        """The arm that is to be had on the first n of its seeds."""
+        return replace(self, seeds=self.seeds[:n])
 
     def on(self, seeds: Sequence[int]) -> "Arm":
         """The arm on some of its seeds, their runs with them."""
@@ -142,6 +148,7 @@ class Panel:
         notes: sentences for the reader: what was trained, and how far it can be trusted
         every: its arms with all runs that are there, also those whose pair is missing; none where no pair is
         families: which arms scatter alike, over all figures that are judged together
+        looks: numbers of pairs after which it is judged, where it is more than once; the last is that of its seeds
     """
 
     spec: PanelSpec
@@ -154,6 +161,7 @@ class Panel:
     notes: tuple[str, ...] = ()
     every: tuple[Arm, ...] = ()
     families: Families | None = None
+    looks: tuple[int, ...] = ()
     _fits: dict[tuple[str, str], Scaling] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -165,6 +173,13 @@ class Panel:
     def kind(self) -> PanelKind:
         """How it is drawn."""
         return self.spec.kind
+
+    def confidence(self, n: int) -> float:
+        """Coverage of the interval that decides after n pairs: 90%, and more where looks share the error."""
+        if not self.looks:
+            return CONFIDENCE
+        look = max((k for k, pairs in enumerate(self.looks) if pairs <= n), default=0)
+        return 1 - 2 * levels(self.looks, ALPHA)[look]
 
     def arm(self, label: str) -> Arm:
         """The arm of a label.
@@ -251,6 +266,21 @@ class Figure:
     def runs(self) -> list[Wanted]:
         """Every run that is known beforehand, seed by seed."""
         return by_seed(run for panel in self.panels for arm in panel.arms for run in arm.wanted)
+
+    def upto(self, pairs: Mapping[str, int], otherwise: int) -> "Figure":
+        """The figure with fewer pairs in the panels that have looks.
+
+        Args:
+            pairs: identity of a recipe -> pairs of its arms
+            otherwise: pairs of the others
+        """
+
+        def fewer(arm: Arm) -> Arm:
+            n = pairs.get(arm.recipe.identity, otherwise) if arm.recipe else otherwise
+            return arm.first(n)
+
+        cut = (replace(p, arms=tuple(map(fewer, p.arms))) if p.looks else p for p in self.panels)
+        return replace(self, panels=tuple(cut))
 
     def claim(self, verdict: Verdict) -> str:
         """A claim in words, with its panel where claims of several panels are alike."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from lightning_sv.analysis.decision import NOT_RESOLVED, NOT_TESTABLE, pairs_to_go
+from lightning_sv.analysis.decision import ALPHA, NOT_RESOLVED, NOT_TESTABLE, pairs_to_go
 from lightning_sv.experiments.claims import decide
 from lightning_sv.experiments.claims.outcome import Outcome, Verdict
 from lightning_sv.experiments.results import Arm, NotTestableError, Panel
@@ -184,6 +184,7 @@ def not_testable(claim: ClaimSpec, why: str) -> Verdict:
 def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
     (word, p), d, detail, unit, part = KINDS[claim.kind].judge(claim, panel)
     word = word if d.se is not None else NOT_RESOLVED  # never a verdict from one run
+    p *= 2 * ALPHA / (1 - d.confidence)  # below ALPHA where the interval, whose error is its own, decides
     hint = f"; {pairs_to_go(d)}" if word == NOT_RESOLVED and claim.kind in SINGLE and d.se else ""
     sentence = detail if KINDS[claim.kind].whole else f"{word.capitalize()}: {detail}{hint}."
     return Verdict(
@@ -199,7 +200,7 @@ def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
         unit=unit,
         confidence=d.confidence,
         part=part,
-        p=p if d.se is not None else None,
+        p=min(1.0, p) if d.se is not None else None,
         df=d.df,
         paper_value=claim.paper_value,
     )

@@ -106,7 +106,7 @@ def _key(panel: Panel, arm: Arm) -> Hashable:
 
 
 def difference(
-    panel: Panel, a: Arm, b: Arm, of: Callable[[Run], float] = LossAt(), confidence: float = CONFIDENCE
+    panel: Panel, a: Arm, b: Arm, of: Callable[[Run], float] = LossAt(), confidence: float | None = None
 ) -> PairedDifference:
     """A - B, with the scatter of their family where there is one.
 
@@ -115,13 +115,14 @@ def difference(
         a: arm in question
         b: arm it is compared with
         of: what is compared: the final loss, that at a share of the tokens, a change
-        confidence: coverage of the interval
+        confidence: coverage of the interval; None for that of the panel after as many pairs
 
     Raises:
         ValueError: a run does not have it, or the arms share no seed
     """
     families = panel.families or families_of([panel])
-    return families.difference(_key(panel, a), _key(panel, b), of, confidence)
+    d = families.difference(_key(panel, a), _key(panel, b), of, confidence or CONFIDENCE)
+    return d if confidence else d.at(panel.confidence(d.n))
 
 
 def one_primary(claims: Sequence[tuple[ClaimSpec, Sequence[Verdict]]]) -> tuple[Verdict, ...]:

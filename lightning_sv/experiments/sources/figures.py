@@ -35,9 +35,16 @@ def load_budget(name: str, conf: Path = CONF) -> Budget:
     """Read conf/paper/budgets/NAME.yaml.
 
     Raises:
-        ValueError: no such budget, or a key or value that it cannot have
+        ValueError: no such budget, a key or value that it cannot have, or looks that its seeds do not reach
     """
-    return _load(Budget, name, conf / "paper" / "budgets", budget_names(conf), "budget")
+    budget = _load(Budget, name, conf / "paper" / "budgets", budget_names(conf), "budget")
+    looks = [*budget.looks, budget.seeds]
+    if looks != sorted(set(looks)) or looks[0] < 2 <= len(looks):
+        raise ValueError(
+            f"budget {name}: its looks {budget.looks} and its seeds {budget.seeds} are no increasing numbers of pairs "
+            "from 2 up; claims are judged after each of them."
+        )
+    return budget
 
 
 def load_tuned(name: str, conf: Path = CONF) -> Tuned | None:
