@@ -43,8 +43,12 @@ _WORDS = {
 class Parser(ArgumentParser):
     """Raises ValueError where argparse would print its usage and exit; `-` in an option's name counts as `_`.
 
-    Misspelled keys, from YAML or the command line, are answered with the nearest right one.
+    Misspelled keys, from YAML or the command line, are answered with the nearest right one. A key is given whole: what
+    an abbreviation stands for changes with the keys there are.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
         """Parse, after checking that every config file is readable YAML."""

@@ -66,6 +66,7 @@ def test_params_reads_past_every_key_of_a_model_that_does_not_count() -> None:
     [
         (["--model.optim.learning_rate", "1"], "Did you mean 'model.optim.lr'?"),
         (["--data.batch_size=3"], "Did you mean 'data.global_batch'?"),
+        (["--trainer.max_step", "3"], "Did you mean 'trainer.max_steps'?"),  # no abbreviation
         (["--model.optim.lr", "nan"], "error: model.optim.lr is nan; it must be a finite number or null.\n"),
         (["--data.seq_len", "x"], "error: data.seq_len is x; it must be a whole number.\n"),
         (["--checkpoint.best", "maybe"], "error: checkpoint.best is maybe; it must be true or false.\n"),
