@@ -101,11 +101,18 @@ def pairs_to_go(d: PairedDifference) -> str:
     """
     assert d.se, d
     spread = d.se * math.sqrt(max(d.n, 1))
-    one, both = (float(ndtri(1 - ALPHA) + ndtri(power)) * spread for power in (0.8, 0.9))
+    error = (1 - d.confidence) / 2
+    one, both = (float(ndtri(1 - error) + ndtri(power)) * spread for power in (0.8, 0.9))
     none = f"{math.ceil((both / MARGIN) ** 2):,} show that there is none"
     if abs(d.mean) * 100 < one:  # 10,000 pairs: nobody's
         return f"about {none.replace('show', 'pairs would show')}"
-    return f"about {math.ceil((one / d.mean) ** 2):,} pairs would decide a difference as large, {none}"
+    more = max(d.n + 1, math.ceil((one / d.mean) ** 2))  # few pairs scatter less than their t has it
+    return f"about {more:,} pairs would decide a difference as large, {none}"
+
+
+def times(ratio: float) -> str:
+    """A ratio with two decimals, or two figures where it is small."""
+    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.2g}"
 
 
 def digits(scale: float) -> int:

@@ -84,6 +84,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         return 0
     runs = Runs(out, None if options.no_train else _context(figures), launcher)
     if options.slurm:
+        figures = first_look(figures, budget)
         print_dry_run(Console(stderr=True, width=console.width), figures, runs, budget, parallel)
         return _slurm(console, figures, runs, recipes, options.submit)
     if options.no_train and not any(runs.dir(*run).is_dir() for figure in figures for run in figure.runs()):

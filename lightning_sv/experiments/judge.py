@@ -35,9 +35,8 @@ def judge(figures: Sequence[Figure], runs: Runs) -> list[Figure]:
 def read(panel: Panel, runs: Runs) -> Panel:
     """A panel with its runs, on the seeds of which every run is there; it says why where there is none."""
     panel = runs.without_diverged(panel)
+    panel = panel.upto(_look(panel, runs))
     every = tuple(runs.read(arm) for arm in panel.arms)
-    if panel.looks:
-        panel = replace(panel, arms=tuple(arm.first(_look(panel, every)) for arm in panel.arms))
     arms, left_out = runs.complete(panel.arms)
     if panel.arms and not arms:
         return replace(panel, arms=(), every=every, why_not=left_out)
@@ -49,10 +48,13 @@ def read(panel: Panel, runs: Runs) -> Panel:
     return replace(panel, arms=arms, every=every, table=table, left_out=left_out, notes=notes)
 
 
-def _look(panel: Panel, every: Sequence[Arm]) -> int:
-    """Pairs of the last look for which all runs are there; of the first where some of its own are missing."""
-    there = [sum(seed in whole.seeds for seed in arm.seeds) for arm, whole in zip(panel.arms, every, strict=True)]
-    return max((look for look in panel.looks if look <= min(there)), default=panel.looks[0])
+def _look(panel: Panel, runs: Runs) -> int:
+    """Pairs of the last look that a panel was trained for, whether all of its runs finished or not."""
+    begun = {
+        n: all(runs.dir(arm.recipe, seed).is_dir() for arm in panel.arms if arm.recipe for seed in panel.seeds[:n])
+        for n in panel.looks
+    }
+    return max((n for n in panel.looks if begun[n]), default=min(panel.looks, default=0))
 
 
 def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
@@ -69,10 +71,12 @@ def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
 
 def decided(figures: Sequence[Figure]) -> list[Figure]:
     """Figures whose panels have their runs, with a verdict on every claim, and what is left of it for their number."""
-    families = families_of([panel for figure in figures for panel in figure.panels])
+    every = [panel for figure in figures for panel in figure.panels]
+    # of a look what was known then: a claim that was decided stays so when other panels get more pairs
+    families = {n: families_of([panel.upto(n) if n else panel for panel in every]) for n in {p.pairs for p in every}}
     found = []
     for figure in figures:
-        panels = [replace(panel, families=families) for panel in figure.panels]
+        panels = [replace(panel, families=families[panel.pairs]) for panel in figure.panels]
         claims = [(claim, decide(claim, panel, figure)) for panel in panels for claim in panel.spec.claims]
         able = tuple(panel for panel in panels if panel.why_not is None)
         found.append(replace(figure, panels=able, verdicts=one_primary(claims)))

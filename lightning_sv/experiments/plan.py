@@ -51,7 +51,7 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
         return Panel(panel, why_not="no grid is given for it")
     first = TUNING_SEED if panel.kind == "grid" else recipes.budget.first_seed
     seeds = tuple(range(first, first + panel.seeds.get(budget, recipes.budget.seeds)))
-    by_look = recipes.budget.looks and budget not in panel.seeds
+    by_look = recipes.budget.looks and budget not in panel.seeds and panel.kind != "grid"
     looks = (*recipes.budget.looks, recipes.budget.seeds) if by_look else ()
     arms, series = [], []
     for label, spec in panel.arms.items():
@@ -84,7 +84,7 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
     warnings = [f"{panel.title}: {len(here)} sizes; a slope wants four or more."] * few
     warnings += [f"{panel.title}: all arms have one learning rate and initial std: {why}." for why in untuned]
     of_series = tuple(series) if sizes or grid else ()
-    return Panel(panel, tuple(arms), of_series, warnings=tuple(warnings), looks=looks)
+    return Panel(panel, tuple(arms), of_series, warnings=tuple(warnings), seeds=seeds, looks=looks)
 
 
 def _check_different(arms: list[Arm], where: str) -> None:

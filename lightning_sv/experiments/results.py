@@ -72,9 +72,10 @@ class Arm:
         seeds = tuple(seed for seed in self.seeds if seed in other.seeds)
         return self.on(seeds), other.on(seeds)
 
-    def first(self, n: int) -> "Arm":
-        """The arm that is to be had on the first n of its seeds."""
-        return replace(self, seeds=self.seeds[:n])
+    def among(self, seeds: Sequence[int]) -> "Arm":
+        """The arm on those of its seeds that are among some, read or not."""
+        kept = tuple(seed for seed in self.seeds if seed in seeds)
+        return self.on(kept) if self.runs else replace(self, seeds=kept)
 
     def on(self, seeds: Sequence[int]) -> "Arm":
         """The arm on some of its seeds, their runs with them."""
@@ -148,7 +149,9 @@ class Panel:
         notes: sentences for the reader: what was trained, and how far it can be trusted
         every: its arms with all runs that are there, also those whose pair is missing; none where no pair is
         families: which arms scatter alike, over all figures that are judged together
-        looks: numbers of pairs after which it is judged, where it is more than once; the last is that of its seeds
+        seeds: that it may be trained on
+        looks: numbers of its seeds after which it is judged, where that is more than once; the last is all of them
+        pairs: the look at which it is; 0 without looks
     """
 
     spec: PanelSpec
@@ -161,7 +164,9 @@ class Panel:
     notes: tuple[str, ...] = ()
     every: tuple[Arm, ...] = ()
     families: Families | None = None
+    seeds: tuple[int, ...] = ()
     looks: tuple[int, ...] = ()
+    pairs: int = 0
     _fits: dict[tuple[str, str], Scaling] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -174,12 +179,17 @@ class Panel:
         """How it is drawn."""
         return self.spec.kind
 
-    def confidence(self, n: int) -> float:
-        """Coverage of the interval that decides after n pairs: 90%, and more where looks share the error."""
+    @property
+    def confidence(self) -> float:
+        """Coverage of the intervals that decide: 90%, and more where looks share the error."""
+        return 1 - 2 * levels(self.looks, ALPHA)[self.looks.index(self.pairs)] if self.pairs else CONFIDENCE
+
+    def upto(self, pairs: int) -> "Panel":
+        """The panel at one of its looks; one without looks as it is."""
         if not self.looks:
-            return CONFIDENCE
-        look = max((k for k, pairs in enumerate(self.looks) if pairs <= n), default=0)
-        return 1 - 2 * levels(self.looks, ALPHA)[look]
+            return self
+        arms, every = (tuple(arm.among(self.seeds[:pairs]) for arm in of) for of in (self.arms, self.every))
+        return replace(self, arms=arms, every=every, pairs=pairs)
 
     def arm(self, label: str) -> Arm:
         """The arm of a label.
@@ -268,19 +278,13 @@ class Figure:
         return by_seed(run for panel in self.panels for arm in panel.arms for run in arm.wanted)
 
     def upto(self, pairs: Mapping[str, int], otherwise: int) -> "Figure":
-        """The figure with fewer pairs in the panels that have looks.
+        """The figure at one look of each panel that has looks.
 
         Args:
-            pairs: identity of a recipe -> pairs of its arms
-            otherwise: pairs of the others
+            pairs: title of a panel -> pairs of its look
+            otherwise: those of the other panels
         """
-
-        def fewer(arm: Arm) -> Arm:
-            n = pairs.get(arm.recipe.identity, otherwise) if arm.recipe else otherwise
-            return arm.first(n)
-
-        cut = (replace(p, arms=tuple(map(fewer, p.arms))) if p.looks else p for p in self.panels)
-        return replace(self, panels=tuple(cut))
+        return replace(self, panels=tuple(panel.upto(pairs.get(panel.title, otherwise)) for panel in self.panels))
 
     def claim(self, verdict: Verdict) -> str:
         """A claim in words, with its panel where claims of several panels are alike."""

@@ -48,8 +48,8 @@ class Budget:
         layers: files of conf/ below the model: trainer and data
         seeds: pairs of every panel that does not say otherwise; of one with looks the most
         models: role, as the figures name it -> model
-        looks: numbers of pairs after which claims are judged already; the arms of those that are decided get no more
-        core_minutes: of the estimated time of all runs, which pairs beyond the first look must not exceed; None: any
+        looks: numbers of pairs after which a panel is judged already; it gets no more where all its claims are decided
+        core_minutes: estimated time of all runs that pairs beyond the first look must not exceed; None: any
         lacks: role -> why it is not trained on this budget
         set: keys of `fit` that all runs of this budget have
         relative_step_time: placement, optimizer or probes -> time of a step over `llama`'s with AdamW

@@ -303,7 +303,7 @@ def test_lower_compares_the_last_value_of_the_panels_scalar() -> None:
     (found,) = verdicts(claim, scalar(**ends))
     half = scipy_stats.t.ppf(0.95, 3) * log.std(ddof=1) / 2
     expected = np.exp(np.log(0.8) + log.mean() + np.array([0, -half, half]))
-    assert found.verdict == "holds" and found.unit == "times" and "a ends lower than b" in found.claim
+    assert found.verdict == "holds" and found.unit == "times" and "ends lower in a than in b" in found.claim
     assert (found.estimate, found.low, found.high) == pytest.approx(tuple(expected))
     (other,) = verdicts(replace(claim, a="b", b="a"), scalar(**ends))
     assert other.verdict == "contradicted"

@@ -27,6 +27,8 @@ from lightning_sv.analysis.decision import (
     inside,
     interval,
     opposite,
+    pairs_words,
+    times,
 )
 from lightning_sv.analysis.grids import Optimum
 from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent, token_efficiency
@@ -101,16 +103,16 @@ def efficiency(claim: ClaimSpec, panel: Panel) -> Outcome:
     """A passes B's final loss, within its own schedule, after fewer tokens."""
     a, b, _ = _two(claim, panel)
     # B's tokens to B's end over A's tokens to the same loss, on logarithms
-    level = panel.confidence(len(a.runs))
-    e = token_efficiency(b.curves, a.curves, level)
+    e = token_efficiency(b.curves, a.curves, panel.confidence)
     if e.factor is None:
         loss = difference(panel, a, b)
         reached = f"{a.label} reaches {b.label}'s final loss in {e.reached} of {e.n} pairs: no token factor"
         word = CONTRADICTED if below(loss) == CONTRADICTED else NOT_RESOLVED
         return Outcome(Finding(word, loss.p_above()), loss, reached, part="the final loss")
     tokens_a, tokens_b = ([math.log(t) for t in of if t is not None] for of in (e.tokens_a, e.tokens_b))
-    d = paired_difference(tokens_a, tokens_b, level)
-    within = f"{percent(level)} interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs" if e.low else "one pair, no interval"
+    d = paired_difference(tokens_a, tokens_b, panel.confidence)
+    level = percent(panel.confidence)
+    within = f"{level} interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs" if e.low else "one pair, no interval"
     factor = replace(d, mean=e.factor, low=e.low, high=e.high)
     words = f"within one schedule {b.label} needs {e.factor:.2f} times the tokens of {a.label} for its final loss"
     return Outcome(directed(d), factor, f"{words} ({within})", "times")
@@ -120,7 +122,7 @@ def apart(claim: ClaimSpec, panel: Panel) -> Outcome:
     """Two norms grow by factors whose ratio is further from 1 than exp(margin); contradicted where it is nearer."""
     arm = panel.arm(claim.a)
     one, two = ([math.log(c.values[-1] / c.values[0]) for c in (run.curve(t) for run in arm.runs)] for t in claim.tags)
-    d = paired_difference(two, one, panel.confidence(len(one)))
+    d = paired_difference(two, one, panel.confidence)
     names = [tag.split("/")[-2] for tag in claim.tags]
     grown = " and ".join(f"{name} by {math.exp(np.mean(x)):.2f}" for name, x in zip(names, (one, two), strict=True))
     detail = f"{arm.label} from its first to its last norm: {grown}; {interval(d, 'the logarithms apart', '')}"
@@ -208,10 +210,13 @@ def _ratio(
         return power * math.log(value)
 
     a, b, _ = _two(claim, panel)
-    d = paired_difference([log(r) for r in b.runs], [log(r) for r in a.runs], panel.confidence(len(a.runs)))
+    d = paired_difference([log(r) for r in b.runs], [log(r) for r in a.runs], panel.confidence)
     low, high = (None if end is None else math.exp(end) for end in (d.low, d.high))
     ratio = replace(d, mean=math.exp(d.mean), low=low, high=high)
-    detail = interval(ratio, f"{what}, {a.label} / {b.label},", "")
+    ends = "the only pair, no interval"
+    if low is not None and high is not None:
+        ends = f"{percent(d.confidence)} interval {times(low)} to {times(high)}, {pairs_words(d)}"
+    detail = f"{what} of {a.label} is {times(ratio.mean)} times that of {b.label} ({ends})"
     return Outcome(directed(d, math.log(below)), ratio, detail, "times")
 
 

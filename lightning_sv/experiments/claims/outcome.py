@@ -46,8 +46,8 @@ class Verdict:
         unit: of the estimate and its interval; `times` is a ratio
         confidence: coverage of the interval; its ends are the bounds of one-sided tests at half the rest
         part: what the estimate is of, where it is not what the claim names
-        p: p value of the word, one-sided, times 5% over the error that its interval may make on that side; where
-            nothing is resolved that of the nearest. None where nothing is tested
+        p: one-sided p value of the word, times 5% over the error that its interval may make on that side, so that all
+            compare with 5%; where nothing is resolved that of the nearest. None where nothing is tested
         df: degrees of freedom of the scatter
         primary: whether it is the first question of its figure
         p_corrected: p for all claims that were judged together: the primary ones among themselves, and the others

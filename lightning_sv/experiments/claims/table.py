@@ -84,7 +84,7 @@ KINDS: dict[str, ClaimType] = {
         ("qkv",),
         _two_tags_apart,
     ),
-    "lower": ClaimType("{a} ends lower than {b}", decide.lower, ("scalar",)),
+    "lower": ClaimType("the panel's scalar ends lower in {a} than in {b}", decide.lower, ("scalar",)),
     "slope": ClaimType("the loss of {a} falls faster with size than that of {b}", decide.slope, ("scaling",)),
     "grid_gap": ClaimType("{a} ends below {b}{more}, each at its own optimum", decide.grid_gap, ("grid",)),
     "cost": ClaimType("a step of {a} takes less than {margin:g} times that of {b}", decide.cost, ("table",), _margin),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lightning_sv.analysis.decision import ALPHA, CONFIDENCE, NOT_RESOLVED, NOT_TESTABLE
+from lightning_sv.analysis.decision import ALPHA, NOT_RESOLVED, NOT_TESTABLE
 from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.pooled import Families, benjamini_hochberg, holm
 from lightning_sv.experiments.checks import CORPUS_KEYS
@@ -115,14 +115,13 @@ def difference(
         a: arm in question
         b: arm it is compared with
         of: what is compared: the final loss, that at a share of the tokens, a change
-        confidence: coverage of the interval; None for that of the panel after as many pairs
+        confidence: coverage of the interval; None for that of the panel
 
     Raises:
         ValueError: a run does not have it, or the arms share no seed
     """
     families = panel.families or families_of([panel])
-    d = families.difference(_key(panel, a), _key(panel, b), of, confidence or CONFIDENCE)
-    return d if confidence else d.at(panel.confidence(d.n))
+    return families.difference(_key(panel, a), _key(panel, b), of, confidence or panel.confidence)
 
 
 def one_primary(claims: Sequence[tuple[ClaimSpec, Sequence[Verdict]]]) -> tuple[Verdict, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_sv.analysis.decision import times
 from lightning_sv.analysis.paired import PairedDifference, percent
 from lightning_sv.analysis.scaling import ScalingFit
 from lightning_sv.experiments.claims.outcome import Verdict
@@ -194,7 +195,7 @@ def _scalar_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
     rows = []
     for arm in sorted(panel.arms, key=lambda arm: not arm.baseline):
         ends = [run.curve(panel.spec.tag).values[-1] for run in arm.runs if panel.spec.tag in run.curves]
-        if ends:
+        if ends and min(ends) > 0:
             rows.append([arm.name, f"{np.exp(np.log(ends).mean()):.4g}", ", ".join(f"{x:.4g}" for x in ends)])
     return ["arm", f"{panel.spec.tag} at the end, geometric mean", "each seed"], rows
 
@@ -235,8 +236,8 @@ def ours_words(verdict: Verdict) -> str:
     pairs = _pairs(verdict.n)
     pairs = f"{percent(verdict.confidence)}, {pairs}"
     if verdict.unit == "times":
-        ends = "no interval" if verdict.low is None else f"{verdict.low:.2f} to {verdict.high:.2f}"
-        return f"{part}{verdict.estimate:.2f} times ({ends}; {pairs})"
+        ends = " to ".join(times(end) for end in (verdict.low, verdict.high) if end is not None) or "no interval"
+        return f"{part}{times(verdict.estimate)} times ({ends}; {pairs})"
     unit = "" if verdict.unit == "nats per token" else f" {verdict.unit}"
     return f"{part}{verdict.estimate:+.4f}{unit} ({interval(verdict.low, verdict.high)}; {pairs})"
 

@@ -186,6 +186,9 @@ def scalar_views(panel: Panel) -> tuple[list[View], list[str]]:
             continue
         tokens, values = on_common_tokens([run.curve(tag) for run in arm.runs])
         later = tokens > 0  # the axis is logarithmic, as the steps of the probes are
+        if not later.any() or not (values > 0).all():
+            notes.append(f"{arm.name} has {tag} before its first step alone, or not above 0: not drawn in logarithms.")
+            continue
         for seed in values if len(values) > 1 else []:
             axes.plot(tokens[later], seed[later], color=colour, linewidth=0.7, alpha=0.45)
         mean = np.exp(np.log(values).mean(0))[later]

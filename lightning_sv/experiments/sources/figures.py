@@ -44,6 +44,11 @@ def load_budget(name: str, conf: Path = CONF) -> Budget:
             f"budget {name}: its looks {budget.looks} and its seeds {budget.seeds} are no increasing numbers of pairs "
             "from 2 up; claims are judged after each of them."
         )
+    if budget.core_minutes is not None and (not budget.looks or budget.gpu is not None):
+        raise ValueError(
+            f"budget {name}: core_minutes bounds the pairs beyond the looks of a CPU's budget; this one has "
+            f"{f'a {budget.gpu}' if budget.looks else 'no looks'}."
+        )
     return budget
 
 
