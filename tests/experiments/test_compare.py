@@ -242,9 +242,9 @@ def test_refused_requests(tmp_path: Path) -> None:
     refused(LLAMA, UNIFIED, asked("nop", "", "unified"), match="Arms B and C are both 'unified'")
     refused(LLAMA, UNIFIED, asked("unified", "", "again"), match="'unified' and 'again' are the same strategy with the")
     refused(LLAMA, asked("hg+dnp+or+iwd", "", None), UNIFIED, match="come to the same runs; leave one out")
-    refused(LLAMA, asked("nop", "--seed_everything 3", "nop"), match="compare sets --seed_everything")
+    refused(LLAMA, asked("nop", "--seed_everything 3", "nop"), match="every run has its own --seed_everything")
     refused(LLAMA, match="There are 0 strategies to compare with 'llama'")
-    refused(LLAMA, UNIFIED, words=[*CONFIG, "--run_dir=x"], match="compare sets --run_dir")
+    refused(LLAMA, UNIFIED, words=[*CONFIG, "--run_dir=x"], match="every run has its own --run_dir")
     refused(LLAMA, UNIFIED, words=["--config"], match="compare: --config is not understood; keys of fit are given as")
     refused(LLAMA, UNIFIED, seeds=0, match="--seeds is 0; give the number of seeds")
     recipe, seed = compared_figure((LLAMA, UNIFIED), CONFIG, 1).runs()[0]
