@@ -39,7 +39,7 @@ FLOORS = {
 MOST_LINES, MOST_FILES = 300, 14
 KNOW_LIGHTNING = {"lit", "callbacks"}
 #: layers of a run; conf/paper and conf/ladder hold experiments
-EXPERIMENTS = ("paper", "budgets", "ladder")
+EXPERIMENTS = ("paper", "budgets", "tuned", "ladder")
 LAYERS = sorted(path for path in (ROOT / "conf").rglob("*.yaml") if path.parts[-2] not in EXPERIMENTS)
 MODELS = sorted((ROOT / "conf/model").glob("*.yaml"))
 
