@@ -68,6 +68,7 @@ class Candidate:
 
 
 def ours(config: BackboneConfig, strategy: str) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor]]:
+    """Our backbone and its loss."""
     model = Backbone(config, strategy)
 
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
@@ -106,13 +107,15 @@ def candidates(at: Combination, peers: list[str]) -> tuple[dict[str, Candidate],
                 )
         if at.mode == "compiled":  # what `fit` compiles with is ours alone; the peers have PyTorch's defaults
             loss = torch.compile(loss, dynamic=False, options=INDUCTOR if name in STRATEGIES else None)
-        made[name] = Candidate(model, _autocast(loss, tokens, targets, at.dtype))
+        made[name] = Candidate(model, autocast_loss(loss, tokens, targets, at.dtype))
     return made, missing
 
 
-def _autocast(
+def autocast_loss(
     loss: Callable[[Tensor, Tensor], Tensor], tokens: Tensor, targets: Tensor, dtype: str
 ) -> Callable[[], Tensor]:
+    """A model's loss of some tokens, under autocast where it is of bf16."""
+
     def run() -> Tensor:
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=dtype == "bf16"):
             return loss(tokens, targets)

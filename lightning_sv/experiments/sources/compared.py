@@ -144,8 +144,8 @@ def _check_keys(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> None
     for key in (*given, *(key for _, arm in arms for key in arm.set)):
         if key in _OURS:
             raise ValueError(
-                f"every run has its own --{key}; leave it out of the arguments and name strategies, seeds and the output "
-                "directory instead."
+                f"every run has its own --{key}; leave it out of the arguments and name strategies, seeds and the "
+                "output directory instead."
             )
 
 
