@@ -197,11 +197,12 @@ docs:  ## the pages as a site in build/site, in .venv-docs; no network is needed
 	@NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet
 	@echo 'the site: build/site/index.html'
 
-# The peers get an environment of their own, so that tests and runs never see them. ARGS goes to all three: --rounds 10
+# The peers get an environment of their own, so that tests and runs never see them. ARGS goes to all: --rounds 10
 bench:  ## one training step of models and blocks against the peers', and Hessian-vector products, in .venv-bench
 	@$(MAKE) --no-print-directory VENV=$(VENV)-bench $(VENV)-bench/.bench
 	@$(VENV)-bench/bin/python -m benchmarks.step $(ARGS)
 	@$(VENV)-bench/bin/python -m benchmarks.moe $(ARGS)
+	@$(VENV)-bench/bin/python -m benchmarks.moe_models $(ARGS)
 	@$(VENV)-bench/bin/python -m benchmarks.curvature $(ARGS)
 
 # With --json what the file has is not measured again, so that a run of hours can be cut: see --help.
