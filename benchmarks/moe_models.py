@@ -9,8 +9,6 @@ is ours is checked before the clock starts; no model adds a router's loss. All r
 
 import itertools
 import json
-import shlex
-import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,8 +23,8 @@ from torch.nn import functional as F
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from benchmarks.interleave import measure, show
-from benchmarks.memory import DEVICE, peak_mib, saved_mib
-from benchmarks.step import BATCH, SEQ_LEN, VOCAB_SIZE, Candidate, autocast_loss, ours
+from benchmarks.memory import DEVICE
+from benchmarks.step import BATCH, SEQ_LEN, VOCAB_SIZE, Candidate, autocast_loss, ours, record
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.runs.provenance import Provenance
 
@@ -150,7 +148,6 @@ def candidates(precision: str) -> tuple[dict[str, Candidate], dict[str, str]]:
         if name in builders:
             with torch.no_grad():
                 expected = found[LLAMA][1](tokens, targets)
-            with torch.no_grad():
                 torch.testing.assert_close(
                     loss(tokens, targets), expected, rtol=1e-4, atol=0, msg=f"{name}'s loss is not llama's"
                 )
@@ -170,17 +167,7 @@ def compare(precision: str, threads: int, rounds: int, console: Console) -> dict
     show(console, f"a Llama with experts, {precision}, {threads} thread{'s' * (threads > 1)}", rows, LLAMA)
     for name, why in missing.items():
         console.print(f"{name} is not measured: {why}", markup=False)
-    own = (LLAMA, *STRATEGIES)
-    return {
-        "peers": [vars(row) for row in rows if row.name not in own],
-        "strategies": [vars(row) for row in rows if row.name in own],
-        "saved_mib": {name: saved_mib(one.loss, one.model) for name, one in found.items()},
-        "peak_mib": {name: peak_mib(one.step) for name, one in found.items()},
-        "missing": missing,
-        "rounds": rounds,
-        "measured": Provenance.now()._asdict()
-        | {"command": shlex.join(["python", "-m", "benchmarks.moe_models", *sys.argv[1:]])},
-    }
+    return record(found, rows, missing, rounds, "benchmarks.moe_models")
 
 
 def main() -> None:

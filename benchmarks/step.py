@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from benchmarks.interleave import measure, show
+from benchmarks.interleave import Ratio, measure, show
 from benchmarks.memory import DEVICE, peak_mib, saved_mib
 from benchmarks.peers import PEERS, VARIANTS
 from benchmarks.step_table import markdown
@@ -133,16 +133,21 @@ def compare(at: Combination, options: Namespace, console: Console) -> dict[str, 
     show(console, str(at), rows, "llama")
     for name, why in missing.items():
         console.print(f"{name} is not measured: {why}", markup=False)
+    return vars(at) | record(found, rows, missing, options.rounds, "benchmarks.step")
+
+
+def record(
+    found: dict[str, Candidate], rows: list[Ratio], missing: dict[str, str], rounds: int, module: str
+) -> dict[str, Any]:
+    """Return times over llama's and memory of every candidate, with what measured them."""
     return {
-        **vars(at),
         "peers": [vars(row) for row in rows if row.name not in STRATEGIES],
         "strategies": [vars(row) for row in rows if row.name in STRATEGIES],
         "saved_mib": {name: saved_mib(one.loss, one.model) for name, one in found.items()},
         "peak_mib": {name: peak_mib(one.step) for name, one in found.items()},
         "missing": missing,
-        "rounds": options.rounds,
-        "measured": Provenance.now()._asdict()
-        | {"command": shlex.join(["python", "-m", "benchmarks.step", *sys.argv[1:]])},
+        "rounds": rounds,
+        "measured": Provenance.now()._asdict() | {"command": shlex.join(["python", "-m", module, *sys.argv[1:]])},
     }
 
 
