@@ -81,8 +81,8 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: Runs, budge
         "with 100 tokens a parameter."
     )
     if budget.looks:
-        limit = "" if budget.core_minutes is None else f", {budget.core_minutes:g} minutes of a core for all runs"
-        say(f"After {budget.looks[0]} pairs panels whose claims are not decided get up to {budget.seeds}{limit}.")
+        limit = "" if budget.core_minutes is None else f" within {budget.core_minutes:g} minutes of a core for all runs"
+        say(f"After {budget.looks[0]} pairs, panels whose claims are not decided get up to {budget.seeds} pairs{limit}.")
 
 
 def _time(amount: float, budget: Budget, ratio: float | None, parallel: int) -> str:
