@@ -9,7 +9,7 @@ none is believed that puts the minimum at the end of the grid or beyond it.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,11 +55,7 @@ def fit_optimum(points: Sequence[Sequence[float]], losses: Sequence[Sequence[flo
     x, y = np.log(np.asarray(points, dtype=np.float64)), np.asarray(losses, dtype=np.float64)
     means = y.mean(axis=1)
     best = int(np.argmin(means))
-    lowest = Optimum(tuple(map(float, points[best])), (0.0,) * x.shape[1], float(means[best]), None, 0)
-
-    def without(why: str) -> Optimum:
-        return Optimum(lowest.values, lowest.errors, lowest.loss, None, 0, why)
-
+    without = partial(Optimum, tuple(map(float, points[best])), (0.0,) * x.shape[1], float(means[best]), None, 0)
     places = np.stack([np.unique(column, return_inverse=True)[1] for column in x.T], axis=1)
     last = places.max(axis=0)
     if any(top and place in (0, top) for place, top in zip(places[best], last, strict=True)):
@@ -77,17 +73,19 @@ def fit_optimum(points: Sequence[Sequence[float]], losses: Sequence[Sequence[flo
     residuals = (y[near] - y[near].mean(axis=0)) - (design @ coefficients - means[near].mean())[:, None]
     variance = float((residuals**2).sum()) / df if df > 0 else math.nan
     covariance = variance / seeds * (inverse @ inverse.T)
-    hessian = _hessian(coefficients, len(free))
+    # the gradient is linear in z: its differences from the one at zero are the columns of the Hessian
+    at_zero = _slopes(np.zeros(len(free))) @ coefficients
+    hessian = np.reshape([_slopes(axis) @ coefficients - at_zero for axis in np.eye(len(free))], (len(free),) * 2)
     if (np.linalg.eigvalsh(hessian) <= 0).any():
         return without("the losses around the lowest one curve down")
-    minimum = np.linalg.solve(hessian, -coefficients[1 : 1 + len(free)])
+    minimum = np.linalg.solve(hessian, -at_zero)
     if (minimum < z.min(axis=0)).any() or (minimum > z.max(axis=0)).any():
         return without("the fit's minimum lies beyond the points around the lowest one")
     features, slopes = _features(minimum[None])[0], _slopes(minimum)
     moved = np.linalg.solve(hessian, slopes)
     errors = np.zeros(x.shape[1])
     errors[free] = np.sqrt(np.diag(moved @ covariance @ moved.T))
-    values = np.asarray(lowest.values)
+    values = np.array(points[best], dtype=np.float64)
     values[free] *= np.exp(minimum)
     se = math.sqrt(float(features @ covariance @ features)) if df > 0 else None
     return Optimum(tuple(map(float, values)), tuple(map(float, errors)), float(features @ coefficients), se, max(df, 0))
@@ -95,26 +93,16 @@ def fit_optimum(points: Sequence[Sequence[float]], losses: Sequence[Sequence[flo
 
 def _features(z: Array) -> Array:
     """(N, K) -> 1, z_i, z_i z_j: (N, 1 + K + K (K + 1) / 2)."""
-    squares = [z[:, i] * z[:, j] for i, j in combinations_with_replacement(range(z.shape[1]), 2)]
-    return np.column_stack([np.ones(len(z)), z, *squares])
+    i, j = np.triu_indices(z.shape[1])
+    return np.column_stack([np.ones(len(z)), z, z[:, i] * z[:, j]])
 
 
 def _slopes(z: Array) -> Array:
     """(K, features): derivatives of every feature at z (K,)."""
-    k = len(z)
-    pairs = list(combinations_with_replacement(range(k), 2))
-    found = np.zeros((k, 1 + k + len(pairs)))
+    k, (i, j) = len(z), np.triu_indices(len(z))
+    found = np.zeros((k, 1 + k + len(i)))
     found[:, 1 : 1 + k] = np.eye(k)
-    for at, (i, j) in enumerate(pairs, 1 + k):
-        found[i, at] += z[j]
-        found[j, at] += z[i]
-    return found
-
-
-def _hessian(coefficients: Array, k: int) -> Array:
-    """(K, K) second derivatives, 2A."""
-    found = np.zeros((k, k))
-    for at, (i, j) in enumerate(combinations_with_replacement(range(k), 2), 1 + k):
-        found[i, j] += coefficients[at]
-        found[j, i] += coefficients[at]
+    at = np.arange(1 + k, found.shape[1])
+    found[i, at] += z[j]
+    found[j, at] += z[i]
     return found

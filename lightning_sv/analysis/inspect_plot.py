@@ -9,21 +9,10 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from lightning_sv.analysis.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    LINES,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    new_figure,
-    set_style,
-)
+from lightning_sv.analysis.style import GREY, LINES, PALETTE, new_figure, set_style
 from lightning_sv.interop.inspect import VectorStatistics
 
-_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY)
+_COLOURS = list(PALETTE.values())[:-1]  # grey is the line at rest
 _MARKERS = "osv^D"
 
 
@@ -63,11 +52,8 @@ def draw_vectors(name: str, families: Mapping[str, Sequence[VectorStatistics]], 
         axes.axhline(panel.rest, color=GREY, linewidth=1)
         for family, vectors in rows.items():
             lines.setdefault(family, _draw(axes, panel, vectors, styles[family], end))
-        axes.set_xlabel("layer")
-        axes.set_xlim(-0.5, end + 0.5)
+        axes.set(xlabel="layer", xlim=(-0.5, end + 0.5), ylabel=panel.unit, title=panel.title)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_ylabel(panel.unit)
-        axes.set_title(panel.title)
         set_style(axes)
     figure.suptitle(name, x=0.012, ha="left", fontsize=10, color=GREY)
     figure.set_figheight(figure.get_figheight() + 0.22 * (2 + math.ceil(len(lines) / max(2, columns))))

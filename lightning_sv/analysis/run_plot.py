@@ -76,8 +76,7 @@ def _draw_losses(axes: Axes, run: Run) -> None:
         shown.append(val)
         title += f" {run.val_loss:.3f} at {human_tokens(run.tokens)} tokens"
     set_limits(axes, shown, from_share=0.05)
-    axes.set_ylabel("loss, nats per token")
-    axes.set_title(title)
+    axes.set(ylabel="loss, nats per token", title=title)
     axes.legend(frameon=False, loc="upper right")
 
 
@@ -97,8 +96,7 @@ def draw_branches(axes: Axes, branches: Mapping[str, Curve]) -> None:
         shown.append(Curve(curve.tokens, growth))
     axes.axhline(1, color=GREY, linewidth=1)
     set_limits(axes, shown, from_share=0.0, include=1.0)
-    axes.set_ylabel("norm of the branch / its start")
-    axes.set_title("Do Q, K and V grow together?")
+    axes.set(ylabel="norm of the branch / its start", title="Do Q, K and V grow together?")
     axes.legend(loc="best", edgecolor="none", framealpha=0.9)
 
 

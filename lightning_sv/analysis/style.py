@@ -17,9 +17,17 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from lightning_sv.runs.events import Curve
 
-BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"
-ORANGE, PURPLE, SKY = "#E69F00", "#CC79A7", "#56B4E9"
-GREY = "#555555"
+#: in the order in which lines take them
+PALETTE = {
+    "blue": "#0072B2",
+    "vermillion": "#D55E00",
+    "green": "#009E73",
+    "orange": "#E69F00",
+    "purple": "#CC79A7",
+    "sky": "#56B4E9",
+    "grey": "#555555",
+}
+BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, GREY = PALETTE.values()
 # strategies that keep one colour in every figure; the others take what is free
 _FIXED = {"llama": BLUE, "unified": VERMILLION, "hg+dnp+or+iwd": VERMILLION, "nop": PURPLE}
 _FREE = (VERMILLION, GREEN, PURPLE, SKY, ORANGE)

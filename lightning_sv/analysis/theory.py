@@ -6,29 +6,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from lightning_sv.analysis.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    new_figure,
-    set_style,
-)
+from lightning_sv.analysis.style import GREY, PALETTE, new_figure, set_style
 from lightning_sv.theory.panels import Panel
 
-_PALETTE = {
-    "blue": BLUE,
-    "vermillion": VERMILLION,
-    "green": GREEN,
-    "orange": ORANGE,
-    "purple": PURPLE,
-    "sky": SKY,
-    "grey": GREY,
-}
-_FREE = tuple(_PALETTE.values())
+_FREE = tuple(PALETTE.values())
 # a style for each colour: some panels have more lines than `LINES` has styles
 _STYLES = ("-", "--", "-.", ":", (0, (6, 2)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _MARKS = "osD^v"
@@ -57,7 +38,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
     if panel.level is not None:
         axes.axhline(panel.level, color=GREY, linewidth=1, zorder=1)
     for k, line in enumerate(panel.lines):
-        colour = _FREE[k % len(_FREE)] if line.colour is None else _PALETTE.get(line.colour, line.colour)
+        colour = _FREE[k % len(_FREE)] if line.colour is None else PALETTE.get(line.colour, line.colour)
         label = line.label or None
         if line.marks:
             mark = _MARKS[k % len(_MARKS)]
@@ -75,9 +56,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
         axes.set_ylim(*panel.limits)
     if panel.x_limits is not None:
         axes.set_xlim(*panel.x_limits)
-    axes.set_xlabel(panel.x)
-    axes.set_ylabel(panel.y)
-    axes.set_title(panel.title)
+    axes.set(xlabel=panel.x, ylabel=panel.y, title=panel.title)
     set_style(axes)
     if any(line.label for line in panel.lines):
         axes.legend(fontsize=8, loc="best", edgecolor="none", framealpha=0.9)

@@ -12,7 +12,7 @@ from lightning_sv.callbacks.window import Window
 from lightning_sv.nn import MixtureOfExperts
 
 
-class Experts(L.Callback):
+class Experts(Window):
     """Logs the routers under moe/, with the load of every expert of a block in one TensorBoard chart.
 
     moe/layer0/load/expert3: tokens that the expert received over those of an equal share, so 1 when
@@ -27,15 +27,7 @@ class Experts(L.Callback):
     """
 
     def __init__(self, every_n_steps: int = 50):
-        self._window = Window("experts", every_n_steps)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The window not yet written, so that a resumed run writes what an uninterrupted one would."""
-        return self._window.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the window that the checkpoint was in."""
-        self._window.load_state_dict(state_dict)
+        super().__init__("experts", every_n_steps)
 
     def charts(self, pl_module: TrainedModule) -> Pages:
         """Return the load of every expert, a chart a block; nothing for a dense model."""
@@ -45,10 +37,6 @@ class Experts(L.Callback):
             if isinstance(layer.ffn, MixtureOfExperts)
         }
         return {"expert load": loads} if loads else {}
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
-        """Begin the window, or continue a resumed one."""
-        self._window.start(trainer)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: TrainedModule, outputs: Any, batch: Any, batch_idx: int
@@ -64,11 +52,11 @@ class Experts(L.Callback):
             "balance_loss": torch.stack([r.balance_loss for r in routings]) * len(batch),
             "entropy": torch.stack([r.entropy for r in routings]) * len(batch),
         }
-        if self._window.add(values, len(batch), keep=not pl_module.nonfinite.skipped_now):
+        if self.add(values, len(batch), keep=not pl_module.nonfinite.skipped_now):
             self._write(trainer)
 
     def _write(self, trainer: L.Trainer) -> None:
-        sums, n = self._window.take()
+        sums, n = self.take()
         if not n:  # every step was skipped
             return
         mean = {key: value if key in ("load", "dropped") else value / n for key, value in sums.items()}

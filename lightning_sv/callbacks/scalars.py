@@ -16,7 +16,7 @@ from lightning_sv.callbacks.window import Window
 from lightning_sv.nn.gpus import GPUS
 
 
-class Scalars(L.Callback):
+class Scalars(Window):
     """Writes the run's scalars to the logger; the step of every scalar is training tokens.
 
     train/loss: mean over the steps since the last write, nats per token. throughput/mfu: model FLOPs over the
@@ -28,7 +28,7 @@ class Scalars(L.Callback):
     """
 
     def __init__(self, every_n_steps: int = 10):
-        self._window = Window("scalars", every_n_steps)
+        super().__init__("scalars", every_n_steps)
         self._since = (0.0, 0)
         self._idle = 0.0
         #: as last written; None before the first write
@@ -36,18 +36,10 @@ class Scalars(L.Callback):
         self.last_loss: float | None = None
         self.val_loss: float | None = None
 
-    def state_dict(self) -> dict[str, Any]:
-        """The losses not yet written, so that a resumed run writes what an uninterrupted one would."""
-        return self._window.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the window that the checkpoint was in."""
-        self._window.load_state_dict(state_dict)
-
     def on_train_start(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
         """Lay the charts of all callbacks out, and start the clock."""
         lay_out(trainer, pl_module)
-        self._window.start(trainer)
+        super().on_train_start(trainer, pl_module)
         self._since, self._idle = (time.perf_counter(), trainer.global_step), 0.0
         seq_len = data_of(trainer).seq_len
         self._flops = pl_module.flops_per_token(seq_len)
@@ -62,11 +54,11 @@ class Scalars(L.Callback):
     ) -> None:
         """Accumulate the loss on the device; write every n optimizer steps."""
         n = len(batch)
-        if self._window.add({"loss": outputs["nats"] * n}, n, keep=not pl_module.nonfinite.skipped_now):
+        if self.add({"loss": outputs["nats"] * n}, n, keep=not pl_module.nonfinite.skipped_now):
             self._write(trainer, pl_module)
 
     def _write(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
-        sums, n = self._window.take()
+        sums, n = self.take()
         now, steps = time.perf_counter(), trainer.global_step - self._since[1]
         tokens_per_step = data_of(trainer).tokens_per_step
         self.tokens_per_s = speed = steps * tokens_per_step / max(1e-9, now - self._since[0] - self._idle)

@@ -9,8 +9,8 @@ from torch import Tensor
 from lightning_sv.callbacks.clock import StepClock
 
 
-class Window:
-    """Sums of what micro-batches give, on the device, until the next write.
+class Window(L.Callback):
+    """A callback with sums of what micro-batches give, on the device, until its next write.
 
     Args:
         section: of the callback in the config, for the message
@@ -29,7 +29,7 @@ class Window:
         #: sequences on this device in `_open` and `_sums`; those of all devices before the last resume
         self._open_count, self._count, self._before = 0, 0, 0
 
-    def start(self, trainer: L.Trainer) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin, or continue what a checkpoint held: rank 0 has the sums of all devices, the others start at zero."""
         self._trainer = trainer
         self._clock.start(trainer)
@@ -60,11 +60,12 @@ class Window:
 
     def take(self) -> tuple[dict[str, Tensor], int]:
         """Return the sums over micro-batches and devices, with the number of sequences, and start anew."""
-        taken = self._total()
+        taken = self.total()
         self._sums, self._count, self._before = {}, 0, 0
         return taken
 
-    def _total(self) -> tuple[dict[str, Tensor], int]:
+    def total(self) -> tuple[dict[str, Tensor], int]:
+        """Return what `take` does, and go on."""
         assert self._trainer is not None
         world, strategy = self._trainer.world_size, self._trainer.strategy
         # A copy, for Lightning reduces in place.
@@ -76,9 +77,9 @@ class Window:
         if self._trainer is None:
             return {"sums": {}, "count": 0}
         assert not self._open_count, "inside a step"
-        sums, count = self._total()
+        sums, count = self.total()
         return {"sums": sums, "count": count}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the window that the checkpoint was in, see `start`."""
-        self._sums, self._count, self._before = dict(state["sums"]), 0, state["count"]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the window that the checkpoint was in, see `on_train_start`."""
+        self._sums, self._count, self._before = dict(state_dict["sums"]), 0, state_dict["count"]

@@ -2,19 +2,17 @@
 
 import shlex
 import sys
-import warnings
 from argparse import SUPPRESS
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_sv import __version__
+from lightning_sv.cli.compare import context
 from lightning_sv.experiments.dry_run import print_dry_run
 from lightning_sv.experiments.judge import judge
 from lightning_sv.experiments.looks import first_look, train_by_looks
@@ -146,13 +144,8 @@ def _context(figures: Sequence[Figure]) -> dict[str, str]:
     Raises:
         ValueError: the corpus is not there
     """
-    versions = {"torch": torch.__version__, "lightning_sv": __version__}
-    for recipe, _ in (run for figure in figures for run in figure.runs()):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            _, data, _ = parse_run(list(recipe.args))
-        return versions | {"corpus_hash": data.manifest.corpus_hash}
-    return versions
+    args = next((list(recipe.args) for figure in figures for recipe, _ in figure.runs()), None)
+    return context(parse_run(args)[1]) if args else {}
 
 
 def _slurm(console: Console, figures: Sequence[Figure], runs: Runs, recipes: Recipes, submitted: bool) -> int:

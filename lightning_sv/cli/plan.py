@@ -2,7 +2,6 @@
 
 import json
 import math
-import warnings
 from pathlib import Path
 
 from rich.console import Console
@@ -42,9 +41,7 @@ def run(argv: list[str]) -> int:
     elif options.run is not None:
         logged = read_run(options.run, complete=False).curve("throughput/mfu")
         mfus, source = (measured_mfu(*logged),), f"measured in {options.run}"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module, data, trainer = parse_run(rest, check_corpus=False)
+    module, data, trainer = parse_run(rest, check_corpus=False)
     plan = make_plan(module, data, trainer, gpu, options.gpus, strategy=options.strategy, mfus=mfus)
     if options.json:
         print(json.dumps(plan.to_dict() | {"mfu_source": source}, indent=2))

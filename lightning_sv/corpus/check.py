@@ -4,8 +4,6 @@ litdata notices a damaged shard late and obscurely: a short one is a time-out in
 id nothing at all, a sequence longer than a shard an empty dataset. So everything is checked when training is set up.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor

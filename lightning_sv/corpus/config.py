@@ -1,7 +1,5 @@
 """What a corpus is made of: the settings of one preparation."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Encoding on several threads, in order, with a bounded amount of text in memory."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """What a run must be told of a prepared corpus, as a layer of its config: `--config data/mine/corpus.yaml`."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any

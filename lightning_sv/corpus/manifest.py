@@ -1,29 +1,27 @@
 """The manifest of a prepared corpus: what it is, how it was made, and the hashes that identify it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
-import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
 from lightning_sv.corpus.ngram import NgramBaseline
+from lightning_sv.whole import whole
 
 FORMAT_VERSION = 1
 FILENAME = "manifest.json"
 SPLITS = ("train", "val")
 DTYPES = ("uint16", "uint32")
 #: types of fields -> those of their values in JSON
-_PLAIN: dict[str, Any] = {
-    "int": int,
-    "float": float,
-    "str": str,
-    "str | None": (str, type(None)),
-    "dict[str, str]": dict,
-    "dict[str, Any]": dict,
+_PLAIN: dict[Any, Any] = {
+    int: int,
+    float: float,
+    str: str,
+    str | None: (str, type(None)),
+    dict[str, str]: dict,
+    dict[str, Any]: dict,
 }
 _T = TypeVar("_T")
 
@@ -137,16 +135,11 @@ class Manifest:
 
     def save(self, dir: str | Path) -> None:
         """Write manifest.json in one step: it is there whole, or not at all."""
-        path = Path(dir) / FILENAME
-        part = path.with_suffix(".json.tmp")
-        with part.open("w") as file:
-            json.dump(self.to_dict(), file, indent=2, sort_keys=True)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        with whole(Path(dir) / FILENAME) as partial:
+            partial.write_text(json.dumps(self.to_dict(), indent=2, sort_keys=True))
 
     @classmethod
-    def load(cls, dir: str | Path) -> Manifest:
+    def load(cls, dir: str | Path) -> "Manifest":
         """Read the manifest of a prepared corpus.
 
         Raises:
@@ -211,7 +204,7 @@ def _build(cls: type[_T], data: dict[str, Any]) -> _T:
         TypeError: a value is of another type, or a number below 0 or beyond 64 bits
     """
     for field in fields(cls):  # type: ignore[arg-type]
-        kind = _PLAIN.get(str(field.type))
+        kind = _PLAIN.get(field.type)
         value = data[field.name]
         plain = kind is None or (isinstance(value, kind) and not isinstance(value, bool))
         if not plain or (kind is int and not 0 <= value < 1 << 63):

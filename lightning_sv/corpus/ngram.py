@@ -1,7 +1,5 @@
 """What counting alone achieves on a corpus: unigram and bigram cross-entropies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -9,8 +7,6 @@ import numpy as np
 
 MAX_TRAIN_TOKENS = 50_000_000
 MAX_VAL_TOKENS = 10_000_000
-# Up to this vocabulary all pairs are counted in one table of vocab_size^2 int64: 134 MB.
-_DENSE_VOCAB = 4096
 
 
 @dataclass(frozen=True)
@@ -40,34 +36,22 @@ class BigramModel:
 
     def __init__(self, vocab_size: int, eot: int) -> None:
         self.vocab_size, self.eot = vocab_size, eot
-        self.tokens = 0
-        self._unigram = np.zeros(vocab_size, dtype=np.int64)
-        self._codes = np.empty(0, dtype=np.int64)  # pairs a V + b in order
-        self._counts = np.empty(0, dtype=np.int64)  # and how often each was seen
-        self._context = np.zeros(vocab_size, dtype=np.int64)
-        self._successors = np.zeros(vocab_size, dtype=np.int64)
-        self.discount = 0.5
 
-    def fit(self, streams: Iterable[np.ndarray]) -> BigramModel:
+    def fit(self, streams: Iterable[np.ndarray]) -> "BigramModel":
         """Count streams of ids, each starting with a document."""
-        dense = np.zeros(self.vocab_size**2, dtype=np.int64) if self.vocab_size <= _DENSE_VOCAB else None
+        codes = counts = np.empty(0, dtype=np.int64)  # pairs a V + b in order, and how often each was seen
         for ids in streams:
             for start in range(0, ids.size, 1 << 23):  # bounds the memory
-                part = ids[start : start + (1 << 23)]
-                codes = self._pairs(part, self.eot if start == 0 else int(ids[start - 1]))
-                self._unigram += np.bincount(part, minlength=self.vocab_size)
-                self.tokens += part.size
-                if dense is not None:
-                    dense += np.bincount(codes, minlength=dense.size)
-                else:
-                    self._merge(*np.unique(codes, return_counts=True))
-        if dense is not None:
-            self._codes = np.flatnonzero(dense)
-            self._counts = dense[self._codes]
-        contexts = self._codes // self.vocab_size
-        self._context = np.bincount(contexts, self._counts, self.vocab_size).astype(np.int64)
-        self._successors = np.bincount(contexts, minlength=self.vocab_size)
-        once, twice = int((self._counts == 1).sum()), int((self._counts == 2).sum())
+                before = self.eot if start == 0 else int(ids[start - 1])
+                found, often = np.unique(self._pairs(ids[start : start + (1 << 23)], before), return_counts=True)
+                codes, where = np.unique(np.concatenate((codes, found)), return_inverse=True)
+                counts = np.bincount(where, np.concatenate((counts, often))).astype(np.int64)  # exact below 2^53
+        self._codes, self._counts, self.tokens = codes, counts, int(counts.sum())
+        self._context, self._unigram = (
+            np.bincount(ends, counts, self.vocab_size).astype(np.int64) for ends in np.divmod(codes, self.vocab_size)
+        )
+        self._successors = np.bincount(codes // self.vocab_size, minlength=self.vocab_size)
+        once, twice = int((counts == 1).sum()), int((counts == 2).sum())
         # A corpus so small that no pair occurs once leaves the usual estimate undefined; any D in (0, 1) will do.
         self.discount = once / (once + 2 * twice) if once and twice else 0.5
         return self
@@ -78,8 +62,7 @@ class BigramModel:
         tokens = 0
         for ids in streams:
             codes = self._pairs(ids, self.eot)
-            p_unigram = self.unigram(ids)
-            unigram -= float(np.log(p_unigram).sum())
+            unigram -= float(np.log(self.unigram(ids)).sum())
             bigram -= float(np.log(self.bigram(codes // self.vocab_size, ids)).sum())
             tokens += ids.size
         return unigram / tokens, bigram / tokens, tokens
@@ -101,12 +84,6 @@ class BigramModel:
     def _pairs(self, ids: np.ndarray, before: int) -> np.ndarray:
         wide = ids.astype(np.int64)
         return np.concatenate(([before], wide[:-1])) * self.vocab_size + wide
-
-    def _merge(self, codes: np.ndarray, counts: np.ndarray) -> None:
-        both = np.concatenate((self._codes, codes))
-        self._codes, where = np.unique(both, return_inverse=True)
-        weights = np.concatenate((self._counts, counts))
-        self._counts = np.bincount(where, weights).astype(np.int64)  # exact below 2^53
 
 
 def ngram_baseline(train: Iterable[np.ndarray], val: Iterable[np.ndarray], vocab_size: int, eot: int) -> NgramBaseline:

@@ -1,7 +1,5 @@
 """The order in which a run reads the sequences: fixed by the seed alone, on any number of devices and workers."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Progress bars for the long phases of a preparation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

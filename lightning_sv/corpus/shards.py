@@ -1,7 +1,5 @@
 """Reading token shards: sequences of seq_len + 1 ids, by number."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ from lightning_sv.corpus.manifest import SPLITS, Manifest
 Split = Literal["train", "val"]
 
 
-def open_split(dir: str | Path, split: Split, *, seq_len: int) -> Sequences:
+def open_split(dir: str | Path, split: Split, *, seq_len: int) -> "Sequences":
     """Open one split of a prepared corpus.
 
     Args:

@@ -1,7 +1,5 @@
 """Text to token ids and back, with one canonical file that says exactly how."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from abc import ABC, abstractmethod
@@ -80,7 +78,7 @@ class Tokenizer(ABC):
         return path
 
     @classmethod
-    def load(cls, folder: str | Path) -> Tokenizer:
+    def load(cls, folder: str | Path) -> "Tokenizer":
         """Read the tokenizer of a prepared corpus."""
         for kind in (JsonTokenizer, RanksTokenizer):
             if (path := Path(folder) / kind.filename).is_file():
@@ -110,7 +108,7 @@ class JsonTokenizer(Tokenizer):
         self.eot = eot
 
     @classmethod
-    def from_bytes(cls, raw: bytes, where: str) -> JsonTokenizer:
+    def from_bytes(cls, raw: bytes, where: str) -> "JsonTokenizer":
         """Read a tokenizer.json; `where` names it in errors."""
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(raw)
@@ -121,7 +119,7 @@ class JsonTokenizer(Tokenizer):
         return cls(tokenizer, raw, where)
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int) -> JsonTokenizer:
+    def train(cls, texts: Iterable[str], vocab_size: int) -> "JsonTokenizer":
         """Learn a byte-level BPE: 256 bytes, the end-of-text token (id 0) and vocab_size - 257 merges."""
         tokenizer = tokenizers.Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -171,7 +169,7 @@ class RanksTokenizer(Tokenizer):
         )
 
     @classmethod
-    def from_bytes(cls, raw: bytes, where: str) -> RanksTokenizer:
+    def from_bytes(cls, raw: bytes, where: str) -> "RanksTokenizer":
         """Read a file of ranks; `where` names it in errors. Only GPT-2's are taken: others split words otherwise."""
         try:
             rows = (line.split() for line in raw.splitlines() if line)
@@ -186,7 +184,7 @@ class RanksTokenizer(Tokenizer):
         return cls(ranks)
 
     @classmethod
-    def download(cls) -> RanksTokenizer:
+    def download(cls) -> "RanksTokenizer":
         """GPT-2 as tiktoken itself fetches it, or finds it in its own cache."""
         try:
             encoding = tiktoken.get_encoding("gpt2")

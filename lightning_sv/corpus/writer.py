@@ -1,7 +1,5 @@
 """Writing token shards in litdata's format."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import warnings

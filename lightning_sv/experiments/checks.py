@@ -78,30 +78,20 @@ def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") 
                 )
 
 
-def validation_differences(runs: Mapping[str, Run]) -> dict[str, dict[str, Any]]:
-    """Keys of the data that decide what a run is validated on, where they differ: key -> run -> value."""
-    found = {}
-    for key in VALIDATION_KEYS:
-        values = {name: _data(run, key) for name, run in runs.items()}
-        if any(value != next(iter(values.values())) for value in values.values()):
-            found[key] = values
-    return found
-
-
 def _data(run: Run, key: str) -> Any:
     return (run.config.get("data") or {}).get(key)
 
 
-def config_differences(runs: Mapping[str, Run], arm_args: Sequence[str]) -> list[ConfigDifference]:
+def config_differences(runs: Mapping[str, Run], asked: Sequence[str]) -> list[ConfigDifference]:
     """Keys whose values differ from the first run's, each other value once.
 
     A value that is the run's own seed, or holds its own directory, counts as equal.
 
     Args:
         runs: completed runs by name; the first is the reference
-        arm_args: arguments not given to every arm: the keys they name are expected to differ
+        asked: keys that are not given to every arm, and are expected to differ
     """
-    own = (*_OWN_KEYS, *_keys(arm_args))
+    own = (*_OWN_KEYS, *asked)
     reference_name, *others = runs
     reference = _leaves(runs[reference_name])
     found: dict[tuple[str, str], ConfigDifference] = {}
@@ -159,16 +149,11 @@ def weaknesses(panel: Panel) -> list[str]:
         return []
     found = list(panel.warnings)
     arms = panel.spec.arms.values()
-    asked = [f"--{key}" for arm in arms for key in arm.set] + [f"--{key}" for key in panel.spec.axes]
-    for arm in arms:
-        asked += ["--trainer.max_steps"] * (arm.longer != 1) + ["--model.optim.lr"] * bool(arm.lr)
-        asked += ["--model.backbone", "--model.optim.lr"] * (arm.model is not None)
     longer = any(arm.longer != 1 for arm in arms)
-    asked += ["--model.optim.lr", "--model.backbone.init_std"]  # each arm has its own where it was tuned
-    alike = (
-        zip(*(series.arms for series in panel.series), strict=True) if panel.sizes else [[a.label for a in panel.arms]]
-    )
-    for of in (map(panel.arm, labels) for labels in alike):
+    asked = [key for arm in arms for key in arm.set] + list(panel.spec.axes)
+    asked += ["model.optim.lr", "model.backbone.init_std"]  # each arm has its own where it was tuned
+    asked += ["trainer.max_steps"] * longer + ["model.backbone"] * any(arm.model is not None for arm in arms)
+    for of in panel.alike(panel.arms):
         runs = {f"{arm.label}, run {i}": run for arm in of for i, run in enumerate(arm.runs)}
         if runs:
             check_same_corpus(runs)
@@ -177,9 +162,10 @@ def weaknesses(panel: Panel) -> list[str]:
     if panel.sizes:
         every = {str(run.dir): run for arm in panel.arms for run in arm.runs}
         check_same_corpus(every, validation=False)
-        for key, values in validation_differences(every).items():
-            several = " and ".join(dict.fromkeys(map(str, values.values())))
-            found.append(f"{panel.title}: the laws run through sizes with data.{key} {several}.")
+        for key in VALIDATION_KEYS:
+            values = dict.fromkeys(str(_data(run, key)) for run in every.values())
+            if len(values) > 1:
+                found.append(f"{panel.title}: the laws run through sizes with data.{key} {' and '.join(values)}.")
     return found + rests_on(panel)
 
 
@@ -197,10 +183,6 @@ def _few(names: list[str]) -> str:
 def _short(commit: str) -> str:
     words = commit.split(",")
     return ",".join([words[0][:10], *words[1:]])
-
-
-def _keys(arguments: Sequence[str]) -> list[str]:
-    return [a.lstrip("-").split("=", 1)[0] for a in arguments if a.startswith("--")]
 
 
 def _leaves(run: Run) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def compare(
     (panel,) = judged.panels
     arms = panel.arms
     named = {run_name(i, seed): arm.runs[k] for k, seed in enumerate(arms[0].seeds) for i, arm in enumerate(arms)}
-    differences = config_differences(named, [f"--{key}" for arm in panel.spec.arms.values() for key in arm.set])
+    differences = config_differences(named, [key for arm in panel.spec.arms.values() for key in arm.set])
     warnings = (*comparability_warnings(named, differences), *rests_on(panel))
     judged = with_branches(replace(judged, warnings=warnings))
     comparison = Comparison(judged, named, frozenset(reused), tuple(differences), runs, out)

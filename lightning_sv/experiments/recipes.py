@@ -2,7 +2,6 @@
 
 import json
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -36,7 +35,7 @@ class Recipes:
     ):
         self.budget, self.extra, self.conf, self.files = budget, dict(extra), conf, files
         self._made: dict[str, Recipe] = {}
-        self._steps_known: dict[tuple[str, ...], int] = {}
+        self._steps = cache(_steps)
         self._load = cache(OmegaConf.load)
 
     def model(self, role: str) -> ModelSpec | str:
@@ -74,7 +73,8 @@ class Recipes:
         paths, given = self._layers(panel, model, own, tuned)
         asked = json.dumps([[str(p) for p in paths], given, arm.scale, arm.longer], sort_keys=True)
         if asked not in self._made:
-            of_llama = self._steps(*self._layers(panel, of, self.extra))
+            paths_of, given_of = self._layers(panel, of, self.extra)
+            of_llama = self._steps(*_configs(paths_of), *words_of(given_of))
             # what an arm itself says of them counts
             steps = int(arm.set.get("trainer.max_steps", round(of_llama * arm.longer)))
             made = self._make(paths, given, arm, model, panel, steps)
@@ -98,10 +98,8 @@ class Recipes:
             return {}, ""
         shared = panel.tuned_as not in ("", "own")
         words = [*_configs(paths), *words_of(given)]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            scale = panel.tuned_as if shared else arm.scale
-            module, _, _ = parse_run([*words, "--model.scale", scale], check_corpus=False)
+        scale = panel.tuned_as if shared else arm.scale
+        module, _, _ = parse_run([*words, "--model.scale", scale], check_corpus=False)
         exceptions = "" if shared else module.scale_options.label()
         label = f"{module.strategy}{exceptions}"
         found, note = tuned_keys(tuned, module.strategy, label, module.config.d_model)
@@ -120,14 +118,6 @@ class Recipes:
         keys = {**self.budget.set, **model.set, **(tuned or {}), **panel.set, **more}
         return paths if self.files is None else list(self.files), keys
 
-    def _steps(self, paths: list[Path], given: Mapping[str, Any]) -> int:
-        """Steps of `llama`, for every arm: a few scale vectors more must not give an arm more of them."""
-        words = [*_configs(paths), *words_of(given)]
-        if tuple(words) not in self._steps_known:
-            run = parse_run([*words, "--model.scale", "llama"], check_corpus=False)
-            self._steps_known[tuple(words)] = plan_steps(*run)
-        return self._steps_known[tuple(words)]
-
     def _make(
         self, paths: list[Path], given: dict[str, Any], arm: ArmSpec, model: ModelSpec, panel: PanelSpec, steps: int
     ) -> Recipe:
@@ -135,9 +125,7 @@ class Recipes:
         # what a file says already is not said again: one configuration, one command
         changes = {k: v for k, v in sorted(given.items()) if OmegaConf.select(layered, k) != v}
         words = [*_configs(paths), *words_of(changes)]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            module, data, trainer = parse_run([*words, "--model.scale", arm.scale], check_corpus=False)
+        module, data, trainer = parse_run([*words, "--model.scale", arm.scale], check_corpus=False)
         exceptions = any(k.startswith("model.scale_options") for k in changes)
         strategy = str(module.strategy if exceptions else module.canonical)
         settled = {"model.optim.lr": module.lr, "model.scale": strategy, "trainer.max_steps": steps}
@@ -183,6 +171,11 @@ class Recipes:
             title=f"{module.config.name}, {strategy}, {details}, {steps:,} steps",
             note=model.note,
         )
+
+
+def _steps(*words: str) -> int:
+    """Steps of `llama`, for every arm: a few scale vectors more must not give an arm more of them."""
+    return plan_steps(*parse_run([*words, "--model.scale", "llama"], check_corpus=False))
 
 
 def _configs(paths: Sequence[Path]) -> list[str]:

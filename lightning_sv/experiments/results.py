@@ -202,6 +202,12 @@ class Panel:
                 return arm
         raise ValueError(unknown(f"panel {self.title!r}: arm", label, [arm.label for arm in self.arms]))
 
+    def alike(self, arms: Sequence[Arm]) -> list[list[Arm]]:
+        """Some of its arms, those that are compared with one another together: of one size, or all of them."""
+        of = {arm.label: arm for arm in arms}
+        columns = zip(*(series.arms for series in self.series), strict=True) if self.sizes else [of]
+        return [[of[label] for label in labels] for labels in columns]
+
     def losses(self, series: Series) -> list[NDArray[np.float64]]:
         """(n,) final losses at every point of a series, nats per token; NaN where a run diverged."""
         return [self.arm(label).losses for label in series.arms]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lightning_sv.experiments.recipe import Recipe, Wanted
 from lightning_sv.experiments.results import Arm, Panel
-from lightning_sv.runs.directory import NONFINITE, SUMMARY, is_complete, read_summary
+from lightning_sv.runs.directory import NONFINITE, is_complete
 from lightning_sv.runs.events import read_run
 from lightning_sv.runs.job import LAUNCHER, Job
 
@@ -46,18 +46,6 @@ class Runs:
         if self.context is None:
             return [job for job in jobs if not is_complete(job.run_dir)]
         return [job for job in jobs if job.state() != "complete"]
-
-    def loss(self, recipe: Recipe, seed: int) -> float | None:
-        """Loss of a finished run, nats per token; None where it is not finished.
-
-        Raises:
-            ValueError: its summary is damaged
-        """
-        run_dir = self.dir(recipe, seed)
-        found = (summary := read_summary(run_dir)).get("val_loss")
-        if summary and not isinstance(found, float):
-            raise ValueError(f"{run_dir / SUMMARY} has no val_loss; remove {run_dir} and train it again.")
-        return found
 
     def read(self, arm: Arm) -> Arm:
         """An arm with all of its runs that are complete, and their seeds.

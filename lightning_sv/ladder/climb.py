@@ -1,6 +1,5 @@
 """Training a rung: all its models side by side, until they are done or the time is over."""
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from lightning_sv.ladder.record import RunRecord, run_config
 from lightning_sv.ladder.text import Text
 from lightning_sv.ladder.trainee import WARM_UP, Trainee
 from lightning_sv.runs.directory import CONFIG, is_complete
+from lightning_sv.whole import whole
 
 #: steps of a model that are put on its lane at once; the host runs at most one such round ahead
 ROUND = 10
@@ -154,14 +154,9 @@ class Climb:
         self._wait()
         for record in self.records:
             record.write()
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.file.with_suffix(".partial")
         states: dict[str, Any] = {"plan": self._plan, "seconds": self.seconds}
-        with partial.open("wb") as file:
-            torch.save(states | {"models": [model.state() for model in self.models]}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self.file)
+        with whole(self.file) as partial:
+            torch.save(states | {"models": [model.state() for model in self.models]}, partial)
         clock.saving = time.monotonic() - began
 
     def finish(self) -> list[str]:

@@ -19,6 +19,7 @@ from lightning_sv.ladder.plan import Ladder, RunPlan
 from lightning_sv.ladder.trainee import Trainee
 from lightning_sv.runs.directory import CONFIG, SUMMARY, event_files, write_atomically
 from lightning_sv.runs.provenance import Provenance
+from lightning_sv.whole import whole
 
 
 class RunRecord:
@@ -126,7 +127,5 @@ def run_config(run: RunPlan, ladder: Ladder) -> dict[str, Any]:
 
 def pack(runs: Path, archive: Path) -> None:
     """Put all run directories into one tar.gz, replaced in one step."""
-    partial = archive.with_name(f".{archive.name}.partial")
-    with tarfile.open(partial, "w:gz") as tar:
+    with whole(archive) as partial, tarfile.open(partial, "w:gz") as tar:
         tar.add(runs, arcname="runs")
-    partial.replace(archive)

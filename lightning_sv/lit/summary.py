@@ -9,7 +9,7 @@ import lightning as L
 import torch
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from lightning_sv.callbacks import tokens_seen
 from lightning_sv.lit.checkpoint.settings import settings_of
@@ -105,9 +105,9 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Tok
         f"{steps:,} steps of {data.global_batch} x {data.seq_len} = {tokens:,} tokens "
         f"({tokens / module.n_activated:.1f} {'an activated' if sparse else 'a'} parameter)"
     )
-    table = Table()
-    for column in ("role", "tensors", "parameters", "optimizer", "peak lr", "weight decay"):
-        table.add_column(column, justify="left" if column in ("role", "optimizer") else "right")
+    numbers = ("tensors", "parameters"), ("peak lr", "weight decay")
+    first, last = ([Column(name, justify="right") for name in names] for names in numbers)
+    table = Table("role", *first, "optimizer", *last)
     for row in group_table(build_optimizer(module.parameter_groups(module.meta()), module.optim, module.lr)):
         table.add_row(*row)
     console.print(table)
@@ -115,9 +115,8 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Tok
 
 def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
     """Show the figures, where the run is, and what to type next."""
-    table = Table(title=escape(f"{summary['model']}, {summary['label']}"), title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
+    title = escape(f"{summary['model']}, {summary['label']}")
+    table = Table(Column(), Column(justify="right"), title=title, title_justify="left", show_header=False)
     table.add_row("validation loss", f"{summary['val_loss']:.4f} nats/token")
     table.add_row("perplexity", f"{summary['val_perplexity']:.2f}")
     table.add_row("bits per byte", f"{summary['val_bits_per_byte']:.4f}")

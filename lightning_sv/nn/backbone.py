@@ -1,7 +1,5 @@
 """The backbone of Llama, Gemma and LlamaMoE; its norms and branches come from a scale-vector strategy."""
 
-from typing import Literal, overload
-
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -90,19 +88,6 @@ class Backbone(nn.Module):
         self.canonical = build.finish()
         if not self.embed.weight.is_meta:
             init_weights(self, config, seed)
-
-    @overload
-    def forward(self, tokens: Tensor, documents: Tensor | None = None, *, targets: Tensor | None = None) -> Tensor: ...
-
-    @overload
-    def forward(
-        self,
-        tokens: Tensor,
-        documents: Tensor | None = None,
-        *,
-        targets: Tensor | None = None,
-        with_routing: Literal[True],
-    ) -> tuple[Tensor, list[Routing]]: ...
 
     def forward(
         self,

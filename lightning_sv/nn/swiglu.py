@@ -73,7 +73,7 @@ class _NormedSwiGLU(torch.autograd.Function):
 
 
 def swiglu(
-    gate: Float[Tensor, "*rows d"], up: Float[Tensor, "*rows d"], weight: Float[Tensor, "*rows"] | None = None
+    gate: Float[Tensor, "*rows d"], up: Float[Tensor, "*rows d"], weight: Float[Tensor, "*rows"]
 ) -> Float[Tensor, "*rows d"]:
     """Return weight * silu(gate) * up.
 
@@ -94,9 +94,8 @@ def swiglu(
     return out
 
 
-def _swiglu(gate: Tensor, up: Tensor, weight: Tensor | None) -> Tensor:
-    y = F.silu(gate) * up
-    return y if weight is None else y * weight.to(y.dtype).unsqueeze(-1)
+def _swiglu(gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
+    return F.silu(gate) * up * weight.to(gate.dtype).unsqueeze(-1)
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -107,13 +106,11 @@ class _SwiGLU(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor | None) -> Tensor:
+    def forward(ctx: Any, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
         y = torch.empty_like(gate, memory_format=torch.contiguous_format)
-        for out, g, u, w in pieces(*_rows(y, gate, up), _column(weight)):
-            torch.mul(F.silu(g), u, out=out)
-            if w is not None:
-                out.mul_(w.to(out.dtype))
+        for out, g, u, w in pieces(*_rows(y, gate, up), weight.reshape(-1, 1)):
+            torch.mul(F.silu(g), u, out=out).mul_(w.to(out.dtype))
         return y
 
     @staticmethod
@@ -123,23 +120,17 @@ class _SwiGLU(torch.autograd.Function):
         if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
             return tuple(plain_gradients(_swiglu, (gate, up, weight), grad))
         grad = grad.contiguous()
-        grad_gate, grad_up = torch.empty_like(grad), torch.empty_like(grad)
-        grad_weight = None if weight is None else torch.empty_like(weight)
-        rows = _rows(grad_gate, grad_up, grad, gate, up)
-        for dg, du, dy, g, u, w, dw in pieces(*rows, _column(weight), _column(grad_weight)):
+        grad_gate, grad_up, grad_weight = (torch.empty_like(t) for t in (grad, grad, weight))
+        rows, columns = _rows(grad_gate, grad_up, grad, gate, up), (t.reshape(-1, 1) for t in (weight, grad_weight))
+        for dg, du, dy, g, u, w, dw in pieces(*rows, *columns):
             torch.mul(F.silu(g), dy, out=du)
-            if w is not None:
-                torch.sum(du * u, -1, keepdim=True, out=dw)
-                w = w.to(dy.dtype)
-                du.mul_(w)
-            dy = dy * u if w is None else (dy * u).mul_(w)
+            torch.sum(du * u, -1, keepdim=True, out=dw)
+            w = w.to(dy.dtype)
+            du.mul_(w)
+            dy = (dy * u).mul_(w)
             torch.ops.aten.silu_backward.grad_input(dy, g, grad_input=dg)
         return grad_gate, grad_up, grad_weight
 
 
 def _rows(*tensors: Tensor) -> list[Tensor]:
     return [t.reshape(-1, t.shape[-1]) for t in tensors]
-
-
-def _column(weight: Tensor | None) -> Tensor | None:
-    return None if weight is None else weight.reshape(-1, 1)

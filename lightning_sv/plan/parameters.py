@@ -5,7 +5,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from lightning_sv.nn import BackboneConfig, activated_parameters, meta_backbone
 from lightning_sv.optim.groups import PARAMETER_ROLES, SCALE_ROLES, parameter_roles
@@ -150,14 +150,9 @@ class Ledger:
 
     def print(self, console: Console) -> None:
         """Show the ledger and the paper's figures."""
-        table = Table(title=escape(f"{self.model}, {self.scale}"), title_justify="left")
-        for name, justify in (
-            ("role", "left"),
-            ("tensors", "right"),
-            ("parameters", "right"),
-            ("decays", "left"),
-        ):
-            table.add_column(name, justify=justify)  # type: ignore[arg-type]
+        numbers = (Column(name, justify="right") for name in ("tensors", "parameters"))
+        title = escape(f"{self.model}, {self.scale}")
+        table = Table("role", *numbers, "decays", title=title, title_justify="left")
         for role, tensors, count, decays in self.roles:
             name = f"{role} scale" if role in SCALE_ROLES else role
             table.add_row(name, f"{tensors:,}", f"{count:,}", "yes" if decays else "no")

@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from lightning_sv.settings.yaml_file import check_yaml
+from lightning_sv.whole import whole
 
 #: the resolved configuration, with which the run can be repeated
 CONFIG = "config.yaml"
@@ -107,6 +108,5 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a file in one step: it holds all of the text, or what it held before."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    partial.replace(path)
+    with whole(path) as partial:
+        partial.write_text(text)

@@ -120,10 +120,5 @@ def _read_curves(directory: Path) -> dict[str, Curve]:
 
 
 def _last_written(events: list[Any]) -> Curve:
-    tokens = np.array([event.step for event in events], dtype=np.int64)
-    values = np.array([event.value for event in events], dtype=np.float64)
-    written = np.array([event.wall_time for event in events], dtype=np.float64)
-    order = np.lexsort((written, tokens))  # stable: by tokens, then by time of writing
-    tokens, values = tokens[order], values[order]
-    last = np.append(tokens[1:] != tokens[:-1], True)
-    return Curve(tokens[last], values[last])
+    written = {event.step: event.value for event in sorted(events, key=lambda event: (event.step, event.wall_time))}
+    return Curve(np.array(list(written), dtype=np.int64), np.array(list(written.values()), dtype=np.float64))

@@ -1,4 +1,4 @@
-"""Runs forked from one process that has done the imports: `python -m lightning_sv.runs.warm`, one request a line.
+"""Runs forked from one process that has done the imports: `python -m lightning_sv.runs.warm FD`, asked over a pipe.
 
     {"argv", "log", "cwd", "env"}  ->  {"pid"}, and when the run has ended {"pid", "code"}
 
@@ -8,13 +8,13 @@ line. multiprocessing's forkserver would import the caller's main module in ever
 which then count as ended, go on.
 """
 
-import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
 from importlib import import_module
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,19 +40,19 @@ class WarmServer:
     def __init__(self) -> None:
         # One thread: none is there at a fork. NVML: counting GPUs must not initialize CUDA, which no fork survives.
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=env,
-            start_new_session=True,  # Ctrl-C and signals to the group reach the runs' owner alone
-        )
+        self._pipe, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=env,
+                start_new_session=True,  # Ctrl-C and signals to the group reach the runs' owner alone
+            )
         self.pid = self._process.pid
-        assert self._process.stdout is not None
-        os.set_blocking(self._process.stdout.fileno(), False)
         self._waiting: list[WarmProcess] = []  # asked for, not yet forked
         self._running: dict[int, WarmProcess] = {}
-        self._rest = b""
 
     def start(self, argv: list[str], *, log: Path, env: dict[str, str]) -> "WarmProcess":
         """Start a run; its output is added to `log`.
@@ -64,22 +64,17 @@ class WarmServer:
         """
         process = WarmProcess(self)
         self._waiting.append(process)
-        request = {"argv": argv, "log": str(log.resolve()), "cwd": str(Path.cwd()), "env": env}
-        assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
+            self._pipe.send({"argv": argv, "log": str(log.resolve()), "cwd": str(Path.cwd()), "env": env})
+        except OSError:
             self._lose()
         return process
 
     def read(self) -> None:
         """Take note of what was started and what has ended."""
-        assert self._process.stdout is not None
-        while text := os.read(self._process.stdout.fileno(), 65536) if self._readable() else b"":
-            *lines, self._rest = (self._rest + text).split(b"\n")
-            for line in lines:
-                said = json.loads(line)
+        try:
+            while self._pipe.poll():
+                said = self._pipe.recv()
                 if "code" in said:
                     self._running.pop(said["pid"]).returncode = said["code"]
                 else:
@@ -87,14 +82,8 @@ class WarmServer:
                     process.pid, self._running[said["pid"]] = said["pid"], process
                     if process.asked is not None:
                         process.send(process.asked)
-        if self._process.poll() is not None:
+        except (EOFError, OSError):  # it has ended
             self._lose()
-
-    def _readable(self) -> bool:
-        assert self._process.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            return bool(selector.select(timeout=0))
 
     def _lose(self) -> None:
         """Without the server nobody can tell when a run ends: they are killed, and resume from their checkpoints."""
@@ -113,10 +102,8 @@ class WarmServer:
 
     def close(self) -> None:
         """End the server, and what still runs."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
+        self._pipe.close()
         self._process.wait()
-        self._process.stdout.close()
 
 
 class WarmProcess:
@@ -156,37 +143,26 @@ def _preload() -> None:
         import_module(name)
 
 
-def _serve() -> dict[str, Any]:
-    """Fork a run for every request on stdin, until it ends; return the request in the forked process."""
+def _serve(owner: Connection) -> dict[str, Any]:
+    """Fork a run for every request of the owner, until it ends; return the request in the forked process."""
     children: set[int] = set()
-    rest = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(0, selectors.EVENT_READ)
+    try:
         while True:
-            if selector.select(timeout=_POLL_S if children else None):
-                text = os.read(0, 65536)
-                if not text:
-                    _stop(children)
-                *lines, rest = (rest + text).split(b"\n")
-                for line in lines:
-                    pid = os.fork()
-                    if pid == 0:
-                        request: dict[str, Any] = json.loads(line)
-                        return request
-                    children.add(pid)
-                    _say({"pid": pid})
+            if owner.poll(_POLL_S if children else None):
+                request: dict[str, Any] = owner.recv()
+                pid = os.fork()
+                if pid == 0:
+                    owner.close()
+                    return request
+                children.add(pid)
+                owner.send({"pid": pid})
             for pid in list(children):
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if ended:
                     children.remove(pid)
-                    _say({"pid": pid, "code": os.waitstatus_to_exitcode(status)})
-
-
-def _say(word: dict[str, int]) -> None:
-    try:
-        os.write(1, json.dumps(word).encode() + b"\n")
-    except BrokenPipeError:
-        return  # the owner has ended, and so does stdin
+                    owner.send({"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+    except (EOFError, OSError):
+        _stop(children)
 
 
 def _stop(children: set[int]) -> NoReturn:
@@ -226,5 +202,5 @@ def _become(request: dict[str, Any]) -> list[str]:
 
 if __name__ == "__main__":
     _preload()
-    arguments = _become(_serve())
+    arguments = _become(_serve(Connection(int(sys.argv[1]))))
     sys.exit(sys.modules["__main__"].main(arguments))

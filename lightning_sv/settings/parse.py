@@ -1,5 +1,6 @@
 """The arguments of `fit` without a `fit`: for plans and comparisons, and without Lightning."""
 
+import warnings
 from functools import cache
 from typing import Any
 
@@ -26,7 +27,8 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[Pretrainin
     """
     parser = _parser()
     args, within = _within_strategy(args)
-    config = parser.parse_args(args)
+    with warnings.catch_warnings(action="ignore"):  # `fit` says them
+        config = parser.parse_args(args)
     start = config.get("from_hf") or config.get("model.init_from")
     if start is not None and (config.get("from_hf") or is_of_transformers(start)):
         raise ValueError(
@@ -38,7 +40,8 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[Pretrainin
         if not isinstance(trainer["strategy"], dict):
             raise ValueError(f"--{_STRATEGY}{key} is for a class, and trainer.strategy is {trainer['strategy']!r}.")
         trainer["strategy"].setdefault("init_args", {})[key] = value
-    made = parser.instantiate(config)
+    with warnings.catch_warnings(action="ignore"):
+        made = parser.instantiate(config)
     model: Pretraining = made.model
     data: Batches = made.data
     if check_corpus:

@@ -1,7 +1,5 @@
 """One piece of text on its way into a corpus, and what a source of such pieces offers."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -28,7 +26,7 @@ class Document:
     digest: bytes
 
     @classmethod
-    def from_text(cls, text: str, where: str) -> Document:
+    def from_text(cls, text: str, where: str) -> "Document":
         """Hash a text; `where` names it in the error about text that is not valid Unicode."""
         try:
             raw = text.encode("utf-8")

@@ -1,7 +1,5 @@
 """Documents from files on disk: one a text file, one a line of JSON, one a row of Parquet."""
 
-from __future__ import annotations
-
 import glob
 import gzip
 import importlib

@@ -1,7 +1,5 @@
 """Documents from a Hugging Face dataset, streamed."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

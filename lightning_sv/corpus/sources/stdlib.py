@@ -1,7 +1,5 @@
 """The corpora that every machine already has: the Python sources of its own environment."""
 
-from __future__ import annotations
-
 import importlib.metadata as metadata
 import platform
 import sysconfig

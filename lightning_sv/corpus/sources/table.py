@@ -1,7 +1,5 @@
 """From the word in the config to a stream of documents."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from lightning_sv.corpus.config import CorpusConfig

@@ -4,7 +4,7 @@ The difference of two arms takes the scatter of their family, the arms of one mo
 many verdicts some come out by chance, for which they are corrected.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -78,7 +78,7 @@ def families_of(panels: Iterable[Panel]) -> Families:
     groups: list[list[Hashable]] = []
     runs: dict[Hashable, dict[int, Run]] = {}
     for panel in panels:
-        for of in _compared(panel):
+        for of in panel.alike(panel.every or panel.arms) if panel.kind != "table" else []:
             alike: dict[Hashable, list[Hashable]] = {}
             for arm in of:
                 if arm.runs:
@@ -89,15 +89,6 @@ def families_of(panels: Iterable[Panel]) -> Families:
                     alike.setdefault((first.tokens, *text), []).append(_key(panel, arm))
             groups += alike.values()
     return Families(groups, runs)
-
-
-def _compared(panel: Panel) -> Iterator[list[Arm]]:
-    """The arms of a panel that are of one size, with all runs that are there."""
-    arms = {arm.label: arm for arm in panel.every or panel.arms}
-    if panel.sizes:
-        yield from ([arms[label] for label in labels] for labels in zip(*(s.arms for s in panel.series), strict=True))
-    elif panel.kind != "table":
-        yield list(arms.values())
 
 
 def _key(panel: Panel, arm: Arm) -> Hashable:
@@ -155,13 +146,9 @@ def corrected(figures: Sequence[Figure]) -> list[Figure]:
     tested = [v for figure in figures for v in figure.verdicts if v.p is not None]
     found: dict[Verdict, float] = {}
     for primary, rule in ((True, holm), (False, benjamini_hochberg)):
-        found |= _p_values([v for v in tested if v.primary == primary], rule)
+        asked = [v for v in tested if v.primary == primary]
+        found |= dict(zip(asked, rule([v.p for v in asked if v.p is not None]), strict=True))
     return [replace(f, verdicts=tuple(_left(v, found.get(v)) for v in f.verdicts)) for f in figures]
-
-
-def _p_values(verdicts: Sequence[Verdict], rule: Callable[[Sequence[float]], list[float]]) -> dict[Verdict, float]:
-    p_values = rule([v.p for v in verdicts if v.p is not None])
-    return dict(zip(verdicts, p_values, strict=True))
 
 
 def _left(verdict: Verdict, p: float | None) -> Verdict:

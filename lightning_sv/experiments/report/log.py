@@ -83,13 +83,11 @@ def add_to_log(rows: Iterable[Row], path: Path = LOG) -> int:
     if new:
         path.parent.mkdir(parents=True, exist_ok=True)
         begun = path.is_file()
-        text = io.StringIO()
-        writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
-        if not begun:
-            writer.writeheader()
-        writer.writerows(new)
         with path.open("a", newline="", encoding="utf-8") as file:
-            file.write(text.getvalue())
+            writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
+            if not begun:
+                writer.writeheader()
+            writer.writerows(new)
     return len(new)
 
 

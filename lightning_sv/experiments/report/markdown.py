@@ -48,7 +48,7 @@ def markdown_report(
     title = figures[0].spec.title if len(figures) == 1 else "Scale vectors: the paper's figures, regenerated"
     parts = [f"# {_text(title)}", _table(["", ""], head)]
     claims = [
-        [f.spec.title, f.claim(v), v.verdict, v.corrected or "", ours_words(v), _paper(v.paper)]
+        [f.spec.title, f.claim(v), v.verdict, v.corrected or "", ours_words(v), v.paper or "not stated"]
         for f in figures
         for v in f.verdicts
     ]
@@ -82,7 +82,7 @@ def _figure(figure: Figure) -> list[str]:
             v.earlier,
             v.sentence,
             ours_words(v),
-            _paper(v.paper),
+            v.paper or "not stated",
         ]
         for v in figure.verdicts
     ]
@@ -91,13 +91,9 @@ def _figure(figure: Figure) -> list[str]:
     return parts
 
 
-def _paper(words: str) -> str:
-    return words or "not stated"
-
-
 def head_lines(figures: Sequence[Figure], what: str, made: Provenance, caution: str = "") -> list[tuple[str, str]]:
     """What stands above everything: (what, its value)."""
-    runs = _runs(figures)
+    runs = [run for figure in figures for panel in figure.panels for arm in panel.arms for run in arm.runs]
     budgets = sorted(x for run in runs if (x := tokens_per_param(run)) is not None)
     words = " to ".join(dict.fromkeys(f"{x:.3g}" for x in (budgets[0], budgets[-1]))) if budgets else "not stated"
     judged = [v for figure in figures for v in figure.verdicts if v.verdict != NOT_TESTABLE]
@@ -124,10 +120,6 @@ def _by_chance(judged: Sequence[Verdict]) -> str:
         f"{len(others)} others (Benjamini-Hochberg). Claims that share runs are not independent. Differences of losses "
         "have the scatter of all arms of one model and budget where these scatter alike."
     )
-
-
-def _runs(figures: Sequence[Figure]) -> list[Run]:
-    return [run for figure in figures for panel in figure.panels for arm in panel.arms for run in arm.runs]
 
 
 def _stated(runs: Sequence[Run], key: str) -> str:

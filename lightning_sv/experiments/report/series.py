@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from lightning_sv.analysis.grids import Optimum
 from lightning_sv.analysis.scaling import Scaling
-from lightning_sv.analysis.style import GREY, human_tokens, legend_below, new_figure, set_style
+from lightning_sv.analysis.style import GREY, human_tokens, new_figure
 from lightning_sv.experiments.claims.together import TWO_SIDED, difference
-from lightning_sv.experiments.report.views import View, axis_words, baseline_first, curve_views, looks_of
+from lightning_sv.experiments.report.views import View, axis_words, baseline_first, curve_views, looks_of, view
 from lightning_sv.experiments.results import Panel, Series
 
 _DOTS = (0, (1, 3))
+_LOSS = "final validation loss, nats per token"
 
 
 def scaling_views(panel: Panel) -> tuple[list[View], list[str]]:
@@ -47,8 +48,7 @@ def scaling_views(panel: Panel) -> tuple[list[View], list[str]]:
 
 def _fit_view(panel: Panel, fits: dict[str, Scaling]) -> View:
     all_series = baseline_first(panel.series)
-    figure = new_figure(panels=1)
-    axes = figure.subplots()
+    axes = new_figure(panels=1).subplots()
     for series, (colour, style) in zip(all_series, looks_of(all_series), strict=True):
         sizes, losses = np.array(series.values, float), panel.losses(series)
         for size, values in zip(sizes, losses, strict=True):
@@ -65,37 +65,27 @@ def _fit_view(panel: Panel, fits: dict[str, Scaling]) -> View:
                 label = law.formula() if fit and fit.power is None else None
                 axes.plot(grid, law(grid), linestyle=_DOTS, color=colour, linewidth=1.2, label=label)
     axes.plot([], [], linestyle=_DOTS, color=GREY, linewidth=1.2, label="linear in ln N")
-    axes.set_title("How does the loss fall with size?")
-    axes.set_ylabel("final validation loss, nats per token")
+    axes.set(title="How does the loss fall with size?", ylabel=_LOSS)
     _set_size_axis(axes, panel.series[0])
-    legend_below(figure, axes, "N: the size; means of the seeds, fits of least squares")
-    return View("fit", f"{panel.title}: {'; '.join(axes.get_legend_handles_labels()[1])}", figure)
+    return view("fit", panel.title, axes, "N: the size; means of the seeds, fits of least squares")
 
 
 def _gap_view(panel: Panel, fits: dict[str, Scaling]) -> View:
     base, *others = all_series = baseline_first(panel.series)
-    looks = looks_of(all_series)[1:]
-    figure = new_figure(panels=1)
-    axes = figure.subplots()
-    axes.axhline(0, color=GREY, linewidth=1)
-    for i, (series, (colour, style)) in enumerate(zip(others, looks, strict=True)):
+    axes = new_figure(panels=1).subplots()
+    for i, (series, (colour, style)) in enumerate(zip(others, looks_of(all_series)[1:], strict=True)):
         if series.label not in fits:
             continue
         sizes = np.array(series.values) * 1.03**i  # side by side, where intervals would overlap
-        of = ((panel.arm(label), panel.arm(other)) for label, other in zip(series.arms, base.arms, strict=True))
-        pairs = [difference(panel, arm, other, confidence=TWO_SIDED) for arm, other in of]
-        means, half = [pair.mean for pair in pairs], [pair.smallest_resolvable or 0.0 for pair in pairs]
+        means, half = _gaps(panel, series, base)
         axes.errorbar(sizes, means, yerr=half, fmt="o", color=colour, capsize=3, label=series.name)
         grid = _around(sizes)
         for form in fits[series.label].fits:
             line = style if form.form == "power" else _DOTS
             axes.plot(grid, form.b(grid) - form.a(grid), linestyle=line, color=colour, linewidth=1.5)
     axes.set_title("Does the difference grow with size?")
-    axes.set_ylabel(f"difference to {base.label}, nats per token")
     _set_size_axis(axes, panel.series[0])
-    n = len(panel.losses(base)[0])
-    legend_below(figure, axes, f"95% interval of {n} pairs; lines: fits" if n > 1 else "one pair: no interval")
-    return View("gap", f"{panel.title}: difference to {base.label} at every size", figure)
+    return _gap_picture("gap", panel, base, axes, "; lines: fits")
 
 
 def length_views(panel: Panel) -> tuple[list[View], list[str]]:
@@ -105,25 +95,30 @@ def length_views(panel: Panel) -> tuple[list[View], list[str]]:
         panel: of the kind `lengths`
     """
     base, *others = all_series = baseline_first(panel.series)
-    figure = new_figure(panels=1)
-    axes = figure.subplots()
-    axes.axhline(0, color=GREY, linewidth=1)
+    axes = new_figure(panels=1).subplots()
     for i, (series, (colour, style)) in enumerate(zip(others, looks_of(all_series)[1:], strict=True)):
-        ends = [(panel.arm(x), panel.arm(y)) for x, y in zip(series.arms, base.arms, strict=True)]
-        pairs = [difference(panel, *of, confidence=TWO_SIDED) for of in ends]
-        means, half = [pair.mean for pair in pairs], [pair.smallest_resolvable or 0.0 for pair in pairs]
+        means, half = _gaps(panel, series, base)
         along = np.array(base.values) * 1.04**i  # side by side, where intervals would overlap
         label = f"{series.name}  {means[-1]:+.3f} at the longest"
         axes.errorbar(along, means, yerr=half, fmt="o", linestyle=style, color=colour, capsize=3, label=label)
     _set_log_axis(axes, base.values, lambda x: f"{x:.0f}")
-    axes.set_xlabel("training tokens a parameter")
+    axes.set(xlabel="training tokens a parameter", title="Does the difference last?")
+    return [_gap_picture("lengths", panel, base, axes)], []
+
+
+def _gaps(panel: Panel, series: Series, base: Series) -> tuple[list[float], list[float]]:
+    """Differences to the baseline at every point, and half of their intervals."""
+    ends = ((panel.arm(x), panel.arm(y)) for x, y in zip(series.arms, base.arms, strict=True))
+    pairs = [difference(panel, *of, confidence=TWO_SIDED) for of in ends]
+    return [pair.mean for pair in pairs], [pair.smallest_resolvable or 0.0 for pair in pairs]
+
+
+def _gap_picture(name: str, panel: Panel, base: Series, axes: Axes, more: str = "") -> View:
+    axes.axhline(0, color=GREY, linewidth=1)
     axes.set_ylabel(f"difference to {base.label}, nats per token")
-    axes.set_title("Does the difference last?")
-    set_style(axes)
     n = len(panel.losses(base)[0])
-    legend_below(figure, axes, f"95% interval of {n} pairs" if n > 1 else "one pair: no interval")
-    names = axes.get_legend_handles_labels()[1]
-    return [View("lengths", f"{panel.title}, difference to {base.label}: {'; '.join(names)}", figure)], []
+    legend = f"95% interval of {n} pairs{more}" if n > 1 else "one pair: no interval"
+    return view(name, f"{panel.title}, difference to {base.label}", axes, legend)
 
 
 def _around(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -135,7 +130,6 @@ def _set_size_axis(axes: Axes, first: Series) -> None:
     # the first series' sizes alone: the others' differ by their scale vectors
     _set_log_axis(axes, first.values, human_tokens)
     axes.set_xlabel("parameters")
-    set_style(axes)
 
 
 def _set_log_axis(axes: Axes, ticks: Sequence[float], words: Callable[[float], str]) -> None:
@@ -167,8 +161,7 @@ def grid_views(panel: Panel) -> tuple[list[View], list[str]]:
 
 def _profile_view(panel: Panel, k: int, key: str, ticks: Sequence[float], optima: dict[str, Optimum]) -> View:
     all_series = baseline_first(panel.series)
-    figure = new_figure(panels=1)
-    axes = figure.subplots()
+    axes = new_figure(panels=1).subplots()
     for series, (colour, style) in zip(all_series, looks_of(all_series), strict=True):
         lowest: dict[float, NDArray[np.float64]] = {}
         for point, losses in zip(series.points, panel.losses(series), strict=True):
@@ -186,11 +179,7 @@ def _profile_view(panel: Panel, k: int, key: str, ticks: Sequence[float], optima
             axes.plot(off, [best.loss] * 2, "-", color=colour, linewidth=1.2)
             axes.plot(best.values[k], best.loss, "o", markersize=13, markerfacecolor="none", markeredgecolor=colour)
     _set_log_axis(axes, ticks, lambda x: f"{x:g}")
-    axes.set_xlabel(axis_words(key))
-    axes.set_ylabel("final validation loss, nats per token")
-    axes.set_title("Where is the optimum of each arm?")
-    set_style(axes)
-    names = axes.get_legend_handles_labels()[1]
+    axes.set(xlabel=axis_words(key), ylabel=_LOSS, title="Where is the optimum of each arm?")
     others = ", the other settings at their best" if len(panel.spec.axes) > 1 else ""
-    legend_below(figure, axes, f"mean of the seeds{others}; ring: the fitted optimum, with its standard error")
-    return View(key.rpartition(".")[2], f"{panel.title}, {axis_words(key)}: {'; '.join(names)}", figure)
+    legend = f"mean of the seeds{others}; ring: the fitted optimum, with its standard error"
+    return view(key.rpartition(".")[2], f"{panel.title}, {axis_words(key)}", axes, legend)

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from matplotlib import rc_context
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lightning_sv.analysis.losses import draw_differences, draw_losses
-from lightning_sv.analysis.paired import on_common_tokens, paired_curve
+from lightning_sv.analysis.paired import on_one_grid, paired_curve
 from lightning_sv.analysis.run_plot import branch_norms, draw_branches
 from lightning_sv.analysis.style import (
     LINES,
@@ -44,6 +45,22 @@ class View(NamedTuple):
         with rc_context({"svg.hashsalt": "lightning_sv"}):
             self.figure.savefig(f"{stem}.svg", metadata={"Date": None})
             self.figure.savefig(f"{stem}.png")
+
+
+def view(name: str, alt: str, axes: Axes, legend: str) -> View:
+    """The finished picture of one panel; its words end with the names of the lines, which stand below it.
+
+    Args:
+        name: of its file
+        alt: what it shows
+        axes: the panel
+        legend: title of the legend
+    """
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    set_style(axes)
+    legend_below(figure, axes, legend)
+    return View(name, f"{alt}: {'; '.join(axes.get_legend_handles_labels()[1])}", figure)
 
 
 def looks_of(arms: Sequence[Arm] | Sequence[Series]) -> list[tuple[str, str]]:
@@ -88,8 +105,7 @@ def curve_views(panel: Panel, confidence: float = 0.95) -> tuple[list[View], lis
 def _loss_view(name: str, alt: str, arms: Sequence[Arm], names: Sequence[str], title: str) -> View:
     curves = [arm.curves for arm in arms]
     from_share = _END if name == "end" else 0.2
-    figure = new_figure(panels=1)
-    axes = figure.subplots()
+    axes = new_figure(panels=1).subplots()
     ends = [float(curve.tokens[-1]) for arm in curves for curve in arm]
     draw_losses(axes, curves, names, looks_of(arms), from_share * min(ends) / max(ends))
     axes.set_title("Which ends lowest?" if len(arms) > 1 else "How low does the loss get?")
@@ -97,9 +113,7 @@ def _loss_view(name: str, alt: str, arms: Sequence[Arm], names: Sequence[str], t
         axes.set_xlim(from_share * min(ends), max(ends) * 1.01)
         axes.set_title(f"The last {1 - from_share:.0%} of training")
     set_token_axis(axes)
-    set_style(axes)
-    legend_below(figure, axes, title)
-    return View(name, f"{alt}: {'; '.join(names)}", figure)
+    return view(name, alt, axes, title)
 
 
 def _difference_view(title: str, arms: Sequence[Arm], confidence: float) -> tuple[list[View], list[str]]:
@@ -126,15 +140,11 @@ def _difference_view(title: str, arms: Sequence[Arm], confidence: float) -> tupl
             names.append(arm.name)
     if not pairs:
         return [], notes
-    figure = new_figure(panels=1)
-    axes = figure.subplots()
+    axes = new_figure(panels=1).subplots()
     legend = draw_differences(axes, pairs, names, looks, confidence)
     axes.set_title("How far from the baseline?")
     set_token_axis(axes)
-    set_style(axes)
-    legend_below(figure, axes, legend)
-    ended = "; ".join(axes.get_legend_handles_labels()[1])
-    return [View("difference", f"{title}: difference to {base.name}: {ended}", figure)], notes
+    return [view("difference", f"{title}: difference to {base.name}", axes, legend)], notes
 
 
 def branch_views(panel: Panel) -> tuple[list[View], list[str]]:
@@ -152,7 +162,7 @@ def branch_views(panel: Panel) -> tuple[list[View], list[str]]:
             continue
         means = {}
         for projection in norms[0]:
-            tokens, values = on_common_tokens([norm[projection] for norm in norms])
+            tokens, values = on_one_grid([norm[projection] for norm in norms])
             means[projection] = Curve(tokens, values.mean(axis=0))
         figure = new_figure(panels=1)
         axes = figure.subplots()
@@ -177,14 +187,13 @@ def scalar_views(panel: Panel) -> tuple[list[View], list[str]]:
     Args:
         panel: of the kind `scalar`; an arm whose runs have not logged its tag gets a note instead
     """
-    figure = new_figure(panels=1)
-    axes = figure.subplots()
+    axes = new_figure(panels=1).subplots()
     arms, tag, notes = baseline_first(panel.arms), panel.spec.tag, []
     for arm, (colour, style) in zip(arms, looks_of(arms), strict=True):
         if not all(tag in run.curves for run in arm.runs):
             notes.append(f"{arm.name} has no {tag} in its event files.")
             continue
-        tokens, values = on_common_tokens([run.curve(tag) for run in arm.runs])
+        tokens, values = on_one_grid([run.curve(tag) for run in arm.runs])
         later = tokens > 0  # the axis is logarithmic, as the steps of the probes are
         if not later.any() or not (values > 0).all():
             notes.append(f"{arm.name} has {tag} before its first step alone, or not above 0: not drawn in logarithms.")
@@ -196,14 +205,11 @@ def scalar_views(panel: Panel) -> tuple[list[View], list[str]]:
         axes.plot(tokens[later], mean, linewidth=2, label=f"{arm.name}  {mean[-1]:.3g} at the end", **look)
     if not axes.lines:
         return [], notes
-    axes.set_yscale("log")
-    axes.set_title("Which ends lower?")
-    axes.set_ylabel(tag)
+    axes.set(yscale="log", title="Which ends lower?", ylabel=tag)
     set_token_axis(axes, "log")
-    set_style(axes)
     n = len(arms[0].runs)
-    legend_below(figure, axes, f"geometric mean of {n} seeds, a thin line a seed" if n > 1 else "one seed")
-    return [View("scalar", f"{panel.title}: {'; '.join(axes.get_legend_handles_labels()[1])}", figure)], notes
+    seeds = f"geometric mean of {n} seeds, a thin line a seed" if n > 1 else "one seed"
+    return [view("scalar", panel.title, axes, seeds)], notes
 
 
 def axis_words(axis: str) -> str:

@@ -2,7 +2,6 @@
 
 import math
 import shlex
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -167,10 +166,8 @@ def resolve(arms: Sequence[Asked], shared: Sequence[str]) -> list[Resolved]:
     """
     runs, hashed = [], set[Path]()
     for label, arm in arms:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            own = words_of(arm.set)
-            model, data, trainer = parse_run([*shared, *own, "--model.scale", arm.scale], check_corpus=False)
+        words = [*shared, *words_of(arm.set), "--model.scale", arm.scale]
+        model, data, trainer = parse_run(words, check_corpus=False)
         check_trainer_keys(trainer)
         corpus = Path(data.corpus.dir).resolve()
         data.check(model.config.vocab_size, checksums=corpus not in hashed)  # once: at real sizes it takes minutes

@@ -1,6 +1,5 @@
 """A folder that transformers and the engines built on its names load: weights, config, tokenizer, model card."""
 
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ from lightning_sv.interop.hf.families import ways_to_load
 from lightning_sv.interop.hf.model import to_hugging_face, transformers
 from lightning_sv.interop.hf.tokenizer import fast_tokenizer
 from lightning_sv.nn import Backbone
+from lightning_sv.whole import whole
 
 #: largest relative difference of logits, over all of them, between two orders of float32 sums
 TOLERANCE = 1e-4
@@ -64,10 +64,7 @@ def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context
     settings = {"bos_token_id": tokenizer.eot, "eos_token_id": tokenizer.eot, "pad_token_id": tokenizer.eot}
     theirs.generation_config = transformers().GenerationConfig(**settings)
     own_code = type(theirs).is_remote_code()
-    final.parent.mkdir(parents=True, exist_ok=True)
-    partial = final.with_name(f".{final.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    with whole(final) as partial:
         theirs.save_pretrained(partial)
         fast_tokenizer(tokenizer, context).save_pretrained(partial)
         experts = ways_to_load(model.config)
@@ -75,9 +72,6 @@ def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context
         load += "".join(f', {key}="{value}"' for key, value in experts.items())
         (partial / "README.md").write_text(card.replace("{kind}", type(theirs).__name__).replace("{load}", load))
         difference = compare(model, type(theirs).from_pretrained(partial, **experts), context)
-        partial.replace(final)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return Exported(type(theirs).__name__, own_code, difference)
 
 

@@ -16,6 +16,7 @@ from lightning_sv.callbacks.trained import validates_now
 from lightning_sv.lit.signals import StopSignals
 from lightning_sv.runs.directory import CONFIG
 from lightning_sv.runs.job import program
+from lightning_sv.whole import partial_of, remove, whole
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -31,18 +32,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             OSError: the disk is full or not writable; the file at `path`, if any, is as before
         """
         final = Path(path)
-        final.parent.mkdir(parents=True, exist_ok=True)
-        partial = _partial(final)
         writer = None
         try:
-            with partial.open("wb") as file:
+            with whole(final) as partial, partial.open("wb") as file:
                 writer = _Writer(file)
                 torch.save(checkpoint, cast(IO[bytes], writer))
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(final)
         except BaseException as error:
-            partial.unlink(missing_ok=True)
             cause = writer.error if writer is not None and writer.error is not None else error
             if isinstance(cause, OSError):
                 raise OSError(
@@ -51,28 +46,17 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise
 
 
-def _partial(final: Path) -> Path:
-    """Where a checkpoint is written; its own name says that it is whole."""
-    return final.with_name(f".{final.name}.partial")
-
-
 def name_also(checkpoint: Path, name: Path) -> None:
     """Give a checkpoint that is whole a second name, in one step: no bytes are written where the disk has hard links.
 
     Raises:
         OSError: it has none, and no room for a copy either; what `name` was before is untouched
     """
-    partial = _partial(name)
-    name.parent.mkdir(parents=True, exist_ok=True)
-    partial.unlink(missing_ok=True)
-    try:
+    with whole(name) as partial:
         try:
             os.link(checkpoint, partial)
         except OSError:
             shutil.copyfile(checkpoint, partial)
-        partial.replace(name)
-    finally:
-        partial.unlink(missing_ok=True)  # also where both names were of one file: then nothing was renamed
 
 
 def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> None:
@@ -152,7 +136,7 @@ class LastCheckpoint(Checkpoint):
         self._started = True
         self._signals.listen(trainer)
         if self.path is not None and trainer.is_global_zero:
-            _partial(self.path).unlink(missing_ok=True)  # of a process that was killed while it wrote
+            remove(partial_of(self.path))  # of a process that was killed while it wrote
             if self._lowest_at == trainer.global_step and trainer.ckpt_path is not None:
                 name_also(Path(trainer.ckpt_path), self._best_path)  # or before it was named
 
