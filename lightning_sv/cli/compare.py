@@ -4,15 +4,13 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
-from lightning_sv import __version__
 from lightning_sv.experiments.compare import compare, default_out
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.compared import asked, check_different, compared_figure, one_budget, resolve
+from lightning_sv.experiments.train import context_of
 from lightning_sv.runs.job import LAUNCHER
-from lightning_sv.settings.data import Batches
 from lightning_sv.settings.plain_parser import PlainParser
 
 
@@ -55,7 +53,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     Console(stderr=True).print(budget, markup=False, highlight=False, soft_wrap=True)
     out = Path(options.out) if options.out else default_out(figure, runs[0].model.config.name, runs[0].data.corpus.dir)
     # a directory that is asked for has its runs in it; all others share theirs
-    had = Runs(out if options.out else out.parent, context(runs[0].data), launcher)
+    had = Runs(out if options.out else out.parent, context_of(runs[0].data), launcher)
     command = shlex.join(["lightning-sv", "compare", *argv])
     result = compare(figure, had, out, jobs=options.jobs, command=command)
     if options.json:
@@ -63,8 +61,3 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     else:
         result.print(Console())
     return 0
-
-
-def context(data: Batches) -> dict[str, str]:
-    """Return what the results depend on beside the commands of the runs."""
-    return {"corpus_hash": data.manifest.corpus_hash, "torch": torch.__version__, "lightning_sv": __version__}

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_sv.cli.compare import context
 from lightning_sv.experiments.dry_run import print_dry_run
 from lightning_sv.experiments.judge import judge
 from lightning_sv.experiments.looks import first_look, train_by_looks
@@ -25,6 +24,7 @@ from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.figures import budget_names, figure_names, load_budget, load_figure
 from lightning_sv.experiments.sources.words import read_words
+from lightning_sv.experiments.train import context_of
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.runs.launch import default_parallel
 from lightning_sv.runs.slurm import array_script, submit
@@ -145,7 +145,7 @@ def _context(figures: Sequence[Figure]) -> dict[str, str]:
         ValueError: the corpus is not there
     """
     args = next((list(recipe.args) for figure in figures for recipe, _ in figure.runs()), None)
-    return context(parse_run(args)[1]) if args else {}
+    return context_of(parse_run(args)[1]) if args else {}
 
 
 def _slurm(console: Console, figures: Sequence[Figure], runs: Runs, recipes: Recipes, submitted: bool) -> int:

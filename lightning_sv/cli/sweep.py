@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_sv.cli.compare import context
 from lightning_sv.experiments.compare import default_out, sweep
 from lightning_sv.experiments.results import Panel, Series
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.compared import asked, check_different, one_budget, resolve, swept_figure
+from lightning_sv.experiments.train import context_of
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.settings.plain_parser import PlainParser
 
@@ -60,7 +60,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     said.print(budget, markup=False, highlight=False, soft_wrap=True)
     where = default_out(figure, runs[0].model.config.name, runs[0].data.corpus.dir, "sweep")
     out = Path(options.out) if options.out else where
-    had = Runs(out if options.out else out.parent, context(runs[0].data), launcher)
+    had = Runs(out if options.out else out.parent, context_of(runs[0].data), launcher)
     command = shlex.join(["lightning-sv", "sweep", *argv])
     panel = sweep(figure, had, out, jobs=options.jobs, console=said, command=command)
     found = [_swept(panel, series) for series in panel.series]

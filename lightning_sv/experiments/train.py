@@ -7,12 +7,15 @@ A run that is complete is skipped, one that is not is resumed.
 
 from collections.abc import Sequence
 
+import torch
 from rich.console import Console
 
+from lightning_sv import __version__
 from lightning_sv.experiments.recipe import by_seed
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs, diverged
 from lightning_sv.runs.launch import default_parallel, run_jobs
+from lightning_sv.settings.data import Batches
 
 
 def train(figures: Sequence[Figure], runs: Runs, *, parallel: int | None, console: Console) -> dict[str, str]:
@@ -46,3 +49,8 @@ def train(figures: Sequence[Figure], runs: Runs, *, parallel: int | None, consol
     except KeyboardInterrupt:
         console.print("Stopped. Finished runs are kept, the same command reuses them and resumes the others.")
         raise
+
+
+def context_of(data: Batches) -> dict[str, str]:
+    """Return what the results of runs depend on beside their commands: of `Runs`, which refuses to mix them."""
+    return {"corpus_hash": data.manifest.corpus_hash, "torch": torch.__version__, "lightning_sv": __version__}
