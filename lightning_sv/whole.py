@@ -9,9 +9,9 @@ from pathlib import Path
 
 @contextmanager
 def whole(final: Path) -> Iterator[Path]:
-    """Yield a path beside `final` that becomes it in one step, once it is on the disk.
+    """Yield a path beside `final` that becomes it in one step; a file is on the disk before.
 
-    One process writes one path at a time.
+    Its folder is there already. One process writes one path at a time.
 
     Args:
         final: a file or a folder; on an error it is what it was, there or not
@@ -20,7 +20,6 @@ def whole(final: Path) -> Iterator[Path]:
         OSError: there is no room, or no right to write; or a folder takes the place of one that is not empty
     """
     partial = partial_of(final)
-    final.parent.mkdir(parents=True, exist_ok=True)
     remove(partial)  # left by a process that was killed
     try:
         yield partial
@@ -29,7 +28,7 @@ def whole(final: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())
         partial.replace(final)
     finally:
-        remove(partial)
+        remove(partial)  # also where both were names of one file: then nothing was renamed
 
 
 def partial_of(final: Path) -> Path:

@@ -17,6 +17,7 @@ def test_what_is_not_whole_is_not_there(folder: bool, tmp_path: Path) -> None:
         (path / "inside" if folder else path).write_text(text)
 
     final = tmp_path / "new" / "thing"
+    final.parent.mkdir()
     write_to = final / "inside" if folder else final
     with pytest.raises(OSError, match="full"), whole(final) as partial:
         write(partial, "first")

@@ -73,12 +73,13 @@ def fit_optimum(points: Sequence[Sequence[float]], losses: Sequence[Sequence[flo
     residuals = (y[near] - y[near].mean(axis=0)) - (design @ coefficients - means[near].mean())[:, None]
     variance = float((residuals**2).sum()) / df if df > 0 else math.nan
     covariance = variance / seeds * (inverse @ inverse.T)
-    # the gradient is linear in z: its differences from the one at zero are the columns of the Hessian
-    at_zero = _slopes(np.zeros(len(free))) @ coefficients
-    hessian = np.reshape([_slopes(axis) @ coefficients - at_zero for axis in np.eye(len(free))], (len(free),) * 2)
+    i, j = np.triu_indices(len(free))
+    hessian = np.zeros((len(free), len(free)))
+    hessian[i, j] += coefficients[1 + len(free) :]
+    hessian[j, i] += coefficients[1 + len(free) :]
     if (np.linalg.eigvalsh(hessian) <= 0).any():
         return without("the losses around the lowest one curve down")
-    minimum = np.linalg.solve(hessian, -at_zero)
+    minimum = np.linalg.solve(hessian, -coefficients[1 : 1 + len(free)])
     if (minimum < z.min(axis=0)).any() or (minimum > z.max(axis=0)).any():
         return without("the fit's minimum lies beyond the points around the lowest one")
     features, slopes = _features(minimum[None])[0], _slopes(minimum)

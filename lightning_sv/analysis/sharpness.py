@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.lines import Line2D
 
-from lightning_sv.analysis.paired import on_one_grid
+from lightning_sv.analysis.paired import on_common_tokens
 from lightning_sv.analysis.style import LINES, colours, new_figure, save
 from lightning_sv.runs.events import Run
 
@@ -61,7 +61,7 @@ def draw_sharpness(arms: Sequence[Sequence[Run]], path: str | Path, *, labels: S
         for label, colour, style, runs in looks:
             if not all(tag in run.curves for run in runs):
                 continue
-            tokens, values = on_one_grid([run.curve(tag) for run in runs])
+            tokens, values = on_common_tokens([run.curve(tag) for run in runs])
             later = tokens > 0  # the axis is logarithmic, as the probes are
             for seed in values if len(runs) > 1 else []:
                 axes.plot(tokens[later], seed[later], color=colour, linewidth=0.7, alpha=0.45)

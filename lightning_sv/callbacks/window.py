@@ -47,7 +47,7 @@ class Window(L.Callback):
             sequences: how many it has
             keep: whether the step counts, asked at its end: one that was skipped does not
         """
-        assert self._trainer is not None, "start comes first"
+        assert self._trainer is not None, "on_train_start comes first"
         self._open = {key: self._open[key] + value if self._open else value for key, value in values.items()}
         self._open_count += sequences
         if not self._clock.ended(self._trainer):
@@ -60,12 +60,11 @@ class Window(L.Callback):
 
     def take(self) -> tuple[dict[str, Tensor], int]:
         """Return the sums over micro-batches and devices, with the number of sequences, and start anew."""
-        taken = self.total()
+        taken = self._total()
         self._sums, self._count, self._before = {}, 0, 0
         return taken
 
-    def total(self) -> tuple[dict[str, Tensor], int]:
-        """Return what `take` does, and go on."""
+    def _total(self) -> tuple[dict[str, Tensor], int]:
         assert self._trainer is not None
         world, strategy = self._trainer.world_size, self._trainer.strategy
         # A copy, for Lightning reduces in place.
@@ -77,7 +76,7 @@ class Window(L.Callback):
         if self._trainer is None:
             return {"sums": {}, "count": 0}
         assert not self._open_count, "inside a step"
-        sums, count = self.total()
+        sums, count = self._total()
         return {"sums": sums, "count": count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -3,12 +3,12 @@
 import hashlib
 import json
 import math
+import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
 from lightning_sv.corpus.ngram import NgramBaseline
-from lightning_sv.whole import whole
 
 FORMAT_VERSION = 1
 FILENAME = "manifest.json"
@@ -135,8 +135,13 @@ class Manifest:
 
     def save(self, dir: str | Path) -> None:
         """Write manifest.json in one step: it is there whole, or not at all."""
-        with whole(Path(dir) / FILENAME) as partial:
-            partial.write_text(json.dumps(self.to_dict(), indent=2, sort_keys=True))
+        path = Path(dir) / FILENAME
+        part = path.with_suffix(".json.tmp")
+        with part.open("w") as file:
+            json.dump(self.to_dict(), file, indent=2, sort_keys=True)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
 
     @classmethod
     def load(cls, dir: str | Path) -> "Manifest":

@@ -1,6 +1,7 @@
 """Text to a prepared corpus: read, train the tokenizer, encode, write, count, publish."""
 
 import json
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +22,6 @@ from lightning_sv.corpus.shards import iter_shards
 from lightning_sv.corpus.sources.table import SplitDocuments, UniqueDocuments, open_source
 from lightning_sv.corpus.tokenizer import JsonTokenizer, Tokenizer, bpe_size, open_tokenizer
 from lightning_sv.corpus.writer import ShardWriter
-from lightning_sv.whole import whole
 
 # A byte-level BPE changes little with more text than this, and training keeps its words in memory.
 BPE_SAMPLE_BYTES = 32_000_000
@@ -60,13 +60,19 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
 def _prepare(config: CorpusConfig, target: Path, progress: Progress) -> Manifest:
     target.parent.mkdir(parents=True, exist_ok=True)
     with _alone(target):
+        partial = target.parent / f".{target.name}.partial"
+        if partial.exists():  # left by an interrupted run; the lock says that nobody is at it
+            shutil.rmtree(partial)
         if (found := _existing(config, target)) is not None:  # made while this process waited
             return found
-        with whole(target) as partial:  # replaces an empty folder, never a full one
+        try:
             partial.mkdir()
             manifest = _build(config, partial, progress)
             write_layer(config, manifest, partial)
             manifest.save(partial)
+            partial.rename(target)  # replaces an empty folder, never a full one
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
     return manifest
 
 

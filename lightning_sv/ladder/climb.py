@@ -155,8 +155,9 @@ class Climb:
         for record in self.records:
             record.write()
         states: dict[str, Any] = {"plan": self._plan, "seconds": self.seconds}
-        with whole(self.file) as partial:
-            torch.save(states | {"models": [model.state() for model in self.models]}, partial)
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with whole(self.file) as partial, partial.open("wb") as file:
+            torch.save(states | {"models": [model.state() for model in self.models]}, file)
         clock.saving = time.monotonic() - began
 
     def finish(self) -> list[str]:

@@ -83,7 +83,7 @@ def swiglu(
     Args:
         gate: (..., d)
         up: (..., d), of the same dtype
-        weight: (...), or None for 1
+        weight: (...)
 
     Returns:
         (..., d), in the dtype of gate.

@@ -62,28 +62,34 @@ class WarmServer:
             log: where stdout and stderr go
             env: all of the run's environment
         """
+        request = {"argv": argv, "log": str(log.resolve()), "cwd": str(Path.cwd()), "env": env}
         process = WarmProcess(self)
         self._waiting.append(process)
         try:
-            self._pipe.send({"argv": argv, "log": str(log.resolve()), "cwd": str(Path.cwd()), "env": env})
+            self._pipe.send(request)
         except OSError:
             self._lose()
         return process
 
     def read(self) -> None:
         """Take note of what was started and what has ended."""
+        while (said := self._said()) is not None:
+            if "code" in said:
+                self._running.pop(said["pid"]).returncode = said["code"]
+            else:
+                process = self._waiting.pop(0)
+                process.pid, self._running[said["pid"]] = said["pid"], process
+                if process.asked is not None:
+                    process.send(process.asked)
+
+    def _said(self) -> dict[str, int] | None:
+        """The server's next word; None where there is none yet, or never will be."""
         try:
-            while self._pipe.poll():
-                said = self._pipe.recv()
-                if "code" in said:
-                    self._running.pop(said["pid"]).returncode = said["code"]
-                else:
-                    process = self._waiting.pop(0)
-                    process.pid, self._running[said["pid"]] = said["pid"], process
-                    if process.asked is not None:
-                        process.send(process.asked)
-        except (EOFError, OSError):  # it has ended
+            said: dict[str, int] | None = self._pipe.recv() if self._pipe.poll() else None
+        except (EOFError, OSError):
             self._lose()
+            return None
+        return said
 
     def _lose(self) -> None:
         """Without the server nobody can tell when a run ends: they are killed, and resume from their checkpoints."""
@@ -146,23 +152,33 @@ def _preload() -> None:
 def _serve(owner: Connection) -> dict[str, Any]:
     """Fork a run for every request of the owner, until it ends; return the request in the forked process."""
     children: set[int] = set()
+    while True:
+        if (request := _asked(owner, children)) is not None:
+            pid = os.fork()
+            if pid == 0:
+                owner.close()
+                return request
+            children.add(pid)
+            _say(owner, {"pid": pid})
+        for pid in list(children):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                children.remove(pid)
+                _say(owner, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+
+
+def _asked(owner: Connection, children: set[int]) -> dict[str, Any] | None:
     try:
-        while True:
-            if owner.poll(_POLL_S if children else None):
-                request: dict[str, Any] = owner.recv()
-                pid = os.fork()
-                if pid == 0:
-                    owner.close()
-                    return request
-                children.add(pid)
-                owner.send({"pid": pid})
-            for pid in list(children):
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended:
-                    children.remove(pid)
-                    owner.send({"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+        return owner.recv() if owner.poll(_POLL_S if children else None) else None
     except (EOFError, OSError):
         _stop(children)
+
+
+def _say(owner: Connection, word: dict[str, int]) -> None:
+    try:
+        owner.send(word)
+    except OSError:
+        return  # the owner has ended: the next question to it says so
 
 
 def _stop(children: set[int]) -> NoReturn:

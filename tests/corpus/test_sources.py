@@ -246,7 +246,7 @@ def test_the_rest_of_the_project_and_lightning_stay_out() -> None:
     ):
         assert word not in code
     imported = {line.split()[1] for line in code.splitlines() if line.startswith("from lightning_sv")}
-    assert all(name.startswith(("lightning_sv.corpus", "lightning_sv.whole")) for name in imported)
+    assert all(name.startswith("lightning_sv.corpus") for name in imported)
 
 
 def test_json_lines_are_not_read_ahead(tmp_path: Path) -> None:

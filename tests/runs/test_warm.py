@@ -112,7 +112,7 @@ def test_signals_reach_a_run_and_its_owner_takes_it_along(
     assert wait(killed) == -signal.SIGKILL and left.poll() is None
     assert left.pid is not None
     started.remove(server)
-    server.close()  # as when the owner has gone: stdin ends
+    server.close()  # as when the owner has gone: the pipe ends
     deadline = time.monotonic() + 20
     while Path(f"/proc/{left.pid}/stat").is_file() and " Z " not in Path(f"/proc/{left.pid}/stat").read_text():
         assert time.monotonic() < deadline, "an orphan"

@@ -83,11 +83,13 @@ def add_to_log(rows: Iterable[Row], path: Path = LOG) -> int:
     if new:
         path.parent.mkdir(parents=True, exist_ok=True)
         begun = path.is_file()
+        text = io.StringIO()
+        writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+        if not begun:
+            writer.writeheader()
+        writer.writerows(new)
         with path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
-            if not begun:
-                writer.writeheader()
-            writer.writerows(new)
+            file.write(text.getvalue())
     return len(new)
 
 

@@ -114,7 +114,7 @@ def _gaps(panel: Panel, series: Series, base: Series) -> tuple[list[float], list
 
 
 def _gap_picture(name: str, panel: Panel, base: Series, axes: Axes, more: str = "") -> View:
-    axes.axhline(0, color=GREY, linewidth=1)
+    axes.axhline(0, color=GREY, linewidth=1, zorder=1)  # behind what is drawn
     axes.set_ylabel(f"difference to {base.label}, nats per token")
     n = len(panel.losses(base)[0])
     legend = f"95% interval of {n} pairs{more}" if n > 1 else "one pair: no interval"

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lightning_sv.analysis.losses import draw_differences, draw_losses
-from lightning_sv.analysis.paired import on_one_grid, paired_curve
+from lightning_sv.analysis.paired import on_common_tokens, paired_curve
 from lightning_sv.analysis.run_plot import branch_norms, draw_branches
 from lightning_sv.analysis.style import (
     LINES,
@@ -162,7 +162,7 @@ def branch_views(panel: Panel) -> tuple[list[View], list[str]]:
             continue
         means = {}
         for projection in norms[0]:
-            tokens, values = on_one_grid([norm[projection] for norm in norms])
+            tokens, values = on_common_tokens([norm[projection] for norm in norms])
             means[projection] = Curve(tokens, values.mean(axis=0))
         figure = new_figure(panels=1)
         axes = figure.subplots()
@@ -193,7 +193,7 @@ def scalar_views(panel: Panel) -> tuple[list[View], list[str]]:
         if not all(tag in run.curves for run in arm.runs):
             notes.append(f"{arm.name} has no {tag} in its event files.")
             continue
-        tokens, values = on_one_grid([run.curve(tag) for run in arm.runs])
+        tokens, values = on_common_tokens([run.curve(tag) for run in arm.runs])
         later = tokens > 0  # the axis is logarithmic, as the steps of the probes are
         if not later.any() or not (values > 0).all():
             notes.append(f"{arm.name} has {tag} before its first step alone, or not above 0: not drawn in logarithms.")

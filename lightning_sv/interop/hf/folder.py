@@ -64,6 +64,7 @@ def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context
     settings = {"bos_token_id": tokenizer.eot, "eos_token_id": tokenizer.eot, "pad_token_id": tokenizer.eot}
     theirs.generation_config = transformers().GenerationConfig(**settings)
     own_code = type(theirs).is_remote_code()
+    final.parent.mkdir(parents=True, exist_ok=True)
     with whole(final) as partial:
         theirs.save_pretrained(partial)
         fast_tokenizer(tokenizer, context).save_pretrained(partial)

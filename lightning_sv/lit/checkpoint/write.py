@@ -32,6 +32,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             OSError: the disk is full or not writable; the file at `path`, if any, is as before
         """
         final = Path(path)
+        final.parent.mkdir(parents=True, exist_ok=True)
         writer = None
         try:
             with whole(final) as partial, partial.open("wb") as file:
@@ -52,6 +53,7 @@ def name_also(checkpoint: Path, name: Path) -> None:
     Raises:
         OSError: it has none, and no room for a copy either; what `name` was before is untouched
     """
+    name.parent.mkdir(parents=True, exist_ok=True)
     with whole(name) as partial:
         try:
             os.link(checkpoint, partial)
