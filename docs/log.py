@@ -65,14 +65,22 @@ def verdicts() -> str:
     """Return the verdicts of results/log.csv: how many of each word, recording by recording, and which have moved."""
     log = read(ROOT / "results/log.csv")
     words = sorted({row["verdict"] for row in log})
-    recorded: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
+    recorded: list[tuple[str, str, dict[tuple[str, str], tuple[set[str], str]]]] = []
+    current: dict[str, dict[tuple[str, str], tuple[set[str], str]]] = {}
     said: dict[tuple[str, str, str], list[str]] = {}
     for row in log:
-        recorded.setdefault((row["date"][:10], row["budget"]), {})[row["figure"], row["claim"]] = row["verdict"]
+        claim = row["figure"], row["claim"]
+        had = current.get(row["budget"])
+        commits = set(row["commit"].split("; "))
+        # judged already, on runs of other commits: a further recording; of the same: what it came to with more of them
+        if had is None or (claim in had and commits.isdisjoint(had[claim][0])):
+            had = current[row["budget"]] = {}
+            recorded.append((row["date"][:10], row["budget"], had))
+        had[claim] = commits, row["verdict"]
         said.setdefault((row["budget"], row["figure"], row["claim"]), []).append(row["verdict"])
     lines = ["## Verdicts", "", f"| recorded | budget | {' | '.join(words)} |", "|---|---|" + "---:|" * len(words)]
-    for (day, budget), found in recorded.items():  # of a day the last word on each claim
-        numbers = Counter(found.values())
+    for day, budget, found in recorded:
+        numbers = Counter(word for _, word in found.values())
         lines.append(f"| {day} | {budget} | {' | '.join(str(numbers[word]) for word in words)} |")
     lines += [
         "",

@@ -267,6 +267,15 @@ def test_the_long_runs_of_the_page_are_those_of_the_report() -> None:
     first = (ROOT / "README.md").read_text()
     front = re.findall(r"^\| .* \| (−.*?) \((−.*?) to (.*?)\)", first, re.MULTILINE)
     assert len(front) == 3 and set(front) <= set(quoted)
+    own = re.findall(r"^\| .*? \| ([+−].*?) \((.*?) to (.*?)\) \|", first, re.MULTILINE)
+    asked = {"own-optimum": ("unified", "hg+dp+or"), "param-ablation": ("llama, d_ff + 8",)}
+    with (ROOT / "results/cpu/differences.csv").open(newline="") as file:
+        ours = [
+            [f"{float(row[key]):+.3f}" for key in ("estimate", "low", "high")]
+            for row in csv.DictReader(file)
+            if row["arm"] in asked.get(row["figure"], ()) and "optimum of llama" not in row["panel"]
+        ]
+    assert [[x.replace("−", "-") for x in row] for row in own] == ours
     said = re.search(
         r"Of (\d+) claims .*?, (\d+) hold, (\d+) are contradicted, (\d+) are\s+not resolved", " ".join(first.split())
     )

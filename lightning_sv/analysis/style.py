@@ -95,7 +95,8 @@ def legend_below(figure: Figure, axes: Axes, title: str) -> None:
     """The names of the axes' lines across the figure, which grows by their rows, in inches."""
     lines, names = axes.get_legend_handles_labels()
     columns = 2 if max(map(len, names)) <= 4.5 * figure.get_figwidth() else 1
-    figure.set_figheight(figure.get_figheight() + 0.25 * (1 + math.ceil(len(names) / columns)))
+    rows = title.count("\n") + 1 + math.ceil(len(names) / columns)
+    figure.set_figheight(figure.get_figheight() + 0.25 * rows)
     where: dict[str, Any] = {"loc": "outside lower left", "ncols": columns, "alignment": "left"}
     figure.legend(lines, names, frameon=False, title=title, handlelength=3, **where)
 

@@ -181,5 +181,5 @@ def _profile_view(panel: Panel, k: int, key: str, ticks: Sequence[float], optima
     _set_log_axis(axes, ticks, lambda x: f"{x:g}")
     axes.set(xlabel=axis_words(key), ylabel=_LOSS, title="Where is the optimum of each arm?")
     others = ", the other settings at their best" if len(panel.spec.axes) > 1 else ""
-    legend = f"mean of the seeds{others}; ring: the fitted optimum, with its standard error"
+    legend = f"mean of the seeds{others};\nring: the fitted optimum, with its standard error"
     return view(key.rpartition(".")[2], f"{panel.title}, {axis_words(key)}", axes, legend)
