@@ -102,6 +102,13 @@ def test_the_page_says_what_was_recorded() -> None:
             assert f"{name}` | {cells} |" in page or f"| {name} | {cells} |" in page
         milliseconds = " | ".join(f"{column['llama']['milliseconds']:.0f}" for column in columns)
         assert f"| {milliseconds} |" in page
+    on_two = [steps[at] for at in steps if at.endswith("2 threads")]
+    for row in (row for found in on_two for row in (*found["peers"], *found["strategies"])):
+        assert row["name"] in ("llama", "hg") or f" {_said(row, 3)} |" in page
+    models = json.loads((ROOT / "benchmarks/results/moe_models.json").read_text())
+    columns = [models[f"{dtype}, {threads} threads"] for dtype in ("fp32", "bf16") for threads in (1, 2)]
+    for peers in zip(*(column["peers"] + column["strategies"][1:] for column in columns), strict=True):
+        assert f" | {' | '.join(_said(row, 3) for row in peers)} |" in page
     for at in ("narrow fp32", "narrow bf16", "wide fp32", "wide bf16"):
         peers = [_said(row, 2) for row in blocks[at]["peers"] if row["name"] != "ours"]
         ours = [f"{row['ratio']:.2f}" for row in blocks[at]["strategies"] if row["name"] != "ours"]
