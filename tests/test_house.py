@@ -132,6 +132,13 @@ def test_a_run_directory_has_one_owner(path: Path) -> None:
     assert not spelt, f"{path.relative_to(ROOT)} spells what lightning_sv/runs/directory.py names: {spelt}"
 
 
+def test_no_room_is_a_house_of_its_own() -> None:
+    """Of all lines no folder of the package has more than 15%."""
+    lines = {path: path.read_text().count("\n") for path in PACKAGE.rglob("*.py")}
+    for room in filter(Path.is_dir, PACKAGE.iterdir()):
+        assert sum(n for path, n in lines.items() if room in path.parents) <= 0.15 * sum(lines.values()), room.name
+
+
 @pytest.mark.parametrize("folder", sorted({path.parent for path in PACKAGE.rglob("*.py")}), ids=lambda p: p.name)
 def test_a_folder_is_seen_at_a_glance(folder: Path) -> None:
     """Files beside the face, `__init__`, which holds no code of its own."""

@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lightning_sv.analysis.page import html_page
 from lightning_sv.experiments.report.markdown import Section, head_lines, markdown_report
-from lightning_sv.experiments.report.page import html_page
 from lightning_sv.experiments.report.series import grid_views, length_views, scaling_views
 from lightning_sv.experiments.report.tables import (
     PAGES,

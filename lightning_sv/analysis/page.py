@@ -44,7 +44,7 @@ def html_page(markdown: str, root: Path) -> str:
         for i, j in pairwise([3, *starts, len(tokens)])  # the title's three tokens are the frame's
     ]
     titles = [_words(tokens[i + 1]) for i in starts]
-    loader = PackageLoader("lightning_sv.experiments", "report")
+    loader = PackageLoader("lightning_sv", "analysis")
     frame = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html")
     return frame.render(
         title=_words(tokens[1]),
