@@ -30,8 +30,9 @@ def main(argv: list[str] | None = None) -> int:
     if problem is not None:
         print(f"error: {problem}", file=sys.stderr)
         return 2
-    from benchmarks.gpu import cache, markdown
+    from benchmarks.gpu import markdown
     from benchmarks.gpu.runner import STAGES, Runner
+    from benchmarks.gpu.stages import cache
 
     names = options.stages.split(",") if options.stages else None
     unknown = sorted(set(names or ()) - {stage.name for stage in STAGES})

@@ -1,6 +1,6 @@
 """A function in a process of its own: it writes its result as it grows, can be killed, and ends alone.
 
-    python -m benchmarks.gpu.process benchmarks.gpu.ceilings:run RESULT.json '{"device": "cuda", ...}'
+    python -m benchmarks.gpu.process benchmarks.gpu.stages.ceilings:run RESULT.json '{"device": "cuda", ...}'
 
 The function takes a `Task` and calls `task.save` with what it has so far; what it returns is saved last.
 """

@@ -13,13 +13,14 @@ import torch
 import torch._dynamo
 
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import cache, ceilings, correctness, kernels, markdown, overhead, warm
+from benchmarks.gpu import markdown
 from benchmarks.gpu.clock import clock_of
 from benchmarks.gpu.peers import peer
 from benchmarks.gpu.process import Job, Task, at_once
 from benchmarks.gpu.rounds import interleaved, ratios
 from benchmarks.gpu.runner import STAGES, Runner, Stage
 from benchmarks.gpu.sizes import ARMS, size_of
+from benchmarks.gpu.stages import cache, ceilings, correctness, kernels, overhead, warm
 
 
 @pytest.fixture
@@ -224,7 +225,7 @@ def test_the_cache_is_carried_over(task: Task, tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.slow
 def test_fit_is_killed_and_resumed(task: Task) -> None:
-    from benchmarks.gpu import fit
+    from benchmarks.gpu.stages import fit
 
     found = fit.run(task)
     assert found["runs"]["resumed"]["killed"] and found["runs"]["resumed"]["exit"] == 0

@@ -40,7 +40,11 @@ def run(task: Task) -> dict[str, Any]:
         found["experts_without_rows"] = {"ok": False, "error": f"{type(error).__name__}: {str(error)[:300]}"}
     task.save(found)
     jobs = [
-        Job(case, "benchmarks.gpu.correctness:check", replace(task, seconds=task.seconds - 3, options={"case": case}))
+        Job(
+            case,
+            f"{__name__}:check",
+            replace(task, seconds=task.seconds - 3, options={"case": case}),
+        )
         for case in CASES
     ]
     if task.toy:

@@ -25,7 +25,7 @@ def run(task: Task) -> dict[str, Any]:
         options = {"size": name, "arm": arm, "batch": batch}
         given = replace(task, seconds=task.seconds - 3, options=options)
         size = size_of(name, task.toy)
-        job = Job(f"{name} {arm} {batch}", "benchmarks.gpu.overhead:warm", given, gib(size, size.batches[batch]))
+        job = Job(f"{name} {arm} {batch}", "benchmarks.gpu.stages.overhead:warm", given, gib(size, size.batches[batch]))
         jobs.append(job)
     found: dict[str, Any] = {"cases": {}}
     room = USABLE * clock_of(task.device).total_bytes() / 2**30 - ELSEWHERE_GIB

@@ -8,9 +8,9 @@ import torch
 from torch.profiler import profile
 
 from benchmarks.gpu.clock import Clock, clock_of
-from benchmarks.gpu.overhead import build
 from benchmarks.gpu.process import Task
 from benchmarks.gpu.sizes import ARMS, size_of
+from benchmarks.gpu.stages.overhead import build
 from benchmarks.gpu.trainee import Trainee, prepare_compiler
 
 #: kind -> what a kernel's name (on a CPU, an operator's) holds; the first that fits counts
