@@ -13,6 +13,7 @@ from lightning_sv.analysis.theory import draw_panels
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.theory.claims import CLAIMS, Claim, Result
 from lightning_sv.theory.study import SHOWN, Study, load_student, parse_teacher, study
+from lightning_sv.whole import whole
 
 _STYLE = {"holds": "green", "fails, as expected": "yellow", "CONTRADICTED": "bold red"}
 
@@ -111,9 +112,8 @@ def save(results: Sequence[Result], out: Path) -> None:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"{out / 'theory.json'} holds no results ({error!r}); remove it.") from error
     text = json.dumps(rows, indent=2, ensure_ascii=False)
-    unfinished = out / "theory.json.part"
-    unfinished.write_text(text + "\n", encoding="utf-8")
-    unfinished.replace(out / "theory.json")
+    with whole(out / "theory.json") as partial:
+        partial.write_text(text + "\n", encoding="utf-8")
 
 
 def print_results(console: Console, results: Sequence[Result]) -> None:
