@@ -1,7 +1,7 @@
 """A strategy on a model one already has: planned, carried out, and checked on real outputs."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,12 +17,15 @@ from lightning_sv.interop.apply.sites import find_sites
 from lightning_sv.interop.roles.example import example_of
 from lightning_sv.interop.roles.find import traced_roles
 from lightning_sv.interop.roles.forward import as_for_tracing, plain_output
+from lightning_sv.interop.roles.parameter import ModelRole
 from lightning_sv.nn import Backbone
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, ScaleVector
 
 #: largest relative difference of outputs that is rounding
 _ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-4}
 _ROUNDING_SHORT = 0.1
+#: what hands a model's parameters to several processes, which must all know the vectors from the start
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
 
 
 def apply_strategy(
@@ -32,20 +35,23 @@ def apply_strategy(
     *,
     options: ScaleOptions | None = None,
     untie_head: bool = False,
+    known: Mapping[str, ModelRole] | None = None,
 ) -> Report:
     """Give a model the scale vectors of a strategy, in place, around the weights that it has.
 
     Matrices that read a norm become gamma_out * (W (gamma_in * xhat)) by parametrizations of their weights, with the
     norm's own gamma in gamma_in, so that the function is kept; norms that no matrix reads keep their gamma, in the
     strategy's parameterization. `dnp` alone changes the function: it normalizes the outputs of nn.Linear layers. Take
-    `param_groups` afterwards for the strategy's decay, and `fold_applied` to take it all away.
+    `param_groups` afterwards for the strategy's decay, and `fold_applied` to take it all away. Vectors train where what
+    they stand for trains: those of a frozen matrix or norm are frozen.
 
     Args:
-        model: a plain model on real tensors; before PEFT, sharding, compiling
+        model: a plain model on real tensors; before PEFT, DDP, sharding, compiling
         strategy: 'hg+dp+or+iwd'
         example: what the model is called with, see `weight_decay_roles`
         options: exceptions, by the last word of a matrix's name: {lm_head: bp}
         untie_head: give a head that is tied to the embedding a copy of its own, which can have vectors
+        known: roles that you know yourself, by name, as of a branch that only training reaches: it is left as it is
 
     Returns:
         what was done, with the largest difference of the outputs
@@ -60,17 +66,24 @@ def apply_strategy(
     _check(model)
     args, kwargs = example_of(model, example)
     with _untied(model) if untie_head else _as_it_is() as keep:
-        trace, roles = traced_roles(model, example)
-        sites = find_sites(model, trace, roles)
+        trace, roles = traced_roles(model, example, known)
+        sites = find_sites(model, trace, roles, frozenset(known or ()))
         if not sites:
             raise ValueError(f"{type(model).__name__} has no scale vectors that a strategy could act on.")
         plan = Planner(model, chosen, options or ScaleOptions()).make(sites)
         before = _outputs(model, args, kwargs)
         with commit(model, plan) as undo:
-            after = _outputs(model, args, kwargs)
+            with _called(plan.outputs) as called:
+                after = _outputs(model, args, kwargs)
+            for path in plan.outputs:
+                if path not in called and f"{path}.weight" in trace.products:
+                    raise ValueError(
+                        f"dnp normalizes what {path} gives when it is called, and this model takes its weight without "
+                        f"calling it; use dp, or options.placement_at {{{path.rpartition('.')[2]}: dp}}."
+                    )
             difference = _difference(before, after)
             same = not plan.outputs
-            rounding = _ROUNDING.get(next(model.parameters()).dtype, _ROUNDING_SHORT)
+            rounding = max(_ROUNDING.get(parameter.dtype, _ROUNDING_SHORT) for parameter in model.parameters())
             if same and not difference <= rounding:
                 raise ValueError(
                     f"{chosen} would change what {type(model).__name__} computes, by {difference:.1e}: a matrix reads "
@@ -80,6 +93,10 @@ def apply_strategy(
         keep.append(True)
     found = {path for path, module in model.named_modules() if isinstance(module, ScaleVector)}
     vectors = tuple(sorted(path for path in found if path.rpartition(".")[0] not in found))  # HeadShared holds one
+    for name in sorted(set(known or ()) - set(trace.uses) - set(trace.scaled)):
+        if roles[name].role in ("matrix", "router", "head"):
+            why = "it reads what its norm gives without the vectors that other matrices have taken over"
+            plan.notes.append((name, f"left as it is, for the pass did not reach it: {why}"))
     report = Report(chosen, vectors, tuple(plan.notes), difference, same)
     if plan.notes:
         warnings.warn(str(report), stacklevel=2)
@@ -93,6 +110,10 @@ def _check(model: nn.Module) -> None:
         raise ValueError("a Backbone is built with its strategy: Backbone(config, strategy).")
     if hasattr(model, APPLIED):
         raise ValueError(f"this {name} has a strategy already; fold_applied(model) takes it away first.")
+    if wrappers := [type(module).__name__ for module in model.modules() if type(module).__name__ in _WRAPPERS]:
+        raise ValueError(
+            f"{wrappers[0]} would not know of the vectors; apply the strategy to the model inside it, then wrap that."
+        )
     if any(type(module).__module__.split(".")[0] == "peft" for module in model.modules()):
         raise ValueError(f"this {name} has PEFT's layers; apply the strategy before them.")
     for path, parameter in model.named_parameters():
@@ -136,15 +157,48 @@ def _untied(model: nn.Module) -> Iterator[list[bool]]:
                 config.tie_word_embeddings = was[1]  # type: ignore[union-attr]
 
 
+@contextmanager
+def _called(norms: Mapping[str, nn.Module]) -> Iterator[set[str]]:
+    """Yield a set into which the names of those modules are put that are called meanwhile."""
+    called: set[str] = set()
+    handles = [norm.register_forward_hook(lambda *_, path=path: called.add(path)) for path, norm in norms.items()]
+    try:
+        yield called
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def _outputs(model: nn.Module, args: Any, kwargs: Any) -> list[Tensor]:
-    """Return the logits that the model gives in eval mode, or all its numbers where none are called so."""
+    """Return the logits that the model gives in eval mode, or all its numbers where none are called so.
+
+    Raises:
+        ValueError: it gives none
+    """
     with as_for_tracing(model), torch.no_grad():
         out = plain_output(model(*args, **kwargs))
     leaves = tree_leaves(out["logits"] if isinstance(out, dict) and "logits" in out else out)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    numbers = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    if not numbers:
+        raise ValueError(
+            f"{type(model).__name__} gives no numbers ({type(out).__name__}) by which to check that its function is "
+            "kept; let forward return a tensor, or a tuple, dict or dataclass of them."
+        )
+    return numbers
 
 
 def _difference(before: list[Tensor], after: list[Tensor]) -> float:
-    """Return max |after - before| / max |before|, the largest of all outputs."""
-    pairs = [(b.double(), a.double()) for b, a in zip(before, after, strict=True) if b.numel()]
-    return max((float((a - b).abs().max() / b.abs().max().clamp_min(1e-30)) for b, a in pairs), default=0.0)
+    """Return max |after - before| / max |before|, the largest of all outputs.
+
+    What is masked, as logits of no token by -inf or the lowest number, has no size: it must be the same, or the
+    difference is infinite.
+    """
+    worst = 0.0
+    for b, a in zip(before, after, strict=True):
+        number = b.isfinite() & (b.abs() < torch.finfo(b.dtype).max / 2)
+        if not torch.allclose(b[~number], a[~number], rtol=0, atol=0, equal_nan=True):
+            return float("inf")
+        if number.any():
+            b, a = b[number].double(), a[number].double()
+            worst = max(worst, float((a - b).abs().max() / b.abs().max().clamp_min(1e-30)))
+    return worst

@@ -41,9 +41,10 @@ def commit(model: nn.Module, plan: Plan) -> ExitStack:
         for name in frozen:
             undo.callback(named[name].requires_grad_, True)
             named[name].requires_grad_(False)
+        orders: dict[nn.Module, list[str]] = {}
         for name, parametrization in (plan.weights | plan.gammas).items():
             owner, attribute = _owner(model, name)
-            order = list(owner._parameters)
+            order = orders.setdefault(owner, list(owner._parameters))
             undo.callback(_remove, owner, attribute, order, keep=False)
             parametrize.register_parametrization(owner, attribute, parametrization)
             parametrization.order = order

@@ -93,6 +93,10 @@ class Planner:
             if reader.mixed and self.strategy.per_branch:
                 self._note(reader.weight, "several matrices are mixed in it, which share their vectors: hg is partial")
         gamma = _wide(stored) + site.origin
+        row = self.strategy.placement_row
+        moves = self.strategy.per_branch or row.scale_out or not row.scale_in
+        if site.role == "input" and moves and site.stays and not site.readers and not site.tied:
+            self._note(site.vector, f"stays one vector with its norm: {site.stays}")
         befores = {reader: self._placement(reader).scale_in for reader in site.readers}
         branches = sum(len(reader.parts) for reader in site.readers)
         if not site.readers or (all(befores.values()) and (branches == 1 or not self.strategy.per_branch)):
@@ -115,7 +119,7 @@ class Planner:
         else:
             self._neutral(site, stored, gamma)
             for reader in site.readers:
-                self._branch(reader, gamma, before=befores[reader])
+                self._branch(reader, gamma, before=befores[reader], norm=stored)
             return
         for reader in site.readers:
             self._branch(reader, None, before=False)
@@ -162,8 +166,8 @@ class Planner:
                 )
             self.plan.values[site.bias] = torch.where(gamma == 0, bias, bias / gamma).to(bias.dtype)
 
-    def _branch(self, reader: Reader, gamma: Tensor | None, *, before: bool) -> None:
-        """Give a matrix its vectors; `gamma` is what its norm has given up."""
+    def _branch(self, reader: Reader, gamma: Tensor | None, *, before: bool, norm: Tensor | None = None) -> None:
+        """Give a matrix its vectors; `gamma` is what its norm, which stored it in `norm`, has given up."""
         placement, weight = self._placement(reader), self.named[reader.weight]
         if placement.norm_out and not reader.router and not reader.normalized:
             self._output_norm(reader, weight)
@@ -174,6 +178,7 @@ class Planner:
             self.plan.values[reader.weight] = self._columns(reader, signs)
             gamma = gamma.abs()
         before = before and gamma is not None
+        stored = weight if norm is None else norm
         if not (before or after):
             return
         batch_dims = weight.shape[:-2]
@@ -182,7 +187,7 @@ class Planner:
             vectors: list[ScaleVector | None] = [None, None]
             if before and gamma is not None:
                 wide = gamma.expand(*batch_dims, -1)
-                vectors[0] = self._vector(reader.weight, wide, self._role(reader, "scale_in", "input"), weight)
+                vectors[0] = self._vector(reader.weight, wide, self._role(reader, "scale_in", "input"), stored)
             if after:
                 ones = (
                     gamma.new_ones(*batch_dims, width)
@@ -223,13 +228,14 @@ class Planner:
         return (weight * factor).to(weight.dtype)
 
     def _vector(self, name: str, gamma: Tensor, role: Role, like: Tensor) -> ScaleVector:
+        """Return a vector of this gamma, where `like` is, and frozen if it is."""
         vector = self.strategy.vector(gamma.shape[-1], role, gamma.shape[:-1])
         vector.to(device=like.device, dtype=gamma.dtype)
         try:
             vector.set_gamma(gamma)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from error
-        return vector
+        return vector.requires_grad_(like.requires_grad)
 
     def _note(self, name: str, what: str) -> None:
         self.plan.notes.append((name, what))

@@ -7,7 +7,7 @@ from torch import nn
 
 from lightning_sv.interop.roles import Roles
 from lightning_sv.interop.roles.classify import Classifier
-from lightning_sv.interop.roles.flow import moved, stem
+from lightning_sv.interop.roles.flow import moved, plain, stem
 from lightning_sv.interop.roles.ops import ATTENTION, COPIES, NORMS, PRODUCTS, SUMS
 from lightning_sv.interop.roles.readers import readings
 from lightning_sv.interop.roles.trace import CONST, DATA, PARAM, Node
@@ -65,8 +65,14 @@ class Site:
     stays: str
 
 
-def find_sites(model: nn.Module, trace: Classifier, roles: Roles) -> list[Site]:
+def find_sites(model: nn.Module, trace: Classifier, roles: Roles, known: frozenset[str] = frozenset()) -> list[Site]:
     """Return the model's scale vectors, in its own order.
+
+    Args:
+        model: the one that was traced
+        trace: what its parameters do
+        roles: of all of them
+        known: names whose roles were given; those that the pass did not reach have no site
 
     Raises:
         ValueError: no token of the example reached a matrix of which it is not known what it reads
@@ -75,10 +81,11 @@ def find_sites(model: nn.Module, trace: Classifier, roles: Roles) -> list[Site]:
     for _, parameter in model.named_parameters(remove_duplicate=False):
         owners[id(parameter)] = owners.get(id(parameter), 0) + 1
     tied = {name for name, parameter in model.named_parameters() if owners[id(parameter)] > 1}
+    tied |= {name for name in trace.products if "embedding" in trace.uses[name]}  # read by a function, not a layer
     normalized = _normalized_products(trace)
     sites = []
     for row in roles.parameters:
-        if row.role not in ("input", "output"):
+        if row.role not in ("input", "output") or (row.name in known and row.name not in trace.scaled):
             continue
         bias = f"{row.name.rpartition('.')[0]}.bias".lstrip(".")
         has_bias = bias in trace.named and tuple(trace.named[bias].shape) == row.shape
@@ -94,7 +101,7 @@ def find_sites(model: nn.Module, trace: Classifier, roles: Roles) -> list[Site]:
             names = {name for end in ends if end.matrix is not None for name in trace.flow.sources[end.matrix]}
             found = [_reader(name, trace, roles, normalized) for name in names]
             if any(reader is None for reader in found):
-                stays = "a convolution or another product than a matrix's reads it"
+                stays = "a convolution, a function of a matrix or another product than a matrix's reads it"
             readers = tuple(
                 sorted((r for r in found if r is not None), key=lambda r: list(trace.named).index(r.weight))
             )
@@ -108,7 +115,7 @@ def find_sites(model: nn.Module, trace: Classifier, roles: Roles) -> list[Site]:
         if row.name in tied:
             stays = "it is tied to another parameter"
         sites.append(Site(row.name, row.decays_to, row.role, bias if has_bias else None, readers, shared, stays))
-    return _with_siblings(sites, trace, roles)
+    return _with_siblings(sites, trace, roles, known)
 
 
 def _normalized_products(trace: Classifier) -> set[Node]:
@@ -120,6 +127,8 @@ def _normalized_products(trace: Classifier) -> set[Node]:
 
 def _reader(name: str, trace: Classifier, roles: Roles, normalized: set[Node]) -> Reader | None:
     row, uses = roles[name], trace.products[name]
+    if any(plain(operand).op != "parameter" for _, operand, _ in uses):
+        return None  # a function of it is used, as its direction alone, which no vector beside it commutes with
     if row.in_axis is None or len(row.shape) not in (2, 3) or any("conv" in product.op for product, _, _ in uses):
         return None
     if row.in_axis < len(row.shape) - 2:
@@ -140,11 +149,13 @@ def _parts(product: Node, argument: str, d_out: int) -> tuple[tuple[int, ...], b
     while queue:
         value, axis = queue.pop()
         for _, reader in value.readers:
-            along = int(reader.scalars.get("dim", 0)) % len(value.shape) if reader.is_view and value.shape else None
+            along = _along(reader, value)
             if reader.op in ("split", "split_with_sizes") and along == axis:
                 sizes = reader.scalars.get("split_sizes") or reader.scalars.get("split_size")
                 widths = sizes if isinstance(sizes, (list, tuple)) else [int(str(sizes))] * (d_out // int(str(sizes)))
                 cuts |= {sum(widths[:i]) for i in range(len(widths))}
+            elif reader.op == "glu" and along == axis:
+                cuts.add(d_out // 2)
             elif reader.op == "slice" and along == axis:
                 mixed |= int(reader.scalars.get("step") or 1) != 1
                 ends = (reader.scalars.get("start") or 0, reader.scalars.get("end"))
@@ -153,9 +164,34 @@ def _parts(product: Node, argument: str, d_out: int) -> tuple[tuple[int, ...], b
                 after = moved(value, reader, frozenset({axis}))
                 if len(after) == 1 and len(reader.shape) <= 3 and reader.shape[min(after)] == d_out:
                     queue.append((reader, min(after)))
+                elif len(after) > 1 and reader.is_view and _taken_apart(reader, min(after)):
+                    n = reader.shape[min(after)]
+                    cuts |= {i * d_out // n for i in range(n)}
     bounds = sorted(cuts)
     parts = tuple(high - low for low, high in pairwise(bounds))
     return ((d_out,), True) if mixed else (parts, len(parts) == 1 and _meets_itself(product))
+
+
+def _along(reader: Node, value: Node) -> int | None:
+    """Return the axis of `value` along which a view, or glu, cuts it."""
+    if not value.shape or not (reader.is_view or reader.op == "glu"):
+        return None
+    return int(reader.scalars.get("dim", -1 if reader.op == "glu" else 0)) % len(value.shape)
+
+
+def _taken_apart(view: Node, axis: int) -> bool:
+    """Whether two or three matrices, stored one after the other, lie along an axis: one is chosen of them."""
+    queue = [(view, axis)] if view.shape[axis] in (2, 3) else []
+    while queue:
+        value, axis = queue.pop()
+        for _, reader in value.readers:
+            if reader.op in ("unbind", "select") and _along(reader, value) == axis:
+                return True
+            if reader.is_view or reader.op in COPIES:
+                after = moved(value, reader, frozenset({axis}))
+                if len(after) == 1 and reader.shape[min(after)] == value.shape[axis]:
+                    queue.append((reader, min(after)))
+    return False
 
 
 def _is_alone(value: Node, reader: Node) -> bool:
@@ -186,7 +222,7 @@ def _known(reader: Node) -> set[Node]:
     return {node for _, node in reader.inputs if node.kind != DATA}
 
 
-def _with_siblings(sites: list[Site], trace: Classifier, roles: Roles) -> list[Site]:
+def _with_siblings(sites: list[Site], trace: Classifier, roles: Roles, known: frozenset[str]) -> list[Site]:
     """Add experts that no token reached beside their siblings, from which they differ in the last number alone."""
     of = {_siblings(reader.weight): (i, reader) for i, site in enumerate(sites) for reader in site.readers}
     extra: dict[int, list[Reader]] = {}
@@ -195,6 +231,8 @@ def _with_siblings(sites: list[Site], trace: Classifier, roles: Roles) -> list[S
             if not any(_any_number(row.name) == _any_number(name) for name in of):
                 continue
             if _siblings(row.name) not in of:
+                if row.name in known:
+                    continue
                 raise ValueError(
                     f"no token of the example reached {row.name}, so that it is not known which scale vector it reads; "
                     "pass an example with more tokens."

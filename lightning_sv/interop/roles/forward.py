@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -75,7 +76,11 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 
 
 def plain_output(out: Any) -> Any:
-    """Make a dict of a dataclass that torch's trees do not know."""
-    if isinstance(out, Tensor):
-        return out
-    return dict(out) if isinstance(out, Mapping) else vars(out) if hasattr(out, "__dict__") else out
+    """Make dicts and lists of what torch's trees do not know: dataclasses, however deep, and the outermost object."""
+    if isinstance(out, Mapping):
+        return {key: plain_output(value) for key, value in out.items()}
+    if is_dataclass(out) and not isinstance(out, type):
+        return {field.name: plain_output(getattr(out, field.name)) for field in fields(out)}
+    if isinstance(out, (list, tuple)):
+        return [plain_output(value) for value in out]
+    return out
