@@ -200,3 +200,48 @@ def test_folding_gives_the_parameters_back_in_their_order() -> None:
     fold_applied(net)
     assert [name for name, _ in net.named_parameters()] == names
     torch.testing.assert_close(net(IDS), before, rtol=1e-5, atol=1e-6)
+
+
+def test_the_bias_of_a_norm_is_what_is_added_to_it_whatever_its_name() -> None:
+    class Fused(nn.Module):  # `bias` is the matrix's
+        def __init__(self) -> None:
+            super().__init__()
+            self.gamma, self.bias = nn.Parameter(1 + 0.3 * torch.randn(D)), nn.Parameter(torch.randn(D))
+            self.weight = nn.Parameter(torch.randn(D, D) / 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(F.rms_norm(x, (D,), self.gamma), self.weight, self.bias)
+
+    class Short(Fused):  # `bias` is the norm's, and not called so
+        def __init__(self) -> None:
+            super().__init__()
+            self.b = self.bias
+            del self.bias
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(F.layer_norm(x, (D,), self.gamma, self.b), self.weight)
+
+    for layer in (Fused(), Short()):
+        net = nn.Sequential(nn.Embedding(V, D), layer, nn.Tanh(), nn.Linear(D, V))
+        report = apply_strategy(net, "hg+ap", IDS)
+        assert report.difference < 1e-5 and report.vectors == ("1.parametrizations.weight.0.parts.0.scale_out",)
+
+
+@pytest.mark.parametrize(
+    "gamma",
+    [lambda net: net.g.exp(), lambda net: 2 * net.g, lambda net: net.g.square()],
+    ids=["exp", "twice", "square"],
+)
+def test_a_gamma_that_is_another_function_is_left_as_it_is(gamma: Callable[[Any], Tensor]) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.emb, self.head, self.g = nn.Embedding(V, D), nn.Linear(D, V), nn.Parameter(torch.randn(D))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            out: Tensor = self.head(F.rms_norm(self.emb(ids), (D,)) * gamma(self))
+            return out
+
+    report = apply_strategy(Net(), "or", IDS)
+    assert report.vectors == ()
+    assert dict(report.notes) == {"g": "left as it is: its norm multiplies by neither w nor 1 + w"}

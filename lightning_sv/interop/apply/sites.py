@@ -7,8 +7,9 @@ from torch import nn
 
 from lightning_sv.interop.roles import Roles
 from lightning_sv.interop.roles.classify import Classifier
-from lightning_sv.interop.roles.flow import moved, plain, stem
+from lightning_sv.interop.roles.flow import moved, plain, stem, value_at
 from lightning_sv.interop.roles.ops import ATTENTION, COPIES, NORMS, PRODUCTS, SUMS
+from lightning_sv.interop.roles.parameter import ModelParameter
 from lightning_sv.interop.roles.readers import readings
 from lightning_sv.interop.roles.trace import CONST, DATA, PARAM, Node
 
@@ -87,15 +88,14 @@ def find_sites(model: nn.Module, trace: Classifier, roles: Roles, known: frozens
     for row in roles.parameters:
         if row.role not in ("input", "output") or (row.name in known and row.name not in trace.scaled):
             continue
-        bias = f"{row.name.rpartition('.')[0]}.bias".lstrip(".")
-        has_bias = bias in trace.named and tuple(trace.named[bias].shape) == row.shape
+        biases = {_bias(node, row.shape, trace) for node, _ in trace.scaled.get(row.name, ())}
         readers: tuple[Reader, ...] = ()
         shared: tuple[str, ...] = ()
         stays = "" if row.redundant else "matrices cannot take it up"
         if row.role == "input":
             ends = [
                 e
-                for node, factor in trace.scaled[row.name]
+                for node, factor in trace.scaled.get(row.name, ())
                 for e in readings(node, factor, row.name, through_gates=False)
             ]
             names = {name for end in ends if end.matrix is not None for name in trace.flow.sources[end.matrix]}
@@ -114,8 +114,37 @@ def find_sites(model: nn.Module, trace: Classifier, roles: Roles, known: frozens
             readers = tuple(reader for reader in readers if reader.weight not in tied)
         if row.name in tied:
             stays = "it is tied to another parameter"
-        sites.append(Site(row.name, row.decays_to, row.role, bias if has_bias else None, readers, shared, stays))
+        if len(biases) > 1:
+            stays = "what is added behind it is not always the same"
+        bias = biases.pop() if len(biases) == 1 else None
+        sites.append(Site(row.name, _origin(row, trace), row.role, bias, readers, shared, stays))
     return _with_siblings(sites, trace, roles, known)
+
+
+def _origin(row: ModelParameter, trace: Classifier) -> float | None:
+    """Return what is added to a parameter for gamma; None where gamma is another function, or a part, of it."""
+    if row.name not in trace.scaled:  # one of an expert that no token reached
+        return row.decays_to
+    if "bias" in trace.uses[row.name]:  # a table of gammas and biases
+        return None
+    found = {(value_at(factor, 0.0), value_at(factor, 1.0)) for _, factor in trace.scaled[row.name]}
+    zero, one = found.pop() if len(found) == 1 else (None, None)
+    return zero if zero is not None and one == zero + 1 else None
+
+
+def _bias(node: Node, vector: tuple[int, ...], trace: Classifier) -> str | None:
+    """Return the parameter that a norm adds to `node`, scaled by a vector of that shape; None for none."""
+    added = [node.argument(NORMS[node.op][2])] if node.op in NORMS else []
+    values = [] if node.op in NORMS else [node]
+    for value in values:  # and what is appended meanwhile
+        for _, reader in value.readers:
+            if reader.op in SUMS:
+                added += reader.others(value)
+            elif reader.is_view or reader.op in COPIES:
+                values.append(reader)
+    names = {name for value in added if value is not None and value.kind == PARAM for name in trace.flow.sources[value]}
+    alike = [name for name in names if tuple(trace.named[name].shape) == vector]
+    return alike[0] if len(alike) == 1 else None
 
 
 def _normalized_products(trace: Classifier) -> set[Node]:

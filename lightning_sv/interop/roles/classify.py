@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_sv.interop.roles.flow import Flow, value_at_zero
+from lightning_sv.interop.roles.flow import Flow, value_at
 from lightning_sv.interop.roles.forward import trace
 from lightning_sv.interop.roles.ops import (
     ADDENDS,
@@ -112,7 +112,7 @@ class Classifier:
                 ends = list(readings(node, factor, name, through_gates=False))
                 linear = bool(ends) and all(end.matrix is not None for end in ends)
                 roles.add("input" if linear else "output")
-            decays_to = value_at_zero(factor)
+            decays_to = value_at(factor, 0.0)
         if name in self.scaled:
             redundant = self._folds(name)
         if name in self.scales_matrix:

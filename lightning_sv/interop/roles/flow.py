@@ -190,12 +190,12 @@ def moved(source: Node, result: Node, axes: frozenset[int]) -> frozenset[int]:
     return frozenset(found)
 
 
-def value_at_zero(factor: Node) -> float | None:
-    """Return what a scale vector multiplies by where its parameter is 0; None if that is not one number."""
+def value_at(factor: Node, at: float) -> float | None:
+    """Return what a scale vector multiplies by where its parameter is `at`; None if that is not one number."""
     if factor.op == "parameter":
-        return 0.0
+        return at
     learned = [value for _, value in factor.inputs if value.kind == PARAM]
-    base = value_at_zero(learned[0]) if len(learned) == 1 else None
+    base = value_at(learned[0], at) if len(learned) == 1 else None
     if base is None or factor.is_view or factor.op in COPIES:
         return -base if base is not None and factor.op == "neg" else base
     if factor.op in _FUNCTIONS:
