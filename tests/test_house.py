@@ -264,10 +264,10 @@ def test_the_verdicts_of_the_page_are_those_of_the_report() -> None:
     assert said and [int(number) for number in said.groups()] == [len(words), *numbers]
 
 
-def test_the_long_runs_of_the_page_are_those_of_the_report() -> None:
-    section = page("results").partition("## What came out under the budget `cpu-long`\n")[2]
+def test_the_runs_at_one_setting_of_the_page_are_those_of_the_report() -> None:
+    section = page("results").partition("## What came out at one setting for all arms\n")[2]
     quoted = re.findall(r"^\| .* \| (−.*?) \((−.*?) to (.*?)\)", section.partition("\n#")[0], re.MULTILINE)
-    with (ROOT / "results/cpu-long/differences.csv").open(newline="") as file:
+    with (ROOT / "results/cpu-long-one-setting/differences.csv").open(newline="") as file:
         ours = [[f"{float(row[key]):+.3f}" for key in ("estimate", "low", "high")] for row in csv.DictReader(file)]
     assert len(ours) == 4
     assert sorted(ours) == sorted([x.replace("−", "-") for x in row] for row in quoted)
