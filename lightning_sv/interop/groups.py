@@ -7,6 +7,9 @@ from torch import nn
 
 from lightning_sv.interop.roles import ModelRole, Roles, weight_decay_roles
 
+#: words that DDP, torch.compile, FSDP and activation checkpointing put into the names of what they wrap
+_WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+
 
 def param_groups(
     model: nn.Module,
@@ -28,7 +31,7 @@ def param_groups(
         weight_decay: of the first; 0 of the second
         policy: 'wd', 'iwd', 'owd' or 'nowd'
         example: what the model is called with, see `weight_decay_roles`
-        roles: of these names, where they are known: found before the model was sharded, or on fake tensors
+        roles: of these names, where they are known: found before the model was wrapped, or on fake tensors
         known: roles that you know yourself, by name
 
     Raises:
@@ -58,10 +61,21 @@ def decayed_names(
     if roles is None:
         roles = weight_decay_roles(model, example, known)
     decays = {parameter.name: parameter.decays(policy) for parameter in roles.parameters}
+    unwrapped: dict[str, set[bool]] = {}
+    for name, decayed in decays.items():
+        unwrapped.setdefault(_unwrapped(name), set()).add(decayed)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    for name in trained:
+        if name not in decays and len(found := unwrapped.get(_unwrapped(name), set())) == 1:  # two are not one name
+            decays[name] = next(iter(found))
     if missing := [name for name in trained if name not in decays]:
         raise ValueError(
             f"the roles are of another model: {missing[0]} is not among them ({len(missing)} of {len(trained)} names); "
             "find them with weight_decay_roles of this model before it is wrapped."
         )
     return [name for name in trained if decays[name]]
+
+
+def _unwrapped(name: str) -> str:
+    """Return a name as it was before the model, or a part of it, was wrapped."""
+    return ".".join(word for word in name.split(".") if word not in _WRAPPERS)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv import BackboneConfig
-from lightning_sv.interop import decayed_names, param_groups, weight_decay_roles
+from lightning_sv.interop import ModelParameter, Roles, decayed_names, param_groups, weight_decay_roles
 from tests.interop.families import FAMILIES
 
 #: what other people's packages warn of is theirs
@@ -61,6 +61,38 @@ def test_roles_may_be_found_before_the_model_is_wrapped_and_frozen_parameters_ar
         param_groups(nn.Sequential(nn.Linear(2, 2, bias=False)), 0.1, 0.5, roles=roles)
     with pytest.raises(ValueError, match="unknown token 'idw'"):
         param_groups(model, 0.1, 0.5, "idw", roles=roles)
+
+
+class Wrapper(nn.Module):
+    """What DDP and FSDP do to names: the model below one attribute of theirs."""
+
+    def __init__(self, word: str, model: nn.Module):
+        super().__init__()
+        self.add_module(word, model)
+
+
+@pytest.mark.parametrize("word", ["module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
+def test_roles_found_before_wrapping_fit_the_names_of_every_wrapper(word: str) -> None:
+    model = nn.Sequential(nn.Embedding(8, 4), nn.RMSNorm(4), nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)))
+    roles = weight_decay_roles(model, torch.zeros(1, 3, dtype=torch.long))
+    model[2] = Wrapper(word, model[2])  # a part
+    wrapped = torch.compile(Wrapper(word, model), backend="eager") if word == "module" else Wrapper(word, model)
+    prefix = "_orig_mod.module." if word == "module" else f"{word}."
+    assert decayed_names(wrapped, roles=roles) == [
+        prefix + name for name in ("0.weight", "1.weight", f"2.{word}.0.weight")
+    ]
+    decayed, spared = param_groups(wrapped, 0.1, 0.5, roles=roles)
+    assert len(decayed["params"]) == 3 and len(spared["params"]) == 3
+
+
+def test_a_wrapped_name_that_two_roles_could_mean_is_refused() -> None:
+    model = nn.Module()
+    model.register_module("module", nn.RMSNorm(4))
+    model.register_parameter("weight", nn.Parameter(torch.ones(4)))
+    roles = Roles((ModelParameter("module.weight", (4,), "input"), ModelParameter("weight", (4,), "bias")))
+    assert decayed_names(model, roles=roles) == ["module.weight"]  # its own names go first
+    with pytest.raises(ValueError, match=r"_orig_mod.weight is not among them \(2 of 2 names\)"):
+        decayed_names(Wrapper("_orig_mod", model), roles=roles)
 
 
 def test_multipliers_follow_the_output_side_and_biases_never_decay() -> None:
