@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
 from lightning_sv.analysis.style import BLUE
-from lightning_sv.experiments.report.series import grid_views, length_views, scaling_views
+from lightning_sv.experiments.report.series import _apart, grid_views, length_views, scaling_views
 from lightning_sv.experiments.report.tables import panel_table
 from lightning_sv.experiments.report.views import branch_views, curve_views, looks_of, scalar_views
 from lightning_sv.experiments.results import Arm, Panel
@@ -130,6 +130,15 @@ def test_lengths_show_the_difference_at_each() -> None:
     assert list(bars[0].lines[0].get_xdata()) == [7, 27, 50, 100] and axes.get_xscale() == "log"
     assert str(bars[0].get_label()).endswith(f"{means[-1]:+.3f} at the longest")
     assert len(panel_table(panel)[1]) == 12
+
+
+def test_rates_of_arms_that_lie_close_do_not_share_the_place_of_a_label() -> None:
+    rates = [0.000588, 0.00075, 0.00118, 0.0015, 0.00162, 0.00197, 0.00235, 0.003, 0.00324, 0.00394, 0.00468, 0.00647]
+    kept = _apart([*rates, 0.00789])
+    assert kept[0] == rates[0] and set(kept) <= {*rates, 0.00789} and len(kept) >= 6
+    assert all(high / low >= 1.3 for low, high in pairwise(kept))
+    assert _apart([0.003, 0.006, 0.012]) == [0.003, 0.006, 0.012]
+    assert _apart([0.01]) == [0.01]
 
 
 def test_a_grid_rings_the_optimum() -> None:
