@@ -264,6 +264,19 @@ def test_the_verdicts_of_the_page_are_those_of_the_report() -> None:
     assert said and [int(number) for number in said.groups()] == [len(words), *numbers]
 
 
+def test_the_verdicts_of_longer_runs_are_all_on_the_page() -> None:
+    section = page("results").partition("## What came out under the budget `cpu-long`\n")[2].partition("\n## ")[0]
+    report = (ROOT / "results/cpu-long/report.md").read_text().partition("## Claims")[2].partition("\n## ")[0]
+    ours, theirs = ([row for row in text.splitlines() if row.startswith("| ")] for text in (section, report))
+    assert ours == theirs and len(ours) > 2
+    assert f"{len({row['run'] for row in _rows('results/cpu-long/results.csv')})} runs" in section
+
+
+def _rows(path: str) -> list[dict[str, str]]:
+    with (ROOT / path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def test_the_runs_at_one_setting_of_the_page_are_those_of_the_report() -> None:
     section = page("results").partition("## What came out at one setting for all arms\n")[2]
     quoted = re.findall(r"^\| .* \| (−.*?) \((−.*?) to (.*?)\)", section.partition("\n#")[0], re.MULTILINE)
