@@ -216,6 +216,49 @@ def test_what_cannot_be_classified_is_named() -> None:
         weight_decay_roles(Mixed(), IDS, {"spear": "bias"})
 
 
+class Counting(nn.Module):
+    """Counts in its buffers in every way that modules do, and keeps a table that grows with what it reads."""
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.fails, self.longest = fails, 0
+        self.embed, self.out = nn.Embedding(11, 4), nn.Linear(4, 11)
+        self.register_buffer("calls", torch.zeros(3))
+        self.register_buffer("first", self.calls[:1])  # a view of another
+        self.register_buffer("tokens", torch.zeros(()))
+        self.register_buffer("none", None)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.tokens.add_(ids.numel())
+        self.tokens = self.tokens + 1
+        if ids.shape[1] > self.longest:
+            self.register_buffer("table", torch.ones(ids.shape[1]), persistent=False)
+            self.longest = ids.shape[1]
+        if self.fails:
+            raise RuntimeError("too late")
+        return self.out(self.embed(ids) + self.table[: ids.shape[1], None])
+
+
+@pytest.mark.parametrize("how", ["plain", "fails", "inference", "called before"])
+def test_buffers_are_as_they_were_whatever_the_pass_does_to_them(how: str) -> None:
+    model = Counting(how == "fails")
+    if how == "called before":
+        model(IDS[:, :2])
+    kept = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()}
+    longest = model.longest
+    with torch.inference_mode(how == "inference"):
+        for _ in range(2):  # the second pass would not find a table that went without its length
+            if how == "fails":
+                with pytest.raises(ValueError, match="too late"):
+                    weight_decay_roles(model, IDS)
+            else:
+                weight_decay_roles(model, IDS)
+    now = dict(model.named_buffers())
+    assert list(now) == list(kept) and model.longest == longest
+    assert all(now[name] is was and torch.equal(was, numbers) for name, (was, numbers) in kept.items())
+
+
 def test_what_frameworks_decay_today_in_the_papers_words() -> None:
     policies = {}
     for name in ("qwen3", "gpt2", "olmo", "bert"):
