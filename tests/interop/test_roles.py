@@ -68,6 +68,38 @@ def test_sizes_alone_give_the_same_roles(name: str) -> None:
     checked(family, fake_model(family.build, torch.bfloat16))
 
 
+#: another process, because the suite has imported transformers
+DRAWN = """
+import sys, torch
+from torch import nn
+from torch.nn.init import trunc_normal_
+from lightning_sv.interop import fake_model
+def build():
+    layer = nn.Linear(4, 4)
+    trunc_normal_(layer.weight, std=0.02)
+    nn.init.trunc_normal_(tensor=layer.weight, std=0.02)
+    return layer
+with torch.no_grad():
+    assert fake_model(build).weight.shape == (4, 4) and "transformers" not in sys.modules
+    assert (nn.init.ones_(torch.zeros(2)) == 1).all() and trunc_normal_(torch.zeros(99)).std() > 0.5
+"""
+
+
+def test_fake_models_draw_nothing_and_name_the_line_that_reads_a_number() -> None:
+    subprocess.run([sys.executable, "-c", DRAWN], check=True)
+
+    def reads() -> nn.Module:
+        layer = nn.Linear(4, 4)
+        layer.rates = [x.item() for x in torch.linspace(0, 0.1, 3)]
+        return layer
+
+    with pytest.raises(ValueError, match=r"test_roles.py:\d+ \(`layer.rates = .* and a fake tensor has none; compute"):
+        fake_model(reads)
+    with pytest.raises(ValueError, match=r"torch.ones\(3\).nonzero\(\).* a fake tensor has none"):
+        fake_model(lambda: nn.Linear(*torch.ones(3).nonzero().shape))
+    assert nn.Linear(2, 2).weight.abs().max() > 0
+
+
 @pytest.mark.parametrize("strategy", ["llama", "hg+er", "dp", "unified", "offset"])
 @pytest.mark.parametrize("kind", [{}, MOE, GEMMA], ids=["llama", "moe", "gemma"])
 def test_our_own_modules_say_their_roles(strategy: str, kind: dict) -> None:
