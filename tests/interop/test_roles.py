@@ -68,6 +68,38 @@ def test_sizes_alone_give_the_same_roles(name: str) -> None:
     checked(family, fake_model(family.build, torch.bfloat16))
 
 
+#: another process, because the suite has imported transformers
+DRAWN = """
+import sys, torch
+from torch import nn
+from torch.nn.init import trunc_normal_
+from lightning_sv.interop import fake_model
+def build():
+    layer = nn.Linear(4, 4)
+    trunc_normal_(layer.weight, std=0.02)
+    nn.init.trunc_normal_(tensor=layer.weight, std=0.02)
+    return layer
+with torch.no_grad():
+    assert fake_model(build).weight.shape == (4, 4) and "transformers" not in sys.modules
+    assert (nn.init.ones_(torch.zeros(2)) == 1).all() and trunc_normal_(torch.zeros(99)).std() > 0.5
+"""
+
+
+def test_fake_models_draw_nothing_and_name_the_line_that_reads_a_number() -> None:
+    subprocess.run([sys.executable, "-c", DRAWN], check=True)
+
+    def reads() -> nn.Module:
+        layer = nn.Linear(4, 4)
+        layer.rates = [x.item() for x in torch.linspace(0, 0.1, 3)]
+        return layer
+
+    with pytest.raises(ValueError, match=r"test_roles.py:\d+ \(`layer.rates = .* and a fake tensor has none; compute"):
+        fake_model(reads)
+    with pytest.raises(ValueError, match=r"torch.ones\(3\).nonzero\(\).* a fake tensor has none"):
+        fake_model(lambda: nn.Linear(*torch.ones(3).nonzero().shape))
+    assert nn.Linear(2, 2).weight.abs().max() > 0
+
+
 @pytest.mark.parametrize("strategy", ["llama", "hg+er", "dp", "unified", "offset"])
 @pytest.mark.parametrize("kind", [{}, MOE, GEMMA], ids=["llama", "moe", "gemma"])
 def test_our_own_modules_say_their_roles(strategy: str, kind: dict) -> None:
@@ -214,6 +246,49 @@ def test_what_cannot_be_classified_is_named() -> None:
         weight_decay_roles(Mixed(), IDS, {"spare": "scale"})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match=r"known\['spear'\]: no such parameter"):
         weight_decay_roles(Mixed(), IDS, {"spear": "bias"})
+
+
+class Counting(nn.Module):
+    """Counts in its buffers in every way that modules do, and keeps a table that grows with what it reads."""
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.fails, self.longest = fails, 0
+        self.embed, self.out = nn.Embedding(11, 4), nn.Linear(4, 11)
+        self.register_buffer("calls", torch.zeros(3))
+        self.register_buffer("first", self.calls[:1])  # a view of another
+        self.register_buffer("tokens", torch.zeros(()))
+        self.register_buffer("none", None)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.tokens.add_(ids.numel())
+        self.tokens = self.tokens + 1
+        if ids.shape[1] > self.longest:
+            self.register_buffer("table", torch.ones(ids.shape[1]), persistent=False)
+            self.longest = ids.shape[1]
+        if self.fails:
+            raise RuntimeError("too late")
+        return self.out(self.embed(ids) + self.table[: ids.shape[1], None])
+
+
+@pytest.mark.parametrize("how", ["plain", "fails", "inference", "called before"])
+def test_buffers_are_as_they_were_whatever_the_pass_does_to_them(how: str) -> None:
+    model = Counting(how == "fails")
+    if how == "called before":
+        model(IDS[:, :2])
+    kept = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()}
+    longest = model.longest
+    with torch.inference_mode(how == "inference"):
+        for _ in range(2):  # the second pass would not find a table that went without its length
+            if how == "fails":
+                with pytest.raises(ValueError, match="too late"):
+                    weight_decay_roles(model, IDS)
+            else:
+                weight_decay_roles(model, IDS)
+    now = dict(model.named_buffers())
+    assert list(now) == list(kept) and model.longest == longest
+    assert all(now[name] is was and torch.equal(was, numbers) for name, (was, numbers) in kept.items())
 
 
 def test_what_frameworks_decay_today_in_the_papers_words() -> None:

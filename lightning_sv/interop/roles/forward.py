@@ -9,16 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_iter, tree_map_only
 
-from lightning_sv.interop.roles.trace import Graph, Tracer
+from lightning_sv.interop.roles.trace import Graph, Tracer, Writes
 
 
 @contextmanager
 def as_for_tracing(model: nn.Module) -> Iterator[None]:
-    """Eval mode, gradients on, no autocast, nothing compiled; all as it was afterwards."""
-    training = [(module, module.training) for module in model.modules()]
+    """Eval mode, gradients on, no autocast, nothing compiled; all as it was afterwards, and the buffers too."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    before = [(m, m.training, dict(vars(m)), dict(m._buffers)) for m in model.modules()]
     devices = {"cpu", *(p.device.type for p in model.parameters())} - {"meta"}
+    writes = Writes(buffer for buffer in model.buffers() if not isinstance(buffer, FakeTensor))  # which have no numbers
     try:
-        for module, _ in training:
+        for module, *_ in before:
             module.training = False
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode(False))
@@ -27,10 +30,28 @@ def as_for_tracing(model: nn.Module) -> Iterator[None]:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             for device in sorted(devices):
                 stack.enter_context(torch.autocast(device, enabled=False))
+            stack.callback(writes.undo)
+            stack.enter_context(writes)
             yield
     finally:
-        for module, was in training:
-            module.training = was
+        for module, training, attributes, buffers in before:
+            module.training = training
+            _put_back(module, attributes, buffers)
+
+
+def _put_back(module: nn.Module, attributes: Mapping[str, Any], buffers: Mapping[str, Tensor | None]) -> None:
+    """Give a module the buffers of before, where it has others now.
+
+    Its attributes go back with them: a cache's length among them says how long the buffers are.
+    """
+    now = dict(module._buffers)
+    if list(now) == list(buffers) and all(now[name] is buffer for name, buffer in buffers.items()):
+        return
+    module._buffers.clear()
+    module._buffers.update(buffers)
+    for name in vars(module).keys() - attributes.keys():
+        del vars(module)[name]
+    vars(module).update(attributes)
 
 
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graph:
@@ -67,10 +88,6 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
                 f"the forward pass that is traced failed ({type(error).__name__}: {why}); pass an example that the "
                 "model can read, and for the trace another kernel where one is not for this device."
             ) from error
-        finally:
-            with torch.no_grad():
-                for buffer, old in tracer.saved:
-                    buffer.copy_(old)
         outputs = {tracer.find(t) for t in tree_iter(plain_output(out)) if isinstance(t, Tensor)}
     return Graph(tracer.nodes, parameters, outputs)
 

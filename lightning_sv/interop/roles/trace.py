@@ -6,7 +6,7 @@ tensors are one value where storage, offset, sizes and strides are equal; an in-
 new value that depends on the old one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -77,16 +77,12 @@ class Tracer(TorchDispatchMode):
         # A weak reference keeps a storage's address from being used again, and its memory not.
         self._values: dict[Any, dict[Any, Node]] = {}
         self._whole: dict[Any, Node] = {}
-        self.saved: list[tuple[Tensor, Tensor]] = []
-        self._buffers: dict[Any, Tensor] = {}
 
     def source(self, tensor: Tensor, op: str) -> Node:
         """Return the node of a tensor that is there before the pass."""
         kind = {"parameter": PARAM, "input": INPUT}.get(op, CONST)
         node = Node(op, [], tuple(tensor.shape), _strides(tensor), kind=kind)
         self._put(tensor, node)
-        if op == "buffer":
-            self._buffers[_storage(tensor)] = tensor
         return node
 
     def find(self, tensor: Tensor) -> Node:
@@ -113,10 +109,6 @@ class Tracer(TorchDispatchMode):
         tensors = {name: found for name, value in given.items() if (found := list(_tensors(value)))}
         inputs = [(name, self.find(t)) for name, values in tensors.items() for t in values]
         written = [(name, t) for name in op.written for t in tensors.get(name, ())]
-        for _, tensor in written:
-            buffer = self._buffers.pop(_storage(tensor), None)
-            if buffer is not None:
-                self.saved.append((buffer, buffer.clone()))
         before = {_storage(t) for values in tensors.values() for t in values}
         out = func(*args, **(kwargs or {}))
         scalars = {name: value for name, value in given.items() if name not in tensors}
@@ -156,6 +148,38 @@ class Tracer(TorchDispatchMode):
         self._values[storage] = {_geometry(tensor): node}
         self._whole[storage] = node
         self.nodes.append(node)
+
+
+class Writes(TorchDispatchMode):
+    """Keeps a copy of each of `tensors` from before it is first written in place.
+
+    A copy of all beforehand would take as much memory as a quantized model, whose weights are buffers.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._unwritten: dict[Any, list[Tensor]] = {}
+        self._copies: list[tuple[Tensor, Tensor]] = []
+        for tensor in tensors:
+            self._unwritten.setdefault(_storage(tensor), []).append(tensor)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Copy what `func` is about to write, and run it."""
+        op = _operation(func)
+        if op.written:
+            given = dict(zip(op.arguments, args, strict=False)) | (kwargs or {})
+            for tensor in _tensors([given.get(name) for name in op.written]):
+                for kept in self._unwritten.pop(_storage(tensor), ()):
+                    self._copies.append((kept, kept.clone()))
+        return func(*args, **(kwargs or {}))
+
+    def undo(self) -> None:
+        """Give what was written its numbers of before."""
+        with torch.no_grad():
+            for tensor, before in self._copies:
+                tensor.copy_(before)
 
 
 @dataclass(frozen=True)
