@@ -80,8 +80,12 @@ class Classifier:
             if node.output == 0:
                 self._scale(node, value)
         elif argument in MULTIPLIED.get(op, ()) and math.prod(value.shape) > 1:
-            if any(other in self.flow.normalized for other in node.others(value)):
+            others = node.others(value)
+            if any(other in self.flow.normalized for other in others):
                 self._scale(node, value)
+            elif ends := [end for other in others for end in self.flow.late_norms(node, other)]:
+                for end in ends:
+                    self._scale(end, value)
             else:
                 self._use(value, "multiplier")
         elif op in ATTENTION:

@@ -99,8 +99,8 @@ def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ValueError(
             f"fake_model: the model reads a tensor's numbers while it is built, {_place(error)}, and a fake tensor has "
-            "none; compute them there from Python's numbers (a linspace as `[end * i / (n - 1) for i in range(n)]`), or "
-            "give weight_decay_roles the model itself."
+            "none; compute them there from Python's numbers (a linspace as `[end * i / (n - 1) for i in range(n)]`), "
+            "or give weight_decay_roles the model itself."
         ) from error
     finally:
         torch.set_default_dtype(before)

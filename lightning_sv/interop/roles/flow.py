@@ -69,7 +69,9 @@ class Flow:
         value = node.inputs[0][1]
         if node.op in ("var", "var_mean"):
             return (stem(value), _SQUARE) if node.output == 0 else None
-        if node.op in ("std", "linalg_vector_norm", "norm"):
+        if node.op in ("std", "std_mean", "linalg_vector_norm", "norm"):
+            if node.output:
+                return None
             return (stem(value), _ROOT) if float(node.scalars.get("ord", node.scalars.get("p", 2)) or 2) == 2 else None
         if node.op in ("mean", "sum"):
             base = _squared(plain(value))
@@ -87,6 +89,10 @@ class Flow:
         if node.op == "reciprocal" or (node.op == "pow" and exponent == -1):
             return (of, _INVERSE) if power == _ROOT else None
         rest = [v for _, v in node.inputs if v not in self.statistics]
+        if node.op == "sub" and power == _SQUARE and value in self.statistics and len(rest) == 1:
+            mean = _squared(plain(rest[0]))  # E[x^2] - E[x]^2
+            mean = None if mean is None else plain(mean)
+            return known if mean is not None and _is_mean(mean) and stem(mean.inputs[0][1]) is of else None
         keeps = node.is_view or node.op in _KEEP_STATISTIC
         return known if keeps and all(v.kind == CONST for v in rest) else None
 
@@ -107,6 +113,54 @@ class Flow:
                 v in self.normalized or v.kind == CONST for v in inputs
             )
         return False
+
+    def late_norms(self, product: Node, data: Node) -> list[Node]:
+        """Return where `product`, a scale vector's with `data`, becomes what a norm and the vector would give.
+
+        As in gamma * x * rsqrt(mean(x^2)) and x * (gamma * rsqrt(mean(x^2))): the vector meets one half of the norm,
+        x or 1/|x|, before that meets the other.
+
+        Args:
+            product: gamma * x, gamma * (1/|x|) or gamma / |x|
+            data: x, 1/|x| or |x|
+
+        Returns:
+            none where something else reads the product too, as a norm of gamma * x does: gamma is then a multiplier
+        """
+        of, power = self.statistics.get(data, (data, 0))
+        inverse = power == (_ROOT if product.op == "div" else _INVERSE)
+        if product.op == "div" and (not inverse or product.argument("other") is not data):
+            return []
+        if product.op not in ("mul", "div") or (power and not inverse):
+            return []
+        ends: list[Node] = []
+        queue, seen = [product], {product}
+        while queue:
+            value = queue.pop()
+            if value in self.graph.outputs:
+                return []
+            for argument, reader in value.readers:
+                if reader.kind == CONST or reader in seen:
+                    continue
+                seen.add(reader)
+                others = reader.others(value)
+                scaled = reader.op == "mul" or (reader.op == "div" and argument == "self")
+                scaled = scaled and len(others) == len(reader.inputs) - 1  # not by itself
+                factors = scaled and all(other.kind in (CONST, PARAM) for other in others)
+                if reader.shape == value.shape and (reader.is_view or reader.op in COPIES or factors):
+                    queue.append(reader)
+                elif scaled and self._is_other_half(others[0], reader.op, data, of if inverse else None):
+                    ends.append(reader)
+                else:
+                    return []
+        return ends
+
+    def _is_other_half(self, other: Node, op: str, data: Node, of: Node | None) -> bool:
+        """Whether `other` is x, where 1/|x| was scaled (`of` is x then), or a statistic of x where x was."""
+        if of is not None:
+            return op == "mul" and of in _stems(other)
+        found, power = self.statistics.get(other, (None, 0))
+        return power == (_INVERSE if op == "mul" else _ROOT) and found in _stems(data)
 
     def contracted_axis(self, operand: Node, product: Node, name: str) -> int | None:
         """Return the axis of the parameter itself over which `product` sums, from its strides; None if mixed."""
@@ -138,12 +192,27 @@ def stem(node: Node) -> Node:
     while True:
         node = plain(node)
         rest = [value for _, value in node.inputs[1:]]
-        centred = node.op == "sub" and len(rest) == 1 and plain(rest[0]).op == "mean"
+        centred = node.op == "sub" and len(rest) == 1 and _is_mean(plain(rest[0]))
         scaled = node.op in ("mul", "div") and all(value.kind == CONST for value in rest)
         if centred or scaled:
             node = node.inputs[0][1]
         else:
             return node
+
+
+def _stems(node: Node) -> set[Node]:
+    """Return the stem of `node`, and the stems before the factors that are made of parameters."""
+    found = {node := stem(node)}
+    while node.op in ("mul", "div"):
+        data = [value for _, value in node.inputs if value.kind not in (CONST, PARAM)]
+        if len(data) != 1 or len(node.inputs) != 2 or (node.op == "div" and data[0] is not node.inputs[0][1]):
+            break
+        found.add(node := stem(data[0]))
+    return found
+
+
+def _is_mean(node: Node) -> bool:
+    return node.op == "mean" or (node.op in ("var_mean", "std_mean") and node.output == 1)
 
 
 def _squared(node: Node) -> Node | None:
