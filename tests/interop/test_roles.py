@@ -315,6 +315,27 @@ def test_norms_by_hand_have_input_vectors_in_whatever_order_they_are_written(how
     assert row.decays_to == (None if how in UNNORMED else 1 if "1" in how or how == "two" else 0)
 
 
+@pytest.mark.parametrize("how", ["parameter", "data", "fake"])
+def test_two_parameters_of_one_storage_are_named_with_the_way_to_tie_them(how: str) -> None:
+    def build() -> nn.Module:
+        model = Scaled(NORMED["first"])
+        model.out = nn.Linear(4, 11, bias=False)
+        model.up = nn.Identity()
+        if how == "data":
+            model.out.weight.data = model.embed.weight.data
+        else:
+            model.out.weight = nn.Parameter(model.embed.weight)
+        return model
+
+    model = fake_model(build) if how == "fake" else build()
+    with pytest.raises(
+        ValueError, match=r"embed.weight shares its storage with out.weight .* out.weight = embed.weight"
+    ):
+        weight_decay_roles(model, IDS)
+    model.out.weight = model.embed.weight
+    assert [p.name for p in weight_decay_roles(model, IDS).parameters if p.role == "embedding"] == ["embed.weight"]
+
+
 class Counting(nn.Module):
     """Counts in its buffers in every way that modules do, and keeps a table that grows with what it reads."""
 
