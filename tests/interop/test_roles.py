@@ -315,6 +315,35 @@ def test_norms_by_hand_have_input_vectors_in_whatever_order_they_are_written(how
     assert row.decays_to == (None if how in UNNORMED else 1 if "1" in how or how == "two" else 0)
 
 
+#: what a matrix W becomes with a gain g of its rows before it is used; whether it takes up a vector before it
+WEIGHTS = {
+    "cast and joined": (True, lambda w, g: torch.cat([w.double()[:3], w.double()[3:]]).float() * 2),
+    "gain": (True, lambda w, g: w * g),
+    "normalized": (False, lambda w, g: nn.functional.normalize(w, dim=-1) * g),
+    "weight norm": (False, lambda w, g: torch._weight_norm(w, g, 0)),
+    "weight norm by hand": (False, lambda w, g: w * (g / w.norm(dim=1, keepdim=True))),
+    "gain of full size": (False, lambda w, g: nn.functional.normalize(w, dim=-1) * g.expand(8, 4)),
+    "function": (False, lambda w, g: w.tanh() * g),
+}
+
+
+@pytest.mark.parametrize("how", WEIGHTS)
+def test_a_matrix_takes_up_a_vector_where_nothing_else_is_done_to_it_and_its_gain_is_a_multiplier(how: str) -> None:
+    class Weighted(Scaled):
+        def __init__(self) -> None:
+            super().__init__(NORMED["annotated"])
+            self.gain = nn.Parameter(torch.ones(8, 1), requires_grad=how != "cast and joined")
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.scale(self.w, self.embed(ids))
+            return self.out(nn.functional.linear(x, WEIGHTS[how][1](self.up.weight, self.gain), self.up.bias).tanh())
+
+    roles = weight_decay_roles(Weighted(), IDS)
+    assert roles["w"].role == "input" and roles["w"].redundant is WEIGHTS[how][0]
+    assert roles["up.weight"].role == "matrix" and roles["up.weight"].in_axis == 1
+    assert roles["gain"].role == ("other" if how == "cast and joined" else "multiplier")
+
+
 @pytest.mark.parametrize("how", ["parameter", "data", "fake"])
 def test_two_parameters_of_one_storage_are_named_with_the_way_to_tie_them(how: str) -> None:
     def build() -> nn.Module:

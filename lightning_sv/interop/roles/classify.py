@@ -2,17 +2,18 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 
-from lightning_sv.interop.roles.flow import Flow, value_at_zero
+from lightning_sv.interop.roles.flow import Flow
 from lightning_sv.interop.roles.forward import trace
 from lightning_sv.interop.roles.ops import (
     ADDENDS,
     ATTENTION,
     CHOICES_OF_ROWS,
+    COPIES,
     JOINS,
     LOOKUPS,
     MULTIPLIED,
@@ -24,6 +25,20 @@ from lightning_sv.interop.roles.parameter import MODEL_ROLES, WEIGHTS, ModelPara
 from lightning_sv.interop.roles.readers import UnknownReaderError, head_width, is_head, is_router, readings
 from lightning_sv.interop.roles.trace import CONST, PARAM, Node
 from lightning_sv.scale import ExponentialScale, OffsetScale, ScaledLinear, ScaleVector
+
+#: what an operation makes of the number of a parameter, and of that and another
+_FUNCTIONS: dict[str, Callable[[float], float]] = {
+    "exp": math.exp,
+    "tanh": math.tanh,
+    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
+}
+_ARITHMETIC: dict[str, Callable[[float, float], float]] = {
+    "add": lambda x, number: x + number,
+    "sub": lambda x, number: x - number,
+    "rsub": lambda x, number: number - x,
+    "mul": lambda x, number: x * number,
+    "div": lambda x, number: x / number,
+}
 
 
 class Classifier:
@@ -116,7 +131,7 @@ class Classifier:
                 ends = list(readings(node, factor, name, through_gates=False))
                 linear = bool(ends) and all(end.matrix is not None for end in ends)
                 roles.add("input" if linear else "output")
-            decays_to = value_at_zero(factor)
+            decays_to = _value_at_zero(factor)
         if name in self.scaled:
             redundant = self._folds(name)
         if name in self.scales_matrix:
@@ -143,7 +158,10 @@ class Classifier:
         except UnknownReaderError:  # behind a gate, where roles do not look
             return False
         ends = [end for ends in by_value for end in ends]
-        matrices = {source for end in ends if end.matrix is not None for source in self.flow.sources[end.matrix]}
+        operands = [end.matrix for end in ends if end.matrix is not None]
+        if not all(self.flow.is_linear(operand) for operand in operands):
+            return False
+        matrices = {source for operand in operands for source in self.flow.sources[operand]}
         products = {product for matrix in matrices for product, _, _ in self.products[matrix]}
         tied = any("embedding" in self.uses[matrix] for matrix in matrices)
         return all(by_value) and not tied and all(e.along_channels for e in ends) and products == {e.node for e in ends}
@@ -166,3 +184,21 @@ def _own_roles(model: nn.Module) -> list[tuple[str, tuple[ModelRole, float | Non
         elif isinstance(module, ScaledLinear):
             found.append((f"{prefix}weight", (module.role, None)))
     return found
+
+
+def _value_at_zero(factor: Node) -> float | None:
+    """Return what a scale vector multiplies by where its parameter is 0; None if that is not one number."""
+    if factor.op == "parameter":
+        return 0.0
+    learned = [value for _, value in factor.inputs if value.kind == PARAM]
+    base = _value_at_zero(learned[0]) if len(learned) == 1 else None
+    if base is None or factor.is_view or factor.op in COPIES:
+        return -base if base is not None and factor.op == "neg" else base
+    if factor.op in _FUNCTIONS:
+        return _FUNCTIONS[factor.op](base)
+    constants = [value for _, value in factor.inputs if value.kind == CONST]
+    ones = bool(constants) and constants[0].op in ("ones", "ones_like", "new_ones")
+    other = 1.0 if ones else factor.scalars.get("other")
+    if factor.op not in _ARITHMETIC or not isinstance(other, (int, float)):
+        return None
+    return _ARITHMETIC[factor.op](base, float(factor.scalars.get("alpha") or 1) * other)

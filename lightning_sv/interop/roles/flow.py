@@ -1,26 +1,12 @@
 """What each value of a traced pass is: made of which parameters, normalized or not; and where its channels lie."""
 
 import math
-from collections.abc import Callable
 
 from lightning_sv.interop.roles.ops import CHOICES_OF_ROWS, COPIES, MULTIPLIED, NORMS, PRODUCTS
 from lightning_sv.interop.roles.trace import CONST, PARAM, Graph, Node
 
 #: power of the input's length that a statistic has: a mean square, its root, and the root's inverse
 _SQUARE, _ROOT, _INVERSE = 2, 1, -1
-#: of a parameter alone, and of a parameter and a number
-_FUNCTIONS: dict[str, Callable[[float], float]] = {
-    "exp": math.exp,
-    "tanh": math.tanh,
-    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
-}
-_ARITHMETIC: dict[str, Callable[[float, float], float]] = {
-    "add": lambda x, number: x + number,
-    "sub": lambda x, number: x - number,
-    "rsub": lambda x, number: number - x,
-    "mul": lambda x, number: x * number,
-    "div": lambda x, number: x / number,
-}
 _KEEP_STATISTIC = COPIES | {"add", "mul", "div", "clamp", "clamp_min", "maximum", "expand"}
 
 
@@ -55,8 +41,8 @@ class Flow:
         learned = [(name, value) for name, value in node.inputs if value.kind == PARAM]
         kept_of = ("self",) if node.op in CHOICES_OF_ROWS else PRODUCTS.get(node.op, ())  # no index, no bias
         learned = [(name, value) for name, value in learned if not kept_of or name in kept_of]
-        largest = max((math.prod(value.shape) for _, value in learned), default=0)
-        small = [v for _, v in learned if node.op in MULTIPLIED and math.prod(v.shape) < largest]
+        largest = max((_size(value) for _, value in learned), default=0)
+        small = [v for _, v in learned if node.op in MULTIPLIED and _size(v) < largest]
         whole = [v for _, v in learned if v not in small]
         self.sources[node] = frozenset().union(*(self.sources[v] for v in whole))
         kept = [self.factors.get(v, frozenset()) for _, v in learned]
@@ -162,6 +148,32 @@ class Flow:
         found, power = self.statistics.get(other, (None, 0))
         return power == (_INVERSE if op == "mul" else _ROOT) and found in _stems(data)
 
+    def is_linear(self, operand: Node) -> bool:
+        """Whether a factor of the columns of `operand` is one of the parameters that it is made of.
+
+        It is where they are moved, chosen, joined, cast, or multiplied with what is made of others. It is not where
+        they are normalized: then a factor of a column changes all.
+        """
+        operand = plain(operand)
+        values = [value for _, value in operand.inputs]
+        if operand.op == "parameter":
+            return True
+        if operand.op in CHOICES_OF_ROWS:
+            return self.is_linear(values[0])
+        if operand.op in ("cat", "stack"):
+            return all(value.kind == PARAM and self.is_linear(value) for value in values)
+        if operand.op not in ("mul", "div"):
+            return False
+        largest = max((value for value in values if value.kind == PARAM), key=_size)
+        names = self.sources[largest] | self.factors.get(largest, frozenset())
+        for value in values:
+            if value.kind == PARAM and value is not largest:
+                own = self.sources[value] | self.factors.get(value, frozenset())
+                if own & names or _size(value) == _size(largest):
+                    return False
+        once = values.count(largest) == 1 and (operand.op == "mul" or values[0] is largest)
+        return once and self.is_linear(largest)
+
     def contracted_axis(self, operand: Node, product: Node, name: str) -> int | None:
         """Return the axis of the parameter itself over which `product` sums, from its strides; None if mixed."""
         axis: int | None = contraction(product, name, operand)
@@ -178,6 +190,13 @@ class Flow:
             axis = candidates[0] if len(candidates) == 1 else None
             operand = source
         return axis
+
+
+def _size(node: Node) -> int:
+    """Return how many numbers a value has, those that broadcasting repeats once."""
+    if len(node.stride) != len(node.shape):
+        return math.prod(node.shape)
+    return math.prod(size for size, step in zip(node.shape, node.stride, strict=True) if step)
 
 
 def plain(node: Node) -> Node:
@@ -257,21 +276,3 @@ def moved(source: Node, result: Node, axes: frozenset[int]) -> frozenset[int]:
         if touched & axes:
             found.add(axis)
     return frozenset(found)
-
-
-def value_at_zero(factor: Node) -> float | None:
-    """Return what a scale vector multiplies by where its parameter is 0; None if that is not one number."""
-    if factor.op == "parameter":
-        return 0.0
-    learned = [value for _, value in factor.inputs if value.kind == PARAM]
-    base = value_at_zero(learned[0]) if len(learned) == 1 else None
-    if base is None or factor.is_view or factor.op in COPIES:
-        return -base if base is not None and factor.op == "neg" else base
-    if factor.op in _FUNCTIONS:
-        return _FUNCTIONS[factor.op](base)
-    constants = [value for _, value in factor.inputs if value.kind == CONST]
-    ones = bool(constants) and constants[0].op in ("ones", "ones_like", "new_ones")
-    other = 1.0 if ones else factor.scalars.get("other")
-    if factor.op not in _ARITHMETIC or not isinstance(other, (int, float)):
-        return None
-    return _ARITHMETIC[factor.op](base, float(factor.scalars.get("alpha") or 1) * other)
