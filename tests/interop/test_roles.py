@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -246,6 +247,122 @@ def test_what_cannot_be_classified_is_named() -> None:
         weight_decay_roles(Mixed(), IDS, {"spare": "scale"})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match=r"known\['spear'\]: no such parameter"):
         weight_decay_roles(Mixed(), IDS, {"spear": "bias"})
+
+
+def _std_mean(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    std, mean = torch.std_mean(x, -1, keepdim=True)
+    return (x - mean) / (std + 1e-6) * w
+
+
+def _var_mean(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    var, mean = torch.var_mean(x, -1, keepdim=True, correction=0)
+    return w * (x - mean) * (var + 1e-6).rsqrt()
+
+
+def _square(x: torch.Tensor) -> torch.Tensor:
+    return x.pow(2).mean(-1, keepdim=True) + 1e-6
+
+
+def _mean(x: torch.Tensor) -> torch.Tensor:
+    return x.mean(-1, keepdim=True)
+
+
+#: scale vectors in every order of a norm's operations
+NORMED = {
+    "annotated": lambda w, x: w * (x - _mean(x)) / (x.std(-1, keepdim=True) + 1e-6),
+    "first": lambda w, x: w * x * torch.rsqrt(_square(x)),
+    "first, to 1": lambda w, x: (1 + w) * x.double() / _square(x).sqrt(),
+    "two": lambda w, x: (x * w).float() * 2 * (1 + w) * _square(x) ** -0.5,
+    "in place": lambda w, x: (x * w).mul_(torch.rsqrt(_square(x))),
+    "statistic": lambda w, x: x * (w * torch.rsqrt(_square(x))),
+    "statistic below": lambda w, x: (x - _mean(x)) * (w / x.std(-1, keepdim=True)),
+    "std_mean": _std_mean,
+    "var_mean": _var_mean,
+    "difference": lambda w, x: (x - (mean := _mean(x))) * torch.rsqrt(_square(x) - mean * mean) * w,
+    "difference of powers": lambda w, x: w * (x - _mean(x)) / (_square(x) - _mean(x).pow(2)).clamp_min(1e-6).sqrt(),
+}
+#: those of what is not normalized, or normalized only afterwards
+UNNORMED = {
+    "before a norm": lambda w, x: (w * x) / _square(w * x).sqrt(),
+    "of another": lambda w, x: w * x * torch.rsqrt(_square(x.tanh())),
+    "statistic of another": lambda w, x: x * (w * torch.rsqrt(_square(x.tanh()))),
+    "read twice": lambda w, x: (y := w * x) * torch.rsqrt(_square(x)) + y,
+    "square root": lambda w, x: w * x * _square(x).sqrt(),
+    "variance": lambda w, x: w * x / _square(x),
+    "half": lambda w, x: x.tanh() * (w * torch.rsqrt(_square(x))),
+    "below": lambda w, x: torch.rsqrt(_square(x)) / (1 + w * x),
+    "another's mean": lambda w, x: x * torch.rsqrt(_square(x) - _mean(x.tanh()) ** 2) * w,
+}
+
+
+class Scaled(nn.Module):
+    """One scale vector between a table and a matrix."""
+
+    def __init__(self, scale: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.scale, self.w = scale, nn.Parameter(torch.ones(4))
+        self.embed, self.up, self.out = nn.Embedding(11, 4), nn.Linear(4, 8), nn.Linear(8, 11)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.out(self.up(self.scale(self.w, self.embed(ids)).float()).tanh())
+
+
+@pytest.mark.parametrize("how", [*NORMED, *UNNORMED])
+def test_norms_by_hand_have_input_vectors_in_whatever_order_they_are_written(how: str) -> None:
+    row = weight_decay_roles(Scaled((NORMED | UNNORMED)[how]), IDS)["w"]
+    assert row.role == ("input" if how in NORMED else "multiplier")
+    assert row.redundant is (True if how in NORMED else None)
+    assert row.decays_to == (None if how in UNNORMED else 1 if "1" in how or how == "two" else 0)
+
+
+#: what a matrix W becomes with a gain g of its rows before it is used; whether it takes up a vector before it
+WEIGHTS = {
+    "cast and joined": (True, lambda w, g: torch.cat([w.double()[:3], w.double()[3:]]).float() * 2),
+    "gain": (True, lambda w, g: w * g),
+    "normalized": (False, lambda w, g: nn.functional.normalize(w, dim=-1) * g),
+    "weight norm": (False, lambda w, g: torch._weight_norm(w, g, 0)),
+    "weight norm by hand": (False, lambda w, g: w * (g / w.norm(dim=1, keepdim=True))),
+    "gain of full size": (False, lambda w, g: nn.functional.normalize(w, dim=-1) * g.expand(8, 4)),
+    "function": (False, lambda w, g: w.tanh() * g),
+}
+
+
+@pytest.mark.parametrize("how", WEIGHTS)
+def test_a_matrix_takes_up_a_vector_where_nothing_else_is_done_to_it_and_its_gain_is_a_multiplier(how: str) -> None:
+    class Weighted(Scaled):
+        def __init__(self) -> None:
+            super().__init__(NORMED["annotated"])
+            self.gain = nn.Parameter(torch.ones(8, 1), requires_grad=how != "cast and joined")
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.scale(self.w, self.embed(ids))
+            return self.out(nn.functional.linear(x, WEIGHTS[how][1](self.up.weight, self.gain), self.up.bias).tanh())
+
+    roles = weight_decay_roles(Weighted(), IDS)
+    assert roles["w"].role == "input" and roles["w"].redundant is WEIGHTS[how][0]
+    assert roles["up.weight"].role == "matrix" and roles["up.weight"].in_axis == 1
+    assert roles["gain"].role == ("other" if how == "cast and joined" else "multiplier")
+
+
+@pytest.mark.parametrize("how", ["parameter", "data", "fake"])
+def test_two_parameters_of_one_storage_are_named_with_the_way_to_tie_them(how: str) -> None:
+    def build() -> nn.Module:
+        model = Scaled(NORMED["first"])
+        model.out = nn.Linear(4, 11, bias=False)
+        model.up = nn.Identity()
+        if how == "data":
+            model.out.weight.data = model.embed.weight.data
+        else:
+            model.out.weight = nn.Parameter(model.embed.weight)
+        return model
+
+    model = fake_model(build) if how == "fake" else build()
+    with pytest.raises(
+        ValueError, match=r"embed.weight shares its storage with out.weight .* out.weight = embed.weight"
+    ):
+        weight_decay_roles(model, IDS)
+    model.out.weight = model.embed.weight
+    assert [p.name for p in weight_decay_roles(model, IDS).parameters if p.role == "embedding"] == ["embed.weight"]
 
 
 class Counting(nn.Module):

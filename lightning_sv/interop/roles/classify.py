@@ -7,12 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from lightning_sv.interop.roles.flow import Flow, value_at
+from lightning_sv.interop.roles.flow import Flow
 from lightning_sv.interop.roles.forward import trace
 from lightning_sv.interop.roles.ops import (
     ADDENDS,
     ATTENTION,
     CHOICES_OF_ROWS,
+    COPIES,
     JOINS,
     LOOKUPS,
     MULTIPLIED,
@@ -23,6 +24,7 @@ from lightning_sv.interop.roles.ops import (
 from lightning_sv.interop.roles.parameter import MODEL_ROLES, WEIGHTS, ModelParameter, ModelRole
 from lightning_sv.interop.roles.readers import UnknownReaderError, head_width, is_head, is_router, readings
 from lightning_sv.interop.roles.trace import CONST, PARAM, Node
+from lightning_sv.interop.roles.value import value_at
 from lightning_sv.scale import ExponentialScale, OffsetScale, ScaledLinear, ScaleVector
 
 
@@ -80,8 +82,12 @@ class Classifier:
             if node.output == 0:
                 self._scale(node, value)
         elif argument in MULTIPLIED.get(op, ()) and math.prod(value.shape) > 1:
-            if any(other in self.flow.normalized for other in node.others(value)):
+            others = node.others(value)
+            if any(other in self.flow.normalized for other in others):
                 self._scale(node, value)
+            elif ends := [end for other in others for end in self.flow.late_norms(node, other)]:
+                for end in ends:
+                    self._scale(end, value)
             else:
                 self._use(value, "multiplier")
         elif op in ATTENTION:
@@ -139,7 +145,10 @@ class Classifier:
         except UnknownReaderError:  # behind a gate, where roles do not look
             return False
         ends = [end for ends in by_value for end in ends]
-        matrices = {source for end in ends if end.matrix is not None for source in self.flow.sources[end.matrix]}
+        operands = [end.matrix for end in ends if end.matrix is not None]
+        if not all(self.flow.is_linear(operand) for operand in operands):
+            return False
+        matrices = {source for operand in operands for source in self.flow.sources[operand]}
         products = {product for matrix in matrices for product, _, _ in self.products[matrix]}
         tied = any("embedding" in self.uses[matrix] for matrix in matrices)
         return all(by_value) and not tied and all(e.along_channels for e in ends) and products == {e.node for e in ends}

@@ -11,6 +11,7 @@ from torch import nn
 from lightning_sv.interop.roles.classify import Classifier
 from lightning_sv.interop.roles.example import example_of
 from lightning_sv.interop.roles.parameter import MODEL_ROLES, ModelParameter, ModelRole, Roles
+from lightning_sv.interop.roles.trace import place
 
 
 def weight_decay_roles(model: nn.Module, example: Any = None, known: Mapping[str, ModelRole] | None = None) -> Roles:
@@ -62,12 +63,24 @@ def _complete(found: dict[str, ModelParameter], named: Mapping[str, nn.Parameter
             found[name] = replace(like, name=name, shape=tuple(parameter.shape), trained=parameter.requires_grad)
         elif not parameter.requires_grad:
             found[name] = ModelParameter(name, tuple(parameter.shape), "other", trained=False)
+        elif (twin := _twin(name, named)) is not None:
+            raise ValueError(
+                f"parameter {name} shares its storage with {twin} and is another parameter, so that an optimizer would "
+                f"step the same numbers twice; tie the modules with one parameter: {twin} = {name}, without "
+                "nn.Parameter(...) or .data."
+            )
         else:
             raise ValueError(
                 f"parameter {name} is not used in the traced forward pass, and has no siblings that agree on a role; "
                 f"pass an example that reaches it, freeze it (requires_grad=False), or give its role in "
                 f"known={{{name!r}: ...}}."
             )
+
+
+def _twin(name: str, named: Mapping[str, nn.Parameter]) -> str | None:
+    """Return the name of another parameter of the same numbers, as which those of `name` were found."""
+    same = [key for key, other in named.items() if key != name and place(other) == place(named[name])]
+    return same[-1] if same else None
 
 
 def family(name: str) -> str:

@@ -1,26 +1,12 @@
 """What each value of a traced pass is: made of which parameters, normalized or not; and where its channels lie."""
 
 import math
-from collections.abc import Callable
 
 from lightning_sv.interop.roles.ops import CHOICES_OF_ROWS, COPIES, MULTIPLIED, NORMS, PRODUCTS
 from lightning_sv.interop.roles.trace import CONST, PARAM, Graph, Node
 
 #: power of the input's length that a statistic has: a mean square, its root, and the root's inverse
 _SQUARE, _ROOT, _INVERSE = 2, 1, -1
-#: of a parameter alone, and of a parameter and a number
-_FUNCTIONS: dict[str, Callable[[float], float]] = {
-    "exp": math.exp,
-    "tanh": math.tanh,
-    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
-}
-_ARITHMETIC: dict[str, Callable[[float, float], float]] = {
-    "add": lambda x, number: x + number,
-    "sub": lambda x, number: x - number,
-    "rsub": lambda x, number: number - x,
-    "mul": lambda x, number: x * number,
-    "div": lambda x, number: x / number,
-}
 _KEEP_STATISTIC = COPIES | {"add", "mul", "div", "clamp", "clamp_min", "maximum", "expand"}
 
 
@@ -55,8 +41,8 @@ class Flow:
         learned = [(name, value) for name, value in node.inputs if value.kind == PARAM]
         kept_of = ("self",) if node.op in CHOICES_OF_ROWS else PRODUCTS.get(node.op, ())  # no index, no bias
         learned = [(name, value) for name, value in learned if not kept_of or name in kept_of]
-        largest = max((math.prod(value.shape) for _, value in learned), default=0)
-        small = [v for _, v in learned if node.op in MULTIPLIED and math.prod(v.shape) < largest]
+        largest = max((_size(value) for _, value in learned), default=0)
+        small = [v for _, v in learned if node.op in MULTIPLIED and _size(v) < largest]
         whole = [v for _, v in learned if v not in small]
         self.sources[node] = frozenset().union(*(self.sources[v] for v in whole))
         kept = [self.factors.get(v, frozenset()) for _, v in learned]
@@ -69,7 +55,9 @@ class Flow:
         value = node.inputs[0][1]
         if node.op in ("var", "var_mean"):
             return (stem(value), _SQUARE) if node.output == 0 else None
-        if node.op in ("std", "linalg_vector_norm", "norm"):
+        if node.op in ("std", "std_mean", "linalg_vector_norm", "norm"):
+            if node.output:
+                return None
             return (stem(value), _ROOT) if float(node.scalars.get("ord", node.scalars.get("p", 2)) or 2) == 2 else None
         if node.op in ("mean", "sum"):
             base = _squared(plain(value))
@@ -87,6 +75,10 @@ class Flow:
         if node.op == "reciprocal" or (node.op == "pow" and exponent == -1):
             return (of, _INVERSE) if power == _ROOT else None
         rest = [v for _, v in node.inputs if v not in self.statistics]
+        if node.op == "sub" and power == _SQUARE and value in self.statistics and len(rest) == 1:
+            mean = _squared(plain(rest[0]))  # E[x^2] - E[x]^2
+            mean = None if mean is None else plain(mean)
+            return known if mean is not None and _is_mean(mean) and stem(mean.inputs[0][1]) is of else None
         keeps = node.is_view or node.op in _KEEP_STATISTIC
         return known if keeps and all(v.kind == CONST for v in rest) else None
 
@@ -108,6 +100,80 @@ class Flow:
             )
         return False
 
+    def late_norms(self, product: Node, data: Node) -> list[Node]:
+        """Return where `product`, a scale vector's with `data`, becomes what a norm and the vector would give.
+
+        As in gamma * x * rsqrt(mean(x^2)) and x * (gamma * rsqrt(mean(x^2))): the vector meets one half of the norm,
+        x or 1/|x|, before that meets the other.
+
+        Args:
+            product: gamma * x, gamma * (1/|x|) or gamma / |x|
+            data: x, 1/|x| or |x|
+
+        Returns:
+            none where something else reads the product too, as a norm of gamma * x does: gamma is then a multiplier
+        """
+        of, power = self.statistics.get(data, (data, 0))
+        inverse = power == (_ROOT if product.op == "div" else _INVERSE)
+        if product.op == "div" and (not inverse or product.argument("other") is not data):
+            return []
+        if product.op not in ("mul", "div") or (power and not inverse):
+            return []
+        ends: list[Node] = []
+        queue, seen = [product], {product}
+        while queue:
+            value = queue.pop()
+            if value in self.graph.outputs:
+                return []
+            for argument, reader in value.readers:
+                if reader.kind == CONST or reader in seen:
+                    continue
+                seen.add(reader)
+                others = reader.others(value)
+                scaled = reader.op == "mul" or (reader.op == "div" and argument == "self")
+                scaled = scaled and len(others) == len(reader.inputs) - 1  # not by itself
+                factors = scaled and all(other.kind in (CONST, PARAM) for other in others)
+                if reader.shape == value.shape and (reader.is_view or reader.op in COPIES or factors):
+                    queue.append(reader)
+                elif scaled and self._is_other_half(others[0], reader.op, data, of if inverse else None):
+                    ends.append(reader)
+                else:
+                    return []
+        return ends
+
+    def _is_other_half(self, other: Node, op: str, data: Node, of: Node | None) -> bool:
+        """Whether `other` is x, where 1/|x| was scaled (`of` is x then), or a statistic of x where x was."""
+        if of is not None:
+            return op == "mul" and of in _stems(other)
+        found, power = self.statistics.get(other, (None, 0))
+        return power == (_INVERSE if op == "mul" else _ROOT) and found in _stems(data)
+
+    def is_linear(self, operand: Node) -> bool:
+        """Whether a factor of the columns of `operand` is one of the parameters that it is made of.
+
+        It is where they are moved, chosen, joined, cast, or multiplied with what is made of others. It is not where
+        they are normalized: then a factor of a column changes all.
+        """
+        operand = plain(operand)
+        values = [value for _, value in operand.inputs]
+        if operand.op == "parameter":
+            return True
+        if operand.op in CHOICES_OF_ROWS:
+            return self.is_linear(values[0])
+        if operand.op in ("cat", "stack"):
+            return all(value.kind == PARAM and self.is_linear(value) for value in values)
+        if operand.op not in ("mul", "div"):
+            return False
+        largest = max((value for value in values if value.kind == PARAM), key=_size)
+        names = self.sources[largest] | self.factors.get(largest, frozenset())
+        for value in values:
+            if value.kind == PARAM and value is not largest:
+                own = self.sources[value] | self.factors.get(value, frozenset())
+                if own & names or _size(value) == _size(largest):
+                    return False
+        once = values.count(largest) == 1 and (operand.op == "mul" or values[0] is largest)
+        return once and self.is_linear(largest)
+
     def contracted_axis(self, operand: Node, product: Node, name: str) -> int | None:
         """Return the axis of the parameter itself over which `product` sums, from its strides; None if mixed."""
         axis: int | None = contraction(product, name, operand)
@@ -126,6 +192,13 @@ class Flow:
         return axis
 
 
+def _size(node: Node) -> int:
+    """Return how many numbers a value has, those that broadcasting repeats once."""
+    if len(node.stride) != len(node.shape):
+        return math.prod(node.shape)
+    return math.prod(size for size, step in zip(node.shape, node.stride, strict=True) if step)
+
+
 def plain(node: Node) -> Node:
     """Return what `node` is a view or a copy of."""
     while node.inputs and (node.is_view or node.op in COPIES):
@@ -138,12 +211,27 @@ def stem(node: Node) -> Node:
     while True:
         node = plain(node)
         rest = [value for _, value in node.inputs[1:]]
-        centred = node.op == "sub" and len(rest) == 1 and plain(rest[0]).op == "mean"
+        centred = node.op == "sub" and len(rest) == 1 and _is_mean(plain(rest[0]))
         scaled = node.op in ("mul", "div") and all(value.kind == CONST for value in rest)
         if centred or scaled:
             node = node.inputs[0][1]
         else:
             return node
+
+
+def _stems(node: Node) -> set[Node]:
+    """Return the stem of `node`, and the stems before the factors that are made of parameters."""
+    found = {node := stem(node)}
+    while node.op in ("mul", "div"):
+        data = [value for _, value in node.inputs if value.kind not in (CONST, PARAM)]
+        if len(data) != 1 or len(node.inputs) != 2 or (node.op == "div" and data[0] is not node.inputs[0][1]):
+            break
+        found.add(node := stem(data[0]))
+    return found
+
+
+def _is_mean(node: Node) -> bool:
+    return node.op == "mean" or (node.op in ("var_mean", "std_mean") and node.output == 1)
 
 
 def _squared(node: Node) -> Node | None:
@@ -188,21 +276,3 @@ def moved(source: Node, result: Node, axes: frozenset[int]) -> frozenset[int]:
         if touched & axes:
             found.add(axis)
     return frozenset(found)
-
-
-def value_at(factor: Node, at: float) -> float | None:
-    """Return what a scale vector multiplies by where its parameter is `at`; None if that is not one number."""
-    if factor.op == "parameter":
-        return at
-    learned = [value for _, value in factor.inputs if value.kind == PARAM]
-    base = value_at(learned[0], at) if len(learned) == 1 else None
-    if base is None or factor.is_view or factor.op in COPIES:
-        return -base if base is not None and factor.op == "neg" else base
-    if factor.op in _FUNCTIONS:
-        return _FUNCTIONS[factor.op](base)
-    constants = [value for _, value in factor.inputs if value.kind == CONST]
-    ones = bool(constants) and constants[0].op in ("ones", "ones_like", "new_ones")
-    other = 1.0 if ones else factor.scalars.get("other")
-    if factor.op not in _ARITHMETIC or not isinstance(other, (int, float)):
-        return None
-    return _ARITHMETIC[factor.op](base, float(factor.scalars.get("alpha") or 1) * other)

@@ -92,6 +92,7 @@ MULTIPLIED: dict[str, frozenset[str]] = {
     "lerp": frozenset({"weight"}),
     "_prelu_kernel": frozenset({"weight"}),
     "prelu": frozenset({"weight"}),
+    "_weight_norm_interface": frozenset({"v", "g"}),
 }
 #: between a product and the choice of experts, or the output
 SCORES = frozenset(

@@ -234,6 +234,11 @@ def _storage(tensor: Tensor) -> Any:
         return tensor
 
 
+def place(tensor: Tensor) -> Any:
+    """Return what is equal for tensors of the same numbers in memory."""
+    return _storage(tensor), _geometry(tensor)
+
+
 def _strides(tensor: Tensor) -> tuple[int, ...]:
     return tuple(tensor.stride()) if tensor.layout == torch.strided else ()
 
