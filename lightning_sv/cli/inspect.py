@@ -15,8 +15,8 @@ from lightning_sv.interop.inspect import (
     vectors_of_backbone,
     vectors_of_folder,
 )
-from lightning_sv.interop.roles import family
 from lightning_sv.nn import meta_backbone
+from lightning_sv.roles import family
 from lightning_sv.runs.checkpoint import read_model
 from lightning_sv.runs.directory import LAST
 from lightning_sv.settings.plain_parser import PlainParser

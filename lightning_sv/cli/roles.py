@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from lightning_sv.interop.frameworks import Today, today
-from lightning_sv.interop.roles import MODEL_ROLES, ModelParameter, ModelRole, Roles, family, weight_decay_roles
-from lightning_sv.interop.roles.from_config import model_from_config
+from lightning_sv.roles import MODEL_ROLES, ModelParameter, ModelRole, Roles, family, weight_decay_roles
+from lightning_sv.roles.from_config import model_from_config
 from lightning_sv.scale.strategy import DECAYS
 from lightning_sv.settings.plain_parser import PlainParser
 

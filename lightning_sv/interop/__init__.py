@@ -4,7 +4,7 @@ from lightning_sv.interop.apply import Report, apply_strategy, fold_applied
 from lightning_sv.interop.fold import Folding, fold, foldable
 from lightning_sv.interop.groups import decayed_names, param_groups
 from lightning_sv.interop.hf import from_hugging_face, to_hugging_face
-from lightning_sv.interop.roles import ModelParameter, Roles, fake_model, weight_decay_roles
+from lightning_sv.roles import ModelParameter, Roles, fake_model, weight_decay_roles
 
 __all__ = [
     "Folding",

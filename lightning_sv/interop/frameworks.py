@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from lightning_sv.interop.roles import ModelParameter, Roles
+from lightning_sv.roles import ModelParameter, Roles
 from lightning_sv.scale import ScaleStrategy
 from lightning_sv.scale.strategy import DECAYS
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_sv.interop.roles import ModelRole, Roles, weight_decay_roles
+from lightning_sv.roles import ModelRole, Roles, weight_decay_roles
 
 #: words that DDP, torch.compile, FSDP and activation checkpointing put into the names of what they wrap
 _WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})

@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.interop import apply_strategy, fold_applied, param_groups, weight_decay_roles
-from lightning_sv.interop.roles.example import example_of
+from lightning_sv.roles.example import example_of
 from lightning_sv.scale import ScaleOptions
-from tests.interop.families import FAMILIES, OTHERS, Family
+from tests.roles.families import FAMILIES, OTHERS, Family
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*scale vectors; the function is:UserWarning")
 NO_VECTORS = {"olmo", "nanochat"}

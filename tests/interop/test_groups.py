@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lightning_sv import BackboneConfig
 from lightning_sv.interop import ModelParameter, Roles, decayed_names, param_groups, weight_decay_roles
-from tests.interop.families import FAMILIES
+from tests.roles.families import FAMILIES
 
 #: what other people's packages warn of is theirs
 FOREIGN = pytest.mark.filterwarnings("ignore")

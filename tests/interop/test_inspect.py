@@ -22,8 +22,8 @@ from lightning_sv.interop.inspect import (
     vectors_of_folder,
 )
 from tests.conftest import perturbed
-from tests.interop.families import FAMILIES
 from tests.interop.test_apply import named
+from tests.roles.families import FAMILIES
 
 Blocks = list[Tensor]
 

@@ -14,11 +14,11 @@ from lightning_sv.interop.apply.commit import APPLIED, commit
 from lightning_sv.interop.apply.plan import Planner
 from lightning_sv.interop.apply.report import Report
 from lightning_sv.interop.apply.sites import find_sites
-from lightning_sv.interop.roles.example import example_of
-from lightning_sv.interop.roles.find import traced_roles
-from lightning_sv.interop.roles.forward import as_for_tracing, plain_output
-from lightning_sv.interop.roles.parameter import ModelRole
 from lightning_sv.nn import Backbone
+from lightning_sv.roles.example import example_of
+from lightning_sv.roles.find import traced_roles
+from lightning_sv.roles.forward import as_for_tracing, plain_output
+from lightning_sv.roles.parameter import ModelRole
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, ScaleVector
 
 #: largest relative difference of outputs that is rounding

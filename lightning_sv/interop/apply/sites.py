@@ -5,14 +5,14 @@ from itertools import pairwise
 
 from torch import nn
 
-from lightning_sv.interop.roles import Roles
-from lightning_sv.interop.roles.classify import Classifier
-from lightning_sv.interop.roles.flow import moved, plain, stem
-from lightning_sv.interop.roles.ops import ATTENTION, COPIES, NORMS, PRODUCTS, SUMS
-from lightning_sv.interop.roles.parameter import ModelParameter
-from lightning_sv.interop.roles.readers import readings
-from lightning_sv.interop.roles.trace import CONST, DATA, PARAM, Node
-from lightning_sv.interop.roles.value import value_at
+from lightning_sv.roles import Roles
+from lightning_sv.roles.classify import Classifier
+from lightning_sv.roles.flow import moved, plain, stem
+from lightning_sv.roles.ops import ATTENTION, COPIES, NORMS, PRODUCTS, SUMS
+from lightning_sv.roles.parameter import ModelParameter
+from lightning_sv.roles.readers import readings
+from lightning_sv.roles.trace import CONST, DATA, PARAM, Node
+from lightning_sv.roles.value import value_at
 
 
 @dataclass(frozen=True)

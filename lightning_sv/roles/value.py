@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable
 
-from lightning_sv.interop.roles.ops import COPIES
-from lightning_sv.interop.roles.trace import CONST, PARAM, Node
+from lightning_sv.roles.ops import COPIES
+from lightning_sv.roles.trace import CONST, PARAM, Node
 
 #: what an operation makes of the number of a parameter, and of that and another
 _FUNCTIONS: dict[str, Callable[[float], float]] = {

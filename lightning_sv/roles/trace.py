@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_sv.interop.roles.ops import CHOICES_OF_ROWS, LOOKUPS
+from lightning_sv.roles.ops import CHOICES_OF_ROWS, LOOKUPS
 
 #: what a value depends on: neither, parameters, the example, or both
 CONST, PARAM, INPUT, DATA = range(4)

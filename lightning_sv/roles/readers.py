@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lightning_sv.interop.roles.flow import Flow, contraction, moved, plain
-from lightning_sv.interop.roles.ops import (
+from lightning_sv.roles.flow import Flow, contraction, moved, plain
+from lightning_sv.roles.ops import (
     ATTENTION,
     CHOICES,
     CHOICES_OF_ROWS,
@@ -20,7 +20,7 @@ from lightning_sv.interop.roles.ops import (
     SCORES,
     SUMS,
 )
-from lightning_sv.interop.roles.trace import CONST, PARAM, Node
+from lightning_sv.roles.trace import CONST, PARAM, Node
 
 _ADDING_ROWS = frozenset({"index_add", "scatter_add"})
 _KNOWN = MIXING | frozenset(PRODUCTS) | SUMS | frozenset(ROWS)

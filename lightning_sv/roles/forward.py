@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_iter, tree_map_only
 
-from lightning_sv.interop.roles.trace import Graph, Tracer, Writes
+from lightning_sv.roles.trace import Graph, Tracer, Writes
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from lightning_sv.interop import Roles, fake_model, weight_decay_roles
 from lightning_sv.interop.frameworks import FRAMEWORKS, today
 from lightning_sv.optim.groups import parameter_roles
 from tests.conftest import GEMMA, MOE
-from tests.interop.families import FAMILIES, OTHERS, Family, ends_in
+from tests.roles.families import FAMILIES, OTHERS, Family, ends_in
 
 EVERY = FAMILIES + OTHERS
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import nn
 
-from lightning_sv.interop.roles.classify import Classifier
-from lightning_sv.interop.roles.example import example_of
-from lightning_sv.interop.roles.parameter import MODEL_ROLES, ModelParameter, ModelRole, Roles
-from lightning_sv.interop.roles.trace import place
+from lightning_sv.roles.classify import Classifier
+from lightning_sv.roles.example import example_of
+from lightning_sv.roles.parameter import MODEL_ROLES, ModelParameter, ModelRole, Roles
+from lightning_sv.roles.trace import place
 
 
 def weight_decay_roles(model: nn.Module, example: Any = None, known: Mapping[str, ModelRole] | None = None) -> Roles:

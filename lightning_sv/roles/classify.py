@@ -7,13 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from lightning_sv.interop.roles.flow import Flow
-from lightning_sv.interop.roles.forward import trace
-from lightning_sv.interop.roles.ops import (
+from lightning_sv.roles.flow import Flow
+from lightning_sv.roles.forward import trace
+from lightning_sv.roles.ops import (
     ADDENDS,
     ATTENTION,
     CHOICES_OF_ROWS,
-    COPIES,
     JOINS,
     LOOKUPS,
     MULTIPLIED,
@@ -21,10 +20,10 @@ from lightning_sv.interop.roles.ops import (
     PRODUCTS,
     SUMS,
 )
-from lightning_sv.interop.roles.parameter import MODEL_ROLES, WEIGHTS, ModelParameter, ModelRole
-from lightning_sv.interop.roles.readers import UnknownReaderError, head_width, is_head, is_router, readings
-from lightning_sv.interop.roles.trace import CONST, PARAM, Node
-from lightning_sv.interop.roles.value import value_at
+from lightning_sv.roles.parameter import MODEL_ROLES, WEIGHTS, ModelParameter, ModelRole
+from lightning_sv.roles.readers import UnknownReaderError, head_width, is_head, is_router, readings
+from lightning_sv.roles.trace import CONST, PARAM, Node
+from lightning_sv.roles.value import value_at
 from lightning_sv.scale import ExponentialScale, OffsetScale, ScaledLinear, ScaleVector
 
 

@@ -2,8 +2,8 @@
 
 import math
 
-from lightning_sv.interop.roles.ops import CHOICES_OF_ROWS, COPIES, MULTIPLIED, NORMS, PRODUCTS
-from lightning_sv.interop.roles.trace import CONST, PARAM, Graph, Node
+from lightning_sv.roles.ops import CHOICES_OF_ROWS, COPIES, MULTIPLIED, NORMS, PRODUCTS
+from lightning_sv.roles.trace import CONST, PARAM, Graph, Node
 
 #: power of the input's length that a statistic has: a mean square, its root, and the root's inverse
 _SQUARE, _ROOT, _INVERSE = 2, 1, -1

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_sv.interop.roles.example import fake_model
+from lightning_sv.roles.example import fake_model
 
 _PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_sv.__main__ import main
-from tests.interop.families import FAMILIES, OTHERS
+from tests.roles.families import FAMILIES, OTHERS
 
 transformers = pytest.importorskip("transformers")
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from lightning_sv.interop.roles.patterns import Pattern, patterns
+from lightning_sv.roles.patterns import Pattern, patterns
 from lightning_sv.scale import ScaleStrategy
 
 ModelRole = Literal["matrix", "router", "head", "embedding", "bias", "input", "output", "multiplier", "other"]

@@ -1,7 +1,0 @@
-"""Roles of the parameters of any model, from one traced forward pass."""
-
-from lightning_sv.interop.roles.example import fake_model
-from lightning_sv.interop.roles.find import family, weight_decay_roles
-from lightning_sv.interop.roles.parameter import MODEL_ROLES, ModelParameter, ModelRole, Roles
-
-__all__ = ["MODEL_ROLES", "ModelParameter", "ModelRole", "Roles", "fake_model", "family", "weight_decay_roles"]
