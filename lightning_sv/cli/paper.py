@@ -75,12 +75,13 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         for name in dict.fromkeys(options.fig or budget.figures or figure_names())
     ]
     out: Path = options.out or Path("runs/paper", budget.name)
+    beside = () if options.out else tuple(out.with_name(name) for name in budget_names() if name != budget.name)
     parallel = options.jobs or default_parallel()
     console = Console(width=None if sys.stdout.isatty() else 150, stderr=options.json)
     if options.dry_run:
-        print_dry_run(console, first_look(figures, budget), Runs(out), budget, parallel)
+        print_dry_run(console, first_look(figures, budget), Runs(out, None, beside=beside), budget, parallel)
         return 0
-    runs = Runs(out, None if options.no_train else _context(figures), launcher)
+    runs = Runs(out, None if options.no_train else _context(figures), launcher, beside)
     if options.slurm:
         figures = first_look(figures, budget)
         print_dry_run(Console(stderr=True, width=console.width), figures, runs, budget, parallel)

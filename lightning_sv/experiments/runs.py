@@ -20,21 +20,34 @@ class Runs:
         context: what else decides the results (corpus, versions); finished runs of another are refused. None where
             nothing is to be trained: what is there is read
         launcher: the program that trains one run
+        beside: the same of other budgets; what was trained whole there is not trained again
     """
 
     out: Path
     context: Mapping[str, str] | None = field(default_factory=dict)
     launcher: Sequence[str] = LAUNCHER
+    beside: Sequence[Path] = ()
 
     def dir(self, recipe: Recipe, seed: int) -> Path:
         """Directory of one run."""
-        return self.out / "runs" / recipe.key(seed)
+        return self.job(recipe, seed).run_dir
 
     def job(self, recipe: Recipe, seed: int) -> Job:
         """The run as a child process."""
         args = (*recipe.args, "--seed_everything", str(seed))
-        title, context = f"{recipe.title}, seed {seed}", self.context or {}
-        return Job(title, tuple(self.launcher), args, self.dir(recipe, seed), context)
+        title, context, name = f"{recipe.title}, seed {seed}", self.context or {}, recipe.key(seed)
+        own = Job(title, tuple(self.launcher), args, self.out / "runs" / name, context)
+        if own.run_dir.exists():
+            return own
+        others = (replace(own, run_dir=out / "runs" / name) for out in self.beside)
+        return next((job for job in others if self._is_done(job)), own)
+
+    def _is_done(self, job: Job) -> bool:
+        """Whether a run of another budget is complete, and of this context."""
+        try:
+            return is_complete(job.run_dir) and (self.context is None or job.state() == "complete")
+        except ValueError:
+            return False
 
     def missing(self, wanted: Sequence[Wanted]) -> list[Job]:
         """Those that are not complete.

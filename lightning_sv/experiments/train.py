@@ -36,7 +36,9 @@ def train(figures: Sequence[Figure], runs: Runs, *, parallel: int | None, consol
     """
     wanted = by_seed(run for figure in figures for run in figure.runs())
     left = runs.missing(wanted)
-    console.print(f"{len(wanted) - len(left)} of {len(wanted)} runs are complete", markup=False)
+    elsewhere = sum(runs.dir(*run).parent != runs.out / "runs" for run in wanted)
+    where = f", {elsewhere} of them under other budgets" if elsewhere else ""
+    console.print(f"{len(wanted) - len(left)} of {len(wanted)} runs are complete{where}", markup=False)
     for job in left:
         if diverged(job):
             console.print(f"{job.title} diverged; remove {job.run_dir} to train it again", markup=False)

@@ -130,6 +130,27 @@ def test_arms_are_trained_once_and_skipped_when_complete(shared: Runs) -> None:
     assert Runs(shared.out, None, FAKE).missing(figure.runs()) == []
 
 
+def test_what_another_budget_has_trained_is_not_trained_again(shared: Runs, tmp_path: Path) -> None:
+    """A budget of its own folder takes finished runs of one beside it, unless they are of another corpus or torch."""
+    (figure,) = plan("heterogeneity")
+    train([figure], shared, parallel=2, console=quiet())
+    lost = shared.dir(*figure.runs()[0])
+    other = Runs(tmp_path / "other", shared.context, FAKE, [tmp_path / "none", shared.out])
+    (lost / "summary.json").rename(lost / "kept.json")  # not whole there: it is trained here
+    try:
+        said = Console(file=io.StringIO(), width=200)
+        train([figure], other, parallel=2, console=said)
+    finally:
+        (lost / "kept.json").rename(lost / "summary.json")
+    text = said.file.getvalue()  # type: ignore[attr-defined]
+    assert "8 of 9 runs are complete, 8 of them under other budgets" in text and text.count(": done in") == 1
+    assert [path.name for path in (other.out / "runs").iterdir()] == [lost.name]
+    assert [v.n for v in judged(figure, other).verdicts] == [3]
+    beside = Runs(tmp_path / "third", {"torch": "9"}, FAKE, [shared.out])
+    assert len(beside.missing(figure.runs())) == 9  # another torch would train otherwise
+    assert Runs(tmp_path / "third", None, FAKE, [shared.out]).missing(figure.runs()) == []
+
+
 def test_a_comment_in_a_config_trains_nothing_again(conf: Path, tmp_path: Path) -> None:
     """The key is that of the resolved configuration; a value that changes is another run."""
     (conf / "paper/mine.yaml").write_text(FIGURE)
