@@ -16,8 +16,8 @@ there, and a test compares them. What is to be said of it: [results](results.md)
 ARMS = """## Arms
 
 Each is trained once for all figures that share it. The loss is on held-out text, in nats per token, the mean over the
-seeds. The difference is to the baseline of the figure, over so many pairs that share a seed, with its 95% interval, without
-correction for their number.
+seeds. The difference is to the baseline of the figure, over pairs that share a seed, with its 95% interval. Differences are
+not corrected for their number.
 """
 COLUMNS = "| finished | figure | model | strategy | lr | tokens | seeds | loss | difference | | commit |"
 RULE = "|---|---|---|---|---:|---:|---:|---:|---|---|---|"
@@ -72,9 +72,13 @@ def verdicts(log: list[dict[str, str]]) -> str:
         claim = row["figure"], row["claim"]
         had = current.get(row["budget"])
         commits = set(row["commit"].split("; "))
-        # on another text: a further recording; judged already, on runs of other commits, too; of the same commits: what it
-        # came to with more runs
-        if had is None or corpora[row["budget"]] != row["corpus"] or (claim in had and commits.isdisjoint(had[claim][0])):
+        # A further recording: on another text, or judged already, on runs of other commits. Judged already on runs of
+        # the same: what it came to with more of them.
+        if (
+            had is None
+            or corpora[row["budget"]] != row["corpus"]
+            or (claim in had and commits.isdisjoint(had[claim][0]))
+        ):
             had = current[row["budget"]] = {}
             corpora[row["budget"]] = row["corpus"]
             recorded.append((row["date"][:10], row["budget"], had))

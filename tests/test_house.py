@@ -283,9 +283,7 @@ def _numbers(*, without_ours: bool) -> list[int]:
     ours = ("tuning", "own-optimum", "routing", "sharpness")
     rows = _rows("results/cpu/verdicts.csv")
     words = [
-        row["verdict"]
-        for row in rows
-        if not (without_ours and (row["figure"] in ours or row["paper"] == "not stated"))
+        row["verdict"] for row in rows if not (without_ours and (row["figure"] in ours or row["paper"] == "not stated"))
     ]
     return [len(words), *(words.count(w) for w in ("holds", "contradicted", "not resolved", "not testable here"))]
 
