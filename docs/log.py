@@ -16,8 +16,8 @@ there, and a test compares them. What is to be said of it: [results](results.md)
 ARMS = """## Arms
 
 Each is trained once for all figures that share it. The loss is on held-out text, in nats per token, the mean over the
-seeds. The difference is to the baseline of the figure, over pairs that share a seed, with its 95% interval. Differences are
-not corrected for their number.
+seeds. The difference is to the baseline of the figure, over pairs that share a seed, with its 95% interval, and
+without correction for their number.
 """
 COLUMNS = "| finished | figure | model | strategy | lr | tokens | seeds | loss | difference | | commit |"
 RULE = "|---|---|---|---|---:|---:|---:|---:|---|---|---|"
