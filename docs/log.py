@@ -16,8 +16,8 @@ there, and a test compares them. What is to be said of it: [results](results.md)
 ARMS = """## Arms
 
 Each is trained once for all figures that share it. The loss is on held-out text, in nats per token, the mean over the
-seeds. The difference is to the baseline of the figure, over pairs that share a seed, with its 95% interval, each judged
-by itself.
+seeds. The difference is to the baseline of the figure, over pairs that share a seed, with its 95% interval, and
+without correction for their number.
 """
 COLUMNS = "| finished | figure | model | strategy | lr | tokens | seeds | loss | difference | | commit |"
 RULE = "|---|---|---|---|---:|---:|---:|---:|---|---|---|"
@@ -33,7 +33,7 @@ def compared(row: dict[str, str]) -> list[str]:
     """Return a difference of losses as a cell, and what its interval shows."""
     value, low, high = (float(row[key]) for key in ("estimate", "low", "high"))
     word = "lower" if high < 0 else "**higher**" if low > 0 else "not resolved"
-    return [f"{value:+.4f} ({low:+.4f} to {high:+.4f}) to {row['baseline']}", word]
+    return [f"{value:+.4f} ({low:+.4f} to {high:+.4f}) to {row['baseline']}, {row['n']} pairs", word]
 
 
 def rows(folder: Path) -> Iterator[tuple[str, str]]:
@@ -61,20 +61,26 @@ def rows(folder: Path) -> Iterator[tuple[str, str]]:
         yield when, f"| {' | '.join(cells)} |"
 
 
-def verdicts() -> str:
-    """Return the verdicts of results/log.csv: how many of each word, recording by recording, and which have moved."""
-    log = read(ROOT / "results/log.csv")
+def verdicts(log: list[dict[str, str]]) -> str:
+    """Return the verdicts of a log: how many of each word, recording by recording, and which have moved."""
     words = sorted({row["verdict"] for row in log})
     recorded: list[tuple[str, str, dict[tuple[str, str], tuple[set[str], str]]]] = []
     current: dict[str, dict[tuple[str, str], tuple[set[str], str]]] = {}
+    corpora: dict[str, str] = {}
     said: dict[tuple[str, str, str], list[str]] = {}
     for row in log:
         claim = row["figure"], row["claim"]
         had = current.get(row["budget"])
         commits = set(row["commit"].split("; "))
-        # judged already, on runs of other commits: a further recording; of the same: what it came to with more of them
-        if had is None or (claim in had and commits.isdisjoint(had[claim][0])):
+        # A further recording: on another text, or judged already, on runs of other commits. Judged already on runs of
+        # the same: what it came to with more of them.
+        if (
+            had is None
+            or corpora[row["budget"]] != row["corpus"]
+            or (claim in had and commits.isdisjoint(had[claim][0]))
+        ):
             had = current[row["budget"]] = {}
+            corpora[row["budget"]] = row["corpus"]
             recorded.append((row["date"][:10], row["budget"], had))
         had[claim] = commits, row["verdict"]
         said.setdefault((row["budget"], row["figure"], row["claim"]), []).append(row["verdict"])
@@ -97,7 +103,7 @@ def verdicts() -> str:
 
 def page() -> str:
     """Return the page: the verdicts, and a table of arms for each folder of results/ that holds runs."""
-    parts = [HEAD, verdicts(), ARMS]
+    parts = [HEAD, verdicts(read(ROOT / "results/log.csv")), ARMS]
     for table in sorted((ROOT / "results").glob("*/results.csv")):
         runs, name = read(table), table.parent.name
         corpora = " ".join(sorted({f"`{run['corpus_hash'][:12]}`" for run in runs}))

@@ -82,10 +82,26 @@ def test_the_log_is_that_of_the_results() -> None:
     assert arms == expected, "results/ changed: python docs/log.py"
     for line in said.splitlines():
         assert any(row.startswith(line.removesuffix(" |")) for row in found.splitlines()), line
-    intervals = re.findall(r"\| [+-]\S+ \(([+-]\S+) to ([+-]\S+)\) to [^|]+ \| \**([a-z ]+)\**", text)
+    intervals = re.findall(r"\| [+-]\S+ \(([+-]\S+) to ([+-]\S+)\) to [^|]+, \d pairs \| \**([a-z ]+)\**", text)
     assert len(intervals) > 30
     for low, high, word in intervals:
         assert word.strip() == ("lower" if float(high) < 0 else "higher" if float(low) > 0 else "not resolved")
+
+
+def test_a_recording_of_the_log_has_one_text() -> None:
+    """Another corpus, or other commits for a claim that was judged, begin the next; further claims belong to it."""
+
+    def row(day: int, corpus: str, commit: str, claim: str) -> dict[str, str]:
+        return {
+            "date": f"2026-01-0{day} 10:00 UTC", "budget": "cpu", "figure": "f", "claim": claim, "verdict": "holds",
+            "commit": commit, "corpus": corpus,
+        }  # fmt: skip
+
+    text = runpy.run_path(str(ROOT / "docs/log.py"))["verdicts"]
+    log = [row(1, "x", "a", "one"), row(2, "x", "b", "two"), row(3, "y", "b", "three"), row(4, "y", "c", "three")]
+    assert re.findall(r"^\| (2026\S+) \| cpu \| (\d) \|$", text(log), re.MULTILINE) == [
+        ("2026-01-01", "2"), ("2026-01-03", "1"), ("2026-01-04", "1"),
+    ]  # fmt: skip
 
 
 def test_the_drawing_shows_the_placements() -> None:

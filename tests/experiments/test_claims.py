@@ -158,11 +158,11 @@ def test_widens_is_a_difference_of_differences() -> None:
 
 
 def test_widens_until_and_keeps_from_there() -> None:
-    """A lead of 0.04 at 80% of the tokens, and 0.03 at the end: it widened, and lost a quarter."""
+    """A lead of 0.04 at 80% of the tokens, and 0.03 at the end: it grew, and lost a quarter."""
     gap = np.interp(TOKENS, [100, 1600, 2000], [0, -0.04, -0.03])
     change, lead = judge_all("widens", arm("a", gap), flat(), at=0.4, until=0.8)
     assert change.verdict == lead.verdict == "holds" and "from 40% of the tokens to 80%" in change.sentence
-    assert change.claim == "the lead of a over b is larger at 80% of the tokens than at 40%"
+    assert change.claim == "a gains on b from 40% to 80% of the tokens"
     assert lead.claim == "a is below b at 80% of the tokens"
     _, kept = judge_all("keeps", arm("a", gap), flat(), at=0.8, margin=0.02)
     assert kept.verdict == "holds" and kept.estimate == pytest.approx(0.01)

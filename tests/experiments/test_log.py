@@ -117,3 +117,17 @@ def test_a_log_that_is_none_is_refused_before_anything_is_trained(
     with pytest.raises(ValueError, match=r"results/log.csv is no log of verdicts"):
         run_paper(words, launcher=("false",))
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_claim_of_an_earlier_report_is_told_in_todays_words(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    old = {
+        "p: the lead of a, 24 over b, 24 is larger at 100% of the tokens than at 50%": (
+            "p: a, 24 gains on b, 24 from 50% to 100% of the tokens"
+        ),
+        "x: the panel's scalar ends lower in a than in b": "x: it ends lower in a than in b",
+    }
+    rows = log_rows([figure()], "cpu")
+    add_to_log([{**row, "claim": claim} for row, claim in zip(rows, old, strict=False)], log)
+    assert [row["claim"] for row in read_log(log)] == list(old.values())
+    assert add_to_log([{**row, "claim": claim} for row, claim in zip(rows, old.values(), strict=False)], log) == 0

@@ -231,5 +231,5 @@ def memory(claim: ClaimSpec, panel: Panel) -> Outcome:
 
 
 def lower(claim: ClaimSpec, panel: Panel) -> Outcome:
-    """The panel's scalar ends lower in A than in B."""
+    """What the panel draws, which its title names, ends lower in A than in B."""
     return _ratio(claim, panel, panel.spec.tag, panel.spec.tag, of=_last, below=1.0)

@@ -68,7 +68,7 @@ KINDS: dict[str, ClaimType] = {
     "crosses": ClaimType("{a} leads {b} at {at:.0%} of the tokens and is overtaken", decide.less, parts=_overtaken),
     "leads": ClaimType("{a} is below {b} at each quarter of the tokens", decide.less, parts=_each_quarter),
     "widens": ClaimType(
-        "the lead of {a} over {b} is larger at {until:.0%} of the tokens than at {at:.0%}",
+        "{a} gains on {b} from {at:.0%} to {until:.0%} of the tokens",
         decide.widens,
         parts=lambda claim: (claim, _lower(claim, claim.until)),
     ),
@@ -84,7 +84,7 @@ KINDS: dict[str, ClaimType] = {
         ("qkv",),
         _two_tags_apart,
     ),
-    "lower": ClaimType("the panel's scalar ends lower in {a} than in {b}", decide.lower, ("scalar",)),
+    "lower": ClaimType("it ends lower in {a} than in {b}", decide.lower, ("scalar",)),
     "slope": ClaimType("the loss of {a} falls faster with size than that of {b}", decide.slope, ("scaling",)),
     "grid_gap": ClaimType("{a} ends below {b}{more}, each at its own optimum", decide.grid_gap, ("grid",)),
     "cost": ClaimType("a step of {a} takes less than {margin:g} times that of {b}", decide.cost, ("table",), _margin),
