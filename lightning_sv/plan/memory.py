@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from lightning_sv.nn import Backbone, router_loss
 from lightning_sv.nn.cross_entropy import chunks_of_a_gpu
 from lightning_sv.optim import build_optimizer
-from lightning_sv.scale.pieces import first_piece_alone
+from lightning_sv.scale.pieces import pieces_of_a_gpu
 from lightning_sv.settings.model import Pretraining
 
 
@@ -106,7 +106,7 @@ def step_memory(
         accumulate: whether a step has several micro-batches
     """
     counter = AllocatedBytes()
-    with fake_backbone(run) as net, counter, first_piece_alone():
+    with fake_backbone(run) as net, counter, pieces_of_a_gpu():
         for tensor in (*net.parameters(), *net.buffers()):
             counter.add(tensor)
         optimizer = build_optimizer(run.parameter_groups(net), run.optim, run.lr)

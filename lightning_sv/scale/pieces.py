@@ -6,35 +6,31 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-#: elements of a piece: a few tensors of it fit in a core's cache, and the overhead of its operations is not felt
-PIECE = 1 << 16
-#: what `first_piece_alone` sets
-_FIRST_ALONE = {"now": False}
+#: elements of a piece, by type of device; elsewhere a piece has all rows. On a CPU a few tensors of it fit in a core's
+#: cache, and the overhead of its operations is not felt
+PIECE = {"cpu": 1 << 16}
 
 
 def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the same rows of every tensor; all of them at once on a GPU, and where it is compiled.
+    """Yield the same rows of every tensor, a piece at a time; all at once elsewhere than on a CPU, and compiled.
 
     Args:
-        *tensors: (rows, ...), the first one the widest
+        tensors: (rows, ...), all with the same number of rows
     """
     first = tensors[0]
     n = max(len(first), 1)
-    if first.device.type == "cpu" and not torch.compiler.is_compiling():
-        n = max(PIECE // max(first[:1].numel(), 1), 1)
-    if _FIRST_ALONE["now"]:
-        return iter([tuple(t[:n] for t in tensors)])
+    size = PIECE.get(first.device.type)
+    if size is not None and not torch.compiler.is_compiling():
+        n = max(size // max(first[:1].numel(), 1), 1)
     return zip(*(t.split(n) for t in tensors), strict=True)
 
 
 @contextmanager
-def first_piece_alone() -> Iterator[None]:
-    """Let `pieces` yield the largest piece alone, for tensors that have shapes and no values.
-
-    The others free what they take before the next one, so that memory is the same, and a step of Llama-1B has 70,000.
-    """
-    _FIRST_ALONE["now"] = True
+def pieces_of_a_gpu() -> Iterator[None]:
+    """Take all rows at once whatever the device, to count the memory of a GPU."""
+    kept = PIECE.copy()
+    PIECE.clear()
     try:
         yield
     finally:
-        _FIRST_ALONE["now"] = False
+        PIECE.update(kept)

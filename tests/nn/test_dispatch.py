@@ -75,7 +75,7 @@ def test_dispatch_and_combine_equal_plain_indexing_with_gradients(routing: tuple
 
 
 def test_first_and_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces_module, "PIECE", 6)  # several pieces, the last one short
+    monkeypatch.setitem(pieces_module.PIECE, "cpu", 6)  # several pieces, the last one short
     made = layout(torch.tensor([[0, 2], [2, 3], [0, 3]]), 4)
 
     def make(*shape: int) -> Tensor:

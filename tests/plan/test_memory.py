@@ -17,9 +17,11 @@ from lightning_sv.nn.config import RouterConfig
 from lightning_sv.nn.cross_entropy import chunks_of_a_gpu
 from lightning_sv.optim import OptimConfig, build_optimizer
 from lightning_sv.plan import step_memory
+from lightning_sv.scale.pieces import pieces_of_a_gpu
 from tests.conftest import GEMMA
 
 B, T = 8, 256
+D_FF = 512  # int(8 d_model / 3)
 SPARSE = {"n_expert": 8, "n_expert_active": 2}
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama": ("llama", {}, "adamw"),
@@ -73,16 +75,20 @@ def two_steps(module: PretrainModule, precision: str, micro_batches: int) -> Pre
 @pytest.mark.parametrize("name", MODELS)
 def test_the_peak_is_that_of_a_real_step(name: str, precision: str, micro_batches: int) -> None:
     plan = step_memory(make(name), B, T, precision=precision, accumulate=micro_batches > 1)
-    real = allocated(lambda: two_steps(make(name), precision, micro_batches))
+    with pieces_of_a_gpu():
+        real = allocated(lambda: two_steps(make(name), precision, micro_batches))
     assert plan.activations > 2 * plan.parts()[0]  # the tensors that are hard to foretell dominate
-    assert plan.peak == pytest.approx(real, rel=0.01)
+    # A CPU writes a float32 result into bf16 by way of a float32 copy, a GPU does not.
+    copy = 4 * B * T * D_FF * (precision != "32-true")
+    assert 0.99 * real - copy < plan.peak < 1.01 * real
 
 
 @pytest.mark.parametrize("name", ["unified", "moe"])
 def test_blocks_that_are_run_again_keep_less(name: str) -> None:
     plan = step_memory(make(name, again=True), B, T, precision="bf16-mixed")
-    real = allocated(lambda: two_steps(make(name, again=True), "bf16-mixed", 1))
-    assert plan.peak == pytest.approx(real, rel=0.01)
+    with pieces_of_a_gpu():
+        real = allocated(lambda: two_steps(make(name, again=True), "bf16-mixed", 1))
+    assert 0.99 * real - 4 * B * T * D_FF < plan.peak < 1.01 * real
     assert plan.activations < 0.7 * step_memory(make(name), B, T, precision="bf16-mixed").activations
 
 
@@ -116,7 +122,8 @@ def test_the_plan_of_a_run_is_what_fit_allocates(
     assert main(["plan", *args, "--gpus", "1", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     run = str(tmp_path / "run")
-    real = allocated(lambda: main(["fit", *args, "--run_dir", run, "--data.val_sequences", "2"]))
+    with pieces_of_a_gpu():
+        real = allocated(lambda: main(["fit", *args, "--run_dir", run, "--data.val_sequences", "2"]))
     assert plan["memory"]["peak"] == pytest.approx(real, rel=0.1)
     file = tmp_path / "run/checkpoints/last.ckpt"
     assert plan["checkpoint"] == pytest.approx(file.stat().st_size, rel=0.02)
