@@ -15,7 +15,7 @@ def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield the same rows of every tensor, a piece at a time; all at once elsewhere than on a CPU, and compiled.
 
     Args:
-        tensors: (rows, ...), all with the same number of rows
+        *tensors: (rows, ...), all with the same number of rows
     """
     first = tensors[0]
     n = max(len(first), 1)
