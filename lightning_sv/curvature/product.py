@@ -101,6 +101,7 @@ class HessianProduct:
 
     def __call__(self, vector: Sequence[Tensor]) -> Vector:
         """Return H v, shaped as the parameters."""
+        _check_shapes(vector, self.parameters)
         # A gradient without history is constant: its rows of H are zero.
         live = [(g, v) for g, v in zip(self._gradient, vector, strict=True) if g.requires_grad]
         if not live:
@@ -113,7 +114,8 @@ class HessianProduct:
         except RuntimeError as error:
             if "modified by an inplace" in str(error):
                 raise ValueError(
-                    "the model has changed since HessianProduct was built (an optimizer step?); build another."
+                    "the model has changed since HessianProduct was built (an optimizer step, or a DifferenceProduct, "
+                    "which moves the parameters?); build another."
                 ) from error
             if not any(sign in str(error) for sign in _NO_SECOND_DERIVATIVE):
                 raise
@@ -126,10 +128,11 @@ class DifferenceProduct:
     """v -> (grad L(theta + h v) - grad L(theta - h v)) / 2h: H v where no second derivative exists.
 
     Two forward and backward passes a product, and the memory of one beside three copies of the subset.
-    The loss runs as it is, so with flash attention and compiled. The displacement's norm is ||h v|| =
-    step (1 + ||theta||): truncation grows as step^2, most along the sharpest directions, and the
-    gradients' rounding as 1 / step. The parameters are moved in place and put back exactly; in-place
-    changes end the retained graph of a HessianProduct of the same model.
+    The loss runs as it is, so with flash attention and compiled. What it draws, as dropout does, is drawn
+    alike in every pass, from the random state of when this object was made; that state stays as it is. The
+    displacement's norm is ||h v|| = step (1 + ||theta||): truncation grows as step^2, most along the sharpest
+    directions, and the gradients' rounding as 1 / step. The parameters are moved in place and put back
+    exactly; in-place changes end the retained graph of a HessianProduct of the same model.
 
     Not quite symmetric nor linear in v: errors of `lanczos` and `hutchinson` do not include that.
 
@@ -150,9 +153,12 @@ class DifferenceProduct:
         if step <= 0:
             raise ValueError(f"step of DifferenceProduct is {step}; it must be positive.")
         self.loss, self.step = loss, step
+        self._devices = sorted({p.device.index or 0 for p in self.parameters if p.is_cuda})
+        self._drawn = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in self._devices]
 
     def __call__(self, vector: Sequence[Tensor]) -> Vector:
         """Return H v, shaped as the parameters."""
+        _check_shapes(vector, self.parameters)
         length = norm(vector)
         if length == 0:
             return tuple(torch.zeros_like(p) for p in self.parameters)
@@ -166,7 +172,11 @@ class DifferenceProduct:
             with torch.no_grad():
                 for parameter, v in zip(self.parameters, vector, strict=True):
                     parameter.add_(v, alpha=h)
-            with torch.enable_grad():
+            with torch.enable_grad(), torch.random.fork_rng(devices=self._devices):
+                cpu, gpus = self._drawn
+                torch.set_rng_state(cpu)
+                for device, state in zip(self._devices, gpus, strict=True):
+                    torch.cuda.set_rng_state(state, device)
                 return _gradient(self.loss, self.parameters, create_graph=False)
         finally:
             with torch.no_grad():
@@ -183,6 +193,18 @@ def _subset(parameters: Sequence[Tensor]) -> Vector:
     if frozen := [i for i, p in enumerate(subset) if not p.requires_grad]:
         raise ValueError(f"parameters {frozen} of the subset do not require gradients; leave them out.")
     return subset
+
+
+def _check_shapes(vector: Sequence[Tensor], parameters: Vector) -> None:
+    if len(vector) != len(parameters):
+        raise ValueError(
+            f"the vector has {len(vector)} tensors and there are {len(parameters)} parameters; give one each."
+        )
+    for i, (tensor, parameter) in enumerate(zip(vector, parameters, strict=True)):
+        if tensor.shape != parameter.shape:
+            raise ValueError(
+                f"tensor {i} of the vector has shape {tuple(tensor.shape)}; its parameter has {tuple(parameter.shape)}."
+            )
 
 
 def _gradient(loss: Callable[[], Tensor], parameters: Vector, *, create_graph: bool) -> Vector:

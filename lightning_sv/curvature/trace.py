@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -94,6 +95,9 @@ def _moments(
         probe = basis.reject(rademacher(product.parameters, generator))
         image = product(probe)
         samples.append((inner(probe, image), inner(image, image)))
+    if not all(map(math.isfinite, chain(*exact, *samples))):  # overflow in a product: there is no answer
+        nothing = Estimate(math.nan, math.nan, spent + n_probes)
+        return Moments(nothing, nothing)
     trace, square = (
         Estimate(
             math.fsum(part[k] for part in exact) + statistics.fmean(sample[k] for sample in samples),

@@ -19,6 +19,7 @@ from lightning_sv.optim import build_optimizer, group_table, parameter_table
 from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE, SUMMARY, write_atomically
 from lightning_sv.runs.job import program
 from lightning_sv.runs.provenance import Provenance, lengths
+from lightning_sv.scale.strategy import modules_named
 
 
 def summarize(trainer: L.Trainer, module: PretrainModule, data: TokenDataModule) -> dict[str, Any]:
@@ -137,10 +138,11 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> N
         )
     strategy = summary["label"].partition("[")[0]
     other = "unified" if strategy == "llama" else strategy
+    allow = "".join(f" --allow {module}" for module in sorted(modules_named(strategy)))
     for what, text in (
         ("picture", run_dir / PICTURE),
         ("charts", f"tensorboard --logdir {run_dir.parent} --host 127.0.0.1   (or: make tensorboard)"),
-        ("sample", f'{program()} generate {run_dir} --prompt "def "'),
+        ("sample", f'{program()} generate {run_dir} --prompt "def "{allow}'),
         ("compare", f"{program()} compare --a llama --b {other} --seeds 3 --config {run_dir / CONFIG}"),
     ):
         console.print(f"{what:8} {text}", markup=False, highlight=False, soft_wrap=True)

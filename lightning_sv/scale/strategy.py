@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from lightning_sv.scale.contract import check_parameterization
 from lightning_sv.scale.vector import (
     DirectScale,
     ExponentialScale,
@@ -198,6 +199,8 @@ def _row(axis: str, token: str) -> Any:
         row = _imported(token)
         if _axis_of_row(row) != axis:
             raise ValueError(f"scale token {token!r} is no {axis}; {_known()}")
+        if axis == "parameterization":
+            check_parameterization(row)
         return row
     table = AXES[axis]
     if token not in table:

@@ -167,3 +167,34 @@ def test_what_cannot_be_asked() -> None:
             make()
     (image,) = DifferenceProduct(lambda: _Once.apply(p).square().sum(), [p])([torch.ones(3)])
     torch.testing.assert_close(image, torch.full((3,), 12.0), rtol=1e-3, atol=0)
+
+
+def test_differences_of_a_loss_that_draws_are_those_of_one_draw() -> None:
+    """Dropout drawn anew on both sides would give their difference over 2h: a curvature of its own, and a false one."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 16), nn.Dropout(0.3), nn.Tanh(), nn.Linear(16, 1)).double()
+    x, y = torch.randn(20, 5, dtype=torch.float64), torch.randn(20, 1, dtype=torch.float64)
+    parameters = list(net.parameters())
+    vector = [torch.randn_like(p) for p in parameters]
+
+    def loss() -> Tensor:
+        return F.mse_loss(net(x), y)
+
+    state = torch.get_rng_state()
+    differences = DifferenceProduct(loss, parameters)
+    for _ in range(2):
+        found = differences(vector)
+        assert torch.equal(torch.get_rng_state(), state)
+    exact = HessianProduct(loss, parameters)(vector)  # built in the same random state: the same masks
+    for ours, theirs in zip(found, exact, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", [HessianProduct, DifferenceProduct])
+def test_a_vector_of_other_shapes_is_refused(kind: type[HessianProduct] | type[DifferenceProduct]) -> None:
+    weight, bias = torch.ones(3, 2, requires_grad=True), torch.ones(3, requires_grad=True)
+    product = kind(lambda: (weight.square().sum(1) * bias).sum(), [weight, bias])
+    with pytest.raises(ValueError, match="the vector has 1 tensors and there are 2 parameters"):
+        product([torch.ones(3, 2)])
+    with pytest.raises(ValueError, match=r"tensor 1 of the vector has shape \(1,\); its parameter has \(3,\)"):
+        product([torch.ones(3, 2), torch.ones(1)])

@@ -182,3 +182,12 @@ def test_too_few_products() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             run()
+
+
+def test_where_a_product_overflows_there_is_no_answer() -> None:
+    theta = torch.ones(4, requires_grad=True)
+    product = HessianProduct(lambda: (theta.square() * float("nan")).sum(), [theta])
+    moments = hutchinson(product, 4), hutch_plus_plus(product, 6)
+    for found in (figure for each in moments for figure in (each.trace, each.squared_frobenius)):
+        assert math.isnan(found.value) and math.isnan(found.error) and found.products > 0
+    assert math.isnan(lanczos(product, 4).largest.value)

@@ -100,7 +100,8 @@ def check_claims(panel: PanelSpec, where: str) -> None:
         where: names it to the user
 
     Raises:
-        ValueError: an unknown kind or arm, a kind that such a panel does not have, or one without what it needs
+        ValueError: an unknown kind or arm, one arm twice, a share of the tokens that is none, a kind that such a panel
+            does not have, or one without what it needs
     """
     for claim in panel.claims:
         if claim.kind not in KINDS:
@@ -114,6 +115,13 @@ def check_claims(panel: PanelSpec, where: str) -> None:
         for label in [claim.a, claim.b] if "{b}" in kind.statement else [claim.a]:
             if label not in panel.arms:
                 raise ValueError(unknown(f"{where}: claim {claim.kind!r}: arm", label, list(panel.arms)))
+        if claim.a == claim.b and "{b}" in kind.statement:
+            raise ValueError(f"{where}: claim {claim.kind!r} compares {claim.a!r} with itself; a and b are two arms.")
+        for key, share in (("at", claim.at), ("until", claim.until)):
+            if share is not None and not 0 < share <= 1:
+                raise ValueError(
+                    f"{where}: claim {claim.kind!r}: {key} is {share:g}; it is a share of the tokens, from 0 to 1."
+                )
         if lacking := kind.needs(claim, panel):
             raise ValueError(f"{where}: a claim {claim.kind!r} needs {lacking}.")
     if (panel.kind == "scalar") != bool(panel.tag):

@@ -3,6 +3,7 @@
 A misspelled key, figure or budget is answered in one sentence with the nearest right name.
 """
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,9 +27,26 @@ def load_figure(name: str, conf: Path = CONF) -> FigureSpec:
     """Read conf/paper/NAME.yaml.
 
     Raises:
-        ValueError: no such figure, or a key or value that it cannot have
+        ValueError: no such figure, a key or value that it cannot have, or a budget that there is not
     """
-    return _load(FigureSpec, name, conf / "paper", figure_names(conf), "figure")
+    figure, budgets = _load(FigureSpec, name, conf / "paper", figure_names(conf), "figure"), budget_names(conf)
+    for where, named in _budgets_named(figure):
+        for budget in named:
+            if budget not in budgets:
+                raise ValueError(unknown(f"conf/paper/{name}.yaml: {where}: budget", budget, budgets))
+    return figure
+
+
+def _budgets_named(figure: FigureSpec) -> Iterator[tuple[str, Iterable[str]]]:
+    """Where a figure says something of budgets, and of which."""
+    for panel in figure.panels:
+        at = f"panel {panel.title!r}"
+        yield from ((f"{at}: seeds", panel.seeds), (f"{at}: not_at", panel.not_at))
+        yield from ((f"{at}: axes: {key}", of) for key, of in panel.axes.items())
+        yield from ((f"{at}: claim {claim.kind!r}: not_at", claim.not_at) for claim in panel.claims)
+        for label, arm in panel.arms.items():
+            yield f"{at}: arm {label!r}: lr", arm.lr
+            yield from ((f"{at}: arm {label!r}: axes: {key}", of) for key, of in arm.axes.items())
 
 
 def load_budget(name: str, conf: Path = CONF) -> Budget:

@@ -200,5 +200,6 @@ def _difference(before: list[Tensor], after: list[Tensor]) -> float:
             return float("inf")
         if number.any():
             b, a = b[number].double(), a[number].double()
-            worst = max(worst, float((a - b).abs().max() / b.abs().max().clamp_min(1e-30)))
+            size = float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
+            worst = max(worst, size) if size == size else float("inf")  # max() of a number and nan is the number
     return worst
