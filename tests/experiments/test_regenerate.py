@@ -231,6 +231,10 @@ def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> N
     write_tuned([found], conf / "paper")
     text = (conf / "paper/tuned/tiny-3000.yaml").read_text()
     assert "; seeds 100 to 101, commit " in text and "# times or over 1." in text
+    tuning = replace(found, spec=replace(found.spec, name="tuning"), command="by tuning")
+    for several in ([found, tuning], [tuning, found]):  # of two grids of one length that of `tuning` counts
+        write_tuned(several, tmp_path)
+        assert (tmp_path / "tuned/tiny-3000.yaml").read_text().startswith('source: "by tuning; ')
     llama, dnp = (arm.recipe for arm in planned("other").panels[0].arms)
     assert llama is not None and dnp is not None
     assert "lr 0.0022, init_std 0.025" in llama.details and llama.note == ""

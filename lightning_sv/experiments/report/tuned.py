@@ -11,15 +11,20 @@ from lightning_sv.experiments.sources.tuned import rounded
 
 
 def write_tuned(figures: Sequence[Figure], out: Path) -> None:
-    """Write the optima of every grid among the panels to `out`/tuned: a file a grid, its errors beside them."""
-    for figure in figures:
+    """Write the optima of the grids among the panels to `out`/tuned, with their errors: a file a model and length.
+
+    Of two grids of one model and length the one of the figure `tuning` counts, and else the first.
+    """
+    written: set[Path] = set()
+    for figure in sorted(figures, key=lambda figure: figure.spec.name != "tuning"):
         for panel in figure.panels:
             recipe = panel.arms[0].recipe if panel.arms else None
             if panel.kind == "grid" and recipe is not None:
-                text = _text(figure, panel, recipe)
                 path = out / "tuned" / f"{recipe.model}-{recipe.steps}.yaml"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
+                if path not in written:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_text(_text(figure, panel, recipe))
+                    written.add(path)
 
 
 def _text(figure: Figure, panel: Panel, recipe: Recipe) -> str:
