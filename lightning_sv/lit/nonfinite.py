@@ -66,10 +66,11 @@ class NonFinite:
                 file.write(json.dumps(event) + "\n")
         what = f"loss {event['losses']}, gradient norm {event['grad_norm']} before step {trainer.global_step + 1}"
         if not self.skip:
-            raise NonFiniteError(
-                f"{what}: not finite, and not stepped on. {NONFINITE} in the run directory identifies the batch; lower "
-                "model.optim.lr, or leave such steps out with --model.nonfinite skip."
-            )
+            where = f"{NONFINITE} in the run directory identifies the batch"
+            advice = "lower model.optim.lr, or leave such steps out with --model.nonfinite skip"
+            if not trainer.global_step:
+                advice = "no step was taken yet, so look at the first weights: model.backbone.init_std, model.init_from"
+            raise NonFiniteError(f"{what}: not finite, and not stepped on. {where}; {advice}.")
         self.skipped += 1
         for parameter in module.parameters():
             parameter.grad = None  # optimizers leave such parameters, and their state, as they are
