@@ -4,7 +4,7 @@ A family is the arms of one model at one budget, trained on the same seeds: a ra
 are the seeds (R. A. Fisher, The Design of Experiments, 1935). Three pairs alone leave 2 degrees of freedom for their
 scatter, and Student's quantile is 4.30; fifteen arms of three seeds leave 28 for the same scatter, and it is 2.05.
 Seeds are fixed effects: then the t distribution is exact also where some arm lacks some seed, and nothing is assumed
-about the scatter of seeds, which is the smaller part here (0.3 of a run's variance at 3,000 steps).
+about the scatter of seeds (how much that is: docs/verdicts.md).
 """
 
 import math

@@ -4,8 +4,6 @@ For a chunk of tokens the logits are made, reduced to losses, turned into their 
 with inputs and weight; then the next chunk takes their memory. Three products as ever, none made again.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -68,17 +66,6 @@ def linear_cross_entropy(
         return _chunks(inputs, targets, norm_eps, wanted=False)[0]
     out: Tensor = _LinearCrossEntropy.apply(targets, norm_eps, *inputs)
     return out
-
-
-@contextmanager
-def chunks_of_a_gpu() -> Iterator[None]:
-    """Take chunks as on a GPU whatever the device, to count the memory of one."""
-    kept = CHUNK.copy()
-    CHUNK.clear()
-    try:
-        yield
-    finally:
-        CHUNK.update(kept)
 
 
 def chunk_of(tokens: int, d: int, vocab_size: int, device: str) -> int:

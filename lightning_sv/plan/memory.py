@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lightning_sv.nn import Backbone, router_loss
-from lightning_sv.nn.cross_entropy import chunks_of_a_gpu
+from lightning_sv.nn.cross_entropy import CHUNK
 from lightning_sv.optim import build_optimizer
-from lightning_sv.scale.pieces import pieces_of_a_gpu
+from lightning_sv.scale.pieces import PIECE, as_on_a_gpu
 from lightning_sv.settings.model import Pretraining
 
 
@@ -106,7 +106,7 @@ def step_memory(
         accumulate: whether a step has several micro-batches
     """
     counter = AllocatedBytes()
-    with fake_backbone(run) as net, counter, pieces_of_a_gpu():
+    with fake_backbone(run) as net, counter, as_on_a_gpu(PIECE, CHUNK):
         for tensor in (*net.parameters(), *net.buffers()):
             counter.add(tensor)
         optimizer = build_optimizer(run.parameter_groups(net), run.optim, run.lr)
@@ -117,7 +117,7 @@ def step_memory(
         held = tuple(_held(parameter, optimizer) for parameter in net.parameters())
         between = counter.peak = counter.now
         block = torch.zeros(micro_batch, seq_len + 1, dtype=torch.long)
-        with chunks_of_a_gpu(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
             nats, routings = run.nats(net, block, 0 if run.mask_documents else None)
             loss = nats + router_loss(routings, run.config)
         if not accumulate:

@@ -5,7 +5,6 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from lightning_sv.scale.vector import ScaleVector
 
@@ -24,6 +23,8 @@ def check_parameterization(kind: type[ScaleVector]) -> None:
             gamma has another shape than (*batch_dims, d), or is not 1 at the start; `set_gamma` is no inverse of
             `forward`
     """
+    from torch._subclasses.fake_tensor import unset_fake_temporarily  # slow to import, and few have their own
+
     if lacking := sorted(kind.__abstractmethods__):
         _refuse(kind, f"lacks {' and '.join(lacking)}; forward returns gamma, set_gamma(gamma) makes it return that.")
     with unset_fake_temporarily(), torch.device("cpu"), torch.random.fork_rng(devices=[]), torch.enable_grad():

@@ -26,11 +26,17 @@ def pieces(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 @contextmanager
-def pieces_of_a_gpu() -> Iterator[None]:
-    """Take all rows at once whatever the device, to count the memory of a GPU."""
-    kept = PIECE.copy()
-    PIECE.clear()
+def as_on_a_gpu(*sizes: dict[str, int]) -> Iterator[None]:
+    """Empty tables of sizes by type of device: what they cut is cut as on a GPU, to count the memory of one.
+
+    Args:
+        *sizes: `PIECE`, and those of other modules
+    """
+    kept = [table.copy() for table in sizes]
     try:
+        for table in sizes:
+            table.clear()
         yield
     finally:
-        PIECE.update(kept)
+        for table, entries in zip(sizes, kept, strict=True):
+            table.update(entries)

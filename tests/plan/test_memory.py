@@ -14,10 +14,10 @@ from lightning_sv.__main__ import main
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.nn.config import RouterConfig
-from lightning_sv.nn.cross_entropy import chunks_of_a_gpu
+from lightning_sv.nn.cross_entropy import CHUNK
 from lightning_sv.optim import OptimConfig, build_optimizer
 from lightning_sv.plan import step_memory
-from lightning_sv.scale.pieces import pieces_of_a_gpu
+from lightning_sv.scale.pieces import PIECE, as_on_a_gpu
 from tests.conftest import GEMMA
 
 B, T = 8, 256
@@ -61,7 +61,7 @@ def two_steps(module: PretrainModule, precision: str, micro_batches: int) -> Pre
     for _ in range(2):
         for index in range(micro_batches):
             block = torch.randint(module.config.vocab_size, (B, T + 1))
-            with chunks_of_a_gpu(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
                 loss = module.training_step(block, index)["loss"]
             if index == 0:
                 optimizer.zero_grad()
@@ -75,7 +75,7 @@ def two_steps(module: PretrainModule, precision: str, micro_batches: int) -> Pre
 @pytest.mark.parametrize("name", MODELS)
 def test_the_peak_is_that_of_a_real_step(name: str, precision: str, micro_batches: int) -> None:
     plan = step_memory(make(name), B, T, precision=precision, accumulate=micro_batches > 1)
-    with pieces_of_a_gpu():
+    with as_on_a_gpu(PIECE, CHUNK):
         real = allocated(lambda: two_steps(make(name), precision, micro_batches))
     assert plan.activations > 2 * plan.parts()[0]  # the tensors that are hard to foretell dominate
     # A CPU writes a float32 result into bf16 by way of a float32 copy, a GPU does not.
@@ -86,7 +86,7 @@ def test_the_peak_is_that_of_a_real_step(name: str, precision: str, micro_batche
 @pytest.mark.parametrize("name", ["unified", "moe"])
 def test_blocks_that_are_run_again_keep_less(name: str) -> None:
     plan = step_memory(make(name, again=True), B, T, precision="bf16-mixed")
-    with pieces_of_a_gpu():
+    with as_on_a_gpu(PIECE, CHUNK):
         real = allocated(lambda: two_steps(make(name, again=True), "bf16-mixed", 1))
     assert 0.99 * real - 4 * B * T * D_FF < plan.peak < 1.01 * real
     assert plan.activations < 0.7 * step_memory(make(name), B, T, precision="bf16-mixed").activations
@@ -122,7 +122,7 @@ def test_the_plan_of_a_run_is_what_fit_allocates(
     assert main(["plan", *args, "--gpus", "1", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     run = str(tmp_path / "run")
-    with pieces_of_a_gpu():
+    with as_on_a_gpu(PIECE, CHUNK):
         real = allocated(lambda: main(["fit", *args, "--run_dir", run, "--data.val_sequences", "2"]))
     assert plan["memory"]["peak"] == pytest.approx(real, rel=0.1)
     file = tmp_path / "run/checkpoints/last.ckpt"

@@ -118,9 +118,9 @@ def check_claims(panel: PanelSpec, where: str) -> None:
         if claim.a == claim.b and "{b}" in kind.statement:
             raise ValueError(f"{where}: claim {claim.kind!r} compares {claim.a!r} with itself; a and b are two arms.")
         for key, share in (("at", claim.at), ("until", claim.until)):
-            if share is not None and not 0 < share <= 1:
+            if not 0 < share <= 1:
                 raise ValueError(
-                    f"{where}: claim {claim.kind!r}: {key} is {share:g}; it is a share of the tokens, from 0 to 1."
+                    f"{where}: claim {claim.kind!r}: {key} is {share:g}; a share of the tokens is over 0 and up to 1."
                 )
         if lacking := kind.needs(claim, panel):
             raise ValueError(f"{where}: a claim {claim.kind!r} needs {lacking}.")

@@ -1,5 +1,6 @@
 """A strategy on a model one already has: planned, carried out, and checked on real outputs."""
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -197,9 +198,9 @@ def _difference(before: list[Tensor], after: list[Tensor]) -> float:
     for b, a in zip(before, after, strict=True):
         number = b.isfinite() & (b.abs() < torch.finfo(b.dtype).max / 2)
         if not torch.allclose(b[~number], a[~number], rtol=0, atol=0, equal_nan=True):
-            return float("inf")
+            return math.inf
         if number.any():
             b, a = b[number].double(), a[number].double()
             size = float((a - b).abs().max() / b.abs().max().clamp_min(1e-30))
-            worst = max(worst, size) if size == size else float("inf")  # max() of a number and nan is the number
+            worst = max(worst, size if math.isfinite(size) else math.inf)  # max() of a number and nan is the number
     return worst
