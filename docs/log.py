@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 
+from lightning_sv.experiments.report.log import read_log
+
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = """# Log of results
 
@@ -103,7 +105,7 @@ def verdicts(log: list[dict[str, str]]) -> str:
 
 def page() -> str:
     """Return the page: the verdicts, and a table of arms for each folder of results/ that holds runs."""
-    parts = [HEAD, verdicts(read(ROOT / "results/log.csv")), ARMS]
+    parts = [HEAD, verdicts(read_log(ROOT / "results/log.csv")), ARMS]
     for table in sorted((ROOT / "results").glob("*/results.csv")):
         runs, name = read(table), table.parent.name
         corpora = " ".join(sorted({f"`{run['corpus_hash'][:12]}`" for run in runs}))
