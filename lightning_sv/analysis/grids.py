@@ -3,7 +3,9 @@
 Near its minimum the loss is a paraboloid in log(learning rate) and log(initial std), and nine points a factor of two
 apart, each on a few seeds, place the minimum better than the lowest point does, whose loss is low by luck too (the
 winner's curse). A fit is no better than its points: none is made through a cliff, where training breaks down, and
-none is believed that puts the minimum at the end of the grid or beyond it.
+none is believed that puts the minimum at the end of the grid or beyond it. A cross, which varies one setting at a time,
+takes five points in place of nine, and cannot say how one setting's optimum depends on the other: its paraboloid is
+upright.
 """
 
 import math
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 CLIFF = 0.1
 
 Array = NDArray[np.float64]
+Integers = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,12 @@ class Optimum:
 def fit_optimum(points: Sequence[Sequence[float]], losses: Sequence[Sequence[float]]) -> Optimum:
     """The minimum z* = -A^-1 b / 2 of loss = seed + c + b'z + z'Az, z = log(values / those of the lowest point).
 
-    The points are the lowest one and its next neighbours along all axes, as far as they lie below the cliff. The
-    errors follow from the coefficients' by the implicit function theorem: 2A dz* = -d(gradient), and the loss at z*
-    does not move with z*.
+    A has no product of two axes that the points vary one at a time. The points of the fit are the lowest one and its
+    next neighbours along all axes, as far as they lie below the cliff. The errors follow from the coefficients' by the
+    implicit function theorem: 2A dz* = -d(gradient), and the loss at z* does not move with z*.
 
     Args:
-        points: (N, K) values of the axes, positive; a full grid, or one with points left out
+        points: (N, K) values of the axes, positive; a full grid, one with points left out, or a cross
         losses: (N, S) of the runs, nats per token; the same S seeds at every point
     """
     x, y = np.log(np.asarray(points, dtype=np.float64)), np.asarray(losses, dtype=np.float64)
@@ -63,7 +66,8 @@ def fit_optimum(points: Sequence[Sequence[float]], losses: Sequence[Sequence[flo
     near = (abs(places - places[best]) <= 1).all(axis=1) & (means <= means[best] + CLIFF)
     free = [k for k in range(x.shape[1]) if last[k]]
     z = x[near][:, free] - x[best, free]
-    design = _features(z)
+    i, j = _terms(x[:, free])
+    design = _features(z, i, j)
     n, seeds = y[near].shape
     if np.linalg.matrix_rank(design) < design.shape[1]:
         return without("too few points lie around the lowest one, below the cliff")
@@ -73,7 +77,6 @@ def fit_optimum(points: Sequence[Sequence[float]], losses: Sequence[Sequence[flo
     residuals = (y[near] - y[near].mean(axis=0)) - (design @ coefficients - means[near].mean())[:, None]
     variance = float((residuals**2).sum()) / df if df > 0 else math.nan
     covariance = variance / seeds * (inverse @ inverse.T)
-    i, j = np.triu_indices(len(free))
     hessian = np.zeros((len(free), len(free)))
     hessian[i, j] += coefficients[1 + len(free) :]
     hessian[j, i] += coefficients[1 + len(free) :]
@@ -82,7 +85,7 @@ def fit_optimum(points: Sequence[Sequence[float]], losses: Sequence[Sequence[flo
     minimum = np.linalg.solve(hessian, -coefficients[1 : 1 + len(free)])
     if (minimum < z.min(axis=0)).any() or (minimum > z.max(axis=0)).any():
         return without("the fit's minimum lies beyond the points around the lowest one")
-    features, slopes = _features(minimum[None])[0], _slopes(minimum)
+    features, slopes = _features(minimum[None], i, j)[0], _slopes(minimum, i, j)
     moved = np.linalg.solve(hessian, slopes)
     errors = np.zeros(x.shape[1])
     errors[free] = np.sqrt(np.diag(moved @ covariance @ moved.T))
@@ -92,15 +95,26 @@ def fit_optimum(points: Sequence[Sequence[float]], losses: Sequence[Sequence[flo
     return Optimum(tuple(map(float, values)), tuple(map(float, errors)), float(features @ coefficients), se, max(df, 0))
 
 
-def _features(z: Array) -> Array:
-    """(N, K) -> 1, z_i, z_i z_j: (N, 1 + K + K (K + 1) / 2)."""
-    i, j = np.triu_indices(z.shape[1])
+def _terms(x: Array) -> tuple[Integers, Integers]:
+    """Which products of the coordinates x (N, K) a paraboloid has: all squares, and pairs that vary together."""
+    i, j = np.triu_indices(x.shape[1])
+    kept = np.array([a == b or not _is_cross(x[:, [a, b]]) for a, b in zip(i, j, strict=True)], dtype=bool)
+    return i[kept], j[kept]
+
+
+def _is_cross(x: Array) -> bool:
+    """Whether all points (N, 2) lie on one line along each of the two axes."""
+    return any(((x == centre).any(axis=1)).all() for centre in x)
+
+
+def _features(z: Array, i: Integers, j: Integers) -> Array:
+    """(N, K) -> 1, z_k, z_i z_j: (N, 1 + K + number of products)."""
     return np.column_stack([np.ones(len(z)), z, z[:, i] * z[:, j]])
 
 
-def _slopes(z: Array) -> Array:
+def _slopes(z: Array, i: Integers, j: Integers) -> Array:
     """(K, features): derivatives of every feature at z (K,)."""
-    k, (i, j) = len(z), np.triu_indices(len(z))
+    k = len(z)
     found = np.zeros((k, 1 + k + len(i)))
     found[:, 1 : 1 + k] = np.eye(k)
     at = np.arange(1 + k, found.shape[1])

@@ -27,6 +27,7 @@ from lightning_sv.experiments.sources.words import read_words
 from lightning_sv.experiments.train import context_of
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.runs.launch import default_parallel
+from lightning_sv.runs.recorded import read_recorded
 from lightning_sv.runs.slurm import array_script, submit
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import PlainParser
@@ -56,6 +57,10 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--no_train", action="store_true", help="Judge the runs that are there.")
     parser.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
     parser.add_argument("--submit", action="store_true", help="With --slurm: submit it.")
+    parser.add_argument(
+        "--recorded", nargs="+", type=Path, default=[], metavar="DIR",
+        help="Folders of recordings, e.g. results/cpu: of runs that are not here the losses that stand there.",
+    )  # fmt: skip
     parser.add_argument("--no_log", action="store_true", help=f"Leave {LOG}, the record of all verdicts, alone.")
     parser.add_argument("--json", action="store_true", help="Print the verdicts as JSON, the rest on stderr.")
     options, rest = parser.parse_known_args(argv)
@@ -79,14 +84,17 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parallel = options.jobs or default_parallel()
     console = Console(width=None if sys.stdout.isatty() else 150, stderr=options.json)
     if options.dry_run:
-        print_dry_run(console, first_look(figures, budget), Runs(out, None, beside=beside), budget, parallel)
+        runs = Runs(out, None, beside=beside, recorded=read_recorded(options.recorded))
+        print_dry_run(console, first_look(figures, budget), runs, budget, parallel)
         return 0
-    runs = Runs(out, None if options.no_train else _context(figures), launcher, beside)
+    context = None if options.no_train else _context(figures)
+    recorded = read_recorded(options.recorded, (context or {}).get("corpus_hash"))
+    runs = Runs(out, context, launcher, beside, recorded)
     if options.slurm:
         figures = first_look(figures, budget)
         print_dry_run(Console(stderr=True, width=console.width), figures, runs, budget, parallel)
         return _slurm(console, figures, runs, recipes, options.submit)
-    if options.no_train and not any(runs.dir(*run).is_dir() for figure in figures for run in figure.runs()):
+    if options.no_train and not any(runs.is_begun(*run) for figure in figures for run in figure.runs()):
         raise ValueError(f"paper: {out} holds no run of these figures; leave out --no_train, or name their --out.")
     check_replaceable(out, [out / "runs"])
     log = [] if options.no_log else read_log()  # what is no log is refused before hours of runs

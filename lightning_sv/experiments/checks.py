@@ -92,6 +92,10 @@ def config_differences(runs: Mapping[str, Run], asked: Sequence[str]) -> list[Co
         asked: keys that are not given to every arm, and are expected to differ
     """
     own = (*_OWN_KEYS, *asked)
+    # a recorded run has no config, and is the one that its name, a hash of the config, was asked for
+    runs = {name: run for name, run in runs.items() if not run.recorded}
+    if not runs:
+        return []
     reference_name, *others = runs
     reference = _leaves(runs[reference_name])
     found: dict[tuple[str, str], ConfigDifference] = {}

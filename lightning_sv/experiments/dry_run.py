@@ -1,6 +1,7 @@
 """What a regeneration takes, before anything starts: runs, steps, tokens a parameter, time."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -12,7 +13,7 @@ from lightning_sv.experiments.recipe import MFU, Wanted, by_seed
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.spec import Budget
-from lightning_sv.runs.directory import is_complete, read_summary
+from lightning_sv.runs.directory import read_summary
 
 
 def cost(wanted: Sequence[Wanted], budget: Budget) -> float:
@@ -26,7 +27,7 @@ def measured_ratio(wanted: Sequence[Wanted], runs: Runs) -> float | None:
     """Median of measured over estimated seconds, of the runs that are complete; None without any."""
     ratios = []
     for recipe, seed in wanted:
-        took = read_summary(runs.dir(recipe, seed)).get("seconds")
+        took = read_summary(runs.dir(recipe, seed)).get("seconds")  # of this machine: none that is recorded
         if recipe.seconds and isinstance(took, float):
             ratios.append(took / recipe.seconds)
     return float(np.median(ratios)) if ratios else None
@@ -44,7 +45,7 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: Runs, budge
     """
     total = by_seed(run for figure in figures for run in figure.runs())
     ratio = measured_ratio(total, runs)
-    missing = {r.key(s) for r, s in total if not is_complete(runs.dir(r, s))}
+    missing = {job.name for job in replace(runs, context=None).missing(total)}
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("run", overflow="fold")  # it has what the numbers leave
     unit = "seconds" if budget.gpu is None else "GPU-hours"

@@ -51,7 +51,7 @@ def read(panel: Panel, runs: Runs) -> Panel:
 def _look(panel: Panel, runs: Runs) -> int:
     """Pairs of the last look that a panel was trained for, whether all of its runs finished or not."""
     begun = {
-        n: all(runs.dir(arm.recipe, seed).is_dir() for arm in panel.arms if arm.recipe for seed in panel.seeds[:n])
+        n: all(runs.is_begun(arm.recipe, seed) for arm in panel.arms if arm.recipe for seed in panel.seeds[:n])
         for n in panel.looks
     }
     return max((n for n in panel.looks if begun[n]), default=min(panel.looks, default=0))
@@ -86,7 +86,9 @@ def decided(figures: Sequence[Figure]) -> list[Figure]:
 def decide(claim: ClaimSpec, panel: Panel, figure: Figure) -> list[Verdict]:
     """The verdicts on a claim; where something cannot be had, of the runs or on this budget, why not."""
     try:
-        if why_not := claim.not_at.get(figure.budget, panel.why_not):
+        untrained = (panel.spec.arms[x].not_at for x in (claim.a, claim.b) if x in panel.spec.arms)
+        reasons = [of[figure.budget] for of in (claim.not_at, *untrained) if figure.budget in of]
+        if why_not := next(iter(reasons), panel.why_not):
             raise NotTestableError(why_not)
         found = verdicts(claim, panel)
     except ValueError as why:  # hours of runs stand behind the other claims

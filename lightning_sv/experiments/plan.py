@@ -54,7 +54,7 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
     by_look = recipes.budget.looks and budget not in panel.seeds and panel.kind != "grid"
     looks = (*recipes.budget.looks, recipes.budget.seeds) if by_look else ()
     arms, series = [], []
-    for label, spec in panel.arms.items():
+    for label, spec in ((label, spec) for label, spec in panel.arms.items() if budget not in spec.not_at):
         points: dict[str, Recipe] = {}
         grid: list[tuple[float, ...]] = []
         sizes: dict[str, float] = {}
@@ -68,7 +68,8 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
                 for name, recipe in zip(names, made, strict=True)
             }
         elif panel.kind == "grid":
-            grid = list(product(*(spec.axes.get(key, {}).get(budget, values) for key, values in axes.items())))
+            along = [spec.axes.get(key, {}).get(budget, values) for key, values in axes.items()]
+            grid = _cross(along, f"{figure}: {label}") if budget in panel.cross else list(product(*along))
             for point in grid:
                 said = [f"{key.rpartition('.')[2]} {value:g}" for key, value in zip(axes, point, strict=True)]
                 points[", ".join([label, *said])] = recipes.make(
@@ -77,14 +78,27 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
         else:
             points = {label: recipes.make(panel, spec, spec.model or panel.model)}
         arms += [Arm(name, (), spec.ours, spec.baseline, recipe, seeds) for name, recipe in points.items()]
-        along = tuple(sizes.values())
-        series.append(Series(label, spec.ours, spec.baseline, tuple(points), along, tuple(sizes), tuple(grid)))
+        values = tuple(sizes.values())
+        series.append(Series(label, spec.ours, spec.baseline, tuple(points), values, tuple(sizes), tuple(grid)))
     _check_different(arms, f"{figure}: panel {panel.title!r}")
     few = panel.kind == "scaling" and len(here) < 4
     warnings = [f"{panel.title}: {len(here)} sizes; a slope wants four or more."] * few
     warnings += [f"{panel.title}: all arms have one learning rate and initial std: {why}." for why in untuned]
     of_series = tuple(series) if sizes or grid else ()
     return Panel(panel, tuple(arms), of_series, warnings=tuple(warnings), seeds=seeds, looks=looks)
+
+
+def _cross(axes: list[list[float]], where: str) -> list[tuple[float, ...]]:
+    """The points of a grid that differ from its middle along one axis at most.
+
+    Raises:
+        ValueError: an axis has no middle
+    """
+    for values in axes:
+        if len(values) % 2 == 0:
+            raise ValueError(f"{where}: a cross goes through the middle of its axes; {values} has none, add a value.")
+    middle = [sorted(values)[len(values) // 2] for values in axes]
+    return [p for p in product(*axes) if sum(x != c for x, c in zip(p, middle, strict=True)) <= 1]
 
 
 def _check_different(arms: list[Arm], where: str) -> None:

@@ -1,5 +1,6 @@
 """The shared runs of one budget: where they lie, which are missing, which diverged."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from lightning_sv.experiments.recipe import Recipe, Wanted
 from lightning_sv.experiments.results import Arm, Panel
 from lightning_sv.runs.directory import NONFINITE, is_complete
-from lightning_sv.runs.events import read_run
+from lightning_sv.runs.events import Run, read_run
 from lightning_sv.runs.job import LAUNCHER, Job
 
 
@@ -21,12 +22,14 @@ class Runs:
             nothing is to be trained: what is there is read
         launcher: the program that trains one run
         beside: the same of other budgets; what was trained whole there is not trained again
+        recorded: runs by the names of their directories, for those that are not there
     """
 
     out: Path
     context: Mapping[str, str] | None = field(default_factory=dict)
     launcher: Sequence[str] = LAUNCHER
     beside: Sequence[Path] = ()
+    recorded: Mapping[str, Run] = field(default_factory=dict)
 
     def dir(self, recipe: Recipe, seed: int) -> Path:
         """Directory of one run."""
@@ -49,13 +52,18 @@ class Runs:
         except ValueError:
             return False
 
+    def is_begun(self, recipe: Recipe, seed: int) -> bool:
+        """Whether it is there, or a part of it."""
+        job = self.job(recipe, seed)
+        return job.name in self.recorded or job.run_dir.is_dir()
+
     def missing(self, wanted: Sequence[Wanted]) -> list[Job]:
-        """Those that are not complete.
+        """Those that are not complete, and not recorded.
 
         Raises:
             ValueError: a directory holds a finished run of another command, corpus or version
         """
-        jobs = [self.job(*run) for run in wanted]
+        jobs = [job for job in (self.job(*run) for run in wanted) if job.name not in self.recorded]
         if self.context is None:
             return [job for job in jobs if not is_complete(job.run_dir)]
         return [job for job in jobs if job.state() != "complete"]
@@ -68,8 +76,17 @@ class Runs:
         """
         gone = {job.name for job in self.missing(arm.wanted)}
         there = [(recipe, seed) for recipe, seed in arm.wanted if recipe.key(seed) not in gone]
-        runs = tuple(read_run(self.dir(*run)) for run in there)
+        runs = tuple(self._read(*run) for run in there)
         return replace(arm, runs=runs, seeds=tuple(seed for _, seed in there))
+
+    def _read(self, recipe: Recipe, seed: int) -> Run:
+        """A run that is there; its directory counts more than a recording."""
+        job = self.job(recipe, seed)
+        recorded = self.recorded.get(job.name)
+        if recorded is None or is_complete(job.run_dir):
+            return read_run(job.run_dir)
+        data = json.loads(recipe.identity)["data"]
+        return replace(recorded, dir=job.run_dir, config={"data": data, "seed_everything": seed})
 
     def complete(self, arms: Sequence[Arm]) -> tuple[tuple[Arm, ...], str | None]:
         """The arms on the seeds of which all are complete, none without such a seed; what is missing."""

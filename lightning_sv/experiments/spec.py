@@ -94,6 +94,7 @@ class ArmSpec:
         lr: budget -> peak learning rate; the tuned one where it says nothing
         model: role of its model, where it is not the panel's
         axes: of a grid, key -> budget -> its values, where they are not the panel's: optima lie apart
+        not_at: budget -> why the arm is not trained there
     """
 
     scale: str
@@ -104,6 +105,7 @@ class ArmSpec:
     lr: dict[str, float] = field(default_factory=dict)
     model: str | None = None
     axes: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    not_at: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,7 @@ class PanelSpec:
         tuned_as: strategy whose optimum all arms share; each has its own where it says nothing or `own`, which is
             refused where nobody has found it, while nothing means the model's own values then
         axes: of a grid: key that it varies -> budget -> the values; all their combinations are trained
+        cross: budgets at which one axis is varied at a time instead, the others at the middle of their values
         file: of a table: measured figures to show
         tag: of a panel of the kind `scalar`: the logged scalar, above 0, that it draws and its claims compare
         probes: file of conf/probes, for what is logged beside the loss; "" for none
@@ -178,6 +181,7 @@ class PanelSpec:
     set: dict[str, Any] = field(default_factory=dict)
     tuned_as: str = ""
     axes: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    cross: list[str] = field(default_factory=list)
     file: str | None = None
     tag: str = ""
     probes: str = ""

@@ -36,6 +36,7 @@ class Run:
         config: the resolved configuration as nested dictionaries
         summary: ``summary.json``; empty for a run that has not completed
         curves: every scalar tag with its curve
+        recorded: whether it is the row of a recording, which has no config and no scalar but the validation loss
     """
 
     dir: Path
@@ -43,6 +44,7 @@ class Run:
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
     curves: Mapping[str, Curve] = field(repr=False)
+    recorded: bool = False
 
     def curve(self, tag: str) -> Curve:
         """``tag`` -> (tokens, values), in order of tokens.
@@ -52,6 +54,8 @@ class Run:
         """
         if tag not in self.curves:
             known = ", ".join(sorted(self.curves))
+            if self.recorded:
+                raise ValueError(f"of {self.dir.name} only {known} is recorded, {tag!r} is not; train it here.")
             raise ValueError(f"{self.dir} logged no scalar named {tag!r}; it has {known}.")
         return self.curves[tag]
 

@@ -32,6 +32,19 @@ def test_a_paraboloid_is_found_exactly() -> None:
     assert one.values == pytest.approx((BEST[0] * math.exp(-0.2 * z), 0.02)) and one.errors[1] == 0.0
 
 
+def test_a_cross_is_fitted_upright() -> None:
+    """Five points place an upright paraboloid exactly, whichever of them is lowest; a tilt moves what they find."""
+    for centre in ((0.006, 0.02), (0.012, 0.02)):
+        chosen = [i for i, p in enumerate(POINTS) if p[0] == centre[0] or p[1] == centre[1]]
+        points = [POINTS[i] for i in chosen]
+        z = np.log(np.array(points) / BEST)
+        upright = 3.5 + 0.05 * z[:, 0] ** 2 + 0.03 * z[:, 1] ** 2
+        found = fit_optimum(points, upright[:, None] + np.array([0.0, 0.3]))
+        assert found.values == pytest.approx(BEST, rel=1e-9) and not found.why_not
+        tilted = fit_optimum(points, losses()[chosen, None])
+        assert tilted.values != pytest.approx(BEST, rel=1e-2) and not tilted.why_not
+
+
 @pytest.mark.parametrize(("keep", "cliff", "why"), [
     (lambda p: p[0] <= 0.006, math.inf, "at the end of the grid"),
     (lambda p: p[1] != 0.01, math.inf, "at the end of the grid"),

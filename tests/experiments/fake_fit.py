@@ -105,7 +105,7 @@ def main() -> int:
         "seed_everything": args.seed,
         "run_dir": str(args.run_dir),
         "model": {"scale": args.scale, "optim": {"lr": args.lr}},
-        "data": {"shuffle_seed": args.seed, "index": f"{args.run_dir}/index"},
+        "data": {"shuffle_seed": args.seed, "index": f"{args.run_dir}/index", "seq_len": 64, "val_sequences": 512},
         # differs between the arms although nobody asked for it
         "hidden": {"key": args.scale if args.hidden == "differs" else "same"},
     }

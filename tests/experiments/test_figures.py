@@ -6,13 +6,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lightning_sv.analysis.decision import NOT_TESTABLE
 from lightning_sv.experiments.claims.table import KINDS
 from lightning_sv.experiments.dry_run import cost
+from lightning_sv.experiments.judge import judge
 from lightning_sv.experiments.looks import first_look
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipe import by_seed
 from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.figures import budget_names, figure_names, load_budget, load_figure
 from lightning_sv.plan import plan_steps
 from lightning_sv.runs.job import Job
@@ -139,6 +142,28 @@ def conf(tmp_path: Path) -> Path:
 
 
 FIGURE = "title: t\nsection: s\nsummary: s\npanels:\n- title: p\n  arms:\n    a: {scale: llama}\n    b: {scale: hg}\n"
+CROSS = FIGURE.replace(
+    "title: p",
+    "title: p\n  kind: grid\n  cross: [cpu]\n"
+    "  axes: {model.optim.lr: {cpu: [1, 2, 4]}, model.backbone.init_std: {cpu: [0.02, 0.03, 0.01]}}",
+)
+
+
+def test_an_arm_that_a_budget_does_not_train_says_why(conf: Path, tmp_path: Path) -> None:
+    text = FIGURE.replace("scale: hg", "scale: hg, not_at: {cpu: it waits for longer runs}")
+    (conf / "paper/mine.yaml").write_text(text + "  claims: [{kind: less, a: b, b: a, paper: x}]\n")
+    figure = plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf))
+    assert [arm.label for arm in figure.panels[0].arms] == ["a"]
+    ((verdict,),) = (found.verdicts for found in judge([figure], Runs(tmp_path, None)))
+    assert verdict.verdict == NOT_TESTABLE and "it waits for longer runs" in verdict.sentence
+
+
+def test_a_cross_varies_one_setting_at_a_time(conf: Path) -> None:
+    """Through the middle of the others' values, in whatever order they are written."""
+    (conf / "paper/mine.yaml").write_text(CROSS)
+    (panel,) = plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf)).panels
+    assert set(panel.series[0].points) == {(2, 0.02), (1, 0.02), (4, 0.02), (2, 0.01), (2, 0.03)}
+    assert len(panel.series[0].points) == 5 and len(panel.arms) == 10
 
 
 @pytest.mark.parametrize(("text", "message"), [
@@ -171,6 +196,9 @@ FIGURE = "title: t\nsection: s\nsummary: s\npanels:\n- title: p\n  arms:\n    a:
     (FIGURE.replace("  arms", "  probes: sharpnes\n  arms"), r"sharpnes"),
     (FIGURE.replace("scale: hg", "scale: hg, axes: {model.optim.lr: {cpu: [1, 2]}}"),
      "arm 'b' has values of model.optim.lr, which the panel does not vary"),
+    (FIGURE.replace("scale: hg", "scale: hg, not_at: {cup: x}"), "arm 'b': not_at: budget 'cup' is unknown"),
+    (FIGURE.replace("title: p", "title: p\n  cross: [cup]"), "panel 'p': cross: budget 'cup' is unknown"),
+    (CROSS.replace("0.03, 0.01", "0.03"), r"mine: a: a cross goes through the middle of its axes; \[0.02, 0.03\]"),
     (FIGURE + "  model: dnse\n", r"model 'dnse' is unknown; known: dense. Did you mean 'dense'"),
     (FIGURE.replace("scale: hg", "scale: hgg"), r"hgg"),
     (FIGURE.replace("scale: hg", "scale: bp+iwd"), r"'a' and 'b' come to the same runs; leave one out"),

@@ -436,7 +436,7 @@ def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path
     assert "0123456789, with uncommitted changes (" in judged(figure, runs).warnings[-1]
     edit(last / "summary.json", {"commit": None})
     edit(last / "config.yaml", {"data": config["data"] | {"val_sequences": 7}})
-    with pytest.raises(ValueError, match=r"validated on different sets \(data.val_sequences None and 7\)"):
+    with pytest.raises(ValueError, match=r"validated on different sets \(data.val_sequences 512 and 7\)"):
         judged(figure, runs)
     edit(last / "config.yaml", config)
     edit(last / "summary.json", {"tokenizer_sha256": "7002"})
@@ -460,7 +460,7 @@ def test_sizes_of_a_law_share_the_corpus_and_say_where_validation_differs(tmp_pa
             path = runs.dir(recipe, seed) / "config.yaml"
             edit(path, {"data": json.loads(path.read_text())["data"] | {"seq_len": 128}})
     (warning,) = judged(figure, runs).warnings
-    assert "the laws run through sizes with data.seq_len None and 128." in warning
+    assert "the laws run through sizes with data.seq_len 64 and 128." in warning
     for recipe, seed in figure.runs():
         if recipe.model == "tiny":
             edit(runs.dir(recipe, seed) / "summary.json", {"corpus_hash": "beef"})

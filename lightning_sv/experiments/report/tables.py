@@ -16,14 +16,16 @@ from lightning_sv.analysis.scaling import ScalingFit
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.claims.together import TWO_SIDED, difference
 from lightning_sv.experiments.results import Figure, Panel, Series
-from lightning_sv.runs.events import Run
+from lightning_sv.runs.events import VAL_LOSS, Run
+from lightning_sv.runs.recorded import RESULTS
 
 PAPER_TOKENS_PER_PARAM = 100
-#: the runs of a report
-RESULTS = "results.csv"
 #: the report itself, in two forms
 PAGES = ("report.md", "report.html")
-_SUMMARY = ("steps", "parameters", "activated_parameters", "lr", "seconds", "corpus_hash", "torch", "commit", "date")
+_SUMMARY = (
+    "steps", "parameters", "activated_parameters", "lr", "seconds", "corpus_hash", "tokenizer_sha256", "torch",
+    "commit", "date", "machine",
+)  # fmt: skip
 
 
 def tokens_per_param(run: Run) -> float | None:
@@ -33,7 +35,10 @@ def tokens_per_param(run: Run) -> float | None:
 
 
 def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """One row a run of every panel; losses and tokens are those of its event files."""
+    """One row a run of every panel, also one that lacks its pair; losses and tokens are those of its event files.
+
+    `runs.recorded` reads them.
+    """
     return [
         {
             "figure": figure.spec.name,
@@ -48,10 +53,11 @@ def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
             "val_loss": run.val_loss,
             **{key: run.summary.get(key) for key in _SUMMARY},
             "run": run.dir,
+            "curve": " ".join(f"{at}:{loss:.9g}" for at, loss in zip(*run.curve(VAL_LOSS), strict=True)),
         }
         for figure in figures
         for panel in figure.panels
-        for arm in panel.arms
+        for arm in panel.every or panel.arms
         for run in arm.runs
     ]
 

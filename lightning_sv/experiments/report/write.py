@@ -9,7 +9,6 @@ from lightning_sv.experiments.report.markdown import Section, head_lines, markdo
 from lightning_sv.experiments.report.series import grid_views, length_views, scaling_views
 from lightning_sv.experiments.report.tables import (
     PAGES,
-    RESULTS,
     difference_rows,
     panel_table,
     run_rows,
@@ -22,6 +21,7 @@ from lightning_sv.experiments.report.views import View, branch_views, curve_view
 from lightning_sv.experiments.results import Figure, Panel
 from lightning_sv.experiments.spec import PanelKind
 from lightning_sv.runs.provenance import Provenance
+from lightning_sv.runs.recorded import RESULTS
 
 _VIEWS: dict[PanelKind, Callable[[Panel], tuple[list[View], list[str]]]] = {
     "curves": curve_views,

@@ -1,0 +1,77 @@
+"""Recorded runs: rows of results.csv stand for runs whose directories are on another machine, or gone.
+
+The name of a run's directory holds a hash of all that decides it, so a row is the run of that name wherever it was
+trained. A recording keeps a run's validation losses and where they are from; not its other scalars, nor its config.
+"""
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_sv.runs.events import VAL_LOSS, Curve, Run
+
+#: the file of a report that has a row a run
+RESULTS = "results.csv"
+_NEEDED = ("run", "arm", "seed", "tokens", "val_loss", "corpus_hash", "tokenizer_sha256")
+#: column -> how its text is read; what is not here stays text
+_TYPES: Mapping[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("seed", "steps", "tokens", "parameters", "activated_parameters"), int),
+    **dict.fromkeys(("val_loss", "lr", "seconds"), float),
+}
+
+
+def read_recorded(folders: Sequence[Path], corpus_hash: str | None = None) -> dict[str, Run]:
+    """Runs of recordings by the names of their directories; of two of one name the first.
+
+    Args:
+        folders: with a results.csv each
+        corpus_hash: of the corpus at hand; None takes any
+
+    Raises:
+        ValueError: no such file, one that is no recording, or one of another corpus
+    """
+    found: dict[str, Run] = {}
+    for folder in folders:
+        path = folder / RESULTS
+        if not path.is_file():
+            raise ValueError(f"--recorded: there is no {path}; give the folder of a report, e.g. results/cpu.")
+        with path.open(newline="", encoding="utf-8", errors="replace") as file:
+            reader = csv.DictReader(file)
+            if lacking := [name for name in _NEEDED if name not in (reader.fieldnames or ())]:
+                raise ValueError(
+                    f"--recorded: {path} has no column {lacking[0]}; give the folder of a report of today."
+                )
+            for row in reader:
+                run = _run(row, f"--recorded: {path}, line {reader.line_num}")
+                if corpus_hash not in (None, run.summary["corpus_hash"]):
+                    raise ValueError(
+                        f"--recorded: the runs of {path} are of corpus {run.summary['corpus_hash'][:12]}, the one at "
+                        f"hand is {str(corpus_hash)[:12]}; leave this recording out."
+                    )
+                found.setdefault(run.dir.name, run)
+    return found
+
+
+def _run(row: Mapping[str | None, str | None], where: str) -> Run:
+    """One row as a run without config."""
+    if None in row or None in row.values():  # csv's mark for cells too many or too few
+        raise ValueError(f"{where}: its cells are not those of the table's head.")
+    summary: dict[str, Any] = {}
+    try:
+        for key, text in row.items():
+            if key and text:
+                summary[key] = _TYPES.get(key, str)(text)
+        lacking = [name for name in _NEEDED if name not in summary]
+        points = [point.split(":") for point in str(summary.pop("curve", "")).split()]
+        tokens = np.array([int(at) for at, _ in points] or [summary["tokens"]], dtype=np.int64)
+        # event files have float32, of which nine digits lose nothing
+        losses = np.array([float(loss) for _, loss in points] or [summary["val_loss"]], dtype=np.float32)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ValueError(f"{where}: it is no row of a report ({error!r}).") from error
+    if lacking:
+        raise ValueError(f"{where}: it has no {lacking[0]}.")
+    curve = Curve(tokens, losses.astype(np.float64))
+    return Run(Path(summary["run"]), summary["arm"], {}, summary, {VAL_LOSS: curve}, recorded=True)

@@ -1,0 +1,135 @@
+"""A recording in place of the runs: the same verdicts, trained is what it lacks, and what is none is refused."""
+
+import csv
+import io
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lightning_sv.cli.paper import run as run_paper
+from lightning_sv.experiments.judge import judge
+from lightning_sv.experiments.report.write import write_report
+from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.runs import Runs
+from lightning_sv.experiments.train import train
+from lightning_sv.runs.recorded import read_recorded
+from tests.experiments.test_compare import FAKE
+from tests.experiments.test_figures import ROOT
+from tests.experiments.test_regenerate import cpu, plan, quiet
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Figure]:
+    """The report of a figure that was trained, and the figure as it was judged."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        (figure,) = plan("heterogeneity")
+        runs = Runs(tmp_path_factory.mktemp("there"), launcher=FAKE)
+        train([figure], runs, parallel=2, console=quiet())
+        (found,) = judge([figure], runs)
+        write_report([found], runs.out / "report", "cpu")
+    return runs.out / "report", found
+
+
+def test_recorded_runs_give_the_same_verdicts(trained: tuple[Path, Figure], tmp_path: Path) -> None:
+    """And the same curves, whose report is a recording in its turn."""
+    report, before = trained
+    (figure,) = plan("heterogeneity")
+    here = Runs(tmp_path / "here", None, FAKE, recorded=read_recorded([report]))
+    assert here.missing(figure.runs()) == [] and len(here.recorded) == 9
+    (found,) = judge([figure], here)
+    assert [asdict(v) for v in found.verdicts] == [asdict(v) for v in before.verdicts]
+    assert found.warnings == before.warnings == ()
+    for arm, of in zip(found.panels[0].arms, before.panels[0].arms, strict=True):
+        for curve, was in zip(arm.curves, of.curves, strict=True):
+            assert curve.tokens.tolist() == was.tokens.tolist() and curve.values.tolist() == was.values.tolist()
+    write_report([found], tmp_path / "report", "cpu")
+    read = [(path / "results.csv").read_text() for path in (report, tmp_path / "report")]
+    assert read[0].replace(str(report.parent), "") == read[1].replace(str(tmp_path / "here"), "")
+
+
+def test_what_a_recording_lacks_is_trained(trained: tuple[Path, Figure], tmp_path: Path) -> None:
+    """A run that lies here counts more than its row, and the two are compared without a word on their configs."""
+    report, before = trained
+    rows = (report / "results.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some/results.csv").write_text(
+        "".join(row for row in rows if "-hg-seed0" not in row and "-hg-seed1" not in row)
+    )
+    (figure,) = plan("heterogeneity")
+    here = Runs(tmp_path / "here", {}, (*FAKE, "--delta", "1"), recorded=read_recorded([tmp_path / "some"]))
+    said = Console(file=io.StringIO(), width=200)
+    train([figure], here, parallel=2, console=said)
+    assert "7 of 9 runs are complete, 7 of them as recorded" in said.file.getvalue()  # type: ignore[attr-defined]
+    assert len(list((here.out / "runs").iterdir())) == 2
+    (found,) = judge([figure], here)
+    assert [v.n for v in found.verdicts] == [3] and found.warnings == ()
+    losses = [(a.losses, b.losses) for a, b in zip(found.panels[0].arms, before.panels[0].arms, strict=True)]
+    assert sum(int((a != b).sum()) for a, b in losses) == 2  # those of this launcher are worse by 1
+    both = replace(here, recorded=read_recorded([report]))
+    (again,) = judge([figure], both)
+    assert [v.estimate for v in again.verdicts] == [v.estimate for v in found.verdicts]
+
+
+def test_a_row_without_its_curve_is_its_end(trained: tuple[Path, Figure], tmp_path: Path) -> None:
+    """As in recordings from before: the difference is there, its course is not."""
+    report, before = trained
+    with (report / "results.csv").open(newline="") as file:
+        rows = [{**row, "curve": ""} for row in csv.DictReader(file)]
+    with (tmp_path / "results.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    (figure,) = plan("heterogeneity")
+    (found,) = judge([figure], Runs(tmp_path, None, FAKE, recorded=read_recorded([tmp_path])))
+    assert [v.estimate for v in found.verdicts] == [v.estimate for v in before.verdicts]
+    run = found.panels[0].arms[0].runs[0]
+    assert len(run.curve("val/loss").tokens) == 1
+    with pytest.raises(
+        ValueError, match=r"of tiny-.* only val/loss is recorded, 'branch_norm/q' is not; train it here"
+    ):
+        run.curve("branch_norm/q")
+    write_report([found], tmp_path / "report", "cpu")  # it is drawn all the same
+
+
+def test_the_command_takes_recordings(
+    trained: tuple[Path, Figure], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, before = trained
+    monkeypatch.setattr("lightning_sv.cli.paper.load_budget", lambda name: cpu())
+    words = ["--fig", "heterogeneity", "--out", str(tmp_path / "out"), "--no_log", "--recorded", str(report)]
+    assert run_paper([*words, "--dry_run"]) == 0
+    assert "missing: 0 runs" in capsys.readouterr().out
+    assert run_paper([*words, "--no_train"]) == 0
+    assert "Holds: hg - shared is -0.030 nats" in " ".join(capsys.readouterr().out.split())
+    assert "Holds: hg - shared is -0.030 nats" in before.verdicts[0].sentence
+    assert not (tmp_path / "out/runs").exists()
+    for other, message in (
+        (tmp_path, r"--recorded: there is no .*results.csv; give the folder of a report, e.g. results/cpu"),
+        (ROOT / "results/cpu-long-one-setting", "has no column tokenizer_sha256; give the folder of a report of today"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run_paper([*words[:-1], str(other), "--no_train"])
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (("c0ffee", "decaf"), r"are of corpus decaf, the one at hand is c0ffee; leave this recording out"),
+    (("7001", ""), r"results.csv, line 2: it has no tokenizer_sha256"),
+    (("10000:", "many:"), r"line 2: it is no row of a report \(ValueError.*'many'"),
+    ((",10000,", ",many,"), r"line 2: it is no row of a report \(ValueError.*'many'"),
+    ((" ", ",,,"), r"line 2: its cells are not those of the table's head"),
+])  # fmt: skip
+def test_what_is_no_recording_is_named(
+    trained: tuple[Path, Figure], tmp_path: Path, change: tuple[str, str], message: str
+) -> None:
+    text = (trained[0] / "results.csv").read_text()
+    (tmp_path / "results.csv").write_text(text.replace(*change))
+    with pytest.raises(ValueError, match=message):
+        read_recorded([tmp_path], "c0ffee")
