@@ -69,7 +69,7 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
             }
         elif panel.kind == "grid":
             along = [spec.axes.get(key, {}).get(budget, values) for key, values in axes.items()]
-            grid = _cross(along, f"{figure}: {label}") if budget in panel.cross else list(product(*along))
+            grid = _cross(along) if budget in panel.cross else list(product(*along))
             for point in grid:
                 said = [f"{key.rpartition('.')[2]} {value:g}" for key, value in zip(axes, point, strict=True)]
                 points[", ".join([label, *said])] = recipes.make(
@@ -88,17 +88,10 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
     return Panel(panel, tuple(arms), of_series, warnings=tuple(warnings), seeds=seeds, looks=looks)
 
 
-def _cross(axes: list[list[float]], where: str) -> list[tuple[float, ...]]:
-    """The points of a grid that differ from its middle along one axis at most.
-
-    Raises:
-        ValueError: an axis has no middle
-    """
-    for values in axes:
-        if len(values) % 2 == 0:
-            raise ValueError(f"{where}: a cross goes through the middle of its axes; {values} has none, add a value.")
-    middle = [sorted(values)[len(values) // 2] for values in axes]
-    return [p for p in product(*axes) if sum(x != c for x, c in zip(p, middle, strict=True)) <= 1]
+def _cross(axes: list[list[float]]) -> list[tuple[float, ...]]:
+    """The points of a grid that differ from the first values of its axes along one axis at most."""
+    centre = [values[0] for values in axes]
+    return [p for p in product(*axes) if sum(x != c for x, c in zip(p, centre, strict=True)) <= 1]
 
 
 def _check_different(arms: list[Arm], where: str) -> None:

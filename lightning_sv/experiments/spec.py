@@ -162,7 +162,7 @@ class PanelSpec:
         tuned_as: strategy whose optimum all arms share; each has its own where it says nothing or `own`, which is
             refused where nobody has found it, while nothing means the model's own values then
         axes: of a grid: key that it varies -> budget -> the values; all their combinations are trained
-        cross: budgets at which one axis is varied at a time instead, the others at the middle of their values
+        cross: budgets at which one axis is varied at a time instead, the others at the first of their values
         file: of a table: measured figures to show
         tag: of a panel of the kind `scalar`: the logged scalar, above 0, that it draws and its claims compare
         probes: file of conf/probes, for what is logged beside the loss; "" for none

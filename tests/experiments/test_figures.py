@@ -145,7 +145,7 @@ FIGURE = "title: t\nsection: s\nsummary: s\npanels:\n- title: p\n  arms:\n    a:
 CROSS = FIGURE.replace(
     "title: p",
     "title: p\n  kind: grid\n  cross: [cpu]\n"
-    "  axes: {model.optim.lr: {cpu: [1, 2, 4]}, model.backbone.init_std: {cpu: [0.02, 0.03, 0.01]}}",
+    "  axes: {model.optim.lr: {cpu: [2, 1, 4]}, model.backbone.init_std: {cpu: [0.02, 0.03, 0.01]}}",
 )
 
 
@@ -159,7 +159,7 @@ def test_an_arm_that_a_budget_does_not_train_says_why(conf: Path, tmp_path: Path
 
 
 def test_a_cross_varies_one_setting_at_a_time(conf: Path) -> None:
-    """Through the middle of the others' values, in whatever order they are written."""
+    """Through the first of the others' values."""
     (conf / "paper/mine.yaml").write_text(CROSS)
     (panel,) = plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf)).panels
     assert set(panel.series[0].points) == {(2, 0.02), (1, 0.02), (4, 0.02), (2, 0.01), (2, 0.03)}
@@ -198,7 +198,6 @@ def test_a_cross_varies_one_setting_at_a_time(conf: Path) -> None:
      "arm 'b' has values of model.optim.lr, which the panel does not vary"),
     (FIGURE.replace("scale: hg", "scale: hg, not_at: {cup: x}"), "arm 'b': not_at: budget 'cup' is unknown"),
     (FIGURE.replace("title: p", "title: p\n  cross: [cup]"), "panel 'p': cross: budget 'cup' is unknown"),
-    (CROSS.replace("0.03, 0.01", "0.03"), r"mine: a: a cross goes through the middle of its axes; \[0.02, 0.03\]"),
     (FIGURE + "  model: dnse\n", r"model 'dnse' is unknown; known: dense. Did you mean 'dense'"),
     (FIGURE.replace("scale: hg", "scale: hgg"), r"hgg"),
     (FIGURE.replace("scale: hg", "scale: bp+iwd"), r"'a' and 'b' come to the same runs; leave one out"),

@@ -20,6 +20,8 @@ _STD = "model.backbone.init_std"
 def tuned_keys(tuned: Tuned, strategy: "ScaleStrategy", label: str, d_model: int) -> tuple[dict[str, float], str]:
     """The values of an arm, and a sentence where they are those of its kin.
 
+    Its kin is the tuned arm of its strategy that shares most of its exceptions and has no other, else that of `KIN`.
+
     Args:
         tuned: the optima
         strategy: of the arm
@@ -30,13 +32,20 @@ def tuned_keys(tuned: Tuned, strategy: "ScaleStrategy", label: str, d_model: int
         ValueError: neither it nor its kin is tuned
     """
     kin = KIN.get(strategy.placement, "")
-    found = next((name for name in (label, str(strategy), kin) if name in tuned.arms), None)
-    if found is None:
+    alike = [name for name in tuned.arms if _split(name)[0] == str(strategy) and _split(name)[1] <= _split(label)[1]]
+    found = max(alike, key=lambda name: len(_split(name)[1]), default=kin)
+    if found not in tuned.arms:
         raise ValueError(f"conf/paper/tuned/{tuned.name}.yaml has no values for {label}, nor for its kin {kin!r}.")
     values = dict(tuned.arms[found])
     if _STD in values and d_model != tuned.d_model:
         values[_STD] = rounded(values[_STD] * math.sqrt(tuned.d_model / d_model))
     return values, "" if found == label else f"{label} is not tuned itself: it has the values of {found}."
+
+
+def _split(label: str) -> tuple[str, frozenset[str]]:
+    """`hg+or[lm_head=dp]` -> the strategy and its exceptions."""
+    strategy, _, exceptions = label.rstrip("]").partition("[")
+    return strategy, frozenset(filter(None, exceptions.split(",")))
 
 
 def rounded(value: float) -> float:
