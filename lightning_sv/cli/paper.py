@@ -58,8 +58,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
     parser.add_argument("--submit", action="store_true", help="With --slurm: submit it.")
     parser.add_argument(
-        "--recorded", nargs="+", type=Path, default=[], metavar="DIR",
-        help="Folders of recordings, e.g. results/cpu: of runs that are not here the losses that stand there.",
+        "--recorded", nargs="+", type=Path, default=[], metavar="PATH",
+        help="Folders or CSV files of recordings, e.g. results/cpu: the losses of runs that are not here.",
     )  # fmt: skip
     parser.add_argument("--no_log", action="store_true", help=f"Leave {LOG}, the record of all verdicts, alone.")
     parser.add_argument("--json", action="store_true", help="Print the verdicts as JSON, the rest on stderr.")

@@ -23,19 +23,19 @@ _TYPES: Mapping[str, Callable[[str], Any]] = {
 }
 
 
-def read_recorded(folders: Sequence[Path], corpus_hash: str | None = None) -> dict[str, Run]:
+def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict[str, Run]:
     """Runs of recordings by the names of their directories; of two of one name the first.
 
     Args:
-        folders: with a results.csv each
+        paths: folders with a results.csv each, or such files
         corpus_hash: of the corpus at hand; None takes any
 
     Raises:
         ValueError: no such file, one that is no recording, or one of another corpus
     """
     found: dict[str, Run] = {}
-    for folder in folders:
-        path = folder / RESULTS
+    for given in paths:
+        path = given if given.is_file() else given / RESULTS
         if not path.is_file():
             raise ValueError(f"--recorded: there is no {path}; give the folder of a report, e.g. results/cpu.")
         with path.open(newline="", encoding="utf-8", errors="replace") as file:
