@@ -54,7 +54,9 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
     by_look = recipes.budget.looks and budget not in panel.seeds and panel.kind != "grid"
     looks = (*recipes.budget.looks, recipes.budget.seeds) if by_look else ()
     arms, series = [], []
-    for label, spec in ((label, spec) for label, spec in panel.arms.items() if budget not in spec.not_at):
+    for label, spec in panel.arms.items():
+        if budget in spec.not_at:
+            continue
         points: dict[str, Recipe] = {}
         grid: list[tuple[float, ...]] = []
         sizes: dict[str, float] = {}

@@ -52,10 +52,14 @@ class Runs:
         except ValueError:
             return False
 
+    def is_recorded(self, recipe: Recipe, seed: int) -> bool:
+        """Whether a recording stands in for it: its directory, once it is complete, counts more."""
+        job = self.job(recipe, seed)
+        return job.name in self.recorded and not is_complete(job.run_dir)
+
     def is_begun(self, recipe: Recipe, seed: int) -> bool:
         """Whether it is there, or a part of it."""
-        job = self.job(recipe, seed)
-        return job.name in self.recorded or job.run_dir.is_dir()
+        return self.is_recorded(recipe, seed) or self.dir(recipe, seed).is_dir()
 
     def missing(self, wanted: Sequence[Wanted]) -> list[Job]:
         """Those that are not complete, and not recorded.
@@ -63,7 +67,7 @@ class Runs:
         Raises:
             ValueError: a directory holds a finished run of another command, corpus or version
         """
-        jobs = [job for job in (self.job(*run) for run in wanted) if job.name not in self.recorded]
+        jobs = [self.job(*run) for run in wanted if not self.is_recorded(*run)]
         if self.context is None:
             return [job for job in jobs if not is_complete(job.run_dir)]
         return [job for job in jobs if job.state() != "complete"]
@@ -80,13 +84,12 @@ class Runs:
         return replace(arm, runs=runs, seeds=tuple(seed for _, seed in there))
 
     def _read(self, recipe: Recipe, seed: int) -> Run:
-        """A run that is there; its directory counts more than a recording."""
-        job = self.job(recipe, seed)
-        recorded = self.recorded.get(job.name)
-        if recorded is None or is_complete(job.run_dir):
-            return read_run(job.run_dir)
-        data = json.loads(recipe.identity)["data"]
-        return replace(recorded, dir=job.run_dir, config={"data": data, "seed_everything": seed})
+        """A run that is there, or recorded."""
+        directory = self.dir(recipe, seed)
+        if not self.is_recorded(recipe, seed):
+            return read_run(directory)
+        config = {"data": json.loads(recipe.identity)["data"], "seed_everything": seed}
+        return replace(self.recorded[directory.name], dir=directory, config=config)
 
     def complete(self, arms: Sequence[Arm]) -> tuple[tuple[Arm, ...], str | None]:
         """The arms on the seeds of which all are complete, none without such a seed; what is missing."""

@@ -36,7 +36,7 @@ def train(figures: Sequence[Figure], runs: Runs, *, parallel: int | None, consol
     """
     wanted = by_seed(run for figure in figures for run in figure.runs())
     left = runs.missing(wanted)
-    recorded = sum(recipe.key(seed) in runs.recorded for recipe, seed in wanted)
+    recorded = sum(runs.is_recorded(*run) for run in wanted)
     elsewhere = sum(runs.dir(*run).parent != runs.out / "runs" for run in wanted)
     where = f", {elsewhere} of them under other budgets" if elsewhere else ""
     where += f", {recorded} of them as recorded" if recorded else ""
