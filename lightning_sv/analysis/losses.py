@@ -6,6 +6,7 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from lightning_sv.analysis.paired import PairedCurve, on_one_grid, paired_curve, percent
@@ -85,17 +86,17 @@ def draw_losses(
         for curve in arm if len(arm) > 1 else []:
             axes.plot(*curve, color=colour, linewidth=0.7, alpha=0.45)
         tokens, values = on_one_grid(arm)
-        axes.plot(tokens, values.mean(axis=0), linestyle=style, color=colour, linewidth=2, label=name)
+        (mean,) = axes.plot(tokens, values.mean(axis=0), linestyle=style, color=colour, linewidth=2, label=name)
+        if len(tokens) == 1:  # a recording may hold the last loss alone
+            mean.set_marker("o")
     set_limits(axes, [curve for arm in arms for curve in arm], from_share)
     axes.set_ylabel("validation loss, nats per token")
 
 
 def _draw_difference(axes: Axes, pair: PairedCurve, a: str, b: str, confidence: float) -> None:
     axes.axhline(0, color=GREY, linewidth=1)
-    axes.plot(pair.tokens, pair.mean, color="black", linewidth=2)
     end = float(pair.mean[-1])
-    if pair.n > 1:
-        axes.fill_between(pair.tokens, pair.low, pair.high, color="black", alpha=0.15, linewidth=0)
+    _draw_band(axes, pair, "black")
     band = _band_words([pair], confidence)
     if pair.n > 1 and not _resolved(pair):
         answer = "Not resolved"
@@ -132,17 +133,28 @@ def draw_differences(
     axes.axhline(0, color=GREY, linewidth=1)
     a, *others = names
     alike = len({pair.n for pair in pairs}) == 1
-    for pair, b, (colour, style) in zip(pairs, others, looks, strict=True):
+    for at, (pair, b, (colour, style)) in enumerate(zip(pairs, others, looks, strict=True)):
         label = f"{b}  {pair.mean[-1]:+.4f}"
         label += "" if alike else f", {_count(pair.n)}"
-        if pair.n > 1:
-            axes.fill_between(pair.tokens, pair.low, pair.high, color=colour, alpha=0.15, linewidth=0)
-            label += "" if _resolved(pair) else ", not resolved"
-        axes.plot(pair.tokens, pair.mean, linestyle=style, color=colour, linewidth=2, label=label)
+        label += "" if pair.n == 1 or _resolved(pair) else ", not resolved"
+        _draw_band(axes, pair, colour, style, label, aside=at)
     axes.set_title(f"How far from {a}? {_answer(pairs, others)}")
     axes.set_ylabel(f"difference to {a}, nats per token")
     set_limits(axes, [line for pair in pairs for line in _lines_of(pair)], from_share=0.2, include=0.0)
     return f"at the end; {_band_words(pairs, confidence)}"
+
+
+def _draw_band(
+    axes: Axes, pair: PairedCurve, colour: str, style: str = "-", label: str | None = None, aside: int = 0
+) -> None:
+    """Mean and interval against tokens; of a single point a bar, the next pair's beside it."""
+    if len(pair.tokens) == 1:
+        bars = np.stack([pair.mean - pair.low, pair.high - pair.mean]) if pair.n > 1 else None
+        axes.errorbar(pair.tokens * (1 - 0.04 * aside), pair.mean, bars, fmt="o", color=colour, capsize=4, label=label)
+        return
+    if pair.n > 1:
+        axes.fill_between(pair.tokens, pair.low, pair.high, color=colour, alpha=0.15, linewidth=0)
+    axes.plot(pair.tokens, pair.mean, linestyle=style, color=colour, linewidth=2, label=label)
 
 
 def _legend_above(axes: Axes, title: str) -> None:

@@ -141,3 +141,19 @@ def test_running_mean_is_centred_and_skips_what_diverged() -> None:
     assert run_plot._running_mean(values, 1) == pytest.approx(values)
     values[7] = np.nan
     assert np.isfinite(run_plot._running_mean(values, 5)).all()
+
+
+def test_a_difference_of_one_point_is_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recording may hold the last losses alone: they and their intervals are seen, side by side."""
+    figures = []
+    monkeypatch.setattr(losses, "save", lambda f, path: figures.append(f))
+    arms = [[synthetic(f"arm{i}", 3 * i + k, 0.1 * i) for k in range(3)] for i in range(3)]
+    for run in (run for arm in arms for run in arm):
+        run.curves["val/loss"] = Curve(*(values[-1:] for values in run.curve("val/loss")))
+    losses.draw_comparison(arms, tmp_path / "c.png", labels=("a", "b", "c"))
+    left, right = figures[0].axes
+    assert [line.get_marker() for line in left.lines if line.get_linewidth() == 2] == ["o"] * 3
+    bars = [bar.get_children() for bar in right.containers]
+    assert len(bars) == 2 and len({float(marker.get_xdata()[0]) for marker, *_ in bars}) == 2
+    for _, low, high, *_ in bars:
+        assert low.get_ydata()[0] < high.get_ydata()[0]
