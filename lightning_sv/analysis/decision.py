@@ -82,7 +82,8 @@ def interval(d: PairedDifference, what: str, unit: str = "nats per token") -> st
     """`unified - llama is -0.086 nats per token (95% interval -0.132 to -0.041, 3 pairs)`."""
     unit = f" {unit}" if unit else ""
     if d.low is None or d.high is None:
-        return f"{what} is {d.mean:+.3f}{unit} in the only pair, which gives no interval"
+        found = "in the only pair, which gives no interval" if d.n == 1 else f"over {d.n} pairs, without an interval"
+        return f"{what} is {d.mean:+.3f}{unit} {found}"
     n = digits((d.high - d.low) / 2)
     within = f"{percent(d.confidence)} interval {d.low:+.{n}f} to {d.high:+.{n}f}, {pairs_words(d)}"
     return f"{what} is {d.mean:+.{n}f}{unit} ({within})"

@@ -342,6 +342,7 @@ def test_optima_are_compared_with_their_errors(gap: float, noise: float, values:
         assert found.estimate == pytest.approx(gap, abs=0.005) and "a at lr 2" in found.sentence
     elif len(values) == 3 and values[0] == 2.0:
         assert "its lowest point: the lowest loss is at the end of the grid" in found.sentence
+        assert "over 3 pairs, without an interval" in found.sentence
 
 
 def test_wrong_claims_and_untestable_ones() -> None:
