@@ -57,7 +57,9 @@ class Family:
         self.df = len(cells) - int(np.linalg.matrix_rank(design))
         #: sum of squares of the residuals; 0 where they are rounding
         self.squares = float(self._residuals @ self._residuals)
-        if self.squares < 1e-24 * float(y @ y):
+        #: what is smaller is rounding, nats per token: float64, a sum of a few thousand terms at most
+        self._rounding = 1e-12 * math.sqrt(float(y @ y))
+        if self.squares < self._rounding**2:
             self.squares = 0.0
         #: arms that say something of the scatter
         self.scattered = [arm for arm in self._arms if len(losses[arm]) > 1]
@@ -116,6 +118,8 @@ class Family:
         if shared and (few or why):
             return replace(paired_difference(theirs, ours, confidence), scatter=why)
         rows, mean, variance = weights @ self._inverse, float(weights @ self._effects), self.variance
+        if abs(mean) < self._rounding:
+            mean = 0.0  # arms that are copies of each other would differ by the solver's last digit
         se = None if few or variance is None else math.sqrt(variance * float(rows @ rows))
         of = len(self.scattered)
         words = f"scatter of {of} arms, {self.df} degrees of freedom" if of > 2 and se is not None else ""
