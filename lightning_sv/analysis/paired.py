@@ -1,7 +1,7 @@
 """d = B - A over pairs that share a seed: mean, interval, one-sided p values; and tokens to reach a loss.
 
 Runs of one seed share their initial matrices and batches. That cancels less than one would think: of the variance of
-a final loss of `tiny`, the seed's share is not told from zero at 3,000 steps, and 20% or 57% at 12,000
+a final loss of `tiny`, the seed's share is not told from zero at 3,000 steps, and 21% or 57% at 12,000
 (docs/verdicts.md). Pure functions on numbers.
 """
 
