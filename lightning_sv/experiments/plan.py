@@ -24,7 +24,9 @@ def plan_figure(figure: FigureSpec, recipes: "Recipes") -> Figure:
             that they cannot decide
     """
     for panel in figure.panels:
-        check_claims(panel, f"{figure.name}: panel {panel.title!r}")
+        where = f"{figure.name}: panel {panel.title!r}"
+        check_claims(panel, where)
+        _check_baseline(panel, where)
     panels = tuple(_plan_panel(panel, recipes, figure.name) for panel in figure.panels)
     budgets = [recipe.tokens_per_param for panel in panels for arm in panel.arms for recipe, _ in arm.wanted[:1]]
     budget = recipes.budget
@@ -88,6 +90,15 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
     warnings += [f"{panel.title}: all arms have one learning rate and initial std: {why}." for why in untuned]
     of_series = tuple(series) if sizes or grid else ()
     return Panel(panel, tuple(arms), of_series, warnings=tuple(warnings), seeds=seeds, looks=looks)
+
+
+def _check_baseline(panel: PanelSpec, where: str) -> None:
+    """One arm at most, for it is what a difference is to; sizes and lengths are drawn as differences alone."""
+    marked = [label for label, arm in panel.arms.items() if arm.baseline]
+    if len(marked) > 1:
+        raise ValueError(f"{where}: {' and '.join(marked)} are all `baseline: true`; leave it at one arm.")
+    if panel.kind in ("scaling", "lengths") and not marked:
+        raise ValueError(f"{where}: no arm is `baseline: true`; set it at the one that the others are compared with.")
 
 
 def _cross(axes: list[list[float]]) -> list[tuple[float, ...]]:

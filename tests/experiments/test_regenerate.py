@@ -244,7 +244,9 @@ def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> N
     assert shared is not None and shared.note == "All arms have the learning rate and the initial std of llama."
     narrow = planned("other", "model dense-1").panels[0].arms[0].recipe
     assert narrow is not None and "init_std 0.05" in narrow.details  # a quarter of the width, twice the std
-    text = FIGURE.replace("  arms", "  kind: lengths\n  models: [dense-2, dense]\n  tuned_as: own\n  arms")
+    text = FIGURE.replace("scale: llama", "scale: llama, baseline: true").replace(
+        "  arms", "  kind: lengths\n  models: [dense-2, dense]\n  tuned_as: own\n  arms"
+    )
     (conf / "paper/lengths.yaml").write_text(text)
     short = TINY.replace("tiny, ", "tiny, set: {trainer.max_steps: 600}, ", 1)
     (conf / "paper/budgets/cpu.yaml").write_text(f"{BUDGET}  dense: {TINY}  dense-2: {short}")
