@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
-from lightning_sv.analysis.style import BLUE
-from lightning_sv.experiments.report.series import _apart, grid_views, length_views, scaling_views
+from lightning_sv.analysis.style import BLUE, new_figure
+from lightning_sv.experiments.report.series import _set_log_axis, grid_views, length_views, scaling_views
 from lightning_sv.experiments.report.tables import panel_table
 from lightning_sv.experiments.report.views import branch_views, curve_views, looks_of, scalar_views
 from lightning_sv.experiments.results import Arm, Panel
@@ -132,13 +132,23 @@ def test_lengths_show_the_difference_at_each() -> None:
     assert len(panel_table(panel)[1]) == 12
 
 
-def test_rates_of_arms_that_lie_close_do_not_share_the_place_of_a_label() -> None:
-    rates = [0.000588, 0.00075, 0.00118, 0.0015, 0.00162, 0.00197, 0.00235, 0.003, 0.00324, 0.00394, 0.00468, 0.00647]
-    kept = _apart([*rates, 0.00789])
-    assert kept[0] == rates[0] and set(kept) <= {*rates, 0.00789} and len(kept) >= 6
-    assert all(high / low >= 1.3 for low, high in pairwise(kept))
-    assert _apart([0.003, 0.006, 0.012]) == [0.003, 0.006, 0.012]
-    assert _apart([0.01]) == [0.01]
+@pytest.mark.parametrize(
+    "rates",
+    [
+        [0.000588, 0.00075, 0.00118, 0.0015, 0.00162, 0.00197, 0.00235, 0.003, 0.00324, 0.00394, 0.00468, 0.00647],
+        [0.00103, 0.00205, 0.00375, 0.0041, 0.0057, 0.0075, 0.00815, 0.0149, 0.0163, 0.0228, 0.03, 0.0326, 0.0652],
+        [0.003, 0.006, 0.012],
+        [0.01],
+    ],
+)
+def test_labels_of_rates_that_lie_close_do_not_touch(rates: list[float]) -> None:
+    axes = new_figure(panels=1).subplots()
+    axes.plot(rates, rates, "o")
+    _set_log_axis(axes, rates, lambda x: f"{x:g}")
+    axes.figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
+    assert all(right.x0 - left.x1 > 3 for left, right in pairwise(boxes))
+    assert len(boxes) >= min(len(rates), 5)
 
 
 def test_a_grid_rings_the_optimum() -> None:
