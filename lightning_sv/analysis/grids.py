@@ -29,7 +29,7 @@ class Optimum:
 
     Args:
         values: of the axes, in the grid's order
-        errors: standard errors of their natural logarithms; 0 for an axis of one value
+        errors: standard errors of their natural logarithms; 0 for an axis of one value, nan without degrees of freedom
         loss: nats per token: the mean over the seeds
         se: its standard error, the seeds' own offsets left out; None where nothing is left to estimate it from
         df: degrees of freedom of both

@@ -41,6 +41,9 @@ def test_a_cross_is_fitted_upright() -> None:
         upright = 3.5 + 0.05 * z[:, 0] ** 2 + 0.03 * z[:, 1] ** 2
         found = fit_optimum(points, upright[:, None] + np.array([0.0, 0.3]))
         assert found.values == pytest.approx(BEST, rel=1e-9) and not found.why_not
+        alone = fit_optimum(points, upright[:, None])
+        assert alone.values == pytest.approx(BEST, rel=1e-9) and alone.se is None
+        assert np.isnan(alone.errors).all()
         tilted = fit_optimum(points, losses()[chosen, None])
         assert tilted.values != pytest.approx(BEST, rel=1e-2) and not tilted.why_not
 

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
+from lightning_sv.analysis.grids import Optimum
 from lightning_sv.analysis.pooled import Family, holm
+from lightning_sv.experiments.claims.decide import optimum_words
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.claims.table import KINDS, not_testable, statement, verdicts
 from lightning_sv.experiments.judge import decided
@@ -235,6 +237,14 @@ def test_apart_compares_growth() -> None:
     assert grown(down, up).verdict == "holds" and found.unit == "in logarithms"
     assert grown(up, up).verdict == grown(up, up * 1.02).verdict == "contradicted"
     assert grown(up, np.linspace(1, 2 * math.exp(0.1), len(TOKENS))).verdict == "not resolved"
+
+
+def test_an_error_that_is_unknown_is_not_said() -> None:
+    """Five points on one seed determine a cross's paraboloid and leave nothing to estimate its errors from."""
+    words = optimum_words(
+        "llama", Optimum((1e-3, 4e-3), (math.nan, 0.5), 3.1, None, 0), ["model.optim.lr", "b.init_std"]
+    )
+    assert words == "llama at lr 0.001, init_std 0.004 (times or over 1.65)"
 
 
 def scaling_panel(slopes: dict[str, float], sizes: tuple[float, ...] = (1e5, 2e5, 4e5, 8e5)) -> Panel:

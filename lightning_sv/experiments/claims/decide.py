@@ -177,7 +177,7 @@ def _of_optima(a: Optimum, b: Optimum, n: int) -> PairedDifference:
 def optimum_words(label: str, o: Optimum, axes: Iterable[str]) -> str:
     """`llama at lr 0.011 (times or over 1.05), init_std 0.018 (1.09)`; where no fit gave it, why."""
     at = ", ".join(
-        f"{key.rpartition('.')[2]} {value:.3g}" + (f" (times or over {math.exp(error):.2f})" if error else "")
+        f"{key.rpartition('.')[2]} {value:.3g}" + (f" (times or over {math.exp(error):.2f})" if error > 0 else "")
         for key, value, error in zip(axes, o.values, o.errors, strict=True)
     )
     return f"{label} at {at}" + (f", its lowest point: {o.why_not}" if o.why_not else "")

@@ -30,7 +30,7 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
 def _text(figure: Figure, panel: Panel, recipe: Recipe) -> str:
     arms, runs = panel.arms, [run for arm in panel.arms for run in arm.runs]
     commits = ", ".join(sorted({str(run.summary.get("commit"))[:10] for run in runs}))
-    seeds = f"seeds {arms[0].seeds[0]} to {arms[0].seeds[-1]}"
+    seeds = f"seeds {arms[0].seeds[0]} to {arms[0].seeds[-1]}" if len(arms[0].seeds) > 1 else f"seed {arms[0].seeds[0]}"
     spec = panel.spec
     width = json.loads(recipe.identity)["model"]["backbone"]["d_model"]
     lines = [f"source: {json.dumps(f'{figure.command}; {seeds}, commit {commits}')}"]
@@ -38,12 +38,11 @@ def _text(figure: Figure, panel: Panel, recipe: Recipe) -> str:
     for series in panel.series:
         best, of = panel.optimum(series), panel.arm(series.arms[0]).recipe
         assert of is not None
-        lines.append(
-            f"  # {best.why_not or f'{best.loss:.4f} nats per token, standard error {best.se or math.nan:.4f}'}"
-        )
+        error = f"standard error {best.se:.4f}" if best.se else "too few runs for a standard error"
+        lines.append(f"  # {best.why_not or f'{best.loss:.4f} nats per token, {error}'}")
         lines.append(f"  {json.dumps(of.strategy)}:")
-        for key, value, error in zip(panel.spec.axes, best.values, best.errors, strict=True):
+        for key, value, off in zip(panel.spec.axes, best.values, best.errors, strict=True):
             lines.append(
-                f"    {key}: {rounded(value):g}" + (f"  # times or over {math.exp(error):.2f}" if error else "")
+                f"    {key}: {rounded(value):g}" + (f"  # times or over {math.exp(off):.2f}" if off > 0 else "")
             )
     return "\n".join(lines) + "\n"
