@@ -215,6 +215,12 @@ def test_the_first_page_is_read_in_two_minutes() -> None:
     assert (ROOT / "README.md").read_text().count("\n") <= 130
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.md")), ids=lambda path: path.stem)
+def test_a_page_answers_one_question(path: Path) -> None:
+    """But the log, a table that is only added to."""
+    assert 15 <= path.read_text().count("\n") <= 90 or path.stem == "log"
+
+
 @pytest.mark.parametrize("command", ALL_COMMANDS)
 def test_every_command_of_the_pages_exists(command: str) -> None:
     words = shlex.split(command)

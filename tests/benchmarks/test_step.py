@@ -92,7 +92,7 @@ def _said(row: dict[str, Any], digits: int) -> str:
 
 
 def test_the_page_says_what_was_recorded() -> None:
-    page = (ROOT / "docs/speed.md").read_text()
+    page = (ROOT / "docs/speed-tables.md").read_text()
     steps, blocks = (json.loads((ROOT / f"benchmarks/results/{name}.json").read_text()) for name in ("step", "moe"))
     for width in (256, 768):
         modes = [f"d={width} {dtype} {mode}, 1 thread" for dtype in ("fp32", "bf16") for mode in ("eager", "compiled")]
