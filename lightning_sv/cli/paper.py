@@ -124,8 +124,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
 def print_verdicts(console: Console, figures: Sequence[Figure]) -> None:
     """Show every claim with its verdict, figure by figure."""
     for figure in figures:
-        budget = f", {figure.tokens_per_param:.1f} tokens a parameter (the paper: {figure.spec.paper_tokens_per_param})"
-        title = figure.spec.title + (budget if figure.tokens_per_param else "")
+        budget = f", {figure.ratio()} tokens a parameter (the paper: {figure.spec.paper_tokens_per_param})"
+        title = figure.spec.title + (budget if figure.ratio() else "")
         table = Table(title=escape(title), title_justify="left", show_lines=True)
         for column in ("claim", "verdict", "paper"):
             table.add_column(column)

@@ -30,9 +30,8 @@ def plan_figure(figure: FigureSpec, recipes: "Recipes") -> Figure:
     panels = tuple(_plan_panel(panel, recipes, figure.name) for panel in figure.panels)
     budgets = [recipe.tokens_per_param for panel in panels for arm in panel.arms for recipe, _ in arm.wanted[:1]]
     budget = recipes.budget
-    return Figure(
-        figure, panels, tokens_per_param=min(budgets, default=0.0), budget=budget.name, papers_own=budget.papers_own
-    )
+    ratios = (min(budgets, default=0.0), max(budgets, default=0.0))
+    return Figure(figure, panels, tokens_per_param=ratios, budget=budget.name, papers_own=budget.papers_own)
 
 
 def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:

@@ -265,7 +265,7 @@ class Figure:
         verdicts: one per claim
         warnings: what weakens the comparison, one sentence each
         command: what makes this figure again
-        tokens_per_param: training tokens per (activated) parameter of its runs, the fewest
+        tokens_per_param: training tokens per (activated) parameter of its runs, the fewest and the most
         budget: name of the budget
         papers_own: whether its models and tokens are the paper's
     """
@@ -275,13 +275,17 @@ class Figure:
     verdicts: tuple[Verdict, ...] = ()
     warnings: tuple[str, ...] = ()
     command: str = ""
-    tokens_per_param: float = 0.0
+    tokens_per_param: tuple[float, float] = (0.0, 0.0)
     budget: str = ""
     papers_own: bool = False
 
     def runs(self) -> list[Wanted]:
         """Every run that is known beforehand, seed by seed."""
         return by_seed(run for panel in self.panels for arm in panel.arms for run in arm.wanted)
+
+    def ratio(self) -> str:
+        """Training tokens per parameter in words: one number, or the fewest and the most; empty without runs."""
+        return " to ".join(dict.fromkeys(f"{ratio:.3g}" for ratio in self.tokens_per_param if ratio > 0))
 
     def upto(self, pairs: Mapping[str, int], otherwise: int) -> "Figure":
         """The figure at one look of each panel that has looks.

@@ -118,4 +118,4 @@ def figure() -> Figure:
         {"difference at 0.12B": "-0.033"},
     )
     warnings = ("The configs differ in model.optim.lr: 1 against 2.",)
-    return Figure(spec, panels, verdicts, warnings, "lightning-sv paper placement --scale 'a b'", 6.7)
+    return Figure(spec, panels, verdicts, warnings, "lightning-sv paper placement --scale 'a b'", (6.7, 6.7))

@@ -250,6 +250,7 @@ def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> N
     (conf / "paper/lengths.yaml").write_text(text)
     short = TINY.replace("tiny, ", "tiny, set: {trainer.max_steps: 600}, ", 1)
     (conf / "paper/budgets/cpu.yaml").write_text(f"{BUDGET}  dense: {TINY}  dense-2: {short}")
+    assert planned("lengths").ratio() == "1.32 to 6.62"
     (panel,) = planned("lengths").panels
     assert panel.sizes == ("1 tokens a parameter", "7 tokens a parameter") and len(panel.arms) == 4
     assert panel.arm("a, 1 tokens a parameter").recipe.steps == 600  # type: ignore[union-attr]
@@ -368,7 +369,7 @@ def test_a_figure_is_judged(shared: Runs) -> None:
     assert [(a.label, a.ours, a.baseline, len(a.runs)) for a in panel.arms] == [
         ("shared", False, True, 3), ("hg", False, False, 3), ("hg+dp+or", True, False, 3),
     ]  # fmt: skip
-    assert found.tokens_per_param == pytest.approx(6.6, abs=0.1) and found.warnings == ()
+    assert found.tokens_per_param == pytest.approx((6.6, 6.6), abs=0.1) and found.warnings == ()
     assert found.command.endswith("--fig heterogeneity") and found.spec.paper
 
 

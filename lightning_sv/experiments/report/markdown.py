@@ -66,10 +66,9 @@ def markdown_report(
 
 
 def _figure(figure: Figure) -> list[str]:
-    budget = f"{figure.tokens_per_param:.3g}" if figure.tokens_per_param > 0 else "not stated"
     about = (
-        f"{figure.spec.section}. {figure.spec.summary} Training tokens per parameter: {budget}; "
-        f"the paper's are {figure.spec.paper_tokens_per_param}."
+        f"{figure.spec.section}. {figure.spec.summary} Training tokens per parameter: "
+        f"{figure.ratio() or 'not stated'}; the paper's are {figure.spec.paper_tokens_per_param}."
     )
     parts = [f"## {_text(figure.spec.title)}", _paragraph(about)]
     parts += [f"> **Warning:** {_text(warning)}" for warning in figure.warnings]

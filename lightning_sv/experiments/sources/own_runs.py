@@ -90,7 +90,7 @@ def _figure(arms: tuple[Arm, ...], warnings: tuple[str, ...], command: str) -> F
     panel = Panel(PanelSpec("Validation loss", claims=claims), arms)
     counts = sorted({len(arm.runs) for arm in arms})
     seeds = ["one seed" if n == 1 else f"{n} seeds" for n in counts]
-    budgets = [x for arm in arms for run in arm.runs if (x := tokens_per_param(run)) is not None]
+    ratios = [x for arm in arms for run in arm.runs if (x := tokens_per_param(run)) is not None] or [0.0]
     spec = FigureSpec(
         name="runs",
         title=", ".join(arm.label for arm in arms),
@@ -98,7 +98,7 @@ def _figure(arms: tuple[Arm, ...], warnings: tuple[str, ...], command: str) -> F
         summary=f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}, {' or '.join(seeds)}.",
         panels=[panel.spec],
     )
-    figure = Figure(spec, (panel,), (), warnings, command, min(budgets, default=0.0))
+    figure = Figure(spec, (panel,), (), warnings, command, (min(ratios), max(ratios)))
     return with_branches(*decided([figure]))
 
 
