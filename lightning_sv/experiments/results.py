@@ -284,8 +284,10 @@ class Figure:
         return by_seed(run for panel in self.panels for arm in panel.arms for run in arm.wanted)
 
     def ratio(self) -> str:
-        """Training tokens per parameter in words: one number, or the fewest and the most; empty without runs."""
-        return " to ".join(dict.fromkeys(f"{ratio:.3g}" for ratio in self.tokens_per_param if ratio > 0))
+        """Training tokens per parameter in words: the fewest, "to" the most where these are a tenth more."""
+        few, most = self.tokens_per_param
+        ends = (few, most) if most > 1.1 * few else (few,)  # strategies differ by a hundredth in their parameters
+        return " to ".join(f"{ratio:.3g}" for ratio in ends if ratio > 0)
 
     def upto(self, pairs: Mapping[str, int], otherwise: int) -> "Figure":
         """The figure at one look of each panel that has looks.
