@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_sv.experiments.checks import weaknesses
-from lightning_sv.experiments.claims.outcome import Verdict
+from lightning_sv.experiments.claims.outcome import NotTestableError, Verdict
 from lightning_sv.experiments.claims.table import not_testable, verdicts, with_papers_number
 from lightning_sv.experiments.claims.together import corrected, families_of, one_primary
 from lightning_sv.experiments.overhead import measured_table, throughput_table
-from lightning_sv.experiments.results import Arm, Figure, NotTestableError, Panel
+from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.spec import ClaimSpec
 

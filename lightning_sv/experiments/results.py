@@ -21,10 +21,6 @@ from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec, unkn
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run
 
 
-class NotTestableError(ValueError):
-    """Why something cannot be had of the runs that are there, or on this budget at all."""
-
-
 @dataclass(frozen=True, eq=False)
 class Arm:
     """One arm of a panel: what is trained, on which seeds, and its runs once they are read.

@@ -13,13 +13,13 @@ from scipy import stats as scipy_stats
 from lightning_sv.analysis.grids import Optimum
 from lightning_sv.analysis.pooled import Family, holm
 from lightning_sv.experiments.claims.decide import optimum_words
-from lightning_sv.experiments.claims.outcome import Verdict
+from lightning_sv.experiments.claims.outcome import NotTestableError, Verdict
 from lightning_sv.experiments.claims.table import KINDS, not_testable, statement, verdicts
 from lightning_sv.experiments.judge import decided
 from lightning_sv.experiments.overhead import benchmark_table, throughput_table
 from lightning_sv.experiments.recipe import Recipe
 from lightning_sv.experiments.report.tables import ours_words
-from lightning_sv.experiments.results import Arm, Figure, NotTestableError, Panel, Series
+from lightning_sv.experiments.results import Arm, Figure, Panel, Series
 from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
 

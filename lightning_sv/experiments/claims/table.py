@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from lightning_sv.analysis.decision import ALPHA, NOT_RESOLVED, NOT_TESTABLE, pairs_to_go
 from lightning_sv.experiments.claims import decide
-from lightning_sv.experiments.claims.outcome import Outcome, Verdict
-from lightning_sv.experiments.results import Arm, NotTestableError, Panel
+from lightning_sv.experiments.claims.outcome import NotTestableError, Outcome, Verdict
+from lightning_sv.experiments.results import Arm, Panel
 from lightning_sv.experiments.spec import ClaimSpec, PanelKind, PanelSpec, unknown
 
 
