@@ -63,8 +63,7 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
         sizes: dict[str, float] = {}
         if panel.kind in ("scaling", "lengths"):
             made = [recipes.make(panel, spec, role) for role in here]
-            by_length = [f"{recipe.tokens_per_param:.0f} tokens a parameter" for recipe in made]
-            names = [recipe.model for recipe in made] if panel.kind == "scaling" else by_length
+            names = [recipe.model for recipe in made] if panel.kind == "scaling" else _lengths(panel, recipes, here)
             points = {f"{label}, {name}": recipe for name, recipe in zip(names, made, strict=True)}
             sizes = {
                 name: recipe.parameters if panel.kind == "scaling" else recipe.tokens_per_param
@@ -89,6 +88,12 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
     warnings += [f"{panel.title}: all arms have one learning rate and initial std: {why}." for why in untuned]
     of_series = tuple(series) if sizes or grid else ()
     return Panel(panel, tuple(arms), of_series, warnings=tuple(warnings), seeds=seeds, looks=looks)
+
+
+def _lengths(panel: PanelSpec, recipes: "Recipes", roles: list[str]) -> list[str]:
+    """The baseline's tokens a parameter; those of an arm with more vectors are a hundredth fewer."""
+    (baseline,) = (arm for arm in panel.arms.values() if arm.baseline)
+    return [f"{recipes.make(panel, baseline, role).tokens_per_param:.3g} tokens a parameter" for role in roles]
 
 
 def _check_baseline(panel: PanelSpec, where: str) -> None:

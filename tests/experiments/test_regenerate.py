@@ -244,16 +244,20 @@ def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> N
     assert shared is not None and shared.note == "All arms have the learning rate and the initial std of llama."
     narrow = planned("other", "model dense-1").panels[0].arms[0].recipe
     assert narrow is not None and "init_std 0.05" in narrow.details  # a quarter of the width, twice the std
-    text = FIGURE.replace("scale: llama", "scale: llama, baseline: true").replace(
-        "  arms", "  kind: lengths\n  models: [dense-2, dense]\n  tuned_as: own\n  arms"
+    text = (
+        FIGURE.replace("scale: llama", "scale: llama, baseline: true")
+        .replace("scale: hg", "scale: hg+dnp")
+        .replace("  arms", "  kind: lengths\n  models: [dense-2, dense]\n  tuned_as: own\n  arms")
     )
     (conf / "paper/lengths.yaml").write_text(text)
     short = TINY.replace("tiny, ", "tiny, set: {trainer.max_steps: 600}, ", 1)
     (conf / "paper/budgets/cpu.yaml").write_text(f"{BUDGET}  dense: {TINY}  dense-2: {short}")
-    assert planned("lengths").ratio() == "1.34 to 6.69" and planned("other").ratio() == "6.62"
+    assert planned("lengths").ratio() == "1.32 to 6.69" and planned("other").ratio() == "6.62"
     (panel,) = planned("lengths").panels
-    assert panel.sizes == ("1 tokens a parameter", "7 tokens a parameter") and len(panel.arms) == 4
-    assert panel.arm("a, 1 tokens a parameter").recipe.steps == 600  # type: ignore[union-attr]
+    lengths = ("1.34 tokens a parameter", "6.69 tokens a parameter")  # the baseline's: b has more scale vectors
+    assert [series.sizes for series in panel.series] == [lengths, lengths]
+    shorter = panel.arm("b, 1.34 tokens a parameter").recipe
+    assert shorter is not None and shorter.steps == 600 and f"{shorter.tokens_per_param:.3g}" == "1.32"
     (conf / "paper/other.yaml").write_text(FIGURE + "  schedule: wsd\n")
     other = planned("other").panels[0].arms[0].recipe
     assert other is not None and "init_std" not in other.details  # tuned under another schedule
