@@ -102,7 +102,7 @@ def length_views(panel: Panel) -> tuple[list[View], list[str]]:
         label = f"{series.name}  {means[-1]:+.3f} at the longest"
         axes.errorbar(along, means, yerr=half, fmt="o", linestyle=style, color=colour, capsize=3, label=label)
     _set_log_axis(axes, base.values, lambda x: f"{x:.0f}")
-    axes.set(xlabel="training tokens a parameter", title="Does the difference last?")
+    axes.set(xlabel="training tokens a parameter", title=f"Does the difference last?\n{panel.title}")
     return [_gap_picture("lengths", panel, base, axes)], []
 
 
