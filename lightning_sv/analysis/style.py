@@ -101,6 +101,14 @@ def legend_below(figure: Figure, axes: Axes, title: str) -> None:
     figure.legend(lines, names, frameon=False, title=title, handlelength=3, **where)
 
 
+def share_y(figures: Sequence[Figure]) -> None:
+    """Give figures that are read side by side one vertical range, which covers those of their first panels."""
+    panels = [figure.axes[0] for figure in figures]
+    ranges = np.array([axes.get_ylim() for axes in panels])
+    for axes in panels:
+        axes.set_ylim(ranges.min(), ranges.max())
+
+
 def set_style(axes: Axes) -> None:
     """The house's axes: a faint grid, the title at the left."""
     axes.spines[["top", "right"]].set_visible(False)

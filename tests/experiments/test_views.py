@@ -14,9 +14,10 @@ from matplotlib.lines import Line2D
 from lightning_sv.analysis.style import BLUE, new_figure
 from lightning_sv.experiments.report.series import _set_log_axis, grid_views, length_views, scaling_views
 from lightning_sv.experiments.report.tables import panel_table
-from lightning_sv.experiments.report.views import branch_views, curve_views, looks_of, scalar_views
-from lightning_sv.experiments.results import Arm, Panel
-from lightning_sv.experiments.spec import PanelSpec
+from lightning_sv.experiments.report.views import View, branch_views, curve_views, looks_of, scalar_views
+from lightning_sv.experiments.report.write import write_report
+from lightning_sv.experiments.results import Arm, Figure, Panel
+from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve
 from tests.experiments import fake_results as fake
 
@@ -130,6 +131,26 @@ def test_lengths_show_the_difference_at_each() -> None:
     assert list(bars[0].lines[0].get_xdata()) == [7, 27, 50, 100] and axes.get_xscale() == "log"
     assert str(bars[0].get_label()).endswith(f"{means[-1]:+.3f} at the longest")
     assert len(panel_table(panel)[1]) == 12
+
+
+def test_two_panels_of_lengths_have_one_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read side by side."""
+    panels = []
+    for more in (0.0, 0.3):
+        panel = fake.scaling_panel()
+        for arm in panel.arms[8:]:
+            for run in arm.runs:
+                run.curve("val/loss").values[:] += more
+        values = tuple(replace(each, values=(7.0, 27.0, 50.0, 100.0)) for each in panel.series)
+        panels.append(replace(panel, spec=replace(panel.spec, kind="lengths"), series=values))
+    alone = [length_views(panel)[0][0].figure.axes[0].get_ylim() for panel in panels]
+    assert alone[0] != alone[1]
+    drawn, save = [], View.save
+    monkeypatch.setattr(View, "save", lambda view, stem: (drawn.append(view.figure.axes[0]), save(view, stem)))
+    spec = FigureSpec("horizon", "The length of training", "5", "", [panel.spec for panel in panels])
+    write_report([Figure(spec, tuple(panels))], tmp_path, "")
+    lows, highs = zip(*alone, strict=True)
+    assert [axes.get_ylim() for axes in drawn] == [(min(lows), max(highs))] * 2
 
 
 @pytest.mark.parametrize(

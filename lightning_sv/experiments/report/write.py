@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lightning_sv.analysis.page import html_page
+from lightning_sv.analysis.style import share_y
 from lightning_sv.experiments.report.markdown import Section, head_lines, markdown_report
 from lightning_sv.experiments.report.series import grid_views, length_views, scaling_views
 from lightning_sv.experiments.report.tables import (
@@ -52,10 +53,13 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
     """
     assert figures and len({figure.spec.name for figure in figures}) == len(figures)
     out.mkdir(parents=True, exist_ok=True)
-    panels = [
-        [_draw(panel, out, f"figures/{_slug(figure.spec.name)}-{i}") for i, panel in enumerate(figure.panels, 1)]
-        for figure in figures
-    ]
+    panels = []
+    for figure in figures:
+        drawn = [(panel, *_draw(panel)) for panel in figure.panels]
+        # the same arms, tuned in two ways, are read side by side
+        share_y([view.figure for panel, views, _ in drawn if panel.kind == "lengths" for view in views])
+        stem = f"figures/{_slug(figure.spec.name)}"
+        panels.append([_save(*each, out, f"{stem}-{i}") for i, each in enumerate(drawn, 1)])
     text = markdown_report(figures, panels, head_lines(figures, what, Provenance.now(), caution))
     for name, page in zip(PAGES, (text, html_page(text, out)), strict=True):
         (out / name).write_text(page, encoding="utf-8")
@@ -69,12 +73,15 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
         write_csv(out / name, rows)
 
 
-def _draw(panel: Panel, out: Path, stem: str) -> Section:
-    columns, rows = panel_table(panel)
+def _draw(panel: Panel) -> tuple[list[View], list[str]]:
     try:
-        views, notes = _VIEWS[panel.kind](panel)
+        return _VIEWS[panel.kind](panel)
     except ValueError as error:  # hours of runs stand behind the other panels
-        views, notes = [], [f"This panel cannot be drawn: {error}"]
+        return [], [f"This panel cannot be drawn: {error}"]
+
+
+def _save(panel: Panel, views: Sequence[View], notes: Sequence[str], out: Path, stem: str) -> Section:
+    columns, rows = panel_table(panel)
     for view in views:
         view.save(out / f"{stem}-{view.name}")
     pictures = [(f"{stem}-{view.name}.png", view.alt) for view in views]
