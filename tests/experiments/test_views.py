@@ -129,7 +129,7 @@ def test_lengths_show_the_difference_at_each() -> None:
     means = [float((b - a).mean()) for a, b in zip(base, unified, strict=True)]
     assert bars[0].lines[0].get_ydata() == pytest.approx(means) and len(bars[0].lines[2][0].get_segments()) == 4
     assert list(bars[0].lines[0].get_xdata()) == [7, 27, 50, 100] and axes.get_xscale() == "log"
-    assert str(bars[0].get_label()).endswith(f"{means[-1]:+.3f} at the longest")
+    assert str(bars[0].get_label()).endswith(f"{means[-1]:+.3f} at 100")
     assert len(panel_table(panel)[1]) == 12
 
 

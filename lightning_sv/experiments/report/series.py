@@ -99,10 +99,10 @@ def length_views(panel: Panel) -> tuple[list[View], list[str]]:
     for i, (series, (colour, style)) in enumerate(zip(others, looks_of(all_series)[1:], strict=True)):
         means, half = _gaps(panel, series, base)
         along = np.array(base.values) * 1.04**i  # side by side, where intervals would overlap
-        label = f"{series.name}  {means[-1]:+.3f} at the longest"
+        label = f"{series.name}  {means[-1]:+.3f} at {base.values[-1]:.0f}"
         axes.errorbar(along, means, yerr=half, fmt="o", linestyle=style, color=colour, capsize=3, label=label)
     _set_log_axis(axes, base.values, lambda x: f"{x:.0f}")
-    axes.set(xlabel="training tokens a parameter", title=f"Does the difference last?\n{panel.title}")
+    axes.set(xlabel="training tokens a parameter", title=f"The difference by length of training\n{panel.title}")
     return [_gap_picture("lengths", panel, base, axes)], []
 
 
