@@ -343,7 +343,7 @@ def test_the_numbers_of_the_readme_are_those_of_the_recordings() -> None:
 
 
 def test_what_another_rate_of_llama_changes_is_what_its_runs_say() -> None:
-    """Six pairs that no figure judges: the means on the first page and on that of 45,000 steps are those of runs.csv."""
+    """Six pairs that no figure judges: the means on the first page and that of 45,000 steps are those of runs.csv."""
     losses: dict[tuple[str, float], dict[str, float]] = {}
     for row in _rows("results/cpu-100/runs.csv"):
         if row["figure"] == "own-optimum":
