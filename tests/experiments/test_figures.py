@@ -24,8 +24,8 @@ from lightning_sv.settings.parse import parse_run
 
 ROOT = Path(__file__).parents[2]
 FIGURES = [
-    "dense-scaling", "heterogeneity", "horizon", "iwd", "moe-scaling", "muon", "necessity", "or-theorem", "overhead",
-    "own-optimum", "param-ablation", "placement", "qkv-dynamics", "reparameterization", "routing", "served",
+    "candidates", "dense-scaling", "heterogeneity", "horizon", "iwd", "moe-scaling", "muon", "necessity", "or-theorem",
+    "overhead", "own-optimum", "param-ablation", "placement", "qkv-dynamics", "reparameterization", "routing", "served",
     "sharpness", "tuning", "weight-decay", "wsd",
 ]  # fmt: skip
 
