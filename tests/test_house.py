@@ -326,7 +326,8 @@ def test_the_numbers_of_the_readme_are_those_of_the_recordings() -> None:
     table = first.replace("−", "-").partition("| arm - `llama`")[2].partition("\n\n")[0].splitlines()[2:]
     found: dict[str, list[str]] = {}
     for row in _rows("results/cpu-100/differences.csv"):
-        if row["figure"] == "horizon" and row["panel"] == "Each arm at its own optimum":
+        of = (row["figure"], row["panel"], row["quantity"])
+        if of == ("horizon", "Each arm at its own optimum", "final loss"):
             mean, low, high = (float(row[key]) for key in ("estimate", "low", "high"))
             arm = row["arm"].rpartition(", ")[0]
             found.setdefault(arm, []).append(f"{mean:+.3f} ({low:+.3f} to {high:+.3f})")

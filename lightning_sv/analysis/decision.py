@@ -7,7 +7,8 @@ at 5% (Schuirmann 1987). One interval shows all three: that of 90%, whose ends a
 import math
 from typing import Literal, NamedTuple
 
-from scipy.special import ndtri
+from scipy.optimize import brentq
+from scipy.special import ndtr, ndtri
 
 from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, percent
 
@@ -33,10 +34,12 @@ class Finding(NamedTuple):
     Args:
         word: the verdict
         p: of the one-sided test behind it; where nothing is resolved that of the nearest
+        to_go: pairs that would decide it, in words; empty where no scatter is known to tell from
     """
 
     word: VerdictWord
     p: float
+    to_go: str = ""
 
 
 def below(d: PairedDifference, bound: float = 0.0) -> VerdictWord:
@@ -57,20 +60,20 @@ def inside(d: PairedDifference, margin: float) -> VerdictWord:
 
 def directed(d: PairedDifference, bound: float = 0.0) -> Finding:
     """Test a claim that d is below a bound, and its opposite."""
-    return Finding(below(d, bound), min(d.p_below(bound), d.p_above(bound)))
+    return Finding(below(d, bound), min(d.p_below(bound), d.p_above(bound)), pairs_to_go(d, bound))
 
 
 def directed_or_equal(d: PairedDifference, bound: float = 0.0) -> Finding:
     """The same of a difference of losses: one that has no direction may be shown to be none."""
     if below(d, bound) == NOT_RESOLVED and inside(d, MARGIN) == HOLDS:
         return Finding(EQUAL, d.p_within(MARGIN))
-    return directed(d, bound)
+    return directed(d, bound)._replace(to_go=pairs_to_go(d, bound, none=True))
 
 
 def equivalent(d: PairedDifference, margin: float) -> Finding:
     """Test a claim that d is within +-margin, and that it is not."""
     outside = min(d.p_below(-margin), d.p_above(margin))
-    return Finding(inside(d, margin), min(d.p_within(margin), outside))
+    return Finding(inside(d, margin), min(d.p_within(margin), outside), pairs_to_equal(d, margin))
 
 
 def opposite(finding: Finding) -> Finding:
@@ -94,21 +97,67 @@ def pairs_words(d: PairedDifference) -> str:
     return f"{d.n} {'pair' if d.n == 1 else 'pairs'}{f'; {d.scatter}' * bool(d.scatter)}"
 
 
-def pairs_to_go(d: PairedDifference) -> str:
+#: how often the pairs that are named would decide
+_POWER = 0.8
+#: pairs that nobody trains
+_TOO_MANY = 10_000
+
+
+def pairs_to_go(d: PairedDifference, bound: float = 0.0, *, none: bool = False) -> str:
     """`about 14 pairs would decide a difference as large, 34 show that there is none`; each in 8 of 10 cases.
 
     Args:
-        d: with a standard error; the scatter of its pairs is taken as known
+        d: the scatter of its pairs is taken as known
+        bound: that d is tested against
+        none: whether pairs may also show that d is none, smaller than `MARGIN`
     """
+    if not d.se:
+        return ""
+    needed = _pairs_beyond(d, d.mean - bound)
+    if not none:
+        return _pairs(d.n, needed)
+    no_effect = f"{math.ceil(_pairs_within(d, 0.0, MARGIN)):,} show that there is none"
+    if needed > _TOO_MANY:
+        return f"about {no_effect.replace('show', 'pairs would show')}"
+    return f"{_pairs(d.n, needed)}, {no_effect}"
+
+
+def pairs_to_equal(d: PairedDifference, margin: float) -> str:
+    """`about 88 pairs would decide a difference as large`: whether it lies within +-margin, in 8 of 10 cases."""
+    if not d.se:
+        return ""
+    away = abs(d.mean) - margin
+    return _pairs(d.n, _pairs_within(d, abs(d.mean), margin) if away < 0 else _pairs_beyond(d, away))
+
+
+def _pairs(n: int, needed: float) -> str:
+    if needed > _TOO_MANY:
+        return f"more than {_TOO_MANY:,} pairs would decide a difference as large"
+    more = max(n + 1, math.ceil(needed))  # few pairs scatter less than their t has it
+    return f"about {more:,} pairs would decide a difference as large"
+
+
+def _pairs_beyond(d: PairedDifference, distance: float) -> float:
+    """Pairs after which a one-sided test tells a difference from a bound at that distance."""
+    spread, z = _spread_and_quantile(d)
+    return ((z + float(ndtri(_POWER))) * spread / distance) ** 2 if distance else math.inf
+
+
+def _pairs_within(d: PairedDifference, mean: float, margin: float) -> float:
+    """Pairs after which two one-sided tests show a difference of 0 <= `mean` < margin to be within +-margin."""
+    spread, z = _spread_and_quantile(d)
+
+    def lacks(root: float) -> float:
+        near, far = ((margin - sign * mean) * root / spread - z for sign in (1, -1))
+        return float(ndtr(near) + ndtr(far)) - 1 - _POWER
+
+    return float(brentq(lacks, 0.0, (z + 3) * spread / (margin - mean))) ** 2
+
+
+def _spread_and_quantile(d: PairedDifference) -> tuple[float, float]:
+    """Standard deviation of a pair, and a normal's quantile at the error that the interval makes on each side."""
     assert d.se, d
-    spread = d.se * math.sqrt(max(d.n, 1))
-    error = (1 - d.confidence) / 2
-    one, both = (float(ndtri(1 - error) + ndtri(power)) * spread for power in (0.8, 0.9))
-    none = f"{math.ceil((both / MARGIN) ** 2):,} show that there is none"
-    if abs(d.mean) * 100 < one:  # 10,000 pairs: nobody's
-        return f"about {none.replace('show', 'pairs would show')}"
-    more = max(d.n + 1, math.ceil((one / d.mean) ** 2))  # few pairs scatter less than their t has it
-    return f"about {more:,} pairs would decide a difference as large, {none}"
+    return d.se * math.sqrt(max(d.n, 1)), float(ndtri((1 + d.confidence) / 2))
 
 
 def times(ratio: float) -> str:

@@ -178,9 +178,29 @@ def token_efficiency(a: Sequence[Curve], b: Sequence[Curve], confidence: float =
         a: validation curves of arm A, one per seed; each pair's target is its A's last value
         b: validation curves of arm B, same seeds in the same order
         confidence: coverage of the interval
+
+    Raises:
+        ValueError: a run has its final loss alone
     """
+    return _to_targets(a, b, [float(curve.values[-1]) for curve in a], confidence)
+
+
+def token_factor(a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.95) -> TokenEfficiency:
+    """tokens_A / tokens_B to the higher of the pair's two final losses, which both reach; else as `token_efficiency`.
+
+    Raises:
+        ValueError: a run has its final loss alone
+    """
+    targets = [float(max(x.values[-1], y.values[-1])) for x, y in zip(a, b, strict=True)]
+    return _to_targets(a, b, targets, confidence)
+
+
+def _to_targets(
+    a: Sequence[Curve], b: Sequence[Curve], targets: Sequence[float], confidence: float
+) -> TokenEfficiency:
     assert len(a) == len(b) > 0, (len(a), len(b))
-    targets = [float(curve.values[-1]) for curve in a]
+    if min(curve.tokens.size for curve in (*a, *b)) < 2:
+        raise ValueError("a run has its final loss alone, without the losses before it: no tokens to reach another one")
     reach_a = tuple(tokens_to_reach(*c, target) for c, target in zip(a, targets, strict=True))
     reach_b = tuple(tokens_to_reach(*c, target) for c, target in zip(b, targets, strict=True))
     known_a = [x for x in reach_a if x is not None and x > 0]

@@ -76,6 +76,8 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: Runs, budge
         for panel in figure.panels:
             if panel.why_not is not None:
                 say(f"{'':20} {panel.spec.title}: not testable here: {panel.why_not}")
+            for warning in panel.warnings:
+                say(f"{'':20} {warning}")
     left = [run for run in total if run[0].key(run[1]) in missing]
     say(
         f"together: {len(total)} runs, {time_of(total)}; missing: {len(left)} runs, {time_of(left)}. The paper trains "

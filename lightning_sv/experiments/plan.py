@@ -1,12 +1,17 @@
 """A figure under a budget: the runs of its panels."""
 
+import math
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
+from scipy.special import ndtri
+
+from lightning_sv.analysis.decision import CONFIDENCE
 from lightning_sv.experiments.claims.table import check_claims
 from lightning_sv.experiments.recipe import Recipe
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series
-from lightning_sv.experiments.spec import FigureSpec, ModelSpec, PanelSpec
+from lightning_sv.experiments.spec import ArmSpec, Budget, ClaimSpec, FigureSpec, ModelSpec, PanelSpec
 
 if TYPE_CHECKING:  # torch with it, and `report` plans nothing
     from lightning_sv.experiments.recipes import Recipes
@@ -36,6 +41,7 @@ def plan_figure(figure: FigureSpec, recipes: "Recipes") -> Figure:
 
 def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
     budget = recipes.budget.name
+    panel = replace(panel, arms={label: _here(arm, recipes) for label, arm in panel.arms.items()})
     roles = panel.models or [panel.model]
     models = {role: recipes.model(role) for role in roles}
     here = [role for role, model in models.items() if isinstance(model, ModelSpec)]
@@ -54,6 +60,7 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
     seeds = tuple(range(first, first + panel.seeds.get(budget, recipes.budget.seeds)))
     by_look = recipes.budget.looks and budget not in panel.seeds and panel.kind != "grid"
     looks = (*recipes.budget.looks, recipes.budget.seeds) if by_look else ()
+    _check_pairs(panel, recipes.budget, len(seeds), f"{figure}: panel {panel.title!r}")
     arms, series = [], []
     for label, spec in panel.arms.items():
         if budget in spec.not_at:
@@ -86,8 +93,15 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
     few = panel.kind == "scaling" and len(here) < 4
     warnings = [f"{panel.title}: {len(here)} sizes; a slope wants four or more."] * few
     warnings += [f"{panel.title}: all arms have one learning rate and initial std: {why}." for why in untuned]
+    warnings += [words for role in here for words in _beyond_reach(panel, recipes.budget, role, len(seeds))]
     of_series = tuple(series) if sizes or grid else ()
     return Panel(panel, tuple(arms), of_series, warnings=tuple(warnings), seeds=seeds, looks=looks)
+
+
+def _here(arm: ArmSpec, recipes: "Recipes") -> ArmSpec:
+    """An arm with a model of its own that the budget lacks is not trained there, for the budget's reason."""
+    why_not = recipes.model(arm.model) if arm.model else None
+    return replace(arm, not_at={recipes.budget.name: why_not} | arm.not_at) if isinstance(why_not, str) else arm
 
 
 def _lengths(panel: PanelSpec, recipes: "Recipes", roles: list[str]) -> list[str]:
@@ -103,6 +117,36 @@ def _check_baseline(panel: PanelSpec, where: str) -> None:
         raise ValueError(f"{where}: {' and '.join(marked)} are all `baseline: true`; leave it at one arm.")
     if panel.kind in ("scaling", "lengths") and not marked:
         raise ValueError(f"{where}: no arm is `baseline: true`; set it at the one that the others are compared with.")
+
+
+def _check_pairs(panel: PanelSpec, budget: Budget, pairs: int, where: str) -> None:
+    """One pair decides nothing, whatever it ends at; but a comparison of one's own is shown all the same."""
+    if pairs < 2 and any(claim.kind != "pair" for claim in _claims_at(panel, budget)):
+        raise ValueError(
+            f"{where}: budget {budget.name} gives it {pairs} {'pair' if pairs == 1 else 'pairs'}, which decide no "
+            f"claim; give it two or more, or its claims `not_at: {{{budget.name}: why}}`."
+        )
+
+
+def _beyond_reach(panel: PanelSpec, budget: Budget, role: str, pairs: int) -> list[str]:
+    """Sentences on claims of equality that all pairs of a budget, by the known scatter of its runs, could not show."""
+    model = budget.models[role]
+    if not model.scatter:
+        return []
+    half = float(ndtri((1 + CONFIDENCE) / 2)) * model.scatter * math.sqrt(2 / pairs)
+    return [
+        f"{panel.title}: that {claim.a} ends within {claim.margin:g} of {claim.b} cannot be shown by {pairs} pairs, only "
+        f"the opposite: their interval is some {half:.3f} to each side, for runs of {model.config} scatter by "
+        f"{model.scatter:g}; {math.floor(pairs * (half / claim.margin) ** 2) + 1} pairs could."
+        for claim in _claims_at(panel, budget)
+        if claim.kind == "equal" and half >= claim.margin
+    ]
+
+
+def _claims_at(panel: PanelSpec, budget: Budget) -> list[ClaimSpec]:
+    """Those that the runs of a budget are to decide."""
+    trained = {label for label, arm in panel.arms.items() if budget.name not in arm.not_at}
+    return [c for c in panel.claims if budget.name not in c.not_at and {c.a, c.b or c.a} <= trained]
 
 
 def _cross(axes: list[list[float]]) -> list[tuple[float, ...]]:

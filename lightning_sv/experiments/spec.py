@@ -28,6 +28,8 @@ class ModelSpec:
         set: keys of `fit` in which runs of this budget differ from the file
         tuned: file of conf/paper/tuned, without its ending, whose optimum each arm has; "" where all arms have the same
         seconds_per_1000_steps: of one core, `llama` with AdamW; None where hours follow from FLOPs
+        scatter: residual standard deviation of a recorded run's loss in arm + seed + residual, nats per token; 0 where
+            nothing is recorded
         note: what a reader of its losses must know
     """
 
@@ -35,6 +37,7 @@ class ModelSpec:
     set: dict[str, Any] = field(default_factory=dict)
     tuned: str = ""
     seconds_per_1000_steps: float | None = None
+    scatter: float = 0.0
     note: str = ""
 
 

@@ -15,6 +15,7 @@ from lightning_sv.analysis.paired import (
     paired_curve,
     paired_difference,
     token_efficiency,
+    token_factor,
     tokens_to_reach,
 )
 from lightning_sv.runs.events import Curve
@@ -112,6 +113,20 @@ def test_token_efficiency_is_a_geometric_mean() -> None:
     assert found.high == pytest.approx(math.exp(-inverse.low))
     short = token_efficiency(a, [b[0], curve([0, 80], [5.0, 3.5])])
     assert (short.factor, short.reached, short.n) == (None, 1, 2)
+
+
+def test_a_token_factor_is_known_whoever_is_ahead() -> None:
+    """To the higher of two ends: 2 where B is ahead, 1/4 where A is; swapped, the inverse."""
+    a = [curve([0, 80], [4.0, 2.0]), curve([0, 20, 80], [5.0, 3.0, 1.0])]
+    b = [curve([0, 40, 80], [4.0, 2.0, 1.0]), curve([0, 80], [5.0, 3.0])]
+    found, swapped = token_factor(a, b), token_factor(b, a)
+    assert found.tokens_a == (80, 20) and found.tokens_b == (40, 80)
+    assert found.factor == pytest.approx(math.sqrt(2 / 4)) and swapped.factor == pytest.approx(1 / found.factor)
+    assert (swapped.low, swapped.high) == pytest.approx((1 / found.high, 1 / found.low))
+    ends = [Curve(each.tokens[-1:], each.values[-1:]) for each in a]
+    for of in (token_factor, token_efficiency):
+        with pytest.raises(ValueError, match="a run has its final loss alone"):
+            of(ends, b)
 
 
 def test_curves_of_other_grids_are_interpolated() -> None:

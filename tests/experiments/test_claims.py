@@ -1,6 +1,8 @@
 """Every kind of claim against curves whose answer is known in closed form."""
 
 import math
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
+from lightning_sv.analysis.decision import Finding, directed
 from lightning_sv.analysis.grids import Optimum
-from lightning_sv.analysis.pooled import Family, holm
+from lightning_sv.analysis.paired import PairedDifference
+from lightning_sv.analysis.pooled import Family, benjamini_hochberg, holm
 from lightning_sv.experiments.claims.decide import optimum_words
 from lightning_sv.experiments.claims.outcome import NotTestableError, Verdict
 from lightning_sv.experiments.claims.table import KINDS, not_testable, statement, verdicts
+from lightning_sv.experiments.claims.together import corrected
 from lightning_sv.experiments.judge import decided
 from lightning_sv.experiments.overhead import benchmark_table, throughput_table
 from lightning_sv.experiments.recipe import Recipe
@@ -101,6 +106,22 @@ def test_what_is_not_resolved_says_how_many_pairs_would() -> None:
     assert found.verdict == "not resolved" and found.sentence.endswith(ours)
     nothing = judge("less", wide(), flat())
     assert nothing.sentence.endswith(f"about {both} pairs would show that there is none.")
+
+
+@pytest.mark.parametrize(("kind", "gap"), [("less", -0.012), ("less", 0.0), ("equal", 0.004), ("equal", 0.017)])
+def test_as_many_pairs_decide_in_8_of_10_cases(kind: str, gap: float) -> None:
+    """Simulated, with the scatter that the sentence knows: claims below a margin, within one, and beyond it."""
+    found = judge(kind, wide(gap=gap), flat(), margin=0.01 if kind == "equal" else 0.002)
+    named = re.search(r"about ([\d,]+) pairs would decide a difference as large", found.sentence)
+    assert found.verdict == "not resolved" and named
+    n, sd = int(named[1].replace(",", "")), float(np.std([20 * x for x in NOISE], ddof=1))
+    means = np.random.default_rng(0).normal(gap, sd / math.sqrt(n), 20_000)
+    half = 1.6449 * sd / math.sqrt(n)
+    if kind == "less":
+        right = means + half < -0.002 if gap < -0.002 else means - half > -0.002
+    else:
+        right = abs(means) + half < 0.01 if gap < 0.01 else abs(means) - half > 0.01
+    assert right.mean() == pytest.approx(0.8, abs=0.02)
 
 
 @given(
@@ -404,16 +425,34 @@ def test_claims_are_corrected_for_their_number() -> None:
     one, two, three = decided(figures)
     p_values = [v.p for v in (one.verdicts[1], two.verdicts[0], three.verdicts[0])]
     assert None not in p_values
-    expected = holm([p for p in p_values if p is not None])
+    expected = holm([min(1.0, 2 * p) for p in p_values if p is not None])  # a claim and its opposite are two
     primary = [one.verdicts[1], two.verdicts[0], three.verdicts[0]]
     assert [v.p_corrected for v in primary] == pytest.approx(expected)
     others = [one.verdicts[0], three.verdicts[1]]
-    p_others = [v.p for v in others if v.p is not None]
+    p_others = [min(1.0, 2 * v.p) for v in others if v.p is not None]
     assert [v.p_corrected for v in others] == pytest.approx(list(scipy_stats.false_discovery_control(p_others)))
     for verdict in (*primary, *others):
         assert verdict.p_corrected is not None
         assert verdict.corrected == (verdict.verdict if verdict.p_corrected < 0.05 else "not resolved")
     assert "not resolved" in {v.corrected for v in primary if v.verdict == "holds"}
+
+
+@pytest.mark.parametrize("rule", [holm, benjamini_hochberg])
+def test_of_equal_arms_no_corrected_word_is_left_in_19_of_20_reports(rule: Callable[[list[float]], list[float]]) -> None:
+    """Simulated: 16 claims on arms that are equal, each decided for or against. Once counted, p would err in 10%."""
+    rng, wrong, once = np.random.default_rng(0), 0, 0
+    reports = 2000
+    for _ in range(reports):
+        found = [PairedDifference(x, None, None, 1.0, 6, 0.9, 70).at(0.9) for x in rng.standard_t(70, 16)]
+        verdicts_ = [plain_verdict(f"claim {i}", directed(d), primary=rule is holm) for i, d in enumerate(found)]
+        (figure,) = corrected([replace(figure_of("f", panel_of([], flat())), verdicts=tuple(verdicts_))])
+        wrong += any(v.corrected != "not resolved" for v in figure.verdicts)
+        once += min(rule([v.p for v in verdicts_ if v.p is not None])) < 0.05
+    assert wrong / reports == pytest.approx(0.05, abs=0.015) and once / reports > 0.08
+
+
+def plain_verdict(claim: str, finding: Finding, *, primary: bool) -> Verdict:
+    return Verdict(claim, finding.word, "", 0.0, None, None, 6, None, "", p=finding.p, primary=primary)
 
 
 def test_a_part_that_is_another_claim_is_shown_once() -> None:

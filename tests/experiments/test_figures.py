@@ -158,6 +158,46 @@ def test_an_arm_that_a_budget_does_not_train_says_why(conf: Path, tmp_path: Path
     assert verdict.verdict == NOT_TESTABLE and "it waits for longer runs" in verdict.sentence
 
 
+CLAIM = "  claims: [{kind: %s, a: b, b: a, margin: 0.01, paper: x}]\n"
+
+
+def test_an_arm_whose_model_a_budget_lacks_has_its_reason(conf: Path, tmp_path: Path) -> None:
+    with (conf / "paper/budgets/cpu.yaml").open("a") as file:
+        file.write("lacks: {dense-large: one size is trained}\n")
+    (conf / "paper/mine.yaml").write_text(FIGURE.replace("scale: hg", "scale: hg, model: dense-large") + CLAIM % "less")
+    figure = plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf))
+    assert [arm.label for arm in figure.panels[0].arms] == ["a"]
+    ((verdict,),) = (found.verdicts for found in judge([figure], Runs(tmp_path, None)))
+    assert verdict.verdict == NOT_TESTABLE and "one size is trained" in verdict.sentence
+
+
+def test_pairs_that_can_decide_no_claim_are_refused_before_training(conf: Path) -> None:
+    (conf / "paper/mine.yaml").write_text(FIGURE.replace("title: p", "title: p\n  seeds: {cpu: 1}") + CLAIM % "less")
+    recipes = Recipes(load_budget("cpu", conf), {}, conf)
+    with pytest.raises(ValueError, match=r"mine: panel 'p': budget cpu gives it 1 pair, which decide no claim; give"):
+        plan_figure(load_figure("mine", conf), recipes)
+    (conf / "paper/mine.yaml").write_text(FIGURE.replace("title: p", "title: p\n  seeds: {cpu: 1}"))
+    assert len(plan_figure(load_figure("mine", conf), recipes).runs()) == 2  # it asks nothing
+
+
+def test_that_pairs_cannot_show_equality_is_said_before_training(conf: Path) -> None:
+    """1.645 sd sqrt(2 / n) against the margin of 0.01: two pairs of runs that scatter by 0.005 show it, by 0.02 not."""
+    (conf / "paper/mine.yaml").write_text(FIGURE + CLAIM % "equal")
+    path = conf / "paper/budgets/cpu.yaml"
+    text = path.read_text()
+    for scatter, pairs in ((0.005, None), (0.02, 22)):
+        path.write_text(text.replace("{config: tiny,", f"{{config: tiny, scatter: {scatter},"))
+        (panel,) = plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf)).panels
+        assert [f"{pairs} pairs could" in words for words in panel.warnings] == [True] * (pairs is not None)
+
+
+def test_a_budget_takes_figures_that_are_none_of_its_own() -> None:
+    budget = load_budget("cpu-100")
+    recipes = Recipes(budget, {})
+    planned = {name: len(plan_figure(load_figure(name), recipes).runs()) for name in figure_names()}
+    assert {name for name, runs in planned.items() if runs} > {*budget.figures, "candidates", "param-ablation"}
+
+
 def test_a_cross_varies_one_setting_at_a_time(conf: Path) -> None:
     """Through the first of the others' values."""
     (conf / "paper/mine.yaml").write_text(CROSS)

@@ -162,8 +162,8 @@ def test_tables_hold_every_final_figure(report: Path) -> None:
     assert len(rows(report / "results.csv")) == sum(len(arm.runs) for panel in given.panels for arm in panel.arms)
     differences = rows(report / "differences.csv")
     quantities = [row["quantity"] for row in differences]
-    # 2 arms of curves, 2 arms at 4 sizes; 2 arms, 2 laws, offset and slope each
-    assert quantities.count("final loss") == 2 + 8 and len(quantities) == 10 + 8
+    # 2 arms of curves, in nats and in tokens, 2 arms at 4 sizes; 2 arms, 2 laws, offset and slope each
+    assert quantities.count("final loss") == 2 + 8 and quantities.count("token factor") == 2 and len(quantities) == 20
     assert {row["baseline"] for row in differences if "law" in row["quantity"]} == {"llama"}
     verdicts = rows(report / "verdicts.csv")
     assert [row["claim"] for row in verdicts] == [verdict.claim for verdict in given.verdicts]
@@ -206,7 +206,8 @@ def test_own_runs_are_drawn_from_their_event_files(
     assert made["report"] == str(tmp_path / "report.html") and made["report"] in said.err
     ((shown,),) = [figure["verdicts"] for figure in made["figures"]]
     assert {k: "" if value is None else str(value) for k, value in shown.items()} | {"figure": "runs"} == verdict
-    (difference,) = rows(tmp_path / "differences.csv")
+    difference, factor = rows(tmp_path / "differences.csv")
+    assert factor["quantity"] == "token factor" and float(factor["estimate"]) > 1  # fewer tokens for a lower loss
     assert float(difference["estimate"]) == pytest.approx(-0.03, abs=1e-6)
     assert float(difference["low"]) == pytest.approx(-0.03 - 4.302653 * 0.01 / math.sqrt(3), abs=1e-5)
     (verdict,) = rows(tmp_path / "verdicts.csv")
@@ -262,7 +263,7 @@ def test_an_arm_of_one_seed_takes_no_pair_from_the_others(runs: Path, tmp_path: 
     write_report([figure], tmp_path / "out", "")
     text = (tmp_path / "out/report.md").read_text()
     assert "; 3 pairs |" in text and "| no interval; 1 pair |" in text and ", one pair" in text
-    (pair,) = [row for row in rows(tmp_path / "out/differences.csv") if row["arm"] == "hg"]
+    pair, _ = [row for row in rows(tmp_path / "out/differences.csv") if row["arm"] == "hg"]
     a, b = (read_run(path).val_loss for path in (runs / "llama1", few))
     assert float(pair["estimate"]) == b - a
 

@@ -108,7 +108,8 @@ def efficiency(claim: ClaimSpec, panel: Panel) -> Outcome:
         loss = difference(panel, a, b)
         reached = f"{a.label} reaches {b.label}'s final loss in {e.reached} of {e.n} pairs: no token factor"
         word = CONTRADICTED if below(loss) == CONTRADICTED else NOT_RESOLVED
-        return Outcome(Finding(word, loss.p_above()), loss, reached, part="the final loss")
+        found = directed(loss)._replace(word=word, p=loss.p_above())
+        return Outcome(found, loss, reached, part="the final loss")
     tokens_a, tokens_b = ([math.log(t) for t in of if t is not None] for of in (e.tokens_a, e.tokens_b))
     d = paired_difference(tokens_a, tokens_b, panel.confidence)
     level = percent(panel.confidence)
@@ -142,7 +143,8 @@ def slope(claim: ClaimSpec, panel: Panel) -> Outcome:
         interval(d, f"{name[fit.form]}, {claim.a} - {claim.b},", "") for fit, d in zip(fits, found, strict=True)
     )
     detail = f"{detail}; above 0 {claim.a} falls faster, over {sizes} sizes"
-    return Outcome(Finding(word, max(finding.p for finding in findings)), found[0], detail, "in the exponent")
+    least = max(findings, key=lambda finding: finding.p)
+    return Outcome(least._replace(word=word), found[0], detail, "in the exponent")
 
 
 def _of_fit(slope: Interval, n: int, df: int) -> PairedDifference:
@@ -160,7 +162,7 @@ def grid_gap(claim: ClaimSpec, panel: Panel) -> Outcome:
     where = "; ".join(optimum_words(label, of[label], panel.spec.axes) for label in (claim.a, claim.b))
     finding = directed_or_equal(d, -claim.margin)
     if a.why_not or b.why_not:
-        finding = finding._replace(word=NOT_RESOLVED)
+        finding = finding._replace(word=NOT_RESOLVED, to_go="")  # the sentence says what the grid lacks
     return Outcome(finding, d, f"{interval(d, f'{claim.a} - {claim.b}')}, each at its optimum: {where}")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from lightning_sv.analysis.decision import ALPHA, NOT_RESOLVED, NOT_TESTABLE, pairs_to_go
+from lightning_sv.analysis.decision import ALPHA, NOT_RESOLVED, NOT_TESTABLE
 from lightning_sv.experiments.claims import decide
 from lightning_sv.experiments.claims.outcome import NotTestableError, Outcome, Verdict
 from lightning_sv.experiments.results import Arm, Panel
@@ -57,8 +57,6 @@ def _overtaken(claim: ClaimSpec) -> tuple[ClaimSpec, ...]:
 
 #: of the training, for a lead that is kept throughout
 QUARTERS = (0.25, 0.5, 0.75, 1.0)
-#: kinds that one interval in nats per token decides: more pairs would help
-SINGLE = ("less", "not_less", "equal")
 
 KINDS: dict[str, ClaimType] = {
     "pair": ClaimType("{a} ends below {b}", decide.pair, ("curves",), whole=True),
@@ -190,10 +188,10 @@ def not_testable(claim: ClaimSpec, why: str) -> Verdict:
 
 
 def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
-    (word, p), d, detail, unit, part = KINDS[claim.kind].judge(claim, panel)
+    (word, p, to_go), d, detail, unit, part = KINDS[claim.kind].judge(claim, panel)
     word = word if d.se is not None else NOT_RESOLVED  # never a verdict from one run
     p *= 2 * ALPHA / (1 - d.confidence)  # below ALPHA where the interval, whose error is its own, decides
-    hint = f"; {pairs_to_go(d)}" if word == NOT_RESOLVED and claim.kind in SINGLE and d.se else ""
+    hint = f"; {to_go}" if word == NOT_RESOLVED and to_go else ""
     sentence = detail if KINDS[claim.kind].whole else f"{word.capitalize()}: {detail}{hint}."
     return Verdict(
         claim=statement(claim),

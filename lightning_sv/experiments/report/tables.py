@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 
 from lightning_sv.analysis.decision import times
-from lightning_sv.analysis.paired import PairedDifference, percent
+from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, percent, token_factor
 from lightning_sv.analysis.scaling import ScalingFit
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.claims.together import TWO_SIDED, difference
-from lightning_sv.experiments.results import Figure, Panel, Series
+from lightning_sv.experiments.results import Arm, Figure, Panel, Series
 from lightning_sv.runs.events import VAL_LOSS, Run
 from lightning_sv.runs.recorded import RESULTS
 
 PAPER_TOKENS_PER_PARAM = 100
+#: heading: above 1 the baseline needs more tokens than the arm for the higher of their two final losses
+TOKEN_FACTOR = "tokens of the baseline over its own, to the higher of the final losses"
 #: the report itself, in two forms
 PAGES = ("report.md", "report.html")
 _SUMMARY = (
@@ -63,13 +65,15 @@ def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
 
 
 def difference_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """One row a difference to a baseline: of final losses, and of the scaling laws' offset and slope."""
+    """One row a difference to a baseline: of final losses, in tokens, and of the scaling laws' offset and slope."""
     rows = []
     for figure in figures:
         for panel in figure.panels:
             found: list[tuple[str, str, str, int | None, Any]] = [
                 (arm, against, "final loss", d.n, (d.mean, d.low, d.high)) for arm, against, d in _final(panel)
             ]
+            factors = _factors(panel)
+            found += [(arm, of, "token factor", e.n, (e.factor, e.low, e.high)) for (arm, of), e in factors.items()]
             for series, against, fit in _laws(panel):
                 found.append((series.label, against.label, f"offset, {fit.form} law", None, fit.offset))
                 found.append((series.label, against.label, f"slope, {fit.form} law", None, fit.slope))
@@ -81,6 +85,29 @@ def difference_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
 
 def _final(panel: Panel) -> list[tuple[str, str, PairedDifference]]:
     """(arm, baseline, arm - baseline at the end), at equal sizes; arms that diverged are left out."""
+    found = []
+    for arm, against in _pairs_of(panel):
+        try:
+            found.append((arm.label, against.label, difference(panel, arm, against, confidence=TWO_SIDED)))
+        except ValueError:
+            continue
+    return found
+
+
+def _factors(panel: Panel) -> dict[tuple[str, str], TokenEfficiency]:
+    """(arm, baseline) -> tokens of the baseline over those of the arm; arms that lack a course are left out."""
+    found = {}
+    for arm, against in _pairs_of(panel):
+        a, b = against.paired(arm)
+        try:
+            found[arm.label, against.label] = token_factor(a.curves, b.curves, TWO_SIDED)
+        except ValueError:
+            continue
+    return found
+
+
+def _pairs_of(panel: Panel) -> list[tuple[Arm, Arm]]:
+    """(arm, baseline) of every comparison that a panel shows."""
     by_label = {arm.label: arm for arm in panel.arms}
     base = next((arm for arm in panel.arms if arm.baseline), None)
     pairs = [(arm, base) for arm in panel.arms if panel.kind == "curves" and base and arm is not base]
@@ -89,13 +116,7 @@ def _final(panel: Panel) -> list[tuple[str, str, PairedDifference]]:
         at = {size: by_label[x] for s in series if s.baseline for size, x in zip(s.sizes, s.arms, strict=True)}
         others = [(size, x) for s in series if not s.baseline for size, x in zip(s.sizes, s.arms, strict=True)]
         pairs = [(by_label[x], at[size]) for size, x in others if size in at]
-    found = []
-    for arm, against in pairs:
-        try:
-            found.append((arm.label, against.label, difference(panel, arm, against, confidence=TWO_SIDED)))
-        except ValueError:
-            continue
-    return found
+    return pairs
 
 
 def verdict_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
@@ -184,7 +205,7 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
         return _scalar_table(panel)
     if panel.kind not in ("curves", "lengths"):
         return [], []
-    differences = {arm: d for arm, _, d in _final(panel)}
+    differences, factors = {arm: d for arm, _, d in _final(panel)}, {arm: e for (arm, _), e in _factors(panel).items()}
     alike = len({arm.seeds for arm in panel.arms}) == 1
     rows = []
     for arm in sorted(panel.arms, key=lambda arm: not arm.baseline):
@@ -193,8 +214,16 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
         shown = ["baseline" if arm.baseline else "", ""] if d is None else [f"{d.mean:+.4f}", interval(d.low, d.high)]
         if d is not None and not alike:
             shown[1] += f"; {_pairs(d.n)}"
-        rows.append([arm.name, f"{losses.mean():.4f}", seeds, *shown])
-    return ["arm", "final loss, nats per token", "each seed", "difference", "95% interval"], rows
+        e = factors.get(arm.label)
+        tokens = "" if e is None or e.factor is None else f"{times(e.factor)}{_times_within(e)}"
+        rows.append([arm.name, f"{losses.mean():.4f}", seeds, *shown, tokens])
+    columns = ["arm", "final loss, nats per token", "each seed", "difference", "95% interval", TOKEN_FACTOR]
+    known = len(columns) if factors else -1
+    return columns[:known], [row[:known] for row in rows]
+
+
+def _times_within(e: TokenEfficiency) -> str:
+    return "" if e.low is None or e.high is None else f" ({times(e.low)} to {times(e.high)})"
 
 
 def _scalar_table(panel: Panel) -> tuple[list[str], list[list[str]]]:

@@ -56,6 +56,8 @@ def load_budget(name: str, conf: Path = CONF) -> Budget:
         ValueError: no such budget, a key or value that it cannot have, or looks that its seeds do not reach
     """
     budget = _load(Budget, name, conf / "paper" / "budgets", budget_names(conf), "budget")
+    if budget.seeds < 1:
+        raise ValueError(f"budget {name}: its seeds are {budget.seeds}; give the number of pairs, two to judge claims.")
     looks = [*budget.looks, budget.seeds]
     if looks != sorted(set(looks)) or looks[0] < 2 <= len(looks):
         raise ValueError(
