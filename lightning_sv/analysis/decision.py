@@ -210,6 +210,8 @@ def tokens_sentence(a: str, b: str, e: TokenEfficiency, confidence: float = 0.95
         e: tokens of each to A's final loss
         confidence: coverage of its interval
     """
+    if not e.is_known:
+        return f"Runs of {a} or {b} were validated once, at their end: no token factor."
     if e.factor is None:
         pairs = "pair" if e.n == 1 else "pairs"
         return f"{b} reaches {a}'s final loss in {e.reached} of {e.n} {pairs}: no token factor."

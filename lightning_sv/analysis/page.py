@@ -31,7 +31,7 @@ def html_page(markdown: str, root: Path) -> str:
 
     Args:
         markdown: as `markdown_report` writes it; HTML in it is shown, not obeyed
-        root: folder of the pictures, each there as SVG too
+        root: folder of the pictures, each there as SVG too where it was drawn for the page
     """
     parser = MarkdownIt("commonmark", {"html": False, "xhtmlOut": False}).enable("table")
     parser.add_render_rule("table_open", lambda *_: '<div class="wide"><table>\n')
@@ -96,8 +96,9 @@ def _class(verdict: str) -> str:
 
 def _embedded(picture: Path) -> str:
     # as an image rather than as elements: the ids of one picture's clips and glyphs would meet another's
-    data = b64encode(picture.with_suffix(".svg").read_bytes()).decode()
-    return f"data:image/svg+xml;base64,{data}"
+    drawn = picture.with_suffix(".svg")
+    file, kind = (drawn, "svg+xml") if drawn.is_file() else (picture, "png")
+    return f"data:image/{kind};base64,{b64encode(file.read_bytes()).decode()}"
 
 
 def _anchors(titles: Sequence[str]) -> list[str]:

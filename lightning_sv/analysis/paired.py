@@ -78,7 +78,8 @@ class TokenEfficiency:
     """factor = exp(mean(log(tokens_A / tokens_B))): above 1, B needs fewer tokens than A.
 
     Args:
-        tokens_a: tokens at which A reached the pair's target; None where it never did
+        tokens_a: tokens at which A reached the pair's target; None where it never did, or all where a run was
+            validated once, at its end
         tokens_b: the same for B
         factor: geometric mean over the pairs; None unless every pair reached its target, for a mean
             over the lucky pairs alone would flatter B
@@ -96,6 +97,11 @@ class TokenEfficiency:
     def n(self) -> int:
         """Number of pairs."""
         return len(self.tokens_a)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the runs can tell, for their losses before the last are there."""
+        return any(tokens is not None for tokens in (*self.tokens_a, *self.tokens_b))
 
     @property
     def reached(self) -> int:
@@ -178,29 +184,21 @@ def token_efficiency(a: Sequence[Curve], b: Sequence[Curve], confidence: float =
         a: validation curves of arm A, one per seed; each pair's target is its A's last value
         b: validation curves of arm B, same seeds in the same order
         confidence: coverage of the interval
-
-    Raises:
-        ValueError: a run has its final loss alone
     """
     return _to_targets(a, b, [float(curve.values[-1]) for curve in a], confidence)
 
 
 def token_factor(a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.95) -> TokenEfficiency:
-    """tokens_A / tokens_B to the higher of the pair's two final losses, which both reach; else as `token_efficiency`.
-
-    Raises:
-        ValueError: a run has its final loss alone
-    """
+    """tokens_A / tokens_B to the higher of the two final losses, which both reach; else as `token_efficiency`."""
     targets = [float(max(x.values[-1], y.values[-1])) for x, y in zip(a, b, strict=True)]
     return _to_targets(a, b, targets, confidence)
 
 
-def _to_targets(
-    a: Sequence[Curve], b: Sequence[Curve], targets: Sequence[float], confidence: float
-) -> TokenEfficiency:
+def _to_targets(a: Sequence[Curve], b: Sequence[Curve], targets: Sequence[float], confidence: float) -> TokenEfficiency:
     assert len(a) == len(b) > 0, (len(a), len(b))
     if min(curve.tokens.size for curve in (*a, *b)) < 2:
-        raise ValueError("a run has its final loss alone, without the losses before it: no tokens to reach another one")
+        nothing = (None,) * len(a)
+        return TokenEfficiency(nothing, nothing, None, None, None)
     reach_a = tuple(tokens_to_reach(*c, target) for c, target in zip(a, targets, strict=True))
     reach_b = tuple(tokens_to_reach(*c, target) for c, target in zip(b, targets, strict=True))
     known_a = [x for x in reach_a if x is not None and x > 0]

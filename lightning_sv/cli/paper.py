@@ -105,6 +105,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         failed = train_by_looks(figures, runs, budget, parallel=parallel, console=Console(stderr=True))
     words = [f"lightning-sv paper --budget {budget.name}", *(shlex.quote(word) for word in rest)]
     words += ["--out", shlex.quote(str(out))] * (options.out is not None)
+    words += ["--recorded", *(shlex.quote(str(path)) for path in options.recorded)] * bool(options.recorded)
     commands = [" ".join([*words, "--fig", figure.spec.name]) for figure in figures]
     found = judge([replace(f, command=command) for f, command in zip(figures, commands, strict=True)], runs)
     if not options.no_log:

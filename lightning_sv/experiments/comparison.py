@@ -70,7 +70,7 @@ class Pair:
     def to_dict(self) -> dict[str, Any]:
         """Every figure of the pair; plain JSON types."""
         d, e = self.difference, self.efficiency
-        word, _ = directed_or_equal(d)
+        word = directed_or_equal(d).word
         return {
             "b": self.b.label,
             "sentence": self.sentence(),

@@ -42,8 +42,7 @@ def theory_table(path: Path, claim: str = "or") -> Table:
         raise ValueError(f"{path} has no claims ({error!r}); make theory writes it.") from error
     if not rows:
         raise ValueError(f"{path} has no claim {claim!r}; make theory writes it.")
-    picture = path.with_name(f"{claim}.png")
-    note = f"Checked apart from this page by make theory ({path}); the panels of the figure are in {picture}."
+    note = f"Checked apart from this page by make theory ({path})."
     return Table(("part", "statement", "stated", "measured", "verdict"), rows, note)
 
 

@@ -135,8 +135,8 @@ def _beyond_reach(panel: PanelSpec, budget: Budget, role: str, pairs: int) -> li
         return []
     half = float(ndtri((1 + CONFIDENCE) / 2)) * model.scatter * math.sqrt(2 / pairs)
     return [
-        f"{panel.title}: that {claim.a} ends within {claim.margin:g} of {claim.b} cannot be shown by {pairs} pairs, only "
-        f"the opposite: their interval is some {half:.3f} to each side, for runs of {model.config} scatter by "
+        f"{panel.title}: that {claim.a} ends within {claim.margin:g} of {claim.b} cannot be shown by {pairs} pairs, "
+        f"only the opposite: their interval is some {half:.3f} to each side, for runs of {model.config} scatter by "
         f"{model.scatter:g}; {math.floor(pairs * (half / claim.margin) ** 2) + 1} pairs could."
         for claim in _claims_at(panel, budget)
         if claim.kind == "equal" and half >= claim.margin

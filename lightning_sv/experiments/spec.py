@@ -167,6 +167,7 @@ class PanelSpec:
         axes: of a grid: key that it varies -> budget -> the values; all their combinations are trained
         cross: budgets at which one axis is varied at a time instead, the others at the first of their values
         file: of a table: measured figures to show
+        picture: of a table: a PNG that another command drew, to stand above it
         tag: of a panel of the kind `scalar`: the logged scalar, above 0, that it draws and its claims compare
         probes: file of conf/probes, for what is logged beside the loss; "" for none
         not_at: budget -> why the panel cannot be had there
@@ -186,6 +187,7 @@ class PanelSpec:
     axes: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     cross: list[str] = field(default_factory=list)
     file: str | None = None
+    picture: str = ""
     tag: str = ""
     probes: str = ""
     not_at: dict[str, str] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from lightning_sv.analysis.decision import Finding, below, opposite
+from lightning_sv.analysis.decision import Finding, below, opposite, tokens_sentence
 from lightning_sv.analysis.paired import (
     on_common_tokens,
     on_one_grid,
@@ -125,8 +125,9 @@ def test_a_token_factor_is_known_whoever_is_ahead() -> None:
     assert (swapped.low, swapped.high) == pytest.approx((1 / found.high, 1 / found.low))
     ends = [Curve(each.tokens[-1:], each.values[-1:]) for each in a]
     for of in (token_factor, token_efficiency):
-        with pytest.raises(ValueError, match="a run has its final loss alone"):
-            of(ends, b)
+        unknown = of(ends, b)
+        assert not unknown.is_known and unknown.factor is None and found.is_known
+    assert tokens_sentence("a", "b", unknown) == "Runs of a or b were validated once, at their end: no token factor."
 
 
 def test_curves_of_other_grids_are_interpolated() -> None:

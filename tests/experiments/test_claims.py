@@ -238,6 +238,12 @@ def test_efficiency_is_the_ratio_of_tokens() -> None:
     found = judge("efficiency", arm("a", -0.1), flat())
     assert found.verdict == "holds" and found.estimate == pytest.approx(2000 / 1800, rel=1e-4)
     assert found.low is not None and 1 < found.low < found.estimate
+    ends = [
+        replace(of, runs=tuple(run(each.curve("val/loss").values[-1:]) for each in of.runs))
+        for of in (arm("a"), flat())
+    ]
+    with pytest.raises(NotTestableError, match="the final losses alone are known"):
+        judge("efficiency", *ends)
     worse = judge("efficiency", arm("a", 0.1), flat())
     assert worse.verdict == "contradicted" and "in 0 of 4 pairs" in worse.sentence
     assert ours_words(worse).startswith("the final loss: +0.1000 (") and ours_words(found).startswith("1.11 times (")
@@ -438,7 +444,9 @@ def test_claims_are_corrected_for_their_number() -> None:
 
 
 @pytest.mark.parametrize("rule", [holm, benjamini_hochberg])
-def test_of_equal_arms_no_corrected_word_is_left_in_19_of_20_reports(rule: Callable[[list[float]], list[float]]) -> None:
+def test_of_equal_arms_no_corrected_word_is_left_in_19_of_20_reports(
+    rule: Callable[[list[float]], list[float]],
+) -> None:
     """Simulated: 16 claims on arms that are equal, each decided for or against. Once counted, p would err in 10%."""
     rng, wrong, once = np.random.default_rng(0), 0, 0
     reports = 2000

@@ -18,7 +18,6 @@ from lightning_sv.analysis.decision import (
     HOLDS,
     MARGIN,
     NOT_RESOLVED,
-    Finding,
     below,
     difference_sentence,
     directed,
@@ -33,7 +32,7 @@ from lightning_sv.analysis.decision import (
 from lightning_sv.analysis.grids import Optimum
 from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent, token_efficiency
 from lightning_sv.analysis.scaling import FEWEST_SIZES, Interval
-from lightning_sv.experiments.claims.outcome import Outcome
+from lightning_sv.experiments.claims.outcome import NotTestableError, Outcome
 from lightning_sv.experiments.claims.together import TWO_SIDED, Change, LossAt, difference
 from lightning_sv.experiments.results import Arm, Panel
 from lightning_sv.experiments.spec import ClaimSpec
@@ -104,6 +103,8 @@ def efficiency(claim: ClaimSpec, panel: Panel) -> Outcome:
     a, b, _ = _two(claim, panel)
     # B's tokens to B's end over A's tokens to the same loss, on logarithms
     e = token_efficiency(b.curves, a.curves, panel.confidence)
+    if not e.is_known:
+        raise NotTestableError("of its runs the final losses alone are known, not the tokens to reach them")
     if e.factor is None:
         loss = difference(panel, a, b)
         reached = f"{a.label} reaches {b.label}'s final loss in {e.reached} of {e.n} pairs: no token factor"

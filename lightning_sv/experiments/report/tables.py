@@ -95,15 +95,10 @@ def _final(panel: Panel) -> list[tuple[str, str, PairedDifference]]:
 
 
 def _factors(panel: Panel) -> dict[tuple[str, str], TokenEfficiency]:
-    """(arm, baseline) -> tokens of the baseline over those of the arm; arms that lack a course are left out."""
-    found = {}
-    for arm, against in _pairs_of(panel):
-        a, b = against.paired(arm)
-        try:
-            found[arm.label, against.label] = token_factor(a.curves, b.curves, TWO_SIDED)
-        except ValueError:
-            continue
-    return found
+    """(arm, baseline) -> tokens of the baseline over those of the arm, where their runs tell."""
+    pairs = [(arm.label, against.label, against.paired(arm)) for arm, against in _pairs_of(panel)]
+    found = {(arm, of): token_factor(a.curves, b.curves, TWO_SIDED) for arm, of, (a, b) in pairs if a.runs}
+    return {names: e for names, e in found.items() if e.is_known}
 
 
 def _pairs_of(panel: Panel) -> list[tuple[Arm, Arm]]:

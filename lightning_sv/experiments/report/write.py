@@ -1,6 +1,7 @@
 """Figures -> a report: one page, Markdown, pictures, and every final figure as CSV."""
 
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -85,6 +86,13 @@ def _save(panel: Panel, views: Sequence[View], notes: Sequence[str], out: Path, 
     for view in views:
         view.save(out / f"{stem}-{view.name}")
     pictures = [(f"{stem}-{view.name}.png", view.alt) for view in views]
+    if drawn := panel.spec.picture:
+        if Path(drawn).is_file():
+            pictures.append((f"{stem}.png", panel.title))
+            (out / "figures").mkdir(exist_ok=True)
+            shutil.copyfile(drawn, out / f"{stem}.png")
+        else:
+            notes = [*notes, f"There is no {drawn} to show; make theory draws it."]
     return Section(panel.title, pictures, columns, rows, (*notes, *panel.notes))
 
 
