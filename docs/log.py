@@ -100,6 +100,16 @@ def verdicts(log: list[dict[str, str]]) -> str:
     lines += [
         f"| {' | '.join(claim)} | {', then '.join(found)} |" for claim, found in said.items() if len(set(found)) > 1
     ]
+    gone = {claim: found for claim, found in said.items() if claim[1:] not in current[claim[0]]}
+    lines += [
+        "",
+        "Those that the last recording of their budget does not ask: split into parts, of sizes that ended too early, or",
+        "not trained again:",
+        "",
+        "| budget | figure | claim | verdicts |",
+        "|---|---|---|---|",
+    ]
+    lines += [f"| {' | '.join(claim)} | {', then '.join(found)} |" for claim, found in gone.items()]
     return "\n".join(lines) + "\n"
 
 
