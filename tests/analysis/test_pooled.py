@@ -13,8 +13,8 @@ from lightning_sv.analysis.paired import paired_difference
 from lightning_sv.analysis.pooled import UNEQUAL, Families, Family, benjamini_hochberg, holm
 from lightning_sv.runs.events import Curve, Run
 
-#: of a run's variance at 3,000 steps, as the first recordings had it: residual sd 0.0113, of the seed 0.31 of the whole.
-#: Later ones have 0 to 0.9 of the seed (docs/verdicts.md); seeds are fitted, so that no interval depends on it
+#: of a run's variance at 3,000 steps in the first recordings: residual sd 0.0113, of the seed 0.31 of the whole. Later
+#: ones have 0 to 0.9 of the seed (docs/verdicts.md); seeds are fitted, so that no interval depends on it
 RESIDUAL_SD, SEED_SD = 0.0113, 0.0076
 
 
