@@ -133,7 +133,7 @@ def print_verdicts(console: Console, figures: Sequence[Figure]) -> None:
         for verdict in figure.verdicts:
             gone = f" Corrected: {verdict.corrected}." if verdict.corrected != verdict.verdict else ""
             table.add_row(escape(figure.claim(verdict)), escape(verdict.sentence + gone), escape(verdict.paper))
-        console.print(table)
+        console.print(table if figure.verdicts else escape(title))
         for warning in figure.warnings:
             console.print(f"warning: {warning}", markup=False, style="yellow")
 

@@ -235,6 +235,12 @@ def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> N
     for several in ([found, tuning], [tuning, found]):  # of two grids of one length that of `tuning` counts
         write_tuned(several, tmp_path)
         assert (tmp_path / "tuned/tiny-3000.yaml").read_text().startswith('source: "by tuning; ')
+    (panel,) = found.panels
+    point = replace(panel.series[0], label="llama, elsewhere", arms=panel.series[0].arms[:1], points=((0.0011, 0.01),))
+    for order in ((point, panel.series[0]), (panel.series[0], point)):  # of two arms of one strategy the lower one
+        write_tuned([replace(found, panels=(replace(panel, series=order),))], tmp_path / "twice")
+        text = (tmp_path / "twice/tuned/tiny-3000.yaml").read_text()
+        assert text.count('"llama"') == 1 and "model.optim.lr: 0.0022" in text
     llama, dnp = (arm.recipe for arm in planned("other").panels[0].arms)
     assert llama is not None and dnp is not None
     assert "lr 0.0022, init_std 0.025" in llama.details and llama.note == ""

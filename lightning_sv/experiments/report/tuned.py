@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from lightning_sv.analysis.grids import Optimum
 from lightning_sv.experiments.recipe import Recipe
 from lightning_sv.experiments.results import Figure, Panel
 from lightning_sv.experiments.sources.tuned import rounded
@@ -13,7 +14,8 @@ from lightning_sv.experiments.sources.tuned import rounded
 def write_tuned(figures: Sequence[Figure], out: Path) -> None:
     """Write the optima of the grids among the panels to `out`/tuned, with their errors: a file a model and length.
 
-    Of two grids of one model and length the one of the figure `tuning` counts, and else the first.
+    Of two grids of one model and length the one of the figure `tuning` counts, and else the first; of two arms of one
+    strategy in it the lower one.
     """
     written: set[Path] = set()
     for figure in sorted(figures, key=lambda figure: figure.spec.name != "tuning"):
@@ -35,12 +37,16 @@ def _text(figure: Figure, panel: Panel, recipe: Recipe) -> str:
     width = json.loads(recipe.identity)["model"]["backbone"]["d_model"]
     lines = [f"source: {json.dumps(f'{figure.command}; {seeds}, commit {commits}')}"]
     lines += [f"optim: {spec.optim}", f"schedule: {spec.schedule}", f"d_model: {width}", "arms:"]
+    found: dict[str, Optimum] = {}
     for series in panel.series:
         best, of = panel.optimum(series), panel.arm(series.arms[0]).recipe
         assert of is not None
+        if of.strategy not in found or best.loss < found[of.strategy].loss:
+            found[of.strategy] = best
+    for strategy, best in found.items():
         error = f"standard error {best.se:.4f}" if best.se else "too few runs for a standard error"
         lines.append(f"  # {best.why_not or f'{best.loss:.4f} nats per token, {error}'}")
-        lines.append(f"  {json.dumps(of.strategy)}:")
+        lines.append(f"  {json.dumps(strategy)}:")
         for key, value, off in zip(panel.spec.axes, best.values, best.errors, strict=True):
             lines.append(
                 f"    {key}: {rounded(value):g}" + (f"  # times or over {math.exp(off):.2f}" if off > 0 else "")
