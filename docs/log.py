@@ -103,8 +103,8 @@ def verdicts(log: list[dict[str, str]]) -> str:
     gone = {claim: found for claim, found in said.items() if claim[1:] not in current[claim[0]]}
     lines += [
         "",
-        "Those that the last recording of their budget does not ask: split into parts, of sizes that end too early, or",
-        "not trained again:",
+        "Those that the last recording of their budget does not decide: split into parts, of sizes that end too early,",
+        "or not trained again:",
         "",
         "| budget | figure | claim | verdicts |",
         "|---|---|---|---|",

@@ -335,7 +335,7 @@ def test_the_numbers_of_the_readme_are_those_of_the_recordings() -> None:
     assert [row.count(f"`{arm.partition(',')[0]}`") for row, arm in zip(table, found, strict=True)] == [1] * 4
     assert all(len(lengths) == 3 for lengths in found.values())
     said = re.search(
-        r"(\d+) claims are judged\. .*?, (\d+) hold, (\d+) are contradicted, (\d+) are not resolved, (\d+) cannot be "
+        r"there are (\d+) claims\. .*?, (\d+) hold, (\d+) are contradicted, (\d+) are not resolved, (\d+) cannot be "
         r"tested\. (\d+) are the paper's \((\d+), (\d+), (\d+) and (\d+)\), (\d+) are ours",
         " ".join(first.split()),
     )

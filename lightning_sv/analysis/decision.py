@@ -67,7 +67,8 @@ def directed_or_equal(d: PairedDifference, bound: float = 0.0) -> Finding:
     """The same of a difference of losses: one that has no direction may be shown to be none."""
     if below(d, bound) == NOT_RESOLVED and inside(d, MARGIN) == HOLDS:
         return Finding(EQUAL, d.p_within(MARGIN))
-    return directed(d, bound)._replace(to_go=pairs_to_go(d, bound, none=True))
+    none = bound > -MARGIN  # else what is not below the bound is not inside the margin
+    return directed(d, bound)._replace(to_go=pairs_to_go(d, bound, none=none))
 
 
 def equivalent(d: PairedDifference, margin: float) -> Finding:
@@ -113,39 +114,36 @@ def pairs_to_go(d: PairedDifference, bound: float = 0.0, *, none: bool = False) 
     """
     if not d.se:
         return ""
-    needed = _pairs_beyond(d, d.mean - bound)
+    spread = d.se * math.sqrt(max(d.n, 1))
+    needed = _pairs_beyond(spread, d.confidence, d.mean - bound)
     if not none:
-        return _pairs(d.n, needed)
-    no_effect = f"{math.ceil(_pairs_within(d, 0.0, MARGIN)):,} show that there is none"
+        return _decide(d.n, needed)
+    no_effect = _number(d.n, pairs_within(spread, d.confidence, MARGIN))
     if needed > _TOO_MANY:
-        return f"about {no_effect.replace('show', 'pairs would show')}"
-    return f"{_pairs(d.n, needed)}, {no_effect}"
+        return f"{no_effect} pairs would show that there is none"
+    return f"{_decide(d.n, needed)}, {no_effect.removeprefix('about ')} show that there is none"
 
 
 def pairs_to_equal(d: PairedDifference, margin: float) -> str:
     """`about 88 pairs would decide a difference as large`: whether it lies within +-margin, in 8 of 10 cases."""
     if not d.se:
         return ""
-    away = abs(d.mean) - margin
-    return _pairs(d.n, _pairs_within(d, abs(d.mean), margin) if away < 0 else _pairs_beyond(d, away))
+    spread, away = d.se * math.sqrt(max(d.n, 1)), abs(d.mean) - margin
+    if away < 0:
+        return _decide(d.n, pairs_within(spread, d.confidence, margin, abs(d.mean)))
+    return _decide(d.n, _pairs_beyond(spread, d.confidence, away))
 
 
-def _pairs(n: int, needed: float) -> str:
-    if needed > _TOO_MANY:
-        return f"more than {_TOO_MANY:,} pairs would decide a difference as large"
-    more = max(n + 1, math.ceil(needed))  # few pairs scatter less than their t has it
-    return f"about {more:,} pairs would decide a difference as large"
+def pairs_within(spread: float, confidence: float, margin: float, mean: float = 0.0) -> float:
+    """Pairs after which two one-sided tests show a difference to be within +-margin, in 8 of 10 cases.
 
-
-def _pairs_beyond(d: PairedDifference, distance: float) -> float:
-    """Pairs after which a one-sided test tells a difference from a bound at that distance."""
-    spread, z = _spread_and_quantile(d)
-    return ((z + float(ndtri(_POWER))) * spread / distance) ** 2 if distance else math.inf
-
-
-def _pairs_within(d: PairedDifference, mean: float, margin: float) -> float:
-    """Pairs after which two one-sided tests show a difference of 0 <= `mean` < margin to be within +-margin."""
-    spread, z = _spread_and_quantile(d)
+    Args:
+        spread: standard deviation of a pair
+        confidence: coverage of the interval, whose ends are the bounds of the tests
+        margin: above `mean`
+        mean: the difference that there is, at least 0
+    """
+    z = float(ndtri((1 + confidence) / 2))
 
     def lacks(root: float) -> float:
         near, far = ((margin - sign * mean) * root / spread - z for sign in (1, -1))
@@ -154,10 +152,19 @@ def _pairs_within(d: PairedDifference, mean: float, margin: float) -> float:
     return float(brentq(lacks, 0.0, (z + 3) * spread / (margin - mean))) ** 2
 
 
-def _spread_and_quantile(d: PairedDifference) -> tuple[float, float]:
-    """Standard deviation of a pair, and a normal's quantile at the error that the interval makes on each side."""
-    assert d.se, d
-    return d.se * math.sqrt(max(d.n, 1)), float(ndtri((1 + d.confidence) / 2))
+def _pairs_beyond(spread: float, confidence: float, distance: float) -> float:
+    """Pairs after which a one-sided test tells a difference from a bound at that distance."""
+    root = float(ndtri((1 + confidence) / 2) + ndtri(_POWER)) * spread
+    return (root / distance) ** 2 if abs(distance) * _TOO_MANY > root else math.inf
+
+
+def _decide(n: int, needed: float) -> str:
+    return f"{_number(n, needed)} pairs would decide a difference as large"
+
+
+def _number(n: int, needed: float) -> str:
+    """`about 14`; few pairs scatter less than their t has it, so that those at hand are never enough."""
+    return f"more than {_TOO_MANY:,}" if needed > _TOO_MANY else f"about {max(n + 1, math.ceil(needed)):,}"
 
 
 def times(ratio: float) -> str:
@@ -210,8 +217,8 @@ def tokens_sentence(a: str, b: str, e: TokenEfficiency, confidence: float = 0.95
         e: tokens of each to A's final loss
         confidence: coverage of its interval
     """
-    if not e.is_known:
-        return f"Runs of {a} or {b} were validated once, at their end: no token factor."
+    if e.why_not:
+        return f"{b} against {a}: no token factor, for {e.why_not}."
     if e.factor is None:
         pairs = "pair" if e.n == 1 else "pairs"
         return f"{b} reaches {a}'s final loss in {e.reached} of {e.n} {pairs}: no token factor."

@@ -78,13 +78,13 @@ class TokenEfficiency:
     """factor = exp(mean(log(tokens_A / tokens_B))): above 1, B needs fewer tokens than A.
 
     Args:
-        tokens_a: tokens at which A reached the pair's target; None where it never did, or all where a run was
-            validated once, at its end
+        tokens_a: tokens at which A reached the pair's target; None where it never did
         tokens_b: the same for B
         factor: geometric mean over the pairs; None unless every pair reached its target, for a mean
             over the lucky pairs alone would flatter B
         low: lower end of the interval of the factor; None without a factor or for one pair
         high: upper end of the interval
+        why_not: why the runs tell nothing; then all tokens are None
     """
 
     tokens_a: tuple[float | None, ...]
@@ -92,16 +92,12 @@ class TokenEfficiency:
     factor: float | None
     low: float | None
     high: float | None
+    why_not: str = ""
 
     @property
     def n(self) -> int:
         """Number of pairs."""
         return len(self.tokens_a)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the runs can tell, for their losses before the last are there."""
-        return any(tokens is not None for tokens in (*self.tokens_a, *self.tokens_b))
 
     @property
     def reached(self) -> int:
@@ -196,9 +192,11 @@ def token_factor(a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.9
 
 def _to_targets(a: Sequence[Curve], b: Sequence[Curve], targets: Sequence[float], confidence: float) -> TokenEfficiency:
     assert len(a) == len(b) > 0, (len(a), len(b))
-    if min(curve.tokens.size for curve in (*a, *b)) < 2:
+    alone = min(curve.tokens.size for curve in (*a, *b)) < 2
+    if alone or not all(math.isfinite(curve.values[-1]) for curve in (*a, *b)):
+        why = "a run has its final loss alone, not those before it" if alone else "a run diverged"
         nothing = (None,) * len(a)
-        return TokenEfficiency(nothing, nothing, None, None, None)
+        return TokenEfficiency(nothing, nothing, None, None, None, why)
     reach_a = tuple(tokens_to_reach(*c, target) for c, target in zip(a, targets, strict=True))
     reach_b = tuple(tokens_to_reach(*c, target) for c, target in zip(b, targets, strict=True))
     known_a = [x for x in reach_a if x is not None and x > 0]

@@ -119,7 +119,7 @@ def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[Config
     tokens = [str(run.tokens) for run in runs.values()]
     versions = [str(run.summary.get("torch")) for run in runs.values()]
     commits = [_short(str(run.summary.get("commit"))) for run in runs.values()]
-    machines = [str(run.summary.get("machine") or "one not stated").partition(",")[0] for run in runs.values()]
+    machines = [str(run.summary.get("machine") or "one not stated").partition(", torch ")[0] for run in runs.values()]
     for what, values in (
         ("end at different tokens", tokens),
         ("used different versions of torch", versions),

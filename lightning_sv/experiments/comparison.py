@@ -209,9 +209,9 @@ class Comparison:
         table.add_column(f"tokens to {self.a.label}'s final loss", justify="right")
         efficiencies = [pair.efficiency for pair in self.pairs]
         reached = [efficiencies[0].tokens_a, *(e.tokens_b for e in efficiencies)]
-        for arm, tokens in zip(self.arms, reached, strict=True):
+        for arm, tokens, e in zip(self.arms, reached, [efficiencies[0], *efficiencies], strict=True):
             numbers = (f"{x:.4f}" for x in (float(np.mean(arm.losses)), *arm.losses))
-            table.add_row(arm.label, *numbers, _mean_tokens(tokens))
+            table.add_row(arm.label, *numbers, "" if e.why_not else _mean_tokens(tokens))
         table.add_section()
         for pair, e in zip(self.pairs, efficiencies, strict=True):
             factor = "" if e.factor is None else f"x {1 / e.factor:.2f}"

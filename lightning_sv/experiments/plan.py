@@ -1,13 +1,15 @@
 """A figure under a budget: the runs of its panels."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
 from scipy.special import ndtri
 
-from lightning_sv.analysis.decision import CONFIDENCE
+from lightning_sv.analysis.decision import ALPHA, CONFIDENCE, pairs_within
+from lightning_sv.analysis.sequential import levels
 from lightning_sv.experiments.claims.table import check_claims
 from lightning_sv.experiments.recipe import Recipe
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series
@@ -41,7 +43,6 @@ def plan_figure(figure: FigureSpec, recipes: "Recipes") -> Figure:
 
 def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
     budget = recipes.budget.name
-    panel = replace(panel, arms={label: _here(arm, recipes) for label, arm in panel.arms.items()})
     roles = panel.models or [panel.model]
     models = {role: recipes.model(role) for role in roles}
     here = [role for role, model in models.items() if isinstance(model, ModelSpec)]
@@ -49,6 +50,8 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
     why_not = panel.not_at.get(budget)
     if panel.file is not None or why_not is not None:
         return Panel(panel, why_not=why_not)
+    if panel.kind not in ("grid", "scaling", "lengths"):  # whose arms all train the models of the panel
+        panel = replace(panel, arms={label: _here(arm, recipes) for label, arm in panel.arms.items()})
     if not here:
         return Panel(panel, why_not=next(model for model in models.values() if isinstance(model, str)))
     untuned = tuple(dict.fromkeys(filter(None, (recipes.untuned(panel, recipes.budget.models[role]) for role in here))))
@@ -93,7 +96,7 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
     few = panel.kind == "scaling" and len(here) < 4
     warnings = [f"{panel.title}: {len(here)} sizes; a slope wants four or more."] * few
     warnings += [f"{panel.title}: all arms have one learning rate and initial std: {why}." for why in untuned]
-    warnings += [words for role in here for words in _beyond_reach(panel, recipes.budget, role, len(seeds))]
+    warnings += [words for role in here for words in _beyond_reach(panel, recipes.budget, role, len(seeds), looks)]
     of_series = tuple(series) if sizes or grid else ()
     return Panel(panel, tuple(arms), of_series, warnings=tuple(warnings), seeds=seeds, looks=looks)
 
@@ -123,23 +126,25 @@ def _check_pairs(panel: PanelSpec, budget: Budget, pairs: int, where: str) -> No
     """One pair decides nothing, whatever it ends at; but a comparison of one's own is shown all the same."""
     if pairs < 2 and any(claim.kind != "pair" for claim in _claims_at(panel, budget)):
         raise ValueError(
-            f"{where}: budget {budget.name} gives it {pairs} {'pair' if pairs == 1 else 'pairs'}, which decide no "
-            f"claim; give it two or more, or its claims `not_at: {{{budget.name}: why}}`."
+            f"{where}: budget {budget.name} trains {pairs} {'pair' if pairs == 1 else 'pairs'} for it, too few to "
+            f"decide a claim; give it two or more, or its claims `not_at: {{{budget.name}: why}}`."
         )
 
 
-def _beyond_reach(panel: PanelSpec, budget: Budget, role: str, pairs: int) -> list[str]:
-    """Sentences on claims of equality that all pairs of a budget, by the known scatter of its runs, could not show."""
-    model = budget.models[role]
-    if not model.scatter:
+def _beyond_reach(panel: PanelSpec, budget: Budget, role: str, pairs: int, looks: Sequence[int]) -> list[str]:
+    """A sentence on claims of equality that the pairs of a budget could not show, by the known scatter of its runs."""
+    spread = math.sqrt(2) * budget.models[role].scatter
+    asked = [claim for claim in _claims_at(panel, budget) if claim.kind == "equal"]
+    if not spread or not asked or (panel.optim, panel.schedule) != (PanelSpec.optim, PanelSpec.schedule):
         return []
-    half = float(ndtri((1 + CONFIDENCE) / 2)) * model.scatter * math.sqrt(2 / pairs)
+    margin = min(claim.margin for claim in asked)
+    confidence = 1 - 2 * levels(looks, ALPHA)[-1] if looks else CONFIDENCE
+    if float(ndtri((1 + confidence) / 2)) * spread / math.sqrt(pairs) < margin:
+        return []
     return [
-        f"{panel.title}: that {claim.a} ends within {claim.margin:g} of {claim.b} cannot be shown by {pairs} pairs, "
-        f"only the opposite: their interval is some {half:.3f} to each side, for runs of {model.config} scatter by "
-        f"{model.scatter:g}; {math.floor(pairs * (half / claim.margin) ** 2) + 1} pairs could."
-        for claim in _claims_at(panel, budget)
-        if claim.kind == "equal" and half >= claim.margin
+        f"{panel.title}: {pairs} pairs of runs that scatter as those of {budget.models[role].config} did "
+        f"({budget.models[role].scatter:g}) are not expected to show an equality within {margin:g}, only its opposite: "
+        f"where arms are equal {math.ceil(pairs_within(spread, confidence, margin))} pairs show it in 8 of 10 cases."
     ]
 
 

@@ -28,8 +28,8 @@ class ModelSpec:
         set: keys of `fit` in which runs of this budget differ from the file
         tuned: file of conf/paper/tuned, without its ending, whose optimum each arm has; "" where all arms have the same
         seconds_per_1000_steps: of one core, `llama` with AdamW; None where hours follow from FLOPs
-        scatter: residual standard deviation of a recorded run's loss in arm + seed + residual, nats per token; 0 where
-            nothing is recorded
+        scatter: of recorded runs under AdamW and cosine: residual standard deviation in loss = arm + seed + residual,
+            nats per token; 0 where nothing is recorded
         note: what a reader of its losses must know
     """
 

@@ -126,8 +126,11 @@ def test_a_token_factor_is_known_whoever_is_ahead() -> None:
     ends = [Curve(each.tokens[-1:], each.values[-1:]) for each in a]
     for of in (token_factor, token_efficiency):
         unknown = of(ends, b)
-        assert not unknown.is_known and unknown.factor is None and found.is_known
-    assert tokens_sentence("a", "b", unknown) == "Runs of a or b were validated once, at their end: no token factor."
+        assert unknown.why_not and unknown.factor is None and not found.why_not
+    said = tokens_sentence("a", "b", unknown)
+    assert said == "b against a: no token factor, for a run has its final loss alone, not those before it."
+    lost = curve([0, 40, 80], [4.0, 1.0, math.nan])  # ahead before it diverged
+    assert token_factor(a[:1], [lost]).why_not == "a run diverged" == token_factor([lost], a[:1]).why_not
 
 
 def test_curves_of_other_grids_are_interpolated() -> None:

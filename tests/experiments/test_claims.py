@@ -242,8 +242,10 @@ def test_efficiency_is_the_ratio_of_tokens() -> None:
         replace(of, runs=tuple(run(each.curve("val/loss").values[-1:]) for each in of.runs))
         for of in (arm("a"), flat())
     ]
-    with pytest.raises(NotTestableError, match="the final losses alone are known"):
+    with pytest.raises(NotTestableError, match="a run has its final loss alone"):
         judge("efficiency", *ends)
+    lucky = judge("efficiency", arm("a", -0.01, (0.0, 0.0, 0.0, 0.02)), flat())
+    assert "reaches b's final loss in 3 of 4 pairs: no token factor." in lucky.sentence  # no pairs would change that
     worse = judge("efficiency", arm("a", 0.1), flat())
     assert worse.verdict == "contradicted" and "in 0 of 4 pairs" in worse.sentence
     assert ours_words(worse).startswith("the final loss: +0.1000 (") and ours_words(found).startswith("1.11 times (")
@@ -457,6 +459,17 @@ def test_of_equal_arms_no_corrected_word_is_left_in_19_of_20_reports(
         wrong += any(v.corrected != "not resolved" for v in figure.verdicts)
         once += min(rule([v.p for v in verdicts_ if v.p is not None])) < 0.05
     assert wrong / reports == pytest.approx(0.05, abs=0.015) and once / reports > 0.08
+
+
+def test_a_claim_of_two_sides_is_not_counted_twice() -> None:
+    """Alone, a comparison keeps the word of its 95% interval, where one of a direction needs a p below 2.5%."""
+    words = []
+    for kind, gap in (("pair", -0.0016), ("less", -0.0012)):
+        panel = panel_of([ClaimSpec(kind, "", a="a", b="b")], arm("a", gap), flat())
+        ((found,),) = (figure.verdicts for figure in decided([figure_of("f", panel)]))
+        assert found.verdict == "holds" and found.p is not None and 0.025 < found.p < 0.05
+        words.append(found.corrected)
+    assert words == ["holds", "not resolved"]
 
 
 def plain_verdict(claim: str, finding: Finding, *, primary: bool) -> Verdict:

@@ -112,6 +112,7 @@ def test_the_command_takes_recordings(
     assert "Holds: hg - shared is -0.030 nats" in " ".join(capsys.readouterr().out.split())
     assert "Holds: hg - shared is -0.030 nats" in before.verdicts[0].sentence
     assert not (tmp_path / "out/runs").exists()
+    assert f"--recorded {report} --fig heterogeneity\n" in (tmp_path / "out/report.md").read_text()
     for other, message in (
         (tmp_path, r"--recorded: there is no .*results.csv; give the folder of a report, e.g. results/cpu"),
         (ROOT / "results/cpu-long-one-setting", "has no column tokenizer_sha256; give the folder of a report of today"),

@@ -447,7 +447,10 @@ def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path
     edit(last / "summary.json", {"commit": "0123456789abcdef, with uncommitted changes"})
     assert "by different commits of the code: None (" in judged(figure, runs).warnings[-1]
     assert "0123456789, with uncommitted changes (" in judged(figure, runs).warnings[-1]
-    edit(last / "summary.json", {"commit": None})
+    edit(last / "summary.json", {"commit": None, "machine": "EPYC, 2 cores, 1 x A100, torch 2.13, Python 3.11"})
+    assert "different machines: one not stated (" in judged(figure, runs).warnings[-1]
+    assert "; EPYC, 2 cores, 1 x A100 (" in judged(figure, runs).warnings[-1]
+    edit(last / "summary.json", {"machine": None})
     edit(last / "config.yaml", {"data": config["data"] | {"val_sequences": 7}})
     with pytest.raises(ValueError, match=r"validated on different sets \(data.val_sequences 512 and 7\)"):
         judged(figure, runs)

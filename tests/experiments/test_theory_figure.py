@@ -39,7 +39,7 @@ def test_the_report_shows_the_panels_of_figure_11(tmp_path: Path, monkeypatch: p
     assert f"data:image/png;base64,{b64encode(drawn).decode()}" in (tmp_path / "report.html").read_text()
     none = replace(panel, spec=replace(panel.spec, picture="results/none.png"))
     write_report([Figure(spec, (none,))], tmp_path / "without", "")
-    assert "no results/none.png to show; make theory draws it" in (tmp_path / "without/report.md").read_text()
+    assert "There is no results/none.png to show" in (tmp_path / "without/report.md").read_text()
 
 
 def test_what_is_recorded_is_what_is_claimed() -> None:

@@ -58,7 +58,7 @@ def pair(claim: ClaimSpec, panel: Panel) -> Outcome:
     """A ends below B, in the words of a comparison, which asks for no direction."""
     a, b, _ = _two(claim, panel)
     d = difference(panel, a, b, confidence=TWO_SIDED)
-    return Outcome(directed_or_equal(d), d, difference_sentence(b.label, a.label, d))
+    return Outcome(directed_or_equal(d), d, difference_sentence(b.label, a.label, d), sides=2)
 
 
 def not_less(claim: ClaimSpec, panel: Panel) -> Outcome:
@@ -103,13 +103,15 @@ def efficiency(claim: ClaimSpec, panel: Panel) -> Outcome:
     a, b, _ = _two(claim, panel)
     # B's tokens to B's end over A's tokens to the same loss, on logarithms
     e = token_efficiency(b.curves, a.curves, panel.confidence)
-    if not e.is_known:
-        raise NotTestableError("of its runs the final losses alone are known, not the tokens to reach them")
+    if e.why_not:
+        raise NotTestableError(e.why_not)
     if e.factor is None:
         loss = difference(panel, a, b)
         reached = f"{a.label} reaches {b.label}'s final loss in {e.reached} of {e.n} pairs: no token factor"
         word = CONTRADICTED if below(loss) == CONTRADICTED else NOT_RESOLVED
         found = directed(loss)._replace(word=word, p=loss.p_above())
+        if loss.mean <= 0:
+            found = found._replace(to_go="")  # more pairs would not make one of these reach it
         return Outcome(found, loss, reached, part="the final loss")
     tokens_a, tokens_b = ([math.log(t) for t in of if t is not None] for of in (e.tokens_a, e.tokens_b))
     d = paired_difference(tokens_a, tokens_b, panel.confidence)
@@ -138,14 +140,16 @@ def slope(claim: ClaimSpec, panel: Panel) -> Outcome:
     found = [_of_fit(fit.slope, n, sizes * (n - 1)) for fit in fits]
     findings = [opposite(directed(d)) for d in found]
     words = {finding.word for finding in findings}
-    word = words.pop() if len(words) == 1 and sizes >= FEWEST_SIZES else NOT_RESOLVED
+    word = next(iter(words)) if len(words) == 1 and sizes >= FEWEST_SIZES else NOT_RESOLVED
     name = {"power": "the exponent of the power law", "log-linear": "the slope in ln N"}
     detail = "; ".join(
         interval(d, f"{name[fit.form]}, {claim.a} - {claim.b},", "") for fit, d in zip(fits, found, strict=True)
     )
     detail = f"{detail}; above 0 {claim.a} falls faster, over {sizes} sizes"
-    least = max(findings, key=lambda finding: finding.p)
-    return Outcome(least._replace(word=word), found[0], detail, "in the exponent")
+    least = max(findings, key=lambda finding: finding.p)._replace(word=word)
+    if sizes < FEWEST_SIZES or {HOLDS, CONTRADICTED} <= words:
+        least = least._replace(to_go="")  # sizes are lacking, or a law that fits, not pairs
+    return Outcome(least, found[0], detail, "in the exponent", sides=2)
 
 
 def _of_fit(slope: Interval, n: int, df: int) -> PairedDifference:

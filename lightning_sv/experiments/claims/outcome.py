@@ -23,6 +23,8 @@ class Outcome(NamedTuple):
         detail: the sentence about them
         unit: of the figures
         part: what they are of, where it is not what the claim names, e.g. ``the final loss``
+        sides: 2 where the error of the interval is that of both sides together, so that the opposite is no further
+            question
     """
 
     finding: Finding
@@ -30,6 +32,7 @@ class Outcome(NamedTuple):
     detail: str
     unit: str = "nats per token"
     part: str = ""
+    sides: int = 1
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Verdict:
         paper_value: the paper's number for the estimate, where the runs are of its models and tokens
         agreement: whether the interval holds that number
         earlier: the words of earlier records, with their dates
+        sides: 2 where p is of both sides together; 1 where the opposite of the claim is tested as well
     """
 
     claim: str
@@ -82,3 +86,4 @@ class Verdict:
     paper_value: float | None = None
     agreement: Agreement = ""
     earlier: str = ""
+    sides: int = 1

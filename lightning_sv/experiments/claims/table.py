@@ -39,7 +39,8 @@ def _two_tags_apart(claim: ClaimSpec, panel: PanelSpec) -> str | None:
 
 
 def _margin(claim: ClaimSpec, panel: PanelSpec) -> str | None:
-    return None if claim.margin > 0 else "a margin above 0, e.g. 1.05 times"
+    example = "0.01 nats per token" if claim.kind == "equal" else "1.05 times"
+    return None if claim.margin > 0 else f"a margin above 0, e.g. {example}"
 
 
 def _lower(claim: ClaimSpec, share: float) -> ClaimSpec:
@@ -62,7 +63,7 @@ KINDS: dict[str, ClaimType] = {
     "pair": ClaimType("{a} ends below {b}", decide.pair, ("curves",), whole=True),
     "less": ClaimType("{a} {ends} below {b}{more}", decide.less),
     "not_less": ClaimType("{a} does not end below {b}{more}", decide.not_less),
-    "equal": ClaimType("{a} ends within {margin:g} of {b}", decide.equal),
+    "equal": ClaimType("{a} ends within {margin:g} of {b}", decide.equal, needs=_margin),
     "crosses": ClaimType("{a} leads {b} at {at:.0%} of the tokens and is overtaken", decide.less, parts=_overtaken),
     "leads": ClaimType("{a} is below {b} at each quarter of the tokens", decide.less, parts=_each_quarter),
     "widens": ClaimType(
@@ -188,7 +189,7 @@ def not_testable(claim: ClaimSpec, why: str) -> Verdict:
 
 
 def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
-    (word, p, to_go), d, detail, unit, part = KINDS[claim.kind].judge(claim, panel)
+    (word, p, to_go), d, detail, unit, part, sides = KINDS[claim.kind].judge(claim, panel)
     word = word if d.se is not None else NOT_RESOLVED  # never a verdict from one run
     p *= 2 * ALPHA / (1 - d.confidence)  # below ALPHA where the interval, whose error is its own, decides
     hint = f"; {to_go}" if word == NOT_RESOLVED and to_go else ""
@@ -209,6 +210,7 @@ def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
         p=min(1.0, p) if d.se is not None else None,
         df=d.df,
         paper_value=claim.paper_value,
+        sides=sides,
     )
 
 

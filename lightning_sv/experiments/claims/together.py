@@ -137,8 +137,9 @@ def one_primary(claims: Sequence[tuple[ClaimSpec, Sequence[Verdict]]]) -> tuple[
 def corrected(figures: Sequence[Figure]) -> list[Figure]:
     """Figures whose verdicts say what is left of them: Holm over the primary ones, Benjamini-Hochberg over the rest.
 
-    A claim asks twice, for its opposite is tested too, so its p counts twice. Then among the primary ones that are left
-    no false one is with probability 0.95; of the others that are left one in twenty is expected to be.
+    A claim that is tested by one side asks twice, for its opposite is tested too, so its p counts twice. Then among the
+    primary ones that are left no false one is with probability 0.95; of the others that are left one in twenty is
+    expected to be.
 
     Args:
         figures: all that are judged together
@@ -147,7 +148,7 @@ def corrected(figures: Sequence[Figure]) -> list[Figure]:
     found: dict[Verdict, float] = {}
     for primary, rule in ((True, holm), (False, benjamini_hochberg)):
         asked = [v for v in tested if v.primary == primary]
-        found |= dict(zip(asked, rule([min(1.0, 2 * v.p) for v in asked if v.p is not None]), strict=True))
+        found |= dict(zip(asked, rule([min(1.0, 2 / v.sides * v.p) for v in asked if v.p is not None]), strict=True))
     return [replace(f, verdicts=tuple(_left(v, found.get(v)) for v in f.verdicts)) for f in figures]
 
 

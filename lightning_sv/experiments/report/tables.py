@@ -98,7 +98,7 @@ def _factors(panel: Panel) -> dict[tuple[str, str], TokenEfficiency]:
     """(arm, baseline) -> tokens of the baseline over those of the arm, where their runs tell."""
     pairs = [(arm.label, against.label, against.paired(arm)) for arm, against in _pairs_of(panel)]
     found = {(arm, of): token_factor(a.curves, b.curves, TWO_SIDED) for arm, of, (a, b) in pairs if a.runs}
-    return {names: e for names, e in found.items() if e.is_known}
+    return {names: e for names, e in found.items() if e.factor is not None}
 
 
 def _pairs_of(panel: Panel) -> list[tuple[Arm, Arm]]:

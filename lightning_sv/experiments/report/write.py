@@ -92,7 +92,7 @@ def _save(panel: Panel, views: Sequence[View], notes: Sequence[str], out: Path, 
             (out / "figures").mkdir(exist_ok=True)
             shutil.copyfile(drawn, out / f"{stem}.png")
         else:
-            notes = [*notes, f"There is no {drawn} to show; make theory draws it."]
+            notes = [*notes, f"There is no {drawn} to show here."]
     return Section(panel.title, pictures, columns, rows, (*notes, *panel.notes))
 
 
