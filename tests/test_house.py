@@ -360,7 +360,8 @@ def test_what_another_rate_of_llama_changes_is_what_its_runs_say() -> None:
     first, own = " ".join((ROOT / "README.md").read_text().split()), " ".join(page("results-45000").split())
     lower, above, below, level = (f"{abs(each):.3f}" for each in off)
     assert (
-        f"end {lower} lower (not resolved). Against those `unified` is {above} above and `hg+dp+or` {below} below" in first
+        f"end {lower} lower (not resolved). Against those `unified` is {above} above and `hg+dp+or` {below} below"
+        in first
     )
     assert f"`unified` is {above} above" in own and f"`hg+dp+or` {below} below" in own and f"`nop` {level} above" in own
     assert f"0.003 and 0.00084: {mean('hg+dp+or', 0.003, 0.0013):+.3f})".replace("-", "−") in own
@@ -374,13 +375,13 @@ def test_the_candidates_of_the_page_are_those_of_the_runs() -> None:
             losses.setdefault(row["arm"].replace(", other", ""), {})[row["seed"]] = float(row["val_loss"])
     table = page("results-45000").partition("| arm | rate, std |")[2].partition("\n\n")[0].splitlines()[2:]
     assert len(table) == 10
-    for row in table:
-        arm, setting, *cells = (cell.strip().replace("`", "") for cell in row.strip("|").split("|"))
+    for line in table:
+        arm, setting, *cells = (cell.strip().replace("`", "") for cell in line.strip("|").split("|"))
         rate, std = map(float, setting.split(", "))
         found = losses[f"{arm.replace('DP at', 'dp at')}, lr {rate:g}, init_std {std:g}"]
         seeds = [f"{found[seed]:.4f}" if seed in found else "–" for seed in ("100", "101", "102")]
         mean = f"{sum(found.values()) / 3:.4f}" if len(found) == 3 else "–"
-        assert cells[:4] == [*seeds, mean], row
+        assert cells[:4] == [*seeds, mean], line
 
 
 def page_block(strategy: str) -> dict[str, Any]:

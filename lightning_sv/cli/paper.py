@@ -23,7 +23,6 @@ from lightning_sv.experiments.report.tables import check_replaceable, verdicts_j
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.figures import budget_names, figure_names, load_budget, load_figure
-from lightning_sv.experiments.sources.words import read_words
 from lightning_sv.experiments.train import context_of
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.runs.launch import default_parallel
@@ -31,6 +30,7 @@ from lightning_sv.runs.recorded import read_recorded
 from lightning_sv.runs.slurm import array_script, submit
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import PlainParser
+from lightning_sv.settings.words import read_words
 
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:

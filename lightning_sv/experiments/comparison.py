@@ -24,10 +24,10 @@ from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, toke
 from lightning_sv.analysis.style import human_tokens
 from lightning_sv.experiments.checks import ConfigDifference
 from lightning_sv.experiments.claims.together import TWO_SIDED, difference
-from lightning_sv.experiments.recipe import words_of
 from lightning_sv.experiments.results import Arm, Figure
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.runs.events import Run
+from lightning_sv.settings.words import words_of
 
 
 @dataclass(frozen=True, eq=False)

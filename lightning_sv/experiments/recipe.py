@@ -4,11 +4,9 @@ Two arms that come to the same configuration have the same key, so they are trai
 """
 
 import hashlib
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 #: share of a GPU's peak that hours are given for; the middle of `lightning_sv.plan.MFUS`
 MFU = 0.4
@@ -65,13 +63,3 @@ def by_seed(wanted: Iterable[Wanted]) -> list[Wanted]:
     """Each run once, in order of the seeds, so that a stop leaves whole pairs."""
     unique = {recipe.key(seed): (recipe, seed) for recipe, seed in wanted}
     return sorted(unique.values(), key=lambda run: run[1])
-
-
-def words_of(keys: Mapping[str, Any]) -> list[str]:
-    """Keys and values as words of a command line.
-
-    >>> words_of({"model.optim.lr": 0.1, "trainer.fast": True})
-    ['--model.optim.lr', '0.1', '--trainer.fast', 'true']
-    """
-    plain = {k: json.dumps(v) if isinstance(v, bool) or v is None else str(v) for k, v in keys.items()}
-    return [word for key, text in plain.items() for word in (f"--{key}", text)]

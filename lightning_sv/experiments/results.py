@@ -1,7 +1,4 @@
-"""A figure and what came of it: its spec, the arms trained for it, and, once they are read, what their runs say.
-
-Plain data between the plan, the runs and the report.
-"""
+"""A figure and what came of it: its spec, the arms trained for it, what their runs say. Plain data throughout."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,8 +14,9 @@ from lightning_sv.analysis.scaling import Scaling, fit_scaling
 from lightning_sv.analysis.sequential import levels
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.recipe import Recipe, Wanted, by_seed
-from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec, unknown
+from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run
+from lightning_sv.settings.words import unknown
 
 
 @dataclass(frozen=True, eq=False)

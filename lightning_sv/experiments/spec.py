@@ -1,7 +1,6 @@
 """What the YAML files of conf/paper may say: figures, panels, arms, claims; and the budgets they are run on."""
 
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,14 +8,6 @@ CONF = Path("conf")
 #: how a panel is drawn: loss against tokens, size, length of training, a setting; norms of Q, K and V; another logged
 #: scalar against tokens; a table
 PanelKind = Literal["curves", "scaling", "lengths", "grid", "qkv", "scalar", "table"]
-
-
-def unknown(what: str, name: str, known: list[str]) -> str:
-    """The sentence that lists what is known, with the nearest name."""
-    near = get_close_matches(name, known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    known_words = " ".join(known) or "none (run it in the repository)"
-    return f"{what} {name!r} is unknown; known: {known_words}.{hint}"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from lightning_sv.analysis.decision import ALPHA, NOT_RESOLVED, NOT_TESTABLE
 from lightning_sv.experiments.claims import decide
 from lightning_sv.experiments.claims.outcome import NotTestableError, Outcome, Verdict
 from lightning_sv.experiments.results import Arm, Panel
-from lightning_sv.experiments.spec import ClaimSpec, PanelKind, PanelSpec, unknown
+from lightning_sv.experiments.spec import ClaimSpec, PanelKind, PanelSpec
+from lightning_sv.settings.words import unknown
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 
 from lightning_sv.experiments.checks import CORPUS_KEYS, VALIDATION_KEYS, check_same_data
 from lightning_sv.experiments.plan import plan_figure
-from lightning_sv.experiments.recipe import words_of
 from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.results import Figure
-from lightning_sv.experiments.sources.words import read_leaves, read_words
 from lightning_sv.experiments.spec import ArmSpec, Budget, ClaimSpec, FigureSpec, ModelSpec, PanelSpec
 from lightning_sv.plan import plan_steps
 from lightning_sv.settings.data import Batches
@@ -22,6 +20,7 @@ from lightning_sv.settings.model import Pretraining
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.trainer import check_trainer_keys
+from lightning_sv.settings.words import read_leaves, read_words, words_of
 
 #: an arm as it is asked for: its label, its strategy and keys
 Asked = tuple[str, ArmSpec]
