@@ -2,6 +2,7 @@
 
 from lightning_sv.callbacks.batch_hash import BatchHash
 from lightning_sv.callbacks.branch_norms import BranchNorms, branch_norms
+from lightning_sv.callbacks.copying import CopyingMonitor
 from lightning_sv.callbacks.experts import Experts
 from lightning_sv.callbacks.preconditioner import Preconditioner, preconditioner_figures
 from lightning_sv.callbacks.progress import RunProgress
@@ -12,6 +13,7 @@ from lightning_sv.callbacks.trained import TrainedModule, tokens_seen
 __all__ = [
     "BatchHash",
     "BranchNorms",
+    "CopyingMonitor",
     "Experts",
     "Preconditioner",
     "RunProgress",

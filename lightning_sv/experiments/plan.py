@@ -38,7 +38,13 @@ def plan_figure(figure: FigureSpec, recipes: "Recipes") -> Figure:
     budgets = [recipe.tokens_per_param for panel in panels for arm in panel.arms for recipe, _ in arm.wanted[:1]]
     budget = recipes.budget
     ratios = (min(budgets, default=0.0), max(budgets, default=0.0))
-    return Figure(figure, panels, tokens_per_param=ratios, budget=budget.name, papers_own=budget.papers_own)
+    return Figure(
+        figure,
+        panels,
+        tokens_per_param=ratios,
+        budget=budget.name,
+        papers_own=budget.papers_own or figure.papers_protocol,
+    )
 
 
 def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
@@ -48,6 +54,8 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
     here = [role for role, model in models.items() if isinstance(model, ModelSpec)]
     axes = {key: of[budget] for key, of in panel.axes.items() if budget in of}
     why_not = panel.not_at.get(budget)
+    if why_not is None and panel.lr is not None and budget not in panel.lr:
+        why_not = f"no learning rate is tuned for it under {budget}; add one to lr in conf/paper/{figure}.yaml"
     if panel.file is not None or why_not is not None:
         return Panel(panel, why_not=why_not)
     if panel.kind not in ("grid", "scaling", "lengths"):  # whose arms all train the models of the panel

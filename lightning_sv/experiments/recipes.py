@@ -67,7 +67,8 @@ class Recipes:
         model = self.model(role)
         of = model if panel.kind == "scaling" or arm.model is None else self.model(panel.model)
         assert isinstance(model, ModelSpec) and isinstance(of, ModelSpec), role
-        lr = {"model.optim.lr": arm.lr[self.budget.name]} if self.budget.name in arm.lr else {}
+        rates = (panel.lr or {}) | arm.lr
+        lr = {"model.optim.lr": rates[self.budget.name]} if self.budget.name in rates else {}
         own = {**arm.set, **(more or {}), **self.extra, **lr}
         paths, given = self._layers(panel, model, own)
         tuned, note = self._tuned(panel, arm, model, paths, given)
@@ -86,7 +87,7 @@ class Recipes:
         """Why the arms of a panel have no optima of their own, where they want them."""
         if not model.tuned and panel.tuned_as == "own":
             return f"the optimum of each arm is not known for {model.config}"
-        if not model.tuned or panel.kind == "grid" or load_tuned(model.tuned, self.conf):
+        if not model.tuned or panel.lr is not None or panel.kind == "grid" or load_tuned(model.tuned, self.conf):
             return None
         return f"conf/paper/tuned/{model.tuned}.yaml is not there yet, the figure tuning writes it"
 
@@ -94,7 +95,8 @@ class Recipes:
         self, panel: PanelSpec, arm: ArmSpec, model: ModelSpec, paths: list[Path], given: Mapping[str, Any]
     ) -> tuple[dict[str, float], str]:
         """The optimum that an arm has, or that all share, and a sentence on it."""
-        tuned = load_tuned(model.tuned, self.conf) if model.tuned and panel.kind != "grid" else None
+        wanted = model.tuned and panel.kind != "grid" and panel.lr is None
+        tuned = load_tuned(model.tuned, self.conf) if wanted else None
         if tuned is None or (tuned.optim, tuned.schedule) != (panel.optim, panel.schedule):
             return {}, ""
         shared = panel.tuned_as not in ("", "own")

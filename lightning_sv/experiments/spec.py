@@ -153,6 +153,8 @@ class PanelSpec:
         schedule: file of conf/schedule
         seeds: budget -> number of pairs
         set: keys of `fit` that all runs of this budget have
+        lr: budget -> peak learning rate of all arms, in place of tuned values; a budget that it does not name cannot
+            train the panel, and without `lr` tuned values count. An arm's own `lr` counts more
         tuned_as: strategy whose optimum all arms share; each has its own where it says nothing or `own`, which is
             refused where nobody has found it, while nothing means the model's own values then
         axes: of a grid: key that it varies -> budget -> the values; all their combinations are trained
@@ -174,6 +176,7 @@ class PanelSpec:
     schedule: str = "cos"
     seeds: dict[str, int] = field(default_factory=dict)
     set: dict[str, Any] = field(default_factory=dict)
+    lr: dict[str, float] | None = None
     tuned_as: str = ""
     axes: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     cross: list[str] = field(default_factory=list)
@@ -217,6 +220,8 @@ class FigureSpec:
         panels: in the paper's order
         paper: what -> the paper's number
         paper_tokens_per_param: what the paper trains these models with
+        papers_protocol: whether the paper's numbers are looked for in the intervals whatever the budget, because the
+            runs follow its protocol
     """
 
     name: str
@@ -226,3 +231,4 @@ class FigureSpec:
     panels: list[PanelSpec]
     paper: dict[str, str] = field(default_factory=dict)
     paper_tokens_per_param: str = "100"
+    papers_protocol: bool = False

@@ -28,6 +28,7 @@ TUNED_LR: dict[tuple[str, str, str, str], float] = {
     # was trained with it. The grid there has `llama` at 1.2e-2 lower by 0.016 (two seeds).
     ("tiny", "adamw", "cos", "*"): 6e-3,
     ("mini", "adamw", "cos", "*"): 6e-3,
+    ("small", "adamw", "cos", "*"): 6e-3,  # 12,000 steps, seed 100: 3e-3: 2.599, 6e-3: 2.571
     # Measured for `llama` tiny, conf/ as it is, the stdlib corpus, 3,000 steps, seed 0: lr -> val/loss.
     ("tiny", "muon", "cos", "*"): 1e-2,  # 6e-3: 3.571, 1e-2: 3.552, 2e-2: 3.558
     ("tiny", "adamw", "wsd", "*"): 3e-3,  # 2e-3: 3.666, 3e-3: 3.662, 6e-3: 3.676

@@ -8,10 +8,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from typing import Annotated as Bool
     from typing import Annotated as Float
     from typing import Annotated as Int
 elif "jaxtyping" in sys.modules:
-    from jaxtyping import Float, Int
+    from jaxtyping import Bool, Float, Int
 else:
 
     class Float:
@@ -23,5 +24,8 @@ else:
     class Int(Float):
         """A tensor of integers."""
 
+    class Bool(Float):
+        """A tensor of truth values."""
 
-__all__ = ["Float", "Int"]
+
+__all__ = ["Bool", "Float", "Int"]

@@ -43,6 +43,7 @@ def _budgets_named(figure: FigureSpec) -> Iterator[tuple[str, Iterable[str]]]:
     for panel in figure.panels:
         at = f"panel {panel.title!r}"
         yield from ((f"{at}: seeds", panel.seeds), (f"{at}: not_at", panel.not_at), (f"{at}: cross", panel.cross))
+        yield f"{at}: lr", panel.lr or ()
         yield from ((f"{at}: axes: {key}", of) for key, of in panel.axes.items())
         yield from ((f"{at}: claim {claim.kind!r}: not_at", claim.not_at) for claim in panel.claims)
         for label, arm in panel.arms.items():

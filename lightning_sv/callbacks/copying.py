@@ -1,0 +1,184 @@
+"""Copying from the context: the held-out loss by kind of token, and on text that is repeated (arXiv 2209.11895)."""
+
+import time
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from lightning_sv.callbacks.charts import Pages
+from lightning_sv.callbacks.clock import StepClock
+from lightning_sv.callbacks.scalars import pause_throughput, write_scalars
+from lightning_sv.callbacks.trained import TrainedModule, data_of
+from lightning_sv.nn import document_numbers
+from lightning_sv.scale.shapes import Bool, Float, Int
+
+#: tokens of one forward pass, whose logits are kept as float32
+TOKENS_PER_PASS = 16_384
+
+
+class TokenKinds(NamedTuple):
+    """What a target token has to do with its context; each token is of exactly one kind.
+
+    Attributes:
+        repeat: (B, T), the pair (previous token, this token) occurred earlier in the sequence
+        seen: (B, T), the token occurred earlier, but not after the same previous token
+        unseen: (B, T), the token did not occur earlier
+    """
+
+    repeat: Bool[Tensor, "B T"]
+    seen: Bool[Tensor, "B T"]
+    unseen: Bool[Tensor, "B T"]
+
+
+def token_kinds(block: Int[Tensor, "B S"]) -> TokenKinds:
+    """Classify the targets `block[:, 1:]` by what precedes them in their sequence.
+
+    Args:
+        block: (B, T + 1) token ids
+
+    >>> kinds = token_kinds(torch.tensor([[5, 6, 7, 5, 6, 5]]))
+    >>> kinds.repeat.int().tolist(), kinds.seen.int().tolist()
+    ([[0, 0, 0, 1, 0]], [[0, 0, 1, 0, 1]])
+    """
+    previous, targets = block[:, :-1], block[:, 1:]
+    same = targets.unsqueeze(-1) == targets.unsqueeze(-2)  # B T T: target of this row, target of an earlier column
+    same_pair = same & (previous.unsqueeze(-1) == previous.unsqueeze(-2))
+    repeat = same_pair.tril(-1).any(-1)
+    seen = same.tril(-1).any(-1) | (targets == block[:, :1])  # the first token is no target
+    return TokenKinds(repeat, seen & ~repeat, ~seen)
+
+
+@torch.no_grad()
+def token_losses(model: nn.Module, block: Int[Tensor, "B S"], eot: int | None = None) -> Float[Tensor, "B T"]:
+    """Return -log p(block[:, 1:] | context), in nats.
+
+    Args:
+        model: a module that maps (B, T) token ids to (B, T, V) logits
+        block: (B, T + 1) token ids
+        eot: id of the end-of-text token if attention stays inside a document
+    """
+    losses = []
+    for part in block.split(max(1, TOKENS_PER_PASS // block.shape[1])):
+        tokens, targets = part[:, :-1], part[:, 1:]
+        documents = () if eot is None else (document_numbers(tokens, eot),)
+        log_p = model(tokens, *documents).float().log_softmax(-1)
+        losses.append(-log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1))
+    return torch.cat(losses)
+
+
+def copying_losses(
+    model: nn.Module, block: Int[Tensor, "B S"], repeat_length: int, eot: int | None = None
+) -> dict[str, float]:
+    """Split the mean next-token loss by `token_kinds`, and measure it on repeated text.
+
+    repeat, seen, unseen: mean loss of the tokens of a kind, nats per token (left out if there are none).
+    repeat_share, seen_share: share of the tokens of a kind; loss = sum over kinds of share times mean.
+    first_copy, second_copy: mean loss of the same targets in a text of `repeat_length` tokens that is read twice in
+    one sequence. second_minus_first: near 0 for a model that counts pairs, about minus first_copy for one that copies.
+
+    Args:
+        model: a module that maps (B, T) token ids to (B, T, V) logits
+        block: (B, T + 1) token ids
+        repeat_length: tokens of the repeated text, at most (T + 1) / 2
+        eot: id of the end-of-text token if attention stays inside a document
+    """
+    losses, kinds = token_losses(model, block, eot), token_kinds(block)
+    found = {}
+    for name, kind in kinds._asdict().items():
+        share = kind.float().mean().item()
+        if name != "unseen":
+            found[f"{name}_share"] = share
+        if share > 0:
+            found[name] = losses[kind].mean().item()
+    text = block[:, :repeat_length]
+    twice = token_losses(model, torch.cat([text, text], 1), eot)  # B, 2 * repeat_length - 1
+    found["first_copy"] = twice[:, : repeat_length - 1].mean().item()
+    found["second_copy"] = twice[:, repeat_length:].mean().item()
+    return found | {"second_minus_first": found["second_copy"] - found["first_copy"]}
+
+
+class CopyingMonitor(L.Callback):
+    """Logs copying/{repeat, seen, unseen, second_minus_first, ...} of held-out text, see `copying_losses`.
+
+    A model predicts a repeated pair far better once it has formed an induction circuit, which looks up what followed
+    the present token earlier (arXiv 2209.11895). The curves show when that happens. Every measurement reads the same
+    sequences, draws no random number, and leaves weights and gradients alone.
+
+    Args:
+        points: measurements in a run, evenly spaced, the last at its end
+        sequences: held-out sequences of each, spread evenly over the validation split
+        repeat_length: tokens of the text that is read twice; null for half of data.seq_len
+
+    Raises:
+        ValueError: a value below 1 (repeat_length: below 2), or a repeat_length that data.seq_len does not hold twice
+    """
+
+    def __init__(self, points: int = 24, sequences: int = 128, repeat_length: int | None = None):
+        for key, value, least in (
+            ("points", points, 1),
+            ("sequences", sequences, 1),
+            ("repeat_length", repeat_length, 2),
+        ):
+            if value is not None and value < least:
+                raise ValueError(f"{key} of CopyingMonitor is {value}; expected at least {least}.")
+        self.points, self.sequences, self.repeat_length = points, sequences, repeat_length
+        self._clock = StepClock("CopyingMonitor")
+        self._every = 1
+        self._block: Tensor | None = None
+
+    def charts(self, pl_module: TrainedModule) -> Pages:
+        """Return a page: the loss by kind of token, and on repeated text."""
+        kinds, copies = TokenKinds._fields, ("first_copy", "second_copy")
+        return {
+            "copying": {
+                "loss by kind of token": ["Multiline", [f"copying/{kind}" for kind in kinds]],
+                "text read twice": ["Multiline", [f"copying/{copy}" for copy in copies]],
+                "second copy minus first": ["Multiline", ["copying/second_minus_first"]],
+            }
+        }
+
+    def setup(self, trainer: L.Trainer, pl_module: TrainedModule, stage: str) -> None:
+        """Refuse a repeated text that does not fit into a sequence."""
+        most = (data_of(trainer).seq_len + 1) // 2
+        if self.repeat_length is not None and self.repeat_length > most:
+            raise ValueError(
+                f"repeat_length of CopyingMonitor is {self.repeat_length}; expected at most {most}, because "
+                f"data.seq_len {data_of(trainer).seq_len} must hold the text twice."
+            )
+        if most < 2:
+            raise ValueError(f"data.seq_len is {data_of(trainer).seq_len}; CopyingMonitor needs at least 3.")
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
+        """Read the sequences."""
+        self._clock.start(trainer)
+        self._every = max(1, trainer.max_steps // self.points)
+        self._block = data_of(trainer).held_out(self.sequences).to(pl_module.device)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: TrainedModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Measure when due; on every device, because a sharded model needs them all."""
+        step = trainer.global_step
+        last = step >= trainer.max_steps
+        if not self._clock.ended(trainer) or not (last or step % self._every == 0):
+            return
+        assert self._block is not None
+        began = time.perf_counter()
+        data = data_of(trainer)
+        eot = data.eot if pl_module.mask_documents else None
+        length = self.repeat_length or (data.seq_len + 1) // 2
+        was_training = pl_module.net.training
+        pl_module.net.eval()
+        # Other shapes than the trained one would be compiled each, and the training step perhaps anew.
+        compiled = pl_module.compile_how != "none"
+        with (
+            torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
+            trainer.precision_plugin.forward_context(),
+        ):
+            losses = copying_losses(pl_module.net, self._block, length, eot)
+        pl_module.net.train(was_training)
+        write_scalars(trainer, {f"copying/{key}": value for key, value in losses.items()})
+        pause_throughput(trainer, time.perf_counter() - began)
