@@ -17,6 +17,8 @@ from lightning_sv.runs.directory import CONFIG, SUMMARY, event_files, is_begun, 
 
 VAL_LOSS = "val/loss"
 TRAIN_LOSS = "train/loss"
+#: beginning of the tags of `callbacks.CopyingMonitor`
+COPYING = "copying/"
 
 
 class Curve(NamedTuple):

@@ -1,7 +1,8 @@
 """Recorded runs: rows of results.csv stand for runs whose directories are on another machine, or gone.
 
 The name of a run's directory holds a hash of all that decides it, so a row is the run of that name wherever it was
-trained. A recording keeps a run's validation losses and where they are from; not its other scalars, nor its config.
+trained. A recording keeps a run's validation losses, its measurements of copying and where they are from. It does not
+keep other scalars, nor the config.
 """
 
 import csv
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_sv.runs.events import VAL_LOSS, Curve, Run
+from lightning_sv.runs.events import COPYING, VAL_LOSS, Curve, Run
 
 #: the file of a report that has a row a run
 RESULTS = "results.csv"
@@ -65,13 +66,22 @@ def _run(row: Mapping[str | None, str | None], where: str) -> Run:
             if key and text:
                 summary[key] = _TYPES.get(key, str)(text)
         lacking = [name for name in _NEEDED if name not in summary]
-        points = [point.split(":") for point in str(summary.pop("curve", "")).split()]
-        tokens = np.array([int(at) for at, _ in points] or [summary["tokens"]], dtype=np.int64)
-        # event files have float32, of which nine digits lose nothing
-        losses = np.array([float(loss) for _, loss in points] or [summary["val_loss"]], dtype=np.float32)
+        losses = read_curve(summary.pop("curve", f"{summary['tokens']}:{summary['val_loss']}"))
+        copying = {tag: read_curve(summary.pop(tag)) for tag in list(summary) if tag.startswith(COPYING)}
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise ValueError(f"{where}: it is no row of a report ({error!r}).") from error
     if lacking:
         raise ValueError(f"{where}: it has no {lacking[0]}.")
-    curve = Curve(tokens, losses.astype(np.float64))
-    return Run(Path(summary["run"]), summary["arm"], {}, summary, {VAL_LOSS: curve}, recorded=True)
+    return Run(Path(summary["run"]), summary["arm"], {}, summary, {VAL_LOSS: losses, **copying}, recorded=True)
+
+
+def curve_text(curve: Curve) -> str:
+    """Write a curve as `tokens:value tokens:value`; event files have float32, of which nine digits lose nothing."""
+    return " ".join(f"{at}:{value:.9g}" for at, value in zip(*curve, strict=True))
+
+
+def read_curve(text: str) -> Curve:
+    """Read what `curve_text` wrote."""
+    points = [point.split(":") for point in text.split()]
+    values = np.array([float(value) for _, value in points], dtype=np.float32)
+    return Curve(np.array([int(at) for at, _ in points], dtype=np.int64), values.astype(np.float64))

@@ -25,8 +25,8 @@ from lightning_sv.settings.parse import parse_run
 ROOT = Path(__file__).parents[2]
 FIGURES = [
     "candidates", "dense-scaling", "heterogeneity", "horizon", "iwd", "moe-scaling", "muon", "necessity", "or-theorem",
-    "overhead", "own-optimum", "param-ablation", "placement", "qkv-dynamics", "reparameterization", "routing", "served",
-    "sharpness", "tuning", "weight-decay", "wsd",
+    "overhead", "own-optimum", "param-ablation", "parts", "placement", "protocol", "protocol-rates", "qkv-dynamics",
+    "reparameterization", "routing", "served", "sharpness", "tuning", "weight-decay", "wsd",
 ]  # fmt: skip
 
 

@@ -16,8 +16,8 @@ from lightning_sv.analysis.scaling import ScalingFit
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.claims.together import TWO_SIDED, difference
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series
-from lightning_sv.runs.events import VAL_LOSS, Run
-from lightning_sv.runs.recorded import RESULTS
+from lightning_sv.runs.events import COPYING, VAL_LOSS, Run
+from lightning_sv.runs.recorded import RESULTS, curve_text
 
 PAPER_TOKENS_PER_PARAM = 100
 #: heading: above 1 the baseline needs more tokens than the arm for the higher of their two final losses
@@ -37,11 +37,11 @@ def tokens_per_param(run: Run) -> float | None:
 
 
 def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    """One row a run of every panel, also one that lacks its pair; losses and tokens are those of its event files.
+    """One row per run of every panel, also one that lacks its pair; losses and tokens are those of its event files.
 
-    `runs.recorded` reads them.
+    `runs.recorded` reads them. Runs that measured copying have a column per tag; if no run did, there are none.
     """
-    return [
+    rows = [
         {
             "figure": figure.spec.name,
             "panel": panel.title,
@@ -55,13 +55,16 @@ def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
             "val_loss": run.val_loss,
             **{key: run.summary.get(key) for key in _SUMMARY},
             "run": run.dir,
-            "curve": " ".join(f"{at}:{loss:.9g}" for at, loss in zip(*run.curve(VAL_LOSS), strict=True)),
+            "curve": curve_text(run.curve(VAL_LOSS)),
+            **{tag: curve_text(curve) for tag, curve in sorted(run.curves.items()) if tag.startswith(COPYING)},
         }
         for figure in figures
         for panel in figure.panels
         for arm in panel.every or panel.arms
         for run in arm.runs
     ]
+    columns = dict.fromkeys(key for row in rows for key in row)
+    return [{key: row.get(key) for key in columns} for row in rows]
 
 
 def difference_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
