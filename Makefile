@@ -32,10 +32,8 @@ B_ARGS ?=
 FIG ?=
 LR ?=
 STD ?=
-PLAN ?= conf/ladder/h200.yaml
-MINUTES ?= 9
 KNOWN := PYTHON TORCH VENV MODEL SCALE OPTIM SCHEDULE PROBES TRAINER DATA A B SEEDS BUDGET SEED RUN PROMPT GPUS OUT \
-	ARGS A_ARGS B_ARGS FIG LR STD PLAN MINUTES
+	ARGS A_ARGS B_ARGS FIG LR STD
 
 # What is misspelt would be left out without a word: variables of the command line, and names of files of conf/.
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
@@ -67,7 +65,7 @@ OF_SCALE = $(if $(SCALE),--model.scale '$(SCALE)')
 .DEFAULT:
 	@echo "there is no target $@; make help lists them" >&2; exit 2
 
-.PHONY: help install install-hf install-text data train resume generate report export plan params compare sweep paper theory gpu_report gpu_study gpu_train test test-faults test-torch211 test-machines check docs bench bench-bytes tensorboard doctor clean
+.PHONY: help install install-hf install-text data train resume generate report export plan params compare sweep paper theory gpu_report test test-faults test-torch211 test-machines check docs bench bench-bytes tensorboard doctor clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -223,12 +221,6 @@ bench-bytes:  ## gigabytes that strategies move on an H200, from the generated k
 # On a machine of wheels alone, without network, its own Python does: nothing is installed.
 gpu_report:  ## what this CUDA machine does, in 10 minutes: correctness, what scale vectors cost, peers; ARGS=--help
 	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(ARGS)
-
-gpu_study:  ## the ladder PLAN on this CUDA machine, MINUTES of it; again to continue; ARGS=--help
-	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m lightning_sv.ladder $(PLAN) --minutes $(MINUTES) $(ARGS)
-
-gpu_train:  ## Llama-0.12B, three strategies by `fit` on this CUDA machine, MINUTES of it; again to continue
-	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu_train --minutes $(MINUTES) $(ARGS)
 
 # TensorBoard sorts its cards by name, and the loss would come after every branch's norms: the link pins it above them, then
 # Q, K and V, each in a card of its own; a validation is shown as it was, not smoothed with those before it.

@@ -28,7 +28,7 @@ from lightning_sv.curvature.product import (
     Product,
     twice_differentiable,
 )
-from lightning_sv.curvature.trace import Moments, hutch_plus_plus, hutchinson
+from lightning_sv.curvature.trace import Moments, hutchinson
 
 __all__ = [
     "DifferenceProduct",
@@ -43,7 +43,6 @@ __all__ = [
     "column_eigenvalues",
     "eigenvalue_range",
     "gamma_figures",
-    "hutch_plus_plus",
     "hutchinson",
     "lanczos",
     "scale_field",

@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
-import numpy as np
-
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.students import exact
 
@@ -67,8 +65,3 @@ TEACHERS = (
 def teachers(condition: Callable[[Teacher], bool] = lambda teacher: True) -> list[Teacher]:
     """The table's teachers that satisfy a condition."""
     return [teacher for teacher in TEACHERS if condition(teacher)]
-
-
-def random_teacher(rng: np.random.Generator, c: int, d: int) -> Array:
-    """W* with standard normal entries, shape (c, d)."""
-    return rng.standard_normal((c, d))

@@ -286,9 +286,7 @@ def test_any_misspelt_key_of_a_file_is_named(conf: Path, name: str) -> None:
 def test_unknown_names_list_the_known() -> None:
     with pytest.raises(ValueError, match=r"figure 'plcement' is unknown; known: .*wsd\. Did you mean 'placement'\?"):
         load_figure("plcement")
-    with pytest.raises(
-        ValueError, match=r"budget 'gpuu' is unknown; known: cpu cpu-100 cpu-long gpu paper\. Did you mean 'gpu'"
-    ):
+    with pytest.raises(ValueError, match=r"budget 'gpuu' is unknown; known: cpu .*paper\. Did you mean 'gpu'"):
         load_budget("gpuu")
 
 
