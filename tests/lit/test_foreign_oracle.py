@@ -1,16 +1,19 @@
-"""`fit` against code that is not ours: Hugging Face's model, torch's optimizers, and a loop written by hand."""
+"""`fit` against foreign code: models of Hugging Face, equations of the paper, optimizers of torch, a plain loop."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import Gemma3ForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from lightning_sv import Backbone
@@ -27,11 +30,80 @@ GEMMA = ["--model.backbone.qk_norm", "true", "--model.backbone.post_norm", "true
 INPUT_NORMS = ("input_layernorm", "pre_feedforward_layernorm", "model.norm")
 
 
+class PaperLlama(nn.Module):
+    """A Llama with scale vectors, written from the paper's equations (Section 3) on plain tensors.
+
+    y = gamma_a * Norm(W (gamma_b * Norm(x))): which factors a branch has is read from the parameters that there are.
+    """
+
+    er = False
+
+    def __init__(self, model: Backbone):
+        super().__init__()
+        self.config, self.normalizes = model.config, model.strategy.placement == "dnp"
+        for name, parameter in model.named_parameters():
+            self.register_parameter(name.replace(".", "/"), nn.Parameter(parameter.detach().clone()))
+
+    def gamma(self, path: str) -> Tensor | float:
+        """OR: beta Norm(alpha); ER: exp(beta) exp(alpha - mean alpha); 1 if there is no such vector."""
+        own = {name.rpartition("/")[2]: p for name, p in self.named_parameters() if name.startswith(path + "/")}
+        if not own:
+            return 1.0
+        alpha, beta = own["alpha"], own["beta"]
+        if self.er:
+            return beta.exp() * (alpha - alpha.mean()).exp()
+        return beta * alpha * len(alpha) ** 0.5 / alpha.norm()
+
+    def norm(self, x: Tensor) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + self.config.norm_eps).sqrt()
+
+    def branch(self, x: Tensor, group: str, name: str, heads: int = 1) -> Tensor:
+        xhat = self.norm(x) * self.gamma(f"{group}/norm/scale") * self.gamma(f"{group}/{name}/scale_in")
+        y = xhat @ self.get_parameter(f"{group}/{name}/weight").T
+        if self.normalizes:
+            y = self.norm(y.unflatten(-1, (heads, -1))).flatten(-2)
+        return y * self.gamma(f"{group}/{name}/scale_out")
+
+    def forward(self, input_ids: Tensor) -> SimpleNamespace:
+        n, t = self.config.n_head, input_ids.shape[1]
+        x = self.get_parameter("embed/weight")[input_ids]
+        width = x.shape[-1] // n
+        frequencies = self.config.rope_theta ** (-torch.arange(0, width, 2, dtype=x.dtype) / width)
+        angles = torch.outer(torch.arange(t, dtype=x.dtype), frequencies)  # t, width / 2
+        turn = torch.polar(torch.ones_like(angles), angles)
+        mask = torch.full((t, t), -torch.inf, dtype=x.dtype).triu(1)
+        for i in range(self.config.n_layer):
+            attn, ffn = f"layers/{i}/attn", f"layers/{i}/ffn"
+            q, k, v = (
+                self.branch(x, f"{attn}/qkv", name, n).unflatten(-1, (n, width)).transpose(1, 2)
+                for name in ("q_proj", "k_proj", "v_proj")
+            )
+            q, k = (self.rotate(z, turn) for z in (q, k))
+            scores = (q @ k.mT / width**0.5 + mask).softmax(-1)
+            x = x + (scores @ v).transpose(1, 2).flatten(-2) @ self.get_parameter(f"{attn}/o_proj/weight").T
+            gate, up = (self.branch(x, f"{ffn}/gate_up", name) for name in ("gate_proj", "up_proj"))
+            x = x + (F.silu(gate) * up) @ self.get_parameter(f"{ffn}/down_proj/weight").T
+        return SimpleNamespace(logits=self.branch(x, "head", "lm_head"))
+
+    @staticmethod
+    def rotate(z: Tensor, turn: Tensor) -> Tensor:
+        """RoPE on pairs (i, i + width / 2), as complex numbers."""
+        real, imaginary = z.chunk(2, -1)
+        turned = torch.complex(real, imaginary) * turn
+        return torch.cat([turned.real, turned.imag], -1)
+
+
+class ExponentialPaperLlama(PaperLlama):
+    """ER in place of OR."""
+
+    er = True
+
+
 class Case(NamedTuple):
-    """A strategy, the Hugging Face model that it is, and which of that model's norms decay."""
+    """A strategy, the foreign model that it is, and which of that model's norms or scale vectors decay."""
 
     args: list[str]
-    theirs: type[PreTrainedModel]
+    theirs: type[nn.Module]
     decays: Callable[[str], bool]
     muon: bool = False
 
@@ -46,6 +118,12 @@ CASES = {
         lambda norm: any(name in norm for name in INPUT_NORMS),
         muon=True,
     ),
+    "unified": Case(["--model.scale", "unified"], PaperLlama, lambda vector: "scale_out" not in vector),
+    "unified, muon": Case(
+        ["--model.scale", "unified"], PaperLlama, lambda vector: "scale_out" not in vector, muon=True
+    ),
+    "hg+dp+or": Case(["--model.scale", "hg+dp+or"], PaperLlama, lambda vector: True),
+    "ap+er": Case(["--model.scale", "ap+er"], ExponentialPaperLlama, lambda vector: True),
 }
 
 
@@ -81,7 +159,9 @@ class Fit:
         ]
 
 
-def as_theirs(model: Backbone, kind: type[PreTrainedModel]) -> PreTrainedModel:
+def as_theirs(model: Backbone, kind: type[nn.Module]) -> nn.Module:
+    if issubclass(kind, PaperLlama):
+        return kind(model)
     theirs = to_hugging_face(model)
     assert type(theirs) is kind
     if kind is Gemma3ForCausalLM:  # scaled embeddings are another model to an optimizer; the paper's Gemma has none
@@ -98,14 +178,15 @@ def learning_rate(step: int) -> float:
     return LR * (0.05 + 0.95 * (1 + math.cos(angle)) / 2)
 
 
-def optimizers(theirs: PreTrainedModel, case: Case) -> list[torch.optim.Optimizer]:
+def optimizers(theirs: nn.Module, case: Case) -> list[torch.optim.Optimizer]:
     """AdamW, and Muon for the matrices inside blocks; every parameter decays but the norms that do not."""
     matrices, decayed, kept = [], [], []
     for name, parameter in theirs.named_parameters():
-        if case.muon and name.endswith("_proj.weight"):
+        if case.muon and name.endswith(("_proj.weight", "_proj/weight")):
             matrices.append(parameter)
         else:
-            (decayed if "norm" not in name or case.decays(name) else kept).append(parameter)
+            is_matrix = "norm" not in name and "scale" not in name
+            (decayed if is_matrix or case.decays(name) else kept).append(parameter)
     groups = [{"params": decayed, "weight_decay": DECAY}, {"params": kept, "weight_decay": 0.0}]
     found: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), eps=1e-8, foreach=False)]
     if case.muon:
@@ -113,7 +194,7 @@ def optimizers(theirs: PreTrainedModel, case: Case) -> list[torch.optim.Optimize
     return found
 
 
-def train(theirs: PreTrainedModel, case: Case, batches: list[Tensor]) -> tuple[list[float], list[float]]:
+def train(theirs: nn.Module, case: Case, batches: list[Tensor]) -> tuple[list[float], list[float]]:
     """The losses, and the gradient's norms before clipping."""
     losses, norms, parameters = [], [], list(theirs.parameters())
     mine = optimizers(theirs, case)
@@ -135,7 +216,7 @@ def train(theirs: PreTrainedModel, case: Case, batches: list[Tensor]) -> tuple[l
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_twenty_steps_of_fit_are_those_of_hugging_face_and_torch(
+def test_fit_twenty_steps_match_foreign_code(
     name: str, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two micro-batches a step here, one batch there; losses of every step, then every weight, to 1e-9."""
@@ -147,7 +228,9 @@ def test_twenty_steps_of_fit_are_those_of_hugging_face_and_torch(
     run = Fit(args, tmp_path / "run")
     batches, ours = zip(*run.steps(accumulate=2), strict=True)
     assert len(batches) == STEPS and batches[0].shape == (4, 33)
-    with float64_throughout(case.theirs):
+    foreign = issubclass(case.theirs, PreTrainedModel)
+    wide: AbstractContextManager[Any] = float64_throughout(case.theirs) if foreign else nullcontext()
+    with wide:
         theirs, expected = (as_theirs(model, case.theirs) for model in (run.first, run.last))
         losses, norms = train(theirs, case, list(batches))
     assert min(norms) < CLIP < max(norms), "clipping must bite in some steps and not in others"
