@@ -1,5 +1,6 @@
 """Pictures of panels: what the lines, legends and marks say, and one colour for every baseline."""
 
+import csv
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
 from lightning_sv.analysis.style import BLUE, new_figure
+from lightning_sv.experiments.report.copying import copying_table
 from lightning_sv.experiments.report.series import _set_log_axis, grid_views, length_views, scaling_views
 from lightning_sv.experiments.report.tables import panel_table
 from lightning_sv.experiments.report.views import View, branch_views, curve_views, looks_of, scalar_views
@@ -226,3 +228,35 @@ def test_a_scalar_is_drawn_in_logarithms() -> None:
     assert columns[1] == "sharp at the end, geometric mean" and rows[0] == ["llama", "100", "50, 100, 200"]
     empty = Panel(panel.spec, panel.arms[2:])
     assert scalar_views(empty) == ([], ["nop has no sharp in its event files."])
+
+
+def with_copying(panel: Panel, formed: dict[str, int]) -> Panel:
+    """The panel with measurements of copying: `formed` is the index of the point at which an arm's circuit forms."""
+    tokens = np.arange(1, 6) * 1_000_000
+    arms = []
+    for arm in panel.arms:
+        runs = []
+        for k, run in enumerate(arm.runs):
+            late = np.arange(5) >= formed[arm.label]
+            curves = {"second_minus_first": np.where(late, -1.0, 0.0), "repeat": np.where(late, 1.0, 3.0) + 0.01 * k}
+            curves |= {"seen": np.full(5, 2.5), "unseen": np.full(5, 3.5 if arm.baseline else 3.4)}
+            curves |= {"repeat_share": np.full(5, 0.3), "seen_share": np.full(5, 0.2)}
+            made = {f"copying/{key}": Curve(tokens, values) for key, values in curves.items()}
+            runs.append(replace(run, curves={**run.curves, **made}))
+        arms.append(replace(arm, runs=tuple(runs)))
+    return replace(panel, arms=tuple(arms))
+
+
+def test_copying_parts_add_up_and_the_circuit_is_dated(tmp_path: Path) -> None:
+    panel = with_copying(fake.curves_panel(), {"llama": 4, "dp": 5, "hg+dp+or": 2})
+    columns, rows = copying_table(panel)
+    table = {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
+    assert table["llama"]["circuit forms after, M tokens"] == "4.50, 4.50, 4.50"
+    assert set(table["dp"]["circuit forms after, M tokens"].split(", ")) == {"never"}
+    parts = [float(table["dp"][f"difference by {kind}"]) for kind in ("repeat", "seen", "unseen")]
+    assert parts == pytest.approx([0.3 * 2, 0, 0.5 * -0.1])
+    write_report([Figure(FigureSpec("f", "t", "s", "s", []), (panel,))], tmp_path, "w")
+    assert (tmp_path / "figures/f-1-copying.png").is_file()
+    with (tmp_path / "differences.csv").open(newline="") as file:
+        found = {(row["arm"], row["quantity"]): float(row["estimate"]) for row in csv.DictReader(file)}
+    assert found["dp", "final loss, part of repeat"] == pytest.approx(0.6)

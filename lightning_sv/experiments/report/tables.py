@@ -15,6 +15,7 @@ from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, perc
 from lightning_sv.analysis.scaling import ScalingFit
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.claims.together import TWO_SIDED, difference
+from lightning_sv.experiments.report.copying import measured, parts_of
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series
 from lightning_sv.runs.events import COPYING, VAL_LOSS, Run
 from lightning_sv.runs.recorded import RESULTS, curve_text
@@ -77,6 +78,12 @@ def difference_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
             ]
             factors = _factors(panel)
             found += [(arm, of, "token factor", e.n, (e.factor, e.low, e.high)) for (arm, of), e in factors.items()]
+            found += [
+                (arm.label, of.label, f"final loss, part of {kind}", d.n, (d.mean, d.low, d.high))
+                for arm, of in _pairs_of(panel)
+                if measured((arm, of))
+                for kind, d in parts_of(of, arm, TWO_SIDED).items()
+            ]
             for series, against, fit in _laws(panel):
                 found.append((series.label, against.label, f"offset, {fit.form} law", None, fit.offset))
                 found.append((series.label, against.label, f"slope, {fit.form} law", None, fit.slope))

@@ -17,6 +17,7 @@ from lightning_sv.analysis.losses import draw_differences, draw_losses
 from lightning_sv.analysis.paired import on_common_tokens, paired_curve
 from lightning_sv.analysis.run_plot import branch_norms, draw_branches
 from lightning_sv.analysis.style import (
+    GREY,
     LINES,
     colours,
     human_tokens,
@@ -25,6 +26,7 @@ from lightning_sv.analysis.style import (
     set_style,
     set_token_axis,
 )
+from lightning_sv.experiments.report.copying import FORMED, GAIN
 from lightning_sv.experiments.results import Arm, Panel, Series
 from lightning_sv.runs.events import Curve
 
@@ -210,6 +212,24 @@ def scalar_views(panel: Panel) -> tuple[list[View], list[str]]:
     n = len(arms[0].runs)
     seeds = f"geometric mean of {n} seeds, a thin line a seed" if n > 1 else "one seed"
     return [view("scalar", panel.title, axes, seeds)], notes
+
+
+def copying_view(panel: Panel) -> View:
+    """Draw the gain on a second copy against tokens: a thick line per arm, a thin one per seed."""
+    axes, arms = new_figure(panels=1).subplots(), baseline_first(panel.arms)
+    for arm, (colour, style) in zip(arms, looks_of(arms), strict=True):
+        tokens, values = on_common_tokens([run.curve(GAIN) for run in arm.runs])
+        for seed in values if len(values) > 1 else []:
+            axes.plot(tokens, seed, color=colour, linewidth=0.7, alpha=0.45)
+        mean = values.mean(0)
+        axes.plot(tokens, mean, color=colour, linestyle=style, linewidth=2, label=f"{arm.name}  {mean[-1]:+.2f}")
+    axes.axhline(0, color=GREY, linewidth=1, zorder=1)
+    axes.axhline(FORMED, color=GREY, linewidth=1, linestyle=":", zorder=1)
+    axes.set(title="When does each arm learn to copy?", ylabel="loss on a second copy − first, nats per token")
+    set_token_axis(axes)
+    return view(
+        "copying", f"{panel.title}: loss on text read twice", axes, "at the end; dotted: the circuit has formed"
+    )
 
 
 def axis_words(axis: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lightning_sv.analysis.page import html_page
 from lightning_sv.analysis.style import share_y
+from lightning_sv.experiments.report.copying import copying_table, measured
 from lightning_sv.experiments.report.markdown import Section, head_lines, markdown_report
 from lightning_sv.experiments.report.series import grid_views, length_views, scaling_views
 from lightning_sv.experiments.report.tables import (
@@ -19,11 +20,18 @@ from lightning_sv.experiments.report.tables import (
     write_csv,
 )
 from lightning_sv.experiments.report.tuned import write_tuned
-from lightning_sv.experiments.report.views import View, branch_views, curve_views, scalar_views
+from lightning_sv.experiments.report.views import View, branch_views, copying_view, curve_views, scalar_views
 from lightning_sv.experiments.results import Figure, Panel
 from lightning_sv.experiments.spec import PanelKind
 from lightning_sv.runs.provenance import Provenance
 from lightning_sv.runs.recorded import RESULTS
+
+COPYING_NOTE = (
+    "Final loss in nats per token of tokens that repeat a pair of their context, of those seen in it otherwise, and of "
+    "the rest; mean of the seeds. The parts of a difference are share times difference of a kind. They add up to the "
+    "difference on the measured sequences. The circuit counts as formed when a text is predicted better by 0.5 nats "
+    "per token on its second reading; one time per seed."
+)
 
 _VIEWS: dict[PanelKind, Callable[[Panel], tuple[list[View], list[str]]]] = {
     "curves": curve_views,
@@ -60,7 +68,7 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
         # the same arms, tuned in two ways, are read side by side
         share_y([view.figure for panel, views, _ in drawn if panel.kind == "lengths" for view in views])
         stem = f"figures/{_slug(figure.spec.name)}"
-        panels.append([_save(*each, out, f"{stem}-{i}") for i, each in enumerate(drawn, 1)])
+        panels.append([section for i, each in enumerate(drawn, 1) for section in _save(*each, out, f"{stem}-{i}")])
     text = markdown_report(figures, panels, head_lines(figures, what, Provenance.now(), caution))
     for name, page in zip(PAGES, (text, html_page(text, out)), strict=True):
         (out / name).write_text(page, encoding="utf-8")
@@ -81,7 +89,7 @@ def _draw(panel: Panel) -> tuple[list[View], list[str]]:
         return [], [f"This panel cannot be drawn: {error}"]
 
 
-def _save(panel: Panel, views: Sequence[View], notes: Sequence[str], out: Path, stem: str) -> Section:
+def _save(panel: Panel, views: Sequence[View], notes: Sequence[str], out: Path, stem: str) -> list[Section]:
     columns, rows = panel_table(panel)
     for view in views:
         view.save(out / f"{stem}-{view.name}")
@@ -93,7 +101,14 @@ def _save(panel: Panel, views: Sequence[View], notes: Sequence[str], out: Path, 
             shutil.copyfile(drawn, out / f"{stem}.png")
         else:
             notes = [*notes, f"There is no {drawn} to show here."]
-    return Section(panel.title, pictures, columns, rows, (*notes, *panel.notes))
+    sections = [Section(panel.title, pictures, columns, rows, (*notes, *panel.notes))]
+    if panel.kind == "curves" and measured(panel.arms):
+        drawn_copying = copying_view(panel)
+        drawn_copying.save(out / f"{stem}-{drawn_copying.name}")
+        picture = [(f"{stem}-{drawn_copying.name}.png", drawn_copying.alt)]
+        title = f"{panel.title}: copying from the context"
+        sections.append(Section(title, picture, *copying_table(panel), [COPYING_NOTE]))
+    return sections
 
 
 def _slug(name: str) -> str:
