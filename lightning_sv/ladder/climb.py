@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from lightning_sv.ladder.lane import Lane
 from lightning_sv.ladder.plan import Ladder, Rung, plain, runs_of
 from lightning_sv.ladder.record import RunRecord, run_config
 from lightning_sv.ladder.text import Text
 from lightning_sv.ladder.trainee import WARM_UP, Trainee
-from lightning_sv.runs.directory import CONFIG, is_complete
+from lightning_sv.runs.directory import is_complete, read_config
 from lightning_sv.whole import whole
 
 #: steps of a model that are put on its lane at once; the host runs at most one such round ahead
@@ -200,7 +199,7 @@ def rung_complete(state: Path, ladder: Ladder, rung: Rung) -> bool:
     found = [run for run in runs if is_complete(state / "runs" / run.name)]
     for run in found:
         folder = state / "runs" / run.name
-        if yaml.safe_load((folder / CONFIG).read_text()) != run_config(run, ladder):
+        if read_config(folder) != run_config(run, ladder):
             raise ValueError(f"{folder} was trained by another plan; choose another --state, or remove it.")
     return len(found) == len(runs)
 

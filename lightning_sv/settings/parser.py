@@ -6,10 +6,12 @@ import sys
 from difflib import get_close_matches
 from typing import Any, NoReturn, get_args
 
+import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from lightning_sv.settings.plain_parser import underscored
-from lightning_sv.settings.yaml_file import check_yaml
+from lightning_sv.settings.sections import SECTIONS
+from lightning_sv.settings.yaml_file import parse_yaml, read_yaml, without_empty
 
 #: what other programs call a key -> ours
 ELSEWHERE = {
@@ -56,9 +58,12 @@ class Parser(ArgumentParser):
         if isinstance(words, list):
             args = words = underscored(words)
             for flag, value in itertools.pairwise([*words, ""]):
-                name, _, inline = flag.partition("=")
+                name, inline, text = flag.partition("=")
+                text = text if inline else value
                 if name in ("--config", "-c"):
-                    check_yaml(inline or value, f"--config {inline or value}")
+                    read_yaml(text, f"--config {text}")
+                elif name.startswith("--") and name[2:] in SECTIONS:
+                    _ = parse_yaml(text, name) if text.lstrip().startswith("{") else read_yaml(text, f"{name} {text}")
         try:
             config = super().parse_args(args, *rest, **kwargs)
         except (OverflowError, TypeError, RecursionError, AttributeError, KeyError) as error:
@@ -66,6 +71,13 @@ class Parser(ArgumentParser):
             self.error(f"a value cannot be read ({error!r})", None)
         _check_values(self, config)
         return config
+
+    def _load_config_parser_mode(self, content: str, path: Any = "", *rest: Any, **more: Any) -> Namespace:
+        """Load the text of a config file; empty sections do not reset those of earlier files."""
+        given = parse_yaml(content, f"--config {path}")
+        kept = without_empty(given)
+        text = content if kept and kept == given else yaml.safe_dump(kept)
+        return super()._load_config_parser_mode(text, path, *rest, **more)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
         """Raise ValueError with the cause in one line."""

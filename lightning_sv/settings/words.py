@@ -10,7 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lightning_sv.settings.yaml_file import check_yaml
+from lightning_sv.settings.yaml_file import read_yaml
 
 
 def read_words(words: Sequence[str], command: str) -> tuple[list[Path], dict[str, Any]]:
@@ -48,7 +48,6 @@ def read_leaves(file: Path) -> dict[str, Any]:
     Raises:
         ValueError: it is no plain YAML of keys and values
     """
-    check_yaml(file, f"--config {file}")
 
     def walk(node: Any, key: str) -> Iterator[tuple[str, Any]]:
         if isinstance(node, Mapping):
@@ -57,7 +56,7 @@ def read_leaves(file: Path) -> dict[str, Any]:
         else:
             yield key, node
 
-    return dict(walk(OmegaConf.to_container(OmegaConf.load(file)), ""))
+    return dict(walk(read_yaml(file, f"--config {file}"), ""))
 
 
 def words_of(keys: Mapping[str, Any]) -> list[str]:
