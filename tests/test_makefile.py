@@ -51,7 +51,8 @@ def test_what_is_misspelt_or_left_out_stops_make(words: list[str], message: str)
 @pytest.mark.parametrize(
     ("goals", "given"),
     [("train", "SEEDS"), ("train", "A"), ("compare", "SEED"), ("compare", "SCALE"), ("sweep", "SEED"),
-     ("theory", "DATA"), ("paper", "DATA"), ("resume", "MODEL"), ("params", "LR"), ("report", "PROMPT"), ("data theory", "SEED")],
+     ("theory", "DATA"), ("paper", "DATA"), ("resume", "MODEL"), ("params", "LR"), ("report", "PROMPT"),
+     ("data theory", "SEED")],
 )  # fmt: skip
 def test_a_variable_that_no_target_reads_is_refused(goals: str, given: str) -> None:
     done = make(*goals.split(), f"{given}=3")
