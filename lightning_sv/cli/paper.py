@@ -29,7 +29,7 @@ from lightning_sv.runs.launch import default_parallel
 from lightning_sv.runs.recorded import read_recorded
 from lightning_sv.runs.slurm import array_script, submit
 from lightning_sv.settings.parse import parse_run
-from lightning_sv.settings.plain_parser import PlainParser
+from lightning_sv.settings.plain_parser import PlainParser, number
 from lightning_sv.settings.words import read_words
 
 
@@ -52,7 +52,9 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--scale", dest="budget", default=SUPPRESS, help=SUPPRESS)  # its former name
     parser.add_argument("--fig", nargs="+", default=[], help=f"Some of: {' '.join(figure_names())}; all by default.")
     parser.add_argument("--out", type=Path, help="Directory; runs/paper/BUDGET by default.")
-    parser.add_argument("--jobs", type=int, help="Runs at a time; one a core, four at most, by default.")
+    parser.add_argument(
+        "--jobs", type=number(int, most=1000), help="Runs at a time; one a core, four at most, by default."
+    )
     parser.add_argument("--dry_run", action="store_true", help="List runs, steps, tokens a parameter and time.")
     parser.add_argument("--no_train", action="store_true", help="Judge the runs that are there.")
     parser.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
@@ -103,10 +105,10 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         if budget.gpu is not None:
             print_dry_run(console, first_look(figures, budget), runs, budget, parallel)
         failed = train_by_looks(figures, runs, budget, parallel=parallel, console=Console(stderr=True))
-    words = [f"lightning-sv paper --budget {budget.name}", *(shlex.quote(word) for word in rest)]
+    words = [f"lightning-sv paper --budget {shlex.quote(budget.name)}", *(shlex.quote(word) for word in rest)]
     words += ["--out", shlex.quote(str(out))] * (options.out is not None)
     words += ["--recorded", *(shlex.quote(str(path)) for path in options.recorded)] * bool(options.recorded)
-    commands = [" ".join([*words, "--fig", figure.spec.name]) for figure in figures]
+    commands = [" ".join([*words, "--fig", shlex.quote(figure.spec.name)]) for figure in figures]
     found = judge([replace(f, command=command) for f, command in zip(figures, commands, strict=True)], runs)
     if not options.no_log:
         found = with_earlier(found, budget.name, log)
