@@ -19,7 +19,7 @@ from lightning_sv.ladder.text import Text
 from lightning_sv.ladder.trainee import COMPILE
 from lightning_sv.runs.directory import is_complete, read_summary, write_atomically
 from lightning_sv.runs.provenance import Provenance
-from lightning_sv.settings.plain_parser import PlainParser
+from lightning_sv.settings.plain_parser import PlainParser, number
 
 TUNED = "tuned.json"
 
@@ -33,11 +33,11 @@ def run_ladder(argv: list[str]) -> int:
     parser.add_argument("--state", type=Path, default=Path("runs/ladder"), help="Runs and checkpoints, to continue.")
     parser.add_argument("--out", type=Path, help="Where runs.tar.gz and ladder.json go; default: --state.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: for plans of toy size.")
-    parser.add_argument("--lanes", type=int, default=8, help="Streams side by side (8).")
+    parser.add_argument("--lanes", type=number(int, most=1000), default=8, help="Streams side by side (8).")
     parser.add_argument("--compile", choices=COMPILE, default="block", help="What torch.compile sees at once (block).")
     parser.add_argument("--plain", action="store_true", help="Call steps instead of recording them as CUDA graphs.")
     parser.add_argument("--tokens_per_param", type=float, nargs="+", help="Of the rungs, in place of the plan's.")
-    parser.add_argument("--seeds", type=int, help="Train so many of each rung's seeds only.")
+    parser.add_argument("--seeds", type=number(int, most=1000), help="Train so many of each rung's seeds only.")
     parser.add_argument("--only", nargs="+", help="Names of rungs; the others are left alone.")
     parser.add_argument("--save_every", type=float, default=60.0, help="Seconds between two checkpoints (60).")
     parser.add_argument("--tune", action="store_true", help=f"Train the plan's grid; the best go to {TUNED}.")

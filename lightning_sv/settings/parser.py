@@ -1,6 +1,6 @@
 """An argument parser whose errors are one sentence with the nearest right name."""
 
-import itertools
+import math
 import re
 import sys
 from difflib import get_close_matches
@@ -9,6 +9,7 @@ from typing import Any, NoReturn, get_args
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
+from lightning_sv.settings.paths import PATHS, WITH_PATHS, expand_path, expand_variables
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.sections import SECTIONS
 from lightning_sv.settings.yaml_file import parse_yaml, read_yaml, without_empty
@@ -29,6 +30,8 @@ ELSEWHERE = {
     "steps": "trainer.max_steps",
     "seed": "seed_everything",
     "strategy": "model.scale",
+    "optimizer": "model.optim.name",
+    "lr_scheduler": "model.schedule.name",
 }
 
 
@@ -53,15 +56,18 @@ class Parser(ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
-        """Parse, after checking that every config file is readable YAML."""
+        """Parse, after checking that every config file is readable YAML; expand the paths."""
         words = sys.argv[1:] if args is None else args
         if isinstance(words, list):
             args = words = underscored(words)
-            for flag, value in itertools.pairwise([*words, ""]):
+            for i, flag in enumerate(words):
                 name, inline, text = flag.partition("=")
-                text = text if inline else value
+                if not inline and i + 1 < len(words):
+                    text = words[i + 1]
                 if name in ("--config", "-c"):
-                    read_yaml(text, f"--config {text}")
+                    path = expand_path(text, name)
+                    read_yaml(path, f"--config {path}")
+                    words[i : i + 2 - bool(inline)] = [f"{name}={path}"] if inline else [name, path]
                 elif name.startswith("--") and name[2:] in SECTIONS:
                     _ = parse_yaml(text, name) if text.lstrip().startswith("{") else read_yaml(text, f"{name} {text}")
         try:
@@ -70,6 +76,7 @@ class Parser(ArgumentParser):
             # jsonargparse meets 10**400 for a float, or a list for a section
             self.error(f"a value cannot be read ({error!r})", None)
         _check_values(self, config)
+        _expand_paths(self, config)
         return config
 
     def _load_config_parser_mode(self, content: str, path: Any = "", *rest: Any, **more: Any) -> Namespace:
@@ -166,8 +173,23 @@ def _check_values(parser: ArgumentParser, config: Any) -> None:
             _check_values(action.choices[name], config[name])
         hint = getattr(action, "_typehint", None)
         nullable = hint in (None, Any) or type(None) in get_args(hint) or action.default is None
-        if not nullable and action.dest in config and config[action.dest] is None:
+        if action.dest not in config:
+            continue
+        value = config[action.dest]
+        if not nullable and value is None:
             raise ValueError(f"{action.dest} is null; it needs a value, or leave it out for {action.default!r}.")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{action.dest} is {value}; expected a finite number.")
+
+
+def _expand_paths(parser: ArgumentParser, config: Any) -> None:
+    """Write out `~` and `$NAME` in the keys that are paths."""
+    for action in parser._actions:
+        if isinstance(action.choices, dict) and (name := config.get(action.dest)) in action.choices:
+            _expand_paths(action.choices[name], config[name])
+        for keys, expanded in ((PATHS, expand_path), (WITH_PATHS, expand_variables)):
+            if action.dest in keys and isinstance(value := config.get(action.dest), str):
+                config[action.dest] = expanded(value, action.dest)
 
 
 def _keys(parser: ArgumentParser) -> set[str]:

@@ -30,9 +30,9 @@ _START = (
     "extend",
     "json",
     "weights_only",
-    "optimizer",
-    "lr_scheduler",
 )
+#: keys that configs of earlier versions hold, always null
+FORMER = ("optimizer", "lr_scheduler")
 
 
 def read_past(parser: "ArgumentParser", sections: Iterable[str] = (), keys: Iterable[str] = ()) -> None:

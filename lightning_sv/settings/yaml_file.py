@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml.nodes import MappingNode, Node, SequenceNode
 
-from lightning_sv.settings.sections import SECTIONS
+from lightning_sv.settings.sections import FORMER, SECTIONS
 
 #: values of a config after its aliases are written out; a run's own has some two hundred
 MAX_NODES = 10_000
@@ -103,7 +103,7 @@ def without_empty(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
     kept = {}
     for name, value in content.items():
         key = f"{prefix}{name}"
-        if value is not None or key not in SECTIONS:
+        if value is not None or (key not in SECTIONS and key not in FORMER):
             kept[name] = without_empty(value, f"{key}.") if isinstance(value, dict) else value
     return kept
 
