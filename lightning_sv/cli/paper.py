@@ -18,7 +18,7 @@ from lightning_sv.experiments.looks import first_look, train_by_looks
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipe import by_seed
 from lightning_sv.experiments.recipes import Recipes
-from lightning_sv.experiments.report.log import LOG, add_to_log, log_rows, read_log, with_earlier
+from lightning_sv.experiments.report.log import LOG, add_to_log, log_of, log_rows, read_log, with_earlier
 from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
@@ -99,7 +99,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     if options.no_train and not any(runs.is_begun(*run) for figure in figures for run in figure.runs()):
         raise ValueError(f"paper: {out} holds no run of these figures; leave out --no_train, or name their --out.")
     check_replaceable(out, [out / "runs"])
-    log = [] if options.no_log else read_log()  # what is no log is refused before hours of runs
+    log_file = log_of(budget.name, out)
+    log = [] if options.no_log else read_log(log_file)  # what is no log is refused before hours of runs
     failed: dict[str, str] = {}
     if not options.no_train:
         if budget.gpu is not None:
@@ -117,8 +118,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
 
     write_report(found, out, f"{budget.name}: {budget.summary}", budget.caution)
     console.print(f"report: {out / 'report.html'}", markup=False)
-    if not options.no_log and (added := add_to_log(log_rows(found, budget.name))):
-        console.print(f"{LOG}: {added} verdicts added (--no_log adds none)", markup=False)
+    if not options.no_log and (added := add_to_log(log_rows(found, budget.name), log_file)):
+        console.print(f"{log_file}: {added} verdicts added (--no_log adds none)", markup=False)
     if options.json:
         print(verdicts_json(found, out / "report.html", failed=failed))
     return 1 if failed else 0

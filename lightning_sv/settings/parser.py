@@ -183,10 +183,8 @@ def _check_values(parser: ArgumentParser, config: Any) -> None:
 
 
 def _expand_paths(parser: ArgumentParser, config: Any) -> None:
-    """Write out `~` and `$NAME` in the keys that are paths."""
+    """Write out `~` and `$NAME` in the keys that are paths; the parser of a subcommand does those of its own."""
     for action in parser._actions:
-        if isinstance(action.choices, dict) and (name := config.get(action.dest)) in action.choices:
-            _expand_paths(action.choices[name], config[name])
         for keys, expanded in ((PATHS, expand_path), (WITH_PATHS, expand_variables)):
             if action.dest in keys and isinstance(value := config.get(action.dest), str):
                 config[action.dest] = expanded(value, action.dest)

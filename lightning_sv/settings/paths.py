@@ -45,6 +45,7 @@ def expand_variables(text: str, key: str) -> str:
         ValueError: a variable is not set, and there is no file of that very name
     """
     path = os.path.expandvars(text)
-    if (unset := re.search(r"\$\{?([A-Za-z_]\w*)", path)) and not os.path.lexists(path):
-        raise ValueError(f"{key} is {text}; expected a path, and the variable {unset[1]} is not set.")
+    unset = [name for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text) if name not in os.environ]
+    if unset and not os.path.lexists(path):
+        raise ValueError(f"{key} is {text}; expected a path, and the variable {unset[0]} is not set.")
     return path
