@@ -170,7 +170,8 @@ def _slurm(console: Console, figures: Sequence[Figure], runs: Runs, recipes: Rec
     for job in missing:
         job.prepare()
     script = runs.out / "slurm.sh"
-    script.write_text(text := array_script(missing, f"paper-{recipes.budget.name}", recipes.budget.sbatch))
+    text = array_script(missing, f"paper-{recipes.budget.name}", recipes.budget.sbatch)
+    script.write_text(text, encoding="utf-8")
     script.chmod(0o755)
     print(text)
     if submitted:

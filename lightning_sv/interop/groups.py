@@ -39,8 +39,12 @@ def param_groups(
         ValueError: as `weight_decay_roles`; `roles` are of another model; or a number is negative or not finite
     """
     for name, value in {"lr": lr, "weight_decay": weight_decay}.items():
-        if isinstance(value, str | bool) or not 0 <= value < math.inf:
-            raise ValueError(f"{name} is {value!r}; expected a finite number of at least 0.")
+        try:
+            usable = not isinstance(value, bool) and math.isfinite(value) and value >= 0
+        except (TypeError, OverflowError):
+            usable = False
+        if not usable:
+            raise ValueError(f"{name} is {value!r:.40}; expected a finite number of at least 0.")
     decayed = set(decayed_names(model, policy, example, roles, known))
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [

@@ -97,4 +97,4 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 def write_atomically(path: Path, text: str) -> None:
     """Write a file in one step: it holds all of the text, or what it held before."""
     with whole(path) as partial:
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8")
