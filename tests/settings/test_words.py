@@ -26,6 +26,7 @@ main = command.main
         (["plan", "--gpus", "1", *CONFIG, "--gpu_memory", "inf"], "--gpu_memory"),
         (["plan", "--gpus", "1", *CONFIG, "--mfu", "nan"], "--mfu"),
         (["plan", "--gpus", "1e3", *CONFIG], "--gpus"),
+        (["plan", "--gpus", "1", *CONFIG, "--data.num_workers", "1" + "0" * 20], "data.num_workers"),
         (["compare", "--a", "nop", "--b", "hg", "--seeds", "1" + "0" * 20], "--seeds"),
         (["compare", "--a", "nop", "--b", "hg", "--jobs", "1" + "0" * 5000], "--jobs"),
         (["sweep", "--scale", "hg", "--lr", "0.1", "nan"], "--lr"),
