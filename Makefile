@@ -3,13 +3,6 @@ SHELL := /bin/bash
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
-BIN := $(VENV)/bin
-# -qq: errors are shown, warnings of the machine's pip settings (a mirror's folder that is not there) are not
-PIP = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile
-# Once, on all cores: where bytecode is not kept (PYTHONDONTWRITEBYTECODE, as in many containers) every process compiled anew.
-# Not what hardly anything imports, a third of the bytes: the packages' own tests, and some hundred models.
-COMPILE = $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|testing/_internal|transformers/models)/' $(VENV)/lib || true
-
 MODEL ?= mini
 SCALE ?=
 OPTIM ?= adamw
@@ -19,7 +12,7 @@ TRAINER ?= cpu
 DATA ?= stdlib
 A ?= llama
 B ?= unified
-SEEDS ?= 3
+SEEDS ?=
 BUDGET ?=
 SEED ?=
 RUN ?=
@@ -32,38 +25,95 @@ B_ARGS ?=
 FIG ?=
 LR ?=
 STD ?=
-KNOWN := PYTHON TORCH VENV MODEL SCALE OPTIM SCHEDULE PROBES TRAINER DATA A B SEEDS BUDGET SEED RUN PROMPT GPUS OUT \
-	ARGS A_ARGS B_ARGS FIG LR STD
 
-# What is misspelt would be left out without a word: variables of the command line, and names of files of conf/.
+# The variables that each target reads. Others are refused: they would be ignored without a word.
+LAYERED := MODEL OPTIM SCHEDULE PROBES TRAINER DATA ARGS
+reads-help := MODEL SCALE OPTIM SCHEDULE PROBES TRAINER DATA A B BUDGET SEED SEEDS GPUS FIG
+reads-data := DATA ARGS
+reads-train := $(LAYERED) SCALE SEED LR STD
+reads-resume := RUN ARGS
+reads-generate := RUN PROMPT ARGS
+reads-report := RUN OUT ARGS
+reads-export := RUN OUT ARGS
+reads-plan := $(LAYERED) SCALE LR STD GPUS
+reads-params := MODEL SCALE ARGS
+reads-compare := $(LAYERED) A B A_ARGS B_ARGS SEEDS LR STD
+reads-sweep := $(LAYERED) SCALE SEEDS LR STD
+reads-paper := BUDGET SCALE FIG ARGS
+$(foreach name,theory test test-faults test-torch211 test-machines bench bench-step bench-startup bench-bytes gpu_report \
+	tensorboard,$(eval reads-$(name) := ARGS))
+$(foreach name,install install-hf install-text check docs doctor clean,$(eval reads-$(name) := ))
+ALWAYS := PYTHON TORCH VENV
+KNOWN := $(ALWAYS) $(sort $(foreach name,$(filter reads-%,$(.VARIABLES)),$($(name))))
+
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 UNKNOWN := $(firstword $(filter-out $(KNOWN) SHELL MAKEFLAGS,$(GIVEN)))
 $(if $(UNKNOWN),$(error there is no variable $(UNKNOWN); known: $(KNOWN)))
+GOALS := $(or $(MAKECMDGOALS),help)
+READ := $(sort $(foreach goal,$(GOALS),$(reads-$(goal))))
+UNREAD := $(firstword $(filter-out $(READ) $(ALWAYS),$(filter $(KNOWN),$(GIVEN))))
+$(if $(filter undefined,$(foreach goal,$(GOALS),$(origin reads-$(goal)))),,$(if $(UNREAD),$(error make $(GOALS) does not \
+	read $(UNREAD); it reads: $(or $(READ),no variable))))
+
+# What a user gives is neither text of this file nor of a shell: recipes take it from the environment, as it was typed.
+$(foreach name,$(KNOWN),$(eval $(if $(filter $(name),$(GIVEN)),override) $(name) := $$(value $(name))))
+export $(KNOWN)
+$(if $(filter-out 1,$(words $(VENV))),$(error VENV is '$(VENV)'; expected one path without spaces))
+export BIN := $(VENV)/bin
+define SPLIT
+import os, shlex, sys
+try:
+    os.write(1, os.fsencode(shlex.join(shlex.split(os.environ["ARGS"]))))
+except ValueError as error:
+    sys.exit(f"error: ARGS is {os.environ['ARGS']!r}; expected words as a shell takes them ({error}).")
+endef
+export SPLIT
+# Splits ARGS as a shell does, quotes and all, and evaluates nothing: "$$@" in the command that follows.
+WORDS = set -f; $(if $(ARGS),words=$$($$PYTHON -c "$$SPLIT") || exit 2; eval "set -- $$words";)
+SV = $$BIN/lightning-sv
+# -qq: errors are shown, warnings of the machine's pip settings (a mirror's folder that is not there) are not
+PIP = "$$BIN/python" -m pip install -qq --disable-pip-version-check --no-compile
+# Once, on all cores: where bytecode is not kept (PYTHONDONTWRITEBYTECODE, as in many containers) every process compiled anew.
+# Not what hardly anything imports, a third of the bytes: the packages' own tests, and some hundred models.
+COMPILE = "$$BIN/python" -m compileall -qq -j 0 -x '/(tests?|testing/_internal|transformers/models)/' "$$VENV/lib" || true
+
+# Names of files of conf/, so that they may stand in commands.
 names = $(sort $(basename $(notdir $(wildcard conf/$(1)/*.yaml))))
-known = $(foreach name,$($(1)),$(if $(wildcard conf/$(2)/$(name).yaml),,$(error there is no $(1) '$(name)'; \
-	known: $(call names,$(2)))))
-$(foreach noun,MODEL OPTIM SCHEDULE PROBES TRAINER,$(call known,$(noun),$(shell echo $(noun) | tr A-Z a-z)))
+known = $(foreach name,$(filter-out $(call names,$(2)),$($(1))),$(error there is no $(1) '$(name)'; known: $(call names,$(2))))
+one = $(if $(filter-out 1,$(words $($(1)))),$(error $(1) is '$($(1))'; expected one of: $(call names,$(2))))
+lower = $(shell echo $(1) | tr A-Z a-z)
+$(foreach noun,MODEL OPTIM SCHEDULE TRAINER,$(call one,$(noun),$(call lower,$(noun))))
+$(foreach noun,MODEL OPTIM SCHEDULE TRAINER PROBES,$(call known,$(noun),$(call lower,$(noun))))
 
 # DATA is a file of conf/data; or one's own text, a file or folder, whose corpus is data/<its name>; or that name alone.
-TEXT := $(patsubst ./%,%,$(patsubst %/,%,$(DATA)))
-OWN := $(if $(wildcard conf/data/$(DATA).yaml),,data/$(basename $(notdir $(TEXT))))
+# As one word: a space is ?, by which $(wildcard) finds it.
+comma := ,
+space := $(subst ,, )
+WORD := $(patsubst ./%,%,$(patsubst %/,%,$(subst $(space),?,$(DATA))))
+$(foreach sign,? * [,$(if $(findstring $(sign),$(DATA)),$(error DATA is '$(DATA)'; expected a name, a file or a folder, \
+	without $(sign))))
+export TEXT := $(subst ?,$(space),$(WORD))
+export OWN := $(if $(filter $(call names,data),$(WORD)),,data/$(subst ?,_,$(basename $(notdir $(WORD)))))
 MADE := $(if $(OWN),$(wildcard $(OWN)/corpus.yaml))
+THERE := $(if $(wildcard $(WORD)),$(WORD))
 prepared = $(patsubst data/%/corpus.yaml,%,$(wildcard data/*/corpus.yaml))
-$(if $(OWN),$(if $(MADE)$(wildcard $(TEXT)),,$(error there is no DATA '$(DATA)', and no text of that name; \
+$(if $(OWN),$(if $(MADE)$(THERE),,$(error there is no DATA '$(DATA)', and no text of that name; \
 	known: $(sort $(call names,data) $(prepared)))))
-CORPUS = $(if $(OWN),$(MADE:%=--config '%') $(if $(filter-out $(OWN),$(wildcard $(TEXT))),--data.corpus.source 'files:$(TEXT)' \
-	--data.corpus.dir '$(OWN)'),--config conf/data/$(DATA).yaml)
+OWN_LAYER = --config "$$OWN/corpus.yaml"
+CORPUS = $(if $(OWN),$(if $(MADE),$(OWN_LAYER)) $(if $(filter-out $(OWN),$(THERE)),--data.corpus.source "files:$$TEXT" \
+	--data.corpus.dir "$$OWN"),--config conf/data/$(DATA).yaml)
 
 # The model comes after these: it may set what depends on its size. Probes are measurements beside the training.
 # One's own text comes last: its vocabulary is the model's.
 LAYERS = base optim/$(OPTIM) schedule/$(SCHEDULE) trainer/$(TRAINER) $(if $(OWN),,data/$(DATA))
-CONFIG = $(foreach layer,$(LAYERS) model/$(1) $(PROBES:%=probes/%),--config conf/$(layer).yaml) $(OWN:%=--config '%/corpus.yaml')
+CONFIG = $(foreach layer,$(LAYERS) model/$(1) $(PROBES:%=probes/%),--config conf/$(layer).yaml) $(if $(OWN),$(OWN_LAYER))
 
-OF_SCALE = $(if $(SCALE),--model.scale '$(SCALE)')
+OF_SCALE = $(if $(SCALE),--model.scale "$$SCALE")
+OF_LR = $(if $(LR),--model.optim.lr "$$LR") $(if $(STD),--model.backbone.init_std "$$STD")
 
 .DEFAULT_GOAL := help
 .DEFAULT:
-	@echo "there is no target $@; make help lists them" >&2; exit 2
+	$(error there is no target $@; make help lists them)
 
 .PHONY: help install install-hf install-text data train resume generate report export plan params compare sweep paper theory gpu_report test test-faults test-torch211 test-machines check docs bench bench-bytes tensorboard doctor clean
 
@@ -77,8 +127,8 @@ help:  ## this list
 	@echo "               TRAINER=$(TRAINER) of: $(call names,trainer); DATA=$(DATA) of: $(strip $(call names,data) $(filter-out $(call names,data),$(prepared))),"
 	@echo "                 or a file or folder of .txt .md .py .jsonl .parquet"
 	@echo "               SEED=$(or $(SEED),0) of train; RUN= a run's directory, PROMPT= OUT= of generate and export; GPUS=$(GPUS) of plan"
-	@echo "               A=$(A) B='$(B)' SEEDS=$(SEEDS) A_ARGS= B_ARGS= ARGS='any key, e.g. --trainer.max_steps 500'"
-	@echo "               LR= STD= values of sweep, e.g. LR='0.003 0.006 0.012'"
+	@echo "               A= B= of compare, llama and unified; SEEDS= of compare and sweep; A_ARGS= B_ARGS= ARGS='any key, e.g. --trainer.max_steps 500'"
+	@echo "               LR= STD= learning rate and initial std; of sweep several, e.g. LR='0.003 0.006 0.012'"
 	@echo "               BUDGET=$(SPEND) of: $(call names,paper/budgets)"
 	@echo "               FIG='$(FIG)' of: $(call names,paper)"
 	@echo "               PROBES=$(PROBES) measured beside the training: $(call names,probes)"
@@ -86,157 +136,164 @@ help:  ## this list
 # torch first and alone: its build (CPU or CUDA) is the platform's choice. The rest without dependency
 # resolution, because litdata asks for torchvision, which it does not need and which breaks a CPU torch.
 $(VENV)/.run: requirements/lock.txt pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
-	@echo 'installing into $(VENV) (about a minute)'
-	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) $(TORCH) 'setuptools>=77' wheel
+	@$$PYTHON -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	@echo "installing into $$VENV (about a minute)"
+	@$$PYTHON -m venv "$$VENV"
+	@$(PIP) "$$TORCH" 'setuptools>=77' wheel
 	@$(PIP) --no-deps -r requirements/lock.txt
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@$(COMPILE)
-	@touch $@
+	@touch "$$VENV/$(@F)"
 
 # Not by the extras of pyproject.toml: pip would follow litdata to torchvision.
 $(VENV)/.hf $(VENV)/.text: $(VENV)/.%: $(VENV)/.run requirements/%.txt
 	@$(PIP) --no-deps -r requirements/$*.txt
-	@touch $@
+	@touch "$$VENV/$(@F)"
 
 $(VENV)/.test: $(VENV)/.run requirements/test.txt requirements/hf.txt requirements/text.txt
 	@$(PIP) --no-deps -r requirements/test.txt
 	@$(COMPILE)
-	@touch $@
+	@touch "$$VENV/$(@F)"
 
 $(VENV)/.dev: $(VENV)/.test requirements/dev.txt
 	@$(PIP) --no-deps -r requirements/dev.txt
 	@$(COMPILE)
-	@touch $@
+	@touch "$$VENV/$(@F)"
 
 $(VENV)/.bench: $(VENV)/.test requirements/bench.txt
 	@$(PIP) --no-deps -r requirements/bench.txt
 	@$(COMPILE)
-	@touch $@
+	@touch "$$VENV/$(@F)"
 
 $(VENV)/.docs: requirements/docs.txt
-	@$(PYTHON) -m venv $(VENV)
+	@$$PYTHON -m venv "$$VENV"
 	@$(PIP) --no-deps -r requirements/docs.txt
-	@touch $@
+	@touch "$$VENV/$(@F)"
 
 install: $(VENV)/.run  ## the locked environment in .venv
-	@echo "installed: $(BIN)/lightning-sv --help"
+	@echo "installed: $$BIN/lightning-sv --help"
 
 install-hf: $(VENV)/.hf  ## beside it transformers, for export, roles and inspect
 
 install-text: $(VENV)/.text  ## and readers of .parquet, .zst and Hugging Face's data sets
 
 data: $(VENV)/.run  ## text to tokens to shards: DATA, a name or your own file or folder
-	@$(BIN)/lightning-sv prepare $(CORPUS) $(if $(filter data,$(MAKECMDGOALS)),$(ARGS))
+	@$(if $(filter data,$(MAKECMDGOALS)),$(WORDS)) $(SV) prepare $(CORPUS) "$$@"
 
 train: data  ## train MODEL with the strategy SCALE (unified; iwd for Gemma), end with a table and a picture
-	@$(BIN)/lightning-sv fit $(call CONFIG,$(MODEL)) $(OF_SCALE) $(if $(SEED),--seed_everything '$(SEED)') $(ARGS)
+	@$(WORDS) $(SV) fit $(call CONFIG,$(MODEL)) $(OF_SCALE) $(OF_LR) $(if $(SEED),--seed_everything "$$SEED") "$$@"
 
-comma := ,
-space := $(subst ,, )
 NEWEST = $(firstword $(shell ls -td runs/*/*/config.yaml 2>/dev/null))
-NEEDS_RUN = $(or $(RUN),$(error give RUN, the directory of a run$(if $(NEWEST),$(comma) e.g. RUN=$(NEWEST:/config.yaml=))))
+NEEDS_RUN = $(if $(RUN),,$(error give RUN, the directory of a run$(if $(NEWEST),$(comma) e.g. RUN=$(NEWEST:/config.yaml=))))
 resume: $(VENV)/.run  ## go on with RUN from its last checkpoint
-	@$(BIN)/lightning-sv fit --config '$(NEEDS_RUN)/config.yaml' --ckpt_path '$(RUN)/checkpoints/last.ckpt' $(ARGS)
+	@$(NEEDS_RUN)$(WORDS) $(SV) fit --config "$$RUN/config.yaml" --ckpt_path "$$RUN/checkpoints/last.ckpt" "$$@"
 
 generate: $(VENV)/.run  ## continue PROMPT with the model of RUN
-	@$(BIN)/lightning-sv generate '$(NEEDS_RUN)' --prompt '$(PROMPT)' $(ARGS)
+	@$(NEEDS_RUN)$(WORDS) $(SV) generate "$$RUN" --prompt="$$PROMPT" "$$@"
 
+# RUN is one path, with spaces too; or several, or their pattern.
 report: $(VENV)/.run  ## draw RUN, one or several, or folders of runs: a page, pictures, CSV
-	@$(BIN)/lightning-sv report $(NEEDS_RUN) $(if $(OUT),--out '$(OUT)') $(ARGS)
+	@$(NEEDS_RUN)$(WORDS) set +f; IFS=$$([ -e "$$RUN" ] || printf ' \n\t'); \
+		$(SV) report $$RUN $(if $(OUT),--out "$$OUT") "$$@"
 
 export: $(VENV)/.hf  ## RUN as a folder OUT for transformers
-	@$(BIN)/lightning-sv export '$(NEEDS_RUN)' '$(or $(OUT),$(error give OUT, the folder to write))' $(ARGS)
+	@$(NEEDS_RUN)$(if $(OUT),,$(error give OUT, the folder to write))$(WORDS) $(SV) export "$$RUN" "$$OUT" "$$@"
 
 plan: $(VENV)/.run  ## memory, hours and data of MODEL on GPUS GPUs, before it is started
-	@$(BIN)/lightning-sv plan --gpus $(GPUS) $(call CONFIG,$(MODEL)) $(OF_SCALE) $(ARGS)
+	@$(WORDS) $(SV) plan --gpus "$$GPUS" $(call CONFIG,$(MODEL)) $(OF_SCALE) $(OF_LR) "$$@"
 
 params: $(VENV)/.run  ## parameters of MODEL with the strategy SCALE, by role
-	@$(BIN)/lightning-sv params --config conf/model/$(MODEL).yaml $(OF_SCALE) $(ARGS)
+	@$(WORDS) $(SV) params --config conf/model/$(MODEL).yaml $(OF_SCALE) "$$@"
 
 compare: MODEL = tiny
 compare: data  ## strategy A with one or several B, SEEDS pairs each: differences with their intervals, a picture
-	@$(BIN)/lightning-sv compare --a '$(A)' --b $(B) --seeds $(SEEDS) --a_args='$(A_ARGS)' --b_args='$(B_ARGS)' \
-		$(call CONFIG,$(MODEL)) $(ARGS)
+	@$(WORDS) $(SV) compare --a "$$A" --b $$B --seeds "$${SEEDS:-3}" --a_args="$$A_ARGS" --b_args="$$B_ARGS" \
+		$(call CONFIG,$(MODEL)) $(OF_LR) "$$@"
 
 sweep: MODEL = tiny
 sweep: data  ## strategies SCALE over learning rates LR and initial stds STD: where the loss of each is lowest, a picture
-	@$(BIN)/lightning-sv sweep --scale $(or $(SCALE),unified) $(if $(LR),--lr $(LR)) $(if $(STD),--init_std $(STD)) $(call CONFIG,$(MODEL)) $(ARGS)
+	@$(WORDS) $(SV) sweep --scale $${SCALE:-unified} $(if $(LR),--lr $$LR) $(if $(STD),--init_std $$STD) \
+		$(if $(SEEDS),--seeds "$$SEEDS") $(call CONFIG,$(MODEL)) "$$@"
 
-# What the experiments may spend; SCALE is the former name of BUDGET here. Only the embedded corpus is prepared unasked.
+# What the experiments may spend; SCALE is the former name of BUDGET here. Of the corpora that its layers name those of
+# the Hugging Face hub, terabytes, are not prepared unasked.
 SPEND = $(or $(BUDGET),$(SCALE),cpu)
-paper: $(if $(filter gpu paper,$(SPEND))$(filter --dry% --no%,$(ARGS)),$(VENV)/.run,data)  ## the paper's figures FIG (all) on a BUDGET (cpu): runs, verdicts; ARGS=--dry_run first
-	@$(BIN)/lightning-sv paper --budget '$(SPEND)' $(if $(FIG),--fig $(FIG)) $(ARGS)
+SPENDS = $(if $(and $(filter 1,$(words $(SPEND))),$(filter $(call names,paper/budgets),$(SPEND))),,$(error there is no \
+	BUDGET '$(SPEND)'; known: $(call names,paper/budgets)))
+NAMED = $(shell sed -n 's/^layers: *\[\(.*\)\].*/\1/p' conf/paper/budgets/$(SPEND).yaml)
+OF_BUDGET = $(foreach name,$(filter data/%,$(subst $(comma),$(space),$(NAMED))),$(if $(shell grep -l hf: conf/$(name).yaml),,$(name)))
+paper: $(VENV)/.run  ## the paper's figures FIG (all) on a BUDGET (cpu): runs, verdicts; ARGS=--dry_run first
+	@$(SPENDS)$(foreach name,$(if $(filter --dry% --no%,$(ARGS)),,$(OF_BUDGET)),$(SV) prepare --config conf/$(name).yaml && ) true
+	@$(WORDS) $(SV) paper --budget '$(SPEND)' $(if $(FIG),--fig $$FIG) "$$@"
 
 theory: $(VENV)/.run  ## the paper's theorems: verdicts, counterexamples, pictures in results/theory
-	@$(BIN)/lightning-sv theory --out results/theory $(ARGS)
+	@$(WORDS) $(SV) theory --out results/theory "$$@"
 
 test: $(VENV)/.test  ## the tests, two files at a time
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(WORDS) OMP_NUM_THREADS=1 "$$BIN/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$$@"
 
 test-faults: $(VENV)/.test  ## provoked faults and 10,000 hostile inputs; the table goes to results/faults.json
-	@OMP_NUM_THREADS=1 FAULTS_JSON=results/faults.json $(BIN)/python -m pytest -n 2 -m faults tests/faults \
-		tests/lit/test_exact_resume.py tests/lit/test_long_run.py tests/theory/test_command.py $(ARGS)
+	@$(WORDS) OMP_NUM_THREADS=1 FAULTS_JSON=results/faults.json "$$BIN/python" -m pytest -n 2 -m faults tests/faults \
+		tests/lit/test_exact_resume.py tests/lit/test_long_run.py tests/theory/test_command.py "$$@"
 
 test-torch211:  ## the tests on torch 2.11, the oldest that is supported, in .venv-torch211
-	@$(MAKE) --no-print-directory VENV=$(VENV)-torch211 TORCH=torch==2.11.0 test
+	@$(MAKE) --no-print-directory VENV="$$VENV-torch211" TORCH=torch==2.11.0 test
 
 test-machines: $(VENV)/.test  ## the numerical tests as other CPUs, 2 threads and other orders have them; ARGS chooses variants
-	@$(BIN)/python -m tests.machines $(ARGS)
+	@$(WORDS) "$$BIN/python" -m tests.machines "$$@"
 
 check: $(VENV)/.dev  ## format, lint, types
-	@$(BIN)/ruff format --check .
-	@$(BIN)/ruff check .
-	@$(BIN)/mypy
+	@$$BIN/ruff format --check .
+	@$$BIN/ruff check .
+	@$$BIN/mypy
 
 docs:  ## the pages as a site in build/site, in .venv-docs; no network is needed once that is there
-	@$(MAKE) --no-print-directory VENV=$(VENV)-docs $(VENV)-docs/.docs
-	@NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict --quiet
+	@$(MAKE) --no-print-directory VENV="$$VENV-docs" "$$VENV-docs/.docs"
+	@NO_MKDOCS_2_WARNING=1 "$$VENV-docs/bin/mkdocs" build --strict --quiet
 	@echo 'the site: build/site/index.html'
 
 # The peers get an environment of their own, so that tests and runs never see them. ARGS goes to all: --rounds 10
 bench:  ## one training step of models and blocks against the peers', and Hessian-vector products, in .venv-bench
-	@$(MAKE) --no-print-directory VENV=$(VENV)-bench $(VENV)-bench/.bench
-	@$(VENV)-bench/bin/python -m benchmarks.step $(ARGS)
-	@$(VENV)-bench/bin/python -m benchmarks.moe $(ARGS)
-	@$(VENV)-bench/bin/python -m benchmarks.moe_models $(ARGS)
-	@$(VENV)-bench/bin/python -m benchmarks.curvature $(ARGS)
+	@$(MAKE) --no-print-directory VENV="$$VENV-bench" "$$VENV-bench/.bench"
+	@$(WORDS) "$$VENV-bench/bin/python" -m benchmarks.step "$$@"
+	@$(WORDS) "$$VENV-bench/bin/python" -m benchmarks.moe "$$@"
+	@$(WORDS) "$$VENV-bench/bin/python" -m benchmarks.moe_models "$$@"
+	@$(WORDS) "$$VENV-bench/bin/python" -m benchmarks.curvature "$$@"
 
 # With --json what the file has is not measured again, so that a run of hours can be cut: see --help.
 .PHONY: bench-step
 bench-step:  ## the training steps of 'make bench' alone; ARGS="--threads 1 --widths 256 --json FILE" selects and records
-	@$(MAKE) --no-print-directory VENV=$(VENV)-bench $(VENV)-bench/.bench
-	@$(VENV)-bench/bin/python -m benchmarks.step $(ARGS)
+	@$(MAKE) --no-print-directory VENV="$$VENV-bench" "$$VENV-bench/.bench"
+	@$(WORDS) "$$VENV-bench/bin/python" -m benchmarks.step "$$@"
 
 .PHONY: bench-startup
 bench-startup: $(VENV)/.run  ## seconds of CPU before a command works, and before the first step of a run
-	@$(BIN)/python -m benchmarks.startup $(ARGS)
+	@$(WORDS) "$$BIN/python" -m benchmarks.startup "$$@"
 
 # Bytes are properties of the code and of torch: the record is written anew and git shows what changed. No GPU is needed.
 bench-bytes:  ## gigabytes that strategies move on an H200, from the generated kernels, in .venv-torch211; ARGS=--kernels
-	@$(MAKE) --no-print-directory VENV=$(VENV)-torch211 TORCH=torch==2.11.0 $(VENV)-torch211/.test
-	@$(VENV)-torch211/bin/python -m benchmarks.cuda_bytes $(or $(ARGS),--json benchmarks/results/cuda_bytes.json)
+	@$(MAKE) --no-print-directory VENV="$$VENV-torch211" TORCH=torch==2.11.0 "$$VENV-torch211/.test"
+	@$(WORDS) "$$VENV-torch211/bin/python" -m benchmarks.cuda_bytes $(if $(ARGS),"$$@",--json benchmarks/results/cuda_bytes.json)
 
 # On a machine of wheels alone, without network, its own Python does: nothing is installed.
 gpu_report:  ## what this CUDA machine does, in 10 minutes: correctness, what scale vectors cost, peers; ARGS=--help
-	@$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m benchmarks.gpu $(ARGS)
+	@$(WORDS) $(if $(wildcard $(BIN)/python),"$$BIN/python",$$PYTHON) -m benchmarks.gpu "$$@"
 
 # TensorBoard sorts its cards by name, and the loss would come after every branch's norms: the link pins it above them, then
 # Q, K and V, each in a card of its own; a validation is shown as it was, not smoothed with those before it.
 tag = %7B%22plugin%22:%22scalars%22,%22tag%22:%22$(1)%22%7D
 PINS = val/loss train/loss $(foreach branch,q k v,branch_norm/mean/$(branch)_proj/effective)
 PINNED = ?pinnedCards=%5B$(subst $(space),$(comma),$(foreach pin,$(PINS),$(call tag,$(pin))))%5D&smoothing=0\#timeseries
-port = $(or $(shell sed -n 's/.*--port[ =]*\([0-9]*\).*/\1/p' <<< '$(ARGS)'),6006)
 tensorboard: $(VENV)/.run  ## charts of every run, on 127.0.0.1
-	@echo "the loss first: http://127.0.0.1:$(port)/$(PINNED)"
-	@$(BIN)/tensorboard --logdir runs --host 127.0.0.1 --port $(port) $(ARGS) || { code=$$?; \
+	@$(WORDS) port=$$(sed -n 's/.*--port[ =]*\([0-9]*\).*/\1/p' <<< "$$ARGS"); port=$${port:-6006}; \
+		echo "the loss first: http://127.0.0.1:$$port/$(PINNED)"; \
+		$$BIN/tensorboard --logdir runs --host 127.0.0.1 --port "$$port" "$$@" || { code=$$?; \
 		test $$code != 255 || echo 'for another port: make tensorboard ARGS="--port 6016"' >&2; exit $$code; }
 
 doctor: $(VENV)/.run  ## is the environment sound?
-	@$(BIN)/python -m lightning_sv.doctor
+	@"$$BIN/python" -m lightning_sv.doctor
 
 clean:  ## remove environments, runs and prepared corpora
-	rm -rf $(VENV) $(VENV)-* runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf "$$VENV" "$$VENV"-* runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find data -mindepth 1 ! -name README.md -delete
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,9 +1,11 @@
-"""The Makefile's variables: what is misspelt is named before anything runs, and `make help` lists what there is."""
+"""The Makefile's variables: each target reads its own, a user's words reach the commands as they were typed."""
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,8 @@ from lightning_sv.runs.job import program
 from lightning_sv.scale.strategy import AXES
 
 ROOT = Path(__file__).parent.parent
-#: without what an outer `make test ARGS=...` hands down
-ENV = {
-    name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "ARGS")
-}
+#: without what an outer `make test ARGS=...` hands down: variables are written in capitals
+ENV = {name: value for name, value in os.environ.items() if not name.isupper() or name in ("PATH", "HOME", "TMPDIR")}
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 
 
@@ -35,6 +35,10 @@ def make(*words: str) -> subprocess.CompletedProcess[str]:
             r"there is no DATA 'mine', and no text of .*; known: fineweb-edu installed .*stdlib",
         ),
         (["train", "PROBES=sharpness flatness"], "there is no PROBES 'flatness'"),
+        (["train", "MODEL=t*"], r"there is no MODEL 't\*'"),
+        (["train", "MODEL=tiny mini"], "MODEL is 'tiny mini'"),
+        (["train", "DATA=lightning_sv/*.py"], r"DATA is 'lightning_sv/\*.py'"),
+        (["paper", "BUDGET=cheap"], "there is no BUDGET 'cheap'"),
         (["generate"], "give RUN, the directory of a run"),
         (["export", "RUN=runs/mine"], "give OUT, the folder to write"),
     ],
@@ -44,59 +48,152 @@ def test_what_is_misspelt_or_left_out_stops_make(words: list[str], message: str)
     assert done.returncode == 2 and re.search(message, done.stderr) and "lightning-sv" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("goals", "given"),
+    [("train", "SEEDS"), ("train", "A"), ("compare", "SEED"), ("compare", "SCALE"), ("sweep", "SEED"),
+     ("theory", "DATA"), ("paper", "DATA"), ("resume", "MODEL"), ("params", "LR"), ("report", "PROMPT"),
+     ("data theory", "SEED")],
+)  # fmt: skip
+def test_a_variable_that_no_target_reads_is_refused(goals: str, given: str) -> None:
+    done = make(*goals.split(), f"{given}=3")
+    assert done.returncode == 2 and f"make {goals} does not read {given}; " in done.stderr and not done.stdout
+    assert make("data", "train", "SEED=3", "DATA=stdlib").returncode == 0, "what one of several targets reads"
+
+
+def test_the_pages_give_targets_what_they_read() -> None:
+    text = "\n".join(path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))))
+    reads = dict(re.findall(r"^reads-([\w-]+) := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for command in set(re.findall(r"^make .*?(?=  #|$)", text, re.MULTILINE)):
+        target, *rest = shlex.split(command)[1:]
+        names = reads.get(target, "ARGS").replace(
+            "$(LAYERED)", (ROOT / "Makefile").read_text().partition("LAYERED := ")[2].partition("\n")[0]
+        )
+        for name in (word.partition("=")[0] for word in rest if "=" in word):
+            assert name in (*names.split(), "PYTHON", "TORCH", "VENV"), command
+
+
+Run = Callable[..., list[list[str]]]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run make in a folder with conf/ alone, on a stand-in for `lightning-sv`; return the words of its calls."""
+    (tmp_path / "conf").symlink_to(ROOT / "conf")
+    program = tmp_path / "venv/bin/lightning-sv"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\" >> calls; printf '\\001' >> calls\n")
+    program.chmod(0o755)
+    for name in (".run", ".hf"):
+        (tmp_path / "venv" / name).touch()
+
+    def call(*words: str) -> list[list[str]]:
+        (tmp_path / "calls").write_text("")
+        made = [word for name in (".run", ".hf") for word in ("-o", f"venv/{name}")]
+        command = ["make", "-f", str(ROOT / "Makefile"), *made, "VENV=venv", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=ENV)
+        assert done.returncode == 0, done.stderr
+        calls = (tmp_path / "calls").read_text().split("\x01")
+        return [words.split("\0")[:-1] for words in calls[:-1]]
+
+    return call
+
+
 def test_an_unknown_target_is_answered_with_where_they_are_listed() -> None:
     done = subprocess.run(["make", "trian"], cwd=ROOT, capture_output=True, text=True, env=ENV)
     assert done.returncode == 2 and "there is no target trian; make help lists them" in done.stderr
 
 
+#: what a shell or make would read something into
+HOSTILE = """it's "$HOME" `touch a` $(touch b) $5 $$ \\ ; touch c # & | > d * ? ~ %\nü"""
+
+
 @pytest.mark.parametrize(
     ("words", "command"),
     [
-        (["train", "SEED=3", "ARGS=--x 'a=b c'"], "fit .* --seed_everything '3' --x 'a=b c'"),
-        (["train"], r"fit .* --config conf/model/mini.yaml *$"),
-        (["resume", "RUN=runs/a"], "fit --config 'runs/a/config.yaml' --ckpt_path 'runs/a/checkpoints/last.ckpt'"),
-        (["generate", "RUN=runs/a", "PROMPT=def f"], "generate 'runs/a' --prompt 'def f'"),
-        (["report", "RUN=runs/a runs/b", "OUT=c"], "report runs/a runs/b --out 'c'"),
-        (["export", "RUN=runs/a", "OUT=b"], "export 'runs/a' 'b'"),
-        (["plan", "GPUS=8", "MODEL=llama-1b"], "plan --gpus 8 .* --config conf/model/llama-1b.yaml"),
-        (
-            ["sweep", "SCALE=llama hg", "LR=0.01 0.02"],
-            r"sweep --scale llama hg --lr 0\.01 0\.02 .*--config conf/model/tiny.yaml *$",
-        ),
-        (["params", "SCALE=hg+or"], r"params --config conf/model/mini.yaml --model.scale 'hg\+or'"),
+        (["train"], "fit ... --config conf/model/mini.yaml"),
+        (["train", "SEED=3", "LR=0.1", "STD=0.2", "ARGS=--x 'a=b c'"],
+         "fit ... --model.optim.lr 0.1 --model.backbone.init_std 0.2 --seed_everything 3 --x 'a=b c'"),
+        (["resume", "RUN=runs/a b"],
+         "fit --config 'runs/a b/config.yaml' --ckpt_path 'runs/a b/checkpoints/last.ckpt'"),
+        (["generate", "RUN=runs/a", "PROMPT=--def f"], "generate runs/a '--prompt=--def f'"),
+        (["report", "RUN=runs/a runs/b", "OUT=c d"], "report runs/a runs/b --out 'c d'"),
+        (["report", "RUN=con?"], "report conf"),
+        (["export", "RUN=runs/a", "OUT=b"], "export runs/a b"),
+        (["plan", "GPUS=8", "MODEL=llama-1b"], "plan --gpus 8 ... --config conf/model/llama-1b.yaml"),
+        (["compare", "SEEDS=2", "B=nop hg+dp", "LR=0.1"],
+         "compare --a llama --b nop hg+dp --seeds 2 --a_args= --b_args= ... conf/model/tiny.yaml --model.optim.lr 0.1"),
+        (["compare", "A_ARGS=--x y"], "compare --a llama --b unified --seeds 3 '--a_args=--x y' --b_args= ..."),
+        (["sweep", "SCALE=llama hg", "LR=0.01 0.02"],
+         "sweep --scale llama hg --lr 0.01 0.02 ... --config conf/model/tiny.yaml"),
+        (["sweep", "SEEDS=4", "STD=1 2"], "sweep --scale unified --init_std 1 2 --seeds 4 ..."),
+        (["params", "SCALE=hg+or"], "params --config conf/model/mini.yaml --model.scale hg+or"),
+        (["paper", "FIG=iwd wsd"], "paper --budget cpu --fig iwd wsd"),
     ],
-)
-def test_targets_are_the_commands(words: list[str], command: str) -> None:
-    done = make(*words)
-    assert done.returncode == 0 and re.search(f"lightning-sv {command}", done.stdout, re.MULTILINE), done.stdout
+)  # fmt: skip
+def test_targets_are_the_commands(words: list[str], command: str, run: Run) -> None:
+    """`...` stands for any words."""
+    said = shlex.join(run(*words)[-1])
+    before, dots, after = command.partition("...")
+    assert said.startswith(before) and said.endswith(after) and (dots or said == command), said
 
 
-def test_data_is_a_name_or_ones_own_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [(["generate", "RUN=r"], "PROMPT"), (["generate"], "RUN"), (["export", "RUN=r"], "OUT"), (["train"], "SEED"),
+     (["train"], "LR"), (["train"], "SCALE"), (["compare"], "A_ARGS"), (["compare"], "A"), (["plan"], "GPUS")],
+)  # fmt: skip
+def test_no_word_of_a_user_is_evaluated(words: list[str], given: str, run: Run, tmp_path: Path) -> None:
+    (said,) = (call for call in run(*words, f"{given}={HOSTILE}") if call[0] != "prepare")
+    assert any(word.endswith(HOSTILE) for word in said), said
+    assert {path.name for path in tmp_path.iterdir()} == {"calls", "conf", "venv"}
+
+
+def test_args_are_split_and_not_evaluated(run: Run, tmp_path: Path) -> None:
+    (said,) = run("theory", f"ARGS=--a {shlex.quote(HOSTILE)} $(touch b) `touch a` $HOME;touch c *")
+    assert said[3:] == ["--a", HOSTILE, "$(touch", "b)", "`touch", "a`", "$HOME;touch", "c", "*"]
+    assert {path.name for path in tmp_path.iterdir()} == {"calls", "conf", "venv"}
+    with pytest.raises(AssertionError, match="ARGS is"):
+        run("theory", "ARGS=--a 'b")
+
+
+@pytest.mark.parametrize(
+    ("given", "text", "corpus"),
+    [("./notes/", "notes", "data/notes"), ("notes/letters.txt", "notes/letters.txt", "data/letters"),
+     ("my  notes", "my  notes", "data/my__notes"), ("it's, $5", "it's, $5", "data/it's,_$5")],
+)  # fmt: skip
+def test_data_is_a_name_or_ones_own_text(given: str, text: str, corpus: str, run: Run, tmp_path: Path) -> None:
     """A folder or a file is prepared under its name, and trained on by that name or again by its path."""
-    (tmp_path / "conf").symlink_to(ROOT / "conf")
-    (tmp_path / "notes").mkdir()
+    for folder in ("notes", "my  notes", "it's, $5"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "notes/letters.txt").write_text("text")
+    made = ["--data.corpus.source", f"files:{text}", "--data.corpus.dir", corpus]
+    layer = ["--config", f"{corpus}/corpus.yaml"]
+    assert run("data", f"DATA={given}", "ARGS=--a b") == [["prepare", *made, "--a", "b"]]
+    prepare, fit = run("train", f"DATA={given}", "ARGS=--a b")
+    assert prepare == ["prepare", *made] and fit[-4:] == [*layer, "--a", "b"] and "conf/data/stdlib.yaml" not in fit
+    (tmp_path / corpus).mkdir(parents=True)
+    (tmp_path / corpus / "corpus.yaml").touch()
+    prepare, fit = run("train", f"DATA={corpus}")
+    assert prepare == ["prepare", *layer] and fit[-2:] == layer
 
-    def said(*words: str) -> str:
-        command = ["make", "-n", "-f", str(ROOT / "Makefile"), "-o", f"{tmp_path}/.run", f"VENV={tmp_path}", *words]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, env=ENV).stdout
 
-    (tmp_path / ".run").touch()
-    made = "prepare --data.corpus.source 'files:{}' --data.corpus.dir '{}'"
-    trained = "model/mini.yaml --config '{}/corpus.yaml'"
-    for given, text, corpus in (
-        ("./notes/", "notes", "data/notes"),
-        ("notes/letters.txt", "notes/letters.txt", "data/letters"),
+def test_paper_prepares_what_its_budget_names(run: Run, tmp_path: Path) -> None:
+    """And no terabytes of the hub unasked."""
+    (tmp_path / "conf").unlink()
+    shutil.copytree(ROOT / "conf", tmp_path / "conf")
+    (tmp_path / "conf/data/mine.yaml").write_text("data: {corpus: {dir: data/mine}}\n")
+    for name, layers in (("mine", "[trainer/cpu, data/mine]"), ("none", "[trainer/cpu]")):
+        (tmp_path / f"conf/paper/budgets/{name}.yaml").write_text(f"layers: {layers}\n")
+    for budget, prepared in (
+        ("mine", ["conf/data/mine.yaml"]),
+        ("none", []),
+        ("gpu", []),
+        ("cpu", ["conf/data/stdlib.yaml"]),
     ):
-        assert f"{made.format(text, corpus)} --a b" in said("data", f"DATA={given}", "ARGS=--a b").replace("  ", " ")
-        out = said("train", f"DATA={given}", "ARGS=--a b").replace("  ", " ")
-        assert made.format(text, corpus) in out and trained.format(corpus) in out and "data/stdlib" not in out
-        assert out.count("--a b") == 1
-    (tmp_path / "data/letters").mkdir(parents=True)
-    (tmp_path / "data/letters/corpus.yaml").touch()
-    for given in ("letters", "data/letters"):
-        out = said("train", f"DATA={given}").replace("  ", " ")
-        assert "prepare --config 'data/letters/corpus.yaml' \n" in out and trained.format("data/letters") in out
+        *before, paper = run("paper", f"BUDGET={budget}")
+        assert paper == ["paper", "--budget", budget]
+        assert before == [["prepare", "--config", layer] for layer in prepared]
+    assert run("paper", "ARGS=--dry_run") == [["paper", "--budget", "cpu", "--dry_run"]]
 
 
 def test_a_run_tells_to_type_what_the_shell_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +219,7 @@ def test_a_taken_port_is_answered_with_how_to_choose_another(tmp_path: Path) -> 
     stand_in.chmod(0o755)
     for code, hint in (("255", True), ("1", False)):
         words = ["make", "-o", f"{tmp_path}/.run", "tensorboard", f"VENV={tmp_path}", "ARGS=--port 7000"]
-        env = {**os.environ, "CODE": code}
+        env = {**ENV, "CODE": code}
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=env)
         assert "http://127.0.0.1:7000/" in done.stdout and "--port 7000" in done.stdout
         assert ('make tensorboard ARGS="--port 6016"' in done.stderr) == hint and done.returncode == 2

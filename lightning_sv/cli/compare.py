@@ -11,7 +11,7 @@ from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.compared import asked, check_different, compared_figure, one_budget, resolve
 from lightning_sv.experiments.train import context_of
 from lightning_sv.runs.job import LAUNCHER
-from lightning_sv.settings.plain_parser import PlainParser
+from lightning_sv.settings.plain_parser import PlainParser, number
 
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
@@ -32,13 +32,19 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     )
     parser.add_argument("--a", required=True, help="Strategy compared with, usually llama.")
     parser.add_argument("--b", required=True, nargs="+", help="Strategies in question, each compared with A.")
-    parser.add_argument("--seeds", type=int, default=3, help="Number of seeds, each a run of every arm.")
+    parser.add_argument(
+        "--seeds", type=number(int, most=1000), default=3, help="Number of seeds, each a run of every arm."
+    )
     parser.add_argument("--a_args", default="", help='Arguments of A alone, e.g. "--model.backbone.init_std 0.03".')
     parser.add_argument("--b_args", default="", help="Arguments of every B, not of A.")
     parser.add_argument("--a_label", help="Name of A in table and chart; the strategy by default.")
     parser.add_argument("--b_label", nargs="+", help="Names of the B, one each, in their order.")
-    parser.add_argument("--out", help="Directory, of its runs too; runs/compare/MODEL-DATA/A_vs_B_B... by default.")
-    parser.add_argument("--jobs", type=int, help="Runs at a time; one a core, four at most, by default.")
+    parser.add_argument(
+        "--out", type=Path, help="Directory, of its runs too; runs/compare/MODEL-DATA/A_vs_B_B... by default."
+    )
+    parser.add_argument(
+        "--jobs", type=number(int, most=1000), help="Runs at a time; one a core, four at most, by default."
+    )
     parser.add_argument("--json", action="store_true", help="Print the figures as JSON on stdout.")
     options, shared = parser.parse_known_args(argv)
     a = asked(options.a, options.a_args, options.a_label)
@@ -51,7 +57,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     arms, budget = one_budget(runs)
     figure = compared_figure(arms, shared, options.seeds)
     Console(stderr=True).print(budget, markup=False, highlight=False, soft_wrap=True)
-    out = Path(options.out) if options.out else default_out(figure, runs[0].model.config.name, runs[0].data.corpus.dir)
+    out = options.out or default_out(figure, runs[0].model.config.name, runs[0].data.corpus.dir)
     # a directory that is asked for has its runs in it; all others share theirs
     had = Runs(out if options.out else out.parent, context_of(runs[0].data), launcher)
     command = shlex.join(["lightning-sv", "compare", *argv])

@@ -16,6 +16,7 @@ from lightning_sv.lit.summary import print_summary
 from lightning_sv.plan import fitting_micro_batch
 from lightning_sv.runs.directory import PICTURE
 from lightning_sv.settings.model import is_of_transformers
+from lightning_sv.settings.paths import expand_path
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.trainer import quiet
 
@@ -49,6 +50,7 @@ def _with_sizes(argv: list[str]) -> list[str]:
         if flag not in _STARTS or word == "null":
             continue
         starts.append(flag)
+        word = expand_path(word, flag)
         if flag == "--from_hf" or is_of_transformers(word):
             from lightning_sv.interop.hf import backbone_config
 

@@ -7,7 +7,7 @@ from lightning_sv.lit.generate import Sampling, generate
 from lightning_sv.runs.checkpoint import load_trained
 from lightning_sv.runs.directory import run_dir_of
 from lightning_sv.runs.events import read_run
-from lightning_sv.settings.plain_parser import PlainParser
+from lightning_sv.settings.plain_parser import PlainParser, number
 
 
 def run(argv: list[str]) -> int:
@@ -15,10 +15,12 @@ def run(argv: list[str]) -> int:
     parser = PlainParser(prog="lightning-sv generate", description="Continue a prompt.")
     parser.add_argument("run", type=Path, help="A run directory, or a checkpoint in one.")
     parser.add_argument("--prompt", default="", help="Text to continue; empty starts a document.")
-    parser.add_argument("--tokens", type=int, default=120, help="Tokens to sample at most.")
+    parser.add_argument("--tokens", type=number(int, most=1_000_000), default=120, help="Tokens to sample at most.")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the most likely token.")
-    parser.add_argument("--top_k", type=int, default=50, help="Sample among this many tokens.")
-    parser.add_argument("--seed", type=int, default=0, help="Of the sampling.")
+    parser.add_argument(
+        "--top_k", type=number(int, most=1_000_000_000), default=50, help="Sample among this many tokens."
+    )
+    parser.add_argument("--seed", type=number(int, 0, 2**63 - 1), default=0, help="Of the sampling.")
     parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE", help="Modules its strategy may import.")
     parser.add_argument("--json", action="store_true", help="Print prompt and continuation as JSON.")
     options = parser.parse_args(argv)

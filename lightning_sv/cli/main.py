@@ -6,7 +6,9 @@ Exit codes: 0 done, 1 a check or a run failed, 2 wrong input. Stopped: 130 by Ct
 
 import errno
 import gc
+import io
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
@@ -29,17 +31,26 @@ COMMANDS = {
 
 #: commands that share the file of another
 BESIDE = {"validate": "fit"}
-#: a path that is not there, not of the right kind, or not to be written
-_UNUSABLE = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)
+#: a path that does not exist, is not of the right kind, cannot be written, or cannot be a path
+_UNUSABLE = (
+    errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS,
+    errno.ENAMETOOLONG, errno.ELOOP,
+)  # fmt: skip
 
-USAGE = "usage: lightning-sv COMMAND [--help] ...\n\n" + "\n".join(
+USAGE = "usage: lightning-sv COMMAND [--help] [--traceback] ...\n\n" + "\n".join(
     f"  {name:10} {text}" for name, text in COMMANDS.items()
 )
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; `args` without the program's name."""
-    argv = list(sys.argv[1:] if args is None else args)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows the rest of the text
+            stream.reconfigure(errors="backslashreplace")
+    words = list(sys.argv[1:] if args is None else args)
+    argv = [word for word in words if word != "--traceback"]
+    # with --traceback the traceback of an error is printed above its sentence
+    show = traceback.print_exc if argv != words else lambda: None
     if not argv or argv[0] in ("-h", "--help"):
         print(USAGE)
         return 0 if argv else 2
@@ -54,6 +65,7 @@ def main(args: Sequence[str] | None = None) -> int:
             raise ValueError(f"unknown command {name!r}; known: {' '.join(COMMANDS)}")
         return _command(name)(rest)
     except ValueError as error:
+        show()
         text = str(error)
         if "of the Union subtypes" in text:  # where a class is made, after its words were read
             from lightning_sv.settings.parser import fits_no_type
@@ -62,8 +74,7 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"error: {text}", file=sys.stderr)
         return 2
     except (RuntimeError, OSError, ModuleNotFoundError) as error:
-        if "--traceback" in argv:
-            raise
+        show()
         if isinstance(error, OSError) and error.filename and error.errno in _UNUSABLE:
             print(f"error: {error.filename} cannot be used ({error.strerror}); name another.", file=sys.stderr)
             return 2
@@ -72,6 +83,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except Exception as error:
         if type(error).__name__ != "MisconfigurationException":  # Lightning's word on the trainer's settings
             raise
+        show()
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, SystemExit) as end:

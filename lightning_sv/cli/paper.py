@@ -18,7 +18,7 @@ from lightning_sv.experiments.looks import first_look, train_by_looks
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipe import by_seed
 from lightning_sv.experiments.recipes import Recipes
-from lightning_sv.experiments.report.log import LOG, add_to_log, log_rows, read_log, with_earlier
+from lightning_sv.experiments.report.log import LOG, add_to_log, log_of, log_rows, read_log, with_earlier
 from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
@@ -29,7 +29,7 @@ from lightning_sv.runs.launch import default_parallel
 from lightning_sv.runs.recorded import read_recorded
 from lightning_sv.runs.slurm import array_script, submit
 from lightning_sv.settings.parse import parse_run
-from lightning_sv.settings.plain_parser import PlainParser
+from lightning_sv.settings.plain_parser import PlainParser, number
 from lightning_sv.settings.words import read_words
 
 
@@ -52,7 +52,9 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--scale", dest="budget", default=SUPPRESS, help=SUPPRESS)  # its former name
     parser.add_argument("--fig", nargs="+", default=[], help=f"Some of: {' '.join(figure_names())}; all by default.")
     parser.add_argument("--out", type=Path, help="Directory; runs/paper/BUDGET by default.")
-    parser.add_argument("--jobs", type=int, help="Runs at a time; one a core, four at most, by default.")
+    parser.add_argument(
+        "--jobs", type=number(int, most=1000), help="Runs at a time; one a core, four at most, by default."
+    )
     parser.add_argument("--dry_run", action="store_true", help="List runs, steps, tokens a parameter and time.")
     parser.add_argument("--no_train", action="store_true", help="Judge the runs that are there.")
     parser.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
@@ -97,16 +99,17 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     if options.no_train and not any(runs.is_begun(*run) for figure in figures for run in figure.runs()):
         raise ValueError(f"paper: {out} holds no run of these figures; leave out --no_train, or name their --out.")
     check_replaceable(out, [out / "runs"])
-    log = [] if options.no_log else read_log()  # what is no log is refused before hours of runs
+    log_file = log_of(budget.name, out)
+    log = [] if options.no_log else read_log(log_file)  # what is no log is refused before hours of runs
     failed: dict[str, str] = {}
     if not options.no_train:
         if budget.gpu is not None:
             print_dry_run(console, first_look(figures, budget), runs, budget, parallel)
         failed = train_by_looks(figures, runs, budget, parallel=parallel, console=Console(stderr=True))
-    words = [f"lightning-sv paper --budget {budget.name}", *(shlex.quote(word) for word in rest)]
+    words = [f"lightning-sv paper --budget {shlex.quote(budget.name)}", *(shlex.quote(word) for word in rest)]
     words += ["--out", shlex.quote(str(out))] * (options.out is not None)
     words += ["--recorded", *(shlex.quote(str(path)) for path in options.recorded)] * bool(options.recorded)
-    commands = [" ".join([*words, "--fig", figure.spec.name]) for figure in figures]
+    commands = [" ".join([*words, "--fig", shlex.quote(figure.spec.name)]) for figure in figures]
     found = judge([replace(f, command=command) for f, command in zip(figures, commands, strict=True)], runs)
     if not options.no_log:
         found = with_earlier(found, budget.name, log)
@@ -115,8 +118,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
 
     write_report(found, out, f"{budget.name}: {budget.summary}", budget.caution)
     console.print(f"report: {out / 'report.html'}", markup=False)
-    if not options.no_log and (added := add_to_log(log_rows(found, budget.name))):
-        console.print(f"{LOG}: {added} verdicts added (--no_log adds none)", markup=False)
+    if not options.no_log and (added := add_to_log(log_rows(found, budget.name), log_file)):
+        console.print(f"{log_file}: {added} verdicts added (--no_log adds none)", markup=False)
     if options.json:
         print(verdicts_json(found, out / "report.html", failed=failed))
     return 1 if failed else 0
@@ -167,7 +170,8 @@ def _slurm(console: Console, figures: Sequence[Figure], runs: Runs, recipes: Rec
     for job in missing:
         job.prepare()
     script = runs.out / "slurm.sh"
-    script.write_text(text := array_script(missing, f"paper-{recipes.budget.name}", recipes.budget.sbatch))
+    text = array_script(missing, f"paper-{recipes.budget.name}", recipes.budget.sbatch)
+    script.write_text(text, encoding="utf-8")
     script.chmod(0o755)
     print(text)
     if submitted:

@@ -14,7 +14,7 @@ from lightning_sv.plan.hours import MFUS, measured_mfu
 from lightning_sv.plan.plan import Plan, make_plan
 from lightning_sv.runs.events import read_run
 from lightning_sv.settings.parse import parse_run
-from lightning_sv.settings.plain_parser import PlainParser
+from lightning_sv.settings.plain_parser import PlainParser, number
 
 
 def run(argv: list[str]) -> int:
@@ -24,9 +24,11 @@ def run(argv: list[str]) -> int:
         description="Memory of a GPU, hours, checkpoint size and data of a run, before it is started. Arguments that "
         "are not listed here are those of `fit` (--config, any key).",
     )
-    parser.add_argument("--gpus", type=int, required=True, help="Number of GPUs.")
+    parser.add_argument("--gpus", type=number(int, most=1_000_000), required=True, help="Number of GPUs.")
     parser.add_argument("--gpu", default=GPUS[0].name, help=f"Kind: {' '.join(gpu.name for gpu in GPUS)}.")
-    parser.add_argument("--gpu_memory", type=float, help="GiB of a GPU, where it is not the kind's own.")
+    parser.add_argument(
+        "--gpu_memory", type=number(float, most=1e6), help="GiB of a GPU, where it is not the kind's own."
+    )
     parser.add_argument("--strategy", choices=STRATEGIES, help="By default what trainer.strategy says.")
     speed = parser.add_mutually_exclusive_group()
     speed.add_argument("--mfu", type=float, help="Share of the peak FLOP/s that the model's FLOPs reach, e.g. 0.4.")

@@ -19,7 +19,11 @@ def run(argv: list[str]) -> int:
         "compared with the baseline in pairs that share a seed.",
     )
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN_DIR", help="Run directories, folders that hold them, or those of comparisons."
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN_DIR",
+        help="Run directories, folders that hold them, or those of comparisons.",
     )
     parser.add_argument("--labels", nargs="+", help="Names of the runs, one each, in place of their strategies.")
     parser.add_argument("--baseline", help="Label of the arm compared with; that of the first run by default.")

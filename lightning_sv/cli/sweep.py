@@ -18,7 +18,7 @@ from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.compared import asked, check_different, one_budget, resolve, swept_figure
 from lightning_sv.experiments.train import context_of
 from lightning_sv.runs.job import LAUNCHER
-from lightning_sv.settings.plain_parser import PlainParser
+from lightning_sv.settings.plain_parser import PlainParser, number
 
 #: what a sweep varies, across first
 AXES = ("model.optim.lr", "model.backbone.init_std")
@@ -43,9 +43,15 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--scale", nargs="+", required=True, help="Strategies, each with an optimum of its own.")
     parser.add_argument("--lr", nargs="+", type=float, default=[], help="Peak learning rates; three or more.")
     parser.add_argument("--init_std", nargs="+", type=float, default=[], help="Initial stds; three or more.")
-    parser.add_argument("--seeds", type=int, default=2, help="Runs of every point, on seeds 100, 101, ...")
-    parser.add_argument("--out", help="Directory, of its runs too; runs/sweep/MODEL-DATA/STRATEGIES by default.")
-    parser.add_argument("--jobs", type=int, help="Runs at a time; one a core, four at most, by default.")
+    parser.add_argument(
+        "--seeds", type=number(int, most=1000), default=2, help="Runs of every point, on seeds 100, 101, ..."
+    )
+    parser.add_argument(
+        "--out", type=Path, help="Directory, of its runs too; runs/sweep/MODEL-DATA/STRATEGIES by default."
+    )
+    parser.add_argument(
+        "--jobs", type=number(int, most=1000), help="Runs at a time; one a core, four at most, by default."
+    )
     parser.add_argument("--json", action="store_true", help="Print the figures as JSON on stdout.")
     options, shared = parser.parse_known_args(argv)
     axes = {key: values for key, values in zip(AXES, (options.lr, options.init_std), strict=True) if values}
@@ -59,7 +65,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     said = Console(stderr=True)
     said.print(budget, markup=False, highlight=False, soft_wrap=True)
     where = default_out(figure, runs[0].model.config.name, runs[0].data.corpus.dir, "sweep")
-    out = Path(options.out) if options.out else where
+    out = options.out or where
     had = Runs(out if options.out else out.parent, context_of(runs[0].data), launcher)
     command = shlex.join(["lightning-sv", "sweep", *argv])
     panel = sweep(figure, had, out, jobs=options.jobs, console=said, command=command)

@@ -30,13 +30,13 @@ def run(argv: list[str]) -> int:
         "claims", nargs="*", metavar="CLAIM", help=f"One or more of: {' '.join(names)}. All by default."
     )
     parser.add_argument("--json", action="store_true", help="Print the results as JSON on stdout.")
-    parser.add_argument("--out", default="runs/theory", help="Folder of the pictures and theory.json.")
+    parser.add_argument("--out", type=Path, default=Path("runs/theory"), help="Folder of the pictures and theory.json.")
     parser.add_argument("--teacher", help='Rows of W*, e.g. "8 1" or "1 2; 3 -1/2".')
     parser.add_argument(
         "--student", action="append", default=[], help="module:Class, a Student of your own; repeatable."
     )
     options = parser.parse_args(argv)
-    out = Path(options.out)
+    out: Path = options.out
     if options.teacher is not None:
         if options.claims:
             raise ValueError(f"--teacher studies flows and checks no claims; leave out {' '.join(options.claims)!r}.")

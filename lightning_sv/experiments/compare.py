@@ -7,6 +7,7 @@ is missing; with more seeds or further arms, only those.
 """
 
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,7 +125,7 @@ def _say_what_is_there(figure: Figure, runs: Runs, out: Path, console: Console) 
     if old:
         console.print(
             f"{old[0]} and {len(old) - 1} more finished runs are named as in an earlier version: they stay and are not "
-            f"used here; lightning-sv report {out} draws them.",
+            f"used here; lightning-sv report {shlex.quote(str(out))} draws them.",
             markup=False,
             highlight=False,
         )

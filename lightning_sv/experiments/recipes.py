@@ -19,6 +19,7 @@ from lightning_sv.plan import find_gpu, plan_steps, train_hours
 from lightning_sv.runs.directory import LAST
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.words import unknown, words_of
+from lightning_sv.settings.yaml_file import read_yaml
 
 
 class Recipes:
@@ -37,7 +38,6 @@ class Recipes:
         self.budget, self.extra, self.conf, self.files = budget, dict(extra), conf, files
         self._made: dict[str, Recipe] = {}
         self._steps = cache(_steps)
-        self._load = cache(OmegaConf.load)
 
     def model(self, role: str) -> ModelSpec | str:
         """The model of a role, or why this budget has none.
@@ -124,7 +124,7 @@ class Recipes:
     def _make(
         self, paths: list[Path], given: dict[str, Any], arm: ArmSpec, model: ModelSpec, panel: PanelSpec, steps: int
     ) -> Recipe:
-        layered = OmegaConf.merge({}, *(self._load(path) for path in paths))
+        layered = OmegaConf.merge({}, *(read_yaml(path, f"--config {path}") for path in paths))
         # what a file says already is not said again: one configuration, one command
         changes = {k: v for k, v in sorted(given.items()) if OmegaConf.select(layered, k) != v}
         words = [*_configs(paths), *words_of(changes)]

@@ -1,5 +1,6 @@
 """Parameter groups for any optimizer, and names for those that want names."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,16 +28,23 @@ def param_groups(
 
     Args:
         model: any module
-        lr: of both groups
-        weight_decay: of the first; 0 of the second
+        lr: learning rate of both groups
+        weight_decay: weight decay of the first group; the second has none
         policy: 'wd', 'iwd', 'owd' or 'nowd'
         example: what the model is called with, see `weight_decay_roles`
         roles: of these names, where they are known: found before the model was wrapped, or on fake tensors
         known: roles that you know yourself, by name
 
     Raises:
-        ValueError: as `weight_decay_roles`; or `roles` are of another model
+        ValueError: as `weight_decay_roles`; `roles` are of another model; or a number is negative or not finite
     """
+    for name, value in {"lr": lr, "weight_decay": weight_decay}.items():
+        try:
+            usable = not isinstance(value, bool) and math.isfinite(value) and value >= 0
+        except (TypeError, OverflowError):
+            usable = False
+        if not usable:
+            raise ValueError(f"{name} is {value!r:.40}; expected a finite number of at least 0.")
     decayed = set(decayed_names(model, policy, example, roles, known))
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [

@@ -30,6 +30,7 @@ from lightning_sv.runs.claim import choose, claim, clear, last_checkpoint
 from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, write_atomically
 from lightning_sv.settings.model import is_of_transformers
 from lightning_sv.settings.parser import Parser
+from lightning_sv.settings.paths import INPUTS
 from lightning_sv.settings.sections import CALLBACKS
 from lightning_sv.settings.trainer import (
     TRAINER_DEFAULTS,
@@ -69,6 +70,7 @@ class PretrainCLI(LightningCLI):
             parser_kwargs={"prog": "lightning-sv", "parser_mode": "omegaconf+"},
             seed_everything_default=0,
             save_config_callback=None,
+            auto_configure_optimizers=False,  # model.optim and model.schedule say it
             trainer_defaults=TRAINER_DEFAULTS,
         )
 
@@ -110,7 +112,9 @@ class PretrainCLI(LightningCLI):
             run_dir, ckpt_path = (self._get(self.config, key) for key in ("run_dir", "ckpt_path"))
             self.run_dir = choose(name, run_dir, ckpt_path, again=self._again, rank=rank())
             kwargs["plugins"] = [AtomicCheckpointIO(), *_several(given["plugins"])]
-            ours = RunLogger(self.run_dir.parent, name="", version=self.run_dir.name, default_hp_metric=False)
+            folder = self.run_dir.absolute()
+            ours = RunLogger(folder.parent, name="", version=folder.name, default_hp_metric=False)
+            assert Path(ours.log_dir) == folder, (ours.log_dir, folder)
             kwargs["logger"] = [ours, *_several(given["logger"])]
             begin = LambdaCallback(on_train_start=lambda trainer, module: self._begin())
             kwargs["callbacks"] = [begin, *_several(given["callbacks"])]  # before any callback that writes
@@ -199,6 +203,8 @@ class PretrainCLI(LightningCLI):
         write_parameters(self.run_dir, self.model)
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             config["run_dir"], config["ckpt_path"], config["extend"] = None, None, False  # of this start alone
+            for key in (key for key in INPUTS if config[key] is not None):  # the run may be resumed from elsewhere
+                config[key] = str(Path(config[key]).absolute())
             write_atomically(self.run_dir / CONFIG, self._parser(self.subcommand).dump(config, skip_none=False))
         for logger in self.trainer.loggers:
             if isinstance(logger, RunLogger):

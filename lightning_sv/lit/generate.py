@@ -1,5 +1,6 @@
 """Sampling text from a trained backbone."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -29,10 +30,10 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.tokens < 1 or self.temperature < 0 or (self.top_k is not None and self.top_k < 1):
+        if self.tokens < 1 or not 0 <= self.temperature < math.inf or (self.top_k is not None and self.top_k < 1):
             raise ValueError(
                 f"tokens {self.tokens} and top_k {self.top_k} must be at least 1, and temperature {self.temperature} "
-                "at least 0."
+                "finite and at least 0."
             )
 
 

@@ -1,5 +1,6 @@
 """TensorBoard's logger of a run."""
 
+from pathlib import Path
 from typing import Any
 
 from lightning.fabric.loggers.logger import _DummyExperiment
@@ -10,6 +11,11 @@ class RunLogger(TensorBoardLogger):
     """TensorBoard's logger, silent until `opened`: a run that is refused while it is set up leaves no event file."""
 
     opened = False
+
+    @property
+    def log_dir(self) -> str:
+        """The run directory; Lightning's own would expand `~` and `$NAME` in it once more."""
+        return str(Path(self.save_dir, str(self.version)))
 
     @property
     def experiment(self) -> Any:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -138,11 +139,16 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> N
         )
     strategy = summary["label"].partition("[")[0]
     other = "unified" if strategy == "llama" else strategy
-    allow = "".join(f" --allow {module}" for module in sorted(modules_named(strategy)))
+    allow = [word for module in sorted(modules_named(strategy)) for word in ("--allow", module)]
+    sample = shlex.join([program(), "generate", str(run_dir), "--prompt", "def ", *allow])
+    compare = ["compare", "--a", "llama", "--b", other, "--seeds", "3", "--config", str(run_dir / CONFIG)]
     for what, text in (
         ("picture", run_dir / PICTURE),
-        ("charts", f"tensorboard --logdir {run_dir.parent} --host 127.0.0.1   (or: make tensorboard)"),
-        ("sample", f'{program()} generate {run_dir} --prompt "def "{allow}'),
-        ("compare", f"{program()} compare --a llama --b {other} --seeds 3 --config {run_dir / CONFIG}"),
+        (
+            "charts",
+            f"tensorboard --logdir {shlex.quote(str(run_dir.parent))} --host 127.0.0.1   (or: make tensorboard)",
+        ),
+        ("sample", sample),
+        ("compare", shlex.join([program(), *compare])),
     ):
         console.print(f"{what:8} {text}", markup=False, highlight=False, soft_wrap=True)

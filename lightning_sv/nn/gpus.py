@@ -1,5 +1,6 @@
 """Kinds of GPU: their memory, and what they can do at most."""
 
+import math
 from typing import NamedTuple
 
 
@@ -45,6 +46,6 @@ def find_gpu(name: str, memory_gib: float | None = None) -> Gpu:
         raise ValueError(f"GPU {name!r} is unknown; known: {' '.join(known)}.")
     if memory_gib is None:
         return known[name]
-    if memory_gib <= 0:
-        raise ValueError(f"--gpu_memory is {memory_gib} GiB; it must be positive.")
+    if not 0 < memory_gib < math.inf:
+        raise ValueError(f"--gpu_memory is {memory_gib} GiB; it must be positive and finite.")
     return known[name]._replace(memory=int(memory_gib * 2**30))

@@ -30,7 +30,7 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
             "config.json, roles need no weights."
         )
     try:
-        written = json.loads(file.read_text())
+        written = json.loads(file.read_text(encoding="utf-8"))
     except OSError:
         where = f"{path} has no config.json" if path.is_dir() else f"{file} cannot be read"
         raise ValueError(f"{where}; give a model's directory as save_pretrained writes it, or a config.json.") from None

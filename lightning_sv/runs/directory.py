@@ -10,11 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
-from lightning_sv.settings.yaml_file import check_yaml
+from lightning_sv.settings.yaml_file import read_yaml
 from lightning_sv.whole import whole
 
 #: the resolved configuration, with which the run can be repeated
@@ -95,18 +91,10 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     path = run_dir / CONFIG
     if not path.is_file():
         return {}
-    check_yaml(path, str(path))
-    try:
-        # OmegaConf rather than yaml: YAML 1.1 reads 1e-5 as text. What `fit` writes is resolved; interpolations in
-        # somebody else's file stay text, or they would read the environment.
-        config = OmegaConf.load(path)
-        assert isinstance(config, DictConfig)
-        return {str(k): v for k, v in OmegaConf.to_container(config, resolve=False).items()}  # type: ignore[union-attr]
-    except (OmegaConfBaseException, YAMLError, AssertionError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not a readable config ({' '.join(str(error).split())}); run it again.") from error
+    return {str(key): value for key, value in read_yaml(path, str(path)).items()}
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a file in one step: it holds all of the text, or what it held before."""
     with whole(path) as partial:
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8")

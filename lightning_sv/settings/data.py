@@ -7,6 +7,9 @@ from torch import Tensor
 
 from lightning_sv.corpus import CorpusConfig, Manifest, Share, check_corpus, open_split
 
+#: loader processes of a device; more are a typing error, and would exhaust the machine
+_MOST_WORKERS = 256
+
 
 class Batches:
     """Which tokens an optimizer step sees; `lit.data.TokenDataModule` streams them.
@@ -51,6 +54,8 @@ class Batches:
             value = locals()[key]
             if value is not None and value < minimum:
                 raise ValueError(f"data.{key} is {value}; it must be at least {minimum}.")
+        if num_workers > _MOST_WORKERS:
+            raise ValueError(f"data.num_workers is {num_workers}; expected a number from 0 to {_MOST_WORKERS}.")
         self.corpus, self.seq_len, self.global_batch = corpus, seq_len, global_batch
         self.micro_batch, self.num_workers = micro_batch, num_workers
         self.validations, self.val_sequences, self.seed = validations, val_sequences, seed

@@ -1,15 +1,18 @@
 """An argument parser whose errors are one sentence with the nearest right name."""
 
-import itertools
+import math
 import re
 import sys
 from difflib import get_close_matches
 from typing import Any, NoReturn, get_args
 
+import yaml
 from jsonargparse import ArgumentParser, Namespace
 
+from lightning_sv.settings.paths import PATHS, WITH_PATHS, expand_path, expand_variables
 from lightning_sv.settings.plain_parser import underscored
-from lightning_sv.settings.yaml_file import check_yaml
+from lightning_sv.settings.sections import SECTIONS
+from lightning_sv.settings.yaml_file import parse_yaml, read_yaml, without_empty
 
 #: what other programs call a key -> ours
 ELSEWHERE = {
@@ -27,6 +30,8 @@ ELSEWHERE = {
     "steps": "trainer.max_steps",
     "seed": "seed_everything",
     "strategy": "model.scale",
+    "optimizer": "model.optim.name",
+    "lr_scheduler": "model.schedule.name",
 }
 
 
@@ -51,21 +56,35 @@ class Parser(ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
-        """Parse, after checking that every config file is readable YAML."""
+        """Parse, after checking that every config file is readable YAML; expand the paths."""
         words = sys.argv[1:] if args is None else args
         if isinstance(words, list):
             args = words = underscored(words)
-            for flag, value in itertools.pairwise([*words, ""]):
-                name, _, inline = flag.partition("=")
+            for i, flag in enumerate(words):
+                name, inline, text = flag.partition("=")
+                if not inline and i + 1 < len(words):
+                    text = words[i + 1]
                 if name in ("--config", "-c"):
-                    check_yaml(inline or value, f"--config {inline or value}")
+                    path = expand_path(text, name)
+                    read_yaml(path, f"--config {path}")
+                    words[i : i + 2 - bool(inline)] = [f"{name}={path}"] if inline else [name, path]
+                elif name.startswith("--") and name[2:] in SECTIONS:
+                    _ = parse_yaml(text, name) if text.lstrip().startswith("{") else read_yaml(text, f"{name} {text}")
         try:
             config = super().parse_args(args, *rest, **kwargs)
         except (OverflowError, TypeError, RecursionError, AttributeError, KeyError) as error:
             # jsonargparse meets 10**400 for a float, or a list for a section
             self.error(f"a value cannot be read ({error!r})", None)
         _check_values(self, config)
+        _expand_paths(self, config)
         return config
+
+    def _load_config_parser_mode(self, content: str, path: Any = "", *rest: Any, **more: Any) -> Namespace:
+        """Load the text of a config file; empty sections do not reset those of earlier files."""
+        given = parse_yaml(content, f"--config {path}")
+        kept = without_empty(given)
+        text = content if kept and kept == given else yaml.safe_dump(kept)
+        return super()._load_config_parser_mode(text, path, *rest, **more)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
         """Raise ValueError with the cause in one line."""
@@ -154,8 +173,21 @@ def _check_values(parser: ArgumentParser, config: Any) -> None:
             _check_values(action.choices[name], config[name])
         hint = getattr(action, "_typehint", None)
         nullable = hint in (None, Any) or type(None) in get_args(hint) or action.default is None
-        if not nullable and action.dest in config and config[action.dest] is None:
+        if action.dest not in config:
+            continue
+        value = config[action.dest]
+        if not nullable and value is None:
             raise ValueError(f"{action.dest} is null; it needs a value, or leave it out for {action.default!r}.")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{action.dest} is {value}; expected a finite number.")
+
+
+def _expand_paths(parser: ArgumentParser, config: Any) -> None:
+    """Write out `~` and `$NAME` in the keys that are paths; the parser of a subcommand does those of its own."""
+    for action in parser._actions:
+        for keys, expanded in ((PATHS, expand_path), (WITH_PATHS, expand_variables)):
+            if action.dest in keys and isinstance(value := config.get(action.dest), str):
+                config[action.dest] = expanded(value, action.dest)
 
 
 def _keys(parser: ArgumentParser) -> set[str]:

@@ -1,8 +1,13 @@
 """A parser of plain words, for commands that are not LightningCLI's. Without Lightning, so that they start quickly."""
 
-from argparse import SUPPRESS, Action, ArgumentParser, HelpFormatter, Namespace
-from collections.abc import Iterable, Sequence
+import math
+import re
+from argparse import SUPPRESS, Action, ArgumentParser, ArgumentTypeError, HelpFormatter, Namespace
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
+
+from lightning_sv.settings.paths import expand_path
 
 
 class _Defaults(HelpFormatter):
@@ -15,10 +20,16 @@ class _Defaults(HelpFormatter):
 
 
 class PlainParser(ArgumentParser):
-    """argparse whose errors are one sentence, and whose options are written out; `-` in a name counts as `_`."""
+    """argparse whose errors are one sentence, and whose options are written out; `-` in a name counts as `_`.
+
+    Paths are expanded, numbers are finite, and text is Unicode: bytes that are not are replaced.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Defaults, **settings)
+        self.register("type", Path, _path)
+        self.register("type", float, number(float))
+        self.register("type", None, _text)
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None
@@ -28,7 +39,43 @@ class PlainParser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise ValueError where argparse would print its usage and exit."""
+        message = re.sub(r"^argument (\S+): is ", r"\1 is ", message)
         raise ValueError(f"{self.prog.split()[-1]}: {message}; see {self.prog} --help.")
+
+
+def number(kind: type[float], least: float = -math.inf, most: float = math.inf) -> Callable[[str], float]:
+    """Return a type for `add_argument`: a finite number within bounds.
+
+    Args:
+        kind: int or float
+        least: lower bound, included
+        most: upper bound, included
+    """
+    words = ["a whole number" if kind is int else "a finite number"]
+    words += [f"from {least:,}"] * (least > -math.inf) + [f"up to {most:,}"] * (most < math.inf)
+    expected = " ".join(words)
+
+    def read(text: str) -> float:
+        try:
+            value = kind(text)
+            if math.isfinite(value) and least <= value <= most:
+                return value
+        except (ValueError, OverflowError):
+            pass
+        raise ArgumentTypeError(f"is {text:.40}; expected {expected}")
+
+    return read
+
+
+def _path(text: str) -> Path:
+    try:
+        return Path(expand_path(text, ""))
+    except ValueError as error:
+        raise ArgumentTypeError(str(error).strip(" .")) from error
+
+
+def _text(word: Any) -> Any:
+    return word.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if isinstance(word, str) else word
 
 
 def underscored(words: Iterable[str]) -> list[str]:

@@ -1,9 +1,10 @@
 """What a run's config holds beside model, data and trainer: each name stands here once. Without Lightning."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jsonargparse import ArgumentParser
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
 
 #: sections that make the callbacks of every run -> their class, which `fit` alone imports
 CALLBACKS = {
@@ -15,6 +16,11 @@ CALLBACKS = {
     "checkpoint": "lightning_sv.lit.checkpoint.write.LastCheckpoint",
     "progress": "lightning_sv.callbacks.RunProgress",
 }
+#: keys that hold further keys
+SECTIONS = frozenset(CALLBACKS) | {
+    "model", "model.backbone", "model.backbone.router", "model.scale_options", "model.optim", "model.schedule",
+    "data", "data.corpus", "trainer",
+}  # fmt: skip
 #: keys of one start of a run, its own and LightningCLI's
 _START = (
     "run_dir",
@@ -24,12 +30,12 @@ _START = (
     "extend",
     "json",
     "weights_only",
-    "optimizer",
-    "lr_scheduler",
 )
+#: keys that configs of earlier versions hold, always null
+FORMER = ("optimizer", "lr_scheduler")
 
 
-def read_past(parser: ArgumentParser, sections: Iterable[str] = (), keys: Iterable[str] = ()) -> None:
+def read_past(parser: "ArgumentParser", sections: Iterable[str] = (), keys: Iterable[str] = ()) -> None:
     """Accept, without a look at it, what a run's config may hold and what does not count here.
 
     Args:

@@ -5,6 +5,7 @@ Without Lightning, so that a run is planned and compared without importing it; a
 
 import logging
 import os
+import re
 import warnings
 from dataclasses import dataclass
 from datetime import timedelta
@@ -95,6 +96,8 @@ DERIVED = {
     "limit_train_batches": ((None, 1.0), "set trainer.max_steps or model.tokens_per_param instead"),
     "overfit_batches": ((0.0,), "prepare a corpus of the text to repeat, and set trainer.max_steps"),
 }
+#: processes on one CPU; more are a typing error
+_MOST_PROCESSES = 1024
 _BUDGET = "would end the run before its budget, with the learning rate still high; set trainer.max_steps instead"
 _ROLES = (
     "changes which parameters train, or their values, behind the groups that their roles decide; it is not supported"
@@ -125,6 +128,12 @@ def check_trainer_keys(given: Any) -> None:
         if given[key] not in accepted:
             raise ValueError(f"trainer.{key} {given[key]} is derived here and must not be set; {instead}.")
     check_callbacks(given["callbacks"])
+    check_devices(given["accelerator"], given["devices"])
+    if (given["gradient_clip_val"] or 0) < 0:
+        raise ValueError(
+            f"trainer.gradient_clip_val is {given['gradient_clip_val']}; expected a number of at least 0, "
+            "or null not to clip."
+        )
     if given["max_steps"] != -1 and given["max_steps"] < 1:
         raise ValueError(f"trainer.max_steps is {given['max_steps']}; it must be at least 1, or -1 for the budget.")
     if str(given["precision"]) in ("bf16-true", "16-true", "16-mixed", "16", "bf16"):
@@ -150,13 +159,34 @@ def check_callbacks(given: Any) -> None:
             raise ValueError(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}.")
 
 
+def check_devices(accelerator: Any, devices: Any) -> None:
+    """Refuse devices that Lightning would not find out about in a sentence.
+
+    Raises:
+        ValueError: no number of processes on a CPU, or neither number nor indices of GPUs
+    """
+    on_cpu = accelerator == "cpu" or (accelerator == "auto" and not _has_gpu())
+    if on_cpu:
+        usable = str(devices).isdecimal() and 1 <= int(devices) <= _MOST_PROCESSES
+        expected = f"auto, or a number of processes from 1 to {_MOST_PROCESSES}"
+    else:
+        usable = isinstance(devices, list) or re.fullmatch(r"-1|\d+(,\d+)*,?", str(devices)) is not None
+        expected = "auto, -1 for all, a number of GPUs, or their indices"
+    if devices != "auto" and not usable:
+        raise ValueError(f"trainer.devices is {devices!r}; expected {expected}.")
+
+
+def _has_gpu() -> bool:
+    return torch.cuda.is_available() or torch.backends.mps.is_available()
+
+
 def check_gpu(accelerator: Any) -> None:
     """Refuse a GPU where torch finds none.
 
     Raises:
         ValueError: says why, as far as torch does, and what to do
     """
-    if accelerator not in ("gpu", "cuda") or torch.cuda.is_available() or torch.backends.mps.is_available():
+    if accelerator not in ("gpu", "cuda") or _has_gpu():
         return
     why = "there is none, or CUDA_VISIBLE_DEVICES hides it"
     try:

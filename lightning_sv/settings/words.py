@@ -10,7 +10,8 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lightning_sv.settings.yaml_file import check_yaml
+from lightning_sv.settings.paths import expand_path
+from lightning_sv.settings.yaml_file import read_yaml
 
 
 def read_words(words: Sequence[str], command: str) -> tuple[list[Path], dict[str, Any]]:
@@ -32,7 +33,7 @@ def read_words(words: Sequence[str], command: str) -> tuple[list[Path], dict[str
     keys: dict[str, Any] = {}
     for key, text in zip(parts[::2], parts[1::2], strict=True):
         if key == "--config":
-            files.append(Path(text))
+            files.append(Path(expand_path(text, key)))
             keys = {k: v for k, v in keys.items() if k not in read_leaves(files[-1])}
             continue
         try:  # as the layers are read: 1e-3 is a number
@@ -48,7 +49,6 @@ def read_leaves(file: Path) -> dict[str, Any]:
     Raises:
         ValueError: it is no plain YAML of keys and values
     """
-    check_yaml(file, f"--config {file}")
 
     def walk(node: Any, key: str) -> Iterator[tuple[str, Any]]:
         if isinstance(node, Mapping):
@@ -57,7 +57,7 @@ def read_leaves(file: Path) -> dict[str, Any]:
         else:
             yield key, node
 
-    return dict(walk(OmegaConf.to_container(OmegaConf.load(file)), ""))
+    return dict(walk(read_yaml(file, f"--config {file}"), ""))
 
 
 def words_of(keys: Mapping[str, Any]) -> list[str]:

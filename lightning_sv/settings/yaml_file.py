@@ -1,6 +1,9 @@
-"""Is a YAML file what a config may be, or a dataclass? Without Lightning, so that reading a run stays quick."""
+"""Safe YAML loading: config files and dataclasses. Does not import Lightning."""
 
+import io
+import stat
 from collections.abc import Callable
+from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,8 +13,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml.nodes import MappingNode, Node, SequenceNode
 
+from lightning_sv.settings.sections import FORMER, SECTIONS
+
 #: values of a config after its aliases are written out; a run's own has some two hundred
-MAX_NODES = 100_000
+MAX_NODES = 10_000
 _MAX_DEPTH = 100
 _T = TypeVar("_T")
 
@@ -27,10 +32,9 @@ def read_as(record: type[_T], path: Path, change: Callable[[Any], None] = lambda
     Raises:
         ValueError: no such file, a key or value that it cannot have, or one that it lacks; names the file and the key
     """
-    check_yaml(path, str(path))
+    content = read_yaml(path, str(path))
     named = {"name": path.stem} if "name" in record.__dataclass_fields__ else {}  # type: ignore[attr-defined]
     try:
-        content = OmegaConf.to_container(OmegaConf.load(path))
         change(content)
         made: _T = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(record), named, content))  # type: ignore[assignment,arg-type]
     except OmegaConfBaseException as error:
@@ -40,35 +44,82 @@ def read_as(record: type[_T], path: Path, change: Callable[[Any], None] = lambda
     return made
 
 
-def check_yaml(path: str | Path, where: str) -> None:
-    """Refuse a file that is no plain YAML of keys and values: tags that name Python objects, aliases that explode.
+def read_yaml(path: str | Path, where: str) -> dict[str, Any]:
+    """Read a file of keys and values; empty sections are left out, interpolations stay text.
 
     Args:
-        path: the file
-        where: names it in errors
+        path: regular file
+        where: name of the file in errors
 
     Raises:
-        ValueError: says what is wrong with the file
+        ValueError: the file cannot be read, is not plain YAML of keys and values, or gives a key twice
     """
-    if not Path(path).is_file():
-        raise ValueError(f"{where}: there is no such file.")
     try:
-        kind = _content_type(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: bytes that are no UTF-8, a 13th month
-        problem = " ".join(str(error).split())
-        raise ValueError(f"{where} is not valid YAML: {problem}") from error
-    if kind not in (dict, type(None)):
-        raise ValueError(f"{where} holds a {kind.__name__}; it must hold keys and values.")
+        mode = Path(path).stat().st_mode
+        if not stat.S_ISREG(mode):
+            kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or device"
+            raise ValueError(f"{where} is {kind}; expected a regular file, because a run reads it several times.")
+        text = Path(path).read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(f"{where}: there is no such file.") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not valid YAML: {error}") from error
+    return without_empty(parse_yaml(text, where))
+
+
+def parse_yaml(text: str, where: str) -> dict[str, Any]:
+    """Parse text of keys and values.
+
+    Raises:
+        ValueError: see `read_yaml`
+    """
+    try:
+        content = _parse(text)
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:  # ValueError: a 13th month
+        raise ValueError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{where} holds a {type(content).__name__}; it must hold keys and values.")
+    return deepcopy(content)
 
 
 @lru_cache(maxsize=64)  # a figure's plan reads the same ten files a hundred times
-def _content_type(text: str) -> type:
+def _parse(text: str) -> Any:
     node = yaml.compose(text, yaml.SafeLoader)
-    if node is None:
-        return type(None)
+    if node is None or node.tag == "tag:yaml.org,2002:null":
+        return {}
     if _size(node, {}, 0) > MAX_NODES:
         raise yaml.YAMLError(f"more than {MAX_NODES:,} values with its aliases written out")
-    return type(yaml.SafeLoader("").construct_document(node))
+    _refuse_twice(node, "", {})
+    # OmegaConf rather than yaml: YAML 1.1 reads 1e-5 as text
+    return OmegaConf.to_container(OmegaConf.load(io.StringIO(text))) if node.id == "mapping" else node.value
+
+
+def without_empty(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
+    """Leave out sections of a run's config that hold nothing, which would reset those of earlier layers.
+
+    >>> without_empty({"trainer": None, "model": {"optim": None, "seed": None}})
+    {'model': {'seed': None}}
+    """
+    kept = {}
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if value is not None or (key not in SECTIONS and key not in FORMER):
+            kept[name] = without_empty(value, f"{key}.") if isinstance(value, dict) else value
+    return kept
+
+
+def _refuse_twice(node: Node, prefix: str, lines: dict[str, int]) -> None:
+    """Raise YAMLError for a key that is given twice, also as `model.scale` and as `scale` in `model`."""
+    if isinstance(node, SequenceNode):
+        for child in node.value:
+            _refuse_twice(child, "", {})
+    elif isinstance(node, MappingNode):
+        for name, value in node.value:
+            key, line = f"{prefix}{name.value}", name.start_mark.line + 1
+            if key in lines:
+                raise yaml.YAMLError(f"line {line}: {key} is given twice, first in line {lines[key]}; expected once.")
+            lines[key] = line
+            _refuse_twice(value, f"{key}.", lines)
 
 
 def _size(node: Node, known: dict[int, int], depth: int) -> int:

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.cli.paper import run as run_paper
-from lightning_sv.experiments.report.log import add_to_log, log_rows, main, read_log, rows_of_git, with_earlier
+from lightning_sv.experiments.report.log import (
+    LOG,
+    add_to_log,
+    log_of,
+    log_rows,
+    main,
+    read_log,
+    rows_of_git,
+    with_earlier,
+)
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.sources.figures import budget_names
 from tests.experiments.fake_results import figure
@@ -49,6 +58,20 @@ def test_a_report_tells_how_a_verdict_moved(tmp_path: Path) -> None:
     (told,) = with_earlier([one], "cpu", read_log(log))
     assert [verdict.earlier for verdict in told.verdicts] == ["contradicted (2026-01-01)", "", "", ""]
     assert with_earlier([told], "cpu", read_log(log))[0].verdicts == told.verdicts
+
+
+def test_a_private_budget_has_its_own_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that git does not track: verdicts on it never reach the log that is."""
+    monkeypatch.chdir(tmp_path)
+    budgets = tmp_path / "conf/paper/budgets"
+    budgets.mkdir(parents=True)
+    for name in ("ours", "mine"):
+        (budgets / f"{name}.yaml").touch()
+    out = Path("runs/paper/mine")
+    assert log_of("mine", out) == LOG, "no repository"
+    for words in (["init", "-q"], ["add", "conf/paper/budgets/ours.yaml"]):
+        subprocess.run(["git", *words], check=True)
+    assert log_of("ours", out) == LOG and log_of("mine", out) == out / "log.csv"
 
 
 def test_what_git_holds_of_a_report_is_added_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -104,6 +105,21 @@ def test_multipliers_follow_the_output_side_and_biases_never_decay() -> None:
 
 
 @FOREIGN
+@pytest.mark.parametrize("key", ["lr", "weight_decay"])
+@pytest.mark.parametrize("value", ["1e-3", -1, -1e-9, float("nan"), float("inf"), 10**400, None, True, [0.1]])
+def test_a_number_that_is_none_is_refused_by_name(key: str, value: Any) -> None:
+    """Before the model is looked at; an optimizer would find out later, or never."""
+    with pytest.raises(ValueError, match=f"^{key} is "):
+        param_groups(nn.Linear(2, 2), **{"lr": 0.1, "weight_decay": 0.1, key: value})
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    model, roles = nn.Linear(2, 2, bias=False), Roles([ModelParameter("weight", (2, 2), "matrix")])
+    for value in (0, 0.0, np.float32(0.5), torch.tensor(0.5)):
+        (group,) = param_groups(model, value, value, roles=roles)
+        assert group["lr"] is value and group["weight_decay"] is value
+
+
 def test_lightning_takes_the_groups(tmp_path: Path) -> None:
     class Module(lightning.LightningModule):
         def __init__(self) -> None:

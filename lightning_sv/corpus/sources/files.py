@@ -5,6 +5,7 @@ import gzip
 import importlib
 import io
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -46,7 +47,9 @@ def files_source(spec: str, *, text_field: str) -> Source:
 def find_files(spec: str) -> list[Path]:
     """The files that a list of paths, folders and globs stands for, each once, in order."""
     paths: dict[Path, None] = {}
-    for part in (part.strip() for part in spec.split(",")):
+    is_one = os.path.exists(Path(spec).expanduser())  # noqa: PTH110 (Path.exists fails on a long list)
+    parts = [spec] if is_one else spec.split(",")  # a name may hold commas
+    for part in (part.strip() for part in parts):
         if not part:
             continue
         target = Path(part).expanduser()

@@ -18,6 +18,7 @@ from pathlib import Path
 from lightning_sv.analysis.decision import NOT_TESTABLE
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.spec import CONF
 
 LOG = Path("results/log.csv")
 _COLUMNS = (
@@ -56,6 +57,21 @@ def log_rows(figures: Sequence[Figure], budget: str) -> list[Row]:
             if verdict.verdict != NOT_TESTABLE:
                 found.append(_row({**vars(verdict), **of, "claim": figure.claim(verdict)}))
     return found
+
+
+def log_of(budget: str, out: Path) -> Path:
+    """Return the log of a budget: the repository's, unless git does not track the budget.
+
+    Args:
+        budget: name of the budget
+        out: directory of the report, where a private budget has its own log
+    """
+    file = CONF / "paper" / "budgets" / f"{budget}.yaml"
+    try:
+        code = subprocess.run(["git", "ls-files", "--error-unmatch", file], capture_output=True).returncode
+    except OSError:  # no git, so that nothing is tracked
+        code = 0
+    return out / LOG.name if code == 1 else LOG
 
 
 def read_log(path: Path = LOG) -> list[Row]:

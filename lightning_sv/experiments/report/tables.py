@@ -169,7 +169,7 @@ def table_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows with the keys of the first as header; an empty file for none."""
     rows = list(rows)
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

@@ -25,7 +25,7 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
                 path = out / "tuned" / f"{recipe.model}-{recipe.steps}.yaml"
                 if path not in written:
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_text(_text(figure, panel, recipe))
+                    path.write_text(_text(figure, panel, recipe), encoding="utf-8")
                     written.add(path)
 
 

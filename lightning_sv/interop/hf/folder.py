@@ -71,7 +71,9 @@ def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context
         experts = ways_to_load(model.config)
         load = ", trust_remote_code=True" if own_code else ""
         load += "".join(f', {key}="{value}"' for key, value in experts.items())
-        (partial / "README.md").write_text(card.replace("{kind}", type(theirs).__name__).replace("{load}", load))
+        (partial / "README.md").write_text(
+            card.replace("{kind}", type(theirs).__name__).replace("{load}", load), encoding="utf-8"
+        )
         difference = compare(model, type(theirs).from_pretrained(partial, **experts), context)
     return Exported(type(theirs).__name__, own_code, difference)
 

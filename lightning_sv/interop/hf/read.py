@@ -120,7 +120,7 @@ def load_hugging_face(model: Backbone, folder: str | Path) -> float:
 def _config(folder: Path) -> tuple[str, Any]:
     path = folder / "config.json"
     try:
-        written = json.loads(path.read_text())
+        written = json.loads(path.read_text(encoding="utf-8"))
         kind = written.get("model_type")
     except (OSError, ValueError, AttributeError) as error:
         raise ValueError(

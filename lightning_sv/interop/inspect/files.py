@@ -110,7 +110,7 @@ class Weights:
 
 def _files_of(index: Path) -> list[str]:
     try:
-        named = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        named = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ValueError(f"{index} is no index of weights ({type(error).__name__}).") from error
     for name in named:

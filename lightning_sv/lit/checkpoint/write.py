@@ -2,6 +2,7 @@
 
 import math
 import os
+import shlex
 import shutil
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
@@ -204,6 +205,7 @@ class LastCheckpoint(Checkpoint):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Say how to go on after a signal or a failure; nothing where the run was refused before its first step."""
         if self._started and trainer.is_global_zero and self.path is not None:
-            resume = f"--config {self.path.parent.parent / CONFIG} --ckpt_path {self.path}"
-            hint = f"resume with: {program()} fit {resume}" if self.path.exists() else "no checkpoint was written yet"
+            config = self.path.parent.parent / CONFIG
+            resume = shlex.join([program(), "fit", "--config", str(config), "--ckpt_path", str(self.path)])
+            hint = f"resume with: {resume}" if self.path.exists() else "no checkpoint was written yet"
             print(f"stopped at step {trainer.global_step}; {hint}", flush=True)

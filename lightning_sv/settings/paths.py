@@ -1,0 +1,51 @@
+"""Paths that a user gives, expanded once: by the parsers of the command line."""
+
+import errno
+import os
+import re
+
+#: keys of a run's config that are paths
+PATHS = (
+    "run_dir", "ckpt_path", "from_hf", "compile_cache", "model.init_from", "data.corpus.dir",
+    "trainer.default_root_dir",
+)  # fmt: skip
+#: those that a run reads
+INPUTS = ("model.init_from", "data.corpus.dir")
+#: keys that may hold paths among other words; the corpus itself reads `~` in them
+WITH_PATHS = ("data.corpus.source", "data.corpus.tokenizer", "data.corpus.hf_data_files")
+
+
+def expand_path(text: str, key: str) -> str:
+    """Return a path with `~` and `$NAME` written out.
+
+    Args:
+        text: path as the user gave it
+        key: name of the option or key in errors
+
+    Raises:
+        ValueError: it is empty, names a variable that is not set, or no file can have this name
+    """
+    if not text.strip():
+        raise ValueError(f"{key} is {text!r}; expected a path.")
+    path = expand_variables(os.path.expanduser(text), key)  # noqa: PTH111 (pathlib fails where HOME is not set)
+    try:
+        os.stat(path)  # noqa: PTH116
+    except ValueError as error:
+        raise ValueError(f"{key} is {text!r}; expected a path ({error}).") from None
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
+            raise ValueError(f"{key} is {text:.100}; expected a usable path ({error.strerror}).") from None
+    return path
+
+
+def expand_variables(text: str, key: str) -> str:
+    """Write out `$NAME` and `${NAME}`.
+
+    Raises:
+        ValueError: a variable is not set, and there is no file of that very name
+    """
+    path = os.path.expandvars(text)
+    unset = [name for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text) if name not in os.environ]
+    if unset and not os.path.lexists(path):
+        raise ValueError(f"{key} is {text}; expected a path, and the variable {unset[0]} is not set.")
+    return path
