@@ -11,15 +11,18 @@ from pathlib import Path
 import numpy as np
 from filelock import FileLock, Timeout
 
+from lightning_sv.corpus.changes import changed_text, listed
 from lightning_sv.corpus.check import check_corpus
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.encode import encode_documents
+from lightning_sv.corpus.layer import FILENAME as LAYER
 from lightning_sv.corpus.layer import write_layer
 from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, Manifest, SplitInfo, corpus_hash
 from lightning_sv.corpus.ngram import ngram_baseline
 from lightning_sv.corpus.progress import Progress
 from lightning_sv.corpus.shards import iter_shards
-from lightning_sv.corpus.sources.table import SplitDocuments, UniqueDocuments, open_source
+from lightning_sv.corpus.sources.state import file_bytes, hashed
+from lightning_sv.corpus.sources.table import SplitDocuments, UniqueDocuments, open_source, source_state
 from lightning_sv.corpus.tokenizer import JsonTokenizer, Tokenizer, bpe_size, open_tokenizer
 from lightning_sv.corpus.writer import ShardWriter
 
@@ -29,7 +32,7 @@ BPE_SAMPLE_BYTES = 32_000_000
 _SILENT_WAIT_S = 1.0
 
 
-def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
+def prepare(config: CorpusConfig, *, progress: bool = True, pinned: bool = False) -> Manifest:
     """Make the corpus that a config describes, or find that it is already there.
 
     The work is done in a hidden folder beside `config.dir`, which is renamed when all is written: `config.dir`
@@ -38,32 +41,33 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
     Args:
         config: what to make, and where
         progress: show a bar for each phase
+        pinned: if True, use a corpus whose text has changed since, with a note
 
     Returns:
         The manifest, also in `config.dir`/manifest.json; beside it lies the corpus's own layer of a run's config.
 
     Raises:
         ValueError: the text or the tokenizer cannot be had, there is nothing to split, or `config.dir` already holds
-            something else
+            something else, or a corpus of text that has changed since
     """
     target = Path(config.dir).expanduser().resolve()
     try:
-        if (found := _existing(config, target)) is not None:
+        if (found := _existing(config, target, pinned)) is not None:
             return found
-        return _prepare(config, target, Progress(progress))
+        return _prepare(config, target, Progress(progress), pinned)
     except OSError as error:
         raise ValueError(
             f"preparing dir={config.dir} failed ({error}); check the path, its permissions and the free space."
         ) from error
 
 
-def _prepare(config: CorpusConfig, target: Path, progress: Progress) -> Manifest:
+def _prepare(config: CorpusConfig, target: Path, progress: Progress, pinned: bool) -> Manifest:
     target.parent.mkdir(parents=True, exist_ok=True)
     with _alone(target):
         partial = target.parent / f".{target.name}.partial"
         if partial.exists():  # left by an interrupted run; the lock says that nobody is at it
             shutil.rmtree(partial)
-        if (found := _existing(config, target)) is not None:  # made while this process waited
+        if (found := _existing(config, target, pinned)) is not None:  # made while this process waited
             return found
         try:
             partial.mkdir()
@@ -97,18 +101,20 @@ def _alone(target: Path) -> Iterator[None]:
         lock.release()
 
 
-def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
+def _existing(config: CorpusConfig, target: Path, pinned: bool) -> Manifest | None:
     """The corpus in `target` if it is the one asked for; None if there is nothing."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return None
     if not (target / FILENAME).is_file():
         raise ValueError(f"dir={config.dir} exists and holds no prepared corpus; choose another dir, or delete it.")
     manifest = Manifest.load(target)
+    # Settings that an earlier version did not know had their default.
+    known = CorpusConfig().settings() | manifest.settings
     wanted = config.settings()
     differing = [
-        f"{key}={json.dumps(manifest.settings.get(key))} there, {json.dumps(value)} wanted"
+        f"{key}={json.dumps(known[key])} there, {json.dumps(value)} wanted"
         for key, value in wanted.items()
-        if manifest.settings.get(key) != value
+        if known[key] != value
     ]
     if differing:
         raise ValueError(
@@ -117,12 +123,30 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
         )
     # The same name may by now stand for another tokenizer file, or the files here may be damaged.
     check_corpus(manifest, target, tokenizer=config.tokenizer, checksums=False)
+    _check_text(config, manifest, pinned)
     return manifest
+
+
+def _check_text(config: CorpusConfig, manifest: Manifest, pinned: bool) -> None:
+    """Refuse a corpus of the user's text that has changed, or print a note."""
+    if not (changes := changed_text(manifest, ask_hub=True)):
+        return
+    # The embedded corpus is a reference whatever is installed now; a dataset's revision may be a new description.
+    if pinned or config.source == "stdlib" or changes[0].startswith("hf:"):
+        print(f"{config.dir} is used as it is, although its text has changed: {listed(changes)}", file=sys.stderr)
+        return
+    raise ValueError(
+        f"dir={config.dir} holds a corpus of text that has changed since: {listed(changes)}; delete it to prepare it "
+        f"again, or choose another dir (fit --config {config.dir}/{LAYER} trains on it as it is)."
+    )
 
 
 def _build(config: CorpusConfig, folder: Path, progress: Progress) -> Manifest:
     size = bpe_size(config.tokenizer)
     tokenizer = open_tokenizer(config.tokenizer) if size is None else None  # a bad path fails before any reading
+    state = source_state(config, ask_hub=True)  # before the text is read: what changes meanwhile is noticed later
+    with progress.phase("hashing text", file_bytes(state)) as step:
+        state = hashed(state, step)
     source = open_source(config, progress)
     try:
         documents = SplitDocuments(UniqueDocuments(source, config.max_bytes), config.val_fraction)
@@ -151,9 +175,11 @@ def _build(config: CorpusConfig, folder: Path, progress: Progress) -> Manifest:
         dtype=tokenizer.dtype.name,
         splits=splits,
         duplicates=duplicates,
-        unreadable=source.unreadable,
+        unreadable=len(source.unreadable),
         ngram=ngram,
         corpus_hash=corpus_hash(tokenizer.sha256, splits),
+        sources=state,
+        left_out=source.left_out,
     )
 
 

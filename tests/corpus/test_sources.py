@@ -277,6 +277,6 @@ def test_installed_reads_every_distribution_but_this_one(tmp_path: Path, monkeyp
     source = open_source(CorpusConfig(source="installed"), _SILENT)
     assert {document.text for document in source.read()} == {"a = 1\n", "b = 2\n", "d = 4\n"}
     assert source.packages == {"python": platform.python_version(), "alpha": "1.5", "beta": "1.5"}
-    assert source.licence == "python: PSF-2.0; alpha: MIT; beta: MIT" and source.unreadable == 1
+    assert source.licence == "python: PSF-2.0; alpha: MIT; beta: MIT" and len(source.unreadable) == 1
     capped = open_source(CorpusConfig(source="installed", max_bytes=12), _SILENT)
     assert capped.total_bytes == 12 and len(list(capped.read())) == 2

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.progress import Progress
 from lightning_sv.corpus.sources.document import Document, Source
-from lightning_sv.corpus.sources.files import files_source
-from lightning_sv.corpus.sources.hub import hub_source
-from lightning_sv.corpus.sources.stdlib import installed_source, stdlib_source
+from lightning_sv.corpus.sources.files import files_source, source_files
+from lightning_sv.corpus.sources.hub import hub_source, hub_state
+from lightning_sv.corpus.sources.state import State, file_states
+from lightning_sv.corpus.sources.stdlib import installed_source, package_states, stdlib_source
 
 
 def open_source(config: CorpusConfig, progress: Progress) -> Source:
@@ -24,7 +25,7 @@ def open_source(config: CorpusConfig, progress: Progress) -> Source:
     if kind == "installed":
         return installed_source(config.max_bytes, progress)
     if kind == "files":
-        return files_source(name, text_field=config.text_field)
+        return files_source(name, text_field=config.text_field, errors=config.errors)
     assert kind == "hf", kind  # CorpusConfig accepts no other
     return hub_source(
         name,
@@ -33,6 +34,24 @@ def open_source(config: CorpusConfig, progress: Progress) -> Source:
         data_files=config.hf_data_files,
         text_field=config.text_field,
     )
+
+
+def source_state(config: CorpusConfig, *, ask_hub: bool) -> State:
+    """Return what identifies the text that `config.source` names now, without reading it.
+
+    Args:
+        config: names the source
+        ask_hub: if True, ask the Hugging Face hub for a dataset's revision
+
+    Raises:
+        ValueError: as `open_source`
+    """
+    kind, _, name = config.source.partition(":")
+    if kind == "files":
+        return file_states(source_files(name, config.text_field)[0])
+    if kind == "hf":
+        return hub_state(name, config.hf_data_files, ask=ask_hub)
+    return package_states(kind)
 
 
 class UniqueDocuments:
