@@ -24,6 +24,8 @@ class CorpusConfig:
             such as 'hf:json' with hf_data_files), streamed
         tokenizer: 'bpe:N' (a byte-level BPE of N tokens trained on the corpus), 'gpt2' (50,257 tokens), a path to
             a tokenizer.json, or a path to GPT-2's ranks (*.tiktoken) where there is no network
+        eot: name of the end-of-text token of a tokenizer.json; null takes eos_token of the tokenizer_config.json or
+            special_tokens_map.json next to it, or else a usual name
         val_fraction: share of the documents held out, chosen by a hash of their text, whatever their order; at
             least one, and of a lone document its end (see `SplitDocuments`)
         max_bytes: take no more UTF-8 bytes of text than this; null takes all (for 'stdlib': 75 MB)
@@ -41,6 +43,7 @@ class CorpusConfig:
     dir: str = "data/stdlib"
     source: str = "stdlib"
     tokenizer: str = "bpe:1024"
+    eot: str | None = None
     val_fraction: float = 0.01
     max_bytes: int | None = None
     text_field: str = "text"

@@ -42,7 +42,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class SplitInfo:
-    """One split: documents, tokens (end-of-text included), UTF-8 bytes of its text, largest id, shards."""
+    """One split: documents, tokens (end-of-text included), UTF-8 bytes of its text, largest id, shards.
+
+    Of validation's text only the bytes that the tokenizer keeps count, so that bits per byte stand for them.
+    """
 
     documents: int
     tokens: int
@@ -177,11 +180,11 @@ class Manifest:
             )
         try:
             splits = {name: _split(data["splits"][name]) for name in SPLITS}
-            if any(not isinstance(state, dict) for state in (data.get("sources") or {}).values()):
-                raise TypeError("sources holds something else than objects")
             manifest = _build(cls, data | {"splits": splits, "ngram": _build(NgramBaseline, data["ngram"])})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}: is incomplete ({error!r}); delete {dir} and prepare it again.") from None
+        if any(not isinstance(state, dict) for state in (manifest.sources or {}).values()):
+            raise ValueError(f"{path}: sources is damaged; delete {dir} and prepare it again.")
         if manifest.dtype not in DTYPES:
             raise ValueError(f"{path}: dtype is {manifest.dtype!r}; known: {' '.join(DTYPES)}.")
         for name in (

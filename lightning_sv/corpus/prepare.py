@@ -17,19 +17,22 @@ from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.encode import encode_documents
 from lightning_sv.corpus.layer import FILENAME as LAYER
 from lightning_sv.corpus.layer import write_layer
+from lightning_sv.corpus.loss import check_sample, check_share, lost_share
 from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, Manifest, SplitInfo, corpus_hash
 from lightning_sv.corpus.ngram import ngram_baseline
 from lightning_sv.corpus.progress import Progress
 from lightning_sv.corpus.shards import iter_shards
 from lightning_sv.corpus.sources.state import file_bytes, hashed
 from lightning_sv.corpus.sources.table import SplitDocuments, UniqueDocuments, open_source, source_state
-from lightning_sv.corpus.tokenizer import JsonTokenizer, Tokenizer, bpe_size, open_tokenizer
+from lightning_sv.corpus.tokenizer import JsonTokenizer, Tokenizer, bpe_size, check_end, open_tokenizer
 from lightning_sv.corpus.writer import ShardWriter
 
 # A byte-level BPE changes little with more text than this, and training keeps its words in memory.
 BPE_SAMPLE_BYTES = 32_000_000
 # A wait that is longer is said.
 _SILENT_WAIT_S = 1.0
+#: validation documents whose names are kept
+_NAMED = 5
 
 
 def prepare(config: CorpusConfig, *, progress: bool = True, pinned: bool = False) -> Manifest:
@@ -143,7 +146,8 @@ def _check_text(config: CorpusConfig, manifest: Manifest, pinned: bool) -> None:
 
 def _build(config: CorpusConfig, folder: Path, progress: Progress) -> Manifest:
     size = bpe_size(config.tokenizer)
-    tokenizer = open_tokenizer(config.tokenizer) if size is None else None  # a bad path fails before any reading
+    # A bad path fails before any reading.
+    tokenizer = open_tokenizer(config.tokenizer, config.eot) if size is None else None
     state = source_state(config, ask_hub=True)  # before the text is read: what changes meanwhile is noticed later
     with progress.phase("hashing text", file_bytes(state)) as step:
         state = hashed(state, step)
@@ -155,7 +159,10 @@ def _build(config: CorpusConfig, folder: Path, progress: Progress) -> Manifest:
     if tokenizer is None:
         assert size is not None
         tokenizer = _train_bpe(documents, size, source.total_bytes, progress)
-    splits, duplicates = _write_splits(config, documents, tokenizer, folder, progress)
+    else:
+        check_sample(tokenizer, documents, config.tokenizer)
+    check_end(tokenizer, config.eot)
+    splits, held_out, lost = _write_splits(config, documents, tokenizer, folder, progress)
     tokenizer_file = tokenizer.save(folder)
     streams = {name: list(iter_shards(folder / name, tokenizer.dtype)) for name in splits}
     with progress.phase("counting n-grams", sum(map(len, streams.values())), unit="shards") as step:
@@ -174,12 +181,14 @@ def _build(config: CorpusConfig, folder: Path, progress: Progress) -> Manifest:
         eot=tokenizer.eot,
         dtype=tokenizer.dtype.name,
         splits=splits,
-        duplicates=duplicates,
+        duplicates=documents.documents.duplicates,
         unreadable=len(source.unreadable),
         ngram=ngram,
         corpus_hash=corpus_hash(tokenizer.sha256, splits),
         sources=state,
         left_out=source.left_out,
+        held_out=held_out,
+        tokenizer_loss=lost,
     )
 
 
@@ -203,16 +212,27 @@ def _train_bpe(documents: SplitDocuments, size: int, total_bytes: int | None, pr
 
 def _write_splits(
     config: CorpusConfig, documents: SplitDocuments, tokenizer: Tokenizer, folder: Path, progress: Progress
-) -> tuple[dict[str, SplitInfo], int]:
-    """Encode every document into its split; also the number of duplicates left out."""
+) -> tuple[dict[str, SplitInfo], list[str], float]:
+    """Encode every document into its split; also return where validation begins, and the share of it that is lost."""
     writers = {name: ShardWriter(folder / name, config.chunk_size, tokenizer.dtype) for name in ("train", "val")}
     unique = documents.documents
     total = min((n for n in (unique.source.total_bytes, config.max_bytes) if n is not None), default=None)
+    held_out, lost = list[str](), 0
     with progress.phase("encoding", total) as step:
         for document, ids in encode_documents(documents, tokenizer, config.workers):
-            writers["val" if documents.held_out(document) else "train"].add(ids, document.n_bytes)
+            kept = document.n_bytes
+            if documents.held_out(document):
+                kept -= round(kept * lost_share(tokenizer, document.text, ids[:-1].tolist()))
+                lost += document.n_bytes - kept
+                if len(held_out) < _NAMED:
+                    held_out.append(document.where)
+                writers["val"].add(ids, kept)
+            else:
+                writers["train"].add(ids, kept)
             step(document.n_bytes)
-    return {name: writer.finish() for name, writer in writers.items()}, unique.duplicates
+    share = lost / (lost + writers["val"].text_bytes)
+    check_share(share, config.tokenizer)
+    return {name: writer.finish() for name, writer in writers.items()}, held_out, share
 
 
 def _counted(streams: Iterable[np.ndarray], step: Callable[[int], None]) -> Iterator[np.ndarray]:
