@@ -26,8 +26,8 @@ class CorpusConfig:
             a tokenizer.json, or a path to GPT-2's ranks (*.tiktoken) where there is no network
         eot: name of the end-of-text token of a tokenizer.json; null takes eos_token of the tokenizer_config.json or
             special_tokens_map.json next to it, or else a usual name
-        val_fraction: share of the documents held out, chosen by a hash of their text, whatever their order; at
-            least one, and of a lone document its end (see `SplitDocuments`)
+        val_fraction: share of the documents held out, chosen by a hash of their text, whatever their order; of few
+            documents the end of each (see `SplitDocuments`)
         max_bytes: take no more UTF-8 bytes of text than this; null takes all (for 'stdlib': 75 MB)
         text_field: name of the text column in .jsonl, .parquet and Hugging Face data
         errors: what happens to files and lines that are not UTF-8: 'strict' refuses and names them, 'replace' puts

@@ -5,7 +5,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +65,6 @@ def prepare(config: CorpusConfig, *, progress: bool = True, pinned: bool = False
 
 
 def _prepare(config: CorpusConfig, target: Path, progress: Progress, pinned: bool) -> Manifest:
-    target.parent.mkdir(parents=True, exist_ok=True)
     with _alone(target):
         partial = target.parent / f".{target.name}.partial"
         if partial.exists():  # left by an interrupted run; the lock says that nobody is at it
@@ -85,14 +84,17 @@ def _prepare(config: CorpusConfig, target: Path, progress: Progress, pinned: boo
 
 @contextmanager
 def _alone(target: Path) -> Iterator[None]:
-    """Wait, and say so, until no other process prepares `target`.
+    """Wait, after a message, until no other process prepares `target`; leave no lock and no new empty folder.
 
     Raises:
-        OSError: nothing can be written beside it. The lock itself would be tried for ever
+        OSError: nothing can be written next to it. The lock itself would be tried for ever
     """
+    missing = [folder for folder in target.parents if not folder.exists()]
+    target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=target.parent):
         pass
-    lock = FileLock(target.parent / f".{target.name}.lock")
+    path = target.parent / f".{target.name}.lock"
+    lock = FileLock(path)
     try:
         lock.acquire(timeout=_SILENT_WAIT_S)
     except Timeout:
@@ -101,7 +103,12 @@ def _alone(target: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        with suppress(OSError):  # those who wait see that it is gone, and make their own
+            path.unlink()
         lock.release()
+        with suppress(OSError):  # not empty
+            for folder in missing:
+                folder.rmdir()
 
 
 def _existing(config: CorpusConfig, target: Path, pinned: bool) -> Manifest | None:

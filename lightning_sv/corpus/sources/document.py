@@ -28,12 +28,14 @@ class Document:
         n_bytes: length of the text in UTF-8 bytes
         digest: blake2b of those bytes, 24 bytes long
         where: file, and line or row, that it comes from
+        side: True or False for a part of a document that is validation or training; None where the hash decides
     """
 
     text: str
     n_bytes: int
     digest: bytes
     where: str = field(default="", compare=False)
+    side: bool | None = field(default=None, compare=False)
 
     @classmethod
     def from_text(cls, text: str, where: str) -> "Document":
@@ -58,7 +60,9 @@ class Document:
         return cls(text, len(raw), digest(raw), where)
 
     def held_out(self, val_fraction: float) -> bool:
-        """Whether the document belongs to validation: a function of its text alone."""
+        """Whether the document belongs to validation: a function of its text alone, or its `side`."""
+        if self.side is not None:
+            return self.side
         return int.from_bytes(self.digest[_SPLIT_BYTES], "big") < val_fraction * 2.0**64
 
 

@@ -52,7 +52,9 @@ def find_files(spec: str, reads: Callable[[Path], bool], known: str) -> tuple[li
 
 def counted(left_out: dict[str, int]) -> str:
     """Return one phrase on what is left out, the most frequent kinds first."""
-    kinds = sorted(left_out.items(), key=lambda each: (-each[1], each[0]))
+    kinds = sorted(
+        ((kind, number) for kind, number in left_out.items() if number), key=lambda each: (-each[1], each[0])
+    )
     return ", ".join(f"{kind} {number:,}" for kind, number in kinds[:8]) + (", ..." if len(kinds) > 8 else "")
 
 

@@ -1,6 +1,7 @@
 """From the word in the config to a stream of documents."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.progress import Progress
@@ -9,6 +10,9 @@ from lightning_sv.corpus.sources.files import files_source, source_files
 from lightning_sv.corpus.sources.hub import hub_source, hub_state
 from lightning_sv.corpus.sources.state import State, file_states
 from lightning_sv.corpus.sources.stdlib import installed_source, package_states, stdlib_source
+
+#: of fewer documents than this none is held out, but the end of each
+FEW = 16
 
 
 def open_source(config: CorpusConfig, progress: Progress) -> Source:
@@ -88,58 +92,54 @@ class UniqueDocuments:
 
 
 class SplitDocuments:
-    """A pass over documents, each of training or of validation, and at least one of either.
+    """A pass over documents, each of training or of validation.
 
-    A document's own hash decides (`Document.held_out`), whatever the others are. Only where that leaves a split
-    empty, of few documents, the one nearest in size to what the split should have changes sides; of a lone document
-    the end, val_fraction of it and the rest of its first line, is validation.
+    A document's own hash decides (`Document.held_out`), whatever the others are. Of fewer than `FEW` documents, or
+    where the hashes leave a split empty, the end of each is validation: val_fraction of it, and the rest of its first
+    line.
 
     Args:
         documents: what to split; read until both splits have a document
-        val_fraction: share of the documents held out
+        val_fraction: share of the documents held out, or of each
 
     Raises:
-        ValueError: there is no document, or a lone one of a single character
+        ValueError: there is no document, or none of more than a character
     """
 
     def __init__(self, documents: UniqueDocuments, val_fraction: float) -> None:
         self.documents, self.val_fraction = documents, val_fraction
-        #: hash of the document that changes sides
-        self._changed: bytes | None = None
-        #: start and end of a lone document
-        self._halves: tuple[Document, Document] | None = None
-        sizes: list[tuple[int, bytes]] = []
+        #: whether the end of each document is validation
+        self._cuts = True
+        longest = number = 0
         sides = set()
         for document in documents:
+            number += 1
+            longest = max(longest, len(document.text))
             sides.add(document.held_out(val_fraction))
-            if len(sides) == 2:
+            if number >= FEW and len(sides) == 2:
+                self._cuts = False
                 return
-            sizes.append((document.n_bytes, document.digest))
-        if not sizes:
+        if not number:
             limit = f" within max_bytes={documents.max_bytes}; raise it" if documents.max_bytes else "; add some"
             raise ValueError(f"there is no document{limit}.")
-        if len(sizes) == 1:
-            self._halves = _cut(document, val_fraction)
-        else:
-            share = (1 - val_fraction if True in sides else val_fraction) * sum(size for size, _ in sizes)
-            self._changed = min(sizes, key=lambda each: (abs(each[0] - share), each[1]))[1]
+        if longest < 2:
+            raise ValueError("no document has more than a single character; add text.")
 
     def __iter__(self) -> Iterator[Document]:
-        return iter(self.documents if self._halves is None else self._halves)
+        for document in self.documents:
+            yield from _cut(document, self.val_fraction) if self._cuts else (document,)
 
     def held_out(self, document: Document) -> bool:
         """Whether one of these documents belongs to validation."""
-        if self._halves is not None:
-            return document is self._halves[1]
-        return document.held_out(self.val_fraction) != (document.digest == self._changed)
+        return document.held_out(self.val_fraction)
 
 
-def _cut(document: Document, val_fraction: float) -> tuple[Document, Document]:
-    """The start of a text and its last val_fraction, from the beginning of a line where one is near."""
-    text = document.text
-    if len(text) < 2:
-        raise ValueError("there is 1 document, of a single character; add text.")
+def _cut(document: Document, val_fraction: float) -> Iterator[Document]:
+    """Yield the start of a text and its last val_fraction, from the beginning of a line where one is near."""
+    text, where = document.text, document.where
     size = min(len(text) - 1, max(1, round(val_fraction * len(text))))
     at = len(text) - size
     at = text.rfind("\n", max(1, at - size), at) + 1 or at
-    return Document.from_text(text[:at], "its start"), Document.from_text(text[at:], "its end")
+    yield replace(Document.from_text(text[:at], where), side=False)
+    if size:
+        yield replace(Document.from_text(text[at:], f"the end of {where}"), side=True)
