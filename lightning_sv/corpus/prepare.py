@@ -12,7 +12,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from lightning_sv.corpus.changes import changed_text, listed
-from lightning_sv.corpus.check import check_corpus
+from lightning_sv.corpus.check import SHOWN_BYTES, check_corpus
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.encode import encode_documents
 from lightning_sv.corpus.layer import FILENAME as LAYER
@@ -152,11 +152,12 @@ def _check_text(config: CorpusConfig, manifest: Manifest, pinned: bool) -> None:
 
 
 def _build(config: CorpusConfig, folder: Path, progress: Progress) -> Manifest:
-    size = bpe_size(config.tokenizer)
+    n_tokens = bpe_size(config.tokenizer)
     # A bad path fails before any reading.
-    tokenizer = open_tokenizer(config.tokenizer, config.eot) if size is None else None
+    tokenizer = open_tokenizer(config.tokenizer, config.eot) if n_tokens is None else None
     state = source_state(config, ask_hub=True)  # before the text is read: what changes meanwhile is noticed later
-    with progress.phase("hashing text", file_bytes(state)) as step:
+    size = file_bytes(state)
+    with Progress(progress.enabled and size > SHOWN_BYTES).phase("hashing text", size) as step:
         state = hashed(state, step)
     source = open_source(config, progress)
     try:
@@ -164,8 +165,8 @@ def _build(config: CorpusConfig, folder: Path, progress: Progress) -> Manifest:
     except ValueError as error:
         raise ValueError(f"source={config.source}: {error}") from None
     if tokenizer is None:
-        assert size is not None
-        tokenizer = _train_bpe(documents, size, source.total_bytes, progress)
+        assert n_tokens is not None
+        tokenizer = _train_bpe(documents, n_tokens, source.total_bytes, progress)
     else:
         check_sample(tokenizer, documents, config.tokenizer)
     check_end(tokenizer, config.eot)
