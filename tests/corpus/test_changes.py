@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -105,7 +106,7 @@ def test_an_installed_package_is_a_change(
 ) -> None:
     versions = {"alpha": "1.0", "beta": "1.0"}
     monkeypatch.setattr(stdlib, "_installed", lambda: sorted(versions))
-    monkeypatch.setattr(stdlib.metadata, "version", versions.__getitem__)
+    monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
     monkeypatch.setattr(stdlib, "PACKAGES", ("alpha", "beta"))
     made = prepare(own, progress=False)
     for source in ("installed", "stdlib"):

@@ -15,8 +15,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, prepare
-from lightning_sv.corpus import loss
+from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, loss, prepare
 from lightning_sv.corpus import tokenizer as module
 from lightning_sv.corpus.sources.document import Document
 from lightning_sv.corpus.tokenizer import JsonTokenizer, RanksTokenizer, bpe_size, open_tokenizer

@@ -188,16 +188,20 @@ def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     """Open a file and undo its compression, whose errors name the file."""
     packed = _parts(path)[1]
-    damage: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
-    if packed == ".zst":
-        damage = (*damage, needs("zstandard", str(path)).ZstdError)
+    damage = [
+        EOFError,
+        zlib.error,
+        lzma.LZMAError,
+        *([needs("zstandard", str(path)).ZstdError] if packed == ".zst" else []),
+    ]
     try:
         with _OPENERS[packed](path) as file:
             yield file
-    except (*damage, OSError) as error:
-        if isinstance(error, damage) or error.errno is None:  # bz2 raises OSError for damage, without a number
-            raise ValueError(f"{path}: the compressed data is damaged ({error}); fetch the file again.") from None
-        raise
+    except Exception as error:
+        numberless = isinstance(error, OSError) and error.errno is None  # gzip's and bz2's for damage
+        if not numberless and not isinstance(error, tuple(damage)):
+            raise
+        raise ValueError(f"{path}: the compressed data is damaged ({error}); fetch the file again.") from None
 
 
 @contextmanager

@@ -92,10 +92,16 @@ def _python_source(names: Iterable[str], max_bytes: int | None, progress: Progre
             raw = _read(found[key])
             if digest(raw) != key:
                 raise ValueError(f"{found[key]}: the file changed while it was being read; prepare the corpus again.")
-            yield Document(raw.decode("utf-8"), len(raw), key, str(found[key]))
+            yield Document(raw.decode("utf-8"), len(raw), key, _where(found[key]))
 
     licence = "; ".join(f"{name}: {text}" for name, text in licences.items())
     return Source(read, total, licence, packages, duplicates, unreadable)
+
+
+def _where(path: Path) -> str:
+    """Return the name of a file inside the environment, which is the same on every machine."""
+    roots = (Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib"))
+    return next((str(path.relative_to(root)) for root in roots if path.is_relative_to(root)), path.name)
 
 
 def _read(path: Path) -> bytes:
