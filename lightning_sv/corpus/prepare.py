@@ -35,7 +35,7 @@ _SILENT_WAIT_S = 1.0
 _NAMED = 5
 
 
-def prepare(config: CorpusConfig, *, progress: bool = True, pinned: bool = False) -> Manifest:
+def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
     """Make the corpus that a config describes, or find that it is already there.
 
     The work is done in a hidden folder beside `config.dir`, which is renamed when all is written: `config.dir`
@@ -44,7 +44,6 @@ def prepare(config: CorpusConfig, *, progress: bool = True, pinned: bool = False
     Args:
         config: what to make, and where
         progress: show a bar for each phase
-        pinned: if True, use a corpus whose text has changed since, with a note
 
     Returns:
         The manifest, also in `config.dir`/manifest.json; beside it lies the corpus's own layer of a run's config.
@@ -55,21 +54,21 @@ def prepare(config: CorpusConfig, *, progress: bool = True, pinned: bool = False
     """
     target = Path(config.dir).expanduser().resolve()
     try:
-        if (found := _existing(config, target, pinned)) is not None:
+        if (found := _existing(config, target)) is not None:
             return found
-        return _prepare(config, target, Progress(progress), pinned)
+        return _prepare(config, target, Progress(progress))
     except OSError as error:
         raise ValueError(
             f"preparing dir={config.dir} failed ({error}); check the path, its permissions and the free space."
         ) from error
 
 
-def _prepare(config: CorpusConfig, target: Path, progress: Progress, pinned: bool) -> Manifest:
+def _prepare(config: CorpusConfig, target: Path, progress: Progress) -> Manifest:
     with _alone(target):
         partial = target.parent / f".{target.name}.partial"
         if partial.exists():  # left by an interrupted run; the lock says that nobody is at it
             shutil.rmtree(partial)
-        if (found := _existing(config, target, pinned)) is not None:  # made while this process waited
+        if (found := _existing(config, target)) is not None:  # made while this process waited
             return found
         try:
             partial.mkdir()
@@ -111,7 +110,7 @@ def _alone(target: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def _existing(config: CorpusConfig, target: Path, pinned: bool) -> Manifest | None:
+def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
     """The corpus in `target` if it is the one asked for; None if there is nothing."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return None
@@ -133,16 +132,16 @@ def _existing(config: CorpusConfig, target: Path, pinned: bool) -> Manifest | No
         )
     # The same name may by now stand for another tokenizer file, or the files here may be damaged.
     check_corpus(manifest, target, tokenizer=config.tokenizer, checksums=False)
-    _check_text(config, manifest, pinned)
+    _check_text(config, manifest)
     return manifest
 
 
-def _check_text(config: CorpusConfig, manifest: Manifest, pinned: bool) -> None:
+def _check_text(config: CorpusConfig, manifest: Manifest) -> None:
     """Refuse a corpus of the user's text that has changed, or print a note."""
     if not (changes := changed_text(manifest, ask_hub=True)):
         return
     # The embedded corpus is a reference whatever is installed now; a dataset's revision may be a new description.
-    if pinned or config.source == "stdlib" or changes[0].startswith("hf:"):
+    if config.source == "stdlib" or changes[0].startswith("hf:"):
         print(f"{config.dir} is used as it is, although its text has changed: {listed(changes)}", file=sys.stderr)
         return
     raise ValueError(

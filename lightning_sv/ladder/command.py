@@ -50,7 +50,7 @@ def run_ladder(argv: list[str]) -> int:
         raise ValueError("--lanes must be at least 1 and --minutes positive.")
     if not (Path(ladder.corpus.dir) / FILENAME).is_file():
         _say(began, f"preparing {ladder.corpus.dir} from {ladder.corpus.source}")
-    manifest = prepare(ladder.corpus, progress=False, pinned=True)
+    manifest = prepare(ladder.corpus, progress=False)
     _say(began, f"corpus {manifest.corpus_hash[:12]}: {manifest.train.tokens:,} training tokens")
     if options.prepare:
         return 0

@@ -18,7 +18,8 @@ FEW = 16
 def open_source(config: CorpusConfig, progress: Progress) -> Source:
     """The documents that `config.source` names, without repetition and within `max_bytes`.
 
-    To add a kind of source, write a function that returns a `Source` and give it a line here and in `CorpusConfig`.
+    To add a kind of source, write a function that returns a `Source` and give it a line here, in `source_state` and in
+    `CorpusConfig`.
 
     Raises:
         ValueError: a file or dataset is missing, unreadable, or of an unknown kind; the sentence names it
