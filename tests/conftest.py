@@ -60,16 +60,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def short_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first of them: an epoch of `short_args` is five steps."""
-    return make_corpus(tmp_path_factory.mktemp("short"), max_bytes=26_000, chunk_bytes=2_000)
+    return make_corpus(tmp_path_factory.mktemp("short"), max_bytes=26_000, chunk_bytes=2_000, val_fraction=0.25)
 
 
-def make_corpus(root: Path, **settings: int) -> Path:
+def make_corpus(root: Path, *, val_fraction: float = 0.2, **settings: int) -> Path:
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:40]
     config = CorpusConfig(
         dir=str(root / "shards"),
         source="files:" + ",".join(map(str, files)),
         tokenizer="bpe:300",
-        val_fraction=0.2,
+        val_fraction=val_fraction,
         **settings,
     )
     prepare(config, progress=False)

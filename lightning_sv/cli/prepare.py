@@ -1,8 +1,12 @@
 """`lightning-sv prepare`: text to tokens to shards."""
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
-from lightning_sv.corpus import CorpusConfig, prepare
+from lightning_sv.corpus import CorpusConfig, Manifest, prepare
+from lightning_sv.corpus.manifest import FILENAME
+from lightning_sv.corpus.sources.find import counted
 from lightning_sv.settings.parser import Parser
 from lightning_sv.settings.sections import read_past
 
@@ -15,14 +19,28 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="Print the manifest as JSON.")
     read_past(parser, sections=["model"])  # of a corpus's own layer
     config = parser.parse_args(argv)
-    manifest = prepare(parser.instantiate(config).data.corpus, progress=not config.json)
-    train, val = manifest.train, manifest.val
+    corpus = parser.instantiate(config).data.corpus
+    existed = (Path(corpus.dir).expanduser() / FILENAME).is_file()
+    manifest = prepare(corpus, progress=not config.json)
     if config.json:
         print(json.dumps({"dir": config.data.corpus.dir, **manifest.to_dict()}, indent=2))
     else:
-        print(
-            f"{config.data.corpus.dir}: {train.tokens:,} training and {val.tokens:,} validation tokens of "
-            f"{train.documents + val.documents:,} documents ({manifest.duplicates:,} duplicates dropped), "
-            f"tokenizer {manifest.tokenizer}, corpus {manifest.corpus_hash[:12]}"
-        )
+        print("\n".join(_lines(config.data.corpus.dir, manifest, existed)))
     return 0
+
+
+def _lines(dir: str, manifest: Manifest, existed: bool) -> Iterator[str]:
+    """Yield what a corpus holds, and what of its source it does not hold."""
+    train, val = manifest.train, manifest.val
+    yield (
+        f"{dir}{' is already prepared' if existed else ''}: {train.tokens:,} training and {val.tokens:,} validation "
+        f"tokens of {train.documents:,} and {val.documents:,} documents ({manifest.duplicates:,} duplicates dropped), "
+        f"tokenizer {manifest.tokenizer}, corpus {manifest.corpus_hash[:12]}"
+    )
+    if manifest.held_out:
+        rest = val.documents - len(manifest.held_out)
+        yield f"  held out: {', '.join(manifest.held_out)}{f', and {rest:,} more' if rest else ''}"
+    if left_out := counted(manifest.left_out | {"not UTF-8": manifest.unreadable}):
+        yield f"  left out: {left_out}"
+    if manifest.tokenizer_loss:
+        yield f"  dropped by the tokenizer: {manifest.tokenizer_loss:.2%} of the text"

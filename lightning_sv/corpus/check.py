@@ -14,7 +14,7 @@ import numpy as np
 from lightning_sv.corpus.layer import FILENAME as LAYER
 from lightning_sv.corpus.manifest import SPLITS, Manifest, Shard
 from lightning_sv.corpus.progress import Progress
-from lightning_sv.corpus.tokenizer import GPT2_RANKS_SHA256, bpe_size, open_tokenizer
+from lightning_sv.corpus.tokenizer import GPT2_RANKS_SHA256, bpe_size, canonical_sha256
 from lightning_sv.corpus.writer import file_sha256
 
 # Beyond this size hashing takes more than a second or two, and shows a bar.
@@ -85,7 +85,7 @@ def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
     elif bpe_size(spec) is not None:
         same = False
     else:
-        same = open_tokenizer(spec).sha256 == manifest.tokenizer_sha256
+        same = canonical_sha256(spec) == manifest.tokenizer_sha256
     if not same:
         raise ValueError(
             f"tokenizer={spec} is not the one the corpus in {root} was made with, {manifest.tokenizer}; "

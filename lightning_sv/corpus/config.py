@@ -2,11 +2,13 @@
 
 import re
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 _UNITS = {"": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 # Where a corpus lies and how many threads made it say nothing about its content.
 _NOT_CONTENT = ("dir", "workers")
+
+Errors = Literal["strict", "replace", "skip"]
 
 
 @dataclass(frozen=True)
@@ -17,14 +19,19 @@ class CorpusConfig:
         dir: folder of the prepared corpus; made by `prepare`, read by training
         source: where the text comes from: 'stdlib' (Python sources of the standard library and the locked packages),
             'installed' (of the standard library and all that is installed), 'files:PATH[,PATH...]'
-            (files, folders or globs of .txt .md .py .jsonl .jsonl.gz .jsonl.zst .parquet), or 'hf:NAME'
-            (a dataset of the Hugging Face hub, or a builder such as 'hf:json' with hf_data_files), streamed
+            (files, folders or globs of .txt .md .py .jsonl .ndjson .json .parquet; all but .parquet also as .gz .zst
+            .bz2 .xz; .json as one object per line), or 'hf:NAME' (a dataset of the Hugging Face hub, or a builder
+            such as 'hf:json' with hf_data_files), streamed
         tokenizer: 'bpe:N' (a byte-level BPE of N tokens trained on the corpus), 'gpt2' (50,257 tokens), a path to
             a tokenizer.json, or a path to GPT-2's ranks (*.tiktoken) where there is no network
-        val_fraction: share of the documents held out, chosen by a hash of their text, whatever their order; at
-            least one, and of a lone document its end (see `SplitDocuments`)
+        eot: name of the end-of-text token of a tokenizer.json; null takes eos_token of the tokenizer_config.json or
+            special_tokens_map.json next to it, or else a usual name
+        val_fraction: share of the documents held out, chosen by a hash of their text, whatever their order; of few
+            documents the end of each (see `SplitDocuments`)
         max_bytes: take no more UTF-8 bytes of text than this; null takes all (for 'stdlib': 75 MB)
         text_field: name of the text column in .jsonl, .parquet and Hugging Face data
+        errors: what happens to files and lines that are not UTF-8: 'strict' refuses and names them, 'replace' puts
+            U+FFFD for each wrong byte, 'skip' leaves out the file or line
         hf_subset: configuration name of the Hugging Face dataset
         hf_split: split of the Hugging Face dataset
         hf_data_files: data files for a Hugging Face builder: a path, a glob, or several, separated by commas
@@ -36,9 +43,11 @@ class CorpusConfig:
     dir: str = "data/stdlib"
     source: str = "stdlib"
     tokenizer: str = "bpe:1024"
+    eot: str | None = None
     val_fraction: float = 0.01
     max_bytes: int | None = None
     text_field: str = "text"
+    errors: Errors = "strict"
     hf_subset: str | None = None
     hf_split: str = "train"
     hf_data_files: str | None = None
@@ -59,6 +68,8 @@ class CorpusConfig:
                 f"val_fraction={self.val_fraction} must lie between 0 and 1, both excluded: "
                 "training needs some documents and validation needs some others."
             )
+        if self.errors not in get_args(Errors):
+            raise ValueError(f"errors={self.errors!r} is not known; use one of {', '.join(get_args(Errors))}.")
         for name in ("max_bytes", "workers"):
             value = getattr(self, name)
             if value is not None and value < 1:

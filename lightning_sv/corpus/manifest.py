@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
@@ -22,7 +22,10 @@ _PLAIN: dict[Any, Any] = {
     str | None: (str, type(None)),
     dict[str, str]: dict,
     dict[str, Any]: dict,
+    dict[str, Any] | None: (dict, type(None)),
+    list[str]: list,
 }
+CHECKSUM = "manifest_sha256"
 _T = TypeVar("_T")
 
 
@@ -39,7 +42,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class SplitInfo:
-    """One split: documents, tokens (end-of-text included), UTF-8 bytes of its text, largest id, shards."""
+    """One split: documents, tokens (end-of-text included), UTF-8 bytes of its text, largest id, shards.
+
+    Of validation's text only the bytes that the tokenizer keeps count, so that bits per byte stand for them.
+    """
 
     documents: int
     tokens: int
@@ -73,6 +79,11 @@ class Manifest:
         unreadable: source files left out because they are no UTF-8
         ngram: cross-entropies of n-gram models on the validation split
         corpus_hash: identifies tokens and tokenizer: results of two corpora compare only if it is equal
+        sources: name of each source file, package or dataset -> size, time and hash; version; or revision. None if
+            an earlier version prepared the corpus
+        left_out: suffix or kind -> number of files of the source that are not read
+        held_out: where the first validation documents come from
+        tokenizer_loss: share of the validation text's bytes that the tokenizer drops
     """
 
     version: int
@@ -91,6 +102,10 @@ class Manifest:
     unreadable: int
     ngram: NgramBaseline
     corpus_hash: str
+    sources: dict[str, Any] | None = None
+    left_out: dict[str, Any] = field(default_factory=dict)
+    held_out: list[str] = field(default_factory=list)
+    tokenizer_loss: float = 0.0
 
     @property
     def train(self) -> SplitInfo:
@@ -108,9 +123,9 @@ class Manifest:
         return sum(shard.bytes for split in self.splits.values() for shard in split.shards)
 
     def to_dict(self) -> dict[str, Any]:
-        """The manifest as plain JSON types, as in manifest.json."""
+        """The manifest as plain JSON types, as in manifest.json, with a checksum over all of them."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
-        return plain
+        return plain | {CHECKSUM: checksum(plain)}
 
     def loss_figures(self, val_loss: float) -> dict[str, Any]:
         """What a run's summary says of its final loss and of the text it is on.
@@ -168,6 +183,8 @@ class Manifest:
             manifest = _build(cls, data | {"splits": splits, "ngram": _build(NgramBaseline, data["ngram"])})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}: is incomplete ({error!r}); delete {dir} and prepare it again.") from None
+        if any(not isinstance(state, dict) for state in (manifest.sources or {}).values()):
+            raise ValueError(f"{path}: sources is damaged; delete {dir} and prepare it again.")
         if manifest.dtype not in DTYPES:
             raise ValueError(f"{path}: dtype is {manifest.dtype!r}; known: {' '.join(DTYPES)}.")
         for name in (
@@ -178,6 +195,8 @@ class Manifest:
                 raise ValueError(f"{path}: names the file {name!r} outside {dir}; do not use this corpus.")
         if manifest.corpus_hash != corpus_hash(manifest.tokenizer_sha256, splits):
             raise ValueError(f"{path}: its hashes do not add up to its corpus_hash; it was edited, prepare it again.")
+        if data.get(CHECKSUM, checksum(data)) != checksum(data):  # manifests of earlier versions have none
+            raise ValueError(f"{path}: does not have its {CHECKSUM}; it was edited, prepare it again.")
         return manifest
 
 
@@ -190,6 +209,12 @@ def corpus_hash(tokenizer_sha256: str, splits: dict[str, SplitInfo]) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
+def checksum(data: dict[str, Any]) -> str:
+    """Return the hash of all that a manifest says but for this hash."""
+    content = {key: value for key, value in data.items() if key != CHECKSUM}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def _inside(name: str) -> bool:
     """Whether a path stays in the folder it is relative to, on every system."""
     return name.isprintable() and not any(
@@ -198,20 +223,28 @@ def _inside(name: str) -> bool:
 
 
 def _split(data: dict[str, Any]) -> SplitInfo:
-    return _build(SplitInfo, data | {"shards": tuple(_build(Shard, shard) for shard in data["shards"])})
+    split = _build(SplitInfo, data | {"shards": tuple(_build(Shard, shard) for shard in data["shards"])})
+    if not min(split.documents, split.tokens, split.bytes):
+        raise TypeError("a split holds no documents, tokens or bytes")
+    return split
 
 
 def _build(cls: type[_T], data: dict[str, Any]) -> _T:
-    """An instance from the keys it knows; unknown keys are ignored.
+    """An instance from the keys it knows; unknown keys are ignored, fields with a default may be absent.
 
     Raises:
         KeyError: a key is missing
         TypeError: a value is of another type, or a number below 0 or beyond 64 bits
     """
-    for field in fields(cls):  # type: ignore[arg-type]
-        kind = _PLAIN.get(field.type)
-        value = data[field.name]
+    known = [
+        each
+        for each in fields(cls)  # type: ignore[arg-type]
+        if each.name in data or (each.default is MISSING and each.default_factory is MISSING)
+    ]
+    for each in known:
+        kind = _PLAIN.get(each.type)
+        value = data[each.name]
         plain = kind is None or (isinstance(value, kind) and not isinstance(value, bool))
         if not plain or (kind is int and not 0 <= value < 1 << 63):
-            raise TypeError(f"{field.name} is {value!r}"[:200])
-    return cls(**{field.name: data[field.name] for field in fields(cls)})  # type: ignore[arg-type]
+            raise TypeError(f"{each.name} is {value!r}"[:200])
+    return cls(**{each.name: data[each.name] for each in known})

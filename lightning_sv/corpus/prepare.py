@@ -5,28 +5,34 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 from filelock import FileLock, Timeout
 
-from lightning_sv.corpus.check import check_corpus
+from lightning_sv.corpus.changes import changed_text, listed
+from lightning_sv.corpus.check import SHOWN_BYTES, check_corpus
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.encode import encode_documents
+from lightning_sv.corpus.layer import FILENAME as LAYER
 from lightning_sv.corpus.layer import write_layer
+from lightning_sv.corpus.loss import check_sample, check_share, lost_share
 from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, Manifest, SplitInfo, corpus_hash
 from lightning_sv.corpus.ngram import ngram_baseline
 from lightning_sv.corpus.progress import Progress
 from lightning_sv.corpus.shards import iter_shards
-from lightning_sv.corpus.sources.table import SplitDocuments, UniqueDocuments, open_source
-from lightning_sv.corpus.tokenizer import JsonTokenizer, Tokenizer, bpe_size, open_tokenizer
+from lightning_sv.corpus.sources.state import file_bytes, hashed
+from lightning_sv.corpus.sources.table import SplitDocuments, UniqueDocuments, open_source, source_state
+from lightning_sv.corpus.tokenizer import JsonTokenizer, Tokenizer, bpe_size, check_end, open_tokenizer
 from lightning_sv.corpus.writer import ShardWriter
 
 # A byte-level BPE changes little with more text than this, and training keeps its words in memory.
 BPE_SAMPLE_BYTES = 32_000_000
 # A wait that is longer is said.
 _SILENT_WAIT_S = 1.0
+#: validation documents whose names are kept
+_NAMED = 5
 
 
 def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
@@ -44,7 +50,7 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
 
     Raises:
         ValueError: the text or the tokenizer cannot be had, there is nothing to split, or `config.dir` already holds
-            something else
+            something else, or a corpus of text that has changed since
     """
     target = Path(config.dir).expanduser().resolve()
     try:
@@ -58,7 +64,6 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
 
 
 def _prepare(config: CorpusConfig, target: Path, progress: Progress) -> Manifest:
-    target.parent.mkdir(parents=True, exist_ok=True)
     with _alone(target):
         partial = target.parent / f".{target.name}.partial"
         if partial.exists():  # left by an interrupted run; the lock says that nobody is at it
@@ -78,14 +83,17 @@ def _prepare(config: CorpusConfig, target: Path, progress: Progress) -> Manifest
 
 @contextmanager
 def _alone(target: Path) -> Iterator[None]:
-    """Wait, and say so, until no other process prepares `target`.
+    """Wait, after a message, until no other process prepares `target`; leave no lock and no new empty folder.
 
     Raises:
-        OSError: nothing can be written beside it. The lock itself would be tried for ever
+        OSError: nothing can be written next to it. The lock itself would be tried for ever
     """
+    missing = [folder for folder in target.parents if not folder.exists()]
+    target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=target.parent):
         pass
-    lock = FileLock(target.parent / f".{target.name}.lock")
+    path = target.parent / f".{target.name}.lock"
+    lock = FileLock(path)
     try:
         lock.acquire(timeout=_SILENT_WAIT_S)
     except Timeout:
@@ -94,7 +102,12 @@ def _alone(target: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        with suppress(OSError):  # those who wait see that it is gone, and make their own
+            path.unlink()
         lock.release()
+        with suppress(OSError):  # not empty
+            for folder in missing:
+                folder.rmdir()
 
 
 def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
@@ -104,11 +117,13 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
     if not (target / FILENAME).is_file():
         raise ValueError(f"dir={config.dir} exists and holds no prepared corpus; choose another dir, or delete it.")
     manifest = Manifest.load(target)
+    # Settings that an earlier version did not know had their default.
+    known = CorpusConfig().settings() | manifest.settings
     wanted = config.settings()
     differing = [
-        f"{key}={json.dumps(manifest.settings.get(key))} there, {json.dumps(value)} wanted"
+        f"{key}={json.dumps(known[key])} there, {json.dumps(value)} wanted"
         for key, value in wanted.items()
-        if manifest.settings.get(key) != value
+        if known[key] != value
     ]
     if differing:
         raise ValueError(
@@ -117,21 +132,44 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
         )
     # The same name may by now stand for another tokenizer file, or the files here may be damaged.
     check_corpus(manifest, target, tokenizer=config.tokenizer, checksums=False)
+    _check_text(config, manifest)
     return manifest
 
 
+def _check_text(config: CorpusConfig, manifest: Manifest) -> None:
+    """Refuse a corpus of the user's text that has changed, or print a note."""
+    if not (changes := changed_text(manifest, ask_hub=True)):
+        return
+    # The embedded corpus is a reference whatever is installed now; a dataset's revision may be a new description.
+    if config.source == "stdlib" or changes[0].startswith("hf:"):
+        print(f"{config.dir} is used as it is, although its text has changed: {listed(changes)}", file=sys.stderr)
+        return
+    raise ValueError(
+        f"dir={config.dir} holds a corpus of text that has changed since: {listed(changes)}; delete it to prepare it "
+        f"again, or choose another dir (fit --config {config.dir}/{LAYER} trains on it as it is)."
+    )
+
+
 def _build(config: CorpusConfig, folder: Path, progress: Progress) -> Manifest:
-    size = bpe_size(config.tokenizer)
-    tokenizer = open_tokenizer(config.tokenizer) if size is None else None  # a bad path fails before any reading
+    n_tokens = bpe_size(config.tokenizer)
+    # A bad path fails before any reading.
+    tokenizer = open_tokenizer(config.tokenizer, config.eot) if n_tokens is None else None
+    state = source_state(config, ask_hub=True)  # before the text is read: what changes meanwhile is noticed later
+    size = file_bytes(state)
+    with Progress(progress.enabled and size > SHOWN_BYTES).phase("hashing text", size) as step:
+        state = hashed(state, step)
     source = open_source(config, progress)
     try:
         documents = SplitDocuments(UniqueDocuments(source, config.max_bytes), config.val_fraction)
     except ValueError as error:
         raise ValueError(f"source={config.source}: {error}") from None
     if tokenizer is None:
-        assert size is not None
-        tokenizer = _train_bpe(documents, size, source.total_bytes, progress)
-    splits, duplicates = _write_splits(config, documents, tokenizer, folder, progress)
+        assert n_tokens is not None
+        tokenizer = _train_bpe(documents, n_tokens, source.total_bytes, progress)
+    else:
+        check_sample(tokenizer, documents, config.tokenizer)
+    check_end(tokenizer, config.eot)
+    splits, held_out, lost = _write_splits(config, documents, tokenizer, folder, progress)
     tokenizer_file = tokenizer.save(folder)
     streams = {name: list(iter_shards(folder / name, tokenizer.dtype)) for name in splits}
     with progress.phase("counting n-grams", sum(map(len, streams.values())), unit="shards") as step:
@@ -150,10 +188,14 @@ def _build(config: CorpusConfig, folder: Path, progress: Progress) -> Manifest:
         eot=tokenizer.eot,
         dtype=tokenizer.dtype.name,
         splits=splits,
-        duplicates=duplicates,
-        unreadable=source.unreadable,
+        duplicates=documents.documents.duplicates,
+        unreadable=len(source.unreadable),
         ngram=ngram,
         corpus_hash=corpus_hash(tokenizer.sha256, splits),
+        sources=state,
+        left_out=source.left_out,
+        held_out=held_out,
+        tokenizer_loss=lost,
     )
 
 
@@ -177,16 +219,27 @@ def _train_bpe(documents: SplitDocuments, size: int, total_bytes: int | None, pr
 
 def _write_splits(
     config: CorpusConfig, documents: SplitDocuments, tokenizer: Tokenizer, folder: Path, progress: Progress
-) -> tuple[dict[str, SplitInfo], int]:
-    """Encode every document into its split; also the number of duplicates left out."""
+) -> tuple[dict[str, SplitInfo], list[str], float]:
+    """Encode every document into its split; also return where validation begins, and the share of it that is lost."""
     writers = {name: ShardWriter(folder / name, config.chunk_size, tokenizer.dtype) for name in ("train", "val")}
     unique = documents.documents
     total = min((n for n in (unique.source.total_bytes, config.max_bytes) if n is not None), default=None)
+    held_out, lost = list[str](), 0
     with progress.phase("encoding", total) as step:
         for document, ids in encode_documents(documents, tokenizer, config.workers):
-            writers["val" if documents.held_out(document) else "train"].add(ids, document.n_bytes)
+            kept = document.n_bytes
+            if documents.held_out(document):
+                kept -= round(kept * lost_share(tokenizer, document.text, ids[:-1].tolist()))
+                lost += document.n_bytes - kept
+                if len(held_out) < _NAMED:
+                    held_out.append(document.where)
+                writers["val"].add(ids, kept)
+            else:
+                writers["train"].add(ids, kept)
             step(document.n_bytes)
-    return {name: writer.finish() for name, writer in writers.items()}, unique.duplicates
+    share = lost / (lost + writers["val"].text_bytes)
+    check_share(share, config.tokenizer)
+    return {name: writer.finish() for name, writer in writers.items()}, held_out, share
 
 
 def _counted(streams: Iterable[np.ndarray], step: Callable[[int], None]) -> Iterator[np.ndarray]:

@@ -2,10 +2,12 @@
 
 import base64
 import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import tiktoken
@@ -13,7 +15,8 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 END_OF_TEXT = "<|endoftext|>"
-# Names that published tokenizers give to the token that ends a document; the first one found is taken.
+# Names that published tokenizers give to the token that ends a document. The first one found is taken where neither
+# the settings nor the files next to the tokenizer name one.
 _END_OF_TEXT_NAMES = (
     END_OF_TEXT,
     "<|end_of_text|>",
@@ -27,6 +30,9 @@ _END_OF_TEXT_NAMES = (
 GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 _GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 _MAX_FILE_BYTES = 256 << 20
+#: files of transformers next to a tokenizer.json that name its end token, and those of the model that give its id
+_NAMES_END = ("tokenizer_config.json", "special_tokens_map.json")
+_END_IDS = ("generation_config.json", "config.json")
 
 
 class Tokenizer(ABC):
@@ -43,6 +49,16 @@ class Tokenizer(ABC):
     filename: ClassVar[str]
     vocab_size: int
     eot: int
+
+    @property
+    def eot_token(self) -> str:
+        """Name of the token that ends a document."""
+        return self.decode([self.eot])
+
+    @property
+    def unknown(self) -> int | None:
+        """Id of the token for what is not in the vocabulary; None if there is none."""
+        return None
 
     def encode(self, text: str) -> list[int]:
         """The ids of one text, without the end-of-text token."""
@@ -72,9 +88,11 @@ class Tokenizer(ABC):
         return np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the canonical file into a folder and return its path."""
+        """Write the canonical file, and the end token's name where it is not the usual one; return the file's path."""
         path = Path(folder) / self.filename
         path.write_bytes(self.to_bytes())
+        if self.eot_token != END_OF_TEXT:
+            path.with_name(_NAMES_END[0]).write_text(json.dumps({"eos_token": self.eot_token}))
         return path
 
     @classmethod
@@ -82,7 +100,7 @@ class Tokenizer(ABC):
         """Read the tokenizer of a prepared corpus."""
         for kind in (JsonTokenizer, RanksTokenizer):
             if (path := Path(folder) / kind.filename).is_file():
-                return kind.from_bytes(read_limited(path), str(path))
+                return kind.from_bytes(read_limited(path), str(path), _named_end(path.parent))
         raise ValueError(f"{folder}: holds neither tokenizer.json nor gpt2.tiktoken; prepare the corpus again.")
 
 
@@ -91,32 +109,41 @@ class JsonTokenizer(Tokenizer):
 
     filename = "tokenizer.json"
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, raw: bytes, where: str) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, raw: bytes, where: str, eot: str | int | None = None) -> None:
         self._tokenizer, self._raw = tokenizer, raw
         tokenizer.encode_special_tokens = True  # special tokens in the text are text
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.vocab_size = max(tokenizer.get_vocab().values(), default=0) + 1
-        eot = next(
-            (i for name in _END_OF_TEXT_NAMES if (i := tokenizer.token_to_id(name)) is not None),
-            None,
-        )
-        if eot is None:
+        eot = tokenizer.id_to_token(eot) if isinstance(eot, int) else eot
+        names = _END_OF_TEXT_NAMES if eot is None else (eot,)
+        found = next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
+        if found is None:
             raise ValueError(
-                f"{where}: has no end-of-text token; add one of {', '.join(_END_OF_TEXT_NAMES)} to the tokenizer."
+                f"{where}: has no end-of-text token {' '.join(names)}; set data.corpus.eot to the name of one of its "
+                "tokens."
             )
-        self.eot = eot
+        self.eot = found
 
     @classmethod
-    def from_bytes(cls, raw: bytes, where: str) -> "JsonTokenizer":
-        """Read a tokenizer.json; `where` names it in errors."""
+    def from_bytes(cls, raw: bytes, where: str, eot: str | int | None = None) -> "JsonTokenizer":
+        """Read a tokenizer.json.
+
+        Args:
+            raw: content of the file
+            where: its name in errors
+            eot: name or id of the end-of-text token; None for the first of the usual ones
+
+        Raises:
+            ValueError: the file is no tokenizer, or has no such token
+        """
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(raw)
         except BaseException as error:  # the library raises ValueError, a bare Exception, or panics
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
             raise ValueError(f"{where}: is no tokenizer.json ({error}); check the path.") from None
-        return cls(tokenizer, raw, where)
+        return cls(tokenizer, raw, where, eot)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "JsonTokenizer":
@@ -142,6 +169,21 @@ class JsonTokenizer(Tokenizer):
         """The ids of many texts, each 1-D and of `dtype`; safe to call from several threads."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
+
+    @property
+    def eot_token(self) -> str:
+        """Name of the token that ends a document."""
+        return str(self._tokenizer.id_to_token(self.eot))
+
+    @cached_property
+    def unknown(self) -> int | None:  # type: ignore[override]
+        """Id of the token for what is not in the vocabulary; None if there is none."""
+        model = json.loads(self._raw)["model"]
+        name = model.get("unk_token")
+        found: int | None = (
+            model.get("unk_id") if name is None else self._tokenizer.token_to_id(name)
+        )  # Unigram has ids
+        return found
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of a sequence of ids; special tokens are spelled out."""
@@ -169,7 +211,7 @@ class RanksTokenizer(Tokenizer):
         )
 
     @classmethod
-    def from_bytes(cls, raw: bytes, where: str) -> "RanksTokenizer":
+    def from_bytes(cls, raw: bytes, where: str, eot: str | None = None) -> "RanksTokenizer":
         """Read a file of ranks; `where` names it in errors. Only GPT-2's are taken: others split words otherwise."""
         try:
             rows = (line.split() for line in raw.splitlines() if line)
@@ -221,17 +263,75 @@ def bpe_size(spec: str) -> int | None:
     return size
 
 
-def open_tokenizer(spec: str) -> Tokenizer:
+def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
     """The tokenizer that needs no training: 'gpt2', a tokenizer.json or a *.tiktoken file.
 
+    Args:
+        spec: name or path
+        eot: name of the end-of-text token; None for that of the files next to a tokenizer.json
+
     Raises:
-        ValueError: no such file, a file of another kind, or GPT-2 without a network
+        ValueError: no such file, a file of another kind, no or an ambiguous end-of-text token, or GPT-2 without a
+            network
     """
     if spec == "gpt2":
-        return RanksTokenizer.download()
+        tokenizer: Tokenizer = RanksTokenizer.download()
+    elif (path := Path(spec).expanduser()).suffix == ".tiktoken":
+        tokenizer = RanksTokenizer.from_bytes(read_limited(path), f"tokenizer={spec}")
+    else:
+        raw = read_limited(path)
+        ids = [i for name in _END_IDS for i in _end_ids(path.with_name(name))]
+        named = eot or _named_end(path.parent) or next(iter(ids), None)
+        tokenizer = JsonTokenizer.from_bytes(raw, f"tokenizer={spec}", named)
+        if eot is None and ids and tokenizer.eot not in ids:
+            raise ValueError(
+                f"tokenizer={spec}: its end-of-text token is {tokenizer.eot_token}, id {tokenizer.eot}, and the model "
+                f"next to it has eos_token_id {' '.join(map(str, ids))}; set data.corpus.eot to the token you want."
+            )
+    return tokenizer
+
+
+def canonical_sha256(spec: str) -> str:
+    """Return the hash of the canonical file of a tokenizer.json or *.tiktoken file."""
     path = Path(spec).expanduser()
-    kind = RanksTokenizer if path.suffix == ".tiktoken" else JsonTokenizer
-    return kind.from_bytes(read_limited(path), f"tokenizer={spec}")
+    if path.suffix == ".tiktoken":
+        return open_tokenizer(spec).sha256
+    return hashlib.sha256(read_limited(path)).hexdigest()
+
+
+def check_end(tokenizer: Tokenizer, eot: str | None) -> None:
+    """Check that a tokenizer ends documents with the token of the settings.
+
+    Raises:
+        ValueError: it has another one, which cannot be chosen
+    """
+    if eot is not None and tokenizer.eot_token != eot:
+        raise ValueError(f"eot={eot!r} can be set for a tokenizer.json; this tokenizer has {tokenizer.eot_token!r}.")
+
+
+def _named_end(folder: Path) -> str | None:
+    """Return the end token that the files next to a tokenizer.json name."""
+    for name in _NAMES_END:
+        token = _settings(folder / name).get("eos_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            return token
+    return None
+
+
+def _end_ids(path: Path) -> list[int]:
+    """Return the ids at which a model stops, by its configuration."""
+    ids = _settings(path).get("eos_token_id")
+    return [i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int) and 0 <= i < 1 << 32]
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """Return a JSON object, empty if the file does not exist."""
+    try:
+        settings = json.loads(read_limited(path)) if path.is_file() else {}
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: no valid JSON ({error}); repair or remove it.") from None
+    return settings if isinstance(settings, dict) else {}
 
 
 def _dump_ranks(ranks: dict[bytes, int]) -> bytes:

@@ -1,11 +1,13 @@
 """What a run reads: a corpus, cut into sequences and batches. Without Lightning."""
 
+import sys
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from lightning_sv.corpus import CorpusConfig, Manifest, Share, check_corpus, open_split
+from lightning_sv.corpus.changes import changed_text, listed
 
 #: loader processes of a device; more are a typing error, and would exhaust the machine
 _MOST_WORKERS = 256
@@ -83,7 +85,7 @@ class Batches:
 
         Args:
             vocab_size: of the model
-            checksums: whether to hash every shard, see `corpus.check_corpus`
+            checksums: whether to hash every shard, see `corpus.check_corpus`, and to warn if the text has changed
 
         Raises:
             ValueError: names the file or key, and what to do
@@ -96,6 +98,11 @@ class Batches:
             tokenizer=self.corpus.tokenizer,
             checksums=checksums,
         )
+        if checksums and (changes := changed_text(self.manifest)):
+            print(
+                f"warning: {self.corpus.dir} is used as it is, although its text has changed: {listed(changes)}",
+                file=sys.stderr,
+            )
 
     def share(self, devices: int, rank: int = 0) -> Share:
         """Return what one of so many devices reads of every optimizer step.

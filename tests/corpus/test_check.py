@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from lightning_sv.corpus import Manifest, check_corpus, open_split
+from lightning_sv.corpus.manifest import CHECKSUM
 
 
 @pytest.fixture
@@ -21,6 +22,7 @@ def copy(corpus: Path, tmp_path: Path) -> Path:
 def _edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     data = json.loads(path.read_text())
     change(data)
+    data.pop(CHECKSUM, None)  # as of an earlier version
     path.write_text(json.dumps(data))
 
 
@@ -145,3 +147,31 @@ def test_a_model_that_does_not_fit_is_refused(corpus: Path, manifest: Manifest) 
         open_split(corpus, "val", seq_len=9_000)
     with pytest.raises(ValueError, match="split='test' is not known"):
         open_split(corpus, "test", seq_len=8)  # type: ignore[arg-type]
+
+
+EDITS: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
+    ("val bytes", lambda d: d["splits"]["val"].update(bytes=d["splits"]["val"]["bytes"] + 1)),
+    ("eot", lambda d: d.update(eot=1)),
+    ("n-grams", lambda d: d["ngram"].update(bigram=0.5)),
+    ("licence", lambda d: d.update(licence="MIT")),
+    ("sources", lambda d: d["sources"].popitem()),
+]
+
+
+@pytest.mark.parametrize("edit", [e[1] for e in EDITS], ids=[e[0] for e in EDITS])
+def test_an_edit_of_anything_in_the_manifest_is_found(copy: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    path = copy / "manifest.json"
+    data = json.loads(path.read_text())
+    edit(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(ValueError, match=rf"manifest\.json.*{CHECKSUM}"):
+        Manifest.load(copy)
+    path.write_text(json.dumps({key: value for key, value in data.items() if key != CHECKSUM}))
+    assert Manifest.load(copy).corpus_hash == data["corpus_hash"]  # of an earlier version
+
+
+@pytest.mark.parametrize("key", ["bytes", "tokens", "documents"])
+def test_an_empty_split_is_refused(copy: Path, key: str) -> None:
+    _edit(copy / "manifest.json", lambda d: d["splits"]["val"].update({key: 0}))
+    with pytest.raises(ValueError, match=r"manifest\.json"):
+        Manifest.load(copy)

@@ -149,13 +149,14 @@ def test_too_little_text_is_refused_and_leaves_nothing(config: CorpusConfig, tmp
     for text, more, message in (
         ("", {}, "there is no document; add some"),
         ("a single document", {"max_bytes": 3}, "there is no document within max_bytes=3; raise it"),
-        ("x", {}, "there is 1 document, of a single character; add text"),
+        ("x", {}, "no document has more than a single character"),
     ):
         (tmp_path / "one.txt").write_text(text)
         one = replace(config, source=f"files:{tmp_path}/one.txt", tokenizer="bpe:257", **more)  # type: ignore[arg-type]
+        one = replace(one, dir=str(tmp_path / "new" / "deep" / "corpus"))
         with pytest.raises(ValueError, match=f"source=files:.*one.txt: {message}"):
             prepare(one, progress=False)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".corpus.lock", "one.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.txt"]
 
 
 def test_killed_in_the_middle_it_leaves_nothing_that_looks_finished(
@@ -186,7 +187,7 @@ def test_killed_in_the_middle_it_leaves_nothing_that_looks_finished(
     with pytest.raises(ValueError, match=r"manifest\.json does not exist.*prepare it first"):
         Manifest.load(config.dir)
     assert prepare(config, progress=False).corpus_hash == manifest.corpus_hash
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".corpus.lock", "corpus"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus"]
 
 
 def test_a_folder_that_cannot_be_written_is_named(config: CorpusConfig, tmp_path: Path) -> None:

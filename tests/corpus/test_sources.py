@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import importlib.metadata
+import io
 import json
+import lzma
+import os
 import platform
 import sys
 import sysconfig
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +27,7 @@ import zstandard
 
 from lightning_sv.corpus import CorpusConfig
 from lightning_sv.corpus.progress import Progress
+from lightning_sv.corpus.sources import document as document_module
 from lightning_sv.corpus.sources import hub
 from lightning_sv.corpus.sources.document import Document, Source
 from lightning_sv.corpus.sources.table import SplitDocuments, UniqueDocuments, open_source
@@ -41,20 +47,137 @@ def test_every_format_gives_the_same_documents(tmp_path: Path, jsonl: Path, text
     compress = zstandard.ZstdCompressor().compress
     (tmp_path / "a.jsonl.zst").write_bytes(compress(raw[:half]) + compress(raw[half:]))
     pyarrow.parquet.write_table(pyarrow.table({"id": range(len(texts)), "text": texts}), tmp_path / "a.parquet")
+    for name in ("a.ndjson", "a.JSON"):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + raw)
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(raw))
+    (tmp_path / "a.jsonl.bz2").write_bytes(bz2.compress(raw))
+    (tmp_path / "a.jsonl.xz").write_bytes(lzma.compress(raw))
     (tmp_path / "parts").mkdir()
     for number, text in enumerate(texts):
-        (tmp_path / "parts" / f"{number:03}.txt").write_bytes(text.encode())
+        (tmp_path / "parts" / f"{number:03}.txt").write_bytes(b"\xef\xbb\xbf" * (number % 2) + text.encode())
+    (tmp_path / "packed").mkdir()
+    for number, text in enumerate(texts):
+        name, pack = [("TXT", bytes), ("txt.gz", gzip.compress), ("md.XZ", lzma.compress)][number % 3]
+        (tmp_path / "packed" / f"{number:03}.{name}").write_bytes(pack(text.encode()))
     (tmp_path / "parts" / "logo.png").write_bytes(b"\x89PNG")  # in a folder, only known suffixes count
     (tmp_path / "parts" / ".hidden.txt").write_text("hidden")
     specs = [
         str(jsonl),
-        *(str(tmp_path / name) for name in ("a.jsonl.gz", "a.jsonl.zst", "a.parquet", "parts")),
+        *(str(tmp_path / name) for name in ("a.jsonl.gz", "a.jsonl.zst", "a.jsonl.bz2", "a.jsonl.xz", "a.json.gz")),
+        *(str(tmp_path / name) for name in ("a.ndjson", "a.JSON", "a.parquet", "parts", "packed")),
     ]
     specs.append(str(tmp_path / "parts" / "*.txt"))
     for spec in specs:
         assert _texts(f"files:{spec}") == texts, spec
     for builder, name in [("json", jsonl), ("parquet", tmp_path / "a.parquet")]:
         assert _texts(f"hf:{builder}", hf_data_files=str(name)) == texts, builder
+
+
+def test_what_a_folder_leaves_out_is_counted_and_links_are_followed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes, other = tmp_path / "notes", tmp_path / "other"
+    for folder in (notes / "sub", notes / "closed", other):
+        folder.mkdir(parents=True)
+    (notes / "a.txt").write_text("a")
+    (notes / "sub" / "rows.json").write_text('{"text": "rows"}\n')
+    (other / "b.md").write_text("b")
+    for name in ("x.PDF", "sub/y.PDF", "z.tar.gz", "package.json", "Makefile"):
+        (notes / name).write_text('{\n "name": 1}')
+    for name, target in (("link", other), ("loop", notes), ("self", notes / "self"), ("absent", tmp_path / "nothing")):
+        (notes / name).symlink_to(target)
+    os.mkfifo(notes / "pipe.txt")
+    scan = os.scandir
+
+    def refusing(folder: Path) -> object:
+        if Path(folder).name == "closed":
+            raise PermissionError(13, "denied", str(folder))
+        return scan(folder)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    source = open_source(CorpusConfig(source=f"files:{notes}"), _SILENT)
+    assert [document.text for document in source.read()] == ["a", "b", "rows"]
+    assert source.left_out == {
+        ".PDF": 2, ".tar.gz": 1, ".json": 1, "no suffix": 1, "links": 3, "special files": 1,
+        "folders without permission": 1,
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"\.png matches no file.*\.png 1"):
+        (notes / "q.png").write_text("")
+        _texts(f"files:{notes}/*.png")
+
+
+def test_the_name_of_a_folder_may_hold_a_comma(tmp_path: Path) -> None:
+    (tmp_path / "Müller, Hans").mkdir()
+    (tmp_path / "Müller, Hans" / "a.txt").write_text("a")
+    assert _texts(f"files:{tmp_path}/Müller, Hans") == ["a"]
+
+
+def _pack(name: str, text: str) -> bytes:
+    raw = text.encode() if ".txt" in name else json.dumps({"text": text}).encode()
+    if name.endswith(".parquet"):
+        file = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow.table({"text": [text]}), file)
+        return file.getvalue()
+    pack = {".gz": gzip.compress, ".zst": zstandard.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+    return pack.get(Path(name).suffix, bytes)(raw)
+
+
+@pytest.mark.parametrize(
+    "name", ["a.txt", "a.txt.gz", "a.jsonl", "a.json.zst", "a.jsonl.bz2", "a.ndjson.xz", "a.parquet"]
+)
+def test_every_reader_has_the_same_limit_and_drops_the_byte_order_mark(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(document_module, "MAX_DOCUMENT_BYTES", 1000)
+    path = tmp_path / name
+    path.write_bytes(_pack(name, "\ufeff" + "x" * 900))
+    assert _texts(f"files:{path}") == ["x" * 900]
+    path.write_bytes(_pack(name, "x" * 1001))
+    with pytest.raises(ValueError, match=rf"{name}.*1,000 bytes"):
+        _texts(f"files:{path}")
+
+
+def test_a_line_without_end_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document_module, "MAX_DOCUMENT_BYTES", 1 << 16)
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b"{" * (64 << 20), 1))
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"a\.jsonl\.gz, line 1"):
+        _texts(f"files:{path}")
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+
+
+def test_what_a_format_allows_is_read(tmp_path: Path) -> None:
+    """Beyond the defaults of libraries: a zstd window of 256 MiB, whole numbers of more than 4,300 digits."""
+    wide = zstandard.ZstdCompressionParameters(window_log=28)
+    compress = zstandard.ZstdCompressor(compression_params=wide).compressobj()
+    line = b'{"id": ' + b"1" * 5000 + b', "text": "x"}\n'
+    (tmp_path / "a.jsonl.zst").write_bytes(compress.compress(line) + compress.flush())
+    assert _texts(f"files:{tmp_path}") == ["x"]
+
+
+def test_text_that_is_not_utf8_is_listed_replaced_or_skipped(tmp_path: Path) -> None:
+    for name, raw in (("a.txt", b"caf\xe9"), ("b.txt", b"good"), ("c.md.gz", gzip.compress(b"\xff"))):
+        (tmp_path / name).write_bytes(raw)
+    (tmp_path / "d.jsonl").write_bytes(b'{"text": "one"}\n{"text": "\xe9"}\n')
+    table = pyarrow.table({"text": pyarrow.array([b"two", b"\xe9"]).view(pyarrow.string())})
+    pyarrow.parquet.write_table(table, tmp_path / "e.parquet")
+    with pytest.raises(ValueError, match=r"a\.txt.*c\.md\.gz.*d\.jsonl, line 2.*e\.parquet, row 2.*errors"):
+        _texts(f"files:{tmp_path}")
+    assert _texts(f"files:{tmp_path}", errors="replace") == [
+        "caf\ufffd",
+        "good",
+        "\ufffd",
+        "one",
+        "\ufffd",
+        "two",
+        "\ufffd",
+    ]
+    source = open_source(CorpusConfig(source=f"files:{tmp_path}", errors="skip"), _SILENT)
+    for _ in range(2):
+        assert [document.text for document in source.read()] == ["good", "one", "two"]
+        assert len(source.unreadable) == 4
 
 
 def test_several_files_come_once_and_in_order(tmp_path: Path) -> None:
@@ -167,6 +290,7 @@ def test_missing_names_are_named(tmp_path: Path, jsonl: Path) -> None:
         ({"source": "files:"}, "source='files:' is not known"),
         ({"dir": " "}, "dir is empty"),
         ({"val_fraction": 0.0}, "val_fraction=0.0 must lie between 0 and 1"),
+        ({"errors": "ignore"}, "errors='ignore' is not known"),
         ({"max_bytes": 0}, "max_bytes=0 must be at least 1"),
         ({"chunk_bytes": "64 parsecs"}, "chunk_bytes='64 parsecs' is not a size"),
     ],
@@ -192,22 +316,23 @@ def test_held_out_is_a_function_of_the_text_and_of_nothing_else() -> None:
     assert held == {t for t in map(str, reversed(range(4000))) if Document.from_text(t, "").held_out(0.1)}
 
 
-def test_few_documents_give_both_splits_one() -> None:
-    """The one nearest in size to what the empty split should have; hashes decide wherever they give both."""
+@pytest.mark.parametrize(("number", "val_fraction"), [(1, 0.1), (5, 0.1), (40, 1e-9), (40, 1 - 1e-9)])
+def test_the_end_of_each_of_few_documents_is_held_out(number: int, val_fraction: float) -> None:
+    """Few, or hashes that would leave a split empty; together the parts are the documents."""
+    texts = [f"{i} start\n" + "word\n" * 50 for i in range(number)]
+    source = Source(lambda: (Document.from_text(text, f"{i}.txt") for i, text in enumerate(texts)))
+    split = SplitDocuments(UniqueDocuments(source, None), val_fraction)
+    starts, ends = ([d for d in split if split.held_out(d) == side] for side in (False, True))
+    assert [start.text + end.text for start, end in zip(starts, ends, strict=True)] == texts
+    assert all(end.where == f"the end of {start.where}" for start, end in zip(starts, ends, strict=True))
 
-    def split(sizes: list[int], val_fraction: float) -> list[int]:
-        """The sizes of what is held out."""
-        source = Source(lambda: (Document.from_text("x" * size, "") for size in sizes))
-        documents = SplitDocuments(UniqueDocuments(source, None), val_fraction)
-        return [document.n_bytes for document in documents if documents.held_out(document)]
 
-    sizes = [5, 900, 40, 60]
-    assert not any(Document.from_text("x" * size, "").held_out(0.05) for size in sizes)
-    assert split(sizes, 0.05) == [60]
-    assert all(Document.from_text("x" * size, "").held_out(0.999) for size in sizes)
-    assert split(sizes, 0.999) == [900, 40, 60]
-    many = list(range(1, 400))
-    assert split(many, 0.1) == [size for size in many if Document.from_text("x" * size, "").held_out(0.1)]
+def test_hashes_hold_out_whole_documents_where_there_are_many() -> None:
+    sizes = range(1, 400)
+    source = Source(lambda: (Document.from_text("x" * size, "") for size in sizes))
+    split = SplitDocuments(UniqueDocuments(source, None), 0.1)
+    held = [d.n_bytes for d in split if split.held_out(d)]
+    assert held == [size for size in sizes if Document.from_text("x" * size, "").held_out(0.1)]
 
 
 def test_no_more_is_read_beforehand_than_tells_the_splits() -> None:
@@ -261,7 +386,7 @@ def test_json_lines_are_not_read_ahead(tmp_path: Path) -> None:
 
 def test_installed_reads_every_distribution_but_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a folder of packages: their .py files, versions and licences; of this project nothing."""
-    for name, text in (("alpha", "a = 1\n"), ("beta", "b = 2\n"), ("lightning-sv", "c = 3\n")):
+    for name, text in (("alpha", "a = 1\n"), ("beta", "\ufeffb = 2\n"), ("lightning-sv", "c = 3\n")):
         module = f"{name.replace('-', '_')}.py"
         (tmp_path / module).write_text(text)
         info = tmp_path / f"{name.replace('-', '_')}-1.5.dist-info"
@@ -277,6 +402,6 @@ def test_installed_reads_every_distribution_but_this_one(tmp_path: Path, monkeyp
     source = open_source(CorpusConfig(source="installed"), _SILENT)
     assert {document.text for document in source.read()} == {"a = 1\n", "b = 2\n", "d = 4\n"}
     assert source.packages == {"python": platform.python_version(), "alpha": "1.5", "beta": "1.5"}
-    assert source.licence == "python: PSF-2.0; alpha: MIT; beta: MIT" and source.unreadable == 1
+    assert source.licence == "python: PSF-2.0; alpha: MIT; beta: MIT" and len(source.unreadable) == 1
     capped = open_source(CorpusConfig(source="installed", max_bytes=12), _SILENT)
     assert capped.total_bytes == 12 and len(list(capped.read())) == 2

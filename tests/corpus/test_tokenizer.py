@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_sv.corpus import Tokenizer
+from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, loss, prepare
 from lightning_sv.corpus import tokenizer as module
+from lightning_sv.corpus.sources.document import Document
 from lightning_sv.corpus.tokenizer import JsonTokenizer, RanksTokenizer, bpe_size, open_tokenizer
 
 _PIECES = [b"th", b"the", b" the", b"in", b"ing", b"  ", b"\n\n", b"12"]
@@ -145,3 +147,94 @@ def test_errors_name_the_tokenizer(tmp_path: Path, ranks_file: Path, texts: list
         JsonTokenizer.train(texts, 90000)
     with pytest.raises(ValueError, match=r"holds neither tokenizer\.json nor gpt2\.tiktoken"):
         Tokenizer.load(ranks_file.parent.parent)
+
+
+def _published(folder: Path, *, vocabulary: list[str], **files: object) -> str:
+    """A tokenizer.json of whole words, with files of transformers next to it."""
+    folder.mkdir(exist_ok=True)
+    words = {word: number for number, word in enumerate(vocabulary)}
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
+    library.normalizer = tokenizers.normalizers.Lowercase()  # type: ignore[assignment]
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()  # type: ignore[assignment]
+    library.save(str(folder / "tokenizer.json"))
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return str(folder / "tokenizer.json")
+
+
+END, OTHER = "<EOS_TOKEN>", "<|eos|>"
+
+
+@pytest.mark.parametrize(
+    ("files", "eot", "expected"),
+    [
+        ({"tokenizer_config": {"eos_token": END}}, None, END),
+        ({"special_tokens_map": {"eos_token": {"content": OTHER, "lstrip": False}}}, None, OTHER),
+        ({"tokenizer_config": {"eos_token": None}, "config": {"eos_token_id": [4, 3]}}, None, OTHER),
+        ({"tokenizer_config": {"eos_token": END}, "generation_config": {"eos_token_id": [4, 3]}}, None, END),
+        ({"tokenizer_config": {"eos_token": END}, "config": {"eos_token_id": 4}}, OTHER, OTHER),
+        ({}, END, END),
+        ({}, None, "</s>"),
+    ],
+)
+def test_the_end_token_is_what_the_files_or_the_setting_say(
+    files: dict[str, object], eot: str | None, expected: str, tmp_path: Path
+) -> None:
+    spec = _published(tmp_path / "model", vocabulary=["?", "a", "</s>", END, OTHER], **files)
+    tokenizer = open_tokenizer(spec, eot)
+    assert tokenizer.eot_token == expected
+    tokenizer.save(tmp_path)  # as in a corpus or a run
+    again = Tokenizer.load(tmp_path)
+    assert (again.eot, again.sha256) == (tokenizer.eot, tokenizer.sha256)
+
+
+@pytest.mark.parametrize(
+    ("files", "eot", "message"),
+    [
+        ({"tokenizer_config": {"eos_token": END}, "config": {"eos_token_id": 4}}, None, rf"{END}.*eos_token_id 4"),
+        ({"tokenizer_config": {"eos_token": "<none>"}}, None, "<none>"),
+        ({}, "<none>", "<none>"),
+        ({"tokenizer_config": [1]}, None, r"has no end-of-text token.*data\.corpus\.eot"),
+    ],
+)
+def test_an_end_token_that_is_not_there_or_not_sure_is_refused(
+    files: dict[str, object], eot: str | None, message: str, tmp_path: Path
+) -> None:
+    vocabulary = ["?", "a", "b", END, OTHER]
+    with pytest.raises(ValueError, match=message):
+        open_tokenizer(_published(tmp_path, vocabulary=vocabulary, **files), eot)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json"):
+        open_tokenizer(str(tmp_path / "tokenizer.json"))
+
+
+def test_text_that_a_tokenizer_drops_is_measured_and_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss, "_SAMPLE", 5000)
+    words = [f"word{number}" for number in range(40)]
+    spec = _published(tmp_path, vocabulary=["?", END, *words], tokenizer_config={"eos_token": END})
+    rows = [" ".join(words[i % 40 :] + words[: i % 40]).upper() + f" {'é' * (i % 4)}" for i in range(40)]
+    path = tmp_path / "rows.jsonl"
+
+    def make(texts: list[str], name: str) -> Manifest:
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        config = CorpusConfig(dir=str(tmp_path / name), source=f"files:{path}", tokenizer=spec, val_fraction=0.3)
+        return prepare(config, progress=False)
+
+    some = make(rows, "some")
+    assert 0.0 < some.tokenizer_loss < 0.05
+    lost = some.tokenizer_loss * some.val.bytes / (1 - some.tokenizer_loss)
+    held = [text for text in rows if Document.from_text(text, "").held_out(0.3)]
+    assert some.val.bytes + lost == pytest.approx(sum(len(text.encode()) for text in held))
+    assert make([text.replace("é", "") for text in rows], "none").tokenizer_loss == 0.0  # case and spaces are no loss
+    other = [f"{i} " + "слово 世界 " * 20 for i in range(40)]
+    for name, texts in (("at once", other), ("beyond the sample", rows + other)):
+        with pytest.raises(ValueError, match=r"tokenizer=.*tokenizer\.json drops \d+%"):
+            make(texts, name)
+        assert not (tmp_path / name).exists()
+
+
+def test_only_a_tokenizer_json_has_an_end_token_to_choose(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("word\n" * 100)
+    config = CorpusConfig(dir=str(tmp_path / "c"), source=f"files:{tmp_path}/a.txt", tokenizer="bpe:257", eot=END)
+    with pytest.raises(ValueError, match=f"eot='{END}'"):
+        prepare(config, progress=False)

@@ -9,6 +9,14 @@ from dataclasses import dataclass, field
 _SPLIT_BYTES = slice(0, 8)
 _ORDER_BYTES = slice(8, 16)
 _DIGEST_SIZE = 24
+#: a document is held in memory as a unit; a larger one is a collection, and belongs into .jsonl or .parquet
+MAX_DOCUMENT_BYTES = 1 << 30
+#: U+FEFF, which some editors put in front of a text
+BYTE_ORDER_MARK = "\ufeff"
+
+
+class NotUtf8(ValueError):
+    """Bytes that are not UTF-8, where the settings demand it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +27,28 @@ class Document:
         text: the text, never empty
         n_bytes: length of the text in UTF-8 bytes
         digest: blake2b of those bytes, 24 bytes long
+        where: file, and line or row, that it comes from
+        side: True or False for a part of a document that is validation or training; None where the hash decides
     """
 
     text: str
     n_bytes: int
     digest: bytes
+    where: str = field(default="", compare=False)
+    side: bool | None = field(default=None, compare=False)
 
     @classmethod
     def from_text(cls, text: str, where: str) -> "Document":
-        """Hash a text; `where` names it in the error about text that is not valid Unicode."""
+        """Hash a text without its byte order mark.
+
+        Args:
+            text: one document
+            where: its name in errors
+
+        Raises:
+            ValueError: the text is not valid Unicode, or is over `MAX_DOCUMENT_BYTES`
+        """
+        text = text.removeprefix(BYTE_ORDER_MARK)
         try:
             raw = text.encode("utf-8")
         except UnicodeEncodeError:
@@ -35,16 +56,32 @@ class Document:
                 f"{where}: the text holds half of a surrogate pair and is no valid Unicode; "
                 "repair or remove the document."
             ) from None
-        return cls(text, len(raw), digest(raw))
+        check_size(len(raw), where)
+        return cls(text, len(raw), digest(raw), where)
 
     def held_out(self, val_fraction: float) -> bool:
-        """Whether the document belongs to validation: a function of its text alone."""
+        """Whether the document belongs to validation: a function of its text alone, or its `side`."""
+        if self.side is not None:
+            return self.side
         return int.from_bytes(self.digest[_SPLIT_BYTES], "big") < val_fraction * 2.0**64
 
 
 def digest(raw: bytes) -> bytes:
     """The hash that identifies a document's UTF-8 bytes."""
     return hashlib.blake2b(raw, digest_size=_DIGEST_SIZE).digest()
+
+
+def check_size(n_bytes: int, where: str) -> None:
+    """Check that a document, or what holds it, is not over the limit.
+
+    Raises:
+        ValueError: it is; names `where` and the limit
+    """
+    if n_bytes > MAX_DOCUMENT_BYTES:
+        raise ValueError(
+            f"{where}: is larger than the limit of {MAX_DOCUMENT_BYTES:,} bytes per document; split it, or write its "
+            "parts as lines of a .jsonl file."
+        )
 
 
 def order_key(document_digest: bytes) -> bytes:
@@ -62,7 +99,8 @@ class Source:
         licence: licence of the text, None if unknown
         packages: versions of what the text was taken from
         duplicates: documents that the source itself already left out because another had the same text
-        unreadable: files it left out because they are no UTF-8
+        unreadable: files and lines it left out because they are not UTF-8; complete after the first pass
+        left_out: kind of file (a suffix, links, ...) -> how many of a folder it does not read
     """
 
     read: Callable[[], Iterator[Document]]
@@ -70,4 +108,5 @@ class Source:
     licence: str | None = None
     packages: dict[str, str] = field(default_factory=dict)
     duplicates: int = 0
-    unreadable: int = 0
+    unreadable: set[str] = field(default_factory=set)
+    left_out: dict[str, int] = field(default_factory=dict)

@@ -1,169 +1,215 @@
-"""Documents from files on disk: one a text file, one a line of JSON, one a row of Parquet."""
+"""Documents from files on disk: one per text file, per line of JSON, per row of Parquet."""
 
-import glob
+import bz2
 import gzip
 import importlib
 import io
 import json
-import os
+import lzma
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from lightning_sv.corpus.sources.document import Document, Source
+from lightning_sv.corpus.sources import document as limits
+from lightning_sv.corpus.sources.document import Document, NotUtf8, Source, check_size
+from lightning_sv.corpus.sources.find import find_files
 
-# A document is held in memory whole; a larger one is a collection, and belongs into .jsonl or .parquet.
-MAX_DOCUMENT_BYTES = 1 << 30
+#: 2 GiB, the largest window of the zstd format; the library's own limit is 128 MiB
+_ZSTD_WINDOW = 1 << 31
+#: bytes of Parquet's metadata and entries in it; the library's own limit is lower than what writers make
+_PARQUET_LIMIT = (1 << 31) - 1
+#: files named in one error
+_NAMED = 10
 
 
-def files_source(spec: str, *, text_field: str) -> Source:
-    """Documents of files, folders and globs, in the order of their names.
+def files_source(spec: str, *, text_field: str, errors: str = "strict") -> Source:
+    """Return the documents of files, folders and globs, in the order of their names.
 
     Args:
-        spec: paths or globs, separated by commas. A folder stands for all files below it whose suffix is known;
-            hidden ones are left out. A path with a comma in it cannot be written here: name its folder
-        text_field: the key (.jsonl) or column (.parquet) with the text
+        spec: path, or paths and globs separated by commas. A folder stands for all files below it that are read;
+            hidden ones are left out, links to folders are followed once
+        text_field: key (JSON) or column (Parquet) with the text
+        errors: what happens to text that is not UTF-8, see `CorpusConfig`
 
     Raises:
         ValueError: nothing matches, a suffix is unknown, a file cannot be read as what its suffix says, or a
             record lacks the text field; the sentence names the file, and the line or row
     """
-    paths = find_files(spec)
+    paths, left_out = source_files(spec, text_field)
+    decode = _Decoder(errors)
 
     def read() -> Iterator[Document]:
+        bad: list[str] = []
         for path in paths:
             try:
-                yield from _read_file(path, text_field)
+                for document in _READERS[_parts(path)[0]](path, text_field, decode):
+                    if not bad:  # afterwards the rest is read only to name all bad files at once
+                        yield document
+            except NotUtf8 as error:
+                bad.append(str(error))
             except OSError as error:
                 raise ValueError(f"{path}: cannot be read ({error}); check the file or leave it out.") from error
-
-    compressed = any(path.suffix not in (".txt", ".md", ".py") for path in paths)
-    return Source(read, total_bytes=None if compressed else sum(path.stat().st_size for path in paths))
-
-
-def find_files(spec: str) -> list[Path]:
-    """The files that a list of paths, folders and globs stands for, each once, in order."""
-    paths: dict[Path, None] = {}
-    is_one = os.path.exists(Path(spec).expanduser())  # noqa: PTH110 (Path.exists fails on a long list)
-    parts = [spec] if is_one else spec.split(",")  # a name may hold commas
-    for part in (part.strip() for part in parts):
-        if not part:
-            continue
-        target = Path(part).expanduser()
-        if target.is_dir():
-            inside = sorted(path for path in target.rglob("*") if path.is_file() and _suffix(path))
-            matches = [path for path in inside if not _hidden(path.relative_to(target))]
-        elif target.is_file():
-            matches = [target]
-        else:
-            names = glob.glob(str(target), recursive=True)  # noqa: PTH207 (Path.glob takes no absolute pattern)
-            matches = [path for path in map(Path, sorted(names)) if path.is_file()]
-        if not matches:
+        if bad:
+            more = f"; and {len(bad) - _NAMED:,} more files" if len(bad) > _NAMED else ""
             raise ValueError(
-                f"source=files:{part} matches no file with one of the suffixes {', '.join(_READERS)}; check the path."
+                f"{'; '.join(bad[:_NAMED])}{more}; convert to UTF-8, or set data.corpus.errors to replace or skip."
             )
-        for path in matches:
-            if not _suffix(path):
-                raise ValueError(
-                    f"{path}: the suffix is not one of {', '.join(_READERS)}; convert the file or leave it out."
-                )
-            paths[path] = None
-    return list(paths)
+
+    plain = all(_READERS[format] is _read_text and not packed for format, packed in map(_parts, paths))
+    total = sum(path.stat().st_size for path in paths) if plain else None
+    return Source(read, total, unreadable=decode.unreadable, left_out=dict(left_out))
 
 
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+def source_files(spec: str, text_field: str) -> tuple[list[Path], dict[str, int]]:
+    """Return the files of a source, and the number left out per kind; see `find_files`."""
+    paths, left_out = find_files(spec, lambda path: _is_read(path, text_field), ", ".join(_READERS))
+    for path in paths:
+        if _parts(path)[0] not in _READERS:
+            raise ValueError(
+                f"{path}: the suffix is not one of {', '.join(_READERS)}; convert the file or leave it out."
+            )
+    return paths, left_out
 
 
-def _suffix(path: Path) -> str | None:
-    return next((suffix for suffix in _READERS if path.name.lower().endswith(suffix)), None)
+def _parts(path: Path) -> tuple[str, str]:
+    """Return the suffix of a file's format and that of its compression, in lower case."""
+    name = path.name.lower()
+    packed = next((suffix for suffix in _OPENERS if suffix and name.endswith(suffix)), "")
+    format = Path(name.removesuffix(packed)).suffix
+    return ("", packed) if packed and format == ".parquet" else (format, packed)
 
 
-def _read_file(path: Path, text_field: str) -> Iterator[Document]:
-    suffix = _suffix(path)
-    assert suffix is not None, path  # find_files keeps no other
-    yield from _READERS[suffix](path, text_field)
-
-
-def _read_text(path: Path, text_field: str) -> Iterator[Document]:
-    size = path.stat().st_size
-    if size > MAX_DOCUMENT_BYTES:
-        raise ValueError(
-            f"{path}: one document of {size:,} bytes is over the limit of {MAX_DOCUMENT_BYTES:,}; "
-            "split it, or write its parts as lines of a .jsonl file."
-        )
+def _is_read(path: Path, text_field: str) -> bool:
+    """Return whether a file of a folder is read: .json only as lines of JSON with the text field."""
+    format, _ = _parts(path)
+    if format != ".json":
+        return format in _READERS
     try:
-        text = path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: byte {error.start} is not UTF-8; convert the file or leave it out.") from None
-    if text:
-        yield Document.from_text(text, str(path))
+        with _opened(path) as file:
+            first = file.readline(limits.MAX_DOCUMENT_BYTES).removeprefix(b"\xef\xbb\xbf")
+        return first.startswith(b"{") and text_field in _loads(first)
+    except (ValueError, RecursionError, OSError):
+        return False
 
 
-def _jsonl_reader(
-    opener: Callable[[Path], AbstractContextManager[Iterable[bytes]]],
-) -> Callable[[Path, str], Iterator[Document]]:
-    def read(path: Path, text_field: str) -> Iterator[Document]:
+class _Decoder:
+    """Bytes to text by the setting `errors`.
+
+    Attributes:
+        unreadable: places that were left out because they are not UTF-8
+    """
+
+    def __init__(self, errors: str) -> None:
+        self._errors = errors
+        self.unreadable: set[str] = set()
+
+    def __call__(self, raw: bytes, where: str) -> Iterator[str]:
+        """Yield the text, or nothing where it is left out; raise `NotUtf8` where it may not be."""
         try:
-            with opener(path) as lines:
-                for number, line in enumerate(lines, start=1):
-                    if line.strip():
-                        yield from _read_line(line, f"{path}, line {number}", text_field)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{path}: the compressed data is damaged ({error}); fetch the file again.") from None
-
-    return read
+            yield raw.decode("utf-8", "replace" if self._errors == "replace" else "strict")
+        except UnicodeDecodeError as error:
+            if self._errors != "skip":
+                raise NotUtf8(f"{where}: byte {error.start} is not UTF-8") from None
+            self.unreadable.add(where)
 
 
-def _read_line(line: bytes, where: str, text_field: str) -> Iterator[Document]:
+def _read_text(path: Path, text_field: str, decode: _Decoder) -> Iterator[Document]:
+    with _opened(path) as file:
+        raw = file.read(limits.MAX_DOCUMENT_BYTES + 1)
+    check_size(len(raw), str(path))
+    for text in decode(raw, str(path)):
+        yield from text_documents(text, str(path), text_field)
+
+
+def _read_lines(path: Path, text_field: str, decode: _Decoder) -> Iterator[Document]:
+    with _opened(path) as file:
+        number = 0
+        while line := file.readline(limits.MAX_DOCUMENT_BYTES + 1):
+            number += 1
+            where = f"{path}, line {number}"
+            check_size(len(line), where)
+            for text in decode(line, where):
+                if text := text.removeprefix(limits.BYTE_ORDER_MARK).strip():
+                    yield from _read_line(text, where, text_field)
+
+
+def _read_line(line: str, where: str, text_field: str) -> Iterator[Document]:
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:  # bad JSON, bytes that are no UTF-8, brackets without end
+        record = _loads(line)
+    except (ValueError, RecursionError) as error:  # bad JSON, or brackets deeper than Python's reader goes
         raise ValueError(f"{where}: no valid JSON ({error}); repair or remove the line.") from None
     if not isinstance(record, dict):
-        raise ValueError(f"{where}: not a JSON object; write one object with a {text_field!r} key a line.")
+        raise ValueError(f"{where}: not a JSON object; write one object with a {text_field!r} key per line.")
     if text_field not in record:
         raise ValueError(f"{where}: has no {text_field!r} among {sorted(record)}; set text_field to the text's key.")
     yield from text_documents(record[text_field], where, text_field)
 
 
-def _read_parquet(path: Path, text_field: str) -> Iterator[Document]:
+def _loads(line: str | bytes) -> Any:
+    # Python refuses to make an int of over 4,300 digits, which JSON allows; numbers are not read here.
+    return json.loads(line, parse_int=float)
+
+
+def _read_parquet(path: Path, text_field: str, decode: _Decoder) -> Iterator[Document]:
     pyarrow, parquet = (needs(name, str(path)) for name in ("pyarrow", "pyarrow.parquet"))
+    limit = {"thrift_string_size_limit": _PARQUET_LIMIT, "thrift_container_size_limit": _PARQUET_LIMIT}
     row = 0
     try:
-        with parquet.ParquetFile(path) as table:
+        with parquet.ParquetFile(path, **limit) as table:
             names = table.schema_arrow.names
             if text_field not in names:
                 raise ValueError(f"{path}: has no column {text_field!r} among {names}; set text_field to one of them.")
             for batch in table.iter_batches(batch_size=1024, columns=[text_field]):
-                for value in batch.column(0).to_pylist():
+                column = batch.column(0)
+                if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
+                    column = column.cast(pyarrow.large_binary())  # what is not UTF-8 is for `decode`
+                for value in column.to_pylist():
                     row += 1
-                    yield from text_documents(value, f"{path}, row {row}", text_field)
+                    where = f"{path}, row {row}"
+                    for text in decode(value, where) if isinstance(value, bytes) else (value,):
+                        yield from text_documents(text, where, text_field)
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path}: cannot be read as Parquet after row {row} ({error}); fetch it again.") from None
 
 
 def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document]:
-    """One document if the value is a text, none if it is empty, an error if it is something else."""
+    """Yield one document if the value is a text, none if it is empty, an error if it is something else."""
     if not isinstance(value, str):
         raise ValueError(
             f"{where}: {text_field!r} holds {type(value).__name__} instead of text; set text_field to another name."
         )
-    if value:
+    if value.removeprefix(limits.BYTE_ORDER_MARK):
         yield Document.from_text(value, where)
 
 
 @contextmanager
-def _open_zstd(path: Path) -> Iterator[Iterable[bytes]]:
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file and undo its compression, whose errors name the file."""
+    packed = _parts(path)[1]
+    damage = [
+        EOFError,
+        zlib.error,
+        lzma.LZMAError,
+        *([needs("zstandard", str(path)).ZstdError] if packed == ".zst" else []),
+    ]
+    try:
+        with _OPENERS[packed](path) as file:
+            yield file
+    except Exception as error:
+        numberless = isinstance(error, OSError) and error.errno is None  # gzip's and bz2's for damage
+        if not numberless and not isinstance(error, tuple(damage)):
+            raise
+        raise ValueError(f"{path}: the compressed data is damaged ({error}); fetch the file again.") from None
+
+
+@contextmanager
+def _open_zstd(path: Path) -> Iterator[Any]:
     zstandard = needs("zstandard", str(path))
     with path.open("rb") as file:
-        try:
-            yield io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
-        except zstandard.ZstdError as error:
-            raise EOFError(str(error)) from None  # what gzip raises
+        unpacked = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+        yield io.BufferedReader(unpacked.stream_reader(file, read_across_frames=True))
 
 
 def needs(module: str, where: str) -> Any:
@@ -175,12 +221,19 @@ def needs(module: str, where: str) -> Any:
         raise ValueError(f"{where}: reading it needs {module} ({error}); {how}.") from None
 
 
-_READERS: dict[str, Callable[[Path, str], Iterator[Document]]] = {
+_OPENERS: dict[str, Callable[[Path], Any]] = {
+    "": lambda path: path.open("rb"),
+    ".gz": gzip.open,
+    ".zst": _open_zstd,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
+_READERS: dict[str, Callable[[Path, str, _Decoder], Iterator[Document]]] = {
     ".txt": _read_text,
     ".md": _read_text,
     ".py": _read_text,
-    ".jsonl": _jsonl_reader(lambda path: path.open("rb")),
-    ".jsonl.gz": _jsonl_reader(partial(gzip.open, mode="rb")),
-    ".jsonl.zst": _jsonl_reader(_open_zstd),
+    ".jsonl": _read_lines,
+    ".ndjson": _read_lines,
+    ".json": _read_lines,
     ".parquet": _read_parquet,
 }

@@ -1,12 +1,15 @@
 """Documents from a Hugging Face dataset, streamed."""
 
+import glob
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from lightning_sv.corpus.sources.document import Document, Source
 from lightning_sv.corpus.sources.files import needs, text_documents
+from lightning_sv.corpus.sources.state import State, file_states
 
 #: seconds that the hub has for its first answer: `datasets` would try for half a minute, and say nothing
 WAIT_S = 10.0
@@ -49,17 +52,43 @@ def hub_source(name: str, *, subset: str | None, split: str, data_files: str | N
 
 def _open(name: str, subset: str | None, split: str, data_files: str | None) -> Any:
     datasets = needs("datasets", f"hf:{name}")
-    if not data_files and not Path(name).exists():
-        _check_hub(name)
-    files = [part.strip() for part in data_files.split(",")] if data_files else None
+    revision = None if data_files or Path(name).exists() else _hub_revision(name)
+    files = _parts(data_files) or None
     try:
-        return datasets.load_dataset(name, subset, split=split, data_files=files, streaming=True)
+        return datasets.load_dataset(name, subset, split=split, data_files=files, streaming=True, revision=revision)
     except Exception as error:  # connection, missing dataset, unknown configuration or split, bad files
         raise _unreadable(name, f"subset {subset!r}, split {split!r}", error) from error
 
 
-def _check_hub(name: str) -> None:
-    """Ask the hub once whether it has a dataset, and say so before waiting for the answer.
+def hub_state(name: str, data_files: str | None, *, ask: bool) -> State:
+    """Return the state of a dataset's local files, or its revision on the hub.
+
+    Args:
+        name: dataset, folder or builder, as in `hub_source`
+        data_files: files for a builder
+        ask: if True, ask the hub; otherwise its datasets have no state
+
+    Raises:
+        ValueError: the hub has no such dataset, or does not answer
+    """
+    local = Path(name)
+    if local.exists():
+        return file_states(sorted(path for path in (local, *local.rglob("*")) if path.is_file()))
+    if data_files:
+        names = (found for part in _parts(data_files) for found in glob.glob(part, recursive=True))  # noqa: PTH207
+        return file_states(path for path in map(Path, sorted(names)) if path.is_file())
+    needs("datasets", f"hf:{name}")
+    revision = _hub_revision(name) if ask else None
+    return {f"hf:{name}": {"revision": revision}} if revision else {}
+
+
+def _parts(data_files: str | None) -> list[str]:
+    return [part.strip() for part in data_files.split(",")] if data_files else []
+
+
+@cache
+def _hub_revision(name: str) -> str | None:
+    """Ask the hub once for a dataset's revision, after a message about the wait; None if offline.
 
     Raises:
         ValueError: it has none of that name, or does not answer
@@ -68,11 +97,12 @@ def _check_hub(name: str) -> None:
     from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
     if constants.HF_HUB_OFFLINE:  # what is asked for is in the cache, or `datasets` says at once that it is not
-        return
+        return None
     hub = constants.ENDPOINT
     print(f"asking {hub} for {name}, {WAIT_S:g} s at most", file=sys.stderr, flush=True)
     try:
-        HfApi(endpoint=hub).dataset_info(name, timeout=WAIT_S)
+        revision: str | None = HfApi(endpoint=hub).dataset_info(name, timeout=WAIT_S).sha
+        return revision
     except RepositoryNotFoundError as error:
         raise ValueError(
             f"hf:{name}: {hub} has no such dataset, or shows it to those alone whose token is in HF_TOKEN; check the "

@@ -1,14 +1,17 @@
 """The corpora that every machine already has: the Python sources of its own environment."""
 
+import codecs
 import importlib.metadata as metadata
 import platform
 import sysconfig
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from lightning_sv.corpus.progress import Progress
 from lightning_sv.corpus.sources.document import Document, Source, digest, order_key
+from lightning_sv.corpus.sources.state import State
 
 # Distributions of requirements/lock.txt that hold a megabyte or more of Python. Fixed, so that one lock file gives
 # one corpus, whatever else is installed; those that are absent are left out, and the manifest lists the others.
@@ -38,11 +41,22 @@ def installed_source(max_bytes: int | None, progress: Progress) -> Source:
         max_bytes: bytes of text to take at most; None takes all
         progress: shows how far the search has come
     """
+    return _python_source(_installed(), max_bytes, progress)
+
+
+def package_states(source: str) -> State:
+    """Return the versions of Python and of the packages that 'stdlib' or 'installed' reads."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES if source == "stdlib" else _installed():
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return {name: {"version": version} for name, version in versions.items()}
+
+
+def _installed() -> list[str]:
+    """Return the names of all installed distributions but this project's, whose text changes from day to day."""
     found = {str(distribution.metadata["Name"]) for distribution in metadata.distributions()}
-    # A checkout of this project changes from day to day, and its text says nothing about a machine.
-    return _python_source(
-        sorted(name for name in found if name.replace("-", "_") != "lightning_sv"), max_bytes, progress
-    )
+    return sorted(name for name in found if name.replace("-", "_") != "lightning_sv")
 
 
 def _python_source(names: Iterable[str], max_bytes: int | None, progress: Progress) -> Source:
@@ -54,14 +68,15 @@ def _python_source(names: Iterable[str], max_bytes: int | None, progress: Progre
     paths, packages, licences = _python_files(names)
     found: dict[bytes, Path] = {}
     sizes: dict[bytes, int] = {}
-    duplicates = unreadable = 0
+    unreadable: set[str] = set()
+    duplicates = 0
     with progress.phase("reading sources", len(paths), unit="files") as step, ThreadPoolExecutor() as pool:
         for path, (key, size, is_text) in zip(paths, pool.map(_examine, paths), strict=True):
             step(1)
             if not size or key in found:
                 duplicates += bool(size)
             elif not is_text:
-                unreadable += 1
+                unreadable.add(str(path))
             else:
                 found[key], sizes[key] = path, size
     taken: list[bytes] = []
@@ -74,18 +89,28 @@ def _python_source(names: Iterable[str], max_bytes: int | None, progress: Progre
 
     def read() -> Iterator[Document]:
         for key in taken:
-            raw = found[key].read_bytes()
+            raw = _read(found[key])
             if digest(raw) != key:
                 raise ValueError(f"{found[key]}: the file changed while it was being read; prepare the corpus again.")
-            yield Document(raw.decode("utf-8"), len(raw), key)
+            yield Document(raw.decode("utf-8"), len(raw), key, _where(found[key]))
 
     licence = "; ".join(f"{name}: {text}" for name, text in licences.items())
     return Source(read, total, licence, packages, duplicates, unreadable)
 
 
+def _where(path: Path) -> str:
+    """Return the name of a file inside the environment, which is the same on every machine."""
+    roots = (Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib"))
+    return next((str(path.relative_to(root)) for root in roots if path.is_relative_to(root)), path.name)
+
+
+def _read(path: Path) -> bytes:
+    return path.read_bytes().removeprefix(codecs.BOM_UTF8)
+
+
 def _examine(path: Path) -> tuple[bytes, int, bool]:
     """Digest and size of a file, and whether it is UTF-8."""
-    raw = path.read_bytes()
+    raw = _read(path)
     try:
         raw.decode("utf-8")
     except UnicodeDecodeError:

@@ -56,7 +56,7 @@ def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return
-    theirs = JsonTokenizer.from_bytes(read_limited(path), str(path))
+    theirs = JsonTokenizer.from_bytes(read_limited(path), str(path), tokenizer.eot_token)
     if theirs.encode(_SAMPLE) != tokenizer.encode(_SAMPLE) or theirs.vocab_size != tokenizer.vocab_size:
         raise ValueError(
             f"the corpus was made with another tokenizer than that of {folder}; prepare it with "

@@ -1,0 +1,67 @@
+"""Text that a tokenizer drops, by decoding what it encoded."""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from lightning_sv.corpus.sources.document import Document
+from lightning_sv.corpus.tokenizer import Tokenizer
+
+#: share of the text that a tokenizer may drop
+MOST_LOST = 0.05
+_SAMPLE = 1_000_000
+
+
+def lost_share(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> float:
+    """Return the share of a text, by its bytes, that decoding does not give back.
+
+    White space, case and compatibility forms do not count, because many tokenizers normalize them.
+
+    Args:
+        tokenizer: encoded it
+        text: one document
+        ids: what came of it
+    """
+    decoded = tokenizer.decode([i for i in ids if i != tokenizer.unknown])
+    if decoded == text:
+        return 0.0
+    before, after = _characters(text), _characters(decoded)
+    return _n_bytes(before - after) / max(1, _n_bytes(before))
+
+
+def check_sample(tokenizer: Tokenizer, documents: Iterable[Document], where: str) -> None:
+    """Check on the first documents that a tokenizer keeps their text.
+
+    Args:
+        tokenizer: not trained on them
+        documents: read up to a million characters
+        where: name of the tokenizer in errors
+
+    Raises:
+        ValueError: it drops more than `MOST_LOST`
+    """
+    read, lost = 0, 0.0
+    for document in documents:
+        text = document.text[: _SAMPLE - read]
+        lost += len(text) * lost_share(tokenizer, text, tokenizer.encode(text))
+        read += len(text)
+        if read >= _SAMPLE:
+            break
+    check_share(lost / read, where)
+
+
+def check_share(lost: float, where: str) -> None:
+    """Refuse a tokenizer that drops more than `MOST_LOST`."""
+    if lost > MOST_LOST:
+        raise ValueError(
+            f"tokenizer={where} drops {lost:.0%} of this text (at most {MOST_LOST:.0%} may be lost); use one that "
+            "knows its characters, for example bpe:4096."
+        )
+
+
+def _characters(text: str) -> Counter[str]:
+    return Counter("".join(unicodedata.normalize("NFKD", text).casefold().split()))
+
+
+def _n_bytes(characters: Counter[str]) -> int:
+    return sum(len(character.encode()) * number for character, number in characters.items())

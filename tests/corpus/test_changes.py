@@ -1,0 +1,156 @@
+"""A corpus knows its text: what has changed since is noticed, whatever the source."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import datasets
+import pytest
+
+from lightning_sv.__main__ import main
+from lightning_sv.corpus import CorpusConfig, Manifest, prepare
+from lightning_sv.corpus.changes import changed_text
+from lightning_sv.corpus.manifest import CHECKSUM
+from lightning_sv.corpus.sources import hub, stdlib
+from lightning_sv.settings.data import Batches
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.txt").write_text(f"note {number}\n" * 40)
+    return folder
+
+
+@pytest.fixture
+def own(tmp_path: Path, notes: Path) -> CorpusConfig:
+    return CorpusConfig(dir=str(tmp_path / "corpus"), source=f"files:{notes}", tokenizer="bpe:257")
+
+
+def _rewrite(path: Path) -> None:
+    """Other text of the same size."""
+    path.write_text(path.read_text().replace("note", "nota"))
+
+
+CHANGES: list[tuple[str, Callable[[Path], object], str]] = [
+    ("appended", lambda n: (n / "0.txt").write_text("note 0\n" * 41), "0.txt has changed"),
+    ("rewritten", lambda n: _rewrite(n / "1.txt"), "1.txt has changed"),
+    ("added", lambda n: (n / "3.md").write_text("new"), "3.md is new"),
+    ("removed", lambda n: (n / "2.txt").unlink(), "2.txt is gone"),
+    ("renamed", lambda n: (n / "2.txt").rename(n / "4.txt"), "2.txt is gone, .*4.txt is new"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), [c[1:] for c in CHANGES], ids=[c[0] for c in CHANGES])
+def test_changed_files_are_refused_by_prepare_and_named_by_training(
+    change: Callable[[Path], object],
+    message: str,
+    notes: Path,
+    own: CorpusConfig,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made = prepare(own, progress=False)
+    assert prepare(own, progress=False) == made
+    change(notes)
+    before = {path: path.stat().st_mtime_ns for path in Path(own.dir).rglob("*")}
+    with pytest.raises(ValueError, match=f"dir={own.dir} .*{message}"):
+        prepare(own, progress=False)
+    assert {path: path.stat().st_mtime_ns for path in Path(own.dir).rglob("*")} == before
+    capsys.readouterr()
+    Batches(CorpusConfig(dir=own.dir, tokenizer="bpe:257"), seq_len=8, global_batch=1).check(257)
+    assert message.partition(",")[0] in capsys.readouterr().err
+
+
+def test_a_file_of_a_list_that_is_gone_is_named(notes: Path, own: CorpusConfig) -> None:
+    listed = replace(own, source=f"files:{notes}/0.txt,{notes}/1.txt")
+    prepare(listed, progress=False)
+    (notes / "1.txt").unlink()
+    with pytest.raises(ValueError, match=r"1\.txt is gone"):
+        prepare(listed, progress=False)
+
+
+def test_equal_text_is_no_change(notes: Path, own: CorpusConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    """A copy or a touch; text that was moved away altogether; a corpus of an earlier version."""
+    made = prepare(own, progress=False)
+    os.utime(notes / "0.txt", (1, 1))
+    args = [f"--data.corpus.{key}={getattr(own, key)}" for key in ("dir", "source", "tokenizer")]
+    assert main(["prepare", *args]) == 0
+    assert "already prepared" in capsys.readouterr().out
+    (notes / "5.txt").write_text("new")
+    path = Path(own.dir) / "manifest.json"
+    data = json.loads(path.read_text())
+    added = {"sources", "left_out", "held_out", "tokenizer_loss", CHECKSUM}
+    data["settings"] = {k: v for k, v in data["settings"].items() if k not in ("eot", "errors")}
+    earlier = json.dumps({key: value for key, value in data.items() if key not in added})
+    now = path.read_text()
+    path.write_text(earlier)
+    assert prepare(own, progress=False).corpus_hash == made.corpus_hash
+    assert path.read_text() == earlier
+    path.write_text(now)
+    shutil.rmtree(notes)
+    assert prepare(own, progress=False) == made
+
+
+def test_an_installed_package_is_a_change(
+    own: CorpusConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    versions = {"alpha": "1.0", "beta": "1.0"}
+    monkeypatch.setattr(stdlib, "_installed", lambda: sorted(versions))
+    monkeypatch.setattr(importlib.metadata, "version", versions.__getitem__)
+    monkeypatch.setattr(stdlib, "PACKAGES", ("alpha", "beta"))
+    made = prepare(own, progress=False)
+    for source in ("installed", "stdlib"):
+        settings = replace(own, source=source)
+        versions |= {"alpha": "1.0", "beta": "1.0"}
+        versions.pop("gamma", None)
+        state = stdlib.package_states(source)
+        replace(made, settings=settings.settings(), source=source, sources=state).save(own.dir)
+        assert not changed_text(Manifest.load(own.dir))
+        versions |= {"alpha": "2.0", "gamma": "1.0"}
+        if source == "installed":
+            with pytest.raises(ValueError, match="alpha has changed: 1.0, now 2.0, gamma is new"):
+                prepare(settings, progress=False)
+        else:  # a reference, whatever is installed
+            prepare(settings, progress=False)
+            assert "alpha has changed: 1.0, now 2.0" in capsys.readouterr().err
+
+
+def test_a_revision_of_the_hub_is_recorded_read_and_compared(
+    own: CorpusConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    revision: list[str | None] = ["first"]
+    read = []
+
+    def load(*args: object, **kwargs: object) -> list[dict[str, str]]:
+        read.append(kwargs["revision"])
+        return [{"text": f"row {number} of the hub"} for number in range(20)]
+
+    monkeypatch.setattr(hub, "_hub_revision", lambda name: revision[0])
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    config = replace(own, source="hf:nobody/some")
+    made = prepare(config, progress=False)
+    assert made.sources == {"hf:nobody/some": {"revision": "first"}} and set(read) == {"first"}
+    for answer in ("first", None):  # None is offline
+        revision[0] = answer
+        assert prepare(config, progress=False) == made
+    assert not capsys.readouterr().err
+    revision[0] = "second"
+    assert prepare(config, progress=False) == made
+    assert "hf:nobody/some has changed: first, now second" in capsys.readouterr().err
+
+
+def test_local_files_of_a_builder_are_compared(own: CorpusConfig, notes: Path) -> None:
+    (notes / "rows.jsonl").write_text("".join(json.dumps({"text": f"row {i}"}) + "\n" for i in range(20)))
+    config = replace(own, source="hf:json", hf_data_files=f"{notes}/*.jsonl")
+    prepare(config, progress=False)
+    (notes / "more.jsonl").write_text('{"text": "x"}')
+    with pytest.raises(ValueError, match=r"more\.jsonl is new"):
+        prepare(config, progress=False)
