@@ -24,6 +24,7 @@ from lightning_sv.experiments.runs import Runs, diverged
 from lightning_sv.experiments.sources.own_runs import COMPARISON, with_branches
 from lightning_sv.experiments.train import train
 from lightning_sv.runs.directory import is_complete
+from lightning_sv.whole import whole
 
 
 def default_out(figure: Figure, model: str, corpus: str, command: str = "compare") -> Path:
@@ -134,7 +135,8 @@ def _write(comparison: Comparison) -> None:
     """`comparison.json`, the chart, and the sharpness where every run measured it."""
     out, arms = comparison.out, comparison.arms
     labels, runs = [arm.label for arm in arms], [arm.runs for arm in arms]
-    (out / COMPARISON).write_text(comparison.to_json() + "\n")
+    with whole(out / COMPARISON) as partial:
+        partial.write_text(comparison.to_json() + "\n")
     draw_comparison(runs, out / "comparison.png", labels=labels)
     if has_sharpness([run for of in runs for run in of]):
         draw_sharpness(runs, out / "sharpness.png", labels=labels)

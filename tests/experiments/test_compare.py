@@ -25,6 +25,7 @@ from lightning_sv.experiments.sources.compared import Asked, asked, compared_fig
 from lightning_sv.experiments.sources.figures import load_budget, load_figure
 from lightning_sv.experiments.sources.own_runs import own_figure
 from tests.conftest import listen_to_interrupts
+from tests.experiments.fake_results import disk_full
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
 LLAMA, UNIFIED = asked("llama", "", None), asked("unified", "", None)
@@ -118,6 +119,15 @@ def test_a_comparison_is_reported_and_read_again(three: Comparison) -> None:
     assert "## unified against llama" in page and three.pairs[0].sentence() in page
     again = own_figure([three.out])
     assert [verdict.estimate for verdict in again.verdicts] == [three.pairs[0].difference.mean]
+
+
+def test_a_full_disk_leaves_the_figures_as_they_were(three: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (three.out / "comparison.json").read_bytes()
+    monkeypatch.setattr("lightning_sv.experiments.compare.write_report", lambda *given: None)
+    monkeypatch.setattr("os.fsync", disk_full)
+    with pytest.raises(OSError, match="No space"):
+        run(three.out)
+    assert (three.out / "comparison.json").read_bytes() == before
 
 
 def test_several_arms_share_one_baseline(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.report.log import add_to_log, log_rows, main, read_log, rows_of_git, with_earlier
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.sources.figures import budget_names
-from tests.experiments.fake_results import figure
+from tests.experiments.fake_results import disk_full, figure
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +38,26 @@ def test_a_record_is_only_added_to(tmp_path: Path) -> None:
     log.write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match=r"log.csv is no log of verdicts: .*; move it away"):
         add_to_log(rows, log)
+
+
+def test_a_log_that_is_damaged_or_cannot_be_written_is_not_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line without its end is named; a full disk leaves the file as it was; a last line break is no matter."""
+    log, one = tmp_path / "log.csv", figure()
+    add_to_log(log_rows([one], "cpu"), log)
+    text = log.read_text()
+    log.write_text(text[: text.rindex(",cpu,") + 20])
+    with pytest.raises(ValueError, match=r"log\.csv, line 4 "):
+        add_to_log(log_rows([one], "gpu"), log)
+    log.write_text(text.rstrip("\n"))
+    with monkeypatch.context() as full:
+        full.setattr("os.fsync", disk_full)
+        with pytest.raises(OSError, match="No space"):
+            add_to_log(log_rows([one], "gpu"), log)
+    assert log.read_text() == text.rstrip("\n") and list(tmp_path.iterdir()) == [log]
+    assert add_to_log(log_rows([one], "gpu"), log) == 3 and log.read_text().startswith(text)
+    assert len(read_log(log)) == 6
 
 
 def test_a_report_tells_how_a_verdict_moved(tmp_path: Path) -> None:

@@ -20,10 +20,11 @@ from lightning_sv.__main__ import main
 from lightning_sv.analysis.page import html_page
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.report.markdown import Section, markdown_report
+from lightning_sv.experiments.report.tables import check_replaceable, write_csv
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.sources.own_runs import own_figure
 from lightning_sv.runs.events import read_run
-from tests.experiments.fake_results import figure, write_run
+from tests.experiments.fake_results import disk_full, figure, write_run
 
 
 class Page(HTMLParser):
@@ -171,6 +172,37 @@ def test_tables_hold_every_final_figure(report: Path) -> None:
     tables = [panel.table for panel in given.panels if panel.table]
     cells = [str(cell) for table in tables for row in table.rows for cell in row[1:]]
     assert cells and [row["value"] for row in rows(report / "tables.csv")] == cells
+
+
+def test_a_full_disk_leaves_a_report_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = replace(figure(), panels=())
+    write_report([one], tmp_path, "laptop")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    write_csv(table := tmp_path / "more.csv", [{"a": 1}])
+    monkeypatch.setattr("os.fsync", disk_full)
+    with pytest.raises(OSError, match="No space"):
+        write_report([replace(one, warnings=("another",))], tmp_path, "laptop")
+    with pytest.raises(OSError, match="No space"):
+        write_csv(table, [{"a": 2}])
+    assert table.read_text() == "a\n1\n"
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path != table} == before
+
+
+def test_a_report_whose_table_was_cut_short_is_written_again(report: Path, tmp_path: Path) -> None:
+    """By the rows that are left it is of these runs, or of others."""
+    text = (report / "results.csv").read_text()
+    mine, *_, last = (Path(row["run"]) for row in rows(report / "results.csv"))
+    (tmp_path / "results.csv").write_text(text[: text.rindex(str(last))])
+    check_replaceable(tmp_path, [mine])
+    with pytest.raises(ValueError, match="report of other runs"):
+        check_replaceable(tmp_path, [Path("others")])
+    for damaged in ("", "figure,pan", f"run\n{'x' * 200_000}\n"):
+        (tmp_path / "results.csv").write_text(damaged)
+        if damaged:
+            with pytest.raises(ValueError, match=r"results\.csv"):
+                check_replaceable(tmp_path, [mine])
+        else:
+            check_replaceable(tmp_path, [mine])
 
 
 @pytest.fixture(scope="module")

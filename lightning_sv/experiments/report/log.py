@@ -18,6 +18,7 @@ from pathlib import Path
 from lightning_sv.analysis.decision import NOT_TESTABLE
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.results import Figure
+from lightning_sv.whole import whole
 
 LOG = Path("results/log.csv")
 _COLUMNS = (
@@ -70,7 +71,15 @@ def read_log(path: Path = LOG) -> list[Row]:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != _COLUMNS:
             raise ValueError(f"{path} is no log of verdicts: its columns are not {', '.join(_COLUMNS)}; move it away.")
-        return [{**row, "claim": _renamed(row["claim"])} for row in reader]
+        rows = []
+        for row in reader:
+            if None in row or None in row.values():  # csv's marks for a line of other columns
+                raise ValueError(
+                    f"{path}, line {reader.line_num} is damaged; expected {len(_COLUMNS)} columns. "
+                    f"Restore the file (git checkout {path}) or remove that line."
+                )
+            rows.append({**row, "claim": _renamed(row["claim"])})
+        return rows
 
 
 def add_to_log(rows: Iterable[Row], path: Path = LOG) -> int:
@@ -90,14 +99,13 @@ def add_to_log(rows: Iterable[Row], path: Path = LOG) -> int:
     new = [row for content, row in {_content(row): row for row in rows}.items() if content not in known]
     if new:
         path.parent.mkdir(parents=True, exist_ok=True)
-        begun = path.is_file()
-        text = io.StringIO()
-        writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
-        if not begun:
-            writer.writeheader()
-        writer.writerows(new)
-        with path.open("a", newline="", encoding="utf-8") as file:
-            file.write(text.getvalue())
+        before = path.read_text(encoding="utf-8") if path.is_file() else ""
+        with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+            file.write(before if before.endswith("\n") or not before else f"{before}\n")
+            writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
+            if not before:
+                writer.writeheader()
+            writer.writerows(new)
     return len(new)
 
 

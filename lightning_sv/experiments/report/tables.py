@@ -4,6 +4,7 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from lightning_sv.experiments.claims.together import TWO_SIDED, difference
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series
 from lightning_sv.runs.events import VAL_LOSS, Run
 from lightning_sv.runs.recorded import RESULTS
+from lightning_sv.whole import whole
 
 PAPER_TOKENS_PER_PARAM = 100
 #: heading: above 1 the baseline needs more tokens than the arm for the higher of their two final losses
@@ -159,7 +161,7 @@ def table_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows with the keys of the first as header; an empty file for none."""
     rows = list(rows)
-    with path.open("w", newline="") as file:
+    with whole(path) as partial, partial.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -178,10 +180,10 @@ def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
     known = {path.resolve() for path in ours}
     had = None
     if (out / RESULTS).is_file():
-        with (out / RESULTS).open(newline="", encoding="utf-8", errors="replace") as file:
-            rows = list(csv.DictReader(file))
-        if all("run" in row for row in rows):
-            had = [Path(row["run"]) for row in rows]
+        with (out / RESULTS).open(newline="", encoding="utf-8", errors="replace") as file, suppress(csv.Error):
+            reader = csv.DictReader(file)
+            if not reader.fieldnames or "run" in reader.fieldnames:  # rows that are cut short may lack it
+                had = [Path(row["run"]) for row in reader if row["run"]]
     if had is None:
         for name in (RESULTS, *PAGES):
             if (out / name).exists():

@@ -24,6 +24,7 @@ from lightning_sv.experiments.results import Figure, Panel
 from lightning_sv.experiments.spec import PanelKind
 from lightning_sv.runs.provenance import Provenance
 from lightning_sv.runs.recorded import RESULTS
+from lightning_sv.whole import whole
 
 _VIEWS: dict[PanelKind, Callable[[Panel], tuple[list[View], list[str]]]] = {
     "curves": curve_views,
@@ -63,7 +64,8 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
         panels.append([_save(*each, out, f"{stem}-{i}") for i, each in enumerate(drawn, 1)])
     text = markdown_report(figures, panels, head_lines(figures, what, Provenance.now(), caution))
     for name, page in zip(PAGES, (text, html_page(text, out)), strict=True):
-        (out / name).write_text(page, encoding="utf-8")
+        with whole(out / name) as partial:
+            partial.write_text(page, encoding="utf-8")
     write_tuned(figures, out)
     for name, rows in (
         (RESULTS, run_rows(figures)),
