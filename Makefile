@@ -166,9 +166,11 @@ sweep: MODEL = tiny
 sweep: data  ## strategies SCALE over learning rates LR and initial stds STD: where the loss of each is lowest, a picture
 	@$(BIN)/lightning-sv sweep --scale $(or $(SCALE),unified) $(if $(LR),--lr $(LR)) $(if $(STD),--init_std $(STD)) $(call CONFIG,$(MODEL)) $(ARGS)
 
-# What the experiments may spend; SCALE is the former name of BUDGET here. Only the embedded corpus is prepared unasked.
+# What the experiments may spend; SCALE is the former name of BUDGET here. Only the embedded corpus is prepared unasked,
+# and only for a budget that names it.
 SPEND = $(or $(BUDGET),$(SCALE),cpu)
-paper: $(if $(filter gpu paper,$(SPEND))$(filter --dry% --no%,$(ARGS)),$(VENV)/.run,data)  ## the paper's figures FIG (all) on a BUDGET (cpu): runs, verdicts; ARGS=--dry_run first
+EMBEDDED = $(shell grep -s data/stdlib 'conf/paper/budgets/$(SPEND).yaml')
+paper: $(if $(filter --dry% --no%,$(ARGS)),$(VENV)/.run,$(if $(EMBEDDED),data,$(VENV)/.run))  ## the paper's figures FIG (all) on a BUDGET (cpu): runs, verdicts; ARGS=--dry_run first
 	@$(BIN)/lightning-sv paper --budget '$(SPEND)' $(if $(FIG),--fig $(FIG)) $(ARGS)
 
 theory: $(VENV)/.run  ## the paper's theorems: verdicts, counterexamples, pictures in results/theory

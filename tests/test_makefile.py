@@ -99,6 +99,22 @@ def test_data_is_a_name_or_ones_own_text(tmp_path: Path) -> None:
         assert "prepare --config 'data/letters/corpus.yaml' \n" in out and trained.format("data/letters") in out
 
 
+def test_a_budget_prepares_the_corpus_that_it_names(tmp_path: Path) -> None:
+    """The embedded one alone; any other is prepared by name, beforehand."""
+    budgets = tmp_path / "conf/paper/budgets"
+    budgets.mkdir(parents=True)
+    for folder in (path for path in (ROOT / "conf").iterdir() if path.name != "paper"):
+        (tmp_path / "conf" / folder.name).symlink_to(folder)
+    for name, layer in (("with", "data/stdlib"), ("without", "data/fineweb-edu")):
+        (budgets / f"{name}.yaml").write_text(f"layers: [trainer/cpu, {layer}]\n")
+    (tmp_path / ".run").touch()
+    for budget, prepared in (("with", True), ("without", False), ("absent", False)):
+        words = ["make", "-n", "-f", str(ROOT / "Makefile"), "-o", f"{tmp_path}/.run", f"VENV={tmp_path}"]
+        words += ["paper", f"BUDGET={budget}"]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, env=ENV)
+        assert ("lightning-sv prepare" in done.stdout) == prepared and f"paper --budget '{budget}'" in done.stdout
+
+
 def test_a_run_tells_to_type_what_the_shell_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """make starts .venv/bin/lightning-sv, which is on no PATH; an activated environment's is."""
     own = tmp_path / "bin/lightning-sv"

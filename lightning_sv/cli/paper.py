@@ -18,7 +18,7 @@ from lightning_sv.experiments.looks import first_look, train_by_looks
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipe import by_seed
 from lightning_sv.experiments.recipes import Recipes
-from lightning_sv.experiments.report.log import LOG, add_to_log, log_rows, read_log, with_earlier
+from lightning_sv.experiments.report.log import LOG, add_to_log, log_of, log_rows, read_log, with_earlier
 from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
@@ -61,7 +61,11 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         "--recorded", nargs="+", type=Path, default=[], metavar="PATH",
         help="Folders or CSV files of recordings, e.g. results/cpu: the losses of runs that are not here.",
     )  # fmt: skip
-    parser.add_argument("--no_log", action="store_true", help=f"Leave {LOG}, the record of all verdicts, alone.")
+    parser.add_argument(
+        "--no_log",
+        action="store_true",
+        help=f"Do not record the verdicts in {LOG} (a custom budget: in OUT/{LOG.name}).",
+    )
     parser.add_argument("--json", action="store_true", help="Print the verdicts as JSON, the rest on stderr.")
     options, rest = parser.parse_known_args(argv)
     ways = [f"--{name}" for name in ("dry_run", "no_train", "slurm") if getattr(options, name)]
@@ -97,7 +101,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     if options.no_train and not any(runs.is_begun(*run) for figure in figures for run in figure.runs()):
         raise ValueError(f"paper: {out} holds no run of these figures; leave out --no_train, or name their --out.")
     check_replaceable(out, [out / "runs"])
-    log = [] if options.no_log else read_log()  # what is no log is refused before hours of runs
+    log_file = log_of(budget.name, out)
+    log = [] if options.no_log else read_log(log_file)  # what is no log is refused before hours of runs
     failed: dict[str, str] = {}
     if not options.no_train:
         if budget.gpu is not None:
@@ -115,8 +120,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
 
     write_report(found, out, f"{budget.name}: {budget.summary}", budget.caution)
     console.print(f"report: {out / 'report.html'}", markup=False)
-    if not options.no_log and (added := add_to_log(log_rows(found, budget.name))):
-        console.print(f"{LOG}: {added} verdicts added (--no_log adds none)", markup=False)
+    if not options.no_log and (added := add_to_log(log_rows(found, budget.name), log_file)):
+        console.print(f"{log_file}: {added} verdicts added (--no_log adds none)", markup=False)
     if options.json:
         print(verdicts_json(found, out / "report.html", failed=failed))
     return 1 if failed else 0

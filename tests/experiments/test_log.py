@@ -8,10 +8,22 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.cli.paper import run as run_paper
-from lightning_sv.experiments.report.log import add_to_log, log_rows, main, read_log, rows_of_git, with_earlier
+from lightning_sv.experiments.report.log import (
+    BUDGETS,
+    LOG,
+    add_to_log,
+    log_of,
+    log_rows,
+    main,
+    read_log,
+    rows_of_git,
+    with_earlier,
+)
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.sources.figures import budget_names
 from tests.experiments.fake_results import disk_full, figure
+from tests.experiments.test_compare import FAKE
+from tests.experiments.test_figures import FIGURE
 
 ROOT = Path(__file__).parents[2]
 
@@ -137,6 +149,27 @@ def test_a_log_that_is_none_is_refused_before_anything_is_trained(
     with pytest.raises(ValueError, match=r"results/log.csv is no log of verdicts"):
         run_paper(words, launcher=("false",))
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_custom_budget_has_a_log_of_its_own(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the repository is read and written for its own budgets alone."""
+    assert set(BUDGETS) <= set(budget_names(ROOT / "conf")) and all(log_of(b, tmp_path) == LOG for b in BUDGETS)
+    (tmp_path / "conf/paper/budgets").mkdir(parents=True)
+    for path in (ROOT / "conf").iterdir():
+        if path.name != "paper":
+            (tmp_path / "conf" / path.name).symlink_to(path)
+    (tmp_path / "conf/paper/mine.yaml").write_text(FIGURE + "  claims: [{kind: less, a: b, b: a, paper: x}]\n")
+    (tmp_path / "conf/paper/budgets/mine.yaml").write_text(
+        "summary: s\nlayers: [trainer/cpu, data/stdlib]\nseeds: 2\n"
+        "models: {dense: {config: tiny, seconds_per_1000_steps: 1, set: {trainer.max_steps: 10}}}\n"
+    )
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/log.csv").write_text("of no matter\n")
+    monkeypatch.chdir(tmp_path)
+    words = ["--budget", "mine", "--fig", "mine", "--data.corpus.dir", str(corpus), "--data.corpus.tokenizer=bpe:300"]
+    assert run_paper(words, launcher=FAKE) == 0
+    assert (tmp_path / "results/log.csv").read_text() == "of no matter\n"
+    assert {row["budget"] for row in read_log(tmp_path / "runs/paper/mine/log.csv")} == {"mine"}
 
 
 def test_a_claim_of_an_earlier_report_is_told_in_todays_words(tmp_path: Path) -> None:

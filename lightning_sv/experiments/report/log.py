@@ -21,6 +21,8 @@ from lightning_sv.experiments.results import Figure
 from lightning_sv.whole import whole
 
 LOG = Path("results/log.csv")
+#: whose verdicts LOG records
+BUDGETS = ("cpu", "cpu-100", "cpu-long", "gpu", "paper")
 _COLUMNS = (
     "date", "budget", "figure", "claim", "estimate", "low", "high", "n", "verdict", "p", "corrected",
     "commit", "corpus", "machine",
@@ -33,6 +35,16 @@ _RENAMED = {
     ),
     r"the panel's scalar ends": "it ends",
 }
+
+
+def log_of(budget: str, out: Path) -> Path:
+    """Return the log of a budget's verdicts: LOG, or for a custom budget one next to its report.
+
+    Args:
+        budget: its name
+        out: directory of the report
+    """
+    return LOG if budget in BUDGETS else out / LOG.name
 
 
 def log_rows(figures: Sequence[Figure], budget: str) -> list[Row]:
