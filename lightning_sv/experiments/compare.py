@@ -64,7 +64,6 @@ def compare(
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs is {jobs}; give the number of runs at a time, at least 1.")
     check_replaceable(out, [runs.dir(*run).parent for run in figure.runs()[:1]])
-    out.mkdir(parents=True, exist_ok=True)  # or it would be found out once the first runs are under way
     _say_what_is_there(figure, runs, out, console)
     reused = {recipe.key(seed) for recipe, seed in figure.runs() if runs.job(recipe, seed).state() == "complete"}
     for recipe, seed in figure.runs():

@@ -19,7 +19,7 @@ from lightning_sv.experiments.claims.together import TWO_SIDED, difference
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series
 from lightning_sv.runs.events import VAL_LOSS, Run
 from lightning_sv.runs.recorded import RESULTS
-from lightning_sv.whole import whole
+from lightning_sv.whole import check_writable, whole
 
 PAPER_TOKENS_PER_PARAM = 100
 #: heading: above 1 the baseline needs more tokens than the arm for the higher of their two final losses
@@ -176,7 +176,9 @@ def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
 
     Raises:
         ValueError: names one of its runs, or the file
+        OSError: the directory can neither be written to nor created
     """
+    check_writable(out)
     known = {path.resolve() for path in ours}
     had = None
     if (out / RESULTS).is_file():
