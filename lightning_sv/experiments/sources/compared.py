@@ -9,6 +9,8 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Any, NamedTuple
 
+from omegaconf import OmegaConf
+
 from lightning_sv.experiments.checks import CORPUS_KEYS, VALIDATION_KEYS, check_same_data
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipes import Recipes
@@ -145,6 +147,25 @@ def _check_keys(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> None
                 f"every run has its own --{key}; leave it out of the arguments and name strategies, seeds and the "
                 "output directory instead."
             )
+
+
+def check_fixed(words: Sequence[str], options: Mapping[str, str]) -> None:
+    """Refuse a key of the command line that an option of a sweep varies: one of the two would be ignored.
+
+    Args:
+        words: of the command line, for every arm
+        options: varied key of `fit` -> the option that names its values
+
+    Raises:
+        ValueError: names the key and the option
+    """
+    for given, value in read_words(words, "sweep")[1].items():
+        for key, option in options.items():
+            inside = key.startswith(f"{given}.") and isinstance(value, Mapping)
+            if given == key or (
+                inside and OmegaConf.select(OmegaConf.create(value), key[len(given) + 1 :]) is not None
+            ):
+                raise ValueError(f"--{given} is {value}, and {option} varies {key}; leave one of them out.")
 
 
 class Resolved(NamedTuple):
