@@ -14,9 +14,14 @@ from rich.console import Console
 
 from lightning_sv.analysis.losses import draw_comparison
 from lightning_sv.analysis.sharpness import draw_sharpness, has_sharpness, sharpness_rows
-from lightning_sv.experiments.checks import comparability_warnings, config_differences, rests_on
-from lightning_sv.experiments.comparison import Comparison, run_name
-from lightning_sv.experiments.judge import judge, read
+from lightning_sv.experiments.checks import (
+    check_same_corpus,
+    comparability_warnings,
+    config_differences,
+    rests_on,
+)
+from lightning_sv.experiments.comparison import Comparison, in_words, run_name
+from lightning_sv.experiments.judge import decided, read
 from lightning_sv.experiments.report.tables import check_replaceable, write_csv
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure, Panel
@@ -71,16 +76,16 @@ def compare(
             where = f"{runs.dir(recipe, seed)} is complete with the same configuration"
             console.print(f"{recipe.title}, seed {seed}: reused, {where}", markup=False, highlight=False)
     failed = train([figure], runs, parallel=jobs, console=console)
-    (judged,) = judge([replace(figure, command=command)], runs)
-    if failed or not judged.panels:
-        raise RuntimeError(next(iter(failed.values()), judged.verdicts[0].sentence))
-
-    (panel,) = judged.panels
+    panel = read(figure.panels[0], runs)
+    if failed or panel.why_not is not None:
+        raise RuntimeError(next(iter(failed.values()), panel.why_not))
     arms = panel.arms
     named = {run_name(i, seed): arm.runs[k] for k, seed in enumerate(arms[0].seeds) for i, arm in enumerate(arms)}
     differences = config_differences(named, [key for arm in panel.spec.arms.values() for key in arm.set])
+    check_same_corpus(named)
     warnings = (*comparability_warnings(named, differences), *rests_on(panel))
-    judged = with_branches(replace(judged, warnings=warnings))
+    (judged,) = decided([replace(figure, panels=(panel,), warnings=warnings, command=command)])
+    judged = with_branches(in_words(judged))
     comparison = Comparison(judged, named, frozenset(reused), tuple(differences), runs, out)
     write_report([judged], out, "a comparison of your own")
     _write(comparison)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_sv.analysis.decision import times
+from lightning_sv.analysis.decision import direction, times
 from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, percent, token_factor
 from lightning_sv.analysis.scaling import ScalingFit
 from lightning_sv.experiments.claims.outcome import Verdict
@@ -210,15 +210,17 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
     for arm in sorted(panel.arms, key=lambda arm: not arm.baseline):
         losses, d = arm.losses, differences.get(arm.label)
         seeds = ", ".join(f"{x:.4f}" for x in losses)
-        shown = ["baseline" if arm.baseline else "", ""] if d is None else [f"{d.mean:+.4f}", interval(d.low, d.high)]
-        if d is not None and not alike:
-            shown[1] += f"; {_pairs(d.n)}"
+        shown = ["baseline" if arm.baseline else "", ""]
+        if d is not None:
+            shown = [f"{d.mean:+.4f}", interval(d.low, d.high) + ("" if alike else f"; {_pairs(d.n)}")]
+        if not panel.spec.claims:  # claims have verdicts, by tests of one side
+            shown.append("" if d is None else direction(d))
         e = factors.get(arm.label)
         tokens = "" if e is None or e.factor is None else f"{times(e.factor)}{_times_within(e)}"
         rows.append([arm.name, f"{losses.mean():.4f}", seeds, *shown, tokens])
-    columns = ["arm", "final loss, nats per token", "each seed", "difference", "95% interval", TOKEN_FACTOR]
-    known = len(columns) if factors else -1
-    return columns[:known], [row[:known] for row in rows]
+    result = [] if panel.spec.claims else ["result"]
+    columns = ["arm", "final loss, nats per token", "each seed", "difference", "95% interval", *result, TOKEN_FACTOR]
+    return columns, rows
 
 
 def _times_within(e: TokenEfficiency) -> str:

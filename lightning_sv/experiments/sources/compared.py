@@ -15,7 +15,7 @@ from lightning_sv.experiments.checks import CORPUS_KEYS, VALIDATION_KEYS, check_
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.results import Figure
-from lightning_sv.experiments.spec import ArmSpec, Budget, ClaimSpec, FigureSpec, ModelSpec, PanelSpec
+from lightning_sv.experiments.spec import ArmSpec, Budget, FigureSpec, ModelSpec, PanelSpec
 from lightning_sv.plan import plan_steps
 from lightning_sv.settings.data import Batches
 from lightning_sv.settings.model import Pretraining
@@ -63,8 +63,7 @@ def compared_figure(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> 
     """
     _check(arms, words, seeds)
     (a, _), *others = arms
-    claims = [ClaimSpec("pair", "", a=label, b=a) for label, _ in others]
-    panel = PanelSpec("Validation loss", {label: replace(arm, baseline=label == a) for label, arm in arms}, claims)
+    panel = PanelSpec("Validation loss", {label: replace(arm, baseline=label == a) for label, arm in arms})
     summary = f"{len(arms)} arms, {'one seed' if seeds == 1 else f'{seeds} seeds'}."
     title = f"{', '.join(label for label, _ in others)} against {a}"
     planned = _settled(FigureSpec("comparison", title, "A comparison of your own", summary, [panel]), words, seeds)
