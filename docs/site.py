@@ -19,6 +19,10 @@ ROOT = Path(__file__).resolve().parent.parent
 FIRST = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "data/README.md", "docs"]
 #: packages that people import from, a page each
 API = ["scale", "nn", "optim", "interop", "curvature", "theory", "corpus", "analysis"]
+#: what pages need besides the theme's files
+ASSETS = ["site.css", "iframe-worker.js"]
+#: a table of more columns takes the room of the page's table of contents
+WIDE = 9
 COPIED = {".png", ".svg", ".csv", ".ipynb"}
 LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)\s#]+)")
 FENCE = re.compile(r"```.*?```", re.DOTALL)
@@ -40,11 +44,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         ours.append(
             File.generated(config, f"api/{name}.md", content=f"# lightning_sv.{name}\n\n::: lightning_sv.{name}\n")
         )
+    for name in ASSETS:
+        ours.append(File.generated(config, f"assets/{name}", abs_src_path=str(ROOT / "docs" / name)))
     return ours
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Lead links to sources and folders to the pages that are made of them."""
+    """Lead links to sources and folders to the pages that are made of them; make room for wide tables."""
+    if any(line.startswith("|") and line.count("|") - 1 > WIDE for line in markdown.splitlines()):
+        page.meta["hide"] = ["toc"]
     folder = (ROOT / page.file.src_uri).parent
 
     def lead(match: re.Match[str]) -> str:

@@ -1,5 +1,6 @@
 """Files and folders that are there whole, or not at all."""
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -29,6 +30,24 @@ def whole(final: Path) -> Iterator[Path]:
         partial.replace(final)
     finally:
         remove(partial)  # also where both were names of one file: then nothing was renamed
+
+
+def check_writable(folder: Path) -> None:
+    """Check, before long work, that a folder can be written to or created.
+
+    Args:
+        folder: where files will be written; it is not created here
+
+    Raises:
+        NotADirectoryError: something else is in its place, or in that of a folder above it
+        PermissionError: no right to write
+    """
+    folder = folder.absolute()
+    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
 
 
 def partial_of(final: Path) -> Path:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from lightning_sv.scale.strategy import PLACEMENTS, ScaleStrategy
 
@@ -29,6 +30,19 @@ def test_python_on_a_page_is_python_and_its_imports_are_there(path: Path) -> Non
             if isinstance(node, ast.ImportFrom) and str(node.module).startswith("lightning_sv"):
                 missing = [name.name for name in node.names if not hasattr(import_module(str(node.module)), name.name)]
                 assert not missing, f"{node.module} has no {missing}"
+
+
+def test_the_first_page_is_not_cut_and_the_site_fetches_nothing() -> None:
+    """86 letters of code fit the site's column; a script or style of the configuration is a file of docs/."""
+    for block in re.findall(r"```\w*\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL):
+        assert max(map(len, block.splitlines())) <= 86
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    assert any("iframe-worker" in script for script in site["extra"]["polyfills"])  # else the theme takes one from afar
+    made = re.search(r"^ASSETS = (.*)$", (ROOT / "docs/site.py").read_text(), re.MULTILINE)
+    assert made is not None
+    for name in ast.literal_eval(made[1]):
+        assert (ROOT / "docs" / name).is_file()
+        assert f"assets/{name}" in [*site["extra_css"], *site["extra"]["polyfills"]]
 
 
 def test_the_layer_in_25_lines_is_the_product_for_every_strategy() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_sv.whole import partial_of, whole
+from lightning_sv.whole import check_writable, partial_of, whole
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -37,3 +37,18 @@ def test_what_is_not_whole_is_not_there(folder: bool, tmp_path: Path) -> None:
         with pytest.raises(OSError, match="not empty"), whole(final) as partial:
             write(partial, "second")
         assert write_to.read_text() == "first"
+
+
+def test_a_folder_is_checked_without_being_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the nearest one that exists; a link that leads nowhere is in its way."""
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    check_writable(tmp_path)
+    check_writable(tmp_path / "new/deep")
+    for name in ("file", "file/deep", "link", "link/deep"):
+        with pytest.raises(NotADirectoryError, match=name.partition("/")[0]):
+            check_writable(tmp_path / name)
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "link"}
+    monkeypatch.setattr("os.access", lambda *given: False)
+    with pytest.raises(PermissionError, match=tmp_path.name):
+        check_writable(tmp_path / "new/deep")

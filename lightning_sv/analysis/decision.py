@@ -71,6 +71,12 @@ def directed_or_equal(d: PairedDifference, bound: float = 0.0) -> Finding:
     return directed(d, bound)._replace(to_go=pairs_to_go(d, bound, none=none))
 
 
+def direction(d: PairedDifference) -> str:
+    """Return what a difference B - A says of B: lower, higher, equal within 0.01, not resolved."""
+    word = directed_or_equal(d).word
+    return {HOLDS: "lower", CONTRADICTED: "higher"}.get(word, word)
+
+
 def equivalent(d: PairedDifference, margin: float) -> Finding:
     """Test a claim that d is within +-margin, and that it is not."""
     outside = min(d.p_below(-margin), d.p_above(margin))
@@ -187,7 +193,7 @@ def difference_sentence(a: str, b: str, d: PairedDifference) -> str:
     """
     if d.low is None or d.high is None or d.smallest_resolvable is None:
         return (
-            f"No verdict: one pair gives no interval; {b} - {a} is {d.mean:+.3f} nats per token for this seed alone. "
+            f"Not resolved: one pair gives no interval; {b} - {a} is {d.mean:+.3f} nats per token for this seed alone. "
             "Add seeds."
         )
     n = digits(d.smallest_resolvable)
@@ -209,20 +215,17 @@ def difference_sentence(a: str, b: str, d: PairedDifference) -> str:
 
 
 def tokens_sentence(a: str, b: str, e: TokenEfficiency, confidence: float = 0.95) -> str:
-    """`To llama's final loss, llama needs 1.24 times the tokens of unified (95% interval 1.17 to 1.31, 3 pairs)`.
+    """`To the higher of the final losses, llama needs 1.24 times the tokens of unified (95% interval 1.17 to 1.31)`.
 
     Args:
         a: name of the baseline
         b: name of the other arm
-        e: tokens of each to A's final loss
+        e: tokens of each, as `analysis.paired.token_factor` gives them
         confidence: coverage of its interval
     """
-    if e.why_not:
-        return f"{b} against {a}: no token factor, for {e.why_not}."
     if e.factor is None:
-        pairs = "pair" if e.n == 1 else "pairs"
-        return f"{b} reaches {a}'s final loss in {e.reached} of {e.n} {pairs}: no token factor."
+        return f"{b} against {a}: no token factor, because {e.why_not or 'a run ends no lower than it began'}."
     within = "one pair, no interval"
     if e.low is not None and e.high is not None:
-        within = f"{percent(confidence)} interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs"
-    return f"To {a}'s final loss, {a} needs {e.factor:.2f} times the tokens of {b} ({within})."
+        within = f"{percent(confidence)} interval {times(e.low)} to {times(e.high)}, {e.n} pairs"
+    return f"To the higher of the final losses, {a} needs {times(e.factor)} times the tokens of {b} ({within})."

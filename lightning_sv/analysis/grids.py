@@ -2,10 +2,10 @@
 
 Near its minimum the loss is a paraboloid in log(learning rate) and log(initial std), and nine points a factor of two
 apart, each on a few seeds, place the minimum better than the lowest point does, whose loss is low by luck too (the
-winner's curse). A fit is no better than its points: none is made through a cliff, where training breaks down, and
-none is believed that puts the minimum at the end of the grid or beyond it. A cross, which varies one setting at a time,
-takes five points in place of nine, and cannot say how one setting's optimum depends on the other: its paraboloid is
-upright.
+winner's curse). A fit is no better than its points: none is made through a cliff, where training breaks down, and none
+is believed that puts the minimum at the end of the grid or beyond it, or far from every run. A cross, which varies one
+setting at a time, takes five points in place of nine, and cannot say how one setting's optimum depends on the other:
+its paraboloid is upright.
 """
 
 import math
@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 #: nats per token above the lowest mean: what lies higher is beyond a cliff, and no paraboloid goes through it
 CLIFF = 0.1
+#: times or over a setting: a minimum that is further from every run is a guess
+FAR = 2.0
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.intp]
@@ -85,12 +87,15 @@ def fit_optimum(points: Sequence[Sequence[float]], losses: Sequence[Sequence[flo
     minimum = np.linalg.solve(hessian, -coefficients[1 : 1 + len(free)])
     if (minimum < z.min(axis=0)).any() or (minimum > z.max(axis=0)).any():
         return without("the fit's minimum lies beyond the points around the lowest one")
+    values = np.array(points[best], dtype=np.float64)
+    values[free] *= np.exp(minimum)
+    if abs(x[:, free] - x[best, free] - minimum).max(axis=1).min() > math.log(FAR) + 1e-9:
+        at = ", ".join(f"{value:.3g}" for value in values)
+        return without(f"the fit's minimum ({at}) is further than a factor of {FAR:g} from every run")
     features, slopes = _features(minimum[None], i, j)[0], _slopes(minimum, i, j)
     moved = np.linalg.solve(hessian, slopes)
     errors = np.zeros(x.shape[1])
     errors[free] = np.sqrt(np.diag(moved @ covariance @ moved.T))
-    values = np.array(points[best], dtype=np.float64)
-    values[free] *= np.exp(minimum)
     se = math.sqrt(float(features @ covariance @ features)) if df > 0 else None
     return Optimum(tuple(map(float, values)), tuple(map(float, errors)), float(features @ coefficients), se, max(df, 0))
 

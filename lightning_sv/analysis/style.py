@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from lightning_sv.runs.events import Curve
@@ -110,12 +111,31 @@ def share_y(figures: Sequence[Figure]) -> None:
 
 
 def set_style(axes: Axes) -> None:
-    """The house's axes: a faint grid, the title at the left."""
+    """The house's axes: a faint grid, the title at the left, both titles in lines that fit the panel."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#E5E5E5", linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.set_title(axes.get_title(), loc="left", fontsize=11, fontweight="bold")
+    title = axes.set_title(axes.get_title(), loc="left", fontsize=11, fontweight="bold")
     axes.set_title("")
+    figure, spec = axes.get_figure(root=True), axes.get_subplotspec()
+    assert figure is not None
+    rows, columns = spec.get_gridspec().get_geometry() if spec else (1, 1)
+    _fit(title, 0.8 * figure.bbox.width / columns)
+    _fit(axes.yaxis.label, 0.8 * figure.bbox.height / rows)
+
+
+def _fit(text: Text, room: float) -> None:
+    """Break a text into lines no longer than `room` pixels: the layout cuts what is longer."""
+    lines: list[str] = []
+    for words in (line.split(" ") for line in text.get_text().split("\n")):
+        lines.append("")
+        for word in words:
+            text.set_text(f"{lines[-1]} {word}".strip())
+            if lines[-1] and max(text.get_window_extent().size) > room:
+                lines.append(word)
+            else:
+                lines[-1] = text.get_text()
+    text.set_text("\n".join(lines))
 
 
 def set_token_axis(axes: Axes, scale: Literal["linear", "log"] = "linear") -> None:

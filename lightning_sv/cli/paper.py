@@ -63,7 +63,11 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         "--recorded", nargs="+", type=Path, default=[], metavar="PATH",
         help="Folders or CSV files of recordings, e.g. results/cpu: the losses of runs that are not here.",
     )  # fmt: skip
-    parser.add_argument("--no_log", action="store_true", help=f"Leave {LOG}, the record of all verdicts, alone.")
+    parser.add_argument(
+        "--no_log",
+        action="store_true",
+        help=f"Do not record the verdicts in {LOG} (a custom budget: in OUT/{LOG.name}).",
+    )
     parser.add_argument("--json", action="store_true", help="Print the verdicts as JSON, the rest on stderr.")
     options, rest = parser.parse_known_args(argv)
     ways = [f"--{name}" for name in ("dry_run", "no_train", "slurm") if getattr(options, name)]

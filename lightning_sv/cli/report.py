@@ -1,11 +1,13 @@
 """`lightning-sv report`: runs of one's own, drawn as the paper's are."""
 
+import json
 import shlex
 from pathlib import Path
 
 from rich.console import Console
 
-from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
+from lightning_sv.experiments.comparison import pairs_of
+from lightning_sv.experiments.report.tables import check_replaceable
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.sources.own_runs import own_figure
 from lightning_sv.settings.plain_parser import PlainParser
@@ -30,7 +32,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--out", type=Path, help="Directory of the report; runs/report, which has the last, by default."
     )
-    parser.add_argument("--json", action="store_true", help="Print the verdicts as JSON, the rest on stderr.")
+    parser.add_argument("--json", action="store_true", help="Print the differences as JSON, the rest on stderr.")
     options = parser.parse_args(argv)
     command = shlex.join(["lightning-sv", "report", *(word for word in argv if word != "--json")])
     figure = own_figure(options.runs, labels=options.labels, baseline=options.baseline, command=command)
@@ -39,11 +41,15 @@ def run(argv: list[str]) -> int:
         check_replaceable(out, [run.dir for panel in figure.panels for arm in panel.arms for run in arm.runs])
     write_report([figure], out, "your own runs")
     console = Console(stderr=options.json)
-    for verdict in figure.verdicts:
-        console.print(verdict.sentence, markup=False, highlight=False, style="bold")
+    pairs, _ = pairs_of(figure.panels[0])
+    for pair in pairs:
+        console.print(pair.sentence(), markup=False, highlight=False, style="bold")
+        console.print(pair.tokens_sentence(), markup=False, highlight=False)
     for warning in figure.warnings:
         console.print(f"Warning: {warning}", markup=False, highlight=False, style="yellow")
     console.print(str(out / "report.html"), markup=False, highlight=False, soft_wrap=True)
     if options.json:
-        print(verdicts_json([figure], out / "report.html"))
+        found = {"report": str(out / "report.html"), "unit": "nats per token", "a": figure.panels[0].arms[0].label}
+        differences = [pair.to_dict() for pair in pairs]
+        print(json.dumps({**found, "differences": differences, "warnings": figure.warnings}, indent=2))
     return 0

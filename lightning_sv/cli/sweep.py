@@ -15,13 +15,20 @@ from rich.table import Table
 from lightning_sv.experiments.compare import default_out, sweep
 from lightning_sv.experiments.results import Panel, Series
 from lightning_sv.experiments.runs import Runs
-from lightning_sv.experiments.sources.compared import asked, check_different, one_budget, resolve, swept_figure
+from lightning_sv.experiments.sources.compared import (
+    asked,
+    check_different,
+    check_fixed,
+    one_budget,
+    resolve,
+    swept_figure,
+)
 from lightning_sv.experiments.train import context_of
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.settings.plain_parser import PlainParser, number
 
-#: what a sweep varies, across first
-AXES = ("model.optim.lr", "model.backbone.init_std")
+#: what a sweep varies, across first, and the option of its values
+AXES = {"model.optim.lr": "lr", "model.backbone.init_std": "init_std"}
 
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
@@ -54,9 +61,10 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     )
     parser.add_argument("--json", action="store_true", help="Print the figures as JSON on stdout.")
     options, shared = parser.parse_known_args(argv)
-    axes = {key: values for key, values in zip(AXES, (options.lr, options.init_std), strict=True) if values}
+    axes = {key: values for key, name in AXES.items() if (values := getattr(options, name))}
     if not axes:
         raise ValueError("sweep: there is nothing to vary; give --lr, --init_std, or both, with their values.")
+    check_fixed(shared, {key: f"--{AXES[key]}" for key in axes})
     shared += [word for key, values in axes.items() for word in (f"--{key}", str(values[0]))]  # a run needs some
     runs = resolve([asked(scale, "", None) for scale in dict.fromkeys(options.scale)], shared)
     check_different(runs)

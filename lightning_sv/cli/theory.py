@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -13,7 +14,7 @@ from lightning_sv.analysis.theory import draw_panels
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.theory.claims import CLAIMS, Claim, Result
 from lightning_sv.theory.study import SHOWN, Study, load_student, parse_teacher, study
-from lightning_sv.whole import whole
+from lightning_sv.whole import check_writable, whole
 
 _STYLE = {"holds": "green", "fails, as expected": "yellow", "CONTRADICTED": "bold red"}
 
@@ -40,6 +41,7 @@ def run(argv: list[str]) -> int:
     if options.teacher is not None:
         if options.claims:
             raise ValueError(f"--teacher studies flows and checks no claims; leave out {' '.join(options.claims)!r}.")
+        check_writable(out)
         found = study(parse_teacher(options.teacher), [load_student(path) for path in options.student])
         draw_panels(found.panels(), out / "study.png")
         if options.json:
@@ -55,8 +57,10 @@ def run(argv: list[str]) -> int:
     if unknown:
         raise ValueError(f"unknown claim {unknown[0]!r}; known: {' '.join(names)}")
     chosen = [claim for claim in CLAIMS if not options.claims or claim.claim in options.claims]
+    check_writable(out)
+    before = read_before(out)
     results = check_all(chosen)
-    save(results, out)
+    save(results, out, before)
     if options.json:
         print(json.dumps([result.to_dict() for result in results], indent=2, ensure_ascii=False))
     else:
@@ -94,23 +98,37 @@ def check_all(claims: Sequence[Claim]) -> list[Result]:
     return results
 
 
-def save(results: Sequence[Result], out: Path) -> None:
-    """Write one PNG per claim that has panels, and theory.json with everything checked."""
+def read_before(out: Path) -> list[dict[str, Any]]:
+    """Read the results of earlier checks from theory.json; none if there is no such file.
+
+    Raises:
+        ValueError: the file holds something else
+    """
+    path = out / "theory.json"
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        return [{**row, "claim": str(row["claim"])} for row in rows]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{path} holds no results ({error!r}); remove it.") from error
+
+
+def save(results: Sequence[Result], out: Path, before: Sequence[dict[str, Any]]) -> None:
+    """Write one PNG per claim that has panels, and theory.json with all results.
+
+    Args:
+        results: of the claims that were checked
+        out: the folder; created
+        before: earlier results; those of other claims are kept
+    """
     out.mkdir(parents=True, exist_ok=True)
     for name in dict.fromkeys(result.claim.claim for result in results):
         panels = [panel for result in results if result.claim.claim == name for panel in result.finding.panels]
         if panels:
             draw_panels(panels, out / f"{name}.png")
     rows = [result.to_dict() for result in results]
-    if (out / "theory.json").exists():  # claims that were not asked for this time keep theirs
-        checked = {row["claim"] for row in rows}
-        try:
-            before = json.loads((out / "theory.json").read_text(encoding="utf-8"))
-            order = [claim.claim for claim in CLAIMS]
-            rows = [*(row for row in before if row["claim"] not in checked), *rows]
-            rows.sort(key=lambda row: order.index(row["claim"]) if row["claim"] in order else len(order))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ValueError(f"{out / 'theory.json'} holds no results ({error!r}); remove it.") from error
+    checked, order = {row["claim"] for row in rows}, [claim.claim for claim in CLAIMS]
+    rows = [*(row for row in before if row["claim"] not in checked), *rows]
+    rows.sort(key=lambda row: order.index(row["claim"]) if row["claim"] in order else len(order))
     text = json.dumps(rows, indent=2, ensure_ascii=False)
     with whole(out / "theory.json") as partial:
         partial.write_text(text + "\n", encoding="utf-8")

@@ -4,16 +4,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     ProgressColumn,
     SpinnerColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
-    TransferSpeedColumn,
 )
 from rich.progress import Progress as Bars
+from rich.text import Text
+
+
+class MeanSpeed(ProgressColumn):
+    """Bytes per second since the phase began.
+
+    Rich's own column takes the last steps alone, and the fast ones of a phase are not its speed.
+    """
+
+    def render(self, task: Task) -> Text:
+        """Return the rate as text, e.g. `1.2 MB/s`."""
+        return Text(f"{decimal(int(task.completed / task.elapsed))}/s" if task.elapsed else "")
 
 
 class Progress:
@@ -35,7 +48,7 @@ class Progress:
             total: its size, None if only the end will tell
             unit: 'bytes' shows a rate; anything else shows a count
         """
-        measure: ProgressColumn = TransferSpeedColumn() if unit == "bytes" else MofNCompleteColumn()
+        measure: ProgressColumn = MeanSpeed() if unit == "bytes" else MofNCompleteColumn()
         columns = (
             SpinnerColumn(),
             TextColumn(f"{name:<16}"),

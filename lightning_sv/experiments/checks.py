@@ -14,6 +14,8 @@ VALIDATION_KEYS = ("val_sequences", "seq_len")
 # what differs between the runs of any comparison, by design
 _OWN_KEYS = ("model.scale", "seed_everything", "run_dir")
 _ABSENT = "(absent)"
+# key -> the value that asks for a default, and the summary's key of the value in use
+_DEFAULTS = {"model.optim.lr": (None, "lr"), "trainer.max_steps": (-1, "steps")}
 
 
 class ConfigDifference(NamedTuple):
@@ -103,6 +105,8 @@ def config_differences(runs: Mapping[str, Run], asked: Sequence[str]) -> list[Co
         values = _leaves(runs[name])
         for key in sorted(reference.keys() | values.keys()):
             a, b = reference.get(key, _ABSENT), values.get(key, _ABSENT)
+            if a != b:
+                a, b = _in_use(runs[reference_name], key, a), _in_use(runs[name], key, b)
             is_seed = (a, b) == (reference.get("seed_everything"), values.get("seed_everything"))
             if a != b and (key, str(b)) not in found and (not is_seed or key == "seed_everything"):
                 expected = any(key == k or key.startswith(f"{k}.") for k in own)
@@ -114,7 +118,9 @@ def config_differences(runs: Mapping[str, Run], asked: Sequence[str]) -> list[Co
 def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[ConfigDifference]) -> list[str]:
     """Sentences on what weakens the comparison without making it meaningless."""
     warnings = [
-        f"The configs differ in {d.key}: {d.a} against {d.b} ({d.where})." for d in differences if not d.expected
+        f"The configs differ in {d.key}: {_words(d.a)} against {_words(d.b)} ({d.where})."
+        for d in differences
+        if not d.expected
     ]
     tokens = [str(run.tokens) for run in runs.values()]
     versions = [str(run.summary.get("torch")) for run in runs.values()]
@@ -180,6 +186,15 @@ def rests_on(panel: Panel) -> list[str]:
     if not panel.left_out:
         return []
     return [f"{panel.spec.title} rests on the seeds of which every run is there: {panel.left_out}."]
+
+
+def _in_use(run: Run, key: str, value: Any) -> Any:
+    unset, stated = _DEFAULTS.get(key, (_ABSENT, ""))
+    return run.summary.get(stated, value) if value == unset else value
+
+
+def _words(value: Any) -> str:
+    return "the default" if value is None else str(value)
 
 
 def _few(names: list[str]) -> str:

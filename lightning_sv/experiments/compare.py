@@ -15,9 +15,14 @@ from rich.console import Console
 
 from lightning_sv.analysis.losses import draw_comparison
 from lightning_sv.analysis.sharpness import draw_sharpness, has_sharpness, sharpness_rows
-from lightning_sv.experiments.checks import comparability_warnings, config_differences, rests_on
-from lightning_sv.experiments.comparison import Comparison, run_name
-from lightning_sv.experiments.judge import judge, read
+from lightning_sv.experiments.checks import (
+    check_same_corpus,
+    comparability_warnings,
+    config_differences,
+    rests_on,
+)
+from lightning_sv.experiments.comparison import Comparison, in_words, run_name
+from lightning_sv.experiments.judge import decided, read
 from lightning_sv.experiments.report.tables import check_replaceable, write_csv
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure, Panel
@@ -25,6 +30,7 @@ from lightning_sv.experiments.runs import Runs, diverged
 from lightning_sv.experiments.sources.own_runs import COMPARISON, with_branches
 from lightning_sv.experiments.train import train
 from lightning_sv.runs.directory import is_complete
+from lightning_sv.whole import whole
 
 
 def default_out(figure: Figure, model: str, corpus: str, command: str = "compare") -> Path:
@@ -64,7 +70,6 @@ def compare(
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs is {jobs}; give the number of runs at a time, at least 1.")
     check_replaceable(out, [runs.dir(*run).parent for run in figure.runs()[:1]])
-    out.mkdir(parents=True, exist_ok=True)  # or it would be found out once the first runs are under way
     _say_what_is_there(figure, runs, out, console)
     reused = {recipe.key(seed) for recipe, seed in figure.runs() if runs.job(recipe, seed).state() == "complete"}
     for recipe, seed in figure.runs():
@@ -72,16 +77,16 @@ def compare(
             where = f"{runs.dir(recipe, seed)} is complete with the same configuration"
             console.print(f"{recipe.title}, seed {seed}: reused, {where}", markup=False, highlight=False)
     failed = train([figure], runs, parallel=jobs, console=console)
-    (judged,) = judge([replace(figure, command=command)], runs)
-    if failed or not judged.panels:
-        raise RuntimeError(next(iter(failed.values()), judged.verdicts[0].sentence))
-
-    (panel,) = judged.panels
+    panel = read(figure.panels[0], runs)
+    if failed or panel.why_not is not None:
+        raise RuntimeError(next(iter(failed.values()), panel.why_not))
     arms = panel.arms
     named = {run_name(i, seed): arm.runs[k] for k, seed in enumerate(arms[0].seeds) for i, arm in enumerate(arms)}
     differences = config_differences(named, [key for arm in panel.spec.arms.values() for key in arm.set])
+    check_same_corpus(named)
     warnings = (*comparability_warnings(named, differences), *rests_on(panel))
-    judged = with_branches(replace(judged, warnings=warnings))
+    (judged,) = decided([replace(figure, panels=(panel,), warnings=warnings, command=command)])
+    judged = with_branches(in_words(judged))
     comparison = Comparison(judged, named, frozenset(reused), tuple(differences), runs, out)
     write_report([judged], out, "a comparison of your own")
     _write(comparison)
@@ -135,7 +140,8 @@ def _write(comparison: Comparison) -> None:
     """`comparison.json`, the chart, and the sharpness where every run measured it."""
     out, arms = comparison.out, comparison.arms
     labels, runs = [arm.label for arm in arms], [arm.runs for arm in arms]
-    (out / COMPARISON).write_text(comparison.to_json() + "\n")
+    with whole(out / COMPARISON) as partial:
+        partial.write_text(comparison.to_json() + "\n")
     draw_comparison(runs, out / "comparison.png", labels=labels)
     if has_sharpness([run for of in runs for run in of]):
         draw_sharpness(runs, out / "sharpness.png", labels=labels)

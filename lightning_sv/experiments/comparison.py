@@ -6,8 +6,8 @@ others are not compared with each other. All losses are the last `val/loss` of t
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -19,12 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_sv import __version__
-from lightning_sv.analysis.decision import CONTRADICTED, HOLDS, difference_sentence, directed_or_equal, tokens_sentence
-from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, token_efficiency
-from lightning_sv.analysis.style import human_tokens
+from lightning_sv.analysis.decision import difference_sentence, direction, times, tokens_sentence
+from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, token_factor
 from lightning_sv.experiments.checks import ConfigDifference
 from lightning_sv.experiments.claims.together import TWO_SIDED, difference
-from lightning_sv.experiments.results import Arm, Figure
+from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.runs.events import Run
 from lightning_sv.settings.words import words_of
@@ -56,34 +55,57 @@ class Pair:
 
     @property
     def efficiency(self) -> TokenEfficiency:
-        """Tokens each of the two needs for A's final loss."""
-        return token_efficiency(self.a.curves, self.b.curves)
+        """Tokens each of the two needs for the higher of their final losses."""
+        return token_factor(self.a.curves, self.b.curves, TWO_SIDED)
 
     def sentence(self) -> str:
         """The verdict as one plain sentence."""
         return difference_sentence(self.a.label, self.b.label, self.difference)
 
     def tokens_sentence(self) -> str:
-        """How many tokens B needs for A's final loss, as one plain sentence."""
-        return tokens_sentence(self.a.label, self.b.label, self.efficiency)
+        """The ratio of their tokens as one plain sentence."""
+        return tokens_sentence(self.a.label, self.b.label, self.efficiency, TWO_SIDED)
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure of the pair; plain JSON types."""
         d, e = self.difference, self.efficiency
-        word = directed_or_equal(d).word
+        word = direction(d)
+        resolved = word in ("lower", "higher")
         return {
             "b": self.b.label,
             "sentence": self.sentence(),
             "tokens_sentence": self.tokens_sentence(),
             "difference": {
                 **asdict(d),
-                "verdict": {HOLDS: "B lower", CONTRADICTED: "B higher"}.get(word, word),
-                "resolved": word in (HOLDS, CONTRADICTED),
+                "verdict": f"B {word}" if resolved else word,
+                "resolved": resolved,
                 "smallest_resolvable": d.smallest_resolvable,
                 "per_seed": self.per_seed,
             },
-            "tokens_to_final_loss_of_a": {**asdict(e), "n": e.n, "reached": e.reached},
+            "tokens_to_higher_final_loss": {**asdict(e), "n": e.n},
         }
+
+
+def pairs_of(panel: Panel) -> tuple[tuple[Pair, ...], tuple[str, ...]]:
+    """The baseline, its first arm, with each other arm; and a sentence on each that cannot be compared."""
+    found, lost = [], []
+    a, *others = panel.arms
+    for arm in others:
+        try:
+            d = difference(panel, arm, a, confidence=TWO_SIDED)
+        except ValueError as error:
+            lost.append(f"{arm.label} and {a.label} are not compared: {error}")
+        else:
+            found.append(Pair(*a.paired(arm), d))
+    return tuple(found), tuple(lost)
+
+
+def in_words(figure: Figure) -> Figure:
+    """A figure of one panel that says what each of its pairs came to, below its table."""
+    (panel,) = figure.panels
+    pairs, lost = pairs_of(panel)
+    said = (f"{pair.sentence()} {pair.tokens_sentence()}" for pair in pairs)
+    return replace(figure, panels=(replace(panel, notes=(*said, *panel.notes)),), warnings=(*figure.warnings, *lost))
 
 
 def run_name(arm: int, seed: int) -> str:
@@ -134,9 +156,7 @@ class Comparison:
     @property
     def pairs(self) -> tuple[Pair, ...]:
         """A with each other arm, in their order."""
-        panel = self.figure.panels[0]
-        found = ((arm, difference(panel, arm, self.a, confidence=TWO_SIDED)) for arm in self.arms[1:])
-        return tuple(Pair(self.a, arm, d) for arm, d in found)
+        return pairs_of(self.figure.panels[0])[0]
 
     @property
     def commands(self) -> dict[str, list[str]]:
@@ -206,25 +226,16 @@ class Comparison:
         table.add_column("strategy", overflow="fold")
         for head in ("mean", *(f"seed {k}" for k in self.seeds)):
             table.add_column(head, justify="right", no_wrap=True)
-        table.add_column(f"tokens to {self.a.label}'s final loss", justify="right")
-        efficiencies = [pair.efficiency for pair in self.pairs]
-        reached = [efficiencies[0].tokens_a, *(e.tokens_b for e in efficiencies)]
-        for arm, tokens, e in zip(self.arms, reached, [efficiencies[0], *efficiencies], strict=True):
-            numbers = (f"{x:.4f}" for x in (float(np.mean(arm.losses)), *arm.losses))
-            table.add_row(arm.label, *numbers, "" if e.why_not else _mean_tokens(tokens))
+        pairs, factors = self.pairs, [pair.efficiency.factor for pair in self.pairs]
+        if any(factors):
+            table.add_column(f"tokens of {self.a.label} / its own", justify="right")
+        for arm in self.arms:
+            table.add_row(arm.label, *(f"{x:.4f}" for x in (float(np.mean(arm.losses)), *arm.losses)))
         table.add_section()
-        for pair, e in zip(self.pairs, efficiencies, strict=True):
-            factor = "" if e.factor is None else f"x {1 / e.factor:.2f}"
+        for pair, factor in zip(pairs, factors, strict=True):
             numbers = (f"{x:+.4f}" for x in (pair.difference.mean, *pair.per_seed))
-            table.add_row(pair.title, *numbers, factor)
+            table.add_row(pair.title, *numbers, *([times(factor)] if factor else []))
         return table
-
-
-def _mean_tokens(tokens: Sequence[float | None]) -> str:
-    reached = [t for t in tokens if t is not None]
-    if len(reached) < len(tokens):
-        return f"reached in {len(reached)} of {len(tokens)}"
-    return human_tokens(float(np.mean(reached)), digits=3)
 
 
 def _versions() -> dict[str, str]:

@@ -131,8 +131,8 @@ def _check_baseline(panel: PanelSpec, where: str) -> None:
 
 
 def _check_pairs(panel: PanelSpec, budget: Budget, pairs: int, where: str) -> None:
-    """One pair decides nothing, whatever it ends at; but a comparison of one's own is shown all the same."""
-    if pairs < 2 and any(claim.kind != "pair" for claim in _claims_at(panel, budget)):
+    """One pair decides nothing, whatever it ends at; but a panel without claims is shown all the same."""
+    if pairs < 2 and _claims_at(panel, budget):
         raise ValueError(
             f"{where}: budget {budget.name} trains {pairs} {'pair' if pairs == 1 else 'pairs'} for it, too few to "
             f"decide a claim; give it two or more, or its claims `not_at: {{{budget.name}: why}}`."

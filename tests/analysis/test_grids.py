@@ -80,6 +80,18 @@ def test_what_is_no_bowl_is_refused() -> None:
     assert far.values[0] == pytest.approx(2.0) and not far.why_not
 
 
+@pytest.mark.parametrize("step", [2.0, 3.9, 10.0, 100.0])
+def test_a_minimum_between_runs_that_lie_far_apart_is_a_guess(step: float) -> None:
+    """Half a step from the next run, in logarithms: more than a factor of two for steps above four."""
+    rates = [0.01 / step, 0.01, 0.01 * step]
+    best = 0.01 * step**0.499
+    found = fit_optimum([(x,) for x in rates], [[3 + math.log(x / best) ** 2 / 1000] for x in rates])
+    assert found.values[0] == pytest.approx(0.01 if step > 4 else best)
+    assert bool(found.why_not) == (step > 4) and (step < 4 or f"{best:.3g}" in found.why_not)
+    nearer = [*rates, best * 1.1] if step > 4 else rates
+    assert not fit_optimum([(x,) for x in nearer], [[3 + math.log(x / best) ** 2 / 1000] for x in nearer]).why_not
+
+
 def test_errors_are_those_of_repeated_experiments() -> None:
     """300 grids: the standard errors stated are the scatter found; that of a standard deviation of 300 is 4%."""
     rng, sd, n = np.random.default_rng(0), 0.002, 300

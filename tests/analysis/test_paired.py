@@ -128,7 +128,7 @@ def test_a_token_factor_is_known_whoever_is_ahead() -> None:
         unknown = of(ends, b)
         assert unknown.why_not and unknown.factor is None and not found.why_not
     said = tokens_sentence("a", "b", unknown)
-    assert said == "b against a: no token factor, for a run has its final loss alone, not those before it."
+    assert unknown.why_not in said and "times" not in said
     lost = curve([0, 40, 80], [4.0, 1.0, math.nan])  # ahead before it diverged
     assert token_factor(a[:1], [lost]).why_not == "a run diverged" == token_factor([lost], a[:1]).why_not
 

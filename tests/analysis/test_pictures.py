@@ -118,6 +118,23 @@ def test_several_arms_against_the_first(
     assert len(figures[0].legends) == long and (left.get_legend() is None) == long
 
 
+@pytest.mark.parametrize("panels", [1, 2])
+@pytest.mark.parametrize("name", ["+" * 14, "WW+WW+WW+WW+WW"])
+def test_no_title_is_cut(tmp_path: Path, panels: int, name: str) -> None:
+    """Titles and labels of any words stay in the picture, and in their panel."""
+    figure = style.new_figure(panels)
+    for axes in figure.subplots(1, panels, squeeze=False)[0]:
+        axes.plot([0, 1], [-0.00001, 0.00002])
+        axes.set(title=f"How far from {name}? {name} ends 0.0123 lower\nand more", ylabel=f"{name} - {name}, nats")
+    style.save(figure, tmp_path / "a.png")
+    for i, axes in enumerate(figure.axes):
+        title, label = axes._left_title, axes.yaxis.label  # type: ignore[attr-defined]
+        assert title.get_text().split() == f"How far from {name}? {name} ends 0.0123 lower and more".split()
+        assert title.get_window_extent().x1 <= figure.bbox.width * (i + 1) / panels
+        assert title.get_window_extent().y1 <= figure.bbox.height
+        assert label.get_window_extent().y0 >= 0 and label.get_window_extent().y1 <= figure.bbox.height
+
+
 def test_a_run_with_and_without_branch_norms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two panels with branch norms, whose title gives their growth; one panel without."""
     figures = []

@@ -1,6 +1,8 @@
 """Figures of runs that nobody trained, one panel of every kind."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,12 @@ from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
 from tests.analysis.test_pictures import synthetic
 from tests.experiments.fake_fit import write_scalars
+
+
+def disk_full(_: int) -> None:
+    """Stand in for os.fsync, by which files that are written whole reach the disk."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
 
 SIZES = (2e5, 5e5, 1.2e6, 3e6)
 

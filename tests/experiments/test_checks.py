@@ -3,10 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from lightning_sv.experiments.checks import config_differences
-from lightning_sv.runs.events import Run
+from lightning_sv.experiments.checks import comparability_warnings, config_differences
+from lightning_sv.runs.events import Curve, Run
 
 
 @pytest.mark.parametrize(("a", "b", "args", "unexpected"), [
@@ -20,3 +21,21 @@ from lightning_sv.runs.events import Run
 def test_what_an_arm_says_is_expected(a: dict[str, Any], b: dict[str, Any], args: list[str], unexpected: list) -> None:
     runs = {name: Run(Path(name), "x", config, {}, {}) for name, config in (("a", a), ("b", b))}
     assert [d.key for d in config_differences(runs, args) if not d.expected] == unexpected
+
+
+def test_a_default_is_compared_by_the_value_in_use() -> None:
+    """A config without a learning rate or length says nothing; the summary has what the run was trained with."""
+
+    def run(summary: dict[str, Any], **model: Any) -> Run:
+        config = {"model": {"optim": {"lr": model.pop("lr", None)}, **model}, "trainer": {"max_steps": -1}}
+        return Run(Path("r"), "x", config, summary, {"val/loss": Curve(np.array([1]), np.array([3.0]))})
+
+    plain, same = run({"lr": 0.006, "steps": 9}), run({"lr": 0.006, "steps": 9}, lr=0.006)
+    assert config_differences({"a": plain, "b": same}, []) == []
+    assert config_differences({"a": plain, "b": run({"lr": 0.003, "steps": 8})}, []) == []  # neither says anything
+    other = run({"lr": 0.003, "steps": 8}, lr=0.003)
+    found = [(d.key, d.a, d.b) for d in config_differences({"a": plain, "b": other}, [])]
+    assert found == [("model.optim.lr", 0.006, 0.003)]
+    runs = {"a": run({}, seed=None), "b": run({}, seed=5)}
+    (warning,) = comparability_warnings(runs, config_differences(runs, []))
+    assert "model.seed" in warning and "None" not in warning and "5" in warning

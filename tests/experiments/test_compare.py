@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from lightning_sv.experiments.compare import compare, default_out
-from lightning_sv.experiments.comparison import Comparison
+from lightning_sv.experiments.comparison import Comparison, pairs_of
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.runs import Runs
@@ -25,6 +26,7 @@ from lightning_sv.experiments.sources.compared import Asked, asked, compared_fig
 from lightning_sv.experiments.sources.figures import load_budget, load_figure
 from lightning_sv.experiments.sources.own_runs import own_figure
 from tests.conftest import listen_to_interrupts
+from tests.experiments.fake_results import disk_full
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_fit.py")))
 LLAMA, UNIFIED = asked("llama", "", None), asked("unified", "", None)
@@ -93,7 +95,7 @@ def test_figures_equal_the_hand_computation(three: Comparison) -> None:
     assert [arm["label"] for arm in figures["arms"]] == ["llama", "unified"]
     assert figures["arms"][0]["val_loss_per_seed"] == pytest.approx([3.0, 3.01, 3.02])
     # B gains 0.1 nats per 1,000 tokens, so it is there 200, 400 and 300 tokens earlier
-    tokens = found["tokens_to_final_loss_of_a"]
+    tokens = found["tokens_to_higher_final_loss"]
     assert tokens["tokens_b"] == pytest.approx([9800, 9600, 9700], abs=0.1)
     assert tokens["factor"] == pytest.approx((1e12 / 9800 / 9600 / 9700) ** (1 / 3), rel=1e-5)
     assert figures["warnings"] == [] and figures["corpus_hash"] == "c0ffee"
@@ -108,16 +110,36 @@ def test_the_table_shows_every_seed(three: Comparison) -> None:
     console = Console(file=io.StringIO(), width=160)
     three.print(console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    for words in ("3.0100", "2.9800", "-0.0300", "-0.0400", "9.7k", three.pairs[0].sentence()):
+    for words in ("3.0100", "2.9800", "-0.0300", "-0.0400", three.pairs[0].sentence()):
         assert words in text
+    factor = three.pairs[0].efficiency.factor
+    assert factor is not None and text.count(f"{factor:.2f}") == 2  # in the table and in the sentence
 
 
 def test_a_comparison_is_reported_and_read_again(three: Comparison) -> None:
-    """The page has the claim; `report` finds the runs, which need not lie in the directory."""
+    """The page has one table, of no empty column, in plain words; `report` finds the runs wherever they are."""
+    (pair,) = three.pairs
     page = (three.out / "report.md").read_text()
-    assert "## unified against llama" in page and three.pairs[0].sentence() in page
+    assert "## unified against llama" in page and f"{pair.sentence()} {pair.tokens_sentence()}" in page
+    assert not re.search("claim|contradicted|primary|Holm|corrected|verdict", page)
+    assert set(re.findall(r"\d+%(?= interval)", page)) == {"95%"} and "90%" not in page
+    tables = re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)
+    assert len(tables) == 2  # where the runs are from, and what they came to
+    head, _, *lines = ([cell.strip() for cell in line.split("|")[1:-1]] for line in tables[1].splitlines())
+    assert all(any(column) for column in zip(*lines, strict=True))
+    assert [line[head.index("result")] for line in lines] == ["", "lower"]
+    assert lines[1][-1].startswith(f"{pair.efficiency.factor:.2f} (")
     again = own_figure([three.out])
-    assert [verdict.estimate for verdict in again.verdicts] == [three.pairs[0].difference.mean]
+    assert again.verdicts == () and pairs_of(again.panels[0])[0][0].difference == pair.difference
+
+
+def test_a_full_disk_leaves_the_figures_as_they_were(three: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (three.out / "comparison.json").read_bytes()
+    monkeypatch.setattr("lightning_sv.experiments.compare.write_report", lambda *given: None)
+    monkeypatch.setattr("os.fsync", disk_full)
+    with pytest.raises(OSError, match="No space"):
+        run(three.out)
+    assert (three.out / "comparison.json").read_bytes() == before
 
 
 def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
@@ -135,12 +157,13 @@ def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
     losses = np.array([arm.losses for arm in four.arms])
     residuals = losses - losses.mean(1, keepdims=True) - losses.mean(0) + losses.mean()
     assert among.se == pytest.approx(math.sqrt(2 * (residuals**2).sum() / 6 / 3))
-    assert four.pairs[0].to_dict()["tokens_to_final_loss_of_a"] == two.pairs[0].to_dict()["tokens_to_final_loss_of_a"]
+    key = "tokens_to_higher_final_loss"
+    assert four.pairs[0].to_dict()[key] == two.pairs[0].to_dict()[key]
     figures = json.loads(four.to_json())
     assert [arm["label"] for arm in figures["arms"]] == ["llama", "unified", "nop", "hg"]
     assert [pair["b"] for pair in figures["differences"]] == ["unified", "nop", "hg"]
     assert figures["differences"][1]["difference"]["per_seed"] == pytest.approx([0.04, 0.06, 0.05], abs=1e-6)
-    assert figures["differences"][2]["tokens_to_final_loss_of_a"]["reached"] == 2
+    assert figures["differences"][1][key]["factor"] < 1 < figures["differences"][0][key]["factor"]
     scales = [(d.a, d.b) for d in four.differences if d.key == "model.scale"]
     assert scales == [("llama", "hg+dnp+or+iwd"), ("llama", "nop"), ("llama", "hg")] and not four.warnings
     console = Console(file=io.StringIO(), width=250)
@@ -148,7 +171,6 @@ def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     for pair in four.pairs:
         assert pair.title in text and pair.sentence() in text and pair.tokens_sentence() in text
-    assert "reached in 2 of 3" in text
 
 
 def test_default_directory_names_every_arm() -> None:
@@ -164,7 +186,7 @@ def test_complete_runs_are_reused_and_seeds_added(tmp_path: Path) -> None:
     config.write_text("model: {optim: {weight_decay: 0.1}}\n")
     out, words = tmp_path / "cmp", [*CONFIG, "--config", str(config)]
     one, _ = run(out, words=words, seeds=1)
-    assert one.pairs[0].sentence().startswith("No verdict: one pair gives no interval")
+    assert one.pairs[0].sentence().startswith("Not resolved: one pair gives no interval")
     before = (run_dir(out, "llama", 0) / "summary.json").stat().st_mtime_ns
     two, said = run(out, words=words, seeds=2)
     assert "llama, seed 0: reused" in said and "llama, seed 1: done" in said
@@ -201,7 +223,7 @@ def test_runs_of_an_earlier_version_are_named_and_stay(tmp_path: Path) -> None:
 
 
 def test_interval_that_covers_zero(tmp_path: Path) -> None:
-    """Differences 0.01 and -0.02 resolve nothing, and B misses A's loss in one pair."""
+    """Differences 0.01 and -0.02 resolve nothing; tokens are compared to the loss that both reach."""
     found, _ = run(tmp_path, "--delta", "0.01,-0.02", seeds=2)
     (pair,) = found.pairs
     assert pair.to_dict()["difference"]["verdict"] == "not resolved"
@@ -209,7 +231,7 @@ def test_interval_that_covers_zero(tmp_path: Path) -> None:
         "Not resolved: the 95% interval of unified - llama, -0.196 to +0.186 nats per token, "
         "covers zero; 2 pairs could show a difference of about 0.191."
     )
-    assert pair.tokens_sentence() == ("unified reaches llama's final loss in 1 of 2 pairs: no token factor.")
+    assert pair.efficiency.factor == pytest.approx((9900 / 10000 * 10000 / 9800) ** 0.5, rel=1e-3)
 
 
 def test_failed_run_shows_its_log_and_can_be_repeated(tmp_path: Path) -> None:

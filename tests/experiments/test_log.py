@@ -9,6 +9,7 @@ import pytest
 
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.report.log import (
+    BUDGETS,
     LOG,
     add_to_log,
     log_of,
@@ -20,7 +21,9 @@ from lightning_sv.experiments.report.log import (
 )
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.sources.figures import budget_names
-from tests.experiments.fake_results import figure
+from tests.experiments.fake_results import disk_full, figure
+from tests.experiments.test_compare import FAKE
+from tests.experiments.test_figures import FIGURE
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +52,26 @@ def test_a_record_is_only_added_to(tmp_path: Path) -> None:
         add_to_log(rows, log)
 
 
+def test_a_log_that_is_damaged_or_cannot_be_written_is_not_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line without its end is named; a full disk leaves the file as it was; a last line break is no matter."""
+    log, one = tmp_path / "log.csv", figure()
+    add_to_log(log_rows([one], "cpu"), log)
+    text = log.read_text()
+    log.write_text(text[: text.rindex(",cpu,") + 20])
+    with pytest.raises(ValueError, match=r"log\.csv, line 4 "):
+        add_to_log(log_rows([one], "gpu"), log)
+    log.write_text(text.rstrip("\n"))
+    with monkeypatch.context() as full:
+        full.setattr("os.fsync", disk_full)
+        with pytest.raises(OSError, match="No space"):
+            add_to_log(log_rows([one], "gpu"), log)
+    assert log.read_text() == text.rstrip("\n") and list(tmp_path.iterdir()) == [log]
+    assert add_to_log(log_rows([one], "gpu"), log) == 3 and log.read_text().startswith(text)
+    assert len(read_log(log)) == 6
+
+
 def test_a_report_tells_how_a_verdict_moved(tmp_path: Path) -> None:
     """By records of the same claim and budget that are not its own."""
     log, one = tmp_path / "log.csv", figure()
@@ -58,20 +81,6 @@ def test_a_report_tells_how_a_verdict_moved(tmp_path: Path) -> None:
     (told,) = with_earlier([one], "cpu", read_log(log))
     assert [verdict.earlier for verdict in told.verdicts] == ["contradicted (2026-01-01)", "", "", ""]
     assert with_earlier([told], "cpu", read_log(log))[0].verdicts == told.verdicts
-
-
-def test_a_private_budget_has_its_own_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that git does not track: verdicts on it never reach the log that is."""
-    monkeypatch.chdir(tmp_path)
-    budgets = tmp_path / "conf/paper/budgets"
-    budgets.mkdir(parents=True)
-    for name in ("ours", "mine"):
-        (budgets / f"{name}.yaml").touch()
-    out = Path("runs/paper/mine")
-    assert log_of("mine", out) == LOG, "no repository"
-    for words in (["init", "-q"], ["add", "conf/paper/budgets/ours.yaml"]):
-        subprocess.run(["git", *words], check=True)
-    assert log_of("ours", out) == LOG and log_of("mine", out) == out / "log.csv"
 
 
 def test_what_git_holds_of_a_report_is_added_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +149,27 @@ def test_a_log_that_is_none_is_refused_before_anything_is_trained(
     with pytest.raises(ValueError, match=r"results/log.csv is no log of verdicts"):
         run_paper(words, launcher=("false",))
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_custom_budget_has_a_log_of_its_own(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of the repository is read and written for its own budgets alone."""
+    assert set(BUDGETS) <= set(budget_names(ROOT / "conf")) and all(log_of(b, tmp_path) == LOG for b in BUDGETS)
+    (tmp_path / "conf/paper/budgets").mkdir(parents=True)
+    for path in (ROOT / "conf").iterdir():
+        if path.name != "paper":
+            (tmp_path / "conf" / path.name).symlink_to(path)
+    (tmp_path / "conf/paper/mine.yaml").write_text(FIGURE + "  claims: [{kind: less, a: b, b: a, paper: x}]\n")
+    (tmp_path / "conf/paper/budgets/mine.yaml").write_text(
+        "summary: s\nlayers: [trainer/cpu, data/stdlib]\nseeds: 2\n"
+        "models: {dense: {config: tiny, seconds_per_1000_steps: 1, set: {trainer.max_steps: 10}}}\n"
+    )
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/log.csv").write_text("of no matter\n")
+    monkeypatch.chdir(tmp_path)
+    words = ["--budget", "mine", "--fig", "mine", "--data.corpus.dir", str(corpus), "--data.corpus.tokenizer=bpe:300"]
+    assert run_paper(words, launcher=FAKE) == 0
+    assert (tmp_path / "results/log.csv").read_text() == "of no matter\n"
+    assert {row["budget"] for row in read_log(tmp_path / "runs/paper/mine/log.csv")} == {"mine"}
 
 
 def test_a_claim_of_an_earlier_report_is_told_in_todays_words(tmp_path: Path) -> None:

@@ -19,11 +19,13 @@ from matplotlib.image import imread
 from lightning_sv.__main__ import main
 from lightning_sv.analysis.page import html_page
 from lightning_sv.experiments.claims.outcome import Verdict
+from lightning_sv.experiments.comparison import pairs_of
 from lightning_sv.experiments.report.markdown import Section, markdown_report
+from lightning_sv.experiments.report.tables import check_replaceable, write_csv
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.sources.own_runs import own_figure
 from lightning_sv.runs.events import read_run
-from tests.experiments.fake_results import figure, write_run
+from tests.experiments.fake_results import disk_full, figure, write_run
 
 
 class Page(HTMLParser):
@@ -173,6 +175,37 @@ def test_tables_hold_every_final_figure(report: Path) -> None:
     assert cells and [row["value"] for row in rows(report / "tables.csv")] == cells
 
 
+def test_a_full_disk_leaves_a_report_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = replace(figure(), panels=())
+    write_report([one], tmp_path, "laptop")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    write_csv(table := tmp_path / "more.csv", [{"a": 1}])
+    monkeypatch.setattr("os.fsync", disk_full)
+    with pytest.raises(OSError, match="No space"):
+        write_report([replace(one, warnings=("another",))], tmp_path, "laptop")
+    with pytest.raises(OSError, match="No space"):
+        write_csv(table, [{"a": 2}])
+    assert table.read_text() == "a\n1\n"
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path != table} == before
+
+
+def test_a_report_whose_table_was_cut_short_is_written_again(report: Path, tmp_path: Path) -> None:
+    """By the rows that are left it is of these runs, or of others."""
+    text = (report / "results.csv").read_text()
+    mine, *_, last = (Path(row["run"]) for row in rows(report / "results.csv"))
+    (tmp_path / "results.csv").write_text(text[: text.rindex(str(last))])
+    check_replaceable(tmp_path, [mine])
+    with pytest.raises(ValueError, match="report of other runs"):
+        check_replaceable(tmp_path, [Path("others")])
+    for damaged in ("", "figure,pan", f"run\n{'x' * 200_000}\n"):
+        (tmp_path / "results.csv").write_text(damaged)
+        if damaged:
+            with pytest.raises(ValueError, match=r"results\.csv"):
+                check_replaceable(tmp_path, [mine])
+        else:
+            check_replaceable(tmp_path, [mine])
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("own")
@@ -202,16 +235,17 @@ def test_own_runs_are_drawn_from_their_event_files(
         assert (row["baseline"] == "True") == (row["arm"] == "llama")
     assert main(["report", str(runs), "--baseline", "llama", "--out", str(tmp_path), "--json"]) == 0
     said = capsys.readouterr()
-    made, (verdict,) = json.loads(said.out), rows(tmp_path / "verdicts.csv")
-    assert made["report"] == str(tmp_path / "report.html") and made["report"] in said.err
-    ((shown,),) = [figure["verdicts"] for figure in made["figures"]]
-    assert {k: "" if value is None else str(value) for k, value in shown.items()} | {"figure": "runs"} == verdict
+    made = json.loads(said.out)
+    assert made["report"] == str(tmp_path / "report.html") and made["report"] in said.err and made["a"] == "llama"
+    (shown,) = made["differences"]
+    assert (shown["b"], shown["difference"]["verdict"], made["warnings"]) == ("unified", "B lower", [])
     difference, factor = rows(tmp_path / "differences.csv")
     assert factor["quantity"] == "token factor" and float(factor["estimate"]) > 1  # fewer tokens for a lower loss
     assert float(difference["estimate"]) == pytest.approx(-0.03, abs=1e-6)
     assert float(difference["low"]) == pytest.approx(-0.03 - 4.302653 * 0.01 / math.sqrt(3), abs=1e-5)
-    (verdict,) = rows(tmp_path / "verdicts.csv")
-    assert (verdict["claim"], verdict["verdict"]) == ("unified ends below llama", "holds")
+    assert (shown["difference"]["mean"], shown["tokens_to_higher_final_loss"]["factor"]) == (
+        float(difference["estimate"]), float(factor["estimate"]),
+    )  # fmt: skip
     text = Page((tmp_path / "report.html").read_text()).text
     assert f"lightning-sv report {runs} --baseline llama" in text and "not stated (the paper's are 100)" in text
     assert len(list((tmp_path / "figures").glob("*.svg"))) == 3
@@ -244,20 +278,22 @@ def test_a_report_of_other_runs_is_not_replaced(
 def test_one_run_alone_and_seeds_without_a_pair(runs: Path) -> None:
     """One run: a loss and no difference. Each arm is paired with the baseline on all the seeds that both have."""
     alone = own_figure([runs / "llama0"])
-    assert alone.verdicts == () and not alone.panels[0].arms[0].baseline
+    assert pairs_of(alone.panels[0]) == ((), ()) and not alone.panels[0].arms[0].baseline
     figure = own_figure([runs / "llama0", runs / "llama1", runs / "unified1"])
     assert [arm.label for arm in figure.panels[0].arms] == ["llama", "unified"]
-    assert figure.verdicts[0].verdict == "not resolved" and "one pair" in figure.verdicts[0].sentence
+    ((pair,), _) = pairs_of(figure.panels[0])
+    assert pair.sentence().startswith("Not resolved: one pair")
     assert figure.warnings == ("unified and llama are paired on seed 1; seed 0 only one of them has.",)
 
 
 def test_an_arm_of_one_seed_takes_no_pair_from_the_others(runs: Path, tmp_path: Path) -> None:
     """Three pairs of two arms stay three beside an arm of one run; the words and figures say how many each has."""
-    whole = own_figure([runs], baseline="llama").verdicts
+    ((whole,), _) = pairs_of(own_figure([runs], baseline="llama").panels[0])
     few = write_run(tmp_path / "hg", "hg", 1)
     figure = own_figure([*(runs / f"{arm}{seed}" for arm in ("llama", "unified") for seed in range(3)), few])
-    assert (figure.verdicts[0].sentence, figure.verdicts[0].n) == (whole[0].sentence, 3)
-    assert figure.verdicts[1].n == 1 and figure.verdicts[1].sentence.startswith("No verdict: one pair")
+    (of_three, of_one), _ = pairs_of(figure.panels[0])
+    assert (of_three.sentence(), of_three.difference.n) == (whole.sentence(), 3)
+    assert of_one.difference.n == 1 and of_one.sentence().startswith("Not resolved: one pair")
     assert figure.warnings == ("hg and llama are paired on seed 1; seeds 0, 2 only one of them has.",)
     assert figure.spec.summary == "3 arms, one seed or 3 seeds."
     write_report([figure], tmp_path / "out", "")

@@ -39,6 +39,22 @@ def test_exit_code_and_json(
     assert row["verdict"] in capsys.readouterr().out
 
 
+def test_what_cannot_be_written_is_found_out_before_the_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder below a file, and a theory.json of something else; nothing is created."""
+    monkeypatch.setattr(command, "check_all", lambda claims: pytest.fail("checked"))
+    monkeypatch.setattr(command, "study", lambda *given: pytest.fail("studied"))
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "theory.json").write_text('[{"part": "no claim"}]')
+    for words in ([], ["--teacher", "8 1"]):
+        assert main(["theory", *words, "--out", str(tmp_path / "file/deep/out")]) == 2
+        assert str(tmp_path / "file") in capsys.readouterr().err
+    assert main(["theory", "--out", str(tmp_path)]) == 2
+    assert str(tmp_path / "theory.json") in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "theory.json"]
+
+
 @pytest.mark.parametrize("width", [80, 110])
 def test_tables_fit_a_terminal(
     width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -19,7 +19,6 @@ from lightning_sv.analysis.decision import (
     MARGIN,
     NOT_RESOLVED,
     below,
-    difference_sentence,
     directed,
     directed_or_equal,
     equivalent,
@@ -52,13 +51,6 @@ def less(claim: ClaimSpec, panel: Panel) -> Outcome:
     at = "" if claim.until == 1 else f"at {claim.until:.0%} of the tokens "
     small = finding.word == HOLDS and claim.margin < MARGIN and inside(d, MARGIN) == HOLDS
     return Outcome(finding, d, f"{at}{interval(d, name)}{f', which is within {MARGIN:g}' * small}")
-
-
-def pair(claim: ClaimSpec, panel: Panel) -> Outcome:
-    """A ends below B, in the words of a comparison, which asks for no direction."""
-    a, b, _ = _two(claim, panel)
-    d = difference(panel, a, b, confidence=TWO_SIDED)
-    return Outcome(directed_or_equal(d), d, difference_sentence(b.label, a.label, d), sides=2)
 
 
 def not_less(claim: ClaimSpec, panel: Panel) -> Outcome:

@@ -21,7 +21,6 @@ class ClaimType:
         panels: kinds of panels that can have it
         needs: what such a claim, or its panel, must say besides; None where it does
         parts: the claims that it is made of, each judged by itself
-        whole: whether the sentence of its outcome is the verdict's, without the word before it
     """
 
     statement: str
@@ -29,7 +28,6 @@ class ClaimType:
     panels: tuple[PanelKind, ...] = ("curves", "scaling", "lengths")
     needs: Callable[[ClaimSpec, PanelSpec], str | None] = lambda claim, panel: None
     parts: Callable[[ClaimSpec], tuple[ClaimSpec, ...]] = lambda claim: (claim,)
-    whole: bool = False
 
 
 def _two_tags_apart(claim: ClaimSpec, panel: PanelSpec) -> str | None:
@@ -61,7 +59,6 @@ def _overtaken(claim: ClaimSpec) -> tuple[ClaimSpec, ...]:
 QUARTERS = (0.25, 0.5, 0.75, 1.0)
 
 KINDS: dict[str, ClaimType] = {
-    "pair": ClaimType("{a} ends below {b}", decide.pair, ("curves",), whole=True),
     "less": ClaimType("{a} {ends} below {b}{more}", decide.less),
     "not_less": ClaimType("{a} does not end below {b}{more}", decide.not_less),
     "equal": ClaimType("{a} ends within {margin:g} of {b}", decide.equal, needs=_margin),
@@ -194,7 +191,7 @@ def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
     word = word if d.se is not None else NOT_RESOLVED  # never a verdict from one run
     p *= 2 * ALPHA / (1 - d.confidence)  # below ALPHA where the interval, whose error is its own, decides
     hint = f"; {to_go}" if word == NOT_RESOLVED and to_go else ""
-    sentence = detail if KINDS[claim.kind].whole else f"{word.capitalize()}: {detail}{hint}."
+    sentence = f"{word.capitalize()}: {detail}{hint}."
     return Verdict(
         claim=statement(claim),
         verdict=word,

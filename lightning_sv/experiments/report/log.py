@@ -18,9 +18,11 @@ from pathlib import Path
 from lightning_sv.analysis.decision import NOT_TESTABLE
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.results import Figure
-from lightning_sv.experiments.spec import CONF
+from lightning_sv.whole import whole
 
 LOG = Path("results/log.csv")
+#: whose verdicts LOG records
+BUDGETS = ("cpu", "cpu-100", "cpu-long", "cpu-small", "gpu", "paper")
 _COLUMNS = (
     "date", "budget", "figure", "claim", "estimate", "low", "high", "n", "verdict", "p", "corrected",
     "commit", "corpus", "machine",
@@ -33,6 +35,16 @@ _RENAMED = {
     ),
     r"the panel's scalar ends": "it ends",
 }
+
+
+def log_of(budget: str, out: Path) -> Path:
+    """Return the log of a budget's verdicts: LOG, or for a custom budget one next to its report.
+
+    Args:
+        budget: its name
+        out: directory of the report
+    """
+    return LOG if budget in BUDGETS else out / LOG.name
 
 
 def log_rows(figures: Sequence[Figure], budget: str) -> list[Row]:
@@ -59,21 +71,6 @@ def log_rows(figures: Sequence[Figure], budget: str) -> list[Row]:
     return found
 
 
-def log_of(budget: str, out: Path) -> Path:
-    """Return the log of a budget: the repository's, unless git does not track the budget.
-
-    Args:
-        budget: name of the budget
-        out: directory of the report, where a private budget has its own log
-    """
-    file = CONF / "paper" / "budgets" / f"{budget}.yaml"
-    try:
-        code = subprocess.run(["git", "ls-files", "--error-unmatch", file], capture_output=True).returncode
-    except OSError:  # no git, so that nothing is tracked
-        code = 0
-    return out / LOG.name if code == 1 else LOG
-
-
 def read_log(path: Path = LOG) -> list[Row]:
     """All rows, the oldest first; none where there is no log.
 
@@ -86,7 +83,15 @@ def read_log(path: Path = LOG) -> list[Row]:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != _COLUMNS:
             raise ValueError(f"{path} is no log of verdicts: its columns are not {', '.join(_COLUMNS)}; move it away.")
-        return [{**row, "claim": _renamed(row["claim"])} for row in reader]
+        rows = []
+        for row in reader:
+            if None in row or None in row.values():  # csv's marks for a line of other columns
+                raise ValueError(
+                    f"{path}, line {reader.line_num} is damaged; expected {len(_COLUMNS)} columns. "
+                    f"Restore the file (git checkout {path}) or remove that line."
+                )
+            rows.append({**row, "claim": _renamed(row["claim"])})
+        return rows
 
 
 def add_to_log(rows: Iterable[Row], path: Path = LOG) -> int:
@@ -106,14 +111,13 @@ def add_to_log(rows: Iterable[Row], path: Path = LOG) -> int:
     new = [row for content, row in {_content(row): row for row in rows}.items() if content not in known]
     if new:
         path.parent.mkdir(parents=True, exist_ok=True)
-        begun = path.is_file()
-        text = io.StringIO()
-        writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
-        if not begun:
-            writer.writeheader()
-        writer.writerows(new)
-        with path.open("a", newline="", encoding="utf-8") as file:
-            file.write(text.getvalue())
+        before = path.read_text(encoding="utf-8") if path.is_file() else ""
+        with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+            file.write(before if before.endswith("\n") or not before else f"{before}\n")
+            writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
+            if not before:
+                writer.writeheader()
+            writer.writerows(new)
     return len(new)
 
 

@@ -142,6 +142,9 @@ def _paragraph(words: str) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table without the columns that no row has anything in."""
+    kept = [i for i in range(len(columns)) if not rows or any(row[i] for row in rows)]
+    columns, *rows = ([line[i] for i in kept] for line in (columns, *rows))
     lines = [map(_text, columns), ["---"] * len(columns), *(map(_text, row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

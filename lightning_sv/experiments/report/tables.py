@@ -4,13 +4,14 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lightning_sv.analysis.decision import times
+from lightning_sv.analysis.decision import direction, times
 from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, percent, token_factor
 from lightning_sv.analysis.scaling import ScalingFit
 from lightning_sv.experiments.claims.outcome import Verdict
@@ -19,6 +20,7 @@ from lightning_sv.experiments.report.copying import measured, parts_of
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series
 from lightning_sv.runs.events import COPYING, VAL_LOSS, Run
 from lightning_sv.runs.recorded import RESULTS, curve_text
+from lightning_sv.whole import check_writable, whole
 
 PAPER_TOKENS_PER_PARAM = 100
 #: heading: above 1 the baseline needs more tokens than the arm for the higher of their two final losses
@@ -169,7 +171,7 @@ def table_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows with the keys of the first as header; an empty file for none."""
     rows = list(rows)
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -184,14 +186,16 @@ def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
 
     Raises:
         ValueError: names one of its runs, or the file
+        OSError: the directory can neither be written to nor created
     """
+    check_writable(out)
     known = {path.resolve() for path in ours}
     had = None
     if (out / RESULTS).is_file():
-        with (out / RESULTS).open(newline="", encoding="utf-8", errors="replace") as file:
-            rows = list(csv.DictReader(file))
-        if all("run" in row for row in rows):
-            had = [Path(row["run"]) for row in rows]
+        with (out / RESULTS).open(newline="", encoding="utf-8", errors="replace") as file, suppress(csv.Error):
+            reader = csv.DictReader(file)
+            if not reader.fieldnames or "run" in reader.fieldnames:  # rows that are cut short may lack it
+                had = [Path(row["run"]) for row in reader if row["run"]]
     if had is None:
         for name in (RESULTS, *PAGES):
             if (out / name).exists():
@@ -216,15 +220,17 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
     for arm in sorted(panel.arms, key=lambda arm: not arm.baseline):
         losses, d = arm.losses, differences.get(arm.label)
         seeds = ", ".join(f"{x:.4f}" for x in losses)
-        shown = ["baseline" if arm.baseline else "", ""] if d is None else [f"{d.mean:+.4f}", interval(d.low, d.high)]
-        if d is not None and not alike:
-            shown[1] += f"; {_pairs(d.n)}"
+        shown = ["baseline" if arm.baseline else "", ""]
+        if d is not None:
+            shown = [f"{d.mean:+.4f}", interval(d.low, d.high) + ("" if alike else f"; {_pairs(d.n)}")]
+        if not panel.spec.claims:  # claims have verdicts, by tests of one side
+            shown.append("" if d is None else direction(d))
         e = factors.get(arm.label)
         tokens = "" if e is None or e.factor is None else f"{times(e.factor)}{_times_within(e)}"
         rows.append([arm.name, f"{losses.mean():.4f}", seeds, *shown, tokens])
-    columns = ["arm", "final loss, nats per token", "each seed", "difference", "95% interval", TOKEN_FACTOR]
-    known = len(columns) if factors else -1
-    return columns[:known], [row[:known] for row in rows]
+    result = [] if panel.spec.claims else ["result"]
+    columns = ["arm", "final loss, nats per token", "each seed", "difference", "95% interval", *result, TOKEN_FACTOR]
+    return columns, rows
 
 
 def _times_within(e: TokenEfficiency) -> str:

@@ -9,6 +9,7 @@ from lightning_sv.analysis.grids import Optimum
 from lightning_sv.experiments.recipe import Recipe
 from lightning_sv.experiments.results import Figure, Panel
 from lightning_sv.experiments.sources.tuned import rounded
+from lightning_sv.whole import whole
 
 
 def write_tuned(figures: Sequence[Figure], out: Path) -> None:
@@ -25,7 +26,8 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
                 path = out / "tuned" / f"{recipe.model}-{recipe.steps}.yaml"
                 if path not in written:
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_text(_text(figure, panel, recipe), encoding="utf-8")
+                    with whole(path) as partial:
+                        partial.write_text(_text(figure, panel, recipe), encoding="utf-8")
                     written.add(path)
 
 

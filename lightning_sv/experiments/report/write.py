@@ -25,6 +25,7 @@ from lightning_sv.experiments.results import Figure, Panel
 from lightning_sv.experiments.spec import PanelKind
 from lightning_sv.runs.provenance import Provenance
 from lightning_sv.runs.recorded import RESULTS
+from lightning_sv.whole import whole
 
 COPYING_NOTE = (
     "Final loss in nats per token of tokens that repeat a pair of their context, of those seen in it otherwise, and of "
@@ -71,7 +72,8 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
         panels.append([section for i, each in enumerate(drawn, 1) for section in _save(*each, out, f"{stem}-{i}")])
     text = markdown_report(figures, panels, head_lines(figures, what, Provenance.now(), caution))
     for name, page in zip(PAGES, (text, html_page(text, out)), strict=True):
-        (out / name).write_text(page, encoding="utf-8")
+        with whole(out / name) as partial:
+            partial.write_text(page, encoding="utf-8")
     write_tuned(figures, out)
     for name, rows in (
         (RESULTS, run_rows(figures)),

@@ -9,11 +9,13 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import Any, NamedTuple
 
+from omegaconf import OmegaConf
+
 from lightning_sv.experiments.checks import CORPUS_KEYS, VALIDATION_KEYS, check_same_data
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.results import Figure
-from lightning_sv.experiments.spec import ArmSpec, Budget, ClaimSpec, FigureSpec, ModelSpec, PanelSpec
+from lightning_sv.experiments.spec import ArmSpec, Budget, FigureSpec, ModelSpec, PanelSpec
 from lightning_sv.plan import plan_steps
 from lightning_sv.settings.data import Batches
 from lightning_sv.settings.model import Pretraining
@@ -61,8 +63,7 @@ def compared_figure(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> 
     """
     _check(arms, words, seeds)
     (a, _), *others = arms
-    claims = [ClaimSpec("pair", "", a=label, b=a) for label, _ in others]
-    panel = PanelSpec("Validation loss", {label: replace(arm, baseline=label == a) for label, arm in arms}, claims)
+    panel = PanelSpec("Validation loss", {label: replace(arm, baseline=label == a) for label, arm in arms})
     summary = f"{len(arms)} arms, {'one seed' if seeds == 1 else f'{seeds} seeds'}."
     title = f"{', '.join(label for label, _ in others)} against {a}"
     planned = _settled(FigureSpec("comparison", title, "A comparison of your own", summary, [panel]), words, seeds)
@@ -145,6 +146,25 @@ def _check_keys(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> None
                 f"every run has its own --{key}; leave it out of the arguments and name strategies, seeds and the "
                 "output directory instead."
             )
+
+
+def check_fixed(words: Sequence[str], options: Mapping[str, str]) -> None:
+    """Refuse a key of the command line that an option of a sweep varies: one of the two would be ignored.
+
+    Args:
+        words: of the command line, for every arm
+        options: varied key of `fit` -> the option that names its values
+
+    Raises:
+        ValueError: names the key and the option
+    """
+    for given, value in read_words(words, "sweep")[1].items():
+        for key, option in options.items():
+            inside = key.startswith(f"{given}.") and isinstance(value, Mapping)
+            if given == key or (
+                inside and OmegaConf.select(OmegaConf.create(value), key[len(given) + 1 :]) is not None
+            ):
+                raise ValueError(f"--{given} is {value}, and {option} varies {key}; leave one of them out.")
 
 
 class Resolved(NamedTuple):

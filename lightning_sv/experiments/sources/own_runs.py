@@ -12,10 +12,11 @@ from lightning_sv.experiments.checks import (
     comparability_warnings,
     config_differences,
 )
+from lightning_sv.experiments.comparison import in_words
 from lightning_sv.experiments.judge import decided
 from lightning_sv.experiments.report.tables import tokens_per_param
 from lightning_sv.experiments.results import Arm, Figure, Panel
-from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec
+from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.directory import SUMMARY, event_files, runs_in
 from lightning_sv.runs.events import VAL_LOSS, Run, read_run
 
@@ -85,9 +86,7 @@ def own_figure(
 
 
 def _figure(arms: tuple[Arm, ...], warnings: tuple[str, ...], command: str) -> Figure:
-    a, *others = arms
-    claims = [ClaimSpec("pair", "", a=arm.label, b=a.label) for arm in others]
-    panel = Panel(PanelSpec("Validation loss", claims=claims), arms)
+    panel = Panel(PanelSpec("Validation loss"), arms)
     counts = sorted({len(arm.runs) for arm in arms})
     seeds = ["one seed" if n == 1 else f"{n} seeds" for n in counts]
     ratios = [x for arm in arms for run in arm.runs if (x := tokens_per_param(run)) is not None] or [0.0]
@@ -99,7 +98,7 @@ def _figure(arms: tuple[Arm, ...], warnings: tuple[str, ...], command: str) -> F
         panels=[panel.spec],
     )
     figure = Figure(spec, (panel,), (), warnings, command, (min(ratios), max(ratios)))
-    return with_branches(*decided([figure]))
+    return with_branches(in_words(*decided([figure])))
 
 
 def with_branches(figure: Figure) -> Figure:
