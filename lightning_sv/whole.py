@@ -31,6 +31,21 @@ def whole(final: Path) -> Iterator[Path]:
         remove(partial)  # also where both were names of one file: then nothing was renamed
 
 
+def regular(path: Path) -> Path:
+    """Return `path`, unless opening it could wait for ever: a pipe, a socket, a device.
+
+    Raises:
+        ValueError: something exists there, and it is no regular file
+    """
+    if path.exists() and not path.is_file():
+        what = next((name for name, is_it in _KINDS.items() if is_it(path)), "not a file")
+        raise ValueError(f"{path} is {what}; expected a regular file. Remove it, or name another.")
+    return path
+
+
+_KINDS = {"a folder": Path.is_dir, "a named pipe": Path.is_fifo, "a socket": Path.is_socket}
+
+
 def partial_of(final: Path) -> Path:
     """Where a file or folder is written; its own name says that it is whole."""
     return final.with_name(f".{final.name}.partial")

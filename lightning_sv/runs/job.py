@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from lightning_sv.runs.claim import remove
 from lightning_sv.runs.directory import COMMAND, LAST, LOCK, LOG, is_complete, write_atomically
-from lightning_sv.whole import partial_of
+from lightning_sv.whole import partial_of, regular
 
 #: the program of a run, where nothing else is said
 LAUNCHER = (sys.executable, "-m", "lightning_sv", "fit")
@@ -83,11 +83,12 @@ class Job:
         """Claim the directory for this command; what another one left unfinished there is removed, see `state`.
 
         Raises:
-            ValueError: the other one still trains there
+            ValueError: the other one still trains there, or the log is no regular file
         """
         if self.state() == "restart":
             remove(self.run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
+        regular(self.log)
         write_atomically(self.run_dir / COMMAND, json.dumps(self.record(), indent=2) + "\n")
 
     def state(self) -> Literal["new", "resume", "restart", "complete"]:
