@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a check or a run failed, 2 wrong input. Stopped: 130 by Ct
 
 import errno
 import gc
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -31,6 +32,9 @@ COMMANDS = {
 BESIDE = {"validate": "fit"}
 #: a path that is not there, not of the right kind, or not to be written
 _UNUSABLE = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)
+
+#: Lightning imports matplotlib, which a wrong setting of the user's would stop; no setting changes our pictures
+_MATPLOTLIB = {"MATPLOTLIBRC": os.devnull, "MPLBACKEND": "agg"}
 
 USAGE = "usage: lightning-sv COMMAND [--help] ...\n\n" + "\n".join(
     f"  {name:10} {text}" for name, text in COMMANDS.items()
@@ -84,6 +88,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def cli() -> None:
     """Console-script entry point."""
+    os.environ |= _MATPLOTLIB
     code = main()
     gc.freeze()  # at its end the interpreter would look through all that was imported: a second for nothing
     sys.exit(code)
