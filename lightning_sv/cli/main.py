@@ -9,7 +9,10 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib import import_module
+
+from lightning_sv.runs.output import LastingStream, discard, is_unread, lasting_output
 
 COMMANDS = {
     "fit": "train a model (LightningCLI: --config, any key, --print_config, --ckpt_path)",
@@ -30,6 +33,10 @@ COMMANDS = {
 
 #: commands that share the file of another
 BESIDE = {"validate": "fit"}
+#: commands that work for minutes or more: what becomes of their output does not end them
+LASTING = ("fit", "prepare", "compare", "sweep", "paper")
+#: exit status of a program whose reader has gone, as of any that SIGPIPE ends
+UNREAD = 128 + 13
 #: a path that is not there, not of the right kind, or not to be written
 _UNUSABLE = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -44,19 +51,8 @@ USAGE = "usage: lightning-sv COMMAND [--help] ...\n\n" + "\n".join(
 def main(args: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; `args` without the program's name."""
     argv = list(sys.argv[1:] if args is None else args)
-    if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0 if argv else 2
-    name, *rest = argv
-    if name == "--version":
-        from lightning_sv import __version__
-
-        print(__version__)
-        return 0
     try:
-        if name not in COMMANDS:
-            raise ValueError(f"unknown command {name!r}; known: {' '.join(COMMANDS)}")
-        return _command(name)(rest)
+        return _run(argv)
     except ValueError as error:
         text = str(error)
         if "of the Union subtypes" in text:  # where a class is made, after its words were read
@@ -66,6 +62,8 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"error: {text}", file=sys.stderr)
         return 2
     except (RuntimeError, OSError, ModuleNotFoundError) as error:
+        if isinstance(error, BrokenPipeError) and is_unread(sys.stdout):
+            return UNREAD
         if "--traceback" in argv:
             raise
         if isinstance(error, OSError) and error.filename and error.errno in _UNUSABLE:
@@ -79,6 +77,8 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, SystemExit) as end:
+        if isinstance(end.__context__, BrokenPipeError):  # of which rich makes an exit
+            return UNREAD
         # Lightning makes an exit with status 1 of a Ctrl-C.
         if isinstance(end, SystemExit) and not isinstance(end.__context__, KeyboardInterrupt):
             raise
@@ -89,9 +89,41 @@ def main(args: Sequence[str] | None = None) -> int:
 def cli() -> None:
     """Console-script entry point."""
     os.environ |= _MATPLOTLIB
-    code = main()
+    if sys.stderr is not None:
+        sys.stderr = LastingStream(sys.stderr, "stderr", None)  # type: ignore[assignment]
+    code = _flush(main())
     gc.freeze()  # at its end the interpreter would look through all that was imported: a second for nothing
     sys.exit(code)
+
+
+def _run(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0 if argv else 2
+    name, *rest = argv
+    if name == "--version":
+        from lightning_sv import __version__
+
+        print(__version__)
+        return 0
+    if name not in COMMANDS:
+        raise ValueError(f"unknown command {name!r}; known: {' '.join(COMMANDS)}")
+    with lasting_output() if name in LASTING else nullcontext():
+        return _command(name)(rest)
+
+
+def _flush(code: int) -> int:
+    """Write what stdout still holds, here, where an error is reported; return the exit code."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        unread = isinstance(error, BrokenPipeError)
+        if not (code or unread):
+            print(f"error: stdout cannot be written ({error.strerror}).", file=sys.stderr)
+        discard(sys.stdout)
+        return code or (UNREAD if unread else 1)
+    return code
 
 
 def _command(name: str) -> Callable[[list[str]], int]:
