@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from importlib import import_module
+from typing import Any
 
 from lightning_sv.runs.output import LastingStream, discard, is_unread, lasting_output
 
@@ -91,7 +92,11 @@ def cli() -> None:
     os.environ |= _MATPLOTLIB
     if sys.stderr is not None:
         sys.stderr = LastingStream(sys.stderr, "stderr", None)  # type: ignore[assignment]
-    code = _flush(main())
+    try:
+        code: Any = main()
+    except SystemExit as end:  # of a parser, after --help
+        code = end.code
+    code = _flush(code)
     gc.freeze()  # at its end the interpreter would look through all that was imported: a second for nothing
     sys.exit(code)
 
@@ -112,7 +117,7 @@ def _run(argv: list[str]) -> int:
         return _command(name)(rest)
 
 
-def _flush(code: int) -> int:
+def _flush(code: Any) -> Any:
     """Write what stdout still holds, here, where an error is reported; return the exit code."""
     try:
         if sys.stdout is not None:
