@@ -26,6 +26,11 @@ def whole(final: Path) -> Iterator[Path]:
         if partial.is_file():
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
+        else:
+            mode = partial.stat().st_mode & 0o666  # by the umask, which safetensors' files do not follow
+            for each in partial.rglob("*"):
+                if each.is_file():
+                    each.chmod(mode)
         partial.replace(final)
     finally:
         remove(partial)  # also where both were names of one file: then nothing was renamed

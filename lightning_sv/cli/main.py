@@ -67,6 +67,9 @@ def main(args: Sequence[str] | None = None) -> int:
             return UNREAD
         if "--traceback" in argv:
             raise
+        if "determine home directory" in str(error):  # pathlib's, for any ~ and for litdata's cache
+            print("error: HOME is not set; expected a folder for caches. Set it, e.g. HOME=/tmp.", file=sys.stderr)
+            return 2
         if isinstance(error, OSError) and error.filename and error.errno in _UNUSABLE:
             print(f"error: {error.filename} cannot be used ({error.strerror}); name another.", file=sys.stderr)
             return 2

@@ -68,5 +68,9 @@ def test_a_reader_that_has_gone_ends_a_command_quietly(
         stream.close()
 
 
-def test_unknown_commands_are_refused() -> None:
-    assert main(["none such"]) == 2
+def test_a_user_without_a_home_is_told_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in a container: HOME is not set, and the system does not know the user."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**30)
+    monkeypatch.setattr("lightning_sv.cli.main._command", lambda name: lambda rest: len(str(Path.home())))
+    assert main(["roles"]) == 2 and "HOME" in capsys.readouterr().err
