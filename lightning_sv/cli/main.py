@@ -1,7 +1,8 @@
 """The command `lightning-sv` (also `python -m lightning_sv`).
 
-Exit codes: 0 done, 1 a check or a run failed, 2 wrong input. Stopped: 130 by Ctrl-C, `fit` 143 by SIGTERM or SIGUSR1
-(0 where SLURM queues it again), in training after the step under way, with a checkpoint.
+Exit codes: 0 done, 1 a check or a run failed, 2 wrong input, 141 the output's reader has gone. Stopped: 130 by Ctrl-C,
+`fit` 129 by SIGHUP, 143 by SIGTERM or SIGUSR1 (0 where SLURM queues it again), in training after the step under way, with
+a checkpoint.
 """
 
 import errno
@@ -24,6 +25,7 @@ COMMANDS = {
     "compare": "train strategies in pairs with a baseline and compare them",
     "sweep": "train over a grid of learning rates and initial stds: the optimum, with its error",
     "paper": "the paper's figures on a budget: missing runs, verdicts on its claims, a report",
+    "runs": "list runs: data, strategy, rate, steps, loss",
     "report": "draw your own runs from their event files: one page, pictures, CSV",
     "generate": "continue a prompt with a trained model",
     "export": "a run as a folder that transformers and inference engines load",

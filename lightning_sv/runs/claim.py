@@ -58,7 +58,7 @@ def _choose(name: str, given: str | None, ckpt_path: str | None, again: bool) ->
             raise ValueError(f"the checkpoint {ckpt_path} lies in no run directory; add --run_dir, a new one.")
         return path
     if given is None:
-        base, number = Path("runs") / name, 1
+        base, number = Path("runs") / name.replace(":", "."), 1  # a strategy's my_module:X is no path for all systems
         path = base
         while path.exists():
             number += 1

@@ -74,6 +74,7 @@ def test_a_directory_that_nobody_named_is_one_runs_own(tmp_path: Path, monkeypat
     monkeypatch.delenv("LIGHTNING_SV_RUN_DIR", raising=False)
     seen = [choose("tiny/llama-seed0", None, None) for _ in range(2)]
     assert seen[0] == seen[1] and not seen[0].exists()
+    assert choose("tiny/my_module:X-seed0", None, None).name == "my_module.X-seed0"
     exists, asked = Path.exists, []
 
     def free(self: Path) -> bool:  # as it was before the other began
