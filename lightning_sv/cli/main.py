@@ -1,8 +1,8 @@
 """The command `lightning-sv` (also `python -m lightning_sv`).
 
 Exit codes: 0 done, 1 a check or a run failed, 2 wrong input, 141 the output's reader has gone. Stopped: 130 by Ctrl-C,
-`fit` 129 by SIGHUP, 143 by SIGTERM or SIGUSR1 (0 where SLURM queues it again), in training after the step under way, with
-a checkpoint.
+`fit` 129 by SIGHUP, 143 by SIGTERM or SIGUSR1 (0 where SLURM queues it again), in training after the step under way,
+with a checkpoint.
 """
 
 import errno
