@@ -27,6 +27,11 @@ def whole(final: Path) -> Iterator[Path]:
         if partial.is_file():
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
+        else:
+            mode = partial.stat().st_mode & 0o666  # by the umask, which safetensors' files do not follow
+            for each in partial.rglob("*"):
+                if each.is_file():
+                    each.chmod(mode)
         partial.replace(final)
     finally:
         remove(partial)  # also where both were names of one file: then nothing was renamed
@@ -48,6 +53,21 @@ def check_writable(folder: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
     if not os.access(there, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+
+
+def regular(path: Path) -> Path:
+    """Return `path`, unless opening it could wait for ever: a pipe, a socket, a device.
+
+    Raises:
+        ValueError: something exists there, and it is no regular file
+    """
+    if path.exists() and not path.is_file():
+        what = next((name for name, is_it in _KINDS.items() if is_it(path)), "not a file")
+        raise ValueError(f"{path} is {what}; expected a regular file. Remove it, or name another.")
+    return path
+
+
+_KINDS = {"a folder": Path.is_dir, "a named pipe": Path.is_fifo, "a socket": Path.is_socket}
 
 
 def partial_of(final: Path) -> Path:

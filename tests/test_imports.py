@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[list[str], set[str]]] = {
     "export": (["export", "--help"], set()),
     "roles": (["roles", "--help"], set()),
     "inspect": (["inspect", "--help"], set()),
+    "runs": (["runs", "--help"], set()),
     "report": (["report", "--help"], DRAWS),
     "theory": (["theory", "--help"], DRAWS),
     "plan": (["plan", "--gpus", "1", *CONFIG], COMPILER),

@@ -1,5 +1,6 @@
 """Files and folders that are there whole, or not at all."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,17 @@ def test_a_folder_is_checked_without_being_created(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("os.access", lambda *given: False)
     with pytest.raises(PermissionError, match=tmp_path.name):
         check_writable(tmp_path / "new/deep")
+
+
+def test_files_of_a_folder_have_the_permissions_of_the_umask(tmp_path: Path) -> None:
+    """Libraries make some for their owner alone."""
+    before = os.umask(0o027)
+    try:
+        with whole(tmp_path / "folder") as partial:
+            (partial / "inside").mkdir(parents=True)
+            (partial / "inside" / "weights").touch(mode=0o600)
+            (partial / "config").touch()
+    finally:
+        os.umask(before)
+    files = (tmp_path / "folder" / "config", tmp_path / "folder" / "inside" / "weights")
+    assert [file.stat().st_mode & 0o777 for file in files] == [0o640, 0o640]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from lightning_sv.analysis.style import GREY, LINES, PALETTE, new_figure, set_style
+from lightning_sv.analysis.style import GREY, LINES, PALETTE, new_figure, plain_style, set_style, write_picture
 from lightning_sv.interop.inspect import VectorStatistics
 
 _COLOURS = list(PALETTE.values())[:-1]  # grey is the line at rest
@@ -33,6 +33,7 @@ _PANELS = (
 )
 
 
+@plain_style
 def draw_vectors(name: str, families: Mapping[str, Sequence[VectorStatistics]], path: str | Path) -> None:
     """Draw gamma against depth, and the balance with what reads it; panels without a value are left out.
 
@@ -61,8 +62,7 @@ def draw_vectors(name: str, families: Mapping[str, Sequence[VectorStatistics]], 
         list(lines.values()), list(lines), loc="outside lower left", ncols=max(2, columns), alignment="left",
         frameon=False, handlelength=3, fontsize=9, title=f"those without a layer are drawn at {end}",
     )  # fmt: skip
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    write_picture(figure, path)
 
 
 def _of(families: Mapping[str, Sequence[VectorStatistics]], panel: _Panel) -> dict[str, list[VectorStatistics]]:

@@ -10,12 +10,13 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from lightning_sv.analysis.paired import PairedCurve, on_one_grid, paired_curve, percent
-from lightning_sv.analysis.style import GREY, LINES, colours, legend_below, new_figure, save, set_limits
+from lightning_sv.analysis.style import GREY, LINES, colours, legend_below, new_figure, plain_style, save, set_limits
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run
 
 _LONG = 14
 
 
+@plain_style
 def draw_comparison(
     arms: Sequence[Sequence[Run]],
     path: str | Path,

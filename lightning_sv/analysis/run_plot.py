@@ -16,6 +16,7 @@ from lightning_sv.analysis.style import (
     VERMILLION,
     human_tokens,
     new_figure,
+    plain_style,
     save,
     set_limits,
 )
@@ -28,6 +29,7 @@ _PROJECTIONS = {
 }
 
 
+@plain_style
 def draw_run(run: Run, path: str | Path) -> None:
     """One run: its losses, and the growth of its Q, K and V branches, against training tokens.
 

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 
 from lightning_sv.analysis.paired import on_common_tokens
-from lightning_sv.analysis.style import LINES, colours, new_figure, save
+from lightning_sv.analysis.style import LINES, colours, new_figure, plain_style, save
 from lightning_sv.runs.events import Run
 
 _FIGURES = {"lambda_max": "λmax", "trace": "trace", "fro2": "‖H‖² (Frobenius)"}
@@ -40,6 +40,7 @@ def sharpness_rows(arms: Sequence[Sequence[Run]], labels: Sequence[str]) -> list
     return rows
 
 
+@plain_style
 def draw_sharpness(arms: Sequence[Sequence[Run]], path: str | Path, *, labels: Sequence[str]) -> None:
     """One row a set of parameters, one column a figure: mean over seeds, a thin line a seed, against training tokens.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from matplotlib import rc_context, rcParamsDefault
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -17,6 +18,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from lightning_sv.runs.events import Curve
+from lightning_sv.whole import whole
 
 #: in the order in which lines take them
 PALETTE = {
@@ -35,6 +37,9 @@ _FREE = (VERMILLION, GREEN, PURPLE, SKY, ORANGE)
 
 # apart without colours; four against five free colours, so that no pair of both comes again soon
 LINES = ("-", "--", "-.", ":")
+
+#: decorator of all that draws: matplotlib's own defaults, whatever a matplotlibrc or the calling program has set
+plain_style = rc_context({key: value for key, value in rcParamsDefault.items() if key != "backend"})
 
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
@@ -154,5 +159,11 @@ def save(figure: Figure, path: str | Path, *, tokens: Literal["linear", "log"] =
     for axes in figure.axes:
         set_token_axis(axes, tokens)
         set_style(axes)
+    write_picture(figure, path)
+
+
+def write_picture(figure: Figure, path: str | Path) -> None:
+    """Write a PNG in one step, with its directory."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with whole(Path(path)) as partial:
+        figure.savefig(partial, format="png")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from lightning_sv.analysis.style import GREY, PALETTE, new_figure, set_style
+from lightning_sv.analysis.style import GREY, PALETTE, new_figure, plain_style, set_style, write_picture
 from lightning_sv.theory.panels import Panel
 
 _FREE = tuple(PALETTE.values())
@@ -15,6 +15,7 @@ _STYLES = ("-", "--", "-.", ":", (0, (6, 2)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _MARKS = "osD^v"
 
 
+@plain_style
 def draw_panels(panels: Sequence[Panel], path: str | Path) -> None:
     """Write a PNG with at most three panels a row.
 
@@ -30,8 +31,7 @@ def draw_panels(panels: Sequence[Panel], path: str | Path) -> None:
         _draw(axes, panel)
     for axes in figure.axes[len(panels) :]:
         axes.set_axis_off()
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    write_picture(figure, path)
 
 
 def _draw(axes: Axes, panel: Panel) -> None:

@@ -3,8 +3,11 @@
 import atexit
 import itertools
 import json
+import sys
 from contextlib import ExitStack
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -14,7 +17,7 @@ from lightning_sv.lit.ranks import leave_group, rank
 from lightning_sv.lit.signals import StoppedError, requeue
 from lightning_sv.lit.summary import print_summary
 from lightning_sv.plan import fitting_micro_batch
-from lightning_sv.runs.directory import PICTURE
+from lightning_sv.runs.directory import PICTURE, SUMMARY
 from lightning_sv.settings.model import is_of_transformers
 from lightning_sv.settings.paths import expand_path
 from lightning_sv.settings.plain_parser import underscored
@@ -68,6 +71,8 @@ def _run(argv: list[str]) -> int:
     try:
         with ExitStack() as cleanup:
             done = PretrainCLI(argv, cleanup, fitting_micro_batch)
+            if done.summary is not None:
+                _show(done.summary, done.run_dir, as_json=done.json)
     except StoppedError as stopped:
         return 0 if stopped.requeue and (rank() or requeue()) else stopped.code
     except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
@@ -75,14 +80,23 @@ def _run(argv: list[str]) -> int:
             why = " ".join(str(error).split())
             raise ValueError(f"the checkpoint cannot be resumed ({type(error).__name__}: {why}).") from error
         raise
-    if done.summary is not None:
+    return 0
+
+
+def _show(summary: dict[str, Any], run_dir: Path, *, as_json: bool) -> None:
+    """Draw `run.png` and show the figures of a complete run, which stays complete if that fails."""
+    try:
         # At the end of a run alone: matplotlib would delay every first step.
         from lightning_sv.analysis.run_plot import draw_run
         from lightning_sv.runs.events import read_run
 
-        draw_run(read_run(done.run_dir), done.run_dir / PICTURE)
-        if done.json:
-            print(json.dumps({"run_dir": str(done.run_dir), **done.summary}, indent=2))
-        else:
-            print_summary(Console(), done.summary, done.run_dir)
-    return 0
+        draw_run(read_run(run_dir), run_dir / PICTURE)
+    except Exception as error:
+        print(f"warning: {run_dir / PICTURE} could not be drawn ({type(error).__name__}: {error})", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"run_dir": str(run_dir), **summary}, indent=2))
+        return
+    try:
+        print_summary(Console(), summary, run_dir)
+    except LookupError as error:  # of an earlier version
+        print(f"warning: {run_dir / SUMMARY} has no {error}", file=sys.stderr)

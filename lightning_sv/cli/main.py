@@ -1,16 +1,22 @@
 """The command `lightning-sv` (also `python -m lightning_sv`).
 
-Exit codes: 0 done, 1 a check or a run failed, 2 wrong input. Stopped: 130 by Ctrl-C, `fit` 143 by SIGTERM or SIGUSR1
-(0 where SLURM queues it again), in training after the step under way, with a checkpoint.
+Exit codes: 0 done, 1 a check or a run failed, 2 wrong input, 141 the output's reader has gone. Stopped: 130 by Ctrl-C,
+`fit` 129 by SIGHUP, 143 by SIGTERM or SIGUSR1 (0 where SLURM queues it again), in training after the step under way,
+with a checkpoint.
 """
 
 import errno
 import gc
 import io
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from importlib import import_module
+from typing import Any
+
+from lightning_sv.runs.output import LastingStream, discard, is_unread, lasting_output
 
 COMMANDS = {
     "fit": "train a model (LightningCLI: --config, any key, --print_config, --ckpt_path)",
@@ -21,6 +27,7 @@ COMMANDS = {
     "compare": "train strategies in pairs with a baseline and compare them",
     "sweep": "train over a grid of learning rates and initial stds: the optimum, with its error",
     "paper": "the paper's figures on a budget: missing runs, verdicts on its claims, a report",
+    "runs": "list runs: data, strategy, rate, steps, loss",
     "report": "draw your own runs from their event files: one page, pictures, CSV",
     "generate": "continue a prompt with a trained model",
     "export": "a run as a folder that transformers and inference engines load",
@@ -31,11 +38,18 @@ COMMANDS = {
 
 #: commands that share the file of another
 BESIDE = {"validate": "fit"}
+#: commands that work for minutes or more: what becomes of their output does not end them
+LASTING = ("fit", "prepare", "compare", "sweep", "paper")
+#: exit status of a program whose reader has gone, as of any that SIGPIPE ends
+UNREAD = 128 + 13
 #: a path that does not exist, is not of the right kind, cannot be written, or cannot be a path
 _UNUSABLE = (
     errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS,
     errno.ENAMETOOLONG, errno.ELOOP,
 )  # fmt: skip
+
+#: Lightning imports matplotlib, which a wrong setting of the user's would stop; no setting changes our pictures
+_MATPLOTLIB = {"MATPLOTLIBRC": os.devnull, "MPLBACKEND": "agg"}
 
 USAGE = "usage: lightning-sv COMMAND [--help] [--traceback] ...\n\n" + "\n".join(
     f"  {name:10} {text}" for name, text in COMMANDS.items()
@@ -51,19 +65,8 @@ def main(args: Sequence[str] | None = None) -> int:
     argv = [word for word in words if word != "--traceback"]
     # with --traceback the traceback of an error is printed above its sentence
     show = traceback.print_exc if argv != words else lambda: None
-    if not argv or argv[0] in ("-h", "--help"):
-        print(USAGE)
-        return 0 if argv else 2
-    name, *rest = argv
-    if name == "--version":
-        from lightning_sv import __version__
-
-        print(__version__)
-        return 0
     try:
-        if name not in COMMANDS:
-            raise ValueError(f"unknown command {name!r}; known: {' '.join(COMMANDS)}")
-        return _command(name)(rest)
+        return _run(argv)
     except ValueError as error:
         show()
         text = str(error)
@@ -74,7 +77,12 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"error: {text}", file=sys.stderr)
         return 2
     except (RuntimeError, OSError, ModuleNotFoundError) as error:
+        if isinstance(error, BrokenPipeError) and is_unread(sys.stdout):
+            return UNREAD
         show()
+        if "determine home directory" in str(error):  # pathlib's, for any ~ and for litdata's cache
+            print("error: HOME is not set; expected a folder for caches. Set it, e.g. HOME=/tmp.", file=sys.stderr)
+            return 2
         if isinstance(error, OSError) and error.filename and error.errno in _UNUSABLE:
             print(f"error: {error.filename} cannot be used ({error.strerror}); name another.", file=sys.stderr)
             return 2
@@ -87,6 +95,8 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, SystemExit) as end:
+        if isinstance(end.__context__, BrokenPipeError):  # of which rich makes an exit
+            return UNREAD
         # Lightning makes an exit with status 1 of a Ctrl-C.
         if isinstance(end, SystemExit) and not isinstance(end.__context__, KeyboardInterrupt):
             raise
@@ -96,9 +106,46 @@ def main(args: Sequence[str] | None = None) -> int:
 
 def cli() -> None:
     """Console-script entry point."""
-    code = main()
+    os.environ |= _MATPLOTLIB
+    if sys.stderr is not None:
+        sys.stderr = LastingStream(sys.stderr, "stderr", None)  # type: ignore[assignment]
+    try:
+        code: Any = main()
+    except SystemExit as end:  # of a parser, after --help
+        code = end.code
+    code = _flush(code)
     gc.freeze()  # at its end the interpreter would look through all that was imported: a second for nothing
     sys.exit(code)
+
+
+def _run(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(USAGE)
+        return 0 if argv else 2
+    name, *rest = argv
+    if name == "--version":
+        from lightning_sv import __version__
+
+        print(__version__)
+        return 0
+    if name not in COMMANDS:
+        raise ValueError(f"unknown command {name!r}; known: {' '.join(COMMANDS)}")
+    with lasting_output() if name in LASTING else nullcontext():
+        return _command(name)(rest)
+
+
+def _flush(code: Any) -> Any:
+    """Write what stdout still holds, here, where an error is reported; return the exit code."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        unread = isinstance(error, BrokenPipeError)
+        if not (code or unread):
+            print(f"error: stdout cannot be written ({error.strerror}).", file=sys.stderr)
+        discard(sys.stdout)
+        return code or (UNREAD if unread else 1)
+    return code
 
 
 def _command(name: str) -> Callable[[list[str]], int]:

@@ -140,7 +140,7 @@ class Manifest:
         bits = self.val.tokens / self.val.bytes / math.log(2)
         return {
             "val_loss": val_loss,
-            "val_perplexity": math.exp(val_loss),
+            "val_perplexity": math.exp(val_loss) if val_loss < 700 else math.inf,
             "val_bits_per_byte": val_loss * bits,
             "unigram_bits_per_byte": self.ngram.unigram * bits,
             "bigram_bits_per_byte": self.ngram.bigram * bits,

@@ -3,6 +3,7 @@
 import json
 import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.micro_batch import Fitting, choose_micro_batch
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.ranks import is_first_of_node, rank
+from lightning_sv.lit.ranks import take_rank
 from lightning_sv.lit.shard import FullyShardedStrategy
+from lightning_sv.lit.signals import StopSignals
 from lightning_sv.lit.summary import hyperparameters, print_groups, summarize, write_parameters, write_summary
 from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.claim import choose, claim, clear, last_checkpoint
-from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, write_atomically
+from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, read_summary, write_atomically
 from lightning_sv.settings.model import is_of_transformers
 from lightning_sv.settings.parser import Parser
 from lightning_sv.settings.paths import INPUTS
@@ -39,6 +41,7 @@ from lightning_sv.settings.trainer import (
     check_trainer_keys,
     prepare_torch,
 )
+from lightning_sv.whole import whole
 
 
 class RunParser(Parser, LightningArgumentParser):
@@ -60,6 +63,7 @@ class PretrainCLI(LightningCLI):
         self._asked = args[0]  # fit or validate
         self._cleanup = cleanup  # run when the command ends, however it does
         self._fitting = fitting
+        self._signals = StopSignals()
         prepare_torch()
         set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
         super().__init__(
@@ -98,7 +102,7 @@ class PretrainCLI(LightningCLI):
             parser.add_lightning_class_args(import_object(callback), section)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Build the trainer of the run directory, with max_steps from the budget if not set."""
+        """Build the trainer, with max_steps from the budget if not set, and choose the run directory."""
         model, data = self.model, self.datamodule
         assert isinstance(model, PretrainModule) and isinstance(data, TokenDataModule)
         given = self._get(self.config_init, "trainer")
@@ -108,19 +112,19 @@ class PretrainCLI(LightningCLI):
         if self.subcommand == "fit":
             if given["max_steps"] == -1:
                 kwargs["max_steps"] = model.steps_for_budget(data.tokens_per_step)
-            name = f"{model.config.name}/{model.label}-seed{self._get(self.config, 'seed_everything')}"
-            run_dir, ckpt_path = (self._get(self.config, key) for key in ("run_dir", "ckpt_path"))
-            self.run_dir = choose(name, run_dir, ckpt_path, again=self._again, rank=rank())
             kwargs["plugins"] = [AtomicCheckpointIO(), *_several(given["plugins"])]
-            folder = self.run_dir.absolute()
-            ours = RunLogger(folder.parent, name="", version=folder.name, default_hp_metric=False)
-            assert Path(ours.log_dir) == folder, (ours.log_dir, folder)
-            kwargs["logger"] = [ours, *_several(given["logger"])]
             begin = LambdaCallback(on_train_start=lambda trainer, module: self._begin())
             kwargs["callbacks"] = [begin, *_several(given["callbacks"])]  # before any callback that writes
             self._get(self.config_init, "progress").stream = sys.stderr if self.json else sys.stdout
-            self._get(self.config_init, "checkpoint").path = self.run_dir / LAST
-        return super().instantiate_trainer(**kwargs)
+            self._get(self.config_init, "checkpoint").signals = self._signals
+        trainer = super().instantiate_trainer(**kwargs)
+        take_rank(trainer)
+        if self.subcommand == "fit":
+            name = f"{model.config.name}/{model.label}-seed{self._get(self.config, 'seed_everything')}"
+            run_dir, ckpt_path = (self._get(self.config, key) for key in ("run_dir", "ckpt_path"))
+            self._choose = partial(choose, name, run_dir, ckpt_path, again=self._again, rank=trainer.global_rank)
+            self.run_dir = self._choose()
+        return trainer
 
     def _parse_ckpt_path(self) -> None:
         """Read no settings from a checkpoint: those of the command line count, and loading compares them."""
@@ -155,7 +159,7 @@ class PretrainCLI(LightningCLI):
         init_from = self.model.init_from
         if self.model.compile_how == "model" and isinstance(self.trainer.strategy, FullyShardedStrategy):
             raise ValueError("model.compile 'model' does not go with a sharded model; use 'block'.")
-        self.datamodule.check(self.model.config.vocab_size, checksums=is_first_of_node())
+        self.datamodule.check(self.model.config.vocab_size, checksums=self.trainer.local_rank == 0)
         self.datamodule.share(self.trainer.world_size)
         self.datamodule.check_validation(self.trainer.world_size)
         said: list[str] = []
@@ -180,8 +184,9 @@ class PretrainCLI(LightningCLI):
         said += [chosen] if (chosen := self._choose_micro_batch()) else []
         if cache is not None:
             said.append(load_compiled(Path(cache)))
+        self._cleanup.callback(self._signals.leave)
         if self.trainer.is_global_zero:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
+            self.run_dir = self._choose(create=True)
             self._cleanup.callback(claim(self.run_dir, ckpt_path, again=self._again).release)
             console = Console(stderr=self.json)
             print_groups(console, self.model, self.trainer.max_steps, self.datamodule)
@@ -189,6 +194,12 @@ class PretrainCLI(LightningCLI):
                 console.print(line, highlight=False, soft_wrap=True)
             if cache is not None:
                 self._cleanup.callback(save_compiled, Path(cache))
+        self._get(self.config_init, "checkpoint").path = self.run_dir / LAST
+        folder = self.run_dir.absolute()
+        ours = RunLogger(folder.parent, name="", version=folder.name, default_hp_metric=False)
+        assert Path(ours.log_dir) == folder, (ours.log_dir, folder)
+        self.trainer.loggers = [ours, *_several(self._get(self.config_init, "trainer")["logger"])]
+        self._signals.listen(self.trainer)
         self.model.legs.start()
 
     def _begin(self) -> None:
@@ -199,7 +210,9 @@ class PretrainCLI(LightningCLI):
         if config["ckpt_path"] is None:
             clear(self.run_dir)
         (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of fewer steps: the run is not complete any more
-        Tokenizer.load(self.datamodule.corpus.dir).save(self.run_dir)  # `generate` needs the run alone
+        tokenizer = Tokenizer.load(self.datamodule.corpus.dir)  # `generate` needs the run alone
+        with whole(self.run_dir / tokenizer.filename) as file:
+            file.write_bytes(tokenizer.to_bytes())
         write_parameters(self.run_dir, self.model)
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             config["run_dir"], config["ckpt_path"], config["extend"] = None, None, False  # of this start alone
@@ -228,6 +241,7 @@ class PretrainCLI(LightningCLI):
             if trainer.strategy.broadcast(is_complete(self.run_dir)):
                 if trainer.is_global_zero:
                     print(f"nothing to do: the checkpoint is at step {trainer.global_step}, the last", file=sys.stderr)
+                    self.summary = read_summary(self.run_dir)  # of a run that ended before it was shown, perhaps
                 return
             trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
             self._begin()
@@ -243,7 +257,7 @@ class PretrainCLI(LightningCLI):
         """Refuse to report the loss of an untrained model, or on a damaged corpus."""
         if not self._get(self.config, "ckpt_path"):
             raise ValueError(f"validate needs a checkpoint; add --ckpt_path RUN/{LAST}.")
-        self.datamodule.check(self.model.config.vocab_size, checksums=is_first_of_node())
+        self.datamodule.check(self.model.config.vocab_size, checksums=self.trainer.local_rank == 0)
         self._choose_micro_batch()
 
     def after_validate(self) -> None:

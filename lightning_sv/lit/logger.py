@@ -1,5 +1,9 @@
 """TensorBoard's logger of a run."""
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +24,19 @@ class RunLogger(TensorBoardLogger):
     @property
     def experiment(self) -> Any:
         """The writer; Lightning asks for it before the checkpoint is read."""
-        return super().experiment if self.opened else _DummyExperiment()
+        if not self.opened:
+            return _DummyExperiment()
+        _silence_writer_threads()
+        return super().experiment
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        """Write scalars.
+
+        Raises:
+            OSError: the directory cannot be written any more
+        """
+        with self._errors():
+            super().log_metrics(metrics, step)
 
     def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
         """Show `params` in the table of runs, beside the last validation loss of each, also while it trains.
@@ -37,4 +53,39 @@ class RunLogger(TensorBoardLogger):
     def save(self) -> None:
         """Write what is not yet on the disk."""
         if self.opened:
-            super().save()
+            with self._errors():
+                super().save()
+
+    def finalize(self, status: str) -> None:
+        """Write what is left; of a run that fails, as far as that goes."""
+        try:
+            with self._errors():
+                super().finalize(status)
+        except OSError:
+            if status == "success":
+                raise
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Name the directory in what TensorBoard's thread met; Lightning makes a ValueError about the value of it."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            cause = error if isinstance(error, OSError) else error.__cause__
+            if not isinstance(cause, OSError):
+                raise
+            raise OSError(cause.errno, f"could not write events in {self.log_dir} ({cause.strerror})") from error
+
+
+@cache
+def _silence_writer_threads() -> None:
+    """Leave the errors of TensorBoard's threads to the next call, which raises them."""
+    from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
+
+    others = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if not isinstance(args.thread, _AsyncWriterThread):
+            others(args)
+
+    threading.excepthook = hook

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_sv.runs.directory import NONFINITE
+from lightning_sv.whole import regular
 
 
 class NonFiniteError(RuntimeError):
@@ -62,7 +63,7 @@ class NonFinite:
         event = {"step": trainer.global_step, **_identity(trainer), "grad_norm": _plain(value)}
         event["losses"] = [_plain(loss) for loss in losses.tolist()]
         if trainer.is_global_zero and folder:
-            with (Path(folder) / NONFINITE).open("a") as file:
+            with regular(Path(folder) / NONFINITE).open("a") as file:
                 file.write(json.dumps(event) + "\n")
         what = f"loss {event['losses']}, gradient norm {event['grad_norm']} before step {trainer.global_step + 1}"
         if not self.skip:

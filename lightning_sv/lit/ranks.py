@@ -1,19 +1,18 @@
 """This process among the others of a run."""
 
-import os
-
+import lightning as L
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import distributed
 
 
 def rank() -> int:
-    """Rank of this process, before anything is connected."""
+    """Rank of this process; what the environment says until there is a trainer."""
     return int(getattr(rank_zero_only, "rank", 0) or 0)
 
 
-def is_first_of_node() -> bool:
-    """Whether this process reads the shards for all of its node."""
-    return int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0))) == 0
+def take_rank(trainer: L.Trainer) -> None:
+    """Take the trainer's rank: Lightning's is that of RANK or SLURM_PROCID, also for one process, a run of its own."""
+    rank_zero_only.rank = trainer.global_rank  # type: ignore[attr-defined]
 
 
 def leave_group() -> None:

@@ -11,9 +11,11 @@ from typing import Any
 
 import lightning as L
 
-#: exit status of a program that SIGTERM ended, and of one that Ctrl-C did
-STOPPED, INTERRUPTED = 128 + signal.SIGTERM, 128 + signal.SIGINT
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+#: exit status of a program that SIGTERM ended, Ctrl-C, or the end of its terminal
+STOPPED, INTERRUPTED, HUNG_UP = (128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+#: which a shell ignores for what it starts in the background, and nohup
+_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
 _SAID = b"\nstopping after this step, with a checkpoint; Ctrl-C again ends the run at once, without\n"
 _SHOW_CURSOR = b"\x1b[?25h"  # the bar hides it, and a second Ctrl-C would leave it so
 
@@ -32,7 +34,7 @@ class StoppedError(Exception):
 
 
 class StopSignals:
-    """Notes SIGTERM, SIGUSR1 and SIGINT; Lightning's own handlers save or end the run in the middle of a step."""
+    """Notes signals from before the run's setup until its summary; Lightning's own handlers end it inside a step."""
 
     def __init__(self) -> None:
         self._speaks = False
@@ -40,15 +42,16 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def listen(self, trainer: L.Trainer) -> None:
-        """Take the signals over; Python allows that in the main thread only."""
+        """Take the signals over, before the trainer does; Python allows that in the main thread only."""
+        connector: Any = trainer._signal_connector
+        connector.register_signal_handlers = lambda: None
         # Lightning asks the devices for its own handlers' notes, and waits for the answer, before every micro-batch.
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         if threading.current_thread() is not threading.main_thread():
             return
         self._speaks = trainer.is_global_zero
         for number in _SIGNALS:
-            # A shell ignores Ctrl-C for what it starts in the background.
-            if number != signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
+            if number not in _MAY_BE_IGNORED or signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._note)
 
     def leave(self) -> None:
@@ -75,11 +78,13 @@ class StopSignals:
         Raises:
             StoppedError: always; requeue if SLURM gave any device the signal that announces the end of the job's time
         """
-        announced, interrupted = (self._received == number for number in (signal.SIGUSR1, signal.SIGINT))
+        kinds = (signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+        announced, interrupted, hung_up = (self._received == number for number in kinds)
         if trainer.world_size > 1:  # the signal reaches one process before another
-            announced = trainer.strategy.reduce_boolean_decision(announced, all=False)
-            interrupted = trainer.strategy.reduce_boolean_decision(interrupted, all=False)
-        code = INTERRUPTED if interrupted else STOPPED
+            announced, interrupted, hung_up = (
+                trainer.strategy.reduce_boolean_decision(kind, all=False) for kind in (announced, interrupted, hung_up)
+            )
+        code = INTERRUPTED if interrupted else HUNG_UP if hung_up else STOPPED
         raise StoppedError(trainer.global_step, code, announced and not interrupted and "SLURM_JOB_ID" in os.environ)
 
 

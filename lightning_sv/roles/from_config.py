@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from lightning_sv.roles.example import fake_model
+from lightning_sv.whole import regular
 
 _PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 
@@ -29,6 +30,7 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
             f"{file} is a pickle, which could run code and is never opened; give the model's directory or its "
             "config.json, roles need no weights."
         )
+    regular(file)
     try:
         written = json.loads(file.read_text(encoding="utf-8"))
     except OSError:

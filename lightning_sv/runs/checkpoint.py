@@ -12,6 +12,7 @@ from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
 from lightning_sv.runs.directory import LAST, run_dir_of
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.scale.strategy import modules_named
+from lightning_sv.whole import regular
 
 #: key of a checkpoint under which `PretrainModule` describes the backbone
 CHECKPOINT_KEY = "lightning_sv"
@@ -31,6 +32,7 @@ def check_checkpoint(path: str) -> dict[str, Any]:
     Raises:
         ValueError: the file is missing, damaged, of a later version, or was not written by `PretrainModule`
     """
+    regular(Path(path))
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except FileNotFoundError as error:

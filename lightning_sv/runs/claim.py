@@ -15,7 +15,9 @@ RUN_DIR_VARIABLE = "LIGHTNING_SV_RUN_DIR"
 LOCK_SECONDS = 15
 
 
-def choose(name: str, given: str | None, ckpt_path: str | None, *, again: bool = False, rank: int = 0) -> Path:
+def choose(
+    name: str, given: str | None, ckpt_path: str | None, *, again: bool = False, rank: int = 0, create: bool = False
+) -> Path:
     """Return the directory of a run about to start.
 
     Args:
@@ -24,16 +26,27 @@ def choose(name: str, given: str | None, ckpt_path: str | None, *, again: bool =
         ckpt_path: what the run resumes from; the directory of its run is the default then
         again: a directory that was begun, but holds no checkpoint, is begun again; see `clear`
         rank: of this process
+        create: if True, make the directory; one that is not named is never that of a run which began meanwhile
 
     Raises:
         ValueError: the given directory holds a run, and this one does not resume it; or a checkpoint that lies in no
             run directory is resumed, and no directory is given
+        FileExistsError: the given directory is a file
     """
     if rank and RUN_DIR_VARIABLE in os.environ:  # rank 0 started this process and has chosen
         return Path(os.environ[RUN_DIR_VARIABLE])
     if rank:  # torchrun or SLURM started it; only rank 0 writes
         return Path(given or "runs")
-    path = _choose(name, given, ckpt_path, again)
+    named = given is not None or ckpt_path is not None
+    while True:
+        path = _choose(name, given, ckpt_path, again)
+        try:
+            if create:
+                path.mkdir(parents=True, exist_ok=named)
+            break
+        except FileExistsError:
+            if named:  # a file
+                raise
     os.environ[RUN_DIR_VARIABLE] = str(path)
     return path
 
@@ -45,7 +58,7 @@ def _choose(name: str, given: str | None, ckpt_path: str | None, again: bool) ->
             raise ValueError(f"the checkpoint {ckpt_path} lies in no run directory; add --run_dir, a new one.")
         return path
     if given is None:
-        base, number = Path("runs") / name, 1
+        base, number = Path("runs") / name.replace(":", "."), 1  # a strategy's my_module:X is no path for all systems
         path = base
         while path.exists():
             number += 1

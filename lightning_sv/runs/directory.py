@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_sv.settings.yaml_file import read_yaml
-from lightning_sv.whole import whole
+from lightning_sv.whole import regular, whole
 
 #: the resolved configuration, with which the run can be repeated
 CONFIG = "config.yaml"
@@ -43,8 +43,12 @@ def is_begun(run_dir: Path) -> bool:
 
 
 def event_files(run_dir: Path) -> list[Path]:
-    """TensorBoard's files, one of each start of the run."""
-    return sorted(run_dir.glob(_EVENTS))
+    """Return TensorBoard's files, one per start of the run.
+
+    Raises:
+        ValueError: one of them is no regular file
+    """
+    return [regular(file) for file in sorted(run_dir.glob(_EVENTS))]
 
 
 def runs_in(folder: Path) -> tuple[list[Path], list[Path]]:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_sv.runs.claim import remove
-from lightning_sv.runs.directory import COMMAND, LAST, LOG, is_complete
+from lightning_sv.runs.directory import COMMAND, LAST, LOCK, LOG, is_complete, write_atomically
+from lightning_sv.whole import partial_of, regular
 
 #: the program of a run, where nothing else is said
 LAUNCHER = (sys.executable, "-m", "lightning_sv", "fit")
@@ -82,12 +83,13 @@ class Job:
         """Claim the directory for this command; what another one left unfinished there is removed, see `state`.
 
         Raises:
-            ValueError: the other one still trains there
+            ValueError: the other one still trains there, or the log is no regular file
         """
         if self.state() == "restart":
             remove(self.run_dir)
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        (self.run_dir / COMMAND).write_text(json.dumps(self.record(), indent=2) + "\n")
+        regular(self.log)
+        write_atomically(self.run_dir / COMMAND, json.dumps(self.record(), indent=2) + "\n")
 
     def state(self) -> Literal["new", "resume", "restart", "complete"]:
         """Whether the run is complete, absent, or unfinished: as it would be now, or otherwise, which begins again.
@@ -95,17 +97,19 @@ class Job:
         Raises:
             ValueError: the directory holds something that must not be overwritten
         """
-        if not self.run_dir.exists() or not any(self.run_dir.iterdir()):
-            return "new"
         record = self.run_dir / COMMAND
+        unfinished = {LOCK, partial_of(record).name}  # what a kill before the record leaves
+        if not self.run_dir.exists() or {file.name for file in self.run_dir.iterdir()} <= unfinished:
+            return "new"
         if not record.is_file():
             why = f"is not empty and not a run of this comparison (no {COMMAND})"
             raise ValueError(f"{self.run_dir} {why}; choose another output directory.")
         complete = is_complete(self.run_dir)
         try:
-            change = _change(json.loads(record.read_text()), self.record())
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{record} is not valid JSON ({error}); remove {self.run_dir}.") from error
+            before = json.loads(record.read_text())
+        except (ValueError, RecursionError):
+            before = None
+        change = _change(before, self.record())
         if change is None:
             return "complete" if complete else "resume"
         if not complete and not (self.run_dir / LAST).parent.is_dir():  # of which days may lie there
@@ -134,7 +138,7 @@ def _sha256(path: Path) -> str:
 def _change(before: Any, now: dict[str, Any]) -> str | None:
     """What decides the result and is not as the record has it; None where nothing is."""
     if not isinstance(before, dict):
-        return "which is not stated"
+        return f"{COMMAND} is damaged"
     for part, words in (("context", "{} was {}, now {}"), ("files", "{} has changed since")):
         then, here = before.get(part) or {}, now[part]
         for name in {**then, **here}:

@@ -22,7 +22,7 @@ from lightning_sv.runs.warm import WarmProcess, WarmServer, can_fork
 _STEP = re.compile(rb"step (\d+)/(\d+)")
 _TAIL_LINES = 20
 _GRACE_S = 20.0  # a run that is asked to stop ends its step and writes a checkpoint
-_SIGNALLED = (128 + signal.SIGTERM, -signal.SIGTERM, 128 + signal.SIGINT, -signal.SIGINT)
+_SIGNALLED = {code for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) for code in (128 + number, -number)}
 _POLL_S = 0.1
 
 
@@ -72,7 +72,7 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going
         failed[job.name] = str(error)
         console.print(str(error), markup=False, style="red")
 
-    with _terminate_as_interrupt(), progress, ExitStack() as cleanup:
+    with _stops_as_interrupt(), progress, ExitStack() as cleanup:
         server = None
         if can_fork() and any(job.launcher == LAUNCHER for job in jobs):
             server = WarmServer()
@@ -178,8 +178,8 @@ def _send(process: WarmProcess | subprocess.Popen[bytes], sign: int) -> None:
 
 
 @contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """SIGTERM becomes KeyboardInterrupt, so that `timeout` or a scheduler leaves no orphans."""
+def _stops_as_interrupt() -> Iterator[None]:
+    """Make SIGTERM and SIGHUP a KeyboardInterrupt, so that `timeout`, a scheduler or a terminal leaves no orphans."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -187,8 +187,10 @@ def _terminate_as_interrupt() -> Iterator[None]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    caught = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    before = [signal.signal(number, interrupt) for number in caught]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(caught, before, strict=True):
+            signal.signal(number, handler)

@@ -1,14 +1,23 @@
 """Figures: written, the right size, honest titles, one colour for the baseline."""
 
+import os
+import subprocess
+import sys
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
+from pkgutil import iter_modules
 
 import numpy as np
 import pytest
+from matplotlib import rcParams
 from matplotlib.image import imread
 
+from lightning_sv import analysis
 from lightning_sv.analysis import losses, run_plot, style
 from lightning_sv.analysis.run_plot import draw_run
 from lightning_sv.analysis.style import save
+from lightning_sv.experiments.report.write import write_report
 from lightning_sv.runs.events import Curve, Run
 
 
@@ -174,3 +183,31 @@ def test_a_difference_of_one_point_is_a_bar(tmp_path: Path, monkeypatch: pytest.
     assert len(bars) == 2 and len({float(marker.get_xdata()[0]) for marker, *_ in bars}) == 2
     for _, low, high, *_ in bars:
         assert low.get_ydata()[0] < high.get_ydata()[0]
+
+
+def test_no_setting_of_the_user_reaches_a_picture(tmp_path: Path) -> None:
+    """What the program around ours has set stays as it is."""
+    run = synthetic("llama", 0, 0.0, branches=False)
+    with pytest.MonkeyPatch.context() as patch:
+        theirs = {"text.usetex": True, "font.size": 40.0, "savefig.dpi": 20, "savefig.bbox": "tight", "axes.grid": True}
+        for key, value in theirs.items():
+            patch.setitem(rcParams, key, value)
+        draw_run(run, tmp_path / "theirs.png")
+        assert {key: rcParams[key] for key in theirs} == theirs
+    draw_run(run, tmp_path / "ours.png")
+    assert (tmp_path / "theirs.png").read_bytes() == (tmp_path / "ours.png").read_bytes()
+
+
+def test_all_that_draws_a_file_draws_it_in_the_plain_style() -> None:
+    modules = [import_module(f"{analysis.__name__}.{found.name}") for found in iter_modules(analysis.__path__)]
+    public = [function for module in modules for name, function in vars(module).items() if name.startswith("draw_")]
+    files = {draw_run, write_report, *(each for each in public if "path" in signature(each).parameters)}
+    files = {each for each in files if each.__module__.startswith("lightning_sv")}  # conftest stands in for one
+    assert len(files) >= 6 and [each for each in files if not hasattr(each, "__wrapped__")] == []
+
+
+def test_settings_that_stop_matplotlib_stop_no_command(tmp_path: Path) -> None:
+    (tmp_path / "rc").write_bytes(b"font.family: \xff\n")
+    env = os.environ | {"MPLBACKEND": "none such", "MATPLOTLIBRC": str(tmp_path / "rc")}
+    code = "import lightning_sv.cli.main as it; it.main = lambda: int(not __import__('matplotlib')); it.cli()"
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True)

@@ -1,11 +1,14 @@
 """A directory is claimed as it was chosen: what another run has made of it meanwhile stays."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from lightning_sv.runs.claim import choose, claim, clear
 from lightning_sv.runs.directory import LAST
+from lightning_sv.runs.launch import _stops_as_interrupt
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -63,3 +66,37 @@ def test_a_checkpoint_of_another_run_trains_over_none(tmp_path: Path, monkeypatc
             claim(a, str(other))
     with pytest.raises(ValueError, match="lies in no run directory; add --run_dir"):
         chosen(None, alone)
+
+
+def test_a_directory_that_nobody_named_is_one_runs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two runs that start at once, each has seen that the name was free."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LIGHTNING_SV_RUN_DIR", raising=False)
+    seen = [choose("tiny/llama-seed0", None, None) for _ in range(2)]
+    assert seen[0] == seen[1] and not seen[0].exists()
+    assert choose("tiny/my_module:X-seed0", None, None).name == "my_module.X-seed0"
+    exists, asked = Path.exists, []
+
+    def free(self: Path) -> bool:  # as it was before the other began
+        asked.append(self)
+        return exists(self) and len(asked) > 2
+
+    monkeypatch.setattr(Path, "exists", free)
+    made = [choose("tiny/llama-seed0", None, None, create=True) for _ in range(2)]
+    assert [path.name for path in made] == ["llama-seed0", "llama-seed0-2"] and all(path.is_dir() for path in made)
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):
+        choose("tiny/llama-seed0", "file", None, create=True)
+
+
+def test_runs_side_by_side_stop_with_their_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt), _stops_as_interrupt():
+            os.kill(os.getpid(), signal.SIGHUP)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # under nohup
+        with _stops_as_interrupt():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

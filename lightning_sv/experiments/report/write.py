@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lightning_sv.analysis.page import html_page
-from lightning_sv.analysis.style import share_y
+from lightning_sv.analysis.style import plain_style, share_y
 from lightning_sv.experiments.report.copying import copying_table, measured
 from lightning_sv.experiments.report.markdown import Section, head_lines, markdown_report
 from lightning_sv.experiments.report.series import grid_views, length_views, scaling_views
@@ -45,6 +45,7 @@ _VIEWS: dict[PanelKind, Callable[[Panel], tuple[list[View], list[str]]]] = {
 }
 
 
+@plain_style
 def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str = "") -> None:
     """Write a report, and nothing but it, into a directory.
 

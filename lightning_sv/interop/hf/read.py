@@ -13,6 +13,7 @@ from lightning_sv.interop.hf.model import transformers
 from lightning_sv.interop.unfold import check_no_norm, unfold
 from lightning_sv.nn import Backbone, BackboneConfig
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
+from lightning_sv.whole import regular
 
 _SIZES = (
     "d_model", "n_layer", "n_head", "vocab_size", "head_width", "ffn_width", "n_expert", "qk_norm", "post_norm",
@@ -118,7 +119,7 @@ def load_hugging_face(model: Backbone, folder: str | Path) -> float:
 
 
 def _config(folder: Path) -> tuple[str, Any]:
-    path = folder / "config.json"
+    path = regular(folder / "config.json")
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
         kind = written.get("model_type")
@@ -166,7 +167,8 @@ def _differences(family: str, theirs: Any) -> dict[str, bool]:
 
 def _open(folder: Path, family: str) -> Any:
     """Load the checkpoint by transformers, in float32."""
-    if not any(folder.glob("*.safetensors")):
+    files = [regular(file) for file in folder.iterdir() if not file.is_dir()]
+    if not any(file.suffix == ".safetensors" for file in files):
         raise ValueError(f"{folder} has no *.safetensors; pickled weights could run code and are not opened.")
     model_of = getattr(transformers(), f"{family}ForCausalLM")
     try:

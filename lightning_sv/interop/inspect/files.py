@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lightning_sv.whole import regular
+
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _NUMBERS = ("F64", "F32", "F16", "BF16")
 #: what transformers may do to tensors on the way to a parameter that leaves each channel where it is
@@ -44,7 +46,7 @@ class Weights:
             raise ValueError(f"{folder} is no folder; give one with config.json and *.safetensors.")
         files = {path.name: path for path in sorted(folder.glob("*.safetensors"))}
         index = folder / "model.safetensors.index.json"
-        if index.exists():
+        if regular(index).exists():
             files = {name: folder / name for name in _files_of(index)}
         if not files:
             pickled = [path.name for pattern in _PICKLES for path in sorted(folder.glob(pattern))]

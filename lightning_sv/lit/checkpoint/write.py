@@ -101,7 +101,7 @@ class LastCheckpoint(Checkpoint):
     """Keeps <run_dir>/checkpoints/last.ckpt, of the latest n-th and the last step; more of them if asked to.
 
     Those are further names of what last.ckpt was, not written anew: step-500.ckpt, best.ckpt. A run resumes from any.
-    Ctrl-C, SIGTERM and SIGUSR1 end the run after the step under way, with a checkpoint of it.
+    Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end the run after the step under way, with a checkpoint of it.
 
     Args:
         every_n_steps: optimizer steps between two writes
@@ -118,7 +118,7 @@ class LastCheckpoint(Checkpoint):
         self._clock = StepClock("checkpoint.every_n_steps", every_n_steps)
         self.keep, self.best = keep, best
         self.path: Path | None = None
-        self._signals = StopSignals()
+        self.signals = StopSignals()
         self._started = False
         self._wait = False
         self._stop = False
@@ -134,10 +134,9 @@ class LastCheckpoint(Checkpoint):
             self._lowest, self._lowest_at = float(state_dict["lowest"]), int(state_dict["lowest_at"])
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Listen to signals; a resumed run does not write again what it was resumed from."""
+        """Begin to count; a resumed run does not write again what it was resumed from."""
         self._clock.start(trainer)
         self._started = True
-        self._signals.listen(trainer)
         if self.path is not None and trainer.is_global_zero:
             remove(partial_of(self.path))  # of a process that was killed while it wrote
             if self._lowest_at == trainer.global_step and trainer.ckpt_path is not None:
@@ -145,13 +144,13 @@ class LastCheckpoint(Checkpoint):
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Any) -> None:
         """Let the devices agree on a stop, with all else that they exchange once a step (`NonFinite.check`)."""
-        pl_module.stop_asked = self._signals.came
+        pl_module.stop_asked = self.signals.came
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write when due, or when asked to stop; after a whole step only."""
         if not self._clock.ended(trainer):
             return
-        self._stop = self._signals.came if trainer.world_size == 1 else pl_module.stop_asked
+        self._stop = self.signals.came if trainer.world_size == 1 else pl_module.stop_asked
         if not self._clock.is_due(trainer, self._clock.step) and not self._stop:
             return
         if validates_now(trainer):
@@ -170,10 +169,6 @@ class LastCheckpoint(Checkpoint):
             self._wait = False
             self._save(trainer)
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Give the signals back."""
-        self._signals.leave()
-
     def _save(self, trainer: L.Trainer) -> None:
         assert self.path is not None, "the command line sets the path"
         for logger in trainer.loggers:
@@ -182,7 +177,7 @@ class LastCheckpoint(Checkpoint):
         if trainer.is_global_zero:
             self._name_also(trainer.global_step)
         if self._stop and self._clock.step < trainer.max_steps:
-            self._signals.stop(trainer)
+            self.signals.stop(trainer)
 
     @property
     def _best_path(self) -> Path:

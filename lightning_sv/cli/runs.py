@@ -1,0 +1,77 @@
+"""`lightning-sv runs`: the runs below a folder, with what tells them apart."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from lightning_sv.runs.directory import is_begun, is_complete, read_config, read_summary
+from lightning_sv.settings.plain_parser import PlainParser
+
+
+def run(argv: list[str]) -> int:
+    """Parse the arguments of `runs`, list the runs; return the exit code."""
+    parser = PlainParser(prog="lightning-sv runs", description="List runs: data, strategy, rate, steps, loss.")
+    parser.add_argument("folder", nargs="*", type=Path, default=[Path("runs")], help="Where to look; runs by default.")
+    parser.add_argument("--json", action="store_true", help="Print JSON.")
+    options = parser.parse_args(argv)
+    rows = []
+    for folder in options.folder:
+        if not folder.is_dir():
+            raise ValueError(f"folder is {folder}; expected a folder of runs. Train one with make train.")
+        for run_dir in _run_dirs(folder):
+            try:
+                rows.append(_row(run_dir))
+            except ValueError as error:
+                print(f"warning: {error}", file=sys.stderr)
+    if options.json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    numbers = (Column(name, justify="right") for name in ("rate", "steps", "validation loss"))
+    table = Table("run", "data", "strategy", *numbers, box=None)
+    for row in rows:
+        loss = row["val_loss"] if row["complete"] else "not complete"
+        table.add_row(*map(_cell, (*(row[key] for key in ("run", "data", "strategy", "lr", "steps")), loss)))
+    Console().print(table)
+    return 0
+
+
+def _run_dirs(folder: Path) -> Iterator[Path]:
+    for path, inner, _ in os.walk(folder):
+        if is_begun(Path(path)) or is_complete(Path(path)):
+            inner.clear()
+            yield Path(path)
+        inner.sort()
+
+
+def _row(run_dir: Path) -> dict[str, Any]:
+    """Return what a run's summary says, and its config where it has none."""
+    summary, config = read_summary(run_dir), read_config(run_dir)
+    corpus = _at(config, "data", "corpus", "dir")
+    return {
+        "run": str(run_dir),
+        "data": None if corpus is None else Path(str(corpus)).name,
+        "strategy": summary.get("label") or _at(config, "model", "scale"),
+        "lr": summary.get("lr") or _at(config, "model", "optim", "lr"),
+        "steps": summary.get("steps") or _at(config, "trainer", "max_steps"),
+        "val_loss": summary.get("val_loss"),
+        "complete": is_complete(run_dir),
+    }
+
+
+def _at(config: Any, *keys: str) -> Any:
+    for key in keys:
+        config = config.get(key) if isinstance(config, Mapping) else None
+    return config
+
+
+def _cell(value: Any) -> Text:
+    """Return a value as text without the terminal's escapes, which a file of somebody else may hold."""
+    text = f"{value:.4g}" if isinstance(value, float) else "" if value in (None, -1) else str(value)
+    return Text("".join(letter for letter in text if letter.isprintable()), overflow="fold")

@@ -1,0 +1,86 @@
+"""Pipes, sockets and devices in a directory that somebody else packed: refused in a sentence, never waited for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lightning_sv.__main__ import main
+from lightning_sv.whole import regular
+from tests.runs.test_events import finish, write
+
+FINISHED = ("config.yaml", "summary.json")
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting() -> Iterator[None]:
+    """End a test that waits for a pipe's other end."""
+
+    def waited(*_: object) -> None:
+        raise AssertionError("it waits for the pipe")
+
+    before = signal.signal(signal.SIGALRM, waited)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def sock(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, sock, lambda path: path.symlink_to("/dev/zero")])
+def test_only_regular_files_are_opened(make: Callable[[Path], None], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for fine in ("file", "absent"):
+        assert regular(tmp_path / fine) == tmp_path / fine
+    make(tmp_path / "special")
+    for special in ("special", "."):
+        with pytest.raises(ValueError, match="expected a regular file"):
+            regular(tmp_path / special)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("events.out.tfevents.1", ["report", "RUN"]),
+        ("summary.json", ["report", "RUN"]),
+        ("config.yaml", ["report", "RUN"]),
+        ("checkpoints/last.ckpt", ["generate", "RUN", "--prompt", "x"]),
+        ("checkpoints/last.ckpt", ["export", "RUN", "RUN/out"]),
+        ("checkpoints/last.ckpt", ["inspect", "RUN"]),
+        ("checkpoints/last.ckpt", ["validate", "--ckpt_path", "RUN/checkpoints/last.ckpt"]),
+        ("checkpoints/last.ckpt", ["fit", "--run_dir", "RUN", "--ckpt_path", "last"]),
+        ("checkpoints/last.ckpt", ["fit", "--model.init_from", "RUN"]),
+        ("config.json", ["roles", "RUN"]),
+        ("config.json", ["inspect", "RUN"]),
+        ("config.json", ["fit", "--from_hf", "RUN"]),
+        ("model.safetensors.index.json", ["inspect", "RUN"]),
+        ("model.safetensors", ["inspect", "RUN"]),
+    ],
+)
+def test_a_pipe_in_a_directory_is_refused(
+    name: str, words: list[str], short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    if not name.endswith(("json", "safetensors")) or name in FINISHED:
+        write(run, [(10, 4.0)], wall_time=1.0)
+        finish(run)
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    before = sorted(run.rglob("*"))
+    settings = short_args if words[0] in ("fit", "validate") else []
+    assert main([words[0], *settings, *(word.replace("RUN", str(run)) for word in words[1:])]) == 2
+    error = capsys.readouterr().err
+    assert Path(name).name in error or "no *.safetensors" in error
+    assert sorted(run.rglob("*")) == before and not (tmp_path / "runs").exists()

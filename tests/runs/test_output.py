@@ -1,0 +1,76 @@
+"""Readers that go, disks that are full, terminals that write less than we do."""
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from lightning_sv.__main__ import main
+from lightning_sv.cli.main import UNREAD, cli
+from lightning_sv.runs.output import is_unread, lasting_output
+
+
+def unread() -> TextIO:
+    here, there = os.pipe()
+    os.close(here)
+    return os.fdopen(there, "w", buffering=1)
+
+
+def full() -> TextIO:
+    return Path("/dev/full").open("w", buffering=1)
+
+
+@pytest.mark.parametrize("lost", [unread, full])
+def test_output_that_is_lost_is_no_error(
+    lost: Callable[[], TextIO], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = lost()
+    monkeypatch.setattr(sys, "stdout", stream)
+    with lasting_output():
+        for _ in range(3):
+            print("a line")
+        sys.stdout.writelines(["some", "more\n"])
+        sys.stdout.flush()
+        assert sys.stdout.encoding == stream.encoding
+    assert sys.stdout is stream
+    assert capsys.readouterr().err.count("stdout cannot be written") == 1
+    stream.close()  # which writes what is left
+
+
+def test_a_terminal_without_a_letter_shows_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="latin-1"))
+    with lasting_output():
+        print("é, 你", flush=True)
+        assert raw.getvalue().decode("latin-1").strip() == "\\xe9, \\u4f60"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["params", "--config", "conf/model/tiny.yaml"]])
+def test_a_reader_that_has_gone_ends_a_command_quietly(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the exit code of a program that SIGPIPE ends; a full disk is an error."""
+    streams = unread(), full()
+    assert [is_unread(stream) for stream in streams] == [True, False]
+    for stream, expected in zip(streams, (UNREAD, 1), strict=True):
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "argv", ["lightning-sv", *words])
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+            patch.setattr(os, "environ", dict(os.environ))
+            patch.setattr("gc.freeze", lambda: None)
+            cli()
+        error = capsys.readouterr().err
+        assert (ended.value.code, error.count("error: "), "Traceback" in error) == (expected, expected == 1, False)
+        stream.close()
+
+
+def test_a_user_without_a_home_is_told_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in a container: HOME is not set, and the system does not know the user."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.getuid", lambda: 2**30)
+    monkeypatch.setattr("lightning_sv.cli.main._command", lambda name: lambda rest: len(str(Path.home())))
+    assert main(["roles"]) == 2 and "HOME" in capsys.readouterr().err
