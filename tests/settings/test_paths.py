@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.__main__ import main
-from lightning_sv.corpus.sources.files import find_files
+from lightning_sv.corpus.sources.find import find_files
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.settings.parse import _parser
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, expand_path
@@ -81,10 +81,14 @@ def test_the_logger_writes_where_the_run_is(tmp_path: Path) -> None:
     assert RunLogger(folder.parent, name="", version=folder.name).log_dir == str(folder)
 
 
+def _texts(spec: str) -> list[Path]:
+    return find_files(spec, lambda path: path.suffix == ".txt", ".txt")[0]
+
+
 def test_a_name_may_hold_a_comma(tmp_path: Path) -> None:
     (tmp_path / "Müller, Hans").mkdir()
     text = tmp_path / "Müller, Hans/a.txt"
     text.write_text("text")
-    assert find_files(str(text.parent)) == [text]
+    assert _texts(str(text.parent)) == [text]
     (tmp_path / "b.txt").write_text("text")
-    assert find_files(f"{tmp_path}/b.txt, {tmp_path}") == [tmp_path / "b.txt", text]
+    assert _texts(f"{tmp_path}/b.txt, {tmp_path}") == [tmp_path / "b.txt", text]
