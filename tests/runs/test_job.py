@@ -14,7 +14,7 @@ def test_a_disk_that_fills_up_leaves_the_record_as_it_was(tmp_path: Path, monkey
     job.prepare()
     before = (job.run_dir / COMMAND).read_bytes()
 
-    def full(self: Path, text: str) -> int:
+    def full(self: Path, text: str, encoding: str | None = None) -> int:
         with self.open("w") as file:
             file.write(text[:5])
         raise OSError(errno.ENOSPC, "No space left on device", str(self))

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lightning_sv.analysis.paired import PairedDifference, paired_difference
 from lightning_sv.experiments.results import Arm, Panel
@@ -44,10 +43,11 @@ def parts_of(base: Arm, arm: Arm, confidence: float = 0.95) -> dict[str, PairedD
     The parts add up to the difference on the measured sequences, which are fewer than those of val/loss.
     """
     a, b = base.paired(arm)
-    return {
-        kind: paired_difference(*([_part(run, kind) for run in each.runs] for each in (a, b)), confidence)
-        for kind in KINDS
-    }
+    found = {}
+    for kind in KINDS:
+        first, second = ([_part(run, kind) for run in each.runs] for each in (a, b))
+        found[kind] = paired_difference(first, second, confidence)
+    return found
 
 
 def copying_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
@@ -80,6 +80,5 @@ def _share(run: Run, kind: str) -> float:
     return float(run.curve(f"{COPYING}{kind}_share").values[-1])
 
 
-def _part(run: Run, kind: str) -> np.float64:
-    values: NDArray[np.float64] = run.curve(COPYING + kind).values
-    return np.float64(_share(run, kind) * values[-1])
+def _part(run: Run, kind: str) -> float:
+    return _share(run, kind) * float(run.curve(COPYING + kind).values[-1])
