@@ -91,7 +91,8 @@ def _parse(text: str) -> Any:
         raise yaml.YAMLError(f"more than {MAX_NODES:,} values with its aliases written out")
     _refuse_twice(node, "", {})
     # OmegaConf rather than yaml: YAML 1.1 reads 1e-5 as text
-    return OmegaConf.to_container(OmegaConf.load(io.StringIO(text))) if isinstance(node, yaml.MappingNode) else node.value
+    is_mapping = isinstance(node, yaml.MappingNode)
+    return OmegaConf.to_container(OmegaConf.load(io.StringIO(text))) if is_mapping else node.value
 
 
 def without_empty(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
