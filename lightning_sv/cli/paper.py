@@ -14,7 +14,6 @@ from rich.table import Table
 
 from lightning_sv.experiments.dry_run import print_dry_run
 from lightning_sv.experiments.judge import judge
-from lightning_sv.experiments.looks import first_look, train_by_looks
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipe import by_seed
 from lightning_sv.experiments.recipes import Recipes
@@ -23,7 +22,7 @@ from lightning_sv.experiments.report.tables import check_replaceable, verdicts_j
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.figures import budget_names, figure_names, load_budget, load_figure
-from lightning_sv.experiments.train import context_of
+from lightning_sv.experiments.train import context_of, train
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.runs.launch import default_parallel
 from lightning_sv.runs.recorded import read_recorded
@@ -91,13 +90,12 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     console = Console(width=None if sys.stdout.isatty() else 150, stderr=options.json)
     if options.dry_run:
         runs = Runs(out, None, beside=beside, recorded=read_recorded(options.recorded))
-        print_dry_run(console, first_look(figures, budget), runs, budget, parallel)
+        print_dry_run(console, figures, runs, budget, parallel)
         return 0
     context = None if options.no_train else _context(figures)
     recorded = read_recorded(options.recorded, (context or {}).get("corpus_hash"))
     runs = Runs(out, context, launcher, beside, recorded)
     if options.slurm:
-        figures = first_look(figures, budget)
         print_dry_run(Console(stderr=True, width=console.width), figures, runs, budget, parallel)
         return _slurm(console, figures, runs, recipes, options.submit)
     if options.no_train and not any(runs.is_begun(*run) for figure in figures for run in figure.runs()):
@@ -108,8 +106,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     failed: dict[str, str] = {}
     if not options.no_train:
         if budget.gpu is not None:
-            print_dry_run(console, first_look(figures, budget), runs, budget, parallel)
-        failed = train_by_looks(figures, runs, budget, parallel=parallel, console=Console(stderr=True))
+            print_dry_run(console, figures, runs, budget, parallel)
+        failed = train(figures, runs, parallel=parallel, console=Console(stderr=True))
     words = [f"lightning-sv paper --budget {shlex.quote(budget.name)}", *(shlex.quote(word) for word in rest)]
     words += ["--out", shlex.quote(str(out))] * (options.out is not None)
     words += ["--recorded", *(shlex.quote(str(path)) for path in options.recorded)] * bool(options.recorded)

@@ -83,9 +83,6 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: Runs, budge
         f"together: {len(total)} runs, {time_of(total)}; missing: {len(left)} runs, {time_of(left)}. The paper trains "
         "with 100 tokens a parameter."
     )
-    if budget.looks:
-        limit = "" if budget.core_minutes is None else f" within {budget.core_minutes:g} minutes of a core for all runs"
-        say(f"After {budget.looks[0]} pairs, panels whose claims are open get up to {budget.seeds} pairs{limit}.")
 
 
 def _time(amount: float, budget: Budget, ratio: float | None, parallel: int) -> str:

@@ -35,7 +35,6 @@ def judge(figures: Sequence[Figure], runs: Runs) -> list[Figure]:
 def read(panel: Panel, runs: Runs) -> Panel:
     """A panel with its runs, on the seeds of which every run is there; it says why where there is none."""
     panel = runs.without_diverged(panel)
-    panel = panel.upto(_look(panel, runs))
     every = tuple(runs.read(arm) for arm in panel.arms)
     arms, left_out = runs.complete(panel.arms)
     if panel.arms and not arms:
@@ -46,15 +45,6 @@ def read(panel: Panel, runs: Runs) -> Panel:
         table = measured_table(Path(panel.spec.file)) if panel.spec.file else throughput_table(arms)
     notes = (*((table.note,) if table and table.note else ()), *trained(arms))
     return replace(panel, arms=arms, every=every, table=table, left_out=left_out, notes=notes)
-
-
-def _look(panel: Panel, runs: Runs) -> int:
-    """Pairs of the last look that a panel was trained for, whether all of its runs finished or not."""
-    begun = {
-        n: all(runs.is_begun(arm.recipe, seed) for arm in panel.arms if arm.recipe for seed in panel.seeds[:n])
-        for n in panel.looks
-    }
-    return max((n for n in panel.looks if begun[n]), default=min(panel.looks, default=0))
 
 
 def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
@@ -72,11 +62,10 @@ def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
 def decided(figures: Sequence[Figure]) -> list[Figure]:
     """Figures whose panels have their runs, with a verdict on every claim, and what is left of it for their number."""
     every = [panel for figure in figures for panel in figure.panels]
-    # of a look what was known then: a claim that was decided stays so when other panels get more pairs
-    families = {n: families_of([panel.upto(n) if n else panel for panel in every]) for n in {p.pairs for p in every}}
+    families = families_of(every)
     found = []
     for figure in figures:
-        panels = [replace(panel, families=families[panel.pairs]) for panel in figure.panels]
+        panels = [replace(panel, families=families) for panel in figure.panels]
         claims = [(claim, decide(claim, panel, figure)) for panel in panels for claim in panel.spec.claims]
         able = tuple(panel for panel in panels if panel.why_not is None)
         found.append(replace(figure, panels=able, verdicts=one_primary(claims)))

@@ -1,15 +1,13 @@
 """A figure under a budget: the runs of its panels."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING
 
 from scipy.special import ndtri
 
-from lightning_sv.analysis.decision import ALPHA, CONFIDENCE, pairs_within
-from lightning_sv.analysis.sequential import levels
+from lightning_sv.analysis.decision import CONFIDENCE, pairs_within
 from lightning_sv.experiments.claims.table import check_claims
 from lightning_sv.experiments.recipe import Recipe
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series
@@ -69,8 +67,6 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
         return Panel(panel, why_not="no grid is given for it")
     first = TUNING_SEED if panel.kind == "grid" else recipes.budget.first_seed
     seeds = tuple(range(first, first + panel.seeds.get(budget, recipes.budget.seeds)))
-    by_look = recipes.budget.looks and budget not in panel.seeds and panel.kind != "grid"
-    looks = (*recipes.budget.looks, recipes.budget.seeds) if by_look else ()
     _check_pairs(panel, recipes.budget, len(seeds), f"{figure}: panel {panel.title!r}")
     arms, series = [], []
     for label, spec in panel.arms.items():
@@ -104,9 +100,9 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
     few = panel.kind == "scaling" and len(here) < 4
     warnings = [f"{panel.title}: {len(here)} sizes; a slope wants four or more."] * few
     warnings += [f"{panel.title}: all arms have one learning rate and initial std: {why}." for why in untuned]
-    warnings += [words for role in here for words in _beyond_reach(panel, recipes.budget, role, len(seeds), looks)]
+    warnings += [words for role in here for words in _beyond_reach(panel, recipes.budget, role, len(seeds))]
     of_series = tuple(series) if sizes or grid else ()
-    return Panel(panel, tuple(arms), of_series, warnings=tuple(warnings), seeds=seeds, looks=looks)
+    return Panel(panel, tuple(arms), of_series, warnings=tuple(warnings))
 
 
 def _here(arm: ArmSpec, recipes: "Recipes") -> ArmSpec:
@@ -139,20 +135,19 @@ def _check_pairs(panel: PanelSpec, budget: Budget, pairs: int, where: str) -> No
         )
 
 
-def _beyond_reach(panel: PanelSpec, budget: Budget, role: str, pairs: int, looks: Sequence[int]) -> list[str]:
+def _beyond_reach(panel: PanelSpec, budget: Budget, role: str, pairs: int) -> list[str]:
     """A sentence on claims of equality that the pairs of a budget could not show, by the known scatter of its runs."""
     spread = math.sqrt(2) * budget.models[role].scatter
     asked = [claim for claim in _claims_at(panel, budget) if claim.kind == "equal"]
     if not spread or not asked or (panel.optim, panel.schedule) != (PanelSpec.optim, PanelSpec.schedule):
         return []
     margin = min(claim.margin for claim in asked)
-    confidence = 1 - 2 * levels(looks, ALPHA)[-1] if looks else CONFIDENCE
-    if float(ndtri((1 + confidence) / 2)) * spread / math.sqrt(pairs) < margin:
+    if float(ndtri((1 + CONFIDENCE) / 2)) * spread / math.sqrt(pairs) < margin:
         return []
     return [
         f"{panel.title}: {pairs} pairs of runs that scatter as those of {budget.models[role].config} did "
         f"({budget.models[role].scatter:g}) are not expected to show an equality within {margin:g}, only its opposite: "
-        f"where arms are equal {math.ceil(pairs_within(spread, confidence, margin))} pairs show it in 8 of 10 cases."
+        f"where arms are equal {math.ceil(pairs_within(spread, CONFIDENCE, margin))} pairs show it in 8 of 10 cases."
     ]
 
 

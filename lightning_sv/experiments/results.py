@@ -1,17 +1,15 @@
 """A figure and what came of it: its spec, the arms trained for it, what their runs say. Plain data throughout."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_sv.analysis.decision import ALPHA, CONFIDENCE
 from lightning_sv.analysis.grids import Optimum, fit_optimum
 from lightning_sv.analysis.pooled import Families
 from lightning_sv.analysis.scaling import Scaling, fit_scaling
-from lightning_sv.analysis.sequential import levels
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.recipe import Recipe, Wanted, by_seed
 from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec
@@ -65,11 +63,6 @@ class Arm:
             return self, other
         seeds = tuple(seed for seed in self.seeds if seed in other.seeds)
         return self.on(seeds), other.on(seeds)
-
-    def among(self, seeds: Sequence[int]) -> "Arm":
-        """The arm on those of its seeds that are among some, read or not."""
-        kept = tuple(seed for seed in self.seeds if seed in seeds)
-        return self.on(kept) if self.runs else replace(self, seeds=kept)
 
     def on(self, seeds: Sequence[int]) -> "Arm":
         """The arm on some of its seeds, their runs with them."""
@@ -143,9 +136,6 @@ class Panel:
         notes: sentences for the reader: what was trained, and how far it can be trusted
         every: its arms with all runs that are there, also those whose pair is missing; none where no pair is
         families: which arms scatter alike, over all figures that are judged together
-        seeds: that it may be trained on
-        looks: numbers of its seeds after which it is judged, where that is more than once; the last is all of them
-        pairs: the look at which it is; 0 without looks
     """
 
     spec: PanelSpec
@@ -158,9 +148,6 @@ class Panel:
     notes: tuple[str, ...] = ()
     every: tuple[Arm, ...] = ()
     families: Families | None = None
-    seeds: tuple[int, ...] = ()
-    looks: tuple[int, ...] = ()
-    pairs: int = 0
     _fits: dict[tuple[str, str], Scaling] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -172,18 +159,6 @@ class Panel:
     def kind(self) -> PanelKind:
         """How it is drawn."""
         return self.spec.kind
-
-    @property
-    def confidence(self) -> float:
-        """Coverage of the intervals that decide: 90%, and more where looks share the error."""
-        return 1 - 2 * levels(self.looks, ALPHA)[self.looks.index(self.pairs)] if self.pairs else CONFIDENCE
-
-    def upto(self, pairs: int) -> "Panel":
-        """The panel at one of its looks; one without looks as it is."""
-        if not self.looks:
-            return self
-        arms, every = (tuple(arm.among(self.seeds[:pairs]) for arm in of) for of in (self.arms, self.every))
-        return replace(self, arms=arms, every=every, pairs=pairs)
 
     def arm(self, label: str) -> Arm:
         """The arm of a label.
@@ -282,15 +257,6 @@ class Figure:
         few, most = self.tokens_per_param
         ends = (few, most) if most > 1.1 * few else (few,)  # strategies differ by a hundredth in their parameters
         return " to ".join(f"{ratio:.3g}" for ratio in ends if ratio > 0)
-
-    def upto(self, pairs: Mapping[str, int], otherwise: int) -> "Figure":
-        """The figure at one look of each panel that has looks.
-
-        Args:
-            pairs: title of a panel -> pairs of its look
-            otherwise: those of the other panels
-        """
-        return replace(self, panels=tuple(panel.upto(pairs.get(panel.title, otherwise)) for panel in self.panels))
 
     def claim(self, verdict: Verdict) -> str:
         """A claim in words, with its panel where claims of several panels are alike."""

@@ -40,10 +40,8 @@ class Budget:
         name: name of the file in conf/paper/budgets, without its ending
         summary: what it varies and trains, in one sentence
         layers: files of conf/ below the model: trainer and data
-        seeds: pairs of every panel that does not say otherwise; of one with looks the most
+        seeds: pairs of every panel that does not say otherwise
         models: role, as the figures name it -> model
-        looks: numbers of pairs after which a panel is judged already; it gets no more where all its claims are decided
-        core_minutes: estimated time of all runs that pairs beyond the first look must not exceed; None: any
         lacks: role -> why it is not trained on this budget
         set: keys of `fit` that all runs of this budget have
         relative_step_time: placement, optimizer or probes -> time of a step over `llama`'s with AdamW
@@ -61,8 +59,6 @@ class Budget:
     layers: list[str]
     seeds: int
     models: dict[str, ModelSpec]
-    looks: list[int] = field(default_factory=list)
-    core_minutes: float | None = None
     lacks: dict[str, str] = field(default_factory=dict)
     set: dict[str, Any] = field(default_factory=dict)
     relative_step_time: dict[str, float] = field(default_factory=dict)

@@ -48,7 +48,7 @@ def cpu() -> Budget:
     """The budget as it is where nothing was tuned, with three seeds."""
     budget = load_budget("cpu")
     models = {role: replace(model, tuned="") for role, model in budget.models.items()}
-    return replace(budget, models=models, seeds=3, looks=[], first_seed=0)
+    return replace(budget, models=models, seeds=3, first_seed=0)
 
 
 def plan(*names: str) -> list[Figure]:

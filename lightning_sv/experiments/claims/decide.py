@@ -94,7 +94,7 @@ def efficiency(claim: ClaimSpec, panel: Panel) -> Outcome:
     """A passes B's final loss, within its own schedule, after fewer tokens."""
     a, b, _ = _two(claim, panel)
     # B's tokens to B's end over A's tokens to the same loss, on logarithms
-    e = token_efficiency(b.curves, a.curves, panel.confidence)
+    e = token_efficiency(b.curves, a.curves, CONFIDENCE)
     if e.why_not:
         raise NotTestableError(e.why_not)
     if e.factor is None:
@@ -106,8 +106,8 @@ def efficiency(claim: ClaimSpec, panel: Panel) -> Outcome:
             found = found._replace(to_go="")  # more pairs would not make one of these reach it
         return Outcome(found, loss, reached, part="the final loss")
     tokens_a, tokens_b = ([math.log(t) for t in of if t is not None] for of in (e.tokens_a, e.tokens_b))
-    d = paired_difference(tokens_a, tokens_b, panel.confidence)
-    level = percent(panel.confidence)
+    d = paired_difference(tokens_a, tokens_b, CONFIDENCE)
+    level = percent(CONFIDENCE)
     within = f"{level} interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs" if e.low else "one pair, no interval"
     factor = replace(d, mean=e.factor, low=e.low, high=e.high)
     words = f"within one schedule {b.label} needs {e.factor:.2f} times the tokens of {a.label} for its final loss"
@@ -118,7 +118,7 @@ def apart(claim: ClaimSpec, panel: Panel) -> Outcome:
     """Two norms grow by factors whose ratio is further from 1 than exp(margin); contradicted where it is nearer."""
     arm = panel.arm(claim.a)
     one, two = ([math.log(c.values[-1] / c.values[0]) for c in (run.curve(t) for run in arm.runs)] for t in claim.tags)
-    d = paired_difference(two, one, panel.confidence)
+    d = paired_difference(two, one, CONFIDENCE)
     names = [tag.split("/")[-2] for tag in claim.tags]
     grown = " and ".join(f"{name} by {math.exp(np.mean(x)):.2f}" for name, x in zip(names, (one, two), strict=True))
     detail = f"{arm.label} from its first to its last norm: {grown}; {interval(d, 'the logarithms apart', '')}"
@@ -209,7 +209,7 @@ def _ratio(
         return power * math.log(value)
 
     a, b, _ = _two(claim, panel)
-    d = paired_difference([log(r) for r in b.runs], [log(r) for r in a.runs], panel.confidence)
+    d = paired_difference([log(r) for r in b.runs], [log(r) for r in a.runs], CONFIDENCE)
     low, high = (None if end is None else math.exp(end) for end in (d.low, d.high))
     ratio = replace(d, mean=math.exp(d.mean), low=low, high=high)
     ends = "the only pair, no interval"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lightning_sv.analysis.decision import ALPHA, NOT_RESOLVED, NOT_TESTABLE
+from lightning_sv.analysis.decision import ALPHA, CONFIDENCE, NOT_RESOLVED, NOT_TESTABLE
 from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.pooled import Families, benjamini_hochberg, holm
 from lightning_sv.experiments.checks import CORPUS_KEYS
@@ -112,7 +112,7 @@ def difference(
         ValueError: a run does not have it, or the arms share no seed
     """
     families = panel.families or families_of([panel])
-    return families.difference(_key(panel, a), _key(panel, b), of, confidence or panel.confidence)
+    return families.difference(_key(panel, a), _key(panel, b), of, confidence or CONFIDENCE)
 
 
 def one_primary(claims: Sequence[tuple[ClaimSpec, Sequence[Verdict]]]) -> tuple[Verdict, ...]:

@@ -55,22 +55,11 @@ def load_budget(name: str, conf: Path = CONF) -> Budget:
     """Read conf/paper/budgets/NAME.yaml.
 
     Raises:
-        ValueError: no such budget, a key or value that it cannot have, or looks that its seeds do not reach
+        ValueError: no such budget, a key or value that it cannot have, or no pairs
     """
     budget = _load(Budget, name, conf / "paper" / "budgets", budget_names(conf), "budget")
     if budget.seeds < 1:
         raise ValueError(f"budget {name}: its seeds are {budget.seeds}; give the number of pairs, two to judge claims.")
-    looks = [*budget.looks, budget.seeds]
-    if looks != sorted(set(looks)) or looks[0] < 2 <= len(looks):
-        raise ValueError(
-            f"budget {name}: its looks {budget.looks} and its seeds {budget.seeds} are no increasing numbers of pairs "
-            "from 2 up; claims are judged after each of them."
-        )
-    if budget.core_minutes is not None and (not budget.looks or budget.gpu is not None):
-        raise ValueError(
-            f"budget {name}: core_minutes bounds the pairs beyond the looks of a CPU's budget; this one has "
-            f"{f'a {budget.gpu}' if budget.looks else 'no looks'}."
-        )
     return budget
 
 
