@@ -1,7 +1,6 @@
 """The record of verdicts: only added to, and what it tells of a claim."""
 
 import csv
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +13,7 @@ from lightning_sv.experiments.report.log import (
     add_to_log,
     log_of,
     log_rows,
-    main,
     read_log,
-    rows_of_git,
     with_earlier,
 )
 from lightning_sv.experiments.results import Figure
@@ -83,45 +80,6 @@ def test_a_report_tells_how_a_verdict_moved(tmp_path: Path) -> None:
     assert with_earlier([told], "cpu", read_log(log))[0].verdicts == told.verdicts
 
 
-def test_what_git_holds_of_a_report_is_added_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row a claim that was judged and its runs, over the commits that recorded them."""
-    monkeypatch.chdir(tmp_path)
-    folder = Path("results/cpu")
-    folder.mkdir(parents=True)
-
-    def commit(estimate: float, date: str) -> None:
-        verdicts = [
-            {"figure": "f", "claim": "a ends below b", "panel": panel, "verdict": word, "estimate": x, "n": 3}
-            for panel, word, x in (
-                ("p", "holds", estimate),
-                ("q", "holds", -1),
-                ("q", "not testable at this scale", ""),
-            )
-        ]
-        runs = [{"figure": "f", "date": date, "commit": "abc", "corpus_hash": "c0ffee"}]
-        for name, rows in (("verdicts", verdicts), ("results", runs)):
-            with (folder / f"{name}.csv").open("w", newline="") as file:
-                writer = csv.DictWriter(file, list(rows[0]))
-                writer.writeheader()
-                writer.writerows(rows)
-        (folder / "report.md").write_text("# T\n\n| machine of the runs | a laptop |\n")
-        git = ("git", "-c", "user.name=x", "-c", "user.email=x@x", "-c", "commit.gpgsign=false")
-        for words in (("add", "."), ("commit", "-qm", "x")):
-            subprocess.run([*git, *words], check=True, capture_output=True)
-
-    subprocess.run(["git", "init", "-q"], check=True)
-    commit(-0.5, "2026-01-01")
-    commit(-0.25, "2026-01-02")
-    rows = rows_of_git(folder)
-    assert [(row["claim"], row["estimate"]) for row in rows] == [
-        ("p: a ends below b", "-0.5"), ("q: a ends below b", "-1"),
-        ("p: a ends below b", "-0.25"), ("q: a ends below b", "-1"),
-    ]  # fmt: skip
-    assert rows[0]["date"] == "2026-01-01" and rows[0]["machine"] == "a laptop" and rows[0]["corpus"] == "c0ffee"
-    assert main(["results/cpu"]) == 0
-    assert len(read_log()) == 3 and main(["results/cpu"]) == 0 and len(read_log()) == 3
-
-
 def test_the_log_of_the_repository_holds_its_reports() -> None:
     """Every verdict of results/*/verdicts.csv that was judged stands there, with its number.
 
@@ -170,17 +128,3 @@ def test_a_custom_budget_has_a_log_of_its_own(corpus: Path, tmp_path: Path, monk
     assert run_paper(words, launcher=FAKE) == 0
     assert (tmp_path / "results/log.csv").read_text() == "of no matter\n"
     assert {row["budget"] for row in read_log(tmp_path / "runs/paper/mine/log.csv")} == {"mine"}
-
-
-def test_a_claim_of_an_earlier_report_is_told_in_todays_words(tmp_path: Path) -> None:
-    log = tmp_path / "log.csv"
-    old = {
-        "p: the lead of a, 24 over b, 24 is larger at 100% of the tokens than at 50%": (
-            "p: a, 24 gains on b, 24 from 50% to 100% of the tokens"
-        ),
-        "x: the panel's scalar ends lower in a than in b": "x: it ends lower in a than in b",
-    }
-    rows = log_rows([figure()], "cpu")
-    add_to_log([{**row, "claim": claim} for row, claim in zip(rows, old, strict=False)], log)
-    assert [row["claim"] for row in read_log(log)] == list(old.values())
-    assert add_to_log([{**row, "claim": claim} for row, claim in zip(rows, old.values(), strict=False)], log) == 0

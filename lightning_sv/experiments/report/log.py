@@ -1,15 +1,9 @@
 """results/log.csv: every verdict that was ever recorded, only added to; and how each has moved.
 
-    .venv/bin/python -m lightning_sv.experiments.report.log results/cpu results/cpu-long
-
-adds what the history of git holds of these reports; `lightning-sv paper` adds what it judges.
+`lightning-sv paper` adds what it judges.
 """
 
 import csv
-import io
-import re
-import subprocess
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -28,13 +22,6 @@ _COLUMNS = (
     "commit", "corpus", "machine",
 )  # fmt: skip
 Row = dict[str, str]
-#: claims of earlier reports -> in today's words
-_RENAMED = {
-    r"the lead of (.+?) over (.+?) is larger at (\d+%) of the tokens than at (\d+%)": (
-        r"\1 gains on \2 from \4 to \3 of the tokens"
-    ),
-    r"the panel's scalar ends": "it ends",
-}
 
 
 def log_of(budget: str, out: Path) -> Path:
@@ -90,7 +77,7 @@ def read_log(path: Path = LOG) -> list[Row]:
                     f"{path}, line {reader.line_num} is damaged; expected {len(_COLUMNS)} columns. "
                     f"Restore the file (git checkout {path}) or remove that line."
                 )
-            rows.append({**row, "claim": _renamed(row["claim"])})
+            rows.append(row)
         return rows
 
 
@@ -143,49 +130,6 @@ def with_earlier(figures: Sequence[Figure], budget: str, log: Sequence[Row]) -> 
     return [replace(f, verdicts=tuple(told(f, verdict) for verdict in f.verdicts)) for f in figures]
 
 
-def rows_of_git(folder: Path) -> list[Row]:
-    """The rows of every commit of a folder's report that dates its runs and names its panels.
-
-    Args:
-        folder: of the repository in the working directory, named as its budget, e.g. results/cpu
-    """
-    found: list[Row] = []
-    for commit in _git("log", "--reverse", "--format=%H", "--", str(folder / "verdicts.csv")).split():
-        verdicts, runs = (_csv(_git("show", f"{commit}:{folder}/{name}.csv")) for name in ("verdicts", "results"))
-        if not (runs and verdicts and "date" in runs[0] and "panel" in verdicts[0]):
-            continue
-        page = _git("show", f"{commit}:{folder}/report.md").splitlines()
-        machine = next((line.split("|")[2].strip() for line in page if line.startswith("| machine of the runs |")), "")
-        for row in verdicts:
-            if row["verdict"].startswith("not testable"):
-                continue
-            of = [run for run in runs if run["figure"] == row["figure"]]
-            alike = {v["panel"] for v in verdicts if (v["figure"], v["claim"]) == (row["figure"], row["claim"])}
-            made = {
-                "date": max((run["date"] for run in of), default=""),
-                "budget": folder.name,
-                "commit": _several(run["commit"] for run in of),
-                "corpus": _several(run["corpus_hash"] for run in of),
-                "machine": machine,
-                "claim": _renamed(f"{row['panel']}: {row['claim']}" if len(alike) > 1 else row["claim"]),
-            }
-            found.append(_row({**row, **made}))
-    return found
-
-
-def main(folders: Sequence[str]) -> int:
-    """Add what git holds of the reports of some folders."""
-    for folder in folders:
-        print(f"{folder}: {add_to_log(rows_of_git(Path(folder)))} rows added to {LOG}")
-    return 0
-
-
-def _renamed(claim: str) -> str:
-    for old, new in _RENAMED.items():
-        claim = re.sub(old, new, claim)
-    return claim
-
-
 def _row(values: Mapping[str, object]) -> Row:
     return {column: _text(values.get(column)) for column in _COLUMNS}
 
@@ -203,15 +147,3 @@ def _content(row: Row) -> tuple[str, ...]:
 
 def _several(values: Iterable[object]) -> str:
     return "; ".join(sorted({str(value) for value in values if value}))
-
-
-def _csv(text: str) -> list[Row]:
-    return list(csv.DictReader(io.StringIO(text)))
-
-
-def _git(*words: str) -> str:
-    return subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
