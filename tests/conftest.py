@@ -81,7 +81,7 @@ def short_args(short_corpus: Path, tmp_path: Path) -> list[str]:
     """Arguments of a fit of short epochs, two micro-batches a step, with windows that end between checkpoints."""
     return [
         *write_run_args(short_corpus, tmp_path), "--data.global_batch", "32", "--data.micro_batch", "16",
-        "--scalars.every_n_steps", "4", "--batch_hash.every_n_steps", "1",
+        "--scalars.every_n_steps", "4",
     ]  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """What a run shows and records."""
 
-from lightning_sv.callbacks.batch_hash import BatchHash
 from lightning_sv.callbacks.branch_norms import BranchNorms, branch_norms
 from lightning_sv.callbacks.copying import CopyingMonitor
 from lightning_sv.callbacks.experts import Experts
@@ -11,7 +10,6 @@ from lightning_sv.callbacks.sharpness import Sharpness
 from lightning_sv.callbacks.trained import TrainedModule, tokens_seen
 
 __all__ = [
-    "BatchHash",
     "BranchNorms",
     "CopyingMonitor",
     "Experts",

@@ -18,7 +18,6 @@ from lightning_sv.corpus import Tokenizer
 from lightning_sv.lit.checkpoint.settings import check_learning_rate, check_settings
 from lightning_sv.lit.checkpoint.start import read_start
 from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO
-from lightning_sv.lit.compile_cache import load_compiled, save_compiled
 from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.micro_batch import Fitting, choose_micro_batch
@@ -90,10 +89,6 @@ class PretrainCLI(LightningCLI):
         )
         parser.add_argument("--run_dir", type=str | None, default=None, help=help_run_dir)
         parser.add_argument("--from_hf", type=str | None, default=None, help="Former name of model.init_from.")
-        help_cache = (
-            "File of compiled kernels, loaded first and written at the end; it may hold code: take your own only."
-        )
-        parser.add_argument("--compile_cache", type=str | None, default=None, help=help_cache)
         help_extend = "Resume under another trainer.max_steps even where the learning rate jumps by it."
         parser.add_argument("--extend", type=bool, nargs="?", const=True, default=False, help=help_extend)
         help_json = "Print the final figures as JSON, the rest on stderr."
@@ -155,7 +150,7 @@ class PretrainCLI(LightningCLI):
         Raises:
             ValueError: the whole backbone is to be compiled, and sharded
         """
-        ckpt_path, extend, cache = (self._get(self.config, key) for key in ("ckpt_path", "extend", "compile_cache"))
+        ckpt_path, extend = (self._get(self.config, key) for key in ("ckpt_path", "extend"))
         init_from = self.model.init_from
         if self.model.compile_how == "model" and isinstance(self.trainer.strategy, FullyShardedStrategy):
             raise ValueError("model.compile 'model' does not go with a sharded model; use 'block'.")
@@ -182,8 +177,6 @@ class PretrainCLI(LightningCLI):
             self.model.start_from(start)
             said.append(str(start))
         said += [chosen] if (chosen := self._choose_micro_batch()) else []
-        if cache is not None:
-            said.append(load_compiled(Path(cache)))
         self._cleanup.callback(self._signals.leave)
         if self.trainer.is_global_zero:
             self.run_dir = self._choose(create=True)
@@ -192,8 +185,6 @@ class PretrainCLI(LightningCLI):
             print_groups(console, self.model, self.trainer.max_steps, self.datamodule)
             for line in said:
                 console.print(line, highlight=False, soft_wrap=True)
-            if cache is not None:
-                self._cleanup.callback(save_compiled, Path(cache))
         self._get(self.config_init, "checkpoint").path = self.run_dir / LAST
         folder = self.run_dir.absolute()
         ours = RunLogger(folder.parent, name="", version=folder.name, default_hp_metric=False)

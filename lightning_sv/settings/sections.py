@@ -11,7 +11,6 @@ CALLBACKS = {
     "scalars": "lightning_sv.callbacks.Scalars",
     "branch_norms": "lightning_sv.callbacks.BranchNorms",
     "experts": "lightning_sv.callbacks.Experts",
-    "batch_hash": "lightning_sv.callbacks.BatchHash",
     "samples": "lightning_sv.lit.samples.Samples",
     "checkpoint": "lightning_sv.lit.checkpoint.write.LastCheckpoint",
     "progress": "lightning_sv.callbacks.RunProgress",
@@ -25,7 +24,6 @@ SECTIONS = frozenset(CALLBACKS) | {
 _START = (
     "run_dir",
     "from_hf",
-    "compile_cache",
     "ckpt_path",
     "extend",
     "json",

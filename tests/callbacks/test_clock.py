@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lightning_sv.callbacks import BatchHash, BranchNorms, Experts, Scalars
+from lightning_sv.callbacks import BranchNorms, Experts, Scalars
 from lightning_sv.callbacks.clock import StepClock
 
 
@@ -26,7 +26,7 @@ def test_every_second_step_and_the_last_once_each(accumulate: int, begin: int) -
 
 @pytest.mark.parametrize(
     ("callback", "key"),
-    [(Scalars, "scalars"), (BranchNorms, "branch_norms"), (Experts, "experts"), (BatchHash, "batch_hash")],
+    [(Scalars, "scalars"), (BranchNorms, "branch_norms"), (Experts, "experts")],
 )
 def test_a_distance_below_one_is_refused(callback: Any, key: str) -> None:
     with pytest.raises(ValueError, match=rf"^{key}\.every_n_steps is 0; it must be at least 1\.$"):

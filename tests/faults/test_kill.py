@@ -46,9 +46,7 @@ def test_kill_at_random_steps(args: list[str], tmp_path: Path, tally: Tally) -> 
     assert main(["fit", *args, *RESUME, "--run_dir", str(killed)]) == 0
     same_checkpoint(whole, killed)
     curves = same_curves(whole, killed)
-    every = len(curves["data/batch_hash"].tokens)
-    assert every == STEPS and len(curves["train/loss"].tokens) == STEPS // 4
-    assert len(set(curves["data/batch_hash"].values)) > STEPS - 3
+    assert len(curves["train/loss"].tokens) == STEPS // 4
     assert load(whole)["loops"]["fit_loop"]["epoch_progress"]["current"]["started"] > 30
 
 

@@ -40,9 +40,9 @@ def test_both_spellings_are_one_option(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_fit_takes_both_spellings(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["fit", *CONFIG, "--trainer.max-steps", "7", "--batch-hash.every-n-steps=5", "--print-config"])
+        main(["fit", *CONFIG, "--trainer.max-steps", "7", "--scalars.every-n-steps=5", "--print-config"])
     config = yaml.safe_load(capsys.readouterr().out)
-    assert config["trainer"]["max_steps"] == 7 and config["batch_hash"]["every_n_steps"] == 5
+    assert config["trainer"]["max_steps"] == 7 and config["scalars"]["every_n_steps"] == 5
 
 
 def test_values_keep_their_hyphens(capsys: pytest.CaptureFixture[str]) -> None:
