@@ -22,7 +22,6 @@ FOLDERS = [
     *(f"lightning_sv/{room}" for room in ("scale", "nn", "theory")),
     *(f"tests/{room}" for room in ("scale", "nn", "optim", "curvature", "theory", "interop", "golden", "callbacks")),
     *(f"tests/lit/test_{name}.py" for name in ("fit", "experts", "probes", "foreign_oracle")),
-    "tests/corpus/test_ngram.py",
     "tests/analysis/test_paired.py",
     "tests/analysis/test_scaling.py",
 ]

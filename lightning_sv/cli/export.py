@@ -62,7 +62,6 @@ def _facts(trained: Run, model: Backbone) -> dict[str, object]:
         "validation loss, nats a token": trained.val_loss,
         "perplexity": summary.get("val_perplexity"),
         "bits per byte": summary.get("val_bits_per_byte"),
-        "bits per byte of a bigram": summary.get("bigram_bits_per_byte"),
         "context": trained.seq_len,
         "optimizer": optim.get("name"),
         "peak learning rate": f"{summary['lr']:g}" if "lr" in summary else None,

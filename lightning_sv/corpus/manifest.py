@@ -8,8 +8,6 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
-from lightning_sv.corpus.ngram import NgramBaseline
-
 FORMAT_VERSION = 1
 FILENAME = "manifest.json"
 SPLITS = ("train", "val")
@@ -77,7 +75,6 @@ class Manifest:
         splits: 'train' and 'val'
         duplicates: documents dropped because another had the same text
         unreadable: source files left out because they are no UTF-8
-        ngram: cross-entropies of n-gram models on the validation split
         corpus_hash: identifies tokens and tokenizer: results of two corpora compare only if it is equal
         sources: name of each source file, package or dataset -> size, time and hash; version; or revision. None if
             an earlier version prepared the corpus
@@ -100,7 +97,6 @@ class Manifest:
     splits: dict[str, SplitInfo]
     duplicates: int
     unreadable: int
-    ngram: NgramBaseline
     corpus_hash: str
     sources: dict[str, Any] | None = None
     left_out: dict[str, Any] = field(default_factory=dict)
@@ -130,9 +126,7 @@ class Manifest:
     def loss_figures(self, val_loss: float) -> dict[str, Any]:
         """What a run's summary says of its final loss and of the text it is on.
 
-        Bits per byte, nats x tokens / bytes / ln 2, do not depend on the tokenizer. Beside them stand those of a
-        unigram and an interpolated bigram, counted on the training split and evaluated on the validation split: a
-        language model must beat both.
+        Bits per byte, nats x tokens / bytes / ln 2, do not depend on the tokenizer.
 
         Args:
             val_loss: nats per token of the validation split
@@ -142,8 +136,6 @@ class Manifest:
             "val_loss": val_loss,
             "val_perplexity": math.exp(val_loss) if val_loss < 700 else math.inf,
             "val_bits_per_byte": val_loss * bits,
-            "unigram_bits_per_byte": self.ngram.unigram * bits,
-            "bigram_bits_per_byte": self.ngram.bigram * bits,
             "corpus_hash": self.corpus_hash,
             "tokenizer_sha256": self.tokenizer_sha256,
         }
@@ -180,7 +172,7 @@ class Manifest:
             )
         try:
             splits = {name: _split(data["splits"][name]) for name in SPLITS}
-            manifest = _build(cls, data | {"splits": splits, "ngram": _build(NgramBaseline, data["ngram"])})
+            manifest = _build(cls, data | {"splits": splits})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}: is incomplete ({error!r}); delete {dir} and prepare it again.") from None
         if any(not isinstance(state, dict) for state in (manifest.sources or {}).values()):

@@ -4,11 +4,10 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import numpy as np
 from filelock import FileLock, Timeout
 
 from lightning_sv.corpus.changes import changed_text, listed
@@ -19,9 +18,7 @@ from lightning_sv.corpus.layer import FILENAME as LAYER
 from lightning_sv.corpus.layer import write_layer
 from lightning_sv.corpus.loss import check_sample, check_share, lost_share
 from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, Manifest, SplitInfo, corpus_hash
-from lightning_sv.corpus.ngram import ngram_baseline
 from lightning_sv.corpus.progress import Progress
-from lightning_sv.corpus.shards import iter_shards
 from lightning_sv.corpus.sources.state import file_bytes, hashed
 from lightning_sv.corpus.sources.table import SplitDocuments, UniqueDocuments, open_source, source_state
 from lightning_sv.corpus.tokenizer import JsonTokenizer, Tokenizer, bpe_size, check_end, open_tokenizer
@@ -171,10 +168,6 @@ def _build(config: CorpusConfig, folder: Path, progress: Progress) -> Manifest:
     check_end(tokenizer, config.eot)
     splits, held_out, lost = _write_splits(config, documents, tokenizer, folder, progress)
     tokenizer_file = tokenizer.save(folder)
-    streams = {name: list(iter_shards(folder / name, tokenizer.dtype)) for name in splits}
-    with progress.phase("counting n-grams", sum(map(len, streams.values())), unit="shards") as step:
-        train, val = (_counted(streams[name], step) for name in ("train", "val"))
-        ngram = ngram_baseline(train, val, tokenizer.vocab_size, tokenizer.eot)
     return Manifest(
         version=FORMAT_VERSION,
         source=config.source,
@@ -190,7 +183,6 @@ def _build(config: CorpusConfig, folder: Path, progress: Progress) -> Manifest:
         splits=splits,
         duplicates=documents.documents.duplicates,
         unreadable=len(source.unreadable),
-        ngram=ngram,
         corpus_hash=corpus_hash(tokenizer.sha256, splits),
         sources=state,
         left_out=source.left_out,
@@ -240,9 +232,3 @@ def _write_splits(
     share = lost / (lost + writers["val"].text_bytes)
     check_share(share, config.tokenizer)
     return {name: writer.finish() for name, writer in writers.items()}, held_out, share
-
-
-def _counted(streams: Iterable[np.ndarray], step: Callable[[int], None]) -> Iterator[np.ndarray]:
-    for ids in streams:
-        yield ids
-        step(1)

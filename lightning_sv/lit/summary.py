@@ -122,8 +122,6 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> N
     table.add_row("validation loss", f"{summary['val_loss']:.4f} nats/token")
     table.add_row("perplexity", f"{summary['val_perplexity']:.2f}")
     table.add_row("bits per byte", f"{summary['val_bits_per_byte']:.4f}")
-    table.add_row("  of a bigram", f"{summary['bigram_bits_per_byte']:.4f}")
-    table.add_row("  of a unigram", f"{summary['unigram_bits_per_byte']:.4f}")
     table.add_row("training tokens", f"{summary['tokens']:,}")
     if summary["skipped_steps"]:
         table.add_row("steps skipped (not finite)", f"{summary['skipped_steps']:,}")
@@ -133,10 +131,6 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> N
     if extended := lengths(summary):
         table.add_row("trainer.max_steps, leg by leg", " ".join(map(str, extended)))
     console.print(table)
-    if summary["val_bits_per_byte"] >= summary["bigram_bits_per_byte"]:
-        console.print(
-            "[bold]the model does not beat the bigram[/bold]: it has learned less than counting pairs; train longer"
-        )
     strategy = summary["label"].partition("[")[0]
     other = "unified" if strategy == "llama" else strategy
     allow = [word for module in sorted(modules_named(strategy)) for word in ("--allow", module)]

@@ -152,7 +152,6 @@ def test_a_model_that_does_not_fit_is_refused(corpus: Path, manifest: Manifest) 
 EDITS: list[tuple[str, Callable[[dict[str, Any]], object]]] = [
     ("val bytes", lambda d: d["splits"]["val"].update(bytes=d["splits"]["val"]["bytes"] + 1)),
     ("eot", lambda d: d.update(eot=1)),
-    ("n-grams", lambda d: d["ngram"].update(bigram=0.5)),
     ("licence", lambda d: d.update(licence="MIT")),
     ("sources", lambda d: d["sources"].popitem()),
 ]

@@ -37,7 +37,6 @@ def test_a_run_leaves_everything(
 ) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["label"], summary["steps"], summary["tokens"]) == ("hg+dnp+or+iwd", 12, 12 * 4 * 32)
-    assert summary["unigram_bits_per_byte"] > summary["bigram_bits_per_byte"] > 0
     record = read_run(run)
     tokens, losses = record.curve("train/loss")
     assert tokens.tolist() == [128 * step for step in range(1, 13)]
@@ -347,15 +346,6 @@ def test_zero_means_no_clipping(run_args: list[str], tmp_path: Path) -> None:
         assert main(["fit", *run_args, "--trainer.gradient_clip_val", value, "--run_dir", str(tmp_path / name)]) == 0
     losses = [read_run(tmp_path / name).curve("train/loss").values.tolist() for name in ("none", "zero")]
     assert losses[0] == losses[1] and losses[0][-1] < losses[0][0]
-
-
-@pytest.mark.slow
-def test_a_trained_model_beats_the_bigram(run_args: list[str], tmp_path: Path) -> None:
-    words = "--trainer.max_steps 500 --model.optim.lr 1e-2 --data.global_batch 16 --scalars.every_n_steps 100"
-    longer = words.split()  # 3.00 bits against 3.17; at other rates and lengths 2.92 to 3.04
-    assert main(["fit", *run_args, *longer, "--run_dir", str(tmp_path / "longer")]) == 0
-    summary = json.loads((tmp_path / "longer" / "summary.json").read_text())
-    assert summary["val_bits_per_byte"] < summary["bigram_bits_per_byte"] < summary["unigram_bits_per_byte"]
 
 
 @pytest.mark.parametrize(
