@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_sv.runs.events import VAL_LOSS, Curve, Run
+from lightning_sv.runs.events import VAL_LOSS, Curve, Run, contradiction
 
 #: the file of a report that has a row a run
 RESULTS = "results.csv"
@@ -74,4 +74,7 @@ def _run(row: Mapping[str | None, str | None], where: str) -> Run:
     if lacking:
         raise ValueError(f"{where}: it has no {lacking[0]}.")
     curve = Curve(tokens, losses.astype(np.float64))
-    return Run(Path(summary["run"]), summary["arm"], {}, summary, {VAL_LOSS: curve}, recorded=True)
+    run = Run(Path(summary["run"]), summary["arm"], {}, summary, {VAL_LOSS: curve}, recorded=True)
+    if why := contradiction(run):
+        raise ValueError(f"{where}: {why}.")
+    return run
