@@ -34,6 +34,17 @@ LOG = "train.log"
 COMMAND = "command.json"
 LOCK = ".lock"
 _EVENTS = "*tfevents*"
+#: keys of summary.json -> the type of their values; None stands for what is not known
+_TYPES: dict[str, type] = {
+    **dict.fromkeys(("label", "meaning", "model", "corpus_hash", "tokenizer_sha256", "torch"), str),
+    **dict.fromkeys(("commit", "date", "machine"), str),
+    **dict.fromkeys(("seed", "steps", "skipped_steps", "tokens", "parameters", "activated_parameters"), int),
+    **dict.fromkeys(("lr", "val_loss", "val_perplexity", "val_bits_per_byte", "seconds"), float),
+    **dict.fromkeys(("unigram_bits_per_byte", "bigram_bits_per_byte"), float),
+    "legs": list,
+    "origin": dict,
+}
+_NOUNS = {str: "text", int: "a whole number from 0", float: "a number", list: "a list", dict: "keys and values"}
 
 
 def is_complete(run_dir: Path) -> bool:
@@ -83,7 +94,14 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not valid JSON ({error}); remove {run_dir} and train it again.") from error
     if not isinstance(summary, dict):
         raise ValueError(f"{path} must hold one JSON object; remove {run_dir} and train it again.")
-    return summary
+    for key, kind in _TYPES.items():
+        value = summary.get(key)
+        if kind is float and type(value) is int:
+            continue
+        if value is not None and (type(value) is not kind or (kind is int and not 0 <= value < 1 << 63)):
+            raise ValueError(f"{path}: {key} is {value!r:.80}; expected {_NOUNS[kind]}. Train the run again.")
+    found: dict[str, Any] = printable(summary)
+    return found
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
@@ -101,9 +119,18 @@ def read_config(run_dir: Path) -> dict[str, Any]:
         # somebody else's file stay text, or they would read the environment.
         config = OmegaConf.load(path)
         assert isinstance(config, DictConfig)
-        return {str(k): v for k, v in OmegaConf.to_container(config, resolve=False).items()}  # type: ignore[union-attr]
+        return {str(k): v for k, v in printable(OmegaConf.to_container(config, resolve=False)).items()}
     except (OmegaConfBaseException, YAMLError, AssertionError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a readable config ({' '.join(str(error).split())}); run it again.") from error
+
+
+def printable(value: Any) -> Any:
+    """Replace what a terminal would obey: characters of texts, at any depth, that cannot be printed."""
+    if isinstance(value, str):
+        return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in value)
+    if isinstance(value, dict):
+        return {printable(key): printable(child) for key, child in value.items()}
+    return [printable(child) for child in value] if isinstance(value, list) else value
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -109,16 +109,48 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
         raise ValueError(f"{directory} has no {CONFIG}; give a directory that `fit` wrote.")
     summary, config = read_summary(directory), read_config(directory)
     curves, cut = _read_curves(directory)
-    model = config.get("model")
-    fallback = model.get("scale") if isinstance(model, Mapping) else None
-    label = summary.get("label") or (fallback if isinstance(fallback, str) else directory.name)
-    run = Run(directory, str(label), config, summary, curves)
+    label, seed = _label(config, summary) or directory.name, _seed(config, summary)
+    run = Run(directory, label, config, summary and {**summary, "label": label, "seed": seed}, curves)
     why = f"{cut[0]} is cut or damaged" if cut and summary else contradiction(run)
     if why and complete:
         raise DamagedEventsError(f"{why}; train {directory} again, or leave it out.")
     if why:
         print(f"warning: {why}", file=sys.stderr)
     return run
+
+
+def _label(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str | None:
+    """Return the label of a run: its summary's, unless the config names another strategy."""
+    model, stated = config.get("model"), summary.get("label")
+    scale, options = (model.get("scale"), model.get("scale_options")) if isinstance(model, Mapping) else (None, None)
+    if not isinstance(scale, str) or not scale:
+        return stated
+    own = scale
+    if isinstance(options, Mapping) and any(options.values()):
+        from lightning_sv.scale import ScaleOptions  # a second, for few runs
+
+        try:
+            own += ScaleOptions(**options).label()
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"{CONFIG}: model.scale_options is not readable ({error}); train the run again."
+            ) from error
+    return stated if stated and (stated == own or _tokens(stated) == _tokens(own)) else own
+
+
+def _tokens(label: str) -> tuple[frozenset[str], str]:
+    """Return the tokens of a strategy that are not llama's, and its options; imports no module that it names."""
+    from lightning_sv.scale.strategy import PRESETS  # torch with it, where a strategy is spelt in two ways
+
+    scale, bracket, options = label.partition("[")
+    words = (word.strip().lower() for word in PRESETS.get(scale.strip().lower(), scale).split("+"))
+    return frozenset(words) - set(PRESETS["llama"].split("+")), bracket + options
+
+
+def _seed(config: Mapping[str, Any], summary: Mapping[str, Any]) -> int | None:
+    model = config.get("model")
+    own = model.get("seed") if isinstance(model, Mapping) else None
+    return next((x for x in (own, config.get("seed_everything"), summary.get("seed")) if type(x) is int), None)
 
 
 def contradiction(run: Run) -> str | None:

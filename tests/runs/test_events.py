@@ -99,6 +99,30 @@ def test_a_summary_that_its_events_contradict_decides_nothing(
     assert "summary" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("scale", "options", "stated", "label"),
+    [
+        ("unified", {}, "hg+dnp+or+iwd", "hg+dnp+or+iwd"),
+        ("or + HG", {}, "hg+or", "hg+or"),
+        ("nop", {"share_scale_out": False}, "unified", "nop"),
+        ("hg+nowhere:Mine+bp", {}, "hg+nowhere:Mine", "hg+nowhere:Mine"),  # and nothing is imported
+        ("hg+nowhere:Mine", {}, "hg+elsewhere:Mine", "hg+nowhere:Mine"),
+        ("hg", {"placement_at": {"lm_head": "dp"}}, "hg[lm_head=dp]", "hg[lm_head=dp]"),
+        ("hg", {"placement_at": {"lm_head": "dp"}}, "hg", "hg[lm_head=dp]"),
+    ],
+)
+def test_the_config_decides_label_and_seed(
+    tmp_path: Path, scale: str, options: dict[str, object], stated: str, label: str
+) -> None:
+    write(tmp_path, [(40, 1.5)], 100.0)
+    config = {"seed_everything": 3, "model": {"scale": scale, "scale_options": options}}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    (tmp_path / "summary.json").write_text(json.dumps({"label": stated, "seed": 7, "torch": "2\x1b[31m"}))
+    run = read_run(tmp_path)
+    assert (run.label, run.summary["label"], run.summary["seed"]) == (label, label, 3)
+    assert run.summary["torch"].isprintable()
+
+
 def test_long_curves_are_read_whole(tmp_path: Path) -> None:
     """TensorBoard's own default would keep a random 10,000 of them."""
     write(tmp_path, [(i, float(i)) for i in range(12_000)], wall_time=1.0)
