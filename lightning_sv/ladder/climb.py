@@ -13,6 +13,7 @@ from lightning_sv.ladder.plan import Ladder, Rung, plain, runs_of
 from lightning_sv.ladder.record import RunRecord, run_config
 from lightning_sv.ladder.text import Text
 from lightning_sv.ladder.trainee import WARM_UP, Trainee
+from lightning_sv.runs.checkpoint import check_archive
 from lightning_sv.runs.directory import CONFIG, is_complete
 from lightning_sv.whole import whole
 
@@ -88,6 +89,7 @@ class Climb:
     def _load(self) -> None:
         if not self.file.is_file():
             return
+        check_archive(self.file)
         saved = torch.load(self.file, map_location=self.device, weights_only=True)
         if saved["plan"] != self._plan:
             raise ValueError(

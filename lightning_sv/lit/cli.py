@@ -130,7 +130,7 @@ class PretrainCLI(LightningCLI):
         if self._again:
             section["ckpt_path"] = path = last_checkpoint(section["run_dir"])
         if path is not None:
-            check_checkpoint(path)
+            check_checkpoint(path, checksums=is_first_of_node())
         if (folder := section["from_hf"]) is not None:
             section["from_hf"] = None
             if path is None:  # a checkpoint does without, and one of before knows no init_from
@@ -156,7 +156,7 @@ class PretrainCLI(LightningCLI):
         self.datamodule.check_validation(self.trainer.world_size)
         said: list[str] = []
         if ckpt_path is not None:
-            checkpoint = check_checkpoint(ckpt_path)
+            checkpoint = check_checkpoint(ckpt_path, checksums=False)  # compared before anything was built
             check_settings(checkpoint, self.model, self.datamodule, training=True)
             if not extend:
                 check_learning_rate(checkpoint, self.model, self.trainer.max_steps)

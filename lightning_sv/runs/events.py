@@ -135,16 +135,12 @@ def _label(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str | None:
             raise ValueError(
                 f"{CONFIG}: model.scale_options is not readable ({error}); train the run again."
             ) from error
-    return stated if stated and (stated == own or _tokens(stated) == _tokens(own)) else own
+    if stated is None or stated == own:
+        return own
+    from lightning_sv.scale.strategy import own_tokens  # torch with it, where a strategy is spelt in two ways
 
-
-def _tokens(label: str) -> tuple[frozenset[str], str]:
-    """Return the tokens of a strategy that are not llama's, and its options; imports no module that it names."""
-    from lightning_sv.scale.strategy import PRESETS  # torch with it, where a strategy is spelt in two ways
-
-    scale, bracket, options = label.partition("[")
-    words = (word.strip().lower() for word in PRESETS.get(scale.strip().lower(), scale).split("+"))
-    return frozenset(words) - set(PRESETS["llama"].split("+")), bracket + options
+    (one, _, its_options), (other, _, options) = stated.partition("["), own.partition("[")
+    return stated if own_tokens(one) == own_tokens(other) and its_options == options else own
 
 
 def _seed(config: Mapping[str, Any], summary: Mapping[str, Any]) -> int | None:

@@ -17,7 +17,7 @@ import torch
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.__main__ import main
-from lightning_sv.corpus import Manifest, check_corpus, open_split
+from lightning_sv.corpus import Manifest, Tokenizer, check_corpus, open_split
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, load_backbone
 from lightning_sv.scale import ScaleOptions
 
@@ -69,6 +69,7 @@ def write_run(folder: Path, corpus: Path, scale: str = "unified", **more: object
     config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300)
     state = {f"backbone.{name}": value for name, value in Backbone(config, "unified").state_dict().items()}
     made = {"backbone": asdict(config), "scale": scale, "scale_options": asdict(ScaleOptions())}
+    made |= {"tokenizer_sha256": Tokenizer.load(corpus).sha256, "data": {"seq_len": 8}}
     (folder / "checkpoints").mkdir(parents=True)
     torch.save({CHECKPOINT_KEY: made, "state_dict": state, **more}, folder / "checkpoints/last.ckpt")
     (folder / "config.yaml").write_text("data: {seq_len: 8}\nmodel: {scale: unified}\n")
@@ -108,6 +109,41 @@ def test_a_checkpoint_whose_strategy_names_a_module(
     with pytest.raises(ValueError, match="the weight .* is"):  # OR's weights under a direct scale
         load_backbone(str(run / "checkpoints/last.ckpt"), allow=[module])
     assert marker.exists()
+
+
+def test_one_flipped_bit_of_a_weight(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", corpus)
+    path = run / "checkpoints/last.ckpt"
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    (tmp_path / "c.yaml").write_text("model: {backbone: {d_model: 16, n_layer: 1, n_head: 2, name: tiny}}\n")
+    fit = ("fit", "--config", str(tmp_path / "c.yaml"), "--data.corpus.dir", str(corpus), "--data.seq_len", "8")
+    fit += ("--data.corpus.tokenizer", "bpe:300", "--model.backbone.vocab_size", "300", "--data.global_batch", "2")
+    fit += ("--trainer.accelerator", "cpu", "--run_dir", str(tmp_path / "new"))
+    for command in (
+        ("generate", str(run)),
+        ("inspect", str(run)),
+        ("export", str(run), str(tmp_path / "out")),
+        (*fit, "--ckpt_path", str(path)),
+        (*fit, "--model.init_from", str(run)),
+    ):
+        refused(capsys, *command, words=f"{path} is not a readable checkpoint")
+    assert not (tmp_path / "new").exists() and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("key", ["tokenizer_sha256", "data.seq_len", "model.scale"])
+def test_a_run_directory_around_the_checkpoint_of_another(
+    key: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", corpus)
+    tokenizer, config = run / "tokenizer.json", run / "config.yaml"
+    if key == "tokenizer_sha256":
+        tokenizer.write_bytes(tokenizer.read_bytes() + b"\n")
+    else:
+        old, new = {"data.seq_len": ("8", "16"), "model.scale": ("unified", "llama")}[key]
+        config.write_text(config.read_text().replace(old, new))
+    refused(capsys, "generate", str(run), words=f"{run}: {key}")
 
 
 def test_a_config_with_a_python_tag(tmp_path: Path, marker: Path, capsys: pytest.CaptureFixture[str]) -> None:
