@@ -104,13 +104,17 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
     return found
 
 
-def read_config(run_dir: Path) -> dict[str, Any]:
+def read_config(run_dir: Path, name: str = CONFIG) -> dict[str, Any]:
     """Return the configuration of a run as nested dictionaries; nothing where there is none.
+
+    Args:
+        run_dir: directory of the run
+        name: file in it
 
     Raises:
         ValueError: the file is no plain YAML of keys and values
     """
-    path = run_dir / CONFIG
+    path = run_dir / name
     if not path.is_file():
         return {}
     check_yaml(path, str(path))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_sv.runs.directory import printable
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run, contradiction
 
 #: the file of a report that has a row a run
@@ -61,7 +62,7 @@ def _run(row: Mapping[str | None, str | None], where: str) -> Run:
         raise ValueError(f"{where}: its cells are not those of the table's head.")
     summary: dict[str, Any] = {}
     try:
-        for key, text in row.items():
+        for key, text in printable(dict(row)).items():
             if key and text:
                 summary[key] = _TYPES.get(key, str)(text)
         lacking = [name for name in _NEEDED if name not in summary]

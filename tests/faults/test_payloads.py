@@ -124,12 +124,11 @@ def test_one_flipped_bit_of_a_weight(corpus: Path, tmp_path: Path, capsys: pytes
     for command in (
         ("generate", str(run)),
         ("inspect", str(run)),
-        ("export", str(run), str(tmp_path / "out")),
         (*fit, "--ckpt_path", str(path)),
         (*fit, "--model.init_from", str(run)),
     ):
         refused(capsys, *command, words=f"{path} is not a readable checkpoint")
-    assert not (tmp_path / "new").exists() and not (tmp_path / "out").exists()
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("key", ["tokenizer_sha256", "data.seq_len", "model.scale"])
@@ -233,6 +232,54 @@ def test_damaged_events_are_refused(corpus: Path, tmp_path: Path, capsys: pytest
     events.write_bytes(bytes(range(256)))
     assert main(["generate", str(run)]) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: {{scale: hg+{0}:MyScale}}\n",
+        "trainer: {{callbacks: [{{class_path: {0}.MyScale}}]}}\n",
+        "trainer: {{logger: {0}.MyScale}}\n",
+    ],
+)
+def test_a_resumed_config_imports_what_is_allowed_alone(
+    text: str, corpus: Path, tmp_path: Path, marker: Path, module: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", corpus)
+    (run / "config.yaml").write_text(text.format(module))
+    for command in ("fit", "validate"):
+        for resume in (
+            ["--ckpt_path", str(run / "checkpoints/last.ckpt")],
+            ["--run_dir", str(run), "--ckpt_path=last"],
+        ):
+            words = (command, "--config", str(run / "config.yaml"), *resume)
+            refused(capsys, *words, words=f"--allow {module}")
+            refused(capsys, *words, "--allow", "another", words=f"--allow {module}")
+    assert not marker.exists()
+    assert main(["fit", "--allow", module, "--config", str(run / "config.yaml"), *resume]) == 2  # of another kind
+    assert f"--allow {module}" not in capsys.readouterr().err
+
+
+def test_a_resumed_config_reads_no_environment(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", corpus)
+    (run / "config.yaml").write_text("model: {scale: '${oc.env:HOME}'}\n")
+    resume = ("--ckpt_path", str(run / "checkpoints/last.ckpt"))
+    refused(capsys, "fit", "--config", str(run / "config.yaml"), *resume, words="model.scale")
+
+
+def test_terminal_escapes_of_a_run_stay_in_its_files(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", corpus)
+    (run / "config.yaml").write_text('data: {seq_len: "\\e[31m"}\n')
+    refused(capsys, "generate", str(run), words="data.seq_len")
+    (run / "config.yaml").write_text('seed_everything: 0\nmodel: {scale: "\\e[31mx"}\n')
+    (run / "summary.json").write_text(json.dumps({"label": "\x1b]0;x", "machine": "\x1b[2J"}))
+    assert main(["report", str(run), "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err + (tmp_path / "out/report.md").read_text()
 
 
 def test_strategies_of_the_user_are_imported(module: str, marker: Path) -> None:

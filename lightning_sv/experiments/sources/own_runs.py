@@ -147,8 +147,11 @@ def _expand(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _compared(comparison: Path) -> list[Path]:
-    """Directories of the runs of a comparison, which lie where its commands say."""
+    """Directories of the runs of a comparison, relative to it; of an earlier version where its commands say."""
     try:
-        return [Path(shlex.split(run["command"])[-1]) for run in json.loads(comparison.read_text())["runs"]]
+        runs = json.loads(comparison.read_text())["runs"]
+        return [
+            comparison.parent / run["dir"] if "dir" in run else Path(shlex.split(run["command"])[-1]) for run in runs
+        ]
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"{comparison} is not what compare writes ({error!r}); run it again.") from error

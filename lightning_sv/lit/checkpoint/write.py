@@ -18,6 +18,7 @@ from lightning_sv.lit.signals import StopSignals
 from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.directory import CONFIG
 from lightning_sv.runs.job import program
+from lightning_sv.scale.strategy import modules_named
 from lightning_sv.whole import partial_of, remove, whole
 
 
@@ -235,9 +236,10 @@ class LastCheckpoint(Checkpoint):
         if self._lowest_at == step:
             name_also(self.path, self._best_path)
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Say how to go on after a signal or a failure; nothing where the run was refused before its first step."""
         if self._started and trainer.is_global_zero and self.path is not None:
-            resume = f"--config {self.path.parent.parent / CONFIG} --ckpt_path {self.path}"
+            allow = "".join(f" --allow {module}" for module in sorted(modules_named(str(pl_module.strategy))))
+            resume = f"--config {self.path.parent.parent / CONFIG} --ckpt_path {self.path}{allow}"
             hint = f"resume with: {program()} fit {resume}" if self.path.exists() else "no checkpoint was written yet"
             print(f"stopped at step {trainer.global_step}; {hint}", flush=True)
