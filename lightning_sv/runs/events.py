@@ -109,7 +109,7 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
         raise ValueError(f"{directory} has no {CONFIG}; give a directory that `fit` wrote.")
     summary, config = read_summary(directory), read_config(directory)
     curves, cut = _read_curves(directory)
-    label, seed = _label(config, summary) or directory.name, _seed(config, summary)
+    label, seed = _label(directory, config, summary), _seed(config, summary)
     run = Run(directory, label, config, summary and {**summary, "label": label, "seed": seed}, curves)
     why = f"{cut[0]} is cut or damaged" if cut and summary else contradiction(run)
     if why and complete:
@@ -119,12 +119,12 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
     return run
 
 
-def _label(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str | None:
+def _label(directory: Path, config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     """Return the label of a run: its summary's, unless the config names another strategy."""
-    model, stated = config.get("model"), summary.get("label")
+    model, stated = config.get("model"), summary.get("label") or None
     scale, options = (model.get("scale"), model.get("scale_options")) if isinstance(model, Mapping) else (None, None)
     if not isinstance(scale, str) or not scale:
-        return stated
+        return stated or directory.name
     own = scale
     if isinstance(options, Mapping) and any(options.values()):
         from lightning_sv.scale import ScaleOptions  # a second, for few runs
@@ -132,9 +132,7 @@ def _label(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str | None:
         try:
             own += ScaleOptions(**options).label()
         except (TypeError, ValueError, AttributeError) as error:
-            raise ValueError(
-                f"{CONFIG}: model.scale_options is not readable ({error}); train the run again."
-            ) from error
+            raise ValueError(f"{directory / CONFIG}: model.scale_options is not readable ({error}).") from error
     if stated is None or stated == own:
         return own
     from lightning_sv.scale.strategy import own_tokens  # torch with it, where a strategy is spelt in two ways
