@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
-from lightning_sv.runs.directory import LAST, read_config, run_dir_of
+from lightning_sv.runs.directory import LAST, read_config, read_summary, run_dir_of
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.scale.strategy import modules_named, own_tokens
 
@@ -133,7 +133,7 @@ def load_trained(path: Path, allow: Collection[str] = ()) -> tuple[Backbone, Tok
 
 
 def _check_run(model: Model, tokenizer: Tokenizer, run_dir: Path) -> None:
-    """Check that tokenizer and config of a run directory are those that the checkpoint was trained with."""
+    """Check that tokenizer, text and config of a run directory are those that the checkpoint was trained with."""
     made, config = model.checkpoint[CHECKPOINT_KEY], read_config(run_dir)
 
     def of(settings: Any, section: str, key: str) -> Any:
@@ -143,6 +143,7 @@ def _check_run(model: Model, tokenizer: Tokenizer, run_dir: Path) -> None:
     scale = of(config, "model", "scale")
     for key, then, now in (
         ("tokenizer_sha256", made.get("tokenizer_sha256"), tokenizer.sha256),
+        ("corpus_hash", made.get("corpus_hash"), read_summary(run_dir).get("corpus_hash")),
         ("data.seq_len", of(made, "data", "seq_len"), of(config, "data", "seq_len")),
         ("model.scale", own_tokens(made["scale"]), own_tokens(scale) if isinstance(scale, str) else None),
     ):

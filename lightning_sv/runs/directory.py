@@ -123,9 +123,13 @@ def read_config(run_dir: Path, name: str = CONFIG) -> dict[str, Any]:
         # somebody else's file stay text, or they would read the environment.
         config = OmegaConf.load(path)
         assert isinstance(config, DictConfig)
-        return {str(k): v for k, v in printable(OmegaConf.to_container(config, resolve=False)).items()}
+        found = {str(k): v for k, v in printable(OmegaConf.to_container(config, resolve=False)).items()}
     except (OmegaConfBaseException, YAMLError, AssertionError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a readable config ({' '.join(str(error).split())}); run it again.") from error
+    for name in ("model", "data", "trainer"):
+        if not isinstance(found.get(name), dict | None):
+            raise ValueError(f"{path}: {name} is {found[name]!r:.80}; expected keys and values.")
+    return found
 
 
 def printable(value: Any) -> Any:

@@ -152,7 +152,7 @@ def contradiction(run: Run) -> str | None:
     stated, losses = run.summary.get("val_loss"), run.curves.get(VAL_LOSS)
     if stated is None or losses is None:
         return None
-    tokens = run.summary.get("tokens", run.tokens)
+    tokens = run.tokens if run.summary.get("tokens") is None else run.summary["tokens"]
     # A run that was completed on other devices validated once more.
     if run.tokens == tokens and np.isclose(run.val_loss, stated, rtol=0, atol=1e-3, equal_nan=True):
         return None

@@ -69,7 +69,7 @@ def write_run(folder: Path, corpus: Path, scale: str = "unified", **more: object
     config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300)
     state = {f"backbone.{name}": value for name, value in Backbone(config, "unified").state_dict().items()}
     made = {"backbone": asdict(config), "scale": scale, "scale_options": asdict(ScaleOptions())}
-    made |= {"tokenizer_sha256": Tokenizer.load(corpus).sha256, "data": {"seq_len": 8}}
+    made |= {"tokenizer_sha256": Tokenizer.load(corpus).sha256, "data": {"seq_len": 8}, "corpus_hash": "c0ffee"}
     (folder / "checkpoints").mkdir(parents=True)
     torch.save({CHECKPOINT_KEY: made, "state_dict": state, **more}, folder / "checkpoints/last.ckpt")
     (folder / "config.yaml").write_text("data: {seq_len: 8}\nmodel: {scale: unified}\n")
@@ -131,7 +131,7 @@ def test_one_flipped_bit_of_a_weight(corpus: Path, tmp_path: Path, capsys: pytes
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("key", ["tokenizer_sha256", "data.seq_len", "model.scale"])
+@pytest.mark.parametrize("key", ["tokenizer_sha256", "corpus_hash", "data.seq_len", "model.scale"])
 def test_a_run_directory_around_the_checkpoint_of_another(
     key: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,6 +139,8 @@ def test_a_run_directory_around_the_checkpoint_of_another(
     tokenizer, config = run / "tokenizer.json", run / "config.yaml"
     if key == "tokenizer_sha256":
         tokenizer.write_bytes(tokenizer.read_bytes() + b"\n")
+    elif key == "corpus_hash":
+        (run / "summary.json").write_text(json.dumps({key: "dead"}))
     else:
         old, new = {"data.seq_len": ("8", "16"), "model.scale": ("unified", "llama")}[key]
         config.write_text(config.read_text().replace(old, new))
