@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from matplotlib import rc_context, rcParamsDefault
 from matplotlib.axes import Axes
+from matplotlib.axis import Tick
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -89,10 +90,27 @@ def set_limits(axes: Axes, curves: Sequence[Curve], from_share: float, include: 
         axes.set_ylim(float(late.min()) - pad, float(late.max()) + pad)
 
 
-def new_figure(panels: int = 2, rows: int = 1) -> Figure:
-    """A figure of ``panels`` side by side in each of ``rows``, 5 by 4 inches each."""
+class PlainFigure(Figure):
+    """A figure whose texts are drawn as they are: ``$`` in a label begins no formula."""
+
+    def draw(self, renderer: Any) -> None:
+        """Draw; the labels of ticks are matplotlib's own formulas."""
+        ticks = [label for tick in self.findobj(Tick) for label in (tick.label1, tick.label2)]
+        for text in set(self.findobj(Text)) - set(ticks):
+            text.set_parse_math(False)
+        super().draw(renderer)
+
+
+def new_figure(panels: int = 2, rows: int = 1, *, formulas: bool = False) -> Figure:
+    """A figure of ``panels`` side by side in each of ``rows``, 5 by 4 inches each.
+
+    Args:
+        panels: in a row
+        rows: of panels
+        formulas: whether ``$`` in a text begins a formula; for texts that are not a user's
+    """
     # a Figure of its own canvas, not pyplot: no global state, no display
-    figure = Figure(figsize=(5 * panels, 4 * rows), dpi=150, layout="constrained")
+    figure = (Figure if formulas else PlainFigure)(figsize=(5 * panels, 4 * rows), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 

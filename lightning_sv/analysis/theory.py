@@ -25,7 +25,7 @@ def draw_panels(panels: Sequence[Panel], path: str | Path) -> None:
     """
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
-    figure = new_figure(columns, rows)
+    figure = new_figure(columns, rows, formulas=True)
     figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.1)  # titles are sentences
     for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, panels, strict=False):
         _draw(axes, panel)

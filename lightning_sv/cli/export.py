@@ -56,10 +56,11 @@ def _facts(trained: Run, model: Backbone) -> dict[str, object]:
         "scale vectors": f"`{trained.label}`",
         "parameters as trained": sum(p.numel() for p in model.parameters()),
         "began with": trained.config.get("from_hf") or made.get("init_from") or "weights drawn at random",
-        "training tokens": trained.tokens,
+        # of a complete run all figures are its summary's; its events say the same, or a warning has said so
+        "training tokens": summary.get("tokens", trained.tokens),
         "complete": None if summary else "no: the run was stopped before its last step",
         **_text(_section(data, "corpus"), summary),
-        "validation loss, nats a token": trained.val_loss,
+        "validation loss, nats a token": summary.get("val_loss", trained.val_loss),
         "perplexity": summary.get("val_perplexity"),
         "bits per byte": summary.get("val_bits_per_byte"),
         "context": trained.seq_len,

@@ -74,7 +74,9 @@ def main(args: Sequence[str] | None = None) -> int:
             from lightning_sv.settings.parser import fits_no_type
 
             text = fits_no_type(text)
-        print(f"error: {text}", file=sys.stderr)
+        from lightning_sv.runs.directory import printable
+
+        print(f"error: {printable(text)}", file=sys.stderr)  # it may quote a file of somebody else
         return 2
     except (RuntimeError, OSError, ModuleNotFoundError) as error:
         if isinstance(error, BrokenPipeError) and is_unread(sys.stdout):

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from lightning_sv.runs.directory import is_begun, is_complete, read_config, read_summary
+from lightning_sv.runs.directory import is_begun, is_complete, printable, read_config, read_summary
 from lightning_sv.settings.plain_parser import PlainParser
 
 
@@ -72,6 +72,6 @@ def _at(config: Any, *keys: str) -> Any:
 
 
 def _cell(value: Any) -> Text:
-    """Return a value as text without the terminal's escapes, which a file of somebody else may hold."""
+    """Return a value as text, also in folders whose names hold the terminal's escapes."""
     text = f"{value:.4g}" if isinstance(value, float) else "" if value in (None, -1) else str(value)
-    return Text("".join(letter for letter in text if letter.isprintable()), overflow="fold")
+    return Text(printable(text), overflow="fold")

@@ -142,12 +142,6 @@ def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[Config
                 f"{name} was resumed under another trainer.max_steps ({', then '.join(map(str, extended))}): its "
                 "learning rate is that of no single schedule."
             )
-        stated = run.summary.get("val_loss")
-        if stated is not None and abs(stated - run.val_loss) > 1e-3:
-            warnings.append(
-                f"The last val/loss of {name} is {run.val_loss:.4f}, its summary says "
-                f"{stated:.4f}; the figures here use the former."
-            )
     return warnings
 
 

@@ -5,6 +5,7 @@ others are not compared with each other. All losses are the last `val/loss` of t
 """
 
 import json
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -189,6 +190,7 @@ class Comparison:
             "runs": [
                 {
                     "name": name,
+                    "dir": os.path.relpath(run.dir, self.out),
                     "reused": run.dir.name in self.reused,
                     "command": shlex.join(commands[name]),
                     "val_loss": run.val_loss,

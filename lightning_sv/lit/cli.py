@@ -133,7 +133,7 @@ class PretrainCLI(LightningCLI):
         if self._again:
             section["ckpt_path"] = path = last_checkpoint(section["run_dir"])
         if path is not None:
-            check_checkpoint(path)
+            check_checkpoint(path, checksums=False)  # those are compared where the rank is known
         if (folder := section["from_hf"]) is not None:
             section["from_hf"] = None
             if path is None:  # a checkpoint does without, and one of before knows no init_from
@@ -159,7 +159,7 @@ class PretrainCLI(LightningCLI):
         self.datamodule.check_validation(self.trainer.world_size)
         said: list[str] = []
         if ckpt_path is not None:
-            checkpoint = check_checkpoint(ckpt_path)
+            checkpoint = check_checkpoint(ckpt_path, checksums=self.trainer.local_rank == 0)
             check_settings(checkpoint, self.model, self.datamodule, training=True)
             if not extend:
                 check_learning_rate(checkpoint, self.model, self.trainer.max_steps)
@@ -246,8 +246,10 @@ class PretrainCLI(LightningCLI):
 
     def before_validate(self) -> None:
         """Refuse to report the loss of an untrained model, or on a damaged corpus."""
-        if not self._get(self.config, "ckpt_path"):
+        path = self._get(self.config, "ckpt_path")
+        if not path:
             raise ValueError(f"validate needs a checkpoint; add --ckpt_path RUN/{LAST}.")
+        check_checkpoint(path, checksums=self.trainer.local_rank == 0)
         self.datamodule.check(self.model.config.vocab_size, checksums=self.trainer.local_rank == 0)
         self._choose_micro_batch()
 

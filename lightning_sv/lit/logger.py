@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning.fabric.loggers.logger import _DummyExperiment
 from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
 
 class RunLogger(TensorBoardLogger):
@@ -49,6 +50,19 @@ class RunLogger(TensorBoardLogger):
         self.hparams.update(params)
         for summary in hparams(params, {"val/loss": 0.0}):  # of the metric the name alone counts
             self.experiment._get_file_writer().add_summary(summary)
+
+    def mark_start(self, tokens: int) -> None:
+        """Mark where this start begins: TensorBoard and `runs.events` drop what was logged beyond it before."""
+        self._mark(SessionLog.START, tokens + 1)
+
+    def mark_checkpoint(self, tokens: int) -> None:
+        """Mark that a checkpoint is about to be written: only what is marked here can be resumed."""
+        self._mark(SessionLog.CHECKPOINT, tokens)
+
+    def _mark(self, status: "SessionLog.SessionStatus", tokens: int) -> None:
+        if self.opened:
+            event = Event(session_log=SessionLog(status=status))
+            self.experiment._get_file_writer().add_event(event, tokens)
 
     def save(self) -> None:
         """Write what is not yet on the disk."""

@@ -3,15 +3,16 @@
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import ZIP_STORED, ZipFile
 
 import torch
 from torch import Tensor
 
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
-from lightning_sv.runs.directory import LAST, run_dir_of
+from lightning_sv.runs.directory import LAST, read_config, read_summary, run_dir_of
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
-from lightning_sv.scale.strategy import modules_named
+from lightning_sv.scale.strategy import modules_named, own_tokens
 from lightning_sv.whole import regular
 
 #: key of a checkpoint under which `PretrainModule` describes the backbone
@@ -26,17 +27,22 @@ _PREFIX = "backbone."
 FORMAT = 2
 
 
-def check_checkpoint(path: str) -> dict[str, Any]:
+def check_checkpoint(path: str, *, checksums: bool = True) -> dict[str, Any]:
     """Read a checkpoint on the CPU, without executing anything it names.
+
+    Args:
+        path: the file
+        checksums: whether to compare all of it with the checksums it holds, seconds per gigabyte; torch does not
 
     Raises:
         ValueError: the file is missing, damaged, of a later version, or was not written by `PretrainModule`
     """
-    regular(Path(path))
+    if not regular(Path(path)).is_file():
+        raise ValueError(f"no checkpoint at {path}; give the path of one, RUN/{LAST}.")
+    if checksums:
+        check_archive(path)
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except FileNotFoundError as error:
-        raise ValueError(f"no checkpoint at {path}; give the path of one, RUN/{LAST}.") from error
     except Exception as error:
         raise ValueError(f"{path} is not a readable checkpoint ({type(error).__name__}).") from error
     if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:
@@ -50,6 +56,22 @@ def check_checkpoint(path: str) -> dict[str, Any]:
             "version that wrote it, or a later one."
         )
     return checkpoint
+
+
+def check_archive(path: str | Path) -> None:
+    """Compare every entry of a file of `torch.save` with its checksum.
+
+    Raises:
+        ValueError: it is no such file, or an entry was altered
+    """
+    try:
+        with ZipFile(path) as archive:
+            if any(entry.compress_type != ZIP_STORED for entry in archive.infolist()):
+                raise ValueError("it is compressed")
+            if altered := archive.testzip():
+                raise ValueError(f"{altered!r} was altered")
+    except Exception as error:  # whatever zipfile raises on a damaged directory of entries
+        raise ValueError(f"{path} is not a readable checkpoint: it is damaged ({error}); use another.") from error
 
 
 class Model(NamedTuple):
@@ -80,9 +102,12 @@ def load_backbone(path: str | Path, allow: Collection[str] = ()) -> Backbone:
     Raises:
         ValueError: see `read_model`
     """
-    config, strategy, options, weights, _ = read_model(path, allow)
-    model = Backbone(config, strategy, options)
-    model.load_state_dict(weights)
+    return _built(read_model(path, allow))
+
+
+def _built(described: Model) -> Backbone:
+    model = Backbone(described.config, described.strategy, described.options)
+    model.load_state_dict(described.weights)
     return model
 
 
@@ -97,13 +122,37 @@ def load_trained(path: Path, allow: Collection[str] = ()) -> tuple[Backbone, Tok
         ValueError: see `read_model`; or the two are not of one run
     """
     run_dir = run_dir_of(path)
-    model, tokenizer = load_backbone(path, allow), Tokenizer.load(run_dir)
+    described = read_model(path, allow)
+    model, tokenizer = _built(described), Tokenizer.load(run_dir)
+    _check_run(described, tokenizer, run_dir)
     if tokenizer.vocab_size > model.config.vocab_size:
         raise ValueError(
             f"{run_dir}: the tokenizer has {tokenizer.vocab_size} tokens and the model {model.config.vocab_size}; "
             "they are not of one run."
         )
     return model, tokenizer
+
+
+def _check_run(model: Model, tokenizer: Tokenizer, run_dir: Path) -> None:
+    """Check that tokenizer, text and config of a run directory are those that the checkpoint was trained with."""
+    made, config = model.checkpoint[CHECKPOINT_KEY], read_config(run_dir)
+
+    def of(settings: Any, section: str, key: str) -> Any:
+        found = settings.get(section)
+        return found.get(key) if isinstance(found, dict) else None
+
+    scale = of(config, "model", "scale")
+    for key, then, now in (
+        ("tokenizer_sha256", made.get("tokenizer_sha256"), tokenizer.sha256),
+        ("corpus_hash", made.get("corpus_hash"), read_summary(run_dir).get("corpus_hash")),
+        ("data.seq_len", of(made, "data", "seq_len"), of(config, "data", "seq_len")),
+        ("model.scale", own_tokens(made["scale"]), own_tokens(scale) if isinstance(scale, str) else None),
+    ):
+        if None not in (then, now) and then != now:
+            then, now = ("+".join(sorted(x)) if isinstance(x, frozenset) else x for x in (then, now))
+            raise ValueError(
+                f"{run_dir}: {key} is {now!r}, and its checkpoint was trained with {then!r}; they are not of one run."
+            )
 
 
 def read_model(path: str | Path, allow: Collection[str] = ()) -> Model:

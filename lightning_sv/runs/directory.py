@@ -30,6 +30,16 @@ LOG = "train.log"
 COMMAND = "command.json"
 LOCK = ".lock"
 _EVENTS = "*tfevents*"
+#: keys of summary.json -> the type of their values; None stands for what is not known
+_TYPES: dict[str, type] = {
+    **dict.fromkeys(("label", "meaning", "model", "corpus_hash", "tokenizer_sha256", "torch"), str),
+    **dict.fromkeys(("commit", "date", "machine"), str),
+    **dict.fromkeys(("seed", "steps", "skipped_steps", "tokens", "parameters", "activated_parameters"), int),
+    **dict.fromkeys(("lr", "val_loss", "val_perplexity", "val_bits_per_byte", "seconds"), float),
+    "legs": list,
+    "origin": dict,
+}
+_NOUNS = {str: "text", int: "a whole number from 0", float: "a number", list: "a list", dict: "keys and values"}
 
 
 def is_complete(run_dir: Path) -> bool:
@@ -83,19 +93,43 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not valid JSON ({error}); remove {run_dir} and train it again.") from error
     if not isinstance(summary, dict):
         raise ValueError(f"{path} must hold one JSON object; remove {run_dir} and train it again.")
-    return summary
+    for key, kind in _TYPES.items():
+        value = summary.get(key)
+        if kind is float and type(value) is int:
+            continue
+        if value is not None and (type(value) is not kind or (kind is int and not 0 <= value < 1 << 63)):
+            raise ValueError(f"{path}: {key} is {value!r:.80}; expected {_NOUNS[kind]}. Train the run again.")
+    found: dict[str, Any] = printable(summary)
+    return found
 
 
-def read_config(run_dir: Path) -> dict[str, Any]:
+def read_config(run_dir: Path, name: str = CONFIG) -> dict[str, Any]:
     """Return the configuration of a run as nested dictionaries; nothing where there is none.
+
+    Args:
+        run_dir: directory of the run
+        name: file in it
 
     Raises:
         ValueError: the file is no plain YAML of keys and values
     """
-    path = run_dir / CONFIG
+    path = run_dir / name
     if not path.is_file():
         return {}
-    return {str(key): value for key, value in read_yaml(path, str(path)).items()}
+    found = {str(key): value for key, value in printable(read_yaml(path, str(path))).items()}
+    for name in ("model", "data", "trainer"):
+        if not isinstance(found.get(name), dict | None):
+            raise ValueError(f"{path}: {name} is {found[name]!r:.80}; expected keys and values.")
+    return found
+
+
+def printable(value: Any) -> Any:
+    """Replace what a terminal would obey: characters of texts, at any depth, that cannot be printed."""
+    if isinstance(value, str):
+        return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in value)
+    if isinstance(value, dict):
+        return {printable(key): printable(child) for key, child in value.items()}
+    return [printable(child) for child in value] if isinstance(value, list) else value
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -4,14 +4,18 @@ The step of every scalar in the event files is the number of training tokens see
 runs of different batch sizes share one axis.
 """
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+from tensorboard.util.tensor_util import make_ndarray
 
 from lightning_sv.runs.directory import CONFIG, SUMMARY, event_files, is_begun, is_complete, read_config, read_summary
 
@@ -26,6 +30,10 @@ class Curve(NamedTuple):
 
     tokens: NDArray[np.int64]  # (N,), strictly increasing
     values: NDArray[np.float64]  # (N,)
+
+
+class DamagedEventsError(ValueError):
+    """The event files of a complete run are cut, or contradict its summary: it decides nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +100,7 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
     Raises:
         ValueError: the directory is missing, holds no scalars, has an unreadable file, or
             (``complete``) lacks its config or summary
+        DamagedEventsError: (``complete``) events are missing, or contradict the summary; a warning without
     """
     directory = Path(run_dir)
     if not directory.is_dir():
@@ -101,30 +110,155 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
     if complete and not is_begun(directory):
         raise ValueError(f"{directory} has no {CONFIG}; give a directory that `fit` wrote.")
     summary, config = read_summary(directory), read_config(directory)
-    model = config.get("model")
-    fallback = model.get("scale") if isinstance(model, Mapping) else None
-    label = summary.get("label") or (fallback if isinstance(fallback, str) else directory.name)
-    return Run(directory, str(label), config, summary, _read_curves(directory))
+    curves, cut = _read_curves(directory)
+    label, seed = _label(directory, config, summary), _seed(config, summary)
+    run = Run(directory, label, config, summary and {**summary, "label": label, "seed": seed}, curves)
+    why = f"{cut[0]} is cut or damaged" if cut and summary else contradiction(run)
+    if why and complete:
+        raise DamagedEventsError(f"{why}; train {directory} again, or leave it out.")
+    if why:
+        print(f"warning: {why}", file=sys.stderr)
+    return run
 
 
-def _read_curves(directory: Path) -> dict[str, Curve]:
-    # A resumed run writes a second file that may step back to its checkpoint. All values are read
-    # (no purge, no reservoir of 10,000 points); of one step, the last written value counts.
-    accumulator = EventAccumulator(str(directory), size_guidance={"scalars": 0}, purge_orphaned_data=False)
-    if event_files(directory):
+def _label(directory: Path, config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    """Return the label of a run: its summary's, unless the config names another strategy."""
+    model, stated = config.get("model"), summary.get("label") or None
+    scale, options = (model.get("scale"), model.get("scale_options")) if isinstance(model, Mapping) else (None, None)
+    if not isinstance(scale, str) or not scale:
+        return stated or directory.name
+    own = scale
+    if isinstance(options, Mapping) and any(options.values()):
+        from lightning_sv.scale import ScaleOptions  # a second, for few runs
+
         try:
-            accumulator.Reload()
-        except Exception as error:  # whatever TensorBoard and protobuf raise on damaged records
-            raise ValueError(f"{directory}: its event files are damaged ({error!r}); run it again.") from error
-    tags = accumulator.Tags()["scalars"]
-    if not tags:
+            own += ScaleOptions(**options).label()
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"{directory / CONFIG}: model.scale_options is not readable ({error}).") from error
+    if stated is None or stated == own:
+        return own
+    from lightning_sv.scale.strategy import own_tokens  # torch with it, where a strategy is spelt in two ways
+
+    (one, _, its_options), (other, _, options) = stated.partition("["), own.partition("[")
+    return stated if own_tokens(one) == own_tokens(other) and its_options == options else own
+
+
+def _seed(config: Mapping[str, Any], summary: Mapping[str, Any]) -> int | None:
+    model = config.get("model")
+    own = model.get("seed") if isinstance(model, Mapping) else None
+    return next((x for x in (own, config.get("seed_everything"), summary.get("seed")) if type(x) is int), None)
+
+
+def contradiction(run: Run) -> str | None:
+    """Return how the end of a run's validation losses differs from its summary; None if it does not."""
+    stated, losses = run.summary.get("val_loss"), run.curves.get(VAL_LOSS)
+    if stated is None or losses is None:
+        return None
+    tokens = run.tokens if run.summary.get("tokens") is None else run.summary["tokens"]
+    # A run that was completed on other devices validated once more.
+    if run.tokens == tokens and np.isclose(run.val_loss, stated, rtol=0, atol=1e-3, equal_nan=True):
+        return None
+    return (
+        f"{run.dir}: the last {VAL_LOSS} is {run.val_loss:.4f} at {run.tokens:,} tokens, its summary has "
+        f"{stated:.4f} at {tokens:,}"
+    )
+
+
+class _Leg(NamedTuple):
+    """One event file: what one start of a run logged.
+
+    Attributes:
+        file: the event file
+        began: wall time of its first point or mark
+        start: tokens at which it began; None for a file of an earlier version, which does not say
+        saved: tokens at which it wrote a checkpoint
+        points: tag -> tokens -> value
+        complete: whether the file was read to its end
+    """
+
+    file: Path
+    began: float
+    start: int | None
+    saved: set[int]
+    points: dict[str, dict[int, float]]
+    complete: bool
+
+
+def _read_curves(directory: Path) -> tuple[dict[str, Curve], list[Path]]:
+    """Return the curves of the live branch, and its event files whose end is missing."""
+    found = [_read_leg(file) for file in event_files(directory)]
+    legs = sorted((leg for leg in found if leg.began), key=lambda leg: leg.began)
+    if not any(leg.points for leg in legs):
         raise ValueError(
             f"{directory} holds no TensorBoard scalars (events.out.tfevents.*); "
             "give the directory of a run that has logged something."
         )
-    return {tag: _last_written(accumulator.Scalars(tag)) for tag in tags}
+    # Each leg as the branch that ends with it. A leg that ended before its first checkpoint has no successor.
+    branches: list[list[_Leg]] = []
+    for leg in legs:
+        parents = [b for b in reversed(branches) if leg.start is not None and leg.start in b[-1].saved]
+        branches.append([*(*parents, *reversed(branches), [])[0], leg])
+    live = branches[-1]
+    curves: dict[str, dict[int, float]] = {}
+    cut = [leg.file for leg in found if not leg.began and not leg.complete]
+    for leg, following in zip(live, [*live[1:], None], strict=True):
+        # What a kill cuts is beyond the checkpoint, before which all was written.
+        resumed = following is not None and (leg.start is None or following.start in leg.saved)
+        if not leg.complete and not resumed:
+            cut.append(leg.file)
+        # Files of earlier versions do not say where they start: a tag goes on where they first have it.
+        for tag in curves if leg.start is not None else leg.points.keys() & curves.keys():
+            end = min(leg.points[tag]) - 1 if leg.start is None else leg.start
+            curves[tag] = {tokens: value for tokens, value in curves[tag].items() if tokens <= end}
+        for tag, points in leg.points.items():
+            curves.setdefault(tag, {}).update(points)
+    return {tag: _curve(points) for tag, points in curves.items() if points}, cut
 
 
-def _last_written(events: list[Any]) -> Curve:
-    written = {event.step: event.value for event in sorted(events, key=lambda event: (event.step, event.wall_time))}
-    return Curve(np.array(list(written), dtype=np.int64), np.array(list(written.values()), dtype=np.float64))
+def _read_leg(file: Path) -> _Leg:
+    began, start, complete = 0.0, None, True
+    saved: set[int] = set()
+    points: dict[str, dict[int, float]] = {}
+    plugins: dict[str, str] = {}  # the first value of a tag alone names its plugin
+    try:
+        for record in _records(file):
+            event = Event.FromString(record)
+            mark = event.session_log.status
+            if mark == SessionLog.START:
+                start = event.step - 1
+            elif mark == SessionLog.CHECKPOINT:
+                saved.add(event.step)
+            for value in event.summary.value:
+                plugin = plugins.setdefault(value.tag, value.metadata.plugin_data.plugin_name)
+                kind = value.WhichOneof("value")
+                if kind == "simple_value":
+                    points.setdefault(value.tag, {})[event.step] = value.simple_value
+                elif kind == "tensor" and plugin == "scalars":
+                    points.setdefault(value.tag, {})[event.step] = float(make_ndarray(value.tensor).item())
+            if mark or points:
+                began = began or event.wall_time
+    except (EOFError, DecodeError, TypeError, ValueError):  # also a tensor that is no number
+        complete = False
+    return _Leg(file, began, start, saved, points, complete)
+
+
+def _records(file: Path) -> Iterator[bytes]:
+    """Yield the records of an event file: length, its checksum, data, its checksum.
+
+    Raises:
+        EOFError: the next record is cut or altered
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        while head := stream.read(12):
+            length = int.from_bytes(head[:8], "little")
+            data = stream.read(length) if length < size else b""
+            for part, checksum in ((head[:8], head[8:]), (data, stream.read(4))):
+                if masked_crc32c(part).to_bytes(4, "little") != checksum:
+                    raise EOFError
+            yield data
+
+
+def _curve(points: Mapping[int, float]) -> Curve:
+    tokens = sorted(points)
+    return Curve(np.array(tokens, dtype=np.int64), np.array([points[at] for at in tokens], dtype=np.float64))

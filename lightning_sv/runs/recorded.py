@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_sv.runs.events import COPYING, VAL_LOSS, Curve, Run
+from lightning_sv.runs.directory import printable
+from lightning_sv.runs.events import COPYING, VAL_LOSS, Curve, Run, contradiction
 
 #: the file of a report that has a row a run
 RESULTS = "results.csv"
@@ -62,7 +63,7 @@ def _run(row: Mapping[str | None, str | None], where: str) -> Run:
         raise ValueError(f"{where}: its cells are not those of the table's head.")
     summary: dict[str, Any] = {}
     try:
-        for key, text in row.items():
+        for key, text in printable(dict(row)).items():
             if key and text:
                 summary[key] = _TYPES.get(key, str)(text)
         lacking = [name for name in _NEEDED if name not in summary]
@@ -72,7 +73,10 @@ def _run(row: Mapping[str | None, str | None], where: str) -> Run:
         raise ValueError(f"{where}: it is no row of a report ({error!r}).") from error
     if lacking:
         raise ValueError(f"{where}: it has no {lacking[0]}.")
-    return Run(Path(summary["run"]), summary["arm"], {}, summary, {VAL_LOSS: losses, **copying}, recorded=True)
+    run = Run(Path(summary["run"]), summary["arm"], {}, summary, {VAL_LOSS: losses, **copying}, recorded=True)
+    if why := contradiction(run):
+        raise ValueError(f"{where}: {why}.")
+    return run
 
 
 def curve_text(curve: Curve) -> str:

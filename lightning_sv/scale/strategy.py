@@ -193,6 +193,16 @@ def modules_named(text: object) -> set[str]:
     return {token.strip().partition(":")[0] for token in tokens if ":" in token}
 
 
+def own_tokens(text: str) -> frozenset[str]:
+    """Return the tokens of a strategy that are not llama's; imports no module that it names.
+
+    >>> sorted(own_tokens("bp+hg+my_module:MyScale"))
+    ['hg', 'my_module:MyScale']
+    """
+    tokens = (token.strip() for token in PRESETS.get(text.strip().lower(), text).split("+"))
+    return frozenset(token if ":" in token else token.lower() for token in tokens) - set(PRESETS["llama"].split("+"))
+
+
 def _row(axis: str, token: str) -> Any:
     """Look `token` up in the table of `axis`, importing 'package.module:Name'."""
     if ":" in token:

@@ -39,6 +39,18 @@ def synthetic(label: str, seed: int, gain: float, branches: bool = True) -> Run:
     return Run(Path("synthetic"), label, {}, {}, curves)
 
 
+@pytest.mark.parametrize("label", ["$$", "price $5$", r"a $\alpha"])
+def test_a_dollar_in_a_label_is_a_dollar(label: str, tmp_path: Path) -> None:
+    run = synthetic(label, 0, 0.0)
+    losses.draw_comparison([[run], [run]], tmp_path / "c.png", labels=(label, "b"))
+    figure = style.new_figure(1)
+    axes = figure.subplots()
+    axes.set(xscale="log", xlim=(1, 1e9), title=label)
+    figure.savefig(tmp_path / "t.png")
+    assert not axes.title.get_parse_math()
+    assert all(tick.label1.get_parse_math() for tick in axes.xaxis.get_major_ticks())  # 10^3
+
+
 @pytest.mark.parametrize(
     ("tokens", "words"),
     [(0, "0"), (512, "512"), (1_536_000, "1.5M"), (999_999, "1M"), (25_000, "25k"), (2e10, "20B")],

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.compared import Asked, asked, compared_figure
 from lightning_sv.experiments.sources.figures import load_budget, load_figure
-from lightning_sv.experiments.sources.own_runs import own_figure
+from lightning_sv.experiments.sources.own_runs import COMPARISON, own_figure
 from tests.conftest import listen_to_interrupts
 from tests.experiments.fake_results import disk_full
 
@@ -103,6 +104,16 @@ def test_figures_equal_the_hand_computation(three: Comparison) -> None:
     assert unexpected == []  # neither the shuffle seed nor a path under the run's directory
     assert len(figures["runs"]) == 6 and "--seed_everything 2" in figures["runs"][5]["command"]
     assert (three.out / "comparison.png").stat().st_size > 10_000
+
+
+def test_a_comparison_is_found_again_where_it_was_moved(three: Comparison, tmp_path: Path) -> None:
+    runs = Path(json.loads((three.out / COMPARISON).read_text())["runs"][0]["dir"])
+    assert not runs.is_absolute()
+    root = Path(os.path.commonpath([three.out.resolve(), (three.out / runs).resolve()]))
+    moved = tmp_path / "moved"
+    shutil.copytree(root, moved)
+    panel = own_figure([moved / three.out.resolve().relative_to(root)]).panels[0]
+    assert {run.dir.resolve().is_relative_to(moved) for arm in panel.arms for run in arm.runs} == {True}
 
 
 def test_the_table_shows_every_seed(three: Comparison) -> None:

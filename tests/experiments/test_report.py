@@ -286,6 +286,17 @@ def test_one_run_alone_and_seeds_without_a_pair(runs: Path) -> None:
     assert figure.warnings == ("unified and llama are paired on seed 1; seed 0 only one of them has.",)
 
 
+def test_a_run_that_is_damaged_is_left_out_with_a_warning(runs: Path, tmp_path: Path) -> None:
+    few = [write_run(tmp_path / "a", "unified", 0), runs / "llama0"]
+    (events,) = few[0].glob("*tfevents*")
+    events.write_bytes(events.read_bytes()[:-7])
+    figure = own_figure(few, labels=["b", "c"])
+    assert [arm.label for arm in figure.panels[0].arms] == ["c"] and figure.verdicts == ()
+    assert str(events) in figure.warnings[0]
+    with pytest.raises(ValueError, match=events.name):
+        own_figure(few[:1])
+
+
 def test_an_arm_of_one_seed_takes_no_pair_from_the_others(runs: Path, tmp_path: Path) -> None:
     """Three pairs of two arms stay three beside an arm of one run; the words and figures say how many each has."""
     ((whole,), _) = pairs_of(own_figure([runs], baseline="llama").panels[0])

@@ -17,7 +17,7 @@ import torch
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.__main__ import main
-from lightning_sv.corpus import Manifest, check_corpus, open_split
+from lightning_sv.corpus import Manifest, Tokenizer, check_corpus, open_split
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, load_backbone
 from lightning_sv.scale import ScaleOptions
 
@@ -69,6 +69,7 @@ def write_run(folder: Path, corpus: Path, scale: str = "unified", **more: object
     config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300)
     state = {f"backbone.{name}": value for name, value in Backbone(config, "unified").state_dict().items()}
     made = {"backbone": asdict(config), "scale": scale, "scale_options": asdict(ScaleOptions())}
+    made |= {"tokenizer_sha256": Tokenizer.load(corpus).sha256, "data": {"seq_len": 8}, "corpus_hash": "c0ffee"}
     (folder / "checkpoints").mkdir(parents=True)
     torch.save({CHECKPOINT_KEY: made, "state_dict": state, **more}, folder / "checkpoints/last.ckpt")
     (folder / "config.yaml").write_text("data: {seq_len: 8}\nmodel: {scale: unified}\n")
@@ -108,6 +109,42 @@ def test_a_checkpoint_whose_strategy_names_a_module(
     with pytest.raises(ValueError, match="the weight .* is"):  # OR's weights under a direct scale
         load_backbone(str(run / "checkpoints/last.ckpt"), allow=[module])
     assert marker.exists()
+
+
+def test_one_flipped_bit_of_a_weight(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", corpus)
+    path = run / "checkpoints/last.ckpt"
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    (tmp_path / "c.yaml").write_text("model: {backbone: {d_model: 16, n_layer: 1, n_head: 2, name: tiny}}\n")
+    fit = ("fit", "--config", str(tmp_path / "c.yaml"), "--data.corpus.dir", str(corpus), "--data.seq_len", "8")
+    fit += ("--data.corpus.tokenizer", "bpe:300", "--model.backbone.vocab_size", "300", "--data.global_batch", "2")
+    fit += ("--trainer.accelerator", "cpu", "--run_dir", str(tmp_path / "new"))
+    for command in (
+        ("generate", str(run)),
+        ("inspect", str(run)),
+        (*fit, "--ckpt_path", str(path)),
+        (*fit, "--model.init_from", str(run)),
+    ):
+        refused(capsys, *command, words=f"{path} is not a readable checkpoint")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("key", ["tokenizer_sha256", "corpus_hash", "data.seq_len", "model.scale"])
+def test_a_run_directory_around_the_checkpoint_of_another(
+    key: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", corpus)
+    tokenizer, config = run / "tokenizer.json", run / "config.yaml"
+    if key == "tokenizer_sha256":
+        tokenizer.write_bytes(tokenizer.read_bytes() + b"\n")
+    elif key == "corpus_hash":
+        (run / "summary.json").write_text(json.dumps({key: "dead"}))
+    else:
+        old, new = {"data.seq_len": ("8", "16"), "model.scale": ("unified", "llama")}[key]
+        config.write_text(config.read_text().replace(old, new))
+    refused(capsys, "generate", str(run), words=f"{run}: {key}")
 
 
 def test_a_config_with_a_python_tag(tmp_path: Path, marker: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,6 +234,54 @@ def test_damaged_events_are_refused(corpus: Path, tmp_path: Path, capsys: pytest
     events.write_bytes(bytes(range(256)))
     assert main(["generate", str(run)]) == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model: {{scale: hg+{0}:MyScale}}\n",
+        "trainer: {{callbacks: [{{class_path: {0}.MyScale}}]}}\n",
+        "trainer: {{logger: {0}.MyScale}}\n",
+    ],
+)
+def test_a_resumed_config_imports_what_is_allowed_alone(
+    text: str, corpus: Path, tmp_path: Path, marker: Path, module: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", corpus)
+    (run / "config.yaml").write_text(text.format(module))
+    for command in ("fit", "validate"):
+        for resume in (
+            ["--ckpt_path", str(run / "checkpoints/last.ckpt")],
+            ["--run_dir", str(run), "--ckpt_path=last"],
+        ):
+            words = (command, "--config", str(run / "config.yaml"), *resume)
+            refused(capsys, *words, words=f"--allow {module}")
+            refused(capsys, *words, "--allow", "another", words=f"--allow {module}")
+    assert not marker.exists()
+    assert main(["fit", "--allow", module, "--config", str(run / "config.yaml"), *resume]) == 2  # of another kind
+    assert f"--allow {module}" not in capsys.readouterr().err
+
+
+def test_a_resumed_config_reads_no_environment(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", corpus)
+    (run / "config.yaml").write_text("model: {scale: '${oc.env:HOME}'}\n")
+    resume = ("--ckpt_path", str(run / "checkpoints/last.ckpt"))
+    refused(capsys, "fit", "--config", str(run / "config.yaml"), *resume, words="model.scale")
+
+
+def test_terminal_escapes_of_a_run_stay_in_its_files(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", corpus)
+    (run / "config.yaml").write_text('data: {seq_len: "\\e[31m"}\n')
+    refused(capsys, "generate", str(run), words="data.seq_len")
+    (run / "config.yaml").write_text('seed_everything: 0\nmodel: {scale: "\\e[31mx"}\n')
+    (run / "summary.json").write_text(json.dumps({"label": "\x1b]0;x", "machine": "\x1b[2J"}))
+    assert main(["report", str(run), "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err + (tmp_path / "out/report.md").read_text()
 
 
 def test_strategies_of_the_user_are_imported(module: str, marker: Path) -> None:

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_sv.__main__ import main
 from lightning_sv.lit.checkpoint.write import LastCheckpoint, name_also
 from lightning_sv.lit.module import PretrainModule
+from lightning_sv.runs.events import read_run
 from tests.lit.runs import LAST, leaving, load, same_checkpoint
 
 #: validates after every second step
@@ -55,6 +57,25 @@ def test_best_and_latest_are_kept_and_survive_a_kill(run_args: list[str], tmp_pa
     assert main(["fit", *args, "--ckpt_path", str(copy), "--run_dir", str(tmp_path / "other")]) == 0
     assert steps(tmp_path / "other")["best.ckpt"] == 6
     same_checkpoint(whole, tmp_path / "other")
+
+
+def test_a_run_resumed_from_an_earlier_checkpoint_is_one_timeline(
+    run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    args = ["fit", *run_args, *KEPT, "--model.schedule.name", "wsd", "--checkpoint.keep", "3", "--run_dir", str(run)]
+    assert main([*args, "--trainer.max_steps", "12"]) == 0
+    assert steps(run) == {"best.ckpt": 6, "last.ckpt": 12, "step-6.ckpt": 6, "step-9.ckpt": 9, "step-12.ckpt": 12}
+    monkeypatch.setitem(LOSSES, 8, 3.9)
+    again = ["--trainer.max_steps", "8", "--checkpoint.best", "false", "--checkpoint.keep", "2"]
+    assert main([*args, *again, "--ckpt_path", str(run / "checkpoints/step-6.ckpt")]) == 0
+    assert steps(run) == {"best.ckpt": 6, "last.ckpt": 8, "step-6.ckpt": 6, "step-8.ckpt": 8}
+    record = read_run(run)
+    assert record.val_loss == pytest.approx(record.summary["val_loss"]) == pytest.approx(3.9)
+    assert {int(curve.tokens[-1]) for curve in record.curves.values()} <= {5 * 128, 6 * 128, 8 * 128}
+    # TensorBoard itself shows the same timeline
+    events = EventAccumulator(str(run)).Reload()
+    assert [event.step for event in events.Scalars("val/loss")] == record.curve("val/loss").tokens.tolist()
 
 
 def test_a_full_disk_leaves_every_kept_checkpoint(

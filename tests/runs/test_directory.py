@@ -1,5 +1,6 @@
 """A directory is claimed as it was chosen: what another run has made of it meanwhile stays."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.runs.claim import choose, claim, clear
-from lightning_sv.runs.directory import LAST
+from lightning_sv.runs.directory import LAST, read_summary
 from lightning_sv.runs.launch import _stops_as_interrupt
 
 
@@ -37,6 +38,19 @@ def test_a_run_that_finished_since_is_not_trained_over(
     else:
         with pytest.raises(ValueError, match="already holds a run"):
             claim(run, None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("val_loss", "x"), ("val_loss", []), ("date", 3), ("label", ["llama"]), ("seed", "0"), ("seed", True),
+        ("tokens", 1.5), ("parameters", -1), ("tokens", 1 << 63), ("legs", {}), ("origin", "a"), ("seconds", "1"),
+    ],
+)  # fmt: skip
+def test_a_summary_of_other_types_is_refused(tmp_path: Path, key: str, value: object) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"val_loss": 3, "tokens": None, key: value}))
+    with pytest.raises(ValueError, match=rf"summary\.json: {key} is"):
+        read_summary(tmp_path)
 
 
 def test_a_checkpoint_of_another_run_trains_over_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

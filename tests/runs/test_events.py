@@ -5,9 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch.utils.tensorboard import SummaryWriter
 
-from lightning_sv.runs.events import read_run
+from lightning_sv.runs.events import DamagedEventsError, read_run
 
 
 def finish(directory: Path) -> None:
@@ -16,11 +17,23 @@ def finish(directory: Path) -> None:
     (directory / "summary.json").write_text(json.dumps({"label": "llama", "tokens": 40}))
 
 
-def write(directory: Path, points: list[tuple[int, float]], wall_time: float) -> None:
-    """One event file of val/loss, as torch's writer makes it."""
+def write(
+    directory: Path,
+    points: list[tuple[int, float]],
+    wall_time: float,
+    start: int | None = None,
+    saved: int | None = None,
+) -> Path:
+    """One event file of val/loss, as torch's writer makes it, with the marks of `RunLogger`."""
     with SummaryWriter(str(directory), filename_suffix=f".{wall_time}") as writer:
+        if start is not None:
+            writer.file_writer.add_event(Event(session_log=SessionLog(status="START")), start + 1, wall_time)
         for tokens, value in points:
             writer.add_scalar("val/loss", value, tokens, walltime=wall_time)
+            if tokens == saved:
+                writer.file_writer.add_event(Event(session_log=SessionLog(status="CHECKPOINT")), saved, wall_time)
+    (file,) = directory.glob(f"*.{wall_time}")
+    return file
 
 
 def test_resumed_run_keeps_the_last_written_value(tmp_path: Path) -> None:
@@ -34,6 +47,80 @@ def test_resumed_run_keeps_the_last_written_value(tmp_path: Path) -> None:
     assert values.tolist() == [4.0, 2.5, 2.0, 1.5]
     assert (run.label, run.val_loss, run.tokens) == ("llama", 1.5, 40)
     assert run.config["optim"]["lr"] == 1e-3  # a number, although YAML 1.1 reads text
+
+
+def test_what_was_logged_beyond_a_resume_point_is_dropped(tmp_path: Path) -> None:
+    write(tmp_path, [(10, 4.0), (20, 3.0), (30, 2.0), (40, 1.0)], 100.0, start=0, saved=20)
+    write(tmp_path, [(24, 2.5), (28, 2.4)], 200.0, start=20)
+    run = read_run(tmp_path, complete=False)
+    assert run.curve("val/loss").tokens.tolist() == [10, 20, 24, 28] and run.val_loss == np.float32(2.4)
+    # killed before its first checkpoint, that start has no successor
+    write(tmp_path, [(22, 2.7)], 300.0, start=20, saved=22)
+    assert read_run(tmp_path, complete=False).curve("val/loss").tokens.tolist() == [10, 20, 22]
+    # a file of an earlier version says no start
+    write(tmp_path, [(15, 3.5)], 400.0)
+    assert read_run(tmp_path, complete=False).curve("val/loss").tokens.tolist() == [10, 15]
+
+
+def test_a_run_whose_events_are_cut_decides_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    points = [(10, 4.0), (20, 3.0), (30, 2.0), (40, 1.5)]
+    first = write(tmp_path, points, 100.0, start=0, saved=30)
+    whole = first.read_bytes()
+    finish(tmp_path)
+
+    def refused() -> bool:
+        with pytest.raises(DamagedEventsError, match=first.name):
+            read_run(tmp_path)
+        read_run(tmp_path, complete=False)
+        return first.name in capsys.readouterr().err
+
+    first.write_bytes(whole[:-1])
+    assert refused()
+    first.write_bytes(b"val/lost".join(whole.rsplit(b"val/loss", 1)))  # one altered record
+    assert refused()
+    first.write_bytes(whole[:-1])
+    write(tmp_path, points[3:], 200.0, start=30)  # what a kill cut is beyond the checkpoint
+    assert read_run(tmp_path).tokens == 40
+    for size in (len(whole) // 2, 20):
+        first.write_bytes(whole[:size])
+        assert refused()
+
+
+@pytest.mark.parametrize("stated", [{"val_loss": 1.6}, {"val_loss": 1.5, "tokens": 50}])
+def test_a_summary_that_its_events_contradict_decides_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], stated: dict[str, float]
+) -> None:
+    write(tmp_path, [(20, 3.0), (40, 1.5)], 100.0)
+    finish(tmp_path)
+    (tmp_path / "summary.json").write_text(json.dumps({"tokens": 40} | stated))
+    with pytest.raises(DamagedEventsError, match="summary"):
+        read_run(tmp_path)
+    read_run(tmp_path, complete=False)
+    assert "summary" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("scale", "options", "stated", "label"),
+    [
+        ("unified", {}, "hg+dnp+or+iwd", "hg+dnp+or+iwd"),
+        ("or + HG", {}, "hg+or", "hg+or"),
+        ("nop", {"share_scale_out": False}, "unified", "nop"),
+        ("hg+nowhere:Mine+bp", {}, "hg+nowhere:Mine", "hg+nowhere:Mine"),  # and nothing is imported
+        ("hg+nowhere:Mine", {}, "hg+elsewhere:Mine", "hg+nowhere:Mine"),
+        ("hg", {"placement_at": {"lm_head": "dp"}}, "hg[lm_head=dp]", "hg[lm_head=dp]"),
+        ("hg", {"placement_at": {"lm_head": "dp"}}, "hg", "hg[lm_head=dp]"),
+    ],
+)
+def test_the_config_decides_label_and_seed(
+    tmp_path: Path, scale: str, options: dict[str, object], stated: str, label: str
+) -> None:
+    write(tmp_path, [(40, 1.5)], 100.0)
+    config = {"seed_everything": 3, "model": {"scale": scale, "scale_options": options}}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    (tmp_path / "summary.json").write_text(json.dumps({"label": stated, "seed": 7, "torch": "2\x1b[31m"}))
+    run = read_run(tmp_path)
+    assert (run.label, run.summary["label"], run.summary["seed"]) == (label, label, 3)
+    assert run.summary["torch"].isprintable()
 
 
 def test_long_curves_are_read_whole(tmp_path: Path) -> None:

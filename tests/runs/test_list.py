@@ -25,11 +25,12 @@ def test_runs_are_listed_with_what_tells_them_apart(
     assert main(["runs", "--json"]) == 0
     shown = capsys.readouterr()
     assert "damaged" in shown.err
+    shown_label = "unified\N{REPLACEMENT CHARACTER}[2J"
     unfinished, finished = {"strategy": "llama", "lr": None, "steps": 70, "val_loss": None, "complete": False}, {
-        "strategy": summary["label"], "lr": 0.006, "steps": 12, "val_loss": summary["val_loss"], "complete": True,
+        "strategy": shown_label, "lr": 0.006, "steps": 12, "val_loss": summary["val_loss"], "complete": True,
     }  # fmt: skip
     rows = [("runs/c", unfinished), ("runs/tiny/a", finished), ("runs/tiny/b", unfinished)]
     assert json.loads(shown.out) == [{"run": name, "data": "stdlib", **row} for name, row in rows]
     assert main(["runs", "runs/tiny"]) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
-    assert len(lines) == 2 and lines[0].split() == ["runs/tiny/a", "stdlib", "unified[2J", "0.006", "12", "4.602"]
+    assert len(lines) == 2 and lines[0].split() == ["runs/tiny/a", "stdlib", shown_label, "0.006", "12", "4.602"]

@@ -18,7 +18,7 @@ from lightning_sv.experiments.report.tables import tokens_per_param
 from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.directory import SUMMARY, event_files, runs_in
-from lightning_sv.runs.events import VAL_LOSS, Run, read_run
+from lightning_sv.runs.events import VAL_LOSS, DamagedEventsError, Run, read_run
 
 #: what `compare` writes beside its pictures
 COMPARISON = "comparison.json"
@@ -44,10 +44,19 @@ def own_figure(
             corpora, tokenizers or validation sets, or an arm that shares no seed with the baseline
     """
     paths, unfinished = _expand(dirs)
-    found = [read_run(path) for path in paths]
-    names = list(labels or (run.label for run in found))
-    if len(names) != len(found):
-        raise ValueError(f"--labels names {len(names)} runs and there are {len(found)}; give one label each.")
+    if labels and len(labels) != len(paths):
+        raise ValueError(f"--labels names {len(labels)} runs and there are {len(paths)}; give one label each.")
+    found, names, damaged = [], [], []
+    for path, label in zip(paths, labels or [None] * len(paths), strict=True):
+        try:
+            run = read_run(path)
+        except DamagedEventsError as error:
+            damaged.append(error)
+            continue
+        found.append(run)
+        names.append(label or run.label)
+    if not found:
+        raise damaged[0]
     arms: dict[str, dict[int, Run]] = {}
     for name, run in zip(names, found, strict=True):
         run.curve(VAL_LOSS)  # refuses a run that never validated
@@ -71,6 +80,7 @@ def own_figure(
             raise ValueError(f"{name} and {first} share no seed, so there are no pairs; run them on the same seeds.")
         if alone := sorted(seeds.keys() ^ arms[first].keys()):
             warnings.append(f"{name} and {first} are paired on {_seeds(shared)}; {_seeds(alone)} only one of them has.")
+    warnings += [f"Left out: {error}" for error in damaged]
     if unfinished:
         warnings.append(f"Left out, for they are not finished: {', '.join(map(str, unfinished))}.")
     results = tuple(
@@ -136,8 +146,11 @@ def _expand(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _compared(comparison: Path) -> list[Path]:
-    """Directories of the runs of a comparison, which lie where its commands say."""
+    """Directories of the runs of a comparison, relative to it; of an earlier version where its commands say."""
     try:
-        return [Path(shlex.split(run["command"])[-1]) for run in json.loads(comparison.read_text())["runs"]]
+        runs = json.loads(comparison.read_text())["runs"]
+        return [
+            comparison.parent / run["dir"] if "dir" in run else Path(shlex.split(run["command"])[-1]) for run in runs
+        ]
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"{comparison} is not what compare writes ({error!r}); run it again.") from error

@@ -13,10 +13,13 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 
 from lightning_sv.callbacks.clock import StepClock
-from lightning_sv.callbacks.trained import validates_now
+from lightning_sv.callbacks.trained import tokens_seen, validates_now
+from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.signals import StopSignals
+from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.directory import CONFIG
 from lightning_sv.runs.job import program
+from lightning_sv.scale.strategy import modules_named
 from lightning_sv.whole import partial_of, remove, whole
 
 
@@ -79,6 +82,14 @@ def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> No
         counts["completed"] = counts["ready"] - open_batches
 
 
+def _step_of(checkpoint: Path) -> int:
+    """Return the step of a checkpoint; 0 if it cannot be read, for it is nothing that a run may stop at."""
+    try:
+        return int(check_checkpoint(str(checkpoint), checksums=False)["global_step"])
+    except (ValueError, LookupError, TypeError):
+        return 0
+
+
 class _Writer:
     """A file that remembers why a write failed: torch's zip writer loses the reason."""
 
@@ -122,6 +133,7 @@ class LastCheckpoint(Checkpoint):
         self._started = False
         self._wait = False
         self._stop = False
+        self._resumed: int | None = None  # where this start began, until it writes its first checkpoint
         self._lowest, self._lowest_at = math.inf, -1  # val/loss, and the step of its checkpoint
 
     def state_dict(self) -> dict[str, Any]:
@@ -141,6 +153,10 @@ class LastCheckpoint(Checkpoint):
             remove(partial_of(self.path))  # of a process that was killed while it wrote
             if self._lowest_at == trainer.global_step and trainer.ckpt_path is not None:
                 name_also(Path(trainer.ckpt_path), self._best_path)  # or before it was named
+        self._resumed = trainer.global_step
+        for logger in trainer.loggers:
+            if isinstance(logger, RunLogger):
+                logger.mark_start(tokens_seen(trainer))
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: Any, optimizer: Any) -> None:
         """Let the devices agree on a stop, with all else that they exchange once a step (`NonFinite.check`)."""
@@ -172,12 +188,33 @@ class LastCheckpoint(Checkpoint):
     def _save(self, trainer: L.Trainer) -> None:
         assert self.path is not None, "the command line sets the path"
         for logger in trainer.loggers:
+            if isinstance(logger, RunLogger):
+                logger.mark_checkpoint(tokens_seen(trainer))
             logger.save()  # a resumed run does not write again what it logged up to here
+        if trainer.is_global_zero:
+            self._remove_abandoned()
         trainer.save_checkpoint(self.path)
         if trainer.is_global_zero:
             self._name_also(trainer.global_step)
         if self._stop and self._clock.step < trainer.max_steps:
             self.signals.stop(trainer)
+
+    def _remove_abandoned(self) -> None:
+        """Remove kept checkpoints of the branch that ends here: those beyond the step that this run resumed from."""
+        assert self.path is not None
+        if self._resumed is not None:
+            for number, file in self._numbered().items():
+                if number > self._resumed:
+                    file.unlink()
+            if self._best_path.is_file() and _step_of(self._best_path) > self._resumed:
+                self._best_path.unlink()
+            self._resumed = None
+
+    def _numbered(self) -> dict[int, Path]:
+        """Return the checkpoints that are kept under their steps."""
+        assert self.path is not None
+        files = self.path.parent.glob("step-*.ckpt")
+        return {int(file.stem[5:]): file for file in files if file.stem[5:].isdigit()}
 
     @property
     def _best_path(self) -> Path:
@@ -189,18 +226,17 @@ class LastCheckpoint(Checkpoint):
         assert self.path is not None
         if self.keep > 1:
             name_also(self.path, self.path.with_name(f"step-{step}.ckpt"))
-            kept = {
-                int(file.stem[5:]): file for file in self.path.parent.glob("step-*.ckpt") if file.stem[5:].isdigit()
-            }
+            kept = self._numbered()
             for number in sorted(kept)[: -self.keep]:
                 kept[number].unlink(missing_ok=True)
         if self._lowest_at == step:
             name_also(self.path, self._best_path)
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Say how to go on after a signal or a failure; nothing where the run was refused before its first step."""
         if self._started and trainer.is_global_zero and self.path is not None:
             config = self.path.parent.parent / CONFIG
-            resume = shlex.join([program(), "fit", "--config", str(config), "--ckpt_path", str(self.path)])
+            allow = [word for module in sorted(modules_named(str(pl_module.strategy))) for word in ("--allow", module)]
+            resume = shlex.join([program(), "fit", "--config", str(config), "--ckpt_path", str(self.path), *allow])
             hint = f"resume with: {resume}" if self.path.exists() else "no checkpoint was written yet"
             print(f"stopped at step {trainer.global_step}; {hint}", flush=True)

@@ -1,0 +1,93 @@
+"""Modules that the recorded config of a run would import when the run is resumed: each must be allowed by name."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from lightning_sv.runs.directory import LAST, read_config
+
+#: packages whose classes a config may name unasked
+_OURS = ("lightning", "lightning_sv", "torch")
+#: sections whose values are numbers and words: only `class_path` and the strategy's tokens name code there
+_WORDS = ("model", "data")
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+
+
+def split_allow(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return a command line without --allow, and the modules that it allows.
+
+    >>> split_allow(["fit", "--allow", "a", "b", "--extend"])
+    (['fit', '--extend'], ['a', 'b'])
+    """
+    rest: list[str] = []
+    allowed: list[str] = []
+    inside = False
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name == "--allow":
+            inside, word = not equals, value
+        elif word.startswith("-") or not inside:
+            inside = False
+            rest.append(word)
+            continue
+        if word:
+            allowed.append(word)
+    return rest, allowed
+
+
+def check_resumed(words: Sequence[str], allow: Collection[str]) -> None:
+    """Check that a run is resumed from a config which imports nothing but what the user allows.
+
+    Args:
+        words: command line of `fit` or `validate`
+        allow: names of modules
+
+    Raises:
+        ValueError: the config of the run whose checkpoint is given names another module, or an interpolation
+    """
+    given: dict[str, list[str]] = {}
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        given.setdefault(name, []).append(value if equals else following)
+    (*_, checkpoint), (*_, run_dir) = given.get("--ckpt_path", [""]), given.get("--run_dir", [""])
+    if not checkpoint:
+        return
+    run = Path(run_dir) / LAST if checkpoint == "last" else Path(checkpoint)
+    for config in (*given.get("--config", ()), *given.get("-c", ())):
+        file = Path(config)
+        recorded = file.is_file() and file.parent.resolve() == run.parent.parent.resolve()
+        if recorded and (foreign := sorted(modules_of(file) - set(allow))):
+            raise ValueError(
+                f"{config} would import {foreign[0]}; if you trust that module, allow it (--allow {foreign[0]})."
+            )
+
+
+def modules_of(config: Path) -> set[str]:
+    """Return the modules of others that reading a recorded config would import; imports none of them.
+
+    Raises:
+        ValueError: it is no config, or holds an interpolation, which `fit` never writes
+    """
+    found = set()
+    for path, value in _texts(read_config(config.parent, config.name), ()):
+        if "${" in value:
+            raise ValueError(f"{config}: {'.'.join(path)} is {value!r}; expected a value. The file was edited.")
+        if path == ("model", "scale"):
+            found |= {token.strip().partition(":")[0] for token in value.split("+") if ":" in token}
+        elif (path[-1] == "class_path" or path[0] not in _WORDS) and _DOTTED.fullmatch(value):
+            found.add(value.rpartition(".")[0])
+    return {module for module in found if module.partition(".")[0] not in _OURS}
+
+
+def _texts(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield every text of a config with its keys."""
+    if isinstance(node, str):
+        yield path, node
+    elif isinstance(node, Mapping):
+        for key, child in node.items():
+            yield from _texts(child, (*path, str(key)))
+    elif isinstance(node, list):
+        for child in node:
+            yield from _texts(child, path)
