@@ -185,6 +185,24 @@ def ways_to_load(config: BackboneConfig) -> dict[str, str]:
     return {"experts_implementation": "eager"} if ragged else {}
 
 
+def names_in_version_4(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what transformers 4 reads under other keys of a config.json than those that transformers 5 writes.
+
+    Without them it takes its defaults, without a message.
+
+    Args:
+        written: the config.json of version 5
+    """
+    rope = written["rope_parameters"]
+    full, local = rope.get("full_attention", rope), rope.get("sliding_attention")
+    earlier = {"rope_theta": full["rope_theta"]}
+    if local is not None:
+        earlier["rope_local_base_freq"] = local["rope_theta"]
+    if "num_local_experts" in written:
+        earlier["num_experts"] = written["num_local_experts"]
+    return earlier
+
+
 def _expert_arguments(config: BackboneConfig) -> dict[str, Any]:
     return ways_to_load(config) | {
         "qkv_bias": False,
