@@ -104,6 +104,8 @@ def config_differences(runs: Mapping[str, Run], asked: Sequence[str]) -> list[Co
         for key in sorted(reference.keys() | values.keys()):
             a, b = reference.get(key, _ABSENT), values.get(key, _ABSENT)
             is_seed = (a, b) == (reference.get("seed_everything"), values.get("seed_everything"))
+            if {str(a), str(b)} == {"None", _ABSENT}:  # a key that came later, not set
+                continue
             if a != b and (key, str(b)) not in found and (not is_seed or key == "seed_everything"):
                 expected = any(key == k or key.startswith(f"{k}.") for k in own)
                 where = f"{reference_name}, {name}"

@@ -14,7 +14,7 @@ from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.corpus.tokenizer import JsonTokenizer
 from lightning_sv.interop.hf import export
 from lightning_sv.scale import ScaleOptions
-from tests.conftest import GEMMA, MOE
+from tests.conftest import GEMMA, LLAMA_31, MOE
 
 pytestmark = pytest.mark.hf4
 
@@ -26,6 +26,8 @@ UNSHARED = MOE | {"n_expert_shared": 0, "qk_norm": True}
 QK = ScaleOptions(placement_at={"q_proj": "dp", "k_proj": "dp"})
 CASES: dict[str, tuple[dict[str, Any], str, ScaleOptions | None]] = {
     "Llama": ({}, "hg+dp+or", None),
+    "Llama grouped": ({"n_kv_head": 2}, "hg+dp+or", None),
+    "Llama 3.1": (LLAMA_31, "hg+dp+or", None),
     "Qwen3": ({"qk_norm": True}, "hg+dp+or", None),
     "Gemma3": (GEMMA, "hg+dp+or", None),
     "Qwen2Moe": (MOE, "hg+dp+or", None),
@@ -67,12 +69,17 @@ def test_transformers_4_reads_what_5_wrote(name: str, found: dict[str, Any]) -> 
     if name in ("ScaledQwen2Moe", "ScaledQwen3Moe"):
         assert said["error"].startswith("ImportError") and "transformers 5" in said["error"]
         return
-    assert said.get("class") == f"{name}ForCausalLM", said
+    assert said.get("class") == f"{name.split()[0]}ForCausalLM", said
     assert said["difference"] < 1e-5 and said["ids"] == found["ids"] and said["continues"]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_ctranslate2_runs_the_plain_classes_that_it_has(name: str, found: dict[str, Any]) -> None:
-    """The others are refused by its converter: they never become another function."""
+    """Its converter refuses the others, but for Llama 3.1: there it leaves out the scaling, as docs/export.md warns."""
     said = found[name]["ctranslate2"]
-    assert (said.get("difference", 1) < 1e-5) if name in ("Llama", "Qwen3") else "error" in said, said
+    if name in ("Llama", "Llama grouped", "Qwen3"):
+        assert said.get("difference", 1) < 1e-5, said
+    elif name == "Llama 3.1":
+        assert said["difference"] > 1e-3, said
+    else:
+        assert "error" in said
