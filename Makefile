@@ -40,7 +40,7 @@ reads-params := MODEL SCALE ARGS
 reads-compare := $(LAYERED) A B A_ARGS B_ARGS SEEDS LR STD
 reads-sweep := $(LAYERED) SCALE SEEDS LR STD
 reads-paper := BUDGET SCALE FIG ARGS
-$(foreach name,theory test test-faults test-torch211 test-machines bench bench-step bench-startup bench-bytes gpu_report \
+$(foreach name,theory test test-faults test-torch211 test-hf4 test-machines bench bench-step bench-startup bench-bytes gpu_report \
 	tensorboard,$(eval reads-$(name) := ARGS))
 $(foreach name,install install-hf install-text check docs doctor clean,$(eval reads-$(name) := ))
 ALWAYS := PYTHON TORCH VENV
@@ -115,7 +115,7 @@ OF_LR = $(if $(LR),--model.optim.lr "$$LR") $(if $(STD),--model.backbone.init_st
 .DEFAULT:
 	$(error there is no target $@; make help lists them)
 
-.PHONY: help install install-hf install-text data train resume generate report export plan params compare sweep paper theory gpu_report test test-faults test-torch211 test-machines check docs bench bench-bytes tensorboard doctor clean
+.PHONY: help install install-hf install-text data train resume generate report export plan params compare sweep paper theory gpu_report test test-faults test-torch211 test-hf4 test-machines check docs bench bench-bytes tensorboard doctor clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -164,6 +164,12 @@ $(VENV)/.bench: $(VENV)/.test requirements/bench.txt
 	@$(PIP) --no-deps -r requirements/bench.txt
 	@$(COMPILE)
 	@touch "$$VENV/$(@F)"
+
+$(VENV)/.hf4: requirements/hf4.txt
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) $(TORCH)
+	@$(PIP) --no-deps -r requirements/hf4.txt
+	@touch $@
 
 $(VENV)/.docs: requirements/docs.txt
 	@$$PYTHON -m venv "$$VENV"
@@ -238,6 +244,10 @@ test-faults: $(VENV)/.test  ## provoked faults and 10,000 hostile inputs; the ta
 
 test-torch211:  ## the tests on torch 2.11, the oldest that is supported, in .venv-torch211
 	@$(MAKE) --no-print-directory VENV="$$VENV-torch211" TORCH=torch==2.11.0 test
+
+test-hf4: $(VENV)/.test  ## exported folders in transformers 4.57 and CTranslate2, which .venv-hf4 has
+	@$(MAKE) --no-print-directory VENV=$(VENV)-hf4 $(VENV)-hf4/.hf4
+	@HF4=$(VENV)-hf4/bin/python $(BIN)/python -m pytest -m hf4 tests/interop/test_hf4.py $(ARGS)
 
 test-machines: $(VENV)/.test  ## the numerical tests as other CPUs, 2 threads and other orders have them; ARGS chooses variants
 	@$(WORDS) "$$BIN/python" -m tests.machines "$$@"

@@ -4,7 +4,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -12,7 +12,7 @@ from pathlib import Path
 def whole(final: Path) -> Iterator[Path]:
     """Yield a path beside `final` that becomes it in one step; a file is on the disk before.
 
-    Its folder is there already. One process writes one path at a time.
+    Folders that are made for it are removed again if nothing comes into them. One process writes one path at a time.
 
     Args:
         final: a file or a folder; on an error it is what it was, there or not
@@ -21,6 +21,8 @@ def whole(final: Path) -> Iterator[Path]:
         OSError: there is no room, or no right to write; or a folder takes the place of one that is not empty
     """
     partial = partial_of(final)
+    made = [folder for folder in final.parents if not folder.exists()]
+    final.parent.mkdir(parents=True, exist_ok=True)
     remove(partial)  # left by a process that was killed
     try:
         yield partial
@@ -35,6 +37,9 @@ def whole(final: Path) -> Iterator[Path]:
         partial.replace(final)
     finally:
         remove(partial)  # also where both were names of one file: then nothing was renamed
+        for folder in made:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
 
 
 def check_writable(folder: Path) -> None:

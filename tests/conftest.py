@@ -26,6 +26,13 @@ BUILDS = ["+".join(tokens) for tokens in itertools.product(*list(AXES.values())[
 #: what makes a Llama a Gemma, and a small LlamaMoE whose experts' width, int(2 * 32 / 3) = 21, fits no alignment
 GEMMA: dict[str, Any] = {"qk_norm": True, "post_norm": True}
 MOE: dict[str, Any] = {"n_expert": 6, "n_expert_active": 2}
+#: what Llama 3.1 has beyond a Llama: queries that share keys and values, and a rotation for long contexts
+LLAMA_31: dict[str, Any] = {
+    "n_head": 4,
+    "n_kv_head": 2,
+    "rope_theta": 5000.0,
+    "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_context": 64},
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

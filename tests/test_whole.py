@@ -10,7 +10,7 @@ from lightning_sv.whole import check_writable, partial_of, whole
 
 @pytest.mark.parametrize("folder", [False, True])
 def test_what_is_not_whole_is_not_there(folder: bool, tmp_path: Path) -> None:
-    """An error leaves what was there before, and nothing beside it; so does a process that was killed."""
+    """An error leaves what was there before, and nothing beside it or above; so does a process that was killed."""
 
     def write(path: Path, text: str) -> None:
         if folder:
@@ -18,12 +18,12 @@ def test_what_is_not_whole_is_not_there(folder: bool, tmp_path: Path) -> None:
         (path / "inside" if folder else path).write_text(text)
 
     final = tmp_path / "new" / "thing"
-    final.parent.mkdir()
     write_to = final / "inside" if folder else final
     with pytest.raises(OSError, match="full"), whole(final) as partial:
         write(partial, "first")
         raise OSError("full")
-    assert list(final.parent.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
+    final.parent.mkdir()
     write(partial_of(final), "of a process that was killed")
     with whole(final) as partial:
         assert not partial.exists()

@@ -108,6 +108,8 @@ def config_differences(runs: Mapping[str, Run], asked: Sequence[str]) -> list[Co
             if a != b:
                 a, b = _in_use(runs[reference_name], key, a), _in_use(runs[name], key, b)
             is_seed = (a, b) == (reference.get("seed_everything"), values.get("seed_everything"))
+            if {str(a), str(b)} == {"None", _ABSENT}:  # a key that came later, not set
+                continue
             if a != b and (key, str(b)) not in found and (not is_seed or key == "seed_everything"):
                 expected = any(key == k or key.startswith(f"{k}.") for k in own)
                 where = f"{reference_name}, {name}"

@@ -120,7 +120,11 @@ def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
                 continue
             vector = group.vectors(name)[1]
             if gamma_out is not None and name in _READERS:
-                weights[f"{_reader(path, name)}.weight"] *= gamma_out.unsqueeze(-2)
+                reader = weights[f"{_reader(path, name)}.weight"]
+                # a head of v that several queries share is read several times
+                shared = reader.shape[-1] // gamma_out.shape[-1]
+                heads = gamma_out.unflatten(-1, (-1, branch.norm_width))
+                reader *= heads.repeat_interleave(shared, dim=-2).flatten(-2).unsqueeze(-2)
                 gamma_out = None
             elif isinstance(vector, HeadShared):
                 gamma_out = vector.vector()

@@ -1,7 +1,7 @@
 """Backbones built from scale-vector branches."""
 
 from lightning_sv.nn.backbone import Backbone, document_numbers, meta_backbone
-from lightning_sv.nn.config import BackboneConfig, RouterConfig
+from lightning_sv.nn.config import BackboneConfig, RopeScalingConfig, RouterConfig
 from lightning_sv.nn.cross_entropy import next_token_loss
 from lightning_sv.nn.flops import activated_parameters, flops_per_token
 from lightning_sv.nn.moe import MixtureOfExperts, Routing, router_loss
@@ -10,6 +10,7 @@ __all__ = [
     "Backbone",
     "BackboneConfig",
     "MixtureOfExperts",
+    "RopeScalingConfig",
     "RouterConfig",
     "Routing",
     "activated_parameters",

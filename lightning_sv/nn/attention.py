@@ -1,4 +1,4 @@
-"""Causal multi-head attention on the branches q, k, v."""
+"""Causal attention of many heads on the branches q, k, v."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from lightning_sv.nn.rope import Tables, rotate
 from lightning_sv.scale import Branch, ScaleBuilder
 from lightning_sv.scale.shapes import Float
 
-# B batch, T positions, D d_model, H heads, K head width.
+# B batch, T positions, D d_model, H heads (of keys and values n_kv_head), K head width.
 
 
 class Attention(Sublayer):
@@ -31,10 +31,13 @@ class Attention(Sublayer):
     def __init__(self, config: BackboneConfig, build: ScaleBuilder):
         super().__init__()
         self.d_head = config.head_width
-        inner = config.n_head * self.d_head
-        branch = Branch(inner, norm_width=self.d_head, n_head=config.n_head)  # dnp normalizes per head
-        self.qkv = build.group("attn_norm", config.d_model, {"q_proj": branch, "k_proj": branch, "v_proj": branch})
-        self.o_proj = nn.Linear(inner, config.d_model, bias=False)
+        q, kv = (
+            Branch(n * self.d_head, norm_width=self.d_head, n_head=n)  # dnp normalizes per head
+            for n in (config.n_head, config.kv_heads)
+        )
+        self.qkv = build.group("attn_norm", config.d_model, {"q_proj": q, "k_proj": kv, "v_proj": kv})
+        self.grouped = config.kv_heads != config.n_head
+        self.o_proj = nn.Linear(q.d_out, config.d_model, bias=False)
         self.qk_norm = config.qk_norm
         if self.qk_norm:
             twice = [name for name in ("q_proj", "k_proj") if getattr(self.qkv, name).norm_width is not None]
@@ -72,7 +75,7 @@ class Attention(Sublayer):
             q, k, v = self._by_kernel(x, rope, self.norm_rotate)
         # Rotated before they are transposed: attention gives its output in the layout of q, and o_proj wants B T H K.
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))  # B H T K
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.grouped)
         out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
         return out
 

@@ -109,7 +109,8 @@ class Backbone(nn.Module):
                 the blocks; an empty list for a dense model
         """
         x = self.embed(tokens)  # B T D
-        rope = rope_tables(tokens.shape[1], self.config.head_width, self.config.rope_theta, like=x)
+        config = self.config
+        rope = rope_tables(tokens.shape[1], config.head_width, config.rope_theta, x, config.rope_scaling)
         if self.narrow_residual:
             x = x.to(product_dtype(x, self.embed.weight))
         mask = None

@@ -1,7 +1,8 @@
 """The sizes of a backbone, and what the paper leaves open about it."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 BALANCES = ("loss", "bias", "none")
 #: the product of three widths, in bytes, still fits 64 bits: what is larger is a slip of the keyboard
@@ -44,6 +45,34 @@ class RouterConfig:
 
 
 @dataclass(frozen=True)
+class RopeScalingConfig:
+    """Llama 3.1's slower rotation of the slow channels, for contexts longer than those it was trained on.
+
+    Attributes:
+        factor: divides the frequencies of channels that turn less than low_freq_factor times in original_context
+        low_freq_factor: turns below which a frequency is divided by factor
+        high_freq_factor: turns above which a frequency is kept; between the two, it is interpolated
+        original_context: tokens before the extension
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+    def __post_init__(self) -> None:
+        where = "model.backbone.rope_scaling"
+        for key in ("factor", "low_freq_factor", "original_context"):
+            if not 0 < getattr(self, key) <= 1e12:
+                raise ValueError(f"{where}.{key} is {getattr(self, key)}; it must be positive, and at most 1e12.")
+        if not self.low_freq_factor < self.high_freq_factor <= 1e12:
+            raise ValueError(
+                f"{where}.high_freq_factor is {self.high_freq_factor}; it must be larger than low_freq_factor "
+                f"{self.low_freq_factor}, and at most 1e12."
+            )
+
+
+@dataclass(frozen=True)
 class BackboneConfig:
     """A Pre-Norm Llama: RoPE, SwiGLU, RMSNorm, no biases, untied embeddings.
 
@@ -54,9 +83,10 @@ class BackboneConfig:
         name: the model's name in runs, figures and the table of tuned learning rates
         d_model: width of the residual stream
         n_layer: number of blocks
-        n_head: number of attention heads (multi-head attention: as many keys as queries)
+        n_head: number of attention heads
         vocab_size: rows of the embedding and of the lm_head, padding included
         d_head: width of a head; null for d_model / n_head
+        n_kv_head: heads of keys and values, each shared by n_head / n_kv_head queries; null for n_head
         d_ff: hidden width of the SwiGLU, and of a shared expert; null for int(8 d_model / 3)
         qk_norm: normalize q and k over the head width, one scale vector for all heads (Gemma 3)
         post_norm: normalize what attention and FFN add to the residual stream (Gemma 3)
@@ -66,6 +96,7 @@ class BackboneConfig:
         d_expert: hidden width of a sparse expert; null for int(2 d_model / 3)
         router: choice and balance of the experts
         rope_theta: base of the rotary frequencies
+        rope_scaling: Llama 3.1's change of these frequencies; null for none
         norm_eps: added to the mean square in every norm
         init_std: standard deviation of the normal initialization of every matrix
         init_residual_scaling: divide the std of o_proj and down_proj by sqrt(2 n_layer)
@@ -77,6 +108,7 @@ class BackboneConfig:
     vocab_size: int = 50_304
     name: str = "custom"
     d_head: int | None = None
+    n_kv_head: int | None = None
     d_ff: int | None = None
     qk_norm: bool = False
     post_norm: bool = False
@@ -86,6 +118,7 @@ class BackboneConfig:
     d_expert: int | None = None
     router: RouterConfig = field(default_factory=RouterConfig)
     rope_theta: float = 10_000.0
+    rope_scaling: RopeScalingConfig | None = None
     norm_eps: float = 1e-5
     init_std: float = 0.02
     init_residual_scaling: bool = True
@@ -94,7 +127,10 @@ class BackboneConfig:
         where = "model.backbone"
         if isinstance(self.router, dict):  # a checkpoint holds plain values
             object.__setattr__(self, "router", RouterConfig(**self.router))
-        for key in ("d_model", "n_layer", "n_head", "vocab_size", "d_head", "d_ff", "d_expert", "n_expert_active"):
+        if isinstance(self.rope_scaling, dict):
+            object.__setattr__(self, "rope_scaling", RopeScalingConfig(**self.rope_scaling))
+        sizes = ("d_model", "n_layer", "n_head", "n_kv_head", "vocab_size", "d_head", "d_ff", "d_expert")
+        for key in (*sizes, "n_expert_active"):
             value = getattr(self, key)
             limit = MAX_LAYERS if key == "n_layer" else MAX_WIDTH
             if value is not None and not 1 <= value <= limit:
@@ -104,6 +140,8 @@ class BackboneConfig:
                 f"{where}.d_model {self.d_model} is not divisible by n_head {self.n_head}; "
                 "change one of them or set d_head."
             )
+        if self.n_head % self.kv_heads:
+            raise ValueError(f"{where}.n_kv_head is {self.n_kv_head}; it must divide n_head {self.n_head}.")
         if self.head_width % 2:
             raise ValueError(f"{where}: the head width {self.head_width} is odd; RoPE needs an even one.")
         for key in ("init_std", "norm_eps", "rope_theta"):
@@ -134,6 +172,11 @@ class BackboneConfig:
         return self.d_head or self.d_model // self.n_head
 
     @property
+    def kv_heads(self) -> int:
+        """Number of heads of keys and values."""
+        return self.n_kv_head or self.n_head
+
+    @property
     def ffn_width(self) -> int:
         """Hidden width of the dense feed-forward network, and of a shared expert."""
         return self.d_ff or int(8 * self.d_model / 3)
@@ -142,3 +185,7 @@ class BackboneConfig:
     def expert_width(self) -> int:
         """Hidden width of one sparse expert."""
         return self.d_expert or int(2 * self.d_model / 3)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the fields as plain values, without unset ones that earlier checkpoints do not have."""
+        return {k: v for k, v in asdict(self).items() if v is not None or k not in ("n_kv_head", "rope_scaling")}

@@ -20,7 +20,7 @@ def flops_per_token(activated: int, config: BackboneConfig, seq_len: int) -> flo
     """Floating-point operations of forward and backward a token: 6 N + 12 n_layer T (H K).
 
     N is the number of `activated_parameters` without the embedding (a lookup); attention is counted as full,
-    not causal, as in the PaLM paper's appendix B (arXiv:2204.02311).
+    not causal, as in the PaLM paper's appendix B (arXiv:2204.02311). Its term counts heads of queries.
     """
     n = activated - config.vocab_size * config.d_model
     return 6.0 * n + 12.0 * config.n_layer * seq_len * config.n_head * config.head_width

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_sv.nn.config import RopeScalingConfig
 from lightning_sv.scale.shapes import Float
 
 #: cos and sin of every position, each (T, 1, d_head / 2)
@@ -12,7 +13,7 @@ Tables = tuple[Tensor, Tensor]
 
 
 def rope_tables(
-    seq_len: int, d_head: int, theta: float, like: Tensor
+    seq_len: int, d_head: int, theta: float, like: Tensor, scaling: RopeScalingConfig | None = None
 ) -> tuple[Float[Tensor, "{seq_len} 1 {d_head//2}"], Float[Tensor, "{seq_len} 1 {d_head//2}"]]:
     """Return cos and sin of t * theta^(-2i / d_head), each (seq_len, 1, d_head / 2), in float32.
 
@@ -21,11 +22,17 @@ def rope_tables(
         d_head: channels that are rotated
         theta: base of the frequencies
         like: gives the device, and float64 for float64 activations
+        scaling: Llama 3.1's division of the low frequencies
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
     i = torch.arange(0, d_head, 2, dtype=dtype, device=like.device)
     t = torch.arange(seq_len, dtype=dtype, device=like.device)
-    angle = torch.outer(t, 1.0 / theta ** (i / d_head))
+    frequency = 1.0 / theta ** (i / d_head)
+    if scaling is not None:
+        turns, low = frequency * scaling.original_context / (2 * torch.pi), scaling.low_freq_factor
+        kept = ((turns - low) / (scaling.high_freq_factor - low)).clamp(0, 1)
+        frequency = frequency * (kept + (1 - kept) / scaling.factor)
+    angle = torch.outer(t, frequency)
     return angle.cos().unsqueeze(1), angle.sin().unsqueeze(1)
 
 

@@ -52,7 +52,8 @@ class Pretraining:
         seed: of the initialization; null for seed_everything's
         init_from: a checkpoint or a run directory whose weights it starts from: the same model and tokenizer; another
             learning rate, schedule, decay or text. The optimizer, and steps and tokens, begin anew. Or the folder of a
-            Llama, Qwen 3 or Gemma 3 of transformers, whose sizes it takes too; any strategy without dnp. null for none
+            Llama, Mistral, Qwen 3 or Gemma 3 of transformers, whose sizes it takes too; any strategy without dnp. null
+            for none
 
     Raises:
         ValueError: a strategy, option or optimizer that does not fit the model, or no learning rate known

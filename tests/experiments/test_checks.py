@@ -14,6 +14,8 @@ from lightning_sv.runs.events import Curve, Run
     ({"x": {}}, {"x": {"lm_head": "dp"}}, ["x.lm_head"], []),
     ({"x": {}}, {"x": {"lm_head": "dp"}}, [], ["x.lm_head"]),
     ({"x": {}}, {}, [], []),
+    ({"x": {"y": 1}}, {"x": {"y": 1, "later": None}}, [], []),
+    ({"x": {"y": 1}}, {"x": {"y": 1, "later": 0}}, [], ["x.later"]),
     ({"x": {"y": 1}}, {"x": {"y": 2}}, ["x"], []),
     ({"x": {"y": 1}}, {"x": {"y": 2}}, ["x.yy"], ["x.y"]),
     ({"seed_everything": 0, "model": {"seed": 0}}, {"seed_everything": 1, "model": {"seed": 1}}, [], []),

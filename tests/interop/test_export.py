@@ -24,7 +24,7 @@ from lightning_sv.interop.hf.card import card
 from lightning_sv.interop.hf.tokenizer import fast_tokenizer
 from lightning_sv.runs.checkpoint import load_backbone
 from lightning_sv.settings.parse import parse_run
-from tests.conftest import write_run_args
+from tests.conftest import GEMMA, MOE, write_run_args
 from tests.lit.runs import same_checkpoint
 
 
@@ -144,6 +144,41 @@ def test_refusals_say_why_and_write_nothing(
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "make install-hf, or pip install 'transformers>=5'" in refused(str(runs["plain"]), new)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["used"]
+
+
+@pytest.mark.parametrize(
+    "sizes", [{}, GEMMA, MOE | {"n_expert_shared": 0, "qk_norm": True}], ids=["llama", "gemma", "moe"]
+)
+def test_a_folder_has_the_keys_of_transformers_4_and_the_modes_of_umask(
+    sizes: dict[str, Any], config: BackboneConfig, corpus: Path, tmp_path: Path
+) -> None:
+    """Without the keys version 4 takes its defaults in silence; `make test-hf4` runs it."""
+    model, before = Backbone(replace(config, **sizes, vocab_size=300, rope_theta=5e5)), os.umask(0o027)
+    try:
+        folder.export(model, Tokenizer.load(corpus), tmp_path / "out", context=16, card="")
+    finally:
+        os.umask(before)
+    written, tokenizer = (
+        json.loads((tmp_path / "out" / name).read_text()) for name in ("config.json", "tokenizer_config.json")
+    )
+    assert written["rope_theta"] == 5e5 and written.get("num_experts") == sizes.get("n_expert")
+    assert written.get("rope_local_base_freq") == (5e5 if sizes is GEMMA else None)
+    assert tokenizer["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {0o640}
+
+
+def test_a_refused_export_leaves_model_and_disk_as_they_were(
+    config: BackboneConfig, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer, out = Tokenizer.load(corpus), tmp_path / "new/folder/out"
+    model = Backbone(replace(config, vocab_size=300, post_norm=True))
+    with pytest.raises(ValueError, match="post_norm"):
+        folder.export(model, tokenizer, out, context=16, card="")
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    monkeypatch.setattr(folder, "TOLERANCE", -1)  # the last thing that can be refused
+    with pytest.raises(ValueError, match="LlamaForCausalLM"):
+        folder.export(Backbone(replace(config, vocab_size=300)), tokenizer, out, context=16, card="")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("spec", ["bpe:400", "gpt2"])

@@ -11,7 +11,7 @@ from lightning_sv.interop import fold, foldable
 from lightning_sv.nn import RouterConfig
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.scale.vector import HeadShared
-from tests.conftest import ALL_STRATEGIES, GEMMA, MOE, perturbed
+from tests.conftest import ALL_STRATEGIES, GEMMA, LLAMA_31, MOE, perturbed
 
 FAMILIES: dict[str, dict[str, Any]] = {"dense": {}, "gemma": GEMMA, "moe": MOE}
 #: what Q/K-norm cannot go with, normalizes already
@@ -82,6 +82,11 @@ def test_the_output_vectors_of_v_and_up_fold_into_the_next_matrix(config: Backbo
         for name, reader in pairs.items():
             (vector,) = (path for path in rows if path.startswith("layers.1.") and path.endswith(f"{name}.scale_out"))
             assert rows[vector] == f"layers.1.{reader}"
+
+
+@pytest.mark.parametrize("text", ["unified", "hg+dp+or"])
+def test_a_head_of_v_that_queries_share_folds_where_each_reads_it(text: str, config: BackboneConfig) -> None:
+    assert_folded(make(replace(config, **LLAMA_31), "dense", text))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from lightning_sv.interop import to_hugging_face
 from lightning_sv.nn import RouterConfig
 from lightning_sv.scale import ScaleOptions
 from tests.close import assert_near
-from tests.conftest import GEMMA, MOE, perturbed
+from tests.conftest import GEMMA, LLAMA_31, MOE, perturbed
 from tests.interop.wide import float64_throughout
 
 
@@ -78,6 +78,7 @@ def assert_same_logits(model: Backbone, family: str, *, own_code: bool = False) 
     ("family", "sizes"),
     [
         ("Llama", {}),
+        ("Llama", LLAMA_31),
         ("Gemma3", GEMMA),
         ("Qwen3", {"qk_norm": True}),
         ("Qwen2Moe", MOE),
@@ -85,7 +86,7 @@ def assert_same_logits(model: Backbone, family: str, *, own_code: bool = False) 
         ("Qwen2Moe", UNSHARED),
         ("Qwen3Moe", UNSHARED | {"qk_norm": True}),
     ],
-    ids=["llama", "gemma", "qwen3", "moe", "gated", "unshared", "qwen3-moe"],
+    ids=["llama", "llama-3.1", "gemma", "qwen3", "moe", "gated", "unshared", "qwen3-moe"],
 )
 @pytest.mark.parametrize("text", ["llama", "offset", "nop", "hg+dp+or"])
 def test_logits_equal_hugging_faces(text: str, family: str, sizes: dict[str, Any], config: BackboneConfig) -> None:
@@ -100,8 +101,13 @@ GEMMAS = {"placement_at": {"q_proj": "dp", "k_proj": "dp"}}
 
 @pytest.mark.parametrize(
     ("family", "sizes", "options"),
-    [("Qwen3", {}, DENSE | SHARE), ("Qwen3Moe", UNSHARED, SPARSE | SHARE), ("Qwen3", {"n_head": 1}, DENSE)],
-    ids=["dense", "moe", "one head"],
+    [
+        ("Qwen3", {}, DENSE | SHARE),
+        ("Qwen3", LLAMA_31, DENSE | SHARE),
+        ("Qwen3Moe", UNSHARED, SPARSE | SHARE),
+        ("Qwen3", {"n_head": 1}, DENSE),
+    ],
+    ids=["dense", "grouped", "moe", "one head"],
 )
 def test_dnp_on_q_and_k_with_vectors_that_heads_share_is_plain_qwen_3(
     family: str, sizes: dict[str, Any], options: dict[str, Any], config: BackboneConfig
@@ -113,6 +119,7 @@ def test_dnp_on_q_and_k_with_vectors_that_heads_share_is_plain_qwen_3(
     ("family", "sizes", "options"),
     [
         ("Llama", {}, {}),
+        ("Llama", LLAMA_31, {}),
         ("Llama", {}, SHARE),
         ("Llama", {}, DENSE),
         ("Llama", {}, {"placement_at": {"gate_proj": "dp", "lm_head": "np", "v_proj": "anp"}}),

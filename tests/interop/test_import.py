@@ -14,17 +14,23 @@ from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.interop import from_hugging_face, to_hugging_face
 from lightning_sv.scale import ScaleStrategy
 from tests.close import assert_near
-from tests.conftest import BUILDS, GEMMA, perturbed
+from tests.conftest import BUILDS, GEMMA, LLAMA_31, perturbed
 
 SIZES: dict[str, Any] = {
     "vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
     "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
 }  # fmt: skip
 ROPE = {"rope_type": "default", "rope_theta": 5000.0}
+LONG = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
 #: transformers' own models, with what is left to the importer: shared keys and values, tied heads, 1 + w
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"rope_parameters": ROPE, "tie_word_embeddings": True, "num_key_value_heads": 2}),
     "llama-mha": ("Llama", {"rms_norm_eps": 1e-3}),
+    "llama-3.1": ("Llama", {"rope_parameters": ROPE | LONG, "num_key_value_heads": 2, "max_position_embeddings": 512}),
+    "mistral": ("Mistral", {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": None}),
     "qwen3": ("Qwen3", {"num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True}),
     "gemma3": (
         "Gemma3",
@@ -63,7 +69,7 @@ def test_every_strategy_that_keeps_the_function_gives_their_logits(
 ) -> None:
     family, _ = CASES[name]
     tokens = torch.randint(0, 48, (2, 19))
-    lone = family != "Llama"
+    lone = family in ("Qwen3", "Gemma3")
     if lone and (text.startswith(("shared+nop", "hg+nop")) or "+er" in text):
         with pytest.raises(ValueError, match="layers.0.attn.q_norm: .* has no place for"):
             from_hugging_face(folders[name], text)
@@ -73,11 +79,14 @@ def test_every_strategy_that_keeps_the_function_gives_their_logits(
     with torch.no_grad():
         assert_near(ours(tokens), theirs(tokens).logits, terms=700)
     assert str(ours.strategy) == str(ScaleStrategy.parse(text))
+    if text == "shared+bp+direct":  # the same parameters, but for a head that they tie to the embedding
+        tied = theirs.config.tie_word_embeddings * ours.embed.weight.numel()
+        assert sum(p.numel() for p in ours.parameters()) == theirs.num_parameters() + tied
 
 
 def test_what_was_exported_comes_back(config: BackboneConfig, tmp_path: Path) -> None:
     """Gammas and matrices too, where the strategy is the one whose norms theirs has."""
-    for name, sizes in {"llama": {}, "gemma": GEMMA, "qwen3": {"qk_norm": True}}.items():
+    for name, sizes in {"llama": {}, "gemma": GEMMA, "qwen3": {"qk_norm": True}, "llama-3.1": LLAMA_31}.items():
         model = perturbed(Backbone(replace(config, **sizes)))
         to_hugging_face(model).save_pretrained(tmp_path / name)
         back = from_hugging_face(tmp_path / name)
@@ -103,7 +112,10 @@ def rewritten(folder: Path, to: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("name", "changes", "why"),
     [
-        ("llama", {"model_type": "mistral"}, "of type 'mistral'; those that can be imported: llama qwen3 gemma3_text"),
+        ("llama", {"model_type": "qwen2"}, "of type 'qwen2'; .*: llama mistral qwen3 gemma3_text.* apply_strategy"),
+        ("mistral", {"sliding_window": 64}, "its layers have a sliding window of 64 tokens"),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "llama3|Llama"),
+        ("llama-3.1", {"rope_parameters": ROPE | LONG | {"high_freq_factor": 0.5}}, "high_freq_factor"),
         ("llama", {"model_type": "mine", "auto_map": {"AutoConfig": "evil.Config"}}, "a model of type 'mine'"),
         ("llama", {"hidden_act": "gelu"}, "its activation is gelu, not silu"),
         ("llama", {"attention_bias": True}, "its projections have biases"),

@@ -20,6 +20,7 @@ def float64_throughout(theirs: type) -> Iterator[None]:
     """
     wide: dict[str, Any] = vars(torch) | {"float32": torch.float64, "float": torch.float64}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"{theirs.__module__}.torch", types.SimpleNamespace(**wide))
+        for module in (theirs.__module__, "transformers.modeling_rope_utils"):
+            patch.setattr(f"{module}.torch", types.SimpleNamespace(**wide))
         patch.setattr(torch.Tensor, "float", torch.Tensor.double)
         yield

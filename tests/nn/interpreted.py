@@ -96,6 +96,7 @@ CASES = {
     "no vectors after the norms": (SMALL, "hg+dnp", ScaleOptions(placement_at={"up_proj": "np", "k_proj": "np"})),
     "some branches": (SMALL, "hg+dnp+er", ScaleOptions(placement_at={"gate_proj": "dp", "q_proj": "dp"})),
     "shared between heads": (SMALL, "hg+dnp", ScaleOptions(share_heads=["q_proj", "k_proj"])),
+    "grouped": (replace(SMALL, d_model=32, n_head=4, n_kv_head=2), "unified", ScaleOptions()),
     "gemma": (replace(SMALL, qk_norm=True, post_norm=True), "hg+or", ScaleOptions()),
     "gemma without vectors": (replace(SMALL, qk_norm=True), "nop", ScaleOptions()),
     "llama": (SMALL, "llama", ScaleOptions()),

@@ -1,4 +1,4 @@
-"""To and from the models of Hugging Face's transformers: Llama, Qwen 3, Gemma 3 and their mixtures of experts."""
+"""To and from the models of transformers: Llama, Mistral, Qwen 3, Gemma 3 and their mixtures of experts."""
 
 from lightning_sv.interop.hf.families import hugging_face_config
 from lightning_sv.interop.hf.folder import export

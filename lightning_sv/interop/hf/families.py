@@ -49,6 +49,7 @@ _OUTSIDE = {
 #: start of the names of transformers' classes -> the parts of a layer
 LAYERS: dict[str, dict[str, str]] = {
     "Llama": _LLAMA,
+    "Mistral": _LLAMA,  # read, never written
     "Qwen3": _LLAMA | _QK_NORM,
     "Gemma3": _ATTENTION | _FFN | _QK_NORM | _POST_NORM,
     "Qwen2Moe": _ATTENTION | _EXPERTS | _SHARED_EXPERT,
@@ -142,14 +143,22 @@ def arguments(config: BackboneConfig, to: Target, max_positions: int, eot: int |
         max_positions: the longest sequence
         eot: id of the token that ends a text, and with which a text begins; None leaves out their defaults too
     """
-    rope = {"rope_type": "default", "rope_theta": config.rope_theta}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if scaling := config.rope_scaling:
+        rope |= {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_context,
+        }
     shared: dict[str, Any] = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.d_model,
         "intermediate_size": config.ffn_width,
         "num_hidden_layers": config.n_layer,
         "num_attention_heads": config.n_head,
-        "num_key_value_heads": config.n_head,
+        "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_width,
         "rms_norm_eps": config.norm_eps,
         "rope_parameters": rope,
@@ -183,6 +192,26 @@ def ways_to_load(config: BackboneConfig) -> dict[str, str]:
     """
     ragged = config.n_expert and (config.expert_width % 8 or config.d_model % 8)
     return {"experts_implementation": "eager"} if ragged else {}
+
+
+def names_in_version_4(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what transformers 4 reads under other keys of a config.json than those that transformers 5 writes.
+
+    Without them it takes its defaults, without a message.
+
+    Args:
+        written: the config.json of version 5
+    """
+    rope = written["rope_parameters"]
+    full, local = rope.get("full_attention", rope), rope.get("sliding_attention")
+    earlier = {"rope_theta": full["rope_theta"]}
+    if full["rope_type"] != "default":
+        earlier["rope_scaling"] = full
+    if local is not None:
+        earlier["rope_local_base_freq"] = local["rope_theta"]
+    if "num_local_experts" in written:
+        earlier["num_experts"] = written["num_local_experts"]
+    return earlier
 
 
 def _expert_arguments(config: BackboneConfig) -> dict[str, Any]:

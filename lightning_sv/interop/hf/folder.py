@@ -1,12 +1,13 @@
 """A folder that transformers and the engines built on its names load: weights, config, tokenizer, model card."""
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from lightning_sv.corpus import Tokenizer
-from lightning_sv.interop.hf.families import ways_to_load
+from lightning_sv.interop.hf.families import names_in_version_4, ways_to_load
 from lightning_sv.interop.hf.model import to_hugging_face, transformers
 from lightning_sv.interop.hf.tokenizer import fast_tokenizer
 from lightning_sv.nn import Backbone
@@ -58,19 +59,23 @@ def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context
     """
     final = Path(folder)
     check_unused(final)
-    # folded in float64, rounded once
-    theirs = to_hugging_face(model.double(), tokenizer.eot, context).float()
-    model.float()
+    try:  # folded in float64, rounded once
+        theirs = to_hugging_face(model.double(), tokenizer.eot, context).float()
+    finally:
+        model.float()
+    theirs_tokenizer = fast_tokenizer(tokenizer, context)
     settings = {"bos_token_id": tokenizer.eot, "eos_token_id": tokenizer.eot, "pad_token_id": tokenizer.eot}
     theirs.generation_config = transformers().GenerationConfig(**settings)
     own_code = type(theirs).is_remote_code()
-    final.parent.mkdir(parents=True, exist_ok=True)
+    experts = ways_to_load(model.config)
+    load = ", trust_remote_code=True" if own_code else ""
+    load += "".join(f', {key}="{value}"' for key, value in experts.items())
     with whole(final) as partial:
         theirs.save_pretrained(partial)
-        fast_tokenizer(tokenizer, context).save_pretrained(partial)
-        experts = ways_to_load(model.config)
-        load = ", trust_remote_code=True" if own_code else ""
-        load += "".join(f', {key}="{value}"' for key, value in experts.items())
+        theirs_tokenizer.save_pretrained(partial)
+        config = partial / "config.json"
+        written = json.loads(config.read_text())
+        config.write_text(json.dumps(written | names_in_version_4(written), indent=2, sort_keys=True) + "\n")
         (partial / "README.md").write_text(
             card.replace("{kind}", type(theirs).__name__).replace("{load}", load), encoding="utf-8"
         )

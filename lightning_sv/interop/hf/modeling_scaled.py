@@ -65,6 +65,10 @@ class OutputNorms(nn.Module):
         super().__init__(config)  # type: ignore[call-arg]  # of the model it is mixed into
         for path, module in list(self.named_modules()):
             parent, _, name = path.rpartition(".")
+            if name == "experts" and isinstance(module, nn.ModuleList):  # version 4's; weights would be drawn anew
+                raise ImportError(
+                    "this model has experts, whose code needs transformers 5; pip install 'transformers>=5'"
+                )
             if name in config.output_norms and isinstance(module, nn.Linear):
                 width, eps = config.output_norms[name], config.rms_norm_eps
                 new: nn.Module = NormedLinear(module.in_features, module.out_features, width, eps)

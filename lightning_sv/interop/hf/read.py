@@ -1,6 +1,7 @@
-"""A Llama, Qwen 3 or Gemma 3 of transformers as a backbone with the same logits, to go on training."""
+"""A Llama, Mistral, Qwen 3 or Gemma 3 of transformers as a backbone with the same logits, to go on training."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,16 @@ from lightning_sv.interop.hf.families import keys
 from lightning_sv.interop.hf.folder import compare
 from lightning_sv.interop.hf.model import transformers
 from lightning_sv.interop.unfold import check_no_norm, unfold
-from lightning_sv.nn import Backbone, BackboneConfig
+from lightning_sv.nn import Backbone, BackboneConfig, RopeScalingConfig
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.whole import regular
 
 _SIZES = (
-    "d_model", "n_layer", "n_head", "vocab_size", "head_width", "ffn_width", "n_expert", "qk_norm", "post_norm",
-    "rope_theta", "norm_eps",
+    "d_model", "n_layer", "n_head", "kv_heads", "vocab_size", "head_width", "ffn_width", "n_expert", "qk_norm",
+    "post_norm", "rope_theta", "rope_scaling", "norm_eps",
 )  # fmt: skip
 #: model_type of a config.json -> start of the names of transformers' classes
-_FAMILIES = {"llama": "Llama", "qwen3": "Qwen3", "gemma3_text": "Gemma3"}
+_FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen3": "Qwen3", "gemma3_text": "Gemma3"}
 
 
 def from_hugging_face(
@@ -28,8 +29,7 @@ def from_hugging_face(
 ) -> Backbone:
     """Return a backbone with the logits of a transformers checkpoint, in float32.
 
-    Heads that share keys and values get copies of their own, and an lm_head tied to the embedding one of its own: the
-    function is the same, the parameters are more.
+    An lm_head tied to the embedding gets a copy of its own: the function is the same, the parameters are more.
 
     Args:
         folder: what `save_pretrained` writes: config.json and *.safetensors; no code beside them is run
@@ -60,12 +60,14 @@ def backbone_config(folder: str | Path) -> BackboneConfig:
         d_model=theirs.hidden_size,
         n_layer=theirs.num_hidden_layers,
         n_head=theirs.num_attention_heads,
+        n_kv_head=None if theirs.num_key_value_heads == theirs.num_attention_heads else theirs.num_key_value_heads,
         vocab_size=theirs.vocab_size,
         d_head=theirs.head_dim if own_width else None,
         d_ff=theirs.intermediate_size,
-        qk_norm=family != "Llama",
+        qk_norm=family in ("Qwen3", "Gemma3"),
         post_norm=family == "Gemma3",
         rope_theta=_rope(theirs)["rope_theta"],
+        rope_scaling=_rope_scaling(folder, theirs),
         norm_eps=theirs.rms_norm_eps,
     )
 
@@ -110,10 +112,6 @@ def load_hugging_face(model: Backbone, folder: str | Path) -> float:
     if family == "Gemma3":  # 1 + w, and a factor on the embedding
         norms = {name: 1 + value for name, value in norms.items()}
         ours["embed.weight"] *= theirs.model.embed_tokens.embed_scale
-    copies = config.num_attention_heads // config.num_key_value_heads
-    for name in [name for name in ours if name.endswith(("k_proj.weight", "v_proj.weight"))]:
-        heads = ours[name].unflatten(0, (-1, config.head_dim))
-        ours[name] = heads.repeat_interleave(copies, dim=0).flatten(0, 1)
     unfold(model, ours, norms)
     return compare(model, theirs, config.max_position_embeddings)
 
@@ -128,7 +126,10 @@ def _config(folder: Path) -> tuple[str, Any]:
             f"{path} is no readable config ({type(error).__name__}); give a folder as save_pretrained writes it."
         ) from error
     if kind not in _FAMILIES:
-        raise ValueError(f"{folder} holds a model of type {kind!r}; those that can be imported: {' '.join(_FAMILIES)}.")
+        raise ValueError(
+            f"{folder} holds a model of type {kind!r}; those that can be imported: {' '.join(_FAMILIES)}. "
+            "apply_strategy puts a strategy on others as they are (docs/hugging-face.md)."
+        )
     family = _FAMILIES[kind]
     config_of = getattr(transformers(), f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
     try:
@@ -143,15 +144,28 @@ def _rope(theirs: Any) -> dict[str, Any]:
     return chosen
 
 
+def _rope_scaling(folder: str | Path, theirs: Any) -> RopeScalingConfig | None:
+    rope = _rope(theirs)
+    if rope.get("rope_type", "default") == "default":
+        return None
+    keys = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    try:
+        return RopeScalingConfig(*(rope[key] for key in keys))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder}: its rope_parameters are no scaling of Llama 3.1 ({error}).") from error
+
+
 def _differences(family: str, theirs: Any) -> dict[str, bool]:
     """Return what a model of the family may do and the backbone does not -> whether this one does."""
     activation = theirs.hidden_activation if family == "Gemma3" else theirs.hidden_act
     rope, windows = _rope(theirs), set(getattr(theirs, "layer_types", None) or []) - {"full_attention"}
+    if family == "Mistral" and (theirs.sliding_window or math.inf) < theirs.max_position_embeddings:
+        windows.add(f"a sliding window of {theirs.sliding_window:,} tokens")
     found = {
         f"its activation is {activation}, not silu": activation != "silu",
-        "its projections have biases": theirs.attention_bias or getattr(theirs, "mlp_bias", False),
+        "its projections have biases": any(getattr(theirs, key, False) for key in ("attention_bias", "mlp_bias")),
         f"its layers have {' and '.join(sorted(windows))}": bool(windows),
-        f"its RoPE is of type {rope.get('rope_type')!r}": rope.get("rope_type", "default") != "default",
+        f"its RoPE is of type {rope.get('rope_type')!r}": rope.get("rope_type", "default") not in ("default", "llama3"),
         "its RoPE turns only some channels": rope.get("partial_rotary_factor", 1.0) != 1.0,
         "its weights are quantized": getattr(theirs, "quantization_config", None) is not None,
     }

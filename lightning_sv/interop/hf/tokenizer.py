@@ -33,8 +33,12 @@ def fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:
     made.post_processor = pieces
     made.no_truncation()
     made.no_padding()
-    kind = transformers().PreTrainedTokenizerFast
-    theirs = kind(tokenizer_object=made, bos_token=end, eos_token=end, pad_token=end, model_max_length=context)
+    # version 5 has another name for this class, which version 4 does not know; a folder holds the name
+    kind: Any = type("PreTrainedTokenizerFast", (transformers().PreTrainedTokenizerFast,), {})
+    theirs = kind(
+        tokenizer_object=made, bos_token=end, eos_token=end, pad_token=end, model_max_length=context,
+        model_input_names=["input_ids", "attention_mask"],
+    )  # fmt: skip
     expected, found = [tokenizer.eot, *tokenizer.encode(_SAMPLE)], theirs(_SAMPLE)["input_ids"]
     if found != expected:
         raise ValueError(

@@ -33,7 +33,7 @@ def while_restoring(error: BaseException) -> bool:
 def settings_of(module: Pretraining, data: Batches) -> dict[str, Any]:
     """Return the settings of what is trained and its data that weights, optimizer state and order depend on."""
     return {
-        "backbone": asdict(module.config),
+        "backbone": module.config.settings(),
         "scale": str(module.strategy),
         "scale_options": asdict(module.scale_options),
         "mask_documents": module.mask_documents,

@@ -106,6 +106,7 @@ def _function(config: BackboneConfig, strategy: ScaleStrategy, options: ScaleOpt
         **{key: getattr(drawn, key) for key in ("name", "init_std", "init_residual_scaling")},
         router=replace(config.router, **{key: getattr(router, key) for key in ("balance_coef", "bias_rate", "z_coef")}),
         d_head=config.head_width,
+        n_kv_head=config.kv_heads,
         d_ff=config.ffn_width,
         d_expert=config.expert_width,
     )
