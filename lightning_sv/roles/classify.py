@@ -65,7 +65,11 @@ class Classifier:
     def _meet(self, node: Node, argument: str, value: Node) -> None:
         """Record what `value`, made of parameters alone, does to data in `node`."""
         op = node.op
-        if op in LOOKUPS or (op in CHOICES_OF_ROWS and argument == "self"):
+        if (
+            op in LOOKUPS
+            or (op in CHOICES_OF_ROWS and argument == "self")
+            or (op in SUMS and value in self.flow.tables)
+        ):
             self._use(value, "embedding")
         elif op in PRODUCTS and argument in PRODUCTS[op]:
             role: ModelRole = "matrix"

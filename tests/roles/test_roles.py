@@ -400,6 +400,31 @@ def test_a_vector_is_input_if_matrices_read_what_is_linear_in_it(how: str) -> No
     assert (row.role, row.redundant) == (role, folds)
 
 
+#: what is added to x (1, 5, 4) of a parameter (7, 4), and whether the parameter is then a table or a bias
+ADDED: dict[str, tuple[str, Callable[..., torch.Tensor]]] = {
+    "sliced": ("embedding", lambda p, x: p[:5]),
+    "sliced and viewed": ("embedding", lambda p, x: p[None, 1:6].expand(1, 5, 4).to(torch.float64)),
+    "positions": ("embedding", lambda p, x: p[torch.arange(5)]),
+    "one row": ("bias", lambda p, x: p[2]),
+    "rows by data": ("bias", lambda p, x: p[x.sum(-1).argsort()]),
+    "reduced": ("bias", lambda p, x: p.sum(0)),
+}
+
+
+@pytest.mark.parametrize("how", ADDED)
+def test_rows_of_a_table_by_position_are_an_embedding(how: str) -> None:
+    class Added(Scaled):
+        def __init__(self) -> None:
+            super().__init__(NORMED["var_mean"])
+            self.p = nn.Parameter(torch.ones(7, 4))
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids)
+            return self.out(self.up(self.scale(self.w, (x + ADDED[how][1](self.p, x)).float())).tanh())
+
+    assert weight_decay_roles(Added(), IDS)["p"].role == ADDED[how][0]
+
+
 @pytest.mark.parametrize("how", ["parameter", "data", "fake"])
 def test_two_parameters_of_one_storage_are_named_with_the_way_to_tie_them(how: str) -> None:
     def build() -> nn.Module:
