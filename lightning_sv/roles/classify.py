@@ -12,6 +12,7 @@ from lightning_sv.roles.forward import trace
 from lightning_sv.roles.ops import (
     ADDENDS,
     ATTENTION,
+    BIASES,
     CHOICES_OF_ROWS,
     JOINS,
     LOOKUPS,
@@ -79,7 +80,12 @@ class Classifier:
                 role = "head"
             for name in self._use(value, role):
                 self.products[name].append((node, value, argument))
-        elif (op in PRODUCTS and argument in ADDENDS) or op in SUMS or (op in NORMS and argument == NORMS[op][2]):
+        elif (
+            (op in PRODUCTS and argument in ADDENDS)
+            or op in SUMS
+            or argument in BIASES.get(op, ())
+            or (op in NORMS and argument == NORMS[op][2])
+        ):
             self._use(value, "bias")
         elif op in NORMS and argument == NORMS[op][1]:
             if node.output == 0:

@@ -258,11 +258,11 @@ def _squared(node: Node) -> Node | None:
 
 def contraction(product: Node, name: str, operand: Node) -> int:
     """Return the axis of `operand`, argument `name` of `product`, that the product sums over."""
-    first, _ = PRODUCTS[product.op]
+    _, matrix, *_ = PRODUCTS[product.op]
     axes = len(operand.shape)
     if "convolution" in product.op:
         return 1
-    if axes == 1 or name == first or product.op == "linear" or product.op.startswith("mkldnn"):
+    if axes == 1 or name != matrix or product.op == "linear" or product.op.startswith("mkldnn"):
         return axes - 1
     return axes - 2
 

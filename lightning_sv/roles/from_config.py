@@ -1,6 +1,7 @@
 """A model of transformers from its configuration alone: no weights are read, no memory is taken."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,25 +55,20 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
     options: dict[str, Any] = {"trust_remote_code": True} if foreign else {}
     try:
         config = transformers.AutoConfig.from_pretrained(file.parent if foreign else file, **options)
-        auto = _auto_class(transformers, written.get("architectures") or [])
-        return fake_model(lambda: auto.from_config(config, dtype=torch.bfloat16, **options))
+        build = _builder(transformers, written, config)
+        return fake_model(lambda: build(config, dtype=torch.bfloat16, **options))
     except Exception as error:  # whatever a configuration makes a model's code raise
         why = " ".join(str(error).split())[:300]
         raise ValueError(f"{file}: no model can be made of it ({type(error).__name__}: {why}).") from error
 
 
-def _auto_class(transformers: Any, architectures: list[str]) -> Any:
-    """Return the factory of the task that the architecture's name ends in; by default a causal language model."""
-    name = str(architectures[0]) if architectures else "ForCausalLM"
-    for ending, auto in (
-        ("ForCausalLM", "AutoModelForCausalLM"),
-        ("LMHeadModel", "AutoModelForCausalLM"),
-        ("ForMaskedLM", "AutoModelForMaskedLM"),
-        ("ForSequenceClassification", "AutoModelForSequenceClassification"),
-        ("ForImageClassification", "AutoModelForImageClassification"),
-        ("ForConditionalGeneration", "AutoModelForSeq2SeqLM"),
-        ("Model", "AutoModel"),
-    ):
-        if name.endswith(ending):
-            return getattr(transformers, auto)
-    return transformers.AutoModelForCausalLM
+def _builder(transformers: Any, written: dict[str, Any], config: Any) -> Callable[..., nn.Module]:
+    """Return what makes the model: the class that the configuration names, or the factory of its code's auto_map."""
+    architectures = written.get("architectures")
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    own = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
+    if isinstance(own, type) and issubclass(own, transformers.PreTrainedModel) and isinstance(config, own.config_class):
+        return own._from_config  # type: ignore[no-any-return]
+    mapped = written.get("auto_map") or {}
+    auto = next((auto for auto in mapped if auto.startswith("AutoModel") and mapped[auto].endswith(f".{name}")), None)
+    return getattr(transformers, auto or "AutoModelForCausalLM").from_config  # type: ignore[no-any-return]

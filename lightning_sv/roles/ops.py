@@ -1,7 +1,7 @@
 """What the operations of torch do to a value, as far as roles ask: the one table that a new operation joins."""
 
-#: operation -> the arguments that it multiplies and sums over
-PRODUCTS: dict[str, tuple[str, str]] = {
+#: operation -> the arguments that it multiplies and sums over: activations, a matrix, and perhaps more activations
+PRODUCTS: dict[str, tuple[str, ...]] = {
     "mm": ("self", "mat2"),
     "bmm": ("self", "mat2"),
     "mv": ("self", "vec"),
@@ -19,6 +19,7 @@ PRODUCTS: dict[str, tuple[str, str]] = {
     "_convolution": ("input", "weight"),
     "mkldnn_convolution": ("input", "weight"),
     "cudnn_convolution": ("input", "weight"),
+    "_trilinear": ("i1", "i2", "i3"),
 }
 #: what a product adds
 ADDENDS = frozenset({"self", "bias", "B"})
@@ -33,6 +34,11 @@ NORMS: dict[str, tuple[str, str, str]] = {
     "_batch_norm_no_update": ("input", "weight", "bias"),
     "cudnn_batch_norm": ("input", "weight", "bias"),
     "miopen_batch_norm": ("input", "weight", "bias"),
+}
+#: operation -> other biases that it adds
+BIASES: dict[str, tuple[str, ...]] = {
+    "_thnn_fused_lstm_cell": ("input_bias", "hidden_bias"),
+    "_thnn_fused_gru_cell": ("input_bias", "hidden_bias"),
 }
 LOOKUPS = frozenset({"embedding", "_embedding_bag", "_embedding_bag_forward_only"})
 #: attention in one operation; its value goes through it linearly, channel by channel
@@ -77,6 +83,8 @@ ROWS: dict[str, tuple[str, ...]] = {
     "slice_scatter": ("src",),
     "select_scatter": ("src",),
 }
+#: those that write a table's rows, which stay the table's
+ROWS_WRITTEN = frozenset({"embedding_renorm"})
 #: those that choose rows of a table by numbers that are given
 CHOICES_OF_ROWS = frozenset({"index", "index_select", "gather", "_unsafe_index"})
 #: of those that move rows, the ones that add them to what is there

@@ -79,7 +79,7 @@ def readings(scaled: Iterable[tuple[Node, Node]], name: str, *, through_gates: b
             continue
         given = [(argument, value) for argument, value in reader.inputs if value in reached]
         for argument, value in list(given):
-            matrix = _matrix(argument, reader)
+            matrix = _matrix(argument, reader, reached)
             if matrix is not None:
                 axis = contraction(reader, argument, value)
                 batch = {0} if len(value.shape) == 3 and reader.op in _BATCHED else set()
@@ -111,13 +111,13 @@ def _channels(start: Node, factor: Node) -> frozenset[int]:
     return frozenset(i + shift for i, size in enumerate(factor.shape) if size > 1 and i >= rows)
 
 
-def _matrix(argument: str, reader: Node) -> Node | None:
-    """Return the parameters that a product multiplies its `argument` with and sums over; None for other readers."""
+def _matrix(argument: str, reader: Node, reached: Reached) -> Node | None:
+    """Return the parameters with which a product is a linear map of its `argument`; None if it is not one."""
     operands = PRODUCTS.get(reader.op, ())
-    if argument not in operands:
+    others = [other for name in operands if name != argument and (other := reader.argument(name)) is not None]
+    if argument not in operands or any(other in reached for other in others):
         return None
-    others = [reader.argument(name) for name in operands if name != argument]
-    return next((other for other in others if other is not None and other.kind == PARAM), None)
+    return next((other for other in others if other.kind == PARAM), None)
 
 
 def _after(reader: Node, given: list[tuple[str, Node]], reached: Reached, gates: bool) -> frozenset[int] | None:

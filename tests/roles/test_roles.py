@@ -38,13 +38,14 @@ def checked(family: Family, model: nn.Module) -> Roles:
         if role in ("matrix", "router", "head") and 1 not in parameter.shape:
             assert row.in_axis is not None, name
     assert found == truth
+    trained = [p.name for p in roles.parameters if p.trained]
     for policy in ("wd", "iwd", "owd", "nowd"):
         for decayed in (False, True):
             wanted = set(roles.decayed(policy) if decayed else roles.undecayed(policy))
             regex, glob = (roles.patterns(kind, policy, decayed=decayed) for kind in ("regex", "glob"))
-            assert {name for name in truth if any(re.search(p, name) for p in regex)} == wanted
-            assert {name for name in truth if any(re.match(p, name) for p in regex)} == wanted
-            assert {name for name in truth if any(fnmatchcase(name, p) for p in glob)} == wanted
+            assert {name for name in trained if any(re.search(p, name) for p in regex)} == wanted
+            assert {name for name in trained if any(re.match(p, name) for p in regex)} == wanted
+            assert {name for name in trained if any(fnmatchcase(name, p) for p in glob)} == wanted
     return roles
 
 
@@ -62,7 +63,22 @@ def _is_layer_norm(model: nn.Module, name: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gemma3_text", "gpt2", "qwen3_moe", "deepseek_v3", "mamba2", "vit", "t5", "bert"]
+    "name",
+    [
+        "llama",
+        "gemma3_text",
+        "gpt2",
+        "qwen3_moe",
+        "deepseek_v3",
+        "mamba2",
+        "vit",
+        "t5",
+        "bert",
+        "llava",
+        "gemma3",
+        "qwen2_5_vl",
+        "whisper",
+    ],
 )
 def test_sizes_alone_give_the_same_roles(name: str) -> None:
     family = next(family for family in EVERY if family.name == name)
@@ -398,6 +414,52 @@ def test_a_vector_is_input_if_matrices_read_what_is_linear_in_it(how: str) -> No
 
     row = weight_decay_roles(Between(), IDS)["w"]
     assert (row.role, row.redundant) == (role, folds)
+
+
+#: layers between a norm and the head, and how they are called; the norm is input vector of each
+LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[..., torch.Tensor]]] = {
+    "LSTM": (lambda: nn.LSTM(4, 4, 2, batch_first=True), lambda layer, y, x: layer(y)[0]),
+    "GRU": (lambda: nn.GRU(4, 4, batch_first=True), lambda layer, y, x: layer(y)[0]),
+    "Bilinear": (lambda: nn.Bilinear(4, 4, 4), lambda layer, y, x: layer(x, y)),
+    "max_norm": (lambda: nn.Linear(4, 4), lambda layer, y, x: layer(y)),
+}
+
+
+@pytest.mark.parametrize("how", LAYERS)
+@pytest.mark.parametrize("fake", [False, True], ids=["real", "fake"])
+def test_layers_that_torch_computes_in_one_operation(how: str, fake: bool) -> None:
+    class Layered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(11, 4, max_norm=0.5 if how == "max_norm" else None)
+            self.norm, self.layer, self.out = nn.LayerNorm(4), LAYERS[how][0](), nn.Linear(4, 11)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids)
+            return self.out(LAYERS[how][1](self.layer, self.norm(x), x))
+
+    model = fake_model(Layered) if fake else Layered()
+    before = {} if fake else {name: value.clone() for name, value in model.state_dict().items()}
+    roles = weight_decay_roles(model, IDS)
+    truth = {"embed.weight": "embedding", "norm.weight": "input", "out.weight": "head"}
+    for p in roles.parameters:
+        assert p.role == truth.get(p.name, "bias" if "bias" in p.name else "matrix"), p.name
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+
+
+def test_a_lazy_module_and_an_operator_of_higher_order_are_errors_that_name_the_remedy() -> None:
+    with pytest.raises(ValueError, match="0.weight .* call the model once"):
+        weight_decay_roles(nn.Sequential(nn.LazyLinear(4)), torch.ones(2, 4))
+
+    class Flexible(Scaled):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            from torch.nn.attention.flex_attention import flex_attention
+
+            y = self.scale(self.w, self.embed(ids))[:, None]
+            return self.out(self.up(flex_attention(y, y, y)[:, 0]))
+
+    with pytest.raises(ValueError, match=r'set_attn_implementation\("sdpa"\)'):
+        weight_decay_roles(Flexible(NORMED["var_mean"]), IDS)
 
 
 #: what is added to x (1, 5, 4) of a parameter (7, 4), and whether the parameter is then a table or a bias

@@ -155,7 +155,11 @@ def _reader(name: str, trace: Classifier, roles: Roles, normalized: set[Node]) -
     row, uses = roles[name], trace.products[name]
     if any(plain(operand).op != "parameter" for _, operand, _ in uses):
         return None  # a function of it is used, as its direction alone, which no vector beside it commutes with
-    if row.in_axis is None or len(row.shape) not in (2, 3) or any("conv" in product.op for product, _, _ in uses):
+    if (
+        row.in_axis is None
+        or len(row.shape) not in (2, 3)
+        or any("conv" in p.op or len(PRODUCTS[p.op]) > 2 for p, _, _ in uses)
+    ):
         return None
     if row.in_axis < len(row.shape) - 2:
         return None
