@@ -1,15 +1,23 @@
 """A model of transformers from its configuration alone: no weights are read, no memory is taken."""
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from lightning_sv.roles.example import fake_model
 
+#: of layers, of parameters and of bytes: far above any model's, and built within minutes
+MAX_LAYERS, MAX_PARAMETERS, MAX_BYTES = 1000, 100_000, 10_000_000
+#: settings that count layers, at any depth
+_LAYERS = re.compile(r"(.*_)?(layers?|depths?|blocks)")
 _PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 
 
@@ -31,6 +39,8 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
             "config.json, roles need no weights."
         )
     try:
+        if file.stat().st_size > MAX_BYTES:
+            raise ValueError(f"larger than {MAX_BYTES:,} bytes")
         written = json.loads(file.read_text())
     except OSError:
         where = f"{path} has no config.json" if path.is_dir() else f"{file} cannot be read"
@@ -39,6 +49,9 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
         raise ValueError(f"{file} is no JSON ({error}); give a model's directory or its config.json.") from error
     if not isinstance(written, dict) or not isinstance(written.get("model_type"), str):
         raise ValueError(f"{file} has no 'model_type'; it must be the config.json of a transformers model.")
+    for key, value in _counts(written):
+        if value > MAX_LAYERS:
+            raise ValueError(f"{file}: {key} is {value}; expected at most {MAX_LAYERS}. Correct the configuration.")
     try:
         import transformers
     except ImportError as error:
@@ -56,10 +69,43 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
     try:
         config = transformers.AutoConfig.from_pretrained(file.parent if foreign else file, **options)
         build = _builder(transformers, written, config)
-        return fake_model(lambda: build(config, dtype=torch.bfloat16, **options))
+        with _bounded():
+            return fake_model(lambda: build(config, dtype=torch.bfloat16, **options))
     except Exception as error:  # whatever a configuration makes a model's code raise
         why = " ".join(str(error).split())[:300]
         raise ValueError(f"{file}: no model can be made of it ({type(error).__name__}: {why}).") from error
+
+
+def _counts(written: Any) -> Iterator[tuple[str, float]]:
+    """Yield the settings that count layers, before a class of transformers makes lists of that length."""
+    for key, value in written.items() if isinstance(written, dict) else ():
+        if isinstance(value, (int, float)) and _LAYERS.fullmatch(key):
+            yield key, value
+        elif isinstance(value, dict):
+            yield from _counts(value)
+        elif isinstance(value, list):
+            for item in value:
+                yield from _counts(item if isinstance(item, dict) else {key: item})
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Refuse a model of too many parameters while it is built.
+
+    Raises:
+        ValueError: more than `MAX_PARAMETERS`
+    """
+    numbers = count()
+
+    def check(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        if next(numbers) > MAX_PARAMETERS:
+            raise ValueError(f"the model has more than {MAX_PARAMETERS:,} parameters with a name of their own")
+
+    hook = register_module_parameter_registration_hook(check)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _builder(transformers: Any, written: dict[str, Any], config: Any) -> Callable[..., nn.Module]:

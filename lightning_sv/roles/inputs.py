@@ -12,6 +12,8 @@ TOKENS = 16
 _SAMPLES = 16000
 #: frames of a spectrogram, if the configuration does not say how many positions it has
 _FRAMES = 512
+#: of a setting that is taken for a size, of the numbers of an image or a sound, and of its embeddings
+_MAX_SIZE, _MAX_NUMBERS, _MAX_EMBEDDINGS = 8192, 2**28, 2**14
 #: image and sound: the method that gives their embeddings, the names of the token that stands for each embedding
 _PLACEHOLDERS = {
     "image": ("get_image_features", ("image_token_id", "image_token_index")),
@@ -41,6 +43,8 @@ def inputs_of(model: nn.Module, call: Call) -> dict[str, Any] | None:
         embed = getattr(model, method, None)
         token = next((found for name in names if isinstance(found := getattr(config, name, None), int)), None)
         for candidate in candidates:
+            if any(value.numel() > _MAX_NUMBERS for value in candidate.values()):
+                continue
             candidate = _as_model(model, candidate)
             count = 0 if embed is None or token is None else _embeddings(embed, candidate, call)
             if count is not None:
@@ -80,7 +84,7 @@ def _images(config: Any, accepted: set[str]) -> Iterator[dict[str, Any]]:
         merged = _first(vision, "spatial_merge_size") or 1
         side, deep = 4 * merged, _first(vision, "temporal_patch_size") or 1
         for depth in {deep: None, 1: None}:
-            pixels = torch.ones(side * side, channels * depth * patch * patch)
+            pixels = _numbers(side * side, channels * depth * patch * patch)
             yield {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, side, side]])}
         return
     size = _first(vision, "image_size")
@@ -88,7 +92,7 @@ def _images(config: Any, accepted: set[str]) -> Iterator[dict[str, Any]]:
         return
     sizes = {"image_sizes": torch.tensor([[size, size]])}
     for lead in ((1,), (1, 1), (1, 2), (1, 5)):  # an image, or its tiles
-        pixels = {"pixel_values": torch.ones(*lead, channels, size, size)}  # zeros would be taken for padding
+        pixels = {"pixel_values": _numbers(*lead, channels, size, size)}
         yield pixels
         if "image_sizes" in accepted:
             yield pixels | sizes
@@ -109,9 +113,14 @@ def _sounds(config: Any, accepted: set[str]) -> Iterator[dict[str, Any]]:
             shapes.reverse()
         for shape in shapes:
             masks = [name for name in ("input_features_mask", "feature_attention_mask") if name in accepted]
-            yield {"input_features": torch.ones(shape)} | {name: torch.ones(1, frames).long() for name in masks}
+            yield {"input_features": _numbers(*shape)} | {name: torch.ones(1, frames).long() for name in masks}
     elif "input_values" in accepted:
-        yield {"input_values": torch.ones(1, _SAMPLES)}
+        yield {"input_values": _numbers(1, _SAMPLES)}
+
+
+def _numbers(*shape: int) -> Tensor:
+    """Return ones, without their memory: zeros would be taken for padding."""
+    return torch.ones(()).expand(shape)
 
 
 def _embeddings(embed: Callable[..., Any], candidate: dict[str, Any], call: Call) -> int | None:
@@ -125,7 +134,8 @@ def _embeddings(embed: Callable[..., Any], candidate: dict[str, Any], call: Call
     parts = list(rows) if isinstance(rows, (list, tuple)) else [rows]
     if not all(isinstance(part, Tensor) and part.ndim > 1 for part in parts):
         return None
-    return sum(part.shape[:-1].numel() for part in parts)
+    count = sum(part.shape[:-1].numel() for part in parts)
+    return count if count <= _MAX_EMBEDDINGS else None
 
 
 def _opening(config: Any, kind: str) -> list[int]:
@@ -141,7 +151,7 @@ def _first(config: Any, *names: str) -> int | None:
         value = getattr(config, name, None)
         if isinstance(value, (list, tuple)) and value:
             value = value[-1]
-        if isinstance(value, int) and value > 0:
+        if isinstance(value, int) and 0 < value <= _MAX_SIZE:
             return value
     return None
 
