@@ -166,10 +166,10 @@ $(VENV)/.bench: $(VENV)/.test requirements/bench.txt
 	@touch "$$VENV/$(@F)"
 
 $(VENV)/.hf4: requirements/hf4.txt
-	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) $(TORCH)
+	@$$PYTHON -m venv "$$VENV"
+	@$(PIP) $$TORCH
 	@$(PIP) --no-deps -r requirements/hf4.txt
-	@touch $@
+	@touch "$$VENV/$(@F)"
 
 $(VENV)/.docs: requirements/docs.txt
 	@$$PYTHON -m venv "$$VENV"
@@ -246,8 +246,8 @@ test-torch211:  ## the tests on torch 2.11, the oldest that is supported, in .ve
 	@$(MAKE) --no-print-directory VENV="$$VENV-torch211" TORCH=torch==2.11.0 test
 
 test-hf4: $(VENV)/.test  ## exported folders in transformers 4.57 and CTranslate2, which .venv-hf4 has
-	@$(MAKE) --no-print-directory VENV=$(VENV)-hf4 $(VENV)-hf4/.hf4
-	@HF4=$(VENV)-hf4/bin/python $(BIN)/python -m pytest -m hf4 tests/interop/test_hf4.py $(ARGS)
+	@$(MAKE) --no-print-directory VENV="$$VENV-hf4" "$$VENV-hf4/.hf4"
+	@$(WORDS) HF4="$$VENV-hf4/bin/python" "$$BIN/python" -m pytest -m hf4 tests/interop/test_hf4.py "$$@"
 
 test-machines: $(VENV)/.test  ## the numerical tests as other CPUs, 2 threads and other orders have them; ARGS chooses variants
 	@$(WORDS) "$$BIN/python" -m tests.machines "$$@"

@@ -18,7 +18,7 @@ from lightning_sv.interop.inspect import (
 from lightning_sv.nn import meta_backbone
 from lightning_sv.roles import family
 from lightning_sv.runs.checkpoint import read_model
-from lightning_sv.runs.directory import LAST
+from lightning_sv.runs.directory import LAST, printable
 from lightning_sv.settings.plain_parser import PlainParser
 
 #: heading -> width, format and value of what stands below it; a mean over the vectors of a line
@@ -69,7 +69,7 @@ def run(argv: list[str]) -> int:
     if options.json:
         print(json.dumps({"model": name, "vectors": [asdict(row) for row in rows], "notes": notes}, indent=2))
         return 0
-    print("\n".join([f"{name}: scale vectors", *_table(families), _LEGEND, *notes]))
+    print(printable("\n".join([f"{name}: scale vectors", *_table(families), _LEGEND, *notes])))
     if options.png is not None:
         print(f"drawn: {options.png}")
     return 0

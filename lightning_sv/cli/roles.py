@@ -4,16 +4,21 @@ import json
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from lightning_sv.interop.frameworks import Today, today
 from lightning_sv.roles import MODEL_ROLES, ModelParameter, ModelRole, Roles, family, weight_decay_roles
 from lightning_sv.roles.from_config import model_from_config
+from lightning_sv.roles.patterns import Pattern
+from lightning_sv.runs.directory import printable
 from lightning_sv.scale.strategy import DECAYS
 from lightning_sv.settings.plain_parser import PlainParser
+
+_LEGEND = """n: tensors. folds: whether matrices can take the vector up.
+to: the factor to which decay pulls it. {policy}: whether it decays under {policy}."""
 
 
 def run(argv: list[str]) -> int:
@@ -44,16 +49,9 @@ def run(argv: list[str]) -> int:
         }
         print(json.dumps(found, indent=2))
         return 0
-    console = Console()
-    console.print(_roles_table(type(model).__name__, roles, options.policy))
-    console.print(_frameworks_table(frameworks))
-    if not regex:
-        console.print(f"Under {options.policy} everything decays: no pattern is needed.")
-    for name, patterns in (("regex", regex), ("glob", glob)):
-        if patterns:
-            console.print(f"Not to decay under {options.policy}, as {name}:")
-            for pattern in patterns:
-                print(f"  {pattern}")
+    print_roles(type(model).__name__, roles, options.policy)
+    Console().print(_frameworks_table(frameworks))
+    print_patterns(roles, options.policy)
     return 0
 
 
@@ -65,26 +63,50 @@ def _known(word: str) -> tuple[str, ModelRole]:
     raise ValueError(f"--known {word}: write NAME=ROLE; roles: {' '.join(MODEL_ROLES)}")
 
 
-def _roles_table(name: str, roles: Roles, policy: str) -> Table:
-    """One line for the parameters of all layers that differ in numbers alone."""
-    lines: dict[tuple[object, ...], list[ModelParameter]] = defaultdict(list)
+def print_roles(name: str, roles: Roles, policy: str) -> None:
+    """Print one line for the parameters of all layers that differ in numbers alone, below their module."""
+    same: dict[tuple[object, ...], list[ModelParameter]] = defaultdict(list)
     for p in roles.parameters:
-        lines[(family(p.name), p.shape, p.role, p.redundant, p.decays_to)].append(p)
-    total = sum(p.size for p in roles.parameters)
-    table = Table(title=escape(f"{name}, {total:,} parameters"), title_justify="left")
-    for column in ("parameter", "tensors", "shape", "role", "folds", "decay pulls to", f"decays ({policy})"):
-        table.add_column(column, justify="right" if column == "tensors" else "left", overflow="fold")
-    for (path, shape, *_), same in lines.items():
-        p = same[0]
+        same[(family(p.name), p.shape, p.role, p.redundant, p.decays_to)].append(p)
+    modules: dict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for parameters in same.values():
+        p = parameters[0]
+        words = family(p.name).split(".")
         folds = "" if p.redundant is None else "yes" if p.redundant else "no"
         to = "" if p.decays_to is None else f"{p.decays_to:g}"
-        size = "x".join(map(str, shape))  # type: ignore[call-overload]
-        table.add_row(escape(str(path)), f"{len(same)}", size, p.role, folds, to, "yes" if p.decays(policy) else "no")
-    return table
+        shape, decays = "x".join(map(str, p.shape)), "yes" if p.decays(policy) else "no"
+        modules[".".join(words[:-2])].append(
+            (f"  {'.'.join(words[-2:])}", f"{len(parameters)}", shape, p.role, folds, to, decays)
+        )
+    heading = ("parameter", "n", "shape", "role", "folds", "to", policy)
+    rows = [heading, *(row for some in modules.values() for row in some)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(heading))]
+
+    def line(row: tuple[str, ...]) -> str:
+        cells = (
+            cell.rjust(w) if i == 1 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        return "  ".join(cells).rstrip()
+
+    body = [text for module, some in modules.items() for text in (*([module] if module else []), *map(line, some))]
+    total = sum(p.size for p in roles.parameters)
+    lines = [f"{name}, {total:,} parameters", "", line(heading), *body, "", _LEGEND.format(policy=policy), ""]
+    print(printable("\n".join(lines)))
+
+
+def print_patterns(roles: Roles, policy: str) -> None:
+    """Print patterns that match exactly the parameters that do not decay."""
+    if not roles.undecayed(policy):
+        print(f"Under {policy} everything decays: no pattern is needed.")
+        return
+    for kind in get_args(Pattern):
+        print(f"Not to decay under {policy}, as {kind}:")
+        for pattern in roles.patterns(kind, policy):
+            print(printable(f"  {pattern}"))
 
 
 def _frameworks_table(frameworks: list[Today]) -> Table:
-    table = Table(title="What decays today", title_justify="left")
+    table = Table(title="What decays today", title_justify="left", box=None, pad_edge=False, title_style="")
     for column in ("framework", "what it decays", "input vectors", "output vectors", "in our words"):
         table.add_column(column)
     for row in frameworks:

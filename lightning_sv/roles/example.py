@@ -4,23 +4,28 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from lightning_sv.nn import Backbone
-
-TOKENS = 16
+from lightning_sv.roles.forward import call
+from lightning_sv.roles.inputs import inputs_of, token_ids
 
 
 def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return (args, kwargs) of the traced call: the example, or one made from the model's own config.
 
     Raises:
-        ValueError: no example, and none can be made; or a model on the meta device
+        ValueError: no example, and none can be made; a model on the meta device; parameters without a size
     """
+    lazy = [name for name, parameter in model.named_parameters() if isinstance(parameter, UninitializedParameter)]
+    if lazy:
+        raise ValueError(f"parameter {lazy[0]} has no size yet, because its module is lazy; call the model once first.")
     if any(parameter.is_meta and type(parameter.data) is Tensor for parameter in model.parameters()):
         raise ValueError(
             "the model is on the meta device, where a forward pass cannot be followed; build it with "
@@ -32,40 +37,15 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
         return example, {}
     if example is not None:
         return (example,), {}
-    config = getattr(model, "config", None)
     if isinstance(model, Backbone):
-        return (_ids(model, model.config.vocab_size),), {}
-    vocabulary = getattr(config, "vocab_size", None)
-    if getattr(model, "main_input_name", None) != "input_ids" or not isinstance(vocabulary, int):
-        size = getattr(config, "image_size", None)
-        if getattr(model, "main_input_name", None) == "pixel_values" and isinstance(size, int):
-            return (), {"pixel_values": _zeros(model, 1, getattr(config, "num_channels", 3), size, size)}
+        return (token_ids(model.config.vocab_size).to(next(model.parameters()).device),), {}
+    kwargs = inputs_of(model, partial(call, model))
+    if kwargs is None:
         raise ValueError(
             f"{type(model).__name__} does not say what it reads; call weight_decay_roles in Python with example=, the "
             "tensor, tuple or dict of keywords that it is called with."
         )
-    ids = _ids(model, vocabulary)
-    kwargs: dict[str, Any] = {"input_ids": ids}
-    if getattr(config, "is_encoder_decoder", False):
-        kwargs["decoder_input_ids"] = ids
-    if hasattr(config, "use_cache"):
-        kwargs["use_cache"] = False
     return (), kwargs
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device
-
-
-def _ids(model: nn.Module, vocabulary: int) -> Tensor:
-    """(1, 16) ids, none of them 0 to 3, which families give a meaning."""
-    ids = torch.arange(4, 4 + TOKENS) % vocabulary
-    return ids[None].to(_device(model))
-
-
-def _zeros(model: nn.Module, *shape: int) -> Tensor:
-    parameter = next(model.parameters())
-    return torch.zeros(*shape, dtype=parameter.dtype).to(parameter.device)
 
 
 def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None) -> nn.Module:

@@ -1,7 +1,8 @@
 """The forward pass that is traced, and the model left as it was."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -14,12 +15,13 @@ from lightning_sv.roles.trace import Graph, Tracer, Writes
 
 @contextmanager
 def as_for_tracing(model: nn.Module) -> Iterator[None]:
-    """Eval mode, gradients on, no autocast, nothing compiled; all as it was afterwards, and the buffers too."""
+    """Eval mode, gradients on, no autocast, nothing compiled; all as it was afterwards, with the same numbers."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     before = [(m, m.training, dict(vars(m)), dict(m._buffers)) for m in model.modules()]
     devices = {"cpu", *(p.device.type for p in model.parameters())} - {"meta"}
-    writes = Writes(buffer for buffer in model.buffers() if not isinstance(buffer, FakeTensor))  # which have no numbers
+    kept = (*model.buffers(), *model.parameters())
+    writes = Writes(tensor for tensor in kept if not isinstance(tensor, FakeTensor))  # which have no numbers
     try:
         for module, *_ in before:
             module.training = False
@@ -54,6 +56,33 @@ def _put_back(module: nn.Module, attributes: Mapping[str, Any], buffers: Mapping
     vars(module).update(attributes)
 
 
+def call(model: nn.Module, method: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run a method of the model under the conditions of a traced pass."""
+    with _conditions(model), Tracer():
+        return method(**kwargs)
+
+
+@contextmanager
+def _conditions(model: nn.Module) -> Iterator[Any]:
+    """As for tracing, without kernels for whole layers, in the fake mode of the model's parameters if they have one."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    fake = next((p.fake_mode for p in model.parameters() if isinstance(p, FakeTensor)), None)
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # prints the traceback of what is caught
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(as_for_tracing(model))
+            unchanged = {"deterministic": None, "allow_tf32": None, "fp32_precision": None}
+            stack.enter_context(torch.backends.mkldnn.flags(enabled=False, **unchanged))
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+            stack.enter_context(fake or nullcontext())
+            yield fake
+    finally:
+        log.setLevel(level)
+
+
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graph:
     """Run `model(*args, **kwargs)` once and return what was computed from what.
 
@@ -62,16 +91,11 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     Raises:
         ValueError: the forward pass failed
     """
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    fake = next((p.fake_mode for p in model.parameters() if isinstance(p, FakeTensor)), None)
     tracer = Tracer()
-    with ExitStack() as stack:
-        stack.enter_context(as_for_tracing(model))
-        if fake is not None:
-            stack.enter_context(fake)
+    with _conditions(model) as fake:
+        if fake is not None and not fake.allow_non_fake_inputs:  # a mode that is not of fake_model
             args, kwargs = tree_map_only(
-                Tensor, lambda t: t if isinstance(t, FakeTensor) else fake.from_tensor(t), (args, dict(kwargs))
+                Tensor, lambda t: t if hasattr(t, "fake_mode") else fake.from_tensor(t), (args, dict(kwargs))
             )
         parameters = {name: tracer.source(p, "parameter") for name, p in model.named_parameters()}
         for tensor in model.buffers():
@@ -86,7 +110,8 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
             why = " ".join(str(error).split())[:300]
             raise ValueError(
                 f"the forward pass that is traced failed ({type(error).__name__}: {why}); pass an example that the "
-                "model can read, and for the trace another kernel where one is not for this device."
+                'model can read, and trace plain operations: model.set_attn_implementation("sdpa") in transformers, no '
+                "flex_attention, torch.cond or other higher-order operator elsewhere."
             ) from error
         outputs = {tracer.find(t) for t in tree_iter(plain_output(out)) if isinstance(t, Tensor)}
     return Graph(tracer.nodes, parameters, outputs)

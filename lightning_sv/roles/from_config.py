@@ -1,15 +1,24 @@
 """A model of transformers from its configuration alone: no weights are read, no memory is taken."""
 
 import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from lightning_sv.roles.example import fake_model
 from lightning_sv.whole import regular
 
+#: of layers, of parameters and of bytes: far above any model's, and built within minutes
+MAX_LAYERS, MAX_PARAMETERS, MAX_BYTES = 1000, 100_000, 10_000_000
+#: settings that count layers, at any depth
+_LAYERS = re.compile(r"(.*_)?(layers?|depths?|blocks)")
 _PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 
 
@@ -32,6 +41,8 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
         )
     regular(file)
     try:
+        if file.stat().st_size > MAX_BYTES:
+            raise ValueError(f"larger than {MAX_BYTES:,} bytes")
         written = json.loads(file.read_text(encoding="utf-8"))
     except OSError:
         where = f"{path} has no config.json" if path.is_dir() else f"{file} cannot be read"
@@ -40,6 +51,9 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
         raise ValueError(f"{file} is no JSON ({error}); give a model's directory or its config.json.") from error
     if not isinstance(written, dict) or not isinstance(written.get("model_type"), str):
         raise ValueError(f"{file} has no 'model_type'; it must be the config.json of a transformers model.")
+    for key, value in _counts(written):
+        if value > MAX_LAYERS:
+            raise ValueError(f"{file}: {key} is {value}; expected at most {MAX_LAYERS}. Correct the configuration.")
     try:
         import transformers
     except ImportError as error:
@@ -56,25 +70,53 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
     options: dict[str, Any] = {"trust_remote_code": True} if foreign else {}
     try:
         config = transformers.AutoConfig.from_pretrained(file.parent if foreign else file, **options)
-        auto = _auto_class(transformers, written.get("architectures") or [])
-        return fake_model(lambda: auto.from_config(config, dtype=torch.bfloat16, **options))
+        build = _builder(transformers, written, config)
+        with _bounded():
+            return fake_model(lambda: build(config, dtype=torch.bfloat16, **options))
     except Exception as error:  # whatever a configuration makes a model's code raise
         why = " ".join(str(error).split())[:300]
         raise ValueError(f"{file}: no model can be made of it ({type(error).__name__}: {why}).") from error
 
 
-def _auto_class(transformers: Any, architectures: list[str]) -> Any:
-    """Return the factory of the task that the architecture's name ends in; by default a causal language model."""
-    name = str(architectures[0]) if architectures else "ForCausalLM"
-    for ending, auto in (
-        ("ForCausalLM", "AutoModelForCausalLM"),
-        ("LMHeadModel", "AutoModelForCausalLM"),
-        ("ForMaskedLM", "AutoModelForMaskedLM"),
-        ("ForSequenceClassification", "AutoModelForSequenceClassification"),
-        ("ForImageClassification", "AutoModelForImageClassification"),
-        ("ForConditionalGeneration", "AutoModelForSeq2SeqLM"),
-        ("Model", "AutoModel"),
-    ):
-        if name.endswith(ending):
-            return getattr(transformers, auto)
-    return transformers.AutoModelForCausalLM
+def _counts(written: Any) -> Iterator[tuple[str, float]]:
+    """Yield the settings that count layers, before a class of transformers makes lists of that length."""
+    for key, value in written.items() if isinstance(written, dict) else ():
+        if isinstance(value, (int, float)) and _LAYERS.fullmatch(key):
+            yield key, value
+        elif isinstance(value, dict):
+            yield from _counts(value)
+        elif isinstance(value, list):
+            for item in value:
+                yield from _counts(item if isinstance(item, dict) else {key: item})
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """Refuse a model of too many parameters while it is built.
+
+    Raises:
+        ValueError: more than `MAX_PARAMETERS`
+    """
+    numbers = count()
+
+    def check(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        if next(numbers) > MAX_PARAMETERS:
+            raise ValueError(f"the model has more than {MAX_PARAMETERS:,} parameters with a name of their own")
+
+    hook = register_module_parameter_registration_hook(check)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _builder(transformers: Any, written: dict[str, Any], config: Any) -> Callable[..., nn.Module]:
+    """Return what makes the model: the class that the configuration names, or the factory of its code's auto_map."""
+    architectures = written.get("architectures")
+    name = architectures[0] if isinstance(architectures, list) and architectures else None
+    own = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
+    if isinstance(own, type) and issubclass(own, transformers.PreTrainedModel) and isinstance(config, own.config_class):
+        return own._from_config  # type: ignore[no-any-return]
+    mapped = written.get("auto_map") or {}
+    auto = next((auto for auto in mapped if auto.startswith("AutoModel") and mapped[auto].endswith(f".{name}")), None)
+    return getattr(transformers, auto or "AutoModelForCausalLM").from_config  # type: ignore[no-any-return]

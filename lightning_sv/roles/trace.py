@@ -1,7 +1,8 @@
 """One forward pass of any module as a graph of the operations that torch ran.
 
 A `TorchDispatchMode` sees every operation below autograd: inside autograd functions, compiled or checkpointed blocks,
-in-place writes and loops over data. It runs on real or on fake tensors (`FakeTensorMode`: sizes without memory). Two
+in-place writes and loops over data. It runs on real or on fake tensors (`FakeTensorMode`: sizes without memory); what
+is computed from real tensors alone, as positions from token ids, keeps its numbers beside fake parameters. Two
 tensors are one value where storage, offset, sizes and strides are equal; an in-place write gives its whole storage a
 new value that depends on the old one.
 """
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_sv.roles.ops import CHOICES_OF_ROWS, LOOKUPS
+from lightning_sv.roles.ops import CHOICES_OF_ROWS, LOOKUPS, ROWS_WRITTEN
 
 #: what a value depends on: neither, parameters, the example, or both
 CONST, PARAM, INPUT, DATA = range(4)
@@ -36,6 +37,8 @@ class Node:
         is_view: it shares the storage of its first input
         kind: CONST, PARAM, INPUT or DATA
         pointwise: torch says that it acts element by element
+        order: place in the pass
+        call: the operation itself
         readers: (name of the argument, node) of each tensor made from it
     """
 
@@ -48,6 +51,8 @@ class Node:
     is_view: bool = False
     kind: int = CONST
     pointwise: bool = False
+    order: int = 0
+    call: Any = None
     readers: list[tuple[str, "Node"]] = field(default_factory=list)
 
     def argument(self, name: str) -> "Node | None":
@@ -110,7 +115,7 @@ class Tracer(TorchDispatchMode):
         inputs = [(name, self.find(t)) for name, values in tensors.items() for t in values]
         written = [(name, t) for name in op.written for t in tensors.get(name, ())]
         before = {_storage(t) for values in tensors.values() for t in values}
-        out = func(*args, **(kwargs or {}))
+        out = run_real(func, args, kwargs or {})
         scalars = {name: value for name, value in given.items() if name not in tensors}
         kind = _joined(op.name, inputs)
 
@@ -125,6 +130,8 @@ class Tracer(TorchDispatchMode):
                 is_view,
                 kind,
                 op.pointwise,
+                len(self.nodes),
+                func,
             )
             for name, source in inputs:
                 source.readers.append((name, made))
@@ -148,6 +155,16 @@ class Tracer(TorchDispatchMode):
         self._values[storage] = {_geometry(tensor): node}
         self._whole[storage] = node
         self.nodes.append(node)
+
+
+def run_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an operation, outside of a fake mode if none of its tensors is fake, so that its numbers can be read."""
+    from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+    if any(isinstance(tensor, FakeTensor) for tensor in _tensors((args, tuple(kwargs.values())))):
+        return func(*args, **kwargs)
+    with unset_fake_temporarily():
+        return func(*args, **kwargs)
 
 
 class Writes(TorchDispatchMode):
@@ -213,6 +230,8 @@ def _joined(op: str, inputs: list[tuple[str, Node]]) -> int:
     if op in LOOKUPS:
         return DATA
     first = next((node.kind for name, node in inputs if name == "self"), CONST)
+    if op in ROWS_WRITTEN:
+        return first
     if op in CHOICES_OF_ROWS and first == PARAM and all(node.kind != INPUT for _, node in inputs):
         return PARAM  # the weights of the expert that was chosen are still weights
     kinds = {node.kind for _, node in inputs}

@@ -23,6 +23,10 @@ EMBEDDINGS = {
 }  # fmt: skip
 HEADS = ("lm_head", "embed_out", "output_projection", "decoder", "classifier")
 LISTS = ("input", "output", "router", "multiplier", "bias", "other", "matrix", "head", "embedding")
+VISION = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 16,
+    "patch_size": 4,
+}  # fmt: skip
 LLAMA = "input_layernorm post_attention_layernorm norm"
 MOE = {
     "num_experts": 8,
@@ -618,6 +622,96 @@ OTHERS = [
         input="layernorm_before layernorm_after layernorm",
         bias="position_embeddings",
         other="cls_token",
+        auto="AutoModelForImageClassification",
+    ),
+    # an image or a sound beside tokens
+    Family(
+        "llava",
+        {
+            "text_config": {"model_type": "llama"} | SIZES,
+            "vision_config": {"model_type": "clip_vision_model"} | VISION,
+            "image_token_index": 60,
+        },
+        input=f"{LLAMA} layer_norm1 layer_norm2",
+        output="pre_layrnorm post_layernorm",
+        other="class_embedding",
+        embedding="position_embedding",
+        auto="AutoModelForImageTextToText",
+    ),
+    Family(
+        "gemma3",
+        {
+            "text_config": SIZES,
+            "vision_config": {"model_type": "siglip_vision_model", "vision_use_head": False} | VISION,
+            "image_token_index": 60,
+            "mm_tokens_per_image": 4,
+        },
+        input="input_layernorm pre_feedforward_layernorm norm layer_norm1 layer_norm2 mm_soft_emb_norm",
+        output="post_attention_layernorm post_feedforward_layernorm q_norm k_norm post_layernorm",
+        embedding="position_embedding",
+        kept="language_model.norm",
+        to_one="input_layernorm pre_feedforward_layernorm language_model.norm post_attention_layernorm "
+        "post_feedforward_layernorm q_norm k_norm mm_soft_emb_norm",
+        auto="AutoModelForImageTextToText",
+    ),
+    Family(
+        "qwen2_5_vl",
+        {
+            "text_config": SIZES | {"rope_scaling": {"rope_type": "default", "mrope_section": [1, 1, 2]}},
+            "vision_config": {
+                "depth": 2,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_heads": 4,
+                "out_hidden_size": 32,
+                "patch_size": 4,
+                "fullatt_block_indexes": [1],
+                "window_size": 16,
+            },
+            "image_token_id": 60,
+            "video_token_id": 61,
+            "vision_start_token_id": 62,
+            "vision_end_token_id": 63,
+        },
+        input=f"{LLAMA} norm1 norm2 ln_q",
+        auto="AutoModelForImageTextToText",
+    ),
+    Family(
+        "whisper",
+        {
+            "d_model": 32,
+            "encoder_layers": 2,
+            "decoder_layers": 2,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 48,
+            "decoder_ffn_dim": 48,
+            "num_mel_bins": 8,
+            "max_source_positions": 20,
+            "max_target_positions": 32,
+            "decoder_start_token_id": 1,
+        },
+        input="self_attn_layer_norm encoder_attn_layer_norm final_layer_norm layer_norm",
+        kept="decoder.layer_norm",
+        auto="AutoModelForSpeechSeq2Seq",
+    ),
+    # sums over positions
+    Family(
+        "rwkv",
+        {"attention_hidden_size": 32, "context_length": 32},
+        input="ln1 ln2 ln_out",
+        output="pre_ln",
+        bias="time_decay time_first",
+        multiplier="time_mix_key time_mix_value time_mix_receptance",
+        head="head",
+    ),
+    Family(
+        "swin",
+        dict.fromkeys(SIZES)
+        | {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 2},
+        input="layernorm_before layernorm_after downsample.norm swin.layernorm",
+        output="embeddings.norm",
+        embedding="relative_position_bias_table",
         auto="AutoModelForImageClassification",
     ),
 ]

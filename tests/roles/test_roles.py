@@ -38,13 +38,14 @@ def checked(family: Family, model: nn.Module) -> Roles:
         if role in ("matrix", "router", "head") and 1 not in parameter.shape:
             assert row.in_axis is not None, name
     assert found == truth
+    trained = [p.name for p in roles.parameters if p.trained]
     for policy in ("wd", "iwd", "owd", "nowd"):
         for decayed in (False, True):
             wanted = set(roles.decayed(policy) if decayed else roles.undecayed(policy))
             regex, glob = (roles.patterns(kind, policy, decayed=decayed) for kind in ("regex", "glob"))
-            assert {name for name in truth if any(re.search(p, name) for p in regex)} == wanted
-            assert {name for name in truth if any(re.match(p, name) for p in regex)} == wanted
-            assert {name for name in truth if any(fnmatchcase(name, p) for p in glob)} == wanted
+            assert {name for name in trained if any(re.search(p, name) for p in regex)} == wanted
+            assert {name for name in trained if any(re.match(p, name) for p in regex)} == wanted
+            assert {name for name in trained if any(fnmatchcase(name, p) for p in glob)} == wanted
     return roles
 
 
@@ -62,7 +63,22 @@ def _is_layer_norm(model: nn.Module, name: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gemma3_text", "gpt2", "qwen3_moe", "deepseek_v3", "mamba2", "vit", "t5", "bert"]
+    "name",
+    [
+        "llama",
+        "gemma3_text",
+        "gpt2",
+        "qwen3_moe",
+        "deepseek_v3",
+        "mamba2",
+        "vit",
+        "t5",
+        "bert",
+        "llava",
+        "gemma3",
+        "qwen2_5_vl",
+        "whisper",
+    ],
 )
 def test_sizes_alone_give_the_same_roles(name: str) -> None:
     family = next(family for family in EVERY if family.name == name)
@@ -342,6 +358,133 @@ def test_a_matrix_takes_up_a_vector_where_nothing_else_is_done_to_it_and_its_gai
     assert roles["w"].role == "input" and roles["w"].redundant is WEIGHTS[how][0]
     assert roles["up.weight"].role == "matrix" and roles["up.weight"].in_axis == 1
     assert roles["gain"].role == ("other" if how == "cast and joined" else "multiplier")
+
+
+def _shifted(y: torch.Tensor) -> torch.Tensor:
+    return nn.functional.pad(y, (0, 0, 1, -1))
+
+
+def _pixels(y: torch.Tensor) -> torch.Tensor:
+    return nn.functional.pixel_shuffle(y.mT[..., None], 2)
+
+
+#: what is done to a scaled value y (1, 5, 4) before a matrix reads it, with other data x and a vector a: the vector's
+#: role, and whether it folds
+READ: dict[str, tuple[str, bool, Callable[..., torch.Tensor]]] = {
+    "mean of positions": ("input", True, lambda y, x, a: y.mean(1)),
+    "masked mean": ("input", True, lambda y, x, a: y.masked_fill(x[..., :1] > 0, 0).sum(1) / (x[..., :1] > 0).sum(1)),
+    "average pool": ("input", True, lambda y, x, a: nn.functional.adaptive_avg_pool1d(y.mT, 2).mT),
+    "average of windows": ("input", True, lambda y, x, a: nn.functional.avg_pool1d(y.mT, 2).mT),
+    "fixed weights": ("input", True, lambda y, x, a: torch.ones(3, 5) @ y),
+    "running sum": ("input", True, lambda y, x, a: y.cumsum(1)),
+    "upsampled": ("input", True, lambda y, x, a: nn.functional.interpolate(y.mT, scale_factor=2).mT),
+    "token shift": ("input", True, lambda y, x, a: y * a + _shifted(y) * (1 - a)),
+    "token shift by lerp": ("input", True, lambda y, x, a: torch.lerp(y, _shifted(y), a)),
+    "token shift by addcmul": ("input", True, lambda y, x, a: torch.addcmul(y, _shifted(y) - y, a)),
+    "written in place": ("input", True, lambda y, x, a: _shifted(y).add_(y)),
+    "chosen": ("input", True, lambda y, x, a: torch.where(x[..., :1] > 0, y, 0)),
+    "stacked last": ("input", True, lambda y, x, a: torch.stack([y, _shifted(y)], -1).sum(-1)),
+    "pixel shuffle": ("input", False, lambda y, x, a: _pixels(y).flatten(2).mT.expand(1, 20, 4)),
+    "gated": ("output", True, lambda y, x, a: y * x.sigmoid()),
+    "averaged by data": ("output", True, lambda y, x, a: (x @ x.mT).softmax(-1) @ y),
+    "gated by itself": ("output", False, lambda y, x, a: y * _shifted(y)),
+    "averaged by itself": ("output", False, lambda y, x, a: (x @ y.mT).softmax(-1) @ y),
+    "residual": ("output", False, lambda y, x, a: x + y),
+    "below": ("output", False, lambda y, x, a: x / y),
+    "channels mixed": ("output", False, lambda y, x, a: y + y[:, :4].mT.sum(1, keepdim=True)),
+    "mean of channels": ("output", False, lambda y, x, a: y.mean(-1, keepdim=True).expand(1, 5, 4)),
+    "largest": ("output", False, lambda y, x, a: y.amax(1)),
+    "largest of windows": ("output", False, lambda y, x, a: nn.functional.max_pool1d(y.mT, 2).mT),
+    "softmax": ("output", False, lambda y, x, a: y.softmax(-1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", READ)
+def test_a_vector_is_input_if_matrices_read_what_is_linear_in_it(how: str) -> None:
+    role, folds, between = READ[how]
+
+    class Between(Scaled):
+        def __init__(self) -> None:
+            super().__init__(NORMED["var_mean"])
+            self.a = nn.Parameter(torch.rand(4), requires_grad=False)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids)
+            return self.out(self.up(between(self.scale(self.w, x), x, self.a)).tanh())
+
+    row = weight_decay_roles(Between(), IDS)["w"]
+    assert (row.role, row.redundant) == (role, folds)
+
+
+#: layers between a norm and the head, and how they are called; the norm is input vector of each
+LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[..., torch.Tensor]]] = {
+    "LSTM": (lambda: nn.LSTM(4, 4, 2, batch_first=True), lambda layer, y, x: layer(y)[0]),
+    "GRU": (lambda: nn.GRU(4, 4, batch_first=True), lambda layer, y, x: layer(y)[0]),
+    "Bilinear": (lambda: nn.Bilinear(4, 4, 4), lambda layer, y, x: layer(x, y)),
+    "max_norm": (lambda: nn.Linear(4, 4), lambda layer, y, x: layer(y)),
+}
+
+
+@pytest.mark.parametrize("how", LAYERS)
+@pytest.mark.parametrize("fake", [False, True], ids=["real", "fake"])
+def test_layers_that_torch_computes_in_one_operation(how: str, fake: bool) -> None:
+    class Layered(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(11, 4, max_norm=0.5 if how == "max_norm" else None)
+            self.norm, self.layer, self.out = nn.LayerNorm(4), LAYERS[how][0](), nn.Linear(4, 11)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids)
+            return self.out(LAYERS[how][1](self.layer, self.norm(x), x))
+
+    model = fake_model(Layered) if fake else Layered()
+    before = {} if fake else {name: value.clone() for name, value in model.state_dict().items()}
+    roles = weight_decay_roles(model, IDS)
+    truth = {"embed.weight": "embedding", "norm.weight": "input", "out.weight": "head"}
+    for p in roles.parameters:
+        assert p.role == truth.get(p.name, "bias" if "bias" in p.name else "matrix"), p.name
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
+
+
+def test_a_lazy_module_and_an_operator_of_higher_order_are_errors_that_name_the_remedy() -> None:
+    with pytest.raises(ValueError, match="0.weight .* call the model once"):
+        weight_decay_roles(nn.Sequential(nn.LazyLinear(4)), torch.ones(2, 4))
+
+    class Flexible(Scaled):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            from torch.nn.attention.flex_attention import flex_attention
+
+            y = self.scale(self.w, self.embed(ids))[:, None]
+            return self.out(self.up(flex_attention(y, y, y)[:, 0]))
+
+    with pytest.raises(ValueError, match=r'set_attn_implementation\("sdpa"\)'):
+        weight_decay_roles(Flexible(NORMED["var_mean"]), IDS)
+
+
+#: what is added to x (1, 5, 4) of a parameter (7, 4), and whether the parameter is then a table or a bias
+ADDED: dict[str, tuple[str, Callable[..., torch.Tensor]]] = {
+    "sliced": ("embedding", lambda p, x: p[:5]),
+    "sliced and viewed": ("embedding", lambda p, x: p[None, 1:6].expand(1, 5, 4).to(torch.float64)),
+    "positions": ("embedding", lambda p, x: p[torch.arange(5)]),
+    "one row": ("bias", lambda p, x: p[2]),
+    "rows by data": ("bias", lambda p, x: p[x.sum(-1).argsort()]),
+    "reduced": ("bias", lambda p, x: p.sum(0)),
+}
+
+
+@pytest.mark.parametrize("how", ADDED)
+def test_rows_of_a_table_by_position_are_an_embedding(how: str) -> None:
+    class Added(Scaled):
+        def __init__(self) -> None:
+            super().__init__(NORMED["var_mean"])
+            self.p = nn.Parameter(torch.ones(7, 4))
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids)
+            return self.out(self.up(self.scale(self.w, (x + ADDED[how][1](self.p, x)).float())).tanh())
+
+    assert weight_decay_roles(Added(), IDS)["p"].role == ADDED[how][0]
 
 
 @pytest.mark.parametrize("how", ["parameter", "data", "fake"])

@@ -2,12 +2,15 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lightning_sv.__main__ import main
+from lightning_sv.cli.roles import print_patterns, print_roles
+from lightning_sv.roles import ModelParameter, Roles
 from tests.roles.families import FAMILIES, OTHERS
 
 transformers = pytest.importorskip("transformers")
@@ -47,16 +50,30 @@ def test_json_has_every_parameter_and_patterns_that_match(model_dir: Path, capsy
 def test_the_table_collapses_layers_and_says_what_frameworks_do(
     model_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["roles", str(model_dir)]) == 0
-    out = capsys.readouterr().out
-    line = next(line for line in out.splitlines() if "layers.*.post_attention_layernorm.weight" in line)
-    assert [cell.strip() for cell in line.split("│")[2:-1]] == ["2", "32", "output", "no", "1", "no"]
-    assert re.search(r"Trainer 5.*0 of 5 .*0 of 8 .*nowd", out) and re.search(r"torchtitan.*5 of 5 .*8 of 8 .*wd", out)
-    assert r"^(.*\.)?post_attention_layernorm\.weight$" in out and "*.q_norm.weight" in out
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    (row,) = (line.split() for line in lines if line.startswith("  post_attention_layernorm.weight"))
+    assert row[1:] == ["2", "32", "output", "no", "1", "no"] and "model.layers.*" in lines
+    (trainer,), (titan,) = (
+        [line for line in lines if line.startswith(name)] for name in ("transformers", "torchtitan")
+    )
+    assert re.search("0 of 5 +0 of 8 +nowd", trainer) and re.search("5 of 5 +8 of 8 +wd", titan)
+    assert r"  ^(.*\.)?post_attention_layernorm\.weight$" in lines and "  *.q_norm.weight" in lines
 
 
-@pytest.mark.parametrize("family", [f for f in OTHERS if f.name in ("t5", "bert", "vit")], ids=lambda f: f.name)
+def test_names_of_somebody_elses_code_are_printed_without_what_a_terminal_obeys(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    roles = Roles((ModelParameter("a\x1b[2J.weight", (2,), "output", False, 0.0),))
+    for print_them in (partial(print_roles, "M\x9b1m"), print_patterns):
+        print_them(roles, "iwd")
+        out = capsys.readouterr().out
+        assert "weight" in out and not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", out)
+
+
+@pytest.mark.parametrize("family", [f for f in OTHERS if f.name != "modernbert"], ids=lambda f: f.name)
 def test_the_class_is_that_of_the_configuration(
     family: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +108,16 @@ class OwnConfig(LlamaConfig):
 class OwnModel(LlamaForCausalLM):
     config_class = OwnConfig
 """
+
+
+def test_a_model_of_too_many_parameters_is_refused_while_it_is_built(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lightning_sv.roles.from_config.MAX_PARAMETERS", 20)
+    assert main(["roles", str(model_dir)]) == 2
+    assert "more than 20 parameters" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert main(["roles", str(model_dir)]) == 0
 
 
 def test_code_beside_a_model_runs_only_when_it_is_trusted(
@@ -131,6 +158,11 @@ def test_wrong_input_is_one_sentence(model_dir: Path, tmp_path: Path, capsys: py
     assert "the forward pass that is traced failed" in refused(model_dir) or "no model can be made" in refused(
         model_dir
     )
+    for layers in ({"num_hidden_layers": 100_000}, {"text_config": {"n_layer": 1e9}}, {"depths": [2, 100_000]}):
+        kept = config.read_text()
+        edit(config, **layers)
+        assert config.name in (line := refused(model_dir)) and "1000" in line
+        config.write_text(kept)
     edit(config, model_type="no-such-type")
     assert "has no model type 'no-such-type'" in refused(model_dir)
     edit(config, model_type=None)

@@ -94,11 +94,7 @@ def find_sites(model: nn.Module, trace: Classifier, roles: Roles, known: frozens
         shared: tuple[str, ...] = ()
         stays = "" if row.redundant else "matrices cannot take it up"
         if row.role == "input":
-            ends = [
-                e
-                for node, factor in trace.scaled.get(row.name, ())
-                for e in readings(node, factor, row.name, through_gates=False)
-            ]
+            ends = readings(trace.scaled.get(row.name, ()), row.name, through_gates=False)
             names = {name for end in ends if end.matrix is not None for name in trace.flow.sources[end.matrix]}
             found = [_reader(name, trace, roles, normalized) for name in names]
             if any(reader is None for reader in found):
@@ -159,7 +155,11 @@ def _reader(name: str, trace: Classifier, roles: Roles, normalized: set[Node]) -
     row, uses = roles[name], trace.products[name]
     if any(plain(operand).op != "parameter" for _, operand, _ in uses):
         return None  # a function of it is used, as its direction alone, which no vector beside it commutes with
-    if row.in_axis is None or len(row.shape) not in (2, 3) or any("conv" in product.op for product, _, _ in uses):
+    if (
+        row.in_axis is None
+        or len(row.shape) not in (2, 3)
+        or any("conv" in p.op or len(PRODUCTS[p.op]) > 2 for p, _, _ in uses)
+    ):
         return None
     if row.in_axis < len(row.shape) - 2:
         return None

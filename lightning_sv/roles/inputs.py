@@ -1,0 +1,165 @@
+"""Inputs for a model of transformers, made from its configuration: token ids, an image, a sound."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+TOKENS = 16
+#: samples of a sound: a second at 16 kHz
+_SAMPLES = 16000
+#: frames of a spectrogram, if the configuration does not say how many positions it has
+_FRAMES = 512
+#: of a setting that is taken for a size, of the numbers of an image or a sound, and of its embeddings
+_MAX_SIZE, _MAX_NUMBERS, _MAX_EMBEDDINGS = 8192, 2**28, 2**14
+#: image and sound: the method that gives their embeddings, the names of the token that stands for each embedding
+_PLACEHOLDERS = {
+    "image": ("get_image_features", ("image_token_id", "image_token_index")),
+    "audio": ("get_audio_features", ("audio_token_id", "audio_token_index")),
+}
+
+#: Runs a method of the model as its forward pass will run
+Call = Callable[[Callable[..., Any], dict[str, Any]], Any]
+
+
+def inputs_of(model: nn.Module, call: Call) -> dict[str, Any] | None:
+    """Return keywords for the model's forward pass; None if its configuration does not say what it reads.
+
+    An image or a sound is embedded first: the token ids contain its token as often as it has embeddings.
+
+    Args:
+        model: of transformers
+        call: runs a method of the model
+    """
+    config, accepted = getattr(model, "config", None), set(inspect.signature(model.forward).parameters)
+    if config is None or not hasattr(config, "get_text_config"):
+        return None
+    given: dict[str, Any] = {}
+    tokens: list[int] = []
+    for kind, candidates in (("image", _images(config, accepted)), ("audio", _sounds(config, accepted))):
+        method, names = _PLACEHOLDERS[kind]
+        embed = getattr(model, method, None)
+        token = next((found for name in names if isinstance(found := getattr(config, name, None), int)), None)
+        for candidate in candidates:
+            if any(value.numel() > _MAX_NUMBERS for value in candidate.values()):
+                continue
+            candidate = _as_model(model, candidate)
+            count = 0 if embed is None or token is None else _embeddings(embed, candidate, call)
+            if count is not None:
+                given |= candidate
+                tokens += [] if token is None else [*_opening(config, kind), *([token] * count)]
+                break
+    if "input_ids" in accepted:
+        vocabulary = getattr(config.get_text_config(), "vocab_size", None)
+        if not isinstance(vocabulary, int):
+            return None
+        given["input_ids"] = _as_model(model, {"": token_ids(vocabulary, tokens)})[""]
+        if "mm_token_type_ids" in accepted and tokens:
+            given["mm_token_type_ids"] = (given["input_ids"] == tokens[-1]).long()
+    if "decoder_input_ids" in accepted and getattr(config, "is_encoder_decoder", False):
+        text = config.get_text_config(decoder=True)
+        given["decoder_input_ids"] = _as_model(model, {"": token_ids(text.vocab_size)})[""]
+    if given and hasattr(config.get_text_config(), "use_cache") and ("use_cache" in accepted or "kwargs" in accepted):
+        given["use_cache"] = False
+    return given or None
+
+
+def token_ids(vocabulary: int, inner: list[int] | None = None) -> Tensor:
+    """Return (1, 16 + len(inner)) ids, none of the 16 from 0 to 3, which families give a meaning, or in `inner`."""
+    ids = [i for i in range(4, 4 + TOKENS + len(set(inner or []))) if i not in (inner or [])][:TOKENS]
+    ids = [i % vocabulary for i in ids]
+    return torch.tensor([[*ids[: TOKENS // 2], *(inner or []), *ids[TOKENS // 2 :]]])
+
+
+def _images(config: Any, accepted: set[str]) -> Iterator[dict[str, Any]]:
+    """Yield images in the layouts that models read, until one is taken."""
+    if "pixel_values" not in accepted:
+        return
+    vision = getattr(config, "vision_config", config)
+    channels = _first(vision, "num_channels", "in_channels", "in_chans") or 3
+    if "image_grid_thw" in accepted:  # patches, each a row
+        patch = _first(vision, "patch_size") or 14
+        merged = _first(vision, "spatial_merge_size") or 1
+        side, deep = 4 * merged, _first(vision, "temporal_patch_size") or 1
+        for depth in {deep: None, 1: None}:
+            pixels = _numbers(side * side, channels * depth * patch * patch)
+            yield {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, side, side]])}
+        return
+    size = _first(vision, "image_size")
+    if size is None:
+        return
+    sizes = {"image_sizes": torch.tensor([[size, size]])}
+    for lead in ((1,), (1, 1), (1, 2), (1, 5)):  # an image, or its tiles
+        pixels = {"pixel_values": _numbers(*lead, channels, size, size)}
+        yield pixels
+        if "image_sizes" in accepted:
+            yield pixels | sizes
+
+
+def _sounds(config: Any, accepted: set[str]) -> Iterator[dict[str, Any]]:
+    """Yield sounds in the layouts that models read, until one is taken."""
+    audio = getattr(config, "audio_config", config)
+    if "input_features" in accepted:
+        names = ("num_mel_bins", "input_feat_per_channel", "input_feat_size", "feature_projection_input_dim")
+        bins = _first(audio, *names) or _first(getattr(config, "encoder_config", None), *names)
+        if bins is None:
+            return
+        positions = _first(audio, "max_source_positions")
+        frames = 2 * positions if positions else _FRAMES
+        shapes = [(1, bins, frames), (1, frames, bins)]
+        if not positions or hasattr(audio, "input_feat_per_channel"):
+            shapes.reverse()
+        for shape in shapes:
+            masks = [name for name in ("input_features_mask", "feature_attention_mask") if name in accepted]
+            yield {"input_features": _numbers(*shape)} | {name: torch.ones(1, frames).long() for name in masks}
+    elif "input_values" in accepted:
+        yield {"input_values": _numbers(1, _SAMPLES)}
+
+
+def _numbers(*shape: int) -> Tensor:
+    """Return ones, without their memory: zeros would be taken for padding."""
+    return torch.ones(()).expand(shape)
+
+
+def _embeddings(embed: Callable[..., Any], candidate: dict[str, Any], call: Call) -> int | None:
+    """Return how many embeddings an image or a sound has; None if the model does not take it in this layout."""
+    names = inspect.signature(embed).parameters
+    try:
+        out = call(embed, {name: value for name, value in candidate.items() if name in names or "args" in names})
+    except Exception:  # whatever a model raises about a layout that is not its own
+        return None
+    rows = getattr(out, "pooler_output", out)
+    parts = list(rows) if isinstance(rows, (list, tuple)) else [rows]
+    if not all(isinstance(part, Tensor) and part.ndim > 1 for part in parts):
+        return None
+    count = sum(part.shape[:-1].numel() for part in parts)
+    return count if count <= _MAX_EMBEDDINGS else None
+
+
+def _opening(config: Any, kind: str) -> list[int]:
+    """Return the token that stands before an image or a sound, if the configuration names one."""
+    names = {"image": "vision_start_token_id", "audio": "audio_start_token_id"}
+    token = getattr(config, names[kind], None)
+    return [token] if isinstance(token, int) else []
+
+
+def _first(config: Any, *names: str) -> int | None:
+    """Return the first of these settings that is a number, or a pair of equal numbers."""
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, (list, tuple)) and value:
+            value = value[-1]
+        if isinstance(value, int) and 0 < value <= _MAX_SIZE:
+            return value
+    return None
+
+
+def _as_model(model: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
+    """Move tensors to the model's device, and floats to its dtype."""
+    parameter = next(model.parameters())
+    return {
+        name: value.to(device=parameter.device, dtype=parameter.dtype if value.is_floating_point() else None)
+        for name, value in given.items()
+    }
