@@ -61,13 +61,8 @@ def decayed_names(
     if roles is None:
         roles = weight_decay_roles(model, example, known)
     decays = {parameter.name: parameter.decays(policy) for parameter in roles.parameters}
-    unwrapped: dict[str, set[bool]] = {}
-    for name, decayed in decays.items():
-        unwrapped.setdefault(_unwrapped(name), set()).add(decayed)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    for name in trained:
-        if name not in decays and len(found := unwrapped.get(_unwrapped(name), set())) == 1:  # two are not one name
-            decays[name] = next(iter(found))
+    decays |= _of_wrapped(trained, decays)
     if missing := [name for name in trained if name not in decays]:
         raise ValueError(
             f"the roles are of another model: {missing[0]} is not among them ({len(missing)} of {len(trained)} names); "
@@ -76,6 +71,26 @@ def decayed_names(
     return [name for name in trained if decays[name]]
 
 
-def _unwrapped(name: str) -> str:
+def _of_wrapped(names: list[str], decays: Mapping[str, bool]) -> dict[str, bool]:
+    """Return what `decays` says of a wrapped model's names, as far as it does.
+
+    Its words are left out; what remains may begin with the path at which a module, as a LightningModule, holds the
+    model, one for all names.
+    """
+    plain: dict[str, set[bool]] = {}
+    for name, decayed in decays.items():
+        plain.setdefault(unwrapped(name), set()).add(decayed)
+    known = {name: next(iter(found)) for name, found in plain.items() if len(found) == 1}  # two are not one name
+    first = unwrapped(names[0]).split(".") if names else []
+    for path in [".".join([*first[:i], ""]) if i else "" for i in range(len(first))]:
+        inside = {name: unwrapped(name).removeprefix(path) for name in names if unwrapped(name).startswith(path)}
+        found = {name: decays[name] for name in names if not path and name in decays}
+        found = {name: known[plain] for name, plain in inside.items() if plain in known} | found
+        if len(found) == len(names):
+            return found
+    return {name: known[unwrapped(name)] for name in names if name not in decays and unwrapped(name) in known}
+
+
+def unwrapped(name: str) -> str:
     """Return a name as it was before the model, or a part of it, was wrapped."""
     return ".".join(word for word in name.split(".") if word not in _WRAPPERS)

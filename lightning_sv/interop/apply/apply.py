@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves
 
-from lightning_sv.interop.apply.commit import APPLIED, commit
+from lightning_sv.interop.apply.commit import applied_modules, commit, uncompiled
 from lightning_sv.interop.apply.plan import Planner
 from lightning_sv.interop.apply.report import Report
 from lightning_sv.interop.apply.sites import find_sites
@@ -64,6 +64,7 @@ def apply_strategy(
         UserWarning: what is not as the strategy has it
     """
     chosen = ScaleStrategy.parse(strategy)
+    model = uncompiled(model)
     _check(model)
     args, kwargs = example_of(model, example)
     with _untied(model) if untie_head else _as_it_is() as keep:
@@ -90,17 +91,19 @@ def apply_strategy(
                     f"{chosen} would change what {type(model).__name__} computes, by {difference:.1e}: a matrix reads "
                     "its scale vectors in a way that the trace did not show; the model is as it was."
                 )
+            found = {path for path, module in model.named_modules() if isinstance(module, ScaleVector)}
+            vectors = tuple(
+                sorted(path for path in found if path.rpartition(".")[0] not in found)
+            )  # HeadShared holds one
+            for name in sorted(set(known or ()) - set(trace.uses) - set(trace.scaled)):
+                if roles[name].role in ("matrix", "router", "head"):
+                    why = "it reads what its norm gives without the vectors that other matrices have taken over"
+                    plan.notes.append((name, f"left as it is, for the pass did not reach it: {why}"))
+            report = Report(chosen, vectors, tuple(plan.notes), difference, same)
+            if plan.notes:
+                warnings.warn(str(report), stacklevel=2)
             undo.pop_all()
         keep.append(True)
-    found = {path for path, module in model.named_modules() if isinstance(module, ScaleVector)}
-    vectors = tuple(sorted(path for path in found if path.rpartition(".")[0] not in found))  # HeadShared holds one
-    for name in sorted(set(known or ()) - set(trace.uses) - set(trace.scaled)):
-        if roles[name].role in ("matrix", "router", "head"):
-            why = "it reads what its norm gives without the vectors that other matrices have taken over"
-            plan.notes.append((name, f"left as it is, for the pass did not reach it: {why}"))
-    report = Report(chosen, vectors, tuple(plan.notes), difference, same)
-    if plan.notes:
-        warnings.warn(str(report), stacklevel=2)
     return report
 
 
@@ -109,7 +112,7 @@ def _check(model: nn.Module) -> None:
     name = type(model).__name__
     if isinstance(model, Backbone):
         raise ValueError("a Backbone is built with its strategy: Backbone(config, strategy).")
-    if hasattr(model, APPLIED):
+    if applied_modules(model):
         raise ValueError(f"this {name} has a strategy already; fold_applied(model) takes it away first.")
     if wrappers := [type(module).__name__ for module in model.modules() if type(module).__name__ in _WRAPPERS]:
         raise ValueError(

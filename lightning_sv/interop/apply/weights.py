@@ -65,12 +65,14 @@ class ScaledWeight(nn.Module):
 
     Attributes:
         order: names of the module's parameters before
+        site: name of the weight in the plain model
     """
 
     def __init__(self, parts: list[ScaledPart], widths: tuple[int, ...], transposed: bool):
         super().__init__()
         self.parts, self.widths, self.transposed = nn.ModuleList(parts), widths, transposed
         self.order: list[str] = []
+        self.site = ""
 
     def forward(self, weight: Tensor) -> Tensor:
         """W -> diag(gamma_out) W diag(gamma_in), in W's dtype."""
@@ -88,13 +90,14 @@ class ScaledGamma(nn.Module):
         origin: the norm multiplies by this plus what it stores
 
     Attributes:
-        order: as that of `ScaledWeight`
+        order, site: as those of `ScaledWeight`
     """
 
     def __init__(self, vector: ScaleVector, origin: float):
         super().__init__()
         self.vector, self.origin = vector, origin
         self.order: list[str] = []
+        self.site = ""
 
     def forward(self, stored: Tensor) -> Tensor:
         """Return gamma - origin, in the shape and dtype of what is stored."""
@@ -109,11 +112,14 @@ class OutputNorm(nn.Module):
         scale: gives gamma, (d_out,)
         width: what is normalized together
         eps: of the norm
+
+    Attributes:
+        site: path of the layer
     """
 
     def __init__(self, scale: ScaleVector, width: int, eps: float):
         super().__init__()
-        self.scale, self.width, self.eps = scale, width, eps
+        self.scale, self.width, self.eps, self.site = scale, width, eps, ""
 
     def forward(self, y: Tensor) -> Tensor:
         """(..., d_out) -> (..., d_out)."""
