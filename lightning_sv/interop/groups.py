@@ -8,7 +8,7 @@ from torch import nn
 from lightning_sv.roles import ModelRole, Roles, weight_decay_roles
 
 #: words that DDP, torch.compile, FSDP and activation checkpointing put into the names of what they wrap
-_WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 
 def param_groups(
@@ -72,25 +72,32 @@ def decayed_names(
 
 
 def _of_wrapped(names: list[str], decays: Mapping[str, bool]) -> dict[str, bool]:
-    """Return what `decays` says of a wrapped model's names, as far as it does.
+    """Return the decays of a wrapped model's parameters, as far as their names can be found.
 
-    Its words are left out; what remains may begin with the path at which a module, as a LightningModule, holds the
-    model, one for all names.
+    Words of wrappers are left out. A module that holds the model, such as a LightningModule, puts one path in front of
+    all names.
+
+    Args:
+        names: names of the wrapped model
+        decays: name -> decay, in the model inside
     """
     plain: dict[str, set[bool]] = {}
     for name, decayed in decays.items():
         plain.setdefault(unwrapped(name), set()).add(decayed)
     known = {name: next(iter(found)) for name, found in plain.items() if len(found) == 1}  # two are not one name
-    first = unwrapped(names[0]).split(".") if names else []
-    for path in [".".join([*first[:i], ""]) if i else "" for i in range(len(first))]:
-        inside = {name: unwrapped(name).removeprefix(path) for name in names if unwrapped(name).startswith(path)}
-        found = {name: decays[name] for name in names if not path and name in decays}
-        found = {name: known[plain] for name, plain in inside.items() if plain in known} | found
-        if len(found) == len(names):
-            return found
-    return {name: known[unwrapped(name)] for name in names if name not in decays and unwrapped(name) in known}
+    inner = {name: unwrapped(name) for name in names}
+    own = {name: decays[name] for name in names if name in decays}
+    own = {name: known[short] for name, short in inner.items() if short in known} | own
+    words = next(iter(inner.values()), "").split(".")
+    for i in range(1, len(words) if len(own) < len(names) else 0):
+        path = ".".join([*words[:i], ""])
+        found = {name: known.get(short.removeprefix(path)) for name, short in inner.items() if short.startswith(path)}
+        within = {name: decayed for name, decayed in found.items() if decayed is not None}
+        if len(within) == len(names):
+            return within
+    return own
 
 
 def unwrapped(name: str) -> str:
     """Return a name as it was before the model, or a part of it, was wrapped."""
-    return ".".join(word for word in name.split(".") if word not in _WRAPPERS)
+    return ".".join(word for word in name.split(".") if word not in WRAPPERS)

@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lightning_sv.interop.groups import unwrapped
+
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _NUMBERS = ("F64", "F32", "F16", "BF16")
 #: what transformers may do to tensors on the way to a parameter that leaves each channel where it is
@@ -97,7 +99,8 @@ class Weights:
         names: Any = model.state_dict()
         found: dict[str, list[Piece]] = defaultdict(list)
         for key in sorted(self.file_of):
-            name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, names)
+            plain = unwrapped(key)
+            name, pattern = rename_source_key(plain, renamings, converters, model.base_model_prefix, names)
             done = {
                 type(step).__name__
                 for converter in converters
