@@ -65,7 +65,11 @@ class Classifier:
     def _meet(self, node: Node, argument: str, value: Node) -> None:
         """Record what `value`, made of parameters alone, does to data in `node`."""
         op = node.op
-        if op in LOOKUPS or (op in CHOICES_OF_ROWS and argument == "self"):
+        if (
+            op in LOOKUPS
+            or (op in CHOICES_OF_ROWS and argument == "self")
+            or (op in SUMS and value in self.flow.tables)
+        ):
             self._use(value, "embedding")
         elif op in PRODUCTS and argument in PRODUCTS[op]:
             role: ModelRole = "matrix"
@@ -112,11 +116,11 @@ class Classifier:
         redundant: bool | None = None
         decays_to: float | None = None
         roles = set(self.uses.get(name, ()))
-        for node, factor in self.scaled.get(name, ()):
-            if name not in self.own:
-                ends = list(readings(node, factor, name, through_gates=False))
-                linear = bool(ends) and all(end.matrix is not None for end in ends)
-                roles.add("input" if linear else "output")
+        scaled = self.scaled.get(name, ())
+        if scaled and name not in self.own:
+            ends = list(readings(scaled, name, through_gates=False))
+            roles.add("input" if ends and all(end.matrix is not None for end in ends) else "output")
+        for _, factor in scaled:
             decays_to = value_at(factor, 0.0)
         if name in self.scaled:
             redundant = self._folds(name)
@@ -140,17 +144,16 @@ class Classifier:
     def _folds(self, name: str) -> bool:
         """Whether matrices take up the vector at every end of its values, and nothing else reads those matrices."""
         try:
-            by_value = [list(readings(node, factor, name, through_gates=True)) for node, factor in self.scaled[name]]
+            ends = list(readings(self.scaled[name], name, through_gates=True))
         except UnknownReaderError:  # behind a gate, where roles do not look
             return False
-        ends = [end for ends in by_value for end in ends]
         operands = [end.matrix for end in ends if end.matrix is not None]
         if not all(self.flow.is_linear(operand) for operand in operands):
             return False
         matrices = {source for operand in operands for source in self.flow.sources[operand]}
         products = {product for matrix in matrices for product, _, _ in self.products[matrix]}
         tied = any("embedding" in self.uses[matrix] for matrix in matrices)
-        return all(by_value) and not tied and all(e.along_channels for e in ends) and products == {e.node for e in ends}
+        return bool(ends) and not tied and all(e.along_channels for e in ends) and products == {e.node for e in ends}
 
     def _geometry(self, name: str) -> tuple[int | None, int | None]:
         uses = self.products.get(name, ())

@@ -18,6 +18,7 @@ class Flow:
         normalized: nodes that are x / |x|, or LayerNorm's, with nothing learned since
         statistics: mean squares, their roots and their inverses: (of what, its power)
         factors: parameters that a PARAM node was multiplied with, row by row or column by column; no sources of it
+        tables: PARAM nodes that are rows of a parameter, chosen by position and not by data
     """
 
     def __init__(self, graph: Graph):
@@ -25,6 +26,7 @@ class Flow:
         self.sources: dict[Node, frozenset[str]] = {node: frozenset({name}) for name, node in graph.parameters.items()}
         self.normalized: set[Node] = set()
         self.factors: dict[Node, frozenset[str]] = {}
+        self.tables: set[Node] = set()
         self.statistics: dict[Node, tuple[Node, int]] = {}
         for node in graph.nodes:
             if node.kind == PARAM:
@@ -47,6 +49,9 @@ class Flow:
         self.sources[node] = frozenset().union(*(self.sources[v] for v in whole))
         kept = [self.factors.get(v, frozenset()) for _, v in learned]
         self.factors[node] = frozenset().union(*kept, *(self.sources[v] for v in small))
+        moves = node.is_view or node.op in COPIES
+        if _chooses_rows(node) or (moves and any(v in self.tables for _, v in learned)):
+            self.tables.add(node)
 
     def _statistic(self, node: Node) -> tuple[Node, int] | None:
         """Return (of what, power) of a mean square, a root mean square or its inverse."""
@@ -190,6 +195,15 @@ class Flow:
             axis = candidates[0] if len(candidates) == 1 else None
             operand = source
         return axis
+
+
+def _chooses_rows(node: Node) -> bool:
+    """Whether a value is several rows of another, given by their numbers: `table[:, :n]` or `table[positions]`."""
+    table, *indices = (value for _, value in node.inputs)
+    rows = max(node.shape[:-1], default=0) > 1 and node.shape[-1] == table.shape[-1] > 1
+    if node.op in CHOICES_OF_ROWS:
+        return rows and all(index.kind == CONST for index in indices)
+    return rows and node.op == "slice" and node.shape != table.shape
 
 
 def _size(node: Node) -> int:

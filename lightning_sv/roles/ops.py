@@ -79,9 +79,23 @@ ROWS: dict[str, tuple[str, ...]] = {
 }
 #: those that choose rows of a table by numbers that are given
 CHOICES_OF_ROWS = frozenset({"index", "index_select", "gather", "_unsafe_index"})
-#: a sum over positions: linear, and channel by channel
-POOLS = frozenset({"mean", "sum", "cumsum"})
+#: of those that move rows, the ones that add them to what is there
+ADDING_ROWS = frozenset({"index_add", "scatter_add"})
 SUMS = frozenset({"add", "sub", "rsub", "_add_relu"})
+#: operation -> the terms that it adds, each a product of arguments and perhaps over one
+TERMS: dict[str, tuple[str, ...]] = {
+    "add": ("self", "other"),
+    "sub": ("self", "other"),
+    "rsub": ("self", "other"),
+    "mul": ("self*other",),
+    "div": ("self/other",),
+    "true_divide": ("self/other",),
+    "addcmul": ("self", "tensor1*tensor2"),
+    "addcdiv": ("self", "tensor1/tensor2"),
+    "lerp": ("self", "self*weight", "end*weight"),
+    "where": ("condition*self", "condition*other"),
+    "masked_fill": ("self*mask", "value"),
+}
 #: operation -> the arguments that are multiplied with each other
 MULTIPLIED: dict[str, frozenset[str]] = {
     "mul": frozenset({"self", "other"}),
@@ -105,20 +119,14 @@ CHOICES = frozenset({"topk", "sort", "argsort", "argmax", "max", "kthvalue"})
 #: only before the output
 LOSSES = frozenset({"nll_loss_forward", "nll_loss2d_forward", "mean", "gather", "ne", "eq", "argmax"})
 
-#: readers that are no linear maps, beside all that torch tags as pointwise
+#: readers of several tensors that are no linear maps, beside all that torch tags as pointwise
 MIXING = (
     ATTENTION
     | CHOICES
-    | POOLS
     | frozenset(NORMS)
     | {
-        "_softmax", "_safe_softmax", "_log_softmax", "softmax", "var", "var_mean", "std", "std_mean", "norm",
-        "linalg_vector_norm", "prod", "logsumexp", "cumprod", "logcumsumexp", "max_pool2d_with_indices",
-        "avg_pool2d", "_adaptive_avg_pool2d", "adaptive_max_pool2d", "mean", "any", "all", "view_as_complex",
-        "view_as_real", "_fft_r2c", "_fft_c2r", "_fft_c2c", "upsample_nearest2d", "upsample_bilinear2d",
-        "upsample_bicubic2d", "im2col", "glu", "triu", "tril", "where", "maximum", "minimum", "_cdist_forward",
-        "nonzero", "one_hot", "bincount", "histc", "scatter_reduce", "index_reduce", "grid_sampler_2d", "mul",
-        "_local_scalar_dense", "unique", "_unique2", "unfold", "max_pool1d_with_indices",
+        "maximum", "minimum", "_cdist_forward", "scatter_reduce", "index_reduce", "grid_sampler_2d", "grid_sampler_3d",
+        "_local_scalar_dense", "nonzero", "unique", "_unique2", "histc", "bincount", "one_hot",
     }
 )  # fmt: skip
 #: a parameter that goes into one of these is joined to the activations, not multiplied with them

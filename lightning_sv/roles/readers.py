@@ -1,30 +1,34 @@
 """What reads a value: linear maps alone or not, the choice of experts, the output."""
 
-from collections.abc import Iterator
+import heapq
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from lightning_sv.roles.flow import Flow, contraction, moved, plain
+from lightning_sv.roles.measure import channels_of_result, is_measurable
 from lightning_sv.roles.ops import (
+    ADDING_ROWS,
     ATTENTION,
     CHOICES,
     CHOICES_OF_ROWS,
     COPIES,
     LOSSES,
     MIXING,
-    MULTIPLIED,
     NORMS,
-    POOLS,
     PRODUCTS,
     QUANTIZES,
     ROWS,
     SCORES,
     SUMS,
+    TERMS,
 )
-from lightning_sv.roles.trace import CONST, PARAM, Node
+from lightning_sv.roles.trace import CONST, DATA, PARAM, Node
 
-_ADDING_ROWS = frozenset({"index_add", "scatter_add"})
-_KNOWN = MIXING | frozenset(PRODUCTS) | SUMS | frozenset(ROWS)
+_KNOWN = MIXING | frozenset(PRODUCTS) | frozenset(ROWS) | frozenset(TERMS)
 _BATCHED = frozenset({"bmm", "baddbmm", "addbmm"})
+
+#: nodes that are linear in a scale vector -> the axes along which its channels lie
+Reached = dict[Node, frozenset[int]]
 
 
 class UnknownReaderError(ValueError):
@@ -46,48 +50,56 @@ class Reading:
     along_channels: bool = False
 
 
-def readings(start: Node, factor: Node, name: str, *, through_gates: bool) -> Iterator[Reading]:
-    """Yield who reads `start`, the product of a normalized value and a scale vector.
+def readings(scaled: Iterable[tuple[Node, Node]], name: str, *, through_gates: bool) -> Iterator[Reading]:
+    """Yield the readers of all values that are linear in a scale vector, channel by channel.
 
-    Followed are views, casts, choices of rows, biases, constants and factors that are one for all channels of a
-    position; with `through_gates` all that is linear and leaves channels apart: factors from the data, attention's
-    average of its values, sums over positions.
+    A result is such a value too if it is linear in the vector with coefficients that are constants, parameters, or one
+    number per position: views, casts, chosen rows, sums over positions, biases, and sums of several such values. With
+    `through_gates` the coefficients may be any data: gates, and attention's average of its values.
 
     Args:
-        start: the scaled value
-        factor: the scale vector
-        name: of its scale vector, for the error
-        through_gates: see above
+        scaled: products of a normalized value and the scale vector, each with the factor that the vector is there
+        name: parameter name of the scale vector, for the error
+        through_gates: if True, follow products with data
 
     Raises:
-        UnknownReaderError: an operation that is in no table of `ops`
+        UnknownReaderError: an operation that is in no table of `ops` and cannot be measured
     """
-    first = (start, _channels(start, factor))
-    queue, seen = [first], {start}
-    while queue:
-        value, channels = queue.pop()
-        for argument, reader in value.readers:
-            if reader.kind == CONST or (reader.output and reader.op in ATTENTION | frozenset(NORMS)):  # statistics
-                continue
-            if reader.op in PRODUCTS and argument in PRODUCTS[reader.op]:
-                other = reader.argument(PRODUCTS[reader.op][PRODUCTS[reader.op][0] == argument])
+    reached: Reached = {start: _channels(start, factor) for start, factor in scaled}
+    yield from (Reading(start) for start in reached if not start.readers)  # returned as it is
+    waiting = [(reader.order, reader) for start in reached for _, reader in start.readers]
+    heapq.heapify(waiting)  # in the order of the pass: what a node is made of is decided before it
+    last: Node | None = None
+    while waiting:
+        _, reader = heapq.heappop(waiting)
+        if reader is last or reader in reached or reader.kind == CONST:
+            continue
+        last = reader
+        if reader.output and reader.op in ATTENTION | frozenset(NORMS):  # statistics
+            continue
+        given = [(argument, value) for argument, value in reader.inputs if value in reached]
+        for argument, value in list(given):
+            matrix = _matrix(argument, reader)
+            if matrix is not None:
                 axis = contraction(reader, argument, value)
-                if other is not None and other.kind == PARAM:
-                    batch = {0} if len(value.shape) == 3 and reader.op in _BATCHED else set()
-                    yield Reading(reader, other, axis in channels and channels <= {axis} | batch)
-                    continue
-            after = _after(value, argument, reader, channels, through_gates)
-            if after is not None:
-                if reader not in seen:
-                    seen.add(reader)
-                    queue.append((reader, after))
-                continue
-            if reader.op in QUANTIZES or not (reader.pointwise or reader.op in _KNOWN):
-                raise UnknownReaderError(
-                    f"{name} scales a value that {reader.op!r} reads, of which it is not known whether it is a linear "
-                    "map; trace a plain model (no quantization, no fused kernel), or give the role in `known`."
-                )
-            yield Reading(reader)
+                batch = {0} if len(value.shape) == 3 and reader.op in _BATCHED else set()
+                along = axis in reached[value] and reached[value] <= {axis} | batch
+                yield Reading(reader, matrix, along)
+                given.remove((argument, value))
+        if not given:
+            continue
+        after = _after(reader, given, reached, through_gates)
+        if after is not None:
+            reached[reader] = after
+            for _, following in reader.readers:
+                heapq.heappush(waiting, (following.order, following))
+            continue
+        if reader.op in QUANTIZES or not (reader.pointwise or reader.op in _KNOWN or is_measurable(reader)):
+            raise UnknownReaderError(
+                f"{name} scales a value that {reader.op!r} reads, of which it is not known whether it is a linear "
+                "map; trace a plain model (no quantization, no fused kernel), or give the role in `known`."
+            )
+        yield Reading(reader)
 
 
 def _channels(start: Node, factor: Node) -> frozenset[int]:
@@ -99,37 +111,88 @@ def _channels(start: Node, factor: Node) -> frozenset[int]:
     return frozenset(i + shift for i, size in enumerate(factor.shape) if size > 1 and i >= rows)
 
 
-def _after(value: Node, argument: str, reader: Node, channels: frozenset[int], gates: bool) -> frozenset[int] | None:
-    """Return where the channels lie after `reader`, None where the value ends there."""
-    op, others = reader.op, reader.others(value)
-    if reader.is_view or op in COPIES:
-        return moved(value, reader, channels)
-    if op in _ADDING_ROWS:
-        other = reader.argument("self" if argument != "self" else ROWS[op][0])
-        return channels if other is None or other.kind == CONST else None
-    if argument in ROWS.get(op, ()) or (op in ROWS and argument == "self" and op not in CHOICES_OF_ROWS):
-        shift = len(reader.shape) - len(value.shape)
-        return frozenset(axis + shift for axis in channels) if op in ("stack", "index") else channels
-    if op in SUMS and all(o.kind in (CONST, PARAM) for o in others):
-        return moved(value, reader, channels)
-    if argument in MULTIPLIED.get(op, ()) and not (op in ("div", "true_divide") and argument == "other"):
-        after = moved(value, reader, channels)
-        once = op in ("mul", "div", "true_divide") and len(others) == len(reader.inputs) - 1  # not x * x
-        plain_factors = all(o.kind in (CONST, PARAM) or _one_a_position(o, reader, after) for o in others)
-        return after if once and (gates or plain_factors) else None
-    if not gates:
+def _matrix(argument: str, reader: Node) -> Node | None:
+    """Return the parameters that a product multiplies its `argument` with and sums over; None for other readers."""
+    operands = PRODUCTS.get(reader.op, ())
+    if argument not in operands:
         return None
-    if op in ATTENTION and argument == "value":
-        return channels if reader.output == 0 else None
-    if op in ("bmm", "baddbmm") and argument in PRODUCTS[op] and contraction(reader, argument, value) not in channels:
-        return channels
-    dims = reader.scalars.get("dim")
-    if op in POOLS and dims is not None:
-        summed = {d % len(value.shape) for d in (dims if isinstance(dims, (list, tuple)) else [dims])}
-        if summed and not summed & channels:
-            kept = bool(reader.scalars.get("keepdim")) or op == "cumsum"
-            return channels if kept else frozenset(c - sum(d < c for d in summed) for c in channels)
-    return None
+    others = [reader.argument(name) for name in operands if name != argument]
+    return next((other for other in others if other is not None and other.kind == PARAM), None)
+
+
+def _after(reader: Node, given: list[tuple[str, Node]], reached: Reached, gates: bool) -> frozenset[int] | None:
+    """Return where the channels lie in `reader`, None if it is not linear in the vector, channel by channel.
+
+    Args:
+        reader: the operation
+        given: those of its inputs that are linear in the vector, by argument
+        reached: axes of their channels
+        gates: if True, coefficients may be any data
+    """
+    op = reader.op
+    if reader.is_view or op in COPIES:
+        value = given[0][1]
+        return moved(value, reader, reached[value])
+    if op in ATTENTION or op in PRODUCTS:
+        (argument, value), *more = given
+        if more or not _averages(reader, argument, value, reached[value], gates):
+            return None
+        return reached[value]
+    if op in ROWS:
+        taken = (*ROWS[op], *(() if op in CHOICES_OF_ROWS else ("self",)))
+        if any(argument not in taken for argument, _ in given):
+            return None
+        if op in ADDING_ROWS and not all(
+            value in reached or value.kind == CONST for argument, value in reader.inputs if argument in taken
+        ):
+            return None
+        return _agreed(reader, given, reached)
+    if op in TERMS:
+        after = _agreed(reader, given, reached)
+        linear = after is not None and all(_is_linear(reader, term, reached, after, gates) for term in TERMS[op])
+        return after if linear else None
+    return channels_of_result(reader, reached[given[0][1]]) if is_measurable(reader) else None
+
+
+def _agreed(reader: Node, given: list[tuple[str, Node]], reached: Reached) -> frozenset[int] | None:
+    """Return where the channels of all `given` lie in an elementwise result; None if at different places."""
+    places = {moved(value, reader, reached[value]) for _, value in given}
+    if reader.op == "stack":
+        new = int(reader.scalars.get("dim", 0)) % len(reader.shape)
+        places = {frozenset(axis + (axis >= new) for axis in reached[value]) for _, value in given}
+    return places.pop() if len(places) == 1 else None
+
+
+def _is_linear(reader: Node, term: str, reached: Reached, channels: frozenset[int], gates: bool) -> bool:
+    """Whether a term of a sum has the vector once, above its fraction line, or not at all and no other data.
+
+    Args:
+        reader: the sum
+        term: arguments that it multiplies, as in `TERMS`
+        reached: values that are linear in the vector
+        channels: axes of the result along which the vector's channels lie
+        gates: if True, coefficients may be any data
+    """
+    above, _, below = term.partition("/")
+    named = {name: value for name in above.split("*") if (value := reader.argument(name)) is not None}
+    over = list(named.values())
+    under = reader.argument(below)
+    linear = [value for value in over if value in reached]
+    if len(linear) > 1 or under in reached:
+        return False
+    factors = [value for value in (*over, under) if value is not None and value not in reached]
+    if not linear:  # conditions choose, and add nothing
+        return all(v.kind in (CONST, PARAM) or v is named.get("condition") for v in factors)
+    return gates or all(v.kind in (CONST, PARAM) or _one_a_position(v, reader, channels) for v in factors)
+
+
+def _averages(reader: Node, argument: str, value: Node, channels: frozenset[int], gates: bool) -> bool:
+    """Whether a product averages a value over positions, with weights that are not made of it."""
+    if reader.op in ATTENTION:
+        return gates and argument == "value" and reader.output == 0
+    if argument not in PRODUCTS[reader.op] or contraction(reader, argument, value) in channels:
+        return False
+    return reader.op in ("mm", "bmm") and (gates or all(other.kind != DATA for other in reader.others(value)))
 
 
 def _one_a_position(factor: Node, result: Node, channels: frozenset[int]) -> bool:

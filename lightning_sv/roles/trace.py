@@ -36,6 +36,8 @@ class Node:
         is_view: it shares the storage of its first input
         kind: CONST, PARAM, INPUT or DATA
         pointwise: torch says that it acts element by element
+        order: place in the pass
+        call: the operation itself
         readers: (name of the argument, node) of each tensor made from it
     """
 
@@ -48,6 +50,8 @@ class Node:
     is_view: bool = False
     kind: int = CONST
     pointwise: bool = False
+    order: int = 0
+    call: Any = None
     readers: list[tuple[str, "Node"]] = field(default_factory=list)
 
     def argument(self, name: str) -> "Node | None":
@@ -125,6 +129,8 @@ class Tracer(TorchDispatchMode):
                 is_view,
                 kind,
                 op.pointwise,
+                len(self.nodes),
+                func,
             )
             for name, source in inputs:
                 source.readers.append((name, made))

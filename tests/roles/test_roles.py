@@ -344,6 +344,87 @@ def test_a_matrix_takes_up_a_vector_where_nothing_else_is_done_to_it_and_its_gai
     assert roles["gain"].role == ("other" if how == "cast and joined" else "multiplier")
 
 
+def _shifted(y: torch.Tensor) -> torch.Tensor:
+    return nn.functional.pad(y, (0, 0, 1, -1))
+
+
+def _pixels(y: torch.Tensor) -> torch.Tensor:
+    return nn.functional.pixel_shuffle(y.mT[..., None], 2)
+
+
+#: what is done to a scaled value y (1, 5, 4) before a matrix reads it, with other data x and a vector a: the vector's
+#: role, and whether it folds
+READ: dict[str, tuple[str, bool, Callable[..., torch.Tensor]]] = {
+    "mean of positions": ("input", True, lambda y, x, a: y.mean(1)),
+    "masked mean": ("input", True, lambda y, x, a: y.masked_fill(x[..., :1] > 0, 0).sum(1) / (x[..., :1] > 0).sum(1)),
+    "average pool": ("input", True, lambda y, x, a: nn.functional.adaptive_avg_pool1d(y.mT, 2).mT),
+    "average of windows": ("input", True, lambda y, x, a: nn.functional.avg_pool1d(y.mT, 2).mT),
+    "fixed weights": ("input", True, lambda y, x, a: torch.ones(3, 5) @ y),
+    "running sum": ("input", True, lambda y, x, a: y.cumsum(1)),
+    "upsampled": ("input", True, lambda y, x, a: nn.functional.interpolate(y.mT, scale_factor=2).mT),
+    "token shift": ("input", True, lambda y, x, a: y * a + _shifted(y) * (1 - a)),
+    "token shift by lerp": ("input", True, lambda y, x, a: torch.lerp(y, _shifted(y), a)),
+    "token shift by addcmul": ("input", True, lambda y, x, a: torch.addcmul(y, _shifted(y) - y, a)),
+    "written in place": ("input", True, lambda y, x, a: _shifted(y).add_(y)),
+    "chosen": ("input", True, lambda y, x, a: torch.where(x[..., :1] > 0, y, 0)),
+    "stacked last": ("input", True, lambda y, x, a: torch.stack([y, _shifted(y)], -1).sum(-1)),
+    "pixel shuffle": ("input", False, lambda y, x, a: _pixels(y).flatten(2).mT.expand(1, 20, 4)),
+    "gated": ("output", True, lambda y, x, a: y * x.sigmoid()),
+    "averaged by data": ("output", True, lambda y, x, a: (x @ x.mT).softmax(-1) @ y),
+    "gated by itself": ("output", False, lambda y, x, a: y * _shifted(y)),
+    "averaged by itself": ("output", False, lambda y, x, a: (x @ y.mT).softmax(-1) @ y),
+    "residual": ("output", False, lambda y, x, a: x + y),
+    "below": ("output", False, lambda y, x, a: x / y),
+    "channels mixed": ("output", False, lambda y, x, a: y + y[:, :4].mT.sum(1, keepdim=True)),
+    "mean of channels": ("output", False, lambda y, x, a: y.mean(-1, keepdim=True).expand(1, 5, 4)),
+    "largest": ("output", False, lambda y, x, a: y.amax(1)),
+    "largest of windows": ("output", False, lambda y, x, a: nn.functional.max_pool1d(y.mT, 2).mT),
+    "softmax": ("output", False, lambda y, x, a: y.softmax(-1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", READ)
+def test_a_vector_is_input_if_matrices_read_what_is_linear_in_it(how: str) -> None:
+    role, folds, between = READ[how]
+
+    class Between(Scaled):
+        def __init__(self) -> None:
+            super().__init__(NORMED["var_mean"])
+            self.a = nn.Parameter(torch.rand(4), requires_grad=False)
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids)
+            return self.out(self.up(between(self.scale(self.w, x), x, self.a)).tanh())
+
+    row = weight_decay_roles(Between(), IDS)["w"]
+    assert (row.role, row.redundant) == (role, folds)
+
+
+#: what is added to x (1, 5, 4) of a parameter (7, 4), and whether the parameter is then a table or a bias
+ADDED: dict[str, tuple[str, Callable[..., torch.Tensor]]] = {
+    "sliced": ("embedding", lambda p, x: p[:5]),
+    "sliced and viewed": ("embedding", lambda p, x: p[None, 1:6].expand(1, 5, 4).to(torch.float64)),
+    "positions": ("embedding", lambda p, x: p[torch.arange(5)]),
+    "one row": ("bias", lambda p, x: p[2]),
+    "rows by data": ("bias", lambda p, x: p[x.sum(-1).argsort()]),
+    "reduced": ("bias", lambda p, x: p.sum(0)),
+}
+
+
+@pytest.mark.parametrize("how", ADDED)
+def test_rows_of_a_table_by_position_are_an_embedding(how: str) -> None:
+    class Added(Scaled):
+        def __init__(self) -> None:
+            super().__init__(NORMED["var_mean"])
+            self.p = nn.Parameter(torch.ones(7, 4))
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            x = self.embed(ids)
+            return self.out(self.up(self.scale(self.w, (x + ADDED[how][1](self.p, x)).float())).tanh())
+
+    assert weight_decay_roles(Added(), IDS)["p"].role == ADDED[how][0]
+
+
 @pytest.mark.parametrize("how", ["parameter", "data", "fake"])
 def test_two_parameters_of_one_storage_are_named_with_the_way_to_tie_them(how: str) -> None:
     def build() -> nn.Module:

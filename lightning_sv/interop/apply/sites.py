@@ -94,11 +94,7 @@ def find_sites(model: nn.Module, trace: Classifier, roles: Roles, known: frozens
         shared: tuple[str, ...] = ()
         stays = "" if row.redundant else "matrices cannot take it up"
         if row.role == "input":
-            ends = [
-                e
-                for node, factor in trace.scaled.get(row.name, ())
-                for e in readings(node, factor, row.name, through_gates=False)
-            ]
+            ends = readings(trace.scaled.get(row.name, ()), row.name, through_gates=False)
             names = {name for end in ends if end.matrix is not None for name in trace.flow.sources[end.matrix]}
             found = [_reader(name, trace, roles, normalized) for name in names]
             if any(reader is None for reader in found):
