@@ -153,3 +153,63 @@ def test_a_layer_that_is_wrapped_keeps_its_vectors_and_one_with_a_norm_loses_the
     net.head = nn.Linear(D, net.head.out_features)
     with pytest.raises(ValueError, match="head"):
         net(IDS)
+
+
+def _mixed_dtypes(net: Net, x: Tensor) -> Tensor:
+    return plain(net, x.float().double())
+
+
+def _written_in_place(net: Net, x: Tensor) -> Tensor:
+    return plain(net, torch.empty(x.shape, dtype=torch.bfloat16).copy_(x).double())
+
+
+@pytest.mark.parametrize("read", [_mixed_dtypes, _written_in_place])
+def test_the_shortest_dtype_of_the_pass_says_what_is_rounding(read: Callable[[Net, Tensor], Tensor]) -> None:
+    difference = apply_strategy(Net(read).double(), "hg+ap", IDS).difference
+    assert 1e-10 < difference < (1e-5 if read is _mixed_dtypes else 0.1)
+
+
+class Speech(nn.Module):
+    """What refused all strategies: a weight norm, a mask token that only training uses, numbers that are no floats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.mask = Net(plain), nn.Parameter(torch.randn(D))
+        self.positions = nn.utils.parametrizations.weight_norm(nn.Linear(D, D))
+        self.codes = nn.Parameter(torch.arange(2), requires_grad=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Ids -> logits, with a mask in training."""
+        x = self.net.emb(ids)
+        x = torch.where(ids[..., None] % 2 == 0, self.mask, x) if self.training else x
+        return plain(self.net, self.net.norm(x + self.positions(x)))
+
+
+def test_what_is_not_planned_refuses_nothing() -> None:
+    model = Speech()
+    report = apply_strategy(model, "hg+dp+or", IDS)
+    assert len(report.vectors) == 4 and dict(report.notes).keys() == {"mask"}
+    fold_applied(model)
+    assert list(model.state_dict()) == list(Speech().state_dict())
+
+
+def test_a_refusal_names_the_vector_and_a_line_that_helps() -> None:
+    net = Net(plain)
+    nn.init.zeros_(net.norm.weight)
+    with pytest.raises(ValueError, match=r"^norm.weight .*constant_") as refused:
+        apply_strategy(net, "hg+dp+or", IDS)
+    exec(str(refused.value).rpartition("near 0: ")[2].rstrip("."), {"torch": torch, "model": net})
+    apply_strategy(net, "hg+dp+or", IDS)
+
+
+def test_a_speech_model_takes_a_strategy() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Wav2Vec2Config(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, conv_dim=(8, 8),
+        conv_stride=(5, 2), conv_kernel=(10, 3), num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2,
+        vocab_size=8, do_stable_layer_norm=True,
+    )  # fmt: skip
+    model = transformers.Wav2Vec2ForCTC(config).eval()
+    report = apply_strategy(model, "hg+dp+or", {"input_values": torch.randn(1, 400)})
+    assert report.same_function and any("q_proj" in name for name in report.vectors)
+    assert "wav2vec2.masked_spec_embed" in dict(report.notes)

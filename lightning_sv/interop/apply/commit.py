@@ -95,7 +95,7 @@ def fold_applied(model: nn.Module) -> nn.Module:
         )
     planned = []
     for path, module in list(model.named_modules()):
-        for attribute, chain in _chains(module).items():
+        for attribute, chain in chains(module).items():
             if len(chain) > 1:
                 raise ValueError(
                     f"{path}.{attribute} was parametrized again after apply_strategy ({type(chain[1]).__name__}); end "
@@ -129,7 +129,7 @@ def uncompiled(model: nn.Module) -> nn.Module:
     return model
 
 
-def _chains(module: nn.Module) -> dict[str, Any]:
+def chains(module: nn.Module) -> dict[str, Any]:
     """Return the parametrizations of a module's own parameters that begin with the strategy's, by attribute."""
     chains: Any = module._modules.get("parametrizations")  # getattr would reach through a wrapper
     own = chains.items() if isinstance(chains, nn.ModuleDict) else ()

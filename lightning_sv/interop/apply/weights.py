@@ -1,5 +1,6 @@
 """What stands in a weight's place: a matrix times scale vectors, or a norm's scale vector in another form."""
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -41,11 +42,11 @@ class ScaledPart(nn.Module):
     """The scale vectors of one matrix: diag(gamma_out) W diag(gamma_in).
 
     Args:
-        scale_in: gives gamma_in, (*batch_dims, d_in); None for 1
+        scale_in: gives gamma_in, (*batch_dims, d_in); None for 1. A vector that another part holds comes as a function
         scale_out: gives gamma_out, (*batch_dims, d_out); None for 1
     """
 
-    def __init__(self, scale_in: ScaleVector | None, scale_out: ScaleVector | None):
+    def __init__(self, scale_in: ScaleVector | Callable[[], Tensor] | None, scale_out: ScaleVector | None):
         super().__init__()
         self.scale_in, self.scale_out = scale_in, scale_out
 
