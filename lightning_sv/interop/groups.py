@@ -9,7 +9,7 @@ from torch import nn
 from lightning_sv.roles import ModelRole, Roles, weight_decay_roles
 
 #: words that DDP, torch.compile, FSDP and activation checkpointing put into the names of what they wrap
-_WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 
 def param_groups(
@@ -69,13 +69,8 @@ def decayed_names(
     if roles is None:
         roles = weight_decay_roles(model, example, known)
     decays = {parameter.name: parameter.decays(policy) for parameter in roles.parameters}
-    unwrapped: dict[str, set[bool]] = {}
-    for name, decayed in decays.items():
-        unwrapped.setdefault(_unwrapped(name), set()).add(decayed)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    for name in trained:
-        if name not in decays and len(found := unwrapped.get(_unwrapped(name), set())) == 1:  # two are not one name
-            decays[name] = next(iter(found))
+    decays |= _of_wrapped(trained, decays)
     if missing := [name for name in trained if name not in decays]:
         raise ValueError(
             f"the roles are of another model: {missing[0]} is not among them ({len(missing)} of {len(trained)} names); "
@@ -84,6 +79,33 @@ def decayed_names(
     return [name for name in trained if decays[name]]
 
 
-def _unwrapped(name: str) -> str:
+def _of_wrapped(names: list[str], decays: Mapping[str, bool]) -> dict[str, bool]:
+    """Return the decays of a wrapped model's parameters, as far as their names can be found.
+
+    Words of wrappers are left out. A module that holds the model, such as a LightningModule, puts one path in front of
+    all names.
+
+    Args:
+        names: names of the wrapped model
+        decays: name -> decay, in the model inside
+    """
+    plain: dict[str, set[bool]] = {}
+    for name, decayed in decays.items():
+        plain.setdefault(unwrapped(name), set()).add(decayed)
+    known = {name: next(iter(found)) for name, found in plain.items() if len(found) == 1}  # two are not one name
+    inner = {name: unwrapped(name) for name in names}
+    own = {name: decays[name] for name in names if name in decays}
+    own = {name: known[short] for name, short in inner.items() if short in known} | own
+    words = next(iter(inner.values()), "").split(".")
+    for i in range(1, len(words) if len(own) < len(names) else 0):
+        path = ".".join([*words[:i], ""])
+        found = {name: known.get(short.removeprefix(path)) for name, short in inner.items() if short.startswith(path)}
+        within = {name: decayed for name, decayed in found.items() if decayed is not None}
+        if len(within) == len(names):
+            return within
+    return own
+
+
+def unwrapped(name: str) -> str:
     """Return a name as it was before the model, or a part of it, was wrapped."""
-    return ".".join(word for word in name.split(".") if word not in _WRAPPERS)
+    return ".".join(word for word in name.split(".") if word not in WRAPPERS)

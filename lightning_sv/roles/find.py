@@ -28,13 +28,19 @@ def weight_decay_roles(model: nn.Module, example: Any = None, known: Mapping[str
         ValueError: the pass failed, an operation is not known to be a linear map or not, or no token reached a
             parameter and its siblings (names that differ in numbers alone) do not agree; each by name
     """
-    return traced_roles(model, example, known)[1]
+    return traced_roles(model, example, known, every=True)[1]
 
 
 def traced_roles(
-    model: nn.Module, example: Any = None, known: Mapping[str, ModelRole] | None = None
+    model: nn.Module, example: Any = None, known: Mapping[str, ModelRole] | None = None, *, every: bool = False
 ) -> tuple[Classifier, Roles]:
-    """Return the roles as `weight_decay_roles` does, and before them the trace that they come from."""
+    """Return the roles as `weight_decay_roles` does, and before them the trace that they come from.
+
+    Unless `every` role matters, vectors that the pass does not use, such as mask tokens, are 'other'.
+
+    Raises:
+        ValueError: as `weight_decay_roles`
+    """
     args, kwargs = example_of(model, example)
     known = dict(known or {})
     named = dict(model.named_parameters())
@@ -44,11 +50,11 @@ def traced_roles(
             raise ValueError(f"known[{name!r}]: {what}.")
     classifier = Classifier(model, args, kwargs, known)
     found = classifier.rows()
-    _complete(found, named)
+    _complete(found, named, every=every)
     return classifier, Roles(tuple(found[name] for name in named))
 
 
-def _complete(found: dict[str, ModelParameter], named: Mapping[str, nn.Parameter]) -> None:
+def _complete(found: dict[str, ModelParameter], named: Mapping[str, nn.Parameter], *, every: bool) -> None:
     """Give parameters that no token reached the role of their siblings."""
     siblings: dict[str, list[ModelParameter]] = defaultdict(list)
     for row in found.values():
@@ -69,6 +75,8 @@ def _complete(found: dict[str, ModelParameter], named: Mapping[str, nn.Parameter
                 f"step the same numbers twice; tie the modules with one parameter: {twin} = {name}, without "
                 "nn.Parameter(...) or .data."
             )
+        elif not every and max(parameter.shape, default=1) == parameter.numel():
+            found[name] = ModelParameter(name, tuple(parameter.shape), "other")
         else:
             raise ValueError(
                 f"parameter {name} is not used in the traced forward pass, and has no siblings that agree on a role; "

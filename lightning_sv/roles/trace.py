@@ -39,6 +39,7 @@ class Node:
         pointwise: torch says that it acts element by element
         order: place in the pass
         call: the operation itself
+        dtype: of its numbers
         readers: (name of the argument, node) of each tensor made from it
     """
 
@@ -53,6 +54,7 @@ class Node:
     pointwise: bool = False
     order: int = 0
     call: Any = None
+    dtype: torch.dtype | None = None
     readers: list[tuple[str, "Node"]] = field(default_factory=list)
 
     def argument(self, name: str) -> "Node | None":
@@ -86,7 +88,7 @@ class Tracer(TorchDispatchMode):
     def source(self, tensor: Tensor, op: str) -> Node:
         """Return the node of a tensor that is there before the pass."""
         kind = {"parameter": PARAM, "input": INPUT}.get(op, CONST)
-        node = Node(op, [], tuple(tensor.shape), _strides(tensor), kind=kind)
+        node = Node(op, [], tuple(tensor.shape), _strides(tensor), kind=kind, dtype=tensor.dtype)
         self._put(tensor, node)
         return node
 
@@ -132,6 +134,7 @@ class Tracer(TorchDispatchMode):
                 op.pointwise,
                 len(self.nodes),
                 func,
+                tensor.dtype,
             )
             for name, source in inputs:
                 source.readers.append((name, made))

@@ -132,15 +132,6 @@ def printable(value: Any) -> Any:
     return [printable(child) for child in value] if isinstance(value, list) else value
 
 
-def printable(value: Any) -> Any:
-    """Replace what a terminal would obey: characters of texts, at any depth, that cannot be printed."""
-    if isinstance(value, str):
-        return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in value)
-    if isinstance(value, dict):
-        return {printable(key): printable(child) for key, child in value.items()}
-    return [printable(child) for child in value] if isinstance(value, list) else value
-
-
 def write_atomically(path: Path, text: str) -> None:
     """Write a file in one step: it holds all of the text, or what it held before."""
     with whole(path) as partial:

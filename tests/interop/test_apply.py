@@ -18,10 +18,8 @@ from lightning_sv.scale import ScaleOptions
 from tests.roles.families import FAMILIES, OTHERS, Family
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*scale vectors; the function is:UserWarning")
-NO_VECTORS = {"olmo", "nanochat"}
-WITH_VECTORS = [family for family in FAMILIES + OTHERS if family.name not in NO_VECTORS]
-#: what is checked at every run: pre-norm, fused, 1 + w, LayerNorm's biases, experts, latents, state spaces
-FEW = {"llama", "gpt2", "gemma3_text", "phi3", "qwen3_moe", "deepseek_v3", "mamba2"}
+#: what is checked at every run: pre-norm, fused, 1 + w, LayerNorm's biases, experts, latents, state spaces, no vectors
+FEW = {"llama", "gpt2", "gemma3_text", "phi3", "qwen3_moe", "deepseek_v3", "mamba2", "olmo", "nanochat"}
 #: of outputs in float32, relative: measured are 1e-7 to 1.4e-6, on one CPU; a vector that is lost changes them by 1e-2
 ROUNDING = 64 * torch.finfo(torch.float32).eps
 
@@ -84,7 +82,7 @@ def assert_untouched(model: nn.Module, before: dict[str, Tensor], kinds: list[ty
 
 @pytest.mark.parametrize(("strategy", "family"), [
     pytest.param(strategy, *case.values, id=f"{case.id}-{strategy}", marks=case.marks)
-    for case in few(WITH_VECTORS)
+    for case in few(FAMILIES + OTHERS)
     for strategy in ("hg+dp+or+iwd", "hg+ap", "hg+er")
     # a pass of it is a loop over tokens: four seconds a strategy
     if case.id != "kimi_linear" or strategy == "hg+dp+or+iwd"
@@ -242,7 +240,6 @@ def zero_beside_bias(model: nn.Module) -> nn.Module:
 
 
 REFUSED: dict[str, tuple[Any, str, dict[str, Any], str]] = {
-    "no vectors": (lambda: named("olmo"), "hg", {}, "has no scale vectors"),
     "no such site": (lambda: named("llama"), "hg", {"placement_at": {"qproj": "dp"}}, "names 'qproj'"),
     "another axis": (lambda: named("llama"), "bp", {"placement_at": {"q_proj": "nop"}}, "add 'hg'"),
     "left by folding": (lambda: named("llama"), "hg", {"placement_at": {"q_proj": "np"}}, "which folding leaves"),
@@ -301,9 +298,9 @@ def test_quantized_applied_and_wrapped_models_are_refused() -> None:
     with pytest.raises(ValueError, match="apply the strategy before"):
         apply_strategy(model, "hg")
     model = named("llama")
-    nn.utils.parametrizations.weight_norm(model.lm_head)
-    with pytest.raises(ValueError, match="lm_head is parametrized already"):
-        apply_strategy(model, "hg")
+    nn.utils.parametrize.register_parametrization(model.model.norm, "weight", nn.Identity())
+    with pytest.raises(ValueError, match="model.norm.weight is parametrized already.*remove_parametrizations"):
+        apply_strategy(model, "hg+or")
 
 
 def test_what_is_put_into_a_computed_weight_is_refused_and_not_lost() -> None:

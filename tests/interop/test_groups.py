@@ -86,6 +86,19 @@ def test_roles_found_before_wrapping_fit_the_names_of_every_wrapper(word: str) -
     assert len(decayed["params"]) == 3 and len(spared["params"]) == 3
 
 
+@pytest.mark.parametrize("words", [("model",), ("a", "model"), ("model", "_orig_mod"), ("_forward_module", "model")])
+def test_roles_of_a_model_fit_the_module_that_holds_it(words: tuple[str, ...]) -> None:
+    holder: nn.Module = qwen3()
+    roles, decayed = weight_decay_roles(holder), truth(holder)
+    for word in reversed(words):
+        holder = Wrapper(word, holder)
+    path = ".".join([*words, ""])
+    assert {name.removeprefix(path) for name in decayed_names(holder, roles=roles)} == decayed
+    holder.register_parameter("own", nn.Parameter(torch.ones(2)))
+    with pytest.raises(ValueError, match="own is not among them"):
+        decayed_names(holder, roles=roles)
+
+
 def test_a_wrapped_name_that_two_roles_could_mean_is_refused() -> None:
     model = nn.Module()
     model.register_module("module", nn.RMSNorm(4))

@@ -2,17 +2,16 @@
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves
 
-from lightning_sv.interop.apply.commit import APPLIED, commit
-from lightning_sv.interop.apply.plan import Planner
+from lightning_sv.interop.apply.commit import applied_modules, chains, commit, uncompiled
+from lightning_sv.interop.apply.plan import Plan, Planner
 from lightning_sv.interop.apply.report import Report
 from lightning_sv.interop.apply.sites import find_sites
 from lightning_sv.nn import Backbone
@@ -20,6 +19,7 @@ from lightning_sv.roles.example import example_of
 from lightning_sv.roles.find import traced_roles
 from lightning_sv.roles.forward import as_for_tracing, plain_output
 from lightning_sv.roles.parameter import ModelRole
+from lightning_sv.roles.trace import DATA, PARAM
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, ScaleVector
 
 #: largest relative difference of outputs that is rounding
@@ -64,14 +64,21 @@ def apply_strategy(
         UserWarning: what is not as the strategy has it
     """
     chosen = ScaleStrategy.parse(strategy)
+    model = uncompiled(model)
     _check(model)
     args, kwargs = example_of(model, example)
     with _untied(model) if untie_head else _as_it_is() as keep:
-        trace, roles = traced_roles(model, example, known)
-        sites = find_sites(model, trace, roles, frozenset(known or ()))
+        try:
+            trace, roles = traced_roles(model, example, known)
+        except ValueError:
+            _check_numbers(model, [name for name, _ in model.named_parameters()])  # why it may have failed
+            raise
+        sites = find_sites(model, trace, roles, frozenset(known or ()), bare=True)
         if not sites:
-            raise ValueError(f"{type(model).__name__} has no scale vectors that a strategy could act on.")
+            raise ValueError(f"{type(model).__name__} has no norm that a strategy could act on.")
+        _check_numbers(model, [name for site in sites for name in site.names])
         plan = Planner(model, chosen, options or ScaleOptions()).make(sites)
+        _check_unparametrized(model, plan)
         before = _outputs(model, args, kwargs)
         with commit(model, plan) as undo:
             with _called(plan.outputs) as called:
@@ -84,23 +91,32 @@ def apply_strategy(
                     )
             difference = _difference(before, after)
             same = not plan.outputs
-            rounding = max(_ROUNDING.get(parameter.dtype, _ROUNDING_SHORT) for parameter in model.parameters())
+            dtypes = {node.dtype for node in trace.graph.nodes if node.kind in (PARAM, DATA)}
+            rounding = max(
+                _ROUNDING.get(dtype, _ROUNDING_SHORT) for dtype in dtypes if dtype and dtype.is_floating_point
+            )
             if same and not difference <= rounding:
                 raise ValueError(
                     f"{chosen} would change what {type(model).__name__} computes, by {difference:.1e}: a matrix reads "
                     "its scale vectors in a way that the trace did not show; the model is as it was."
                 )
+            found = {path for path, module in model.named_modules() if isinstance(module, ScaleVector)}
+            vectors = tuple(
+                sorted(path for path in found if path.rpartition(".")[0] not in found)
+            )  # HeadShared holds one
+            for row in roles.parameters:
+                if row.name in trace.uses or row.name in trace.scaled:
+                    continue
+                if row.name in (known or ()) and row.role in ("matrix", "router", "head"):
+                    why = "it reads what its norm gives without the vectors that other matrices have taken over"
+                    plan.notes.append((row.name, f"left as it is, for the pass did not reach it: {why}"))
+                elif row.role == "other" and row.trained and row.name not in (known or ()):
+                    plan.notes.append((row.name, "left as it is, for the pass did not reach it"))
+            report = Report(chosen, vectors, tuple(plan.notes), difference, same)
+            if plan.notes:
+                warnings.warn(str(report), stacklevel=2)
             undo.pop_all()
         keep.append(True)
-    found = {path for path, module in model.named_modules() if isinstance(module, ScaleVector)}
-    vectors = tuple(sorted(path for path in found if path.rpartition(".")[0] not in found))  # HeadShared holds one
-    for name in sorted(set(known or ()) - set(trace.uses) - set(trace.scaled)):
-        if roles[name].role in ("matrix", "router", "head"):
-            why = "it reads what its norm gives without the vectors that other matrices have taken over"
-            plan.notes.append((name, f"left as it is, for the pass did not reach it: {why}"))
-    report = Report(chosen, vectors, tuple(plan.notes), difference, same)
-    if plan.notes:
-        warnings.warn(str(report), stacklevel=2)
     return report
 
 
@@ -109,7 +125,7 @@ def _check(model: nn.Module) -> None:
     name = type(model).__name__
     if isinstance(model, Backbone):
         raise ValueError("a Backbone is built with its strategy: Backbone(config, strategy).")
-    if hasattr(model, APPLIED):
+    if applied_modules(model) or any(chains(module) for module in model.modules()):
         raise ValueError(f"this {name} has a strategy already; fold_applied(model) takes it away first.")
     if wrappers := [type(module).__name__ for module in model.modules() if type(module).__name__ in _WRAPPERS]:
         raise ValueError(
@@ -117,16 +133,32 @@ def _check(model: nn.Module) -> None:
         )
     if any(type(module).__module__.split(".")[0] == "peft" for module in model.modules()):
         raise ValueError(f"this {name} has PEFT's layers; apply the strategy before them.")
-    for path, parameter in model.named_parameters():
-        if not parameter.is_floating_point() or type(parameter.data) is not Tensor or parameter.is_meta:
-            raise ValueError(
-                f"{path} is {parameter.dtype} in a {type(parameter.data).__name__} on {parameter.device.type}; a "
-                "strategy needs plain numbers: not quantized, not sharded, not fake."
-            )
     if getattr(model, "is_quantized", False):
         raise ValueError(f"this {name} is quantized; apply the strategy to the model before that.")
-    if parametrized := [path for path, module in model.named_modules() if is_parametrized(module)]:
-        raise ValueError(f"{parametrized[0] or name} is parametrized already; remove_parametrizations first.")
+    _check_numbers(model, [name for name, parameter in model.named_parameters() if parameter.is_meta])
+
+
+def _check_numbers(model: nn.Module, names: Iterable[str]) -> None:
+    """Refuse parameters that are not plain floating-point tensors."""
+    for name in names:
+        parameter = model.get_parameter(name)
+        if not parameter.is_floating_point() or type(parameter.data) is not Tensor or parameter.is_meta:
+            raise ValueError(
+                f"{name} is {parameter.dtype} in a {type(parameter.data).__name__} on {parameter.device.type}; a "
+                "strategy needs plain numbers: not quantized, not sharded, not fake."
+            )
+
+
+def _check_unparametrized(model: nn.Module, plan: Plan) -> None:
+    """Refuse to change parameters from which a parametrization computes another weight."""
+    for name in (*plan.weights, *plan.gammas, *plan.values, *plan.frozen):
+        path, parametrized, rest = name.rpartition("parametrizations.")
+        if parametrized:
+            owner, weight = path.rstrip("."), rest.partition(".")[0]
+            raise ValueError(
+                f"{path}{weight} is parametrized already; end that first: torch.nn.utils.parametrize."
+                f"remove_parametrizations(model.get_submodule({owner!r}), {weight!r})."
+            )
 
 
 @contextmanager

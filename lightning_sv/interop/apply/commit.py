@@ -9,22 +9,24 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from lightning_sv.interop.apply.plan import Plan
-from lightning_sv.interop.apply.weights import ScaledGamma, ScaledWeight, output_norm_hook
+from lightning_sv.interop.apply.weights import OutputNorm, ScaledGamma, ScaledWeight, output_norm_hook
+from lightning_sv.interop.groups import unwrapped
 
 #: attribute of an applied model: what `fold_applied` has to give back
 APPLIED = "applied_strategy"
 
 
 class Applied:
-    """What is to be given back.
+    """State that folding gives back.
 
     Attributes:
         frozen: parameters of the plain model that train again after folding
-        handles: of the two hooks of the tripwire
+        sites: names of the weights and layers that hold scale vectors
+        handles: handles of the model's hooks
     """
 
-    def __init__(self, frozen: list[str], handles: list[Any]):
-        self.frozen, self.handles = frozen, handles
+    def __init__(self, frozen: list[str], sites: frozenset[str], handles: list[Any]):
+        self.frozen, self.sites, self.handles = frozen, sites, handles
 
 
 @torch.no_grad()
@@ -47,18 +49,19 @@ def commit(model: nn.Module, plan: Plan) -> ExitStack:
             order = orders.setdefault(owner, list(owner._parameters))
             undo.callback(_remove, owner, attribute, order, keep=False)
             parametrize.register_parametrization(owner, attribute, parametrization)
-            parametrization.order = order
+            parametrization.order, parametrization.site = order, name
         for path, norm in plan.outputs.items():
             layer = model.get_submodule(path)
             layer.add_module("output_norm", norm)
+            norm.site = path
             undo.callback(layer.__delattr__, "output_norm")
             undo.callback(layer.register_forward_hook(output_norm_hook).remove)
-        handles: list[Any] = []
+        handles: list[Any] = [model.register_forward_pre_hook(_check_complete)]
         if changed := [*plan.weights, *plan.gammas]:
-            handles = _tripwire(model, changed[0])
-            for handle in handles:
-                undo.callback(handle.remove)
-        setattr(model, APPLIED, Applied(frozen, handles))
+            handles += _tripwire(model, changed[0])
+        for handle in handles:
+            undo.callback(handle.remove)
+        setattr(model, APPLIED, Applied(frozen, frozenset([*changed, *plan.outputs]), handles))
         undo.callback(model.__delattr__, APPLIED)
         failed.pop_all()
     return undo
@@ -78,11 +81,11 @@ def fold_applied(model: nn.Module) -> nn.Module:
         the model itself
 
     Raises:
-        ValueError: no strategy was applied, or norms that it added (`dnp`) would be left
+        ValueError: no strategy was applied; norms that it added (`dnp`) would be left; or a weight was parametrized
+            again since. Nothing is changed then
     """
-    inner = next((module for module in model.modules() if APPLIED in vars(module)), None)
-    applied = None if inner is None else vars(inner)[APPLIED]
-    if inner is None or not isinstance(applied, Applied):
+    inners = applied_modules(model)
+    if not inners:
         raise ValueError(f"no strategy was applied to this {type(model).__name__}; give the model of apply_strategy.")
     normed = [path for path, module in model.named_modules() if output_norm_hook in module._forward_hooks.values()]
     if normed:
@@ -90,24 +93,65 @@ def fold_applied(model: nn.Module) -> nn.Module:
             f"dnp normalizes the output of {normed[0]} ({len(normed)} such layers): no weight can take that norm up, "
             "and the model's own class has none there; keep the model as it is, in state_dict()."
         )
-    for module in list(model.modules()):
-        for attribute, parametrization in _parametrizations(module).items():
-            _remove(module, attribute, parametrization.order, keep=True)
-    for handle in applied.handles:
-        handle.remove()
-    named = dict(inner.named_parameters())
-    for name in applied.frozen:
-        if inner is model and name in named:  # another tool that wraps the model decides what trains
-            named[name].requires_grad_(True)
-    delattr(inner, APPLIED)
+    planned = []
+    for path, module in list(model.named_modules()):
+        for attribute, chain in chains(module).items():
+            if len(chain) > 1:
+                raise ValueError(
+                    f"{path}.{attribute} was parametrized again after apply_strategy ({type(chain[1]).__name__}); end "
+                    "that first with torch.nn.utils.parametrize.remove_parametrizations, or before apply_strategy."
+                )
+            getattr(module, attribute)  # one that cannot be computed fails before anything is changed
+            planned.append((module, attribute, chain[0].order))
+    for module, attribute, order in planned:
+        _remove(module, attribute, order, keep=True)
+    for inner in inners:
+        applied: Applied = vars(inner)[APPLIED]
+        for handle in applied.handles:
+            handle.remove()
+        named = {unwrapped(name): parameter for name, parameter in inner.named_parameters()}
+        for name in applied.frozen:
+            if inner is uncompiled(model) and unwrapped(name) in named:  # else what wraps the model decides
+                named[unwrapped(name)].requires_grad_(True)
+        delattr(inner, APPLIED)
     return model
 
 
-def _parametrizations(module: nn.Module) -> dict[str, ScaledWeight | ScaledGamma]:
-    """Return the strategy's parametrizations of a module's own parameters, by attribute."""
-    chains = getattr(module, "parametrizations", {}) if parametrize.is_parametrized(module) else {}
-    firsts = {name: chain[0] for name, chain in chains.items()}
-    return {name: first for name, first in firsts.items() if isinstance(first, (ScaledWeight, ScaledGamma))}
+def applied_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the models, of all that `model` holds, that have a strategy."""
+    return [module for module in model.modules() if isinstance(vars(module).get(APPLIED), Applied)]
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the model inside torch.compile's wrapper, which would forward attributes to it."""
+    while "_orig_mod" in model._modules:
+        model = model.get_submodule("_orig_mod")
+    return model
+
+
+def chains(module: nn.Module) -> dict[str, Any]:
+    """Return the parametrizations of a module's own parameters that begin with the strategy's, by attribute."""
+    chains: Any = module._modules.get("parametrizations")  # getattr would reach through a wrapper
+    own = chains.items() if isinstance(chains, nn.ModuleDict) else ()
+    lists = {name: chain for name, chain in own if isinstance(chain, parametrize.ParametrizationList)}
+    return {name: chain for name, chain in lists.items() if isinstance(chain[0], (ScaledWeight, ScaledGamma))}
+
+
+def _check_complete(model: nn.Module, args: Any) -> None:
+    """Refuse to train without the scale vectors of a module that another one replaced.
+
+    Raises:
+        ValueError: vectors are lost
+    """
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return
+    kinds = (ScaledWeight, ScaledGamma, OutputNorm)
+    present = {module.site for module in model.modules() if isinstance(module, kinds)}
+    if lost := sorted(vars(model)[APPLIED].sites - present):
+        raise ValueError(
+            f"{lost[0]} has lost its scale vectors: another module replaced it, as in resize_token_embeddings; call "
+            "fold_applied(model), then apply_strategy again."
+        )
 
 
 def _set(parameter: Tensor, value: Tensor) -> None:

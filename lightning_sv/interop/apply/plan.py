@@ -1,6 +1,8 @@
 """What a strategy means for each scale vector of a model, worked out before anything is changed."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,9 @@ from lightning_sv.interop.apply.weights import OutputNorm, ScaledGamma, ScaledPa
 from lightning_sv.scale import DirectScale, OffsetScale, ScaleOptions, ScaleStrategy, ScaleVector
 from lightning_sv.scale.strategy import PLACEMENTS, Placement
 from lightning_sv.scale.vector import HeadShared, Role
+
+#: one vector for all matrices behind a norm: itself for the first, which holds it, and what computes it for the rest
+SharedVector = Iterator[ScaleVector | Callable[[], Tensor]]
 
 
 @dataclass
@@ -81,7 +86,36 @@ class Planner:
             if getattr(self.options, name):
                 raise ValueError(f"options.{name} is for models that are built with a strategy, not for those one has.")
 
+    def _bare_site(self, site: Site) -> None:
+        """Give the matrices behind a norm without scale vector their own, or one for all; each is 1 at the start."""
+        if self.strategy.placement_row.scale_in or self.strategy.placement_row.scale_out:
+            for name in site.tied:
+                self._note(name, "no vector of its own: it is tied; untie_head=True gives a head its own")
+            for name in site.unfit:
+                self._note(name, "no vector of its own: it reads more than this norm, or not as a matrix")
+        self._note_mixed(site)
+        ones = {
+            reader: _wide(self.named[reader.weight]).new_ones(self.named[reader.weight].shape[reader.in_axis])
+            for reader in site.readers
+            if self._placement(reader).scale_in
+        }
+        shared: SharedVector | None = None
+        if ones and not self.strategy.per_branch:
+            weights = sorted((self.named[reader.weight] for reader in ones), key=lambda w: not w.requires_grad)
+            vector = self._vector(site.vector, next(iter(ones.values())), "input", weights[0])
+            shared = chain([vector], repeat(vector.forward))  # the first matrix holds it
+        for reader in site.readers:
+            self._branch(reader, ones.get(reader), before=reader in ones, shared=shared)
+
+    def _note_mixed(self, site: Site) -> None:
+        for reader in site.readers:
+            if reader.mixed and self.strategy.per_branch:
+                self._note(reader.weight, "several matrices are mixed in it, which share their vectors: hg is partial")
+
     def _site(self, site: Site) -> None:
+        if not site.vector:
+            self._bare_site(site)
+            return
         stored = self.named[site.vector]
         if site.origin not in (0.0, 1.0):
             self._note(site.vector, "left as it is: its norm multiplies by neither w nor 1 + w")
@@ -89,9 +123,7 @@ class Planner:
         for name in site.tied:
             if self.strategy.placement_row.scale_out:
                 self._note(name, "no vector behind it: it is tied; untie_head=True gives a head its own")
-        for reader in site.readers:
-            if reader.mixed and self.strategy.per_branch:
-                self._note(reader.weight, "several matrices are mixed in it, which share their vectors: hg is partial")
+        self._note_mixed(site)
         gamma = _wide(stored) + site.origin
         row = self.strategy.placement_row
         moves = self.strategy.per_branch or row.scale_out or not row.scale_in
@@ -119,7 +151,7 @@ class Planner:
         else:
             self._neutral(site, stored, gamma)
             for reader in site.readers:
-                self._branch(reader, gamma, before=befores[reader], norm=stored)
+                self._branch(reader, gamma, before=befores[reader], norm=site.vector)
             return
         for reader in site.readers:
             self._branch(reader, None, before=False)
@@ -166,8 +198,16 @@ class Planner:
                 )
             self.plan.values[site.bias] = torch.where(gamma == 0, bias, bias / gamma).to(bias.dtype)
 
-    def _branch(self, reader: Reader, gamma: Tensor | None, *, before: bool, norm: Tensor | None = None) -> None:
-        """Give a matrix its vectors; `gamma` is what its norm, which stored it in `norm`, has given up."""
+    def _branch(
+        self,
+        reader: Reader,
+        gamma: Tensor | None,
+        *,
+        before: bool,
+        norm: str | None = None,
+        shared: SharedVector | None = None,
+    ) -> None:
+        """Give a matrix its vectors; `gamma` is what its norm, whose parameter is `norm`, has given up."""
         placement, weight = self._placement(reader), self.named[reader.weight]
         if placement.norm_out and not reader.router and not reader.normalized:
             self._output_norm(reader, weight)
@@ -178,24 +218,27 @@ class Planner:
             self.plan.values[reader.weight] = self._columns(reader, signs)
             gamma = gamma.abs()
         before = before and gamma is not None
-        stored = weight if norm is None else norm
+        source = norm or reader.weight
         if not (before or after):
             return
         batch_dims = weight.shape[:-2]
         parts = []
         for width in reader.parts:
-            vectors: list[ScaleVector | None] = [None, None]
-            if before and gamma is not None:
+            scale_in: ScaleVector | Callable[[], Tensor] | None = None
+            scale_out: ScaleVector | None = None
+            if before and shared is not None:
+                scale_in = next(shared)
+            elif before and gamma is not None:
                 wide = gamma.expand(*batch_dims, -1)
-                vectors[0] = self._vector(reader.weight, wide, self._role(reader, "scale_in", "input"), stored)
+                scale_in = self._vector(source, wide, self._role(reader, "scale_in", "input"), self.named[source])
             if after:
                 ones = (
                     gamma.new_ones(*batch_dims, width)
                     if gamma is not None
                     else _wide(weight).new_ones(*batch_dims, width)
                 )
-                vectors[1] = self._vector(reader.weight, ones, self._role(reader, "scale_out", "output"), weight)
-            parts.append(ScaledPart(*vectors))
+                scale_out = self._vector(reader.weight, ones, self._role(reader, "scale_out", "output"), weight)
+            parts.append(ScaledPart(scale_in, scale_out))
         self.plan.weights[reader.weight] = ScaledWeight(parts, reader.parts, reader.in_axis != weight.ndim - 1)
 
     def _output_norm(self, reader: Reader, weight: Tensor) -> None:
@@ -234,7 +277,11 @@ class Planner:
         try:
             vector.set_gamma(gamma)
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+            why = f"{name} under {str(self.strategy)!r}: {error}"
+            if not gamma.any():
+                start = float(self.named[name].flatten()[0]) + 1e-3
+                why += f" Or start it near 0: torch.nn.init.constant_(model.get_parameter({name!r}), {start:g})."
+            raise ValueError(why) from error
         return vector.requires_grad_(like.requires_grad)
 
     def _note(self, name: str, what: str) -> None:

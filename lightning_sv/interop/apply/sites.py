@@ -10,7 +10,7 @@ from lightning_sv.roles.classify import Classifier
 from lightning_sv.roles.flow import moved, plain, stem
 from lightning_sv.roles.ops import ATTENTION, COPIES, NORMS, PRODUCTS, SUMS
 from lightning_sv.roles.parameter import ModelParameter
-from lightning_sv.roles.readers import readings
+from lightning_sv.roles.readers import UnknownReaderError, readings
 from lightning_sv.roles.trace import CONST, DATA, PARAM, Node
 from lightning_sv.roles.value import value_at
 
@@ -46,16 +46,17 @@ class Reader:
 
 @dataclass(frozen=True)
 class Site:
-    """A scale vector of the model.
+    """A scale vector of the model, or a norm that has none.
 
     Attributes:
-        vector: name of the parameter
+        vector: name of the parameter; '' of a norm that has none
         origin: gamma is the parameter plus this, 0 or 1; None where it is neither
         role: 'input' or 'output'
         bias: name of the bias that its norm adds
         readers: the matrices; none of an output vector
         tied: names of matrices that read it and are another parameter too, as of an embedding
         stays: why they cannot take the vector up; '' where they can
+        unfit: of a norm without vector, names of matrices that read it and cannot have one
     """
 
     vector: str
@@ -65,9 +66,17 @@ class Site:
     readers: tuple[Reader, ...]
     tied: tuple[str, ...]
     stays: str
+    unfit: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the parameters that a plan may change."""
+        return [name for name in (self.vector, self.bias, *(reader.weight for reader in self.readers)) if name]
 
 
-def find_sites(model: nn.Module, trace: Classifier, roles: Roles, known: frozenset[str] = frozenset()) -> list[Site]:
+def find_sites(
+    model: nn.Module, trace: Classifier, roles: Roles, known: frozenset[str] = frozenset(), *, bare: bool = False
+) -> list[Site]:
     """Return the model's scale vectors, in its own order.
 
     Args:
@@ -75,6 +84,7 @@ def find_sites(model: nn.Module, trace: Classifier, roles: Roles, known: frozens
         trace: what its parameters do
         roles: of all of them
         known: names whose roles were given; those that the pass did not reach have no site
+        bare: if True, return norms without scale vector too, if matrices alone read them
 
     Raises:
         ValueError: no token of the example reached a matrix of which it is not known what it reads
@@ -115,7 +125,58 @@ def find_sites(model: nn.Module, trace: Classifier, roles: Roles, known: frozens
             stays = "what is added behind it is not always the same"
         bias = biases.pop() if len(biases) == 1 else None
         sites.append(Site(row.name, _origin(row, trace), row.role, bias, readers, shared, stays))
+    if bare:
+        sites += _bare_sites(trace, roles, tied, normalized)
     return _with_siblings(sites, trace, roles, known)
+
+
+def _bare_sites(trace: Classifier, roles: Roles, tied: set[str], normalized: set[Node]) -> list[Site]:
+    """Return the norms without scale vector that matrices alone read; one site of those that share a matrix."""
+    read: list[tuple[set[str], set[Node], int]] = []  # matrices, their products, width
+    for norm in _bare_norms(trace):
+        ones = Node("parameter", [], norm.shape[-1:], (1,))
+        try:
+            ends = list(readings([(norm, ones)], "a norm without scale vector", through_gates=False))
+        except UnknownReaderError:
+            continue
+        if not ends or any(end.matrix is None or not end.along_channels for end in ends):
+            continue
+        names = {name for end in ends if end.matrix is not None for name in trace.flow.sources[end.matrix]}
+        products, width = {end.node for end in ends}, norm.shape[-1]
+        for other in [other for other in read if other[0] & names and other[2] == width]:
+            read.remove(other)
+            names, products = names | other[0], products | other[1]
+        read.append((names, products, width))
+    sites = []
+    for names, products, width in read:
+        ordered = [name for name in trace.named if name in names]
+        found = {name: _reader(name, trace, roles, normalized) for name in ordered if name not in tied}
+        fits = {
+            name: reader
+            for name, reader in found.items()
+            if reader is not None
+            and trace.named[name].shape[reader.in_axis] == width
+            and {product for product, _, _ in trace.products[name]} <= products
+        }
+        shared = tuple(name for name in ordered if name in tied)
+        unfit = tuple(name for name in found if name not in fits)
+        sites.append(Site("", 1.0, "input", None, tuple(fits.values()), shared, "", unfit))
+    return sites
+
+
+def _bare_norms(trace: Classifier) -> list[Node]:
+    """Return what norms over the last axis give, where no scale vector multiplies it."""
+    scaled = {stem(other) for uses in trace.scaled.values() for node, vector in uses for other in node.others(vector)}
+    found = []
+    for node in trace.graph.nodes:
+        if node.kind in (CONST, PARAM) or node not in trace.flow.normalized or node in scaled:
+            continue
+        inputs = [value for _, value in node.inputs]
+        of_rows = [value for value in inputs if value in trace.flow.statistics and value.shape[-1:] == (1,)]
+        one_axis = len(node.scalars.get("normalized_shape", ())) == 1
+        if (one_axis if node.op in NORMS else of_rows) and node.shape[-1] > 1:
+            found.append(node)
+    return found
 
 
 def _origin(row: ModelParameter, trace: Classifier) -> float | None:

@@ -1,5 +1,6 @@
 """What stands in a weight's place: a matrix times scale vectors, or a norm's scale vector in another form."""
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -41,11 +42,11 @@ class ScaledPart(nn.Module):
     """The scale vectors of one matrix: diag(gamma_out) W diag(gamma_in).
 
     Args:
-        scale_in: gives gamma_in, (*batch_dims, d_in); None for 1
+        scale_in: gives gamma_in, (*batch_dims, d_in); None for 1. A vector that another part holds comes as a function
         scale_out: gives gamma_out, (*batch_dims, d_out); None for 1
     """
 
-    def __init__(self, scale_in: ScaleVector | None, scale_out: ScaleVector | None):
+    def __init__(self, scale_in: ScaleVector | Callable[[], Tensor] | None, scale_out: ScaleVector | None):
         super().__init__()
         self.scale_in, self.scale_out = scale_in, scale_out
 
@@ -65,12 +66,14 @@ class ScaledWeight(nn.Module):
 
     Attributes:
         order: names of the module's parameters before
+        site: name of the weight in the plain model
     """
 
     def __init__(self, parts: list[ScaledPart], widths: tuple[int, ...], transposed: bool):
         super().__init__()
         self.parts, self.widths, self.transposed = nn.ModuleList(parts), widths, transposed
         self.order: list[str] = []
+        self.site = ""
 
     def forward(self, weight: Tensor) -> Tensor:
         """W -> diag(gamma_out) W diag(gamma_in), in W's dtype."""
@@ -88,13 +91,14 @@ class ScaledGamma(nn.Module):
         origin: the norm multiplies by this plus what it stores
 
     Attributes:
-        order: as that of `ScaledWeight`
+        order, site: as those of `ScaledWeight`
     """
 
     def __init__(self, vector: ScaleVector, origin: float):
         super().__init__()
         self.vector, self.origin = vector, origin
         self.order: list[str] = []
+        self.site = ""
 
     def forward(self, stored: Tensor) -> Tensor:
         """Return gamma - origin, in the shape and dtype of what is stored."""
@@ -109,11 +113,14 @@ class OutputNorm(nn.Module):
         scale: gives gamma, (d_out,)
         width: what is normalized together
         eps: of the norm
+
+    Attributes:
+        site: path of the layer
     """
 
     def __init__(self, scale: ScaleVector, width: int, eps: float):
         super().__init__()
-        self.scale, self.width, self.eps = scale, width, eps
+        self.scale, self.width, self.eps, self.site = scale, width, eps, ""
 
     def forward(self, y: Tensor) -> Tensor:
         """(..., d_out) -> (..., d_out)."""

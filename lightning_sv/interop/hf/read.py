@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_sv.interop.groups import WRAPPERS
 from lightning_sv.interop.hf.families import keys
 from lightning_sv.interop.hf.folder import compare
 from lightning_sv.interop.hf.model import transformers
@@ -185,10 +186,10 @@ def _open(folder: Path, family: str) -> Any:
     if not any(file.suffix == ".safetensors" for file in files):
         raise ValueError(f"{folder} has no *.safetensors; pickled weights could run code and are not opened.")
     model_of = getattr(transformers(), f"{family}ForCausalLM")
+    renamed = {rf"(?<![^.]){word}\.": "" for word in sorted(WRAPPERS)}  # saved while it was compiled or wrapped
+    options = {"use_safetensors": True, "local_files_only": True, "output_loading_info": True, "key_mapping": renamed}
     try:
-        theirs, info = model_of.from_pretrained(
-            folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, output_loading_info=True
-        )
+        theirs, info = model_of.from_pretrained(folder, dtype=torch.float32, **options)
     except Exception as error:  # whatever damaged files make the libraries raise
         why = " ".join(str(error).split())[:300]
         raise ValueError(f"the weights in {folder} cannot be read ({type(error).__name__}: {why}).") from error

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lightning_sv.interop.groups import unwrapped
 from lightning_sv.whole import regular
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -99,7 +100,8 @@ class Weights:
         names: Any = model.state_dict()
         found: dict[str, list[Piece]] = defaultdict(list)
         for key in sorted(self.file_of):
-            name, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, names)
+            plain = unwrapped(key)
+            name, pattern = rename_source_key(plain, renamings, converters, model.base_model_prefix, names)
             done = {
                 type(step).__name__
                 for converter in converters
