@@ -114,8 +114,9 @@ def _builder(transformers: Any, written: dict[str, Any], config: Any) -> Callabl
     """Return what makes the model: the class that the configuration names, or the factory of its code's auto_map."""
     architectures = written.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
-    own = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
-    if isinstance(own, type) and issubclass(own, transformers.PreTrainedModel) and isinstance(config, own.config_class):
+    own: Any = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None
+    is_model = isinstance(own, type) and issubclass(own, transformers.PreTrainedModel)
+    if is_model and isinstance(config, own.config_class):
         return own._from_config  # type: ignore[no-any-return]
     mapped = written.get("auto_map") or {}
     auto = next((auto for auto in mapped if auto.startswith("AutoModel") and mapped[auto].endswith(f".{name}")), None)

@@ -92,10 +92,10 @@ def _images(config: Any, accepted: set[str]) -> Iterator[dict[str, Any]]:
         return
     sizes = {"image_sizes": torch.tensor([[size, size]])}
     for lead in ((1,), (1, 1), (1, 2), (1, 5)):  # an image, or its tiles
-        pixels = {"pixel_values": _numbers(*lead, channels, size, size)}
-        yield pixels
+        image = {"pixel_values": _numbers(*lead, channels, size, size)}
+        yield image
         if "image_sizes" in accepted:
-            yield pixels | sizes
+            yield image | sizes
 
 
 def _sounds(config: Any, accepted: set[str]) -> Iterator[dict[str, Any]]:
@@ -131,7 +131,7 @@ def _embeddings(embed: Callable[..., Any], candidate: dict[str, Any], call: Call
     except Exception:  # whatever a model raises about a layout that is not its own
         return None
     rows = getattr(out, "pooler_output", out)
-    parts = list(rows) if isinstance(rows, (list, tuple)) else [rows]
+    parts: list[Any] = list(rows) if isinstance(rows, (list, tuple)) else [rows]
     if not all(isinstance(part, Tensor) and part.ndim > 1 for part in parts):
         return None
     count = sum(part.shape[:-1].numel() for part in parts)

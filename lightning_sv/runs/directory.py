@@ -94,10 +94,10 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
     if not isinstance(summary, dict):
         raise ValueError(f"{path} must hold one JSON object; remove {run_dir} and train it again.")
     for key, kind in _TYPES.items():
-        value = summary.get(key)
+        value: Any = summary.get(key)
         if kind is float and type(value) is int:
             continue
-        if value is not None and (type(value) is not kind or (kind is int and not 0 <= value < 1 << 63)):
+        if value is not None and (type(value) is not kind or (isinstance(value, int) and not 0 <= value < 1 << 63)):
             raise ValueError(f"{path}: {key} is {value!r:.80}; expected {_NOUNS[kind]}. Train the run again.")
     found: dict[str, Any] = printable(summary)
     return found

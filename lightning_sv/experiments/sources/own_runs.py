@@ -47,7 +47,7 @@ def own_figure(
     if labels and len(labels) != len(paths):
         raise ValueError(f"--labels names {len(labels)} runs and there are {len(paths)}; give one label each.")
     found, names, damaged = [], [], []
-    for path, label in zip(paths, labels or [None] * len(paths), strict=True):
+    for path, label in zip(paths, labels or (None,) * len(paths), strict=True):
         try:
             run = read_run(path)
         except DamagedEventsError as error:
