@@ -39,7 +39,7 @@ reads-plan := $(LAYERED) SCALE LR STD GPUS
 reads-params := MODEL SCALE ARGS
 reads-compare := $(LAYERED) A B A_ARGS B_ARGS SEEDS LR STD
 reads-sweep := $(LAYERED) SCALE SEEDS LR STD
-reads-paper := BUDGET SCALE FIG ARGS
+reads-paper := BUDGET FIG ARGS
 $(foreach name,theory test test-faults test-torch211 test-hf4 test-machines bench bench-step bench-startup bench-bytes gpu_report \
 	tensorboard,$(eval reads-$(name) := ARGS))
 $(foreach name,install install-hf install-text check docs doctor clean,$(eval reads-$(name) := ))
@@ -221,9 +221,9 @@ sweep: data  ## strategies SCALE over learning rates LR and initial stds STD: wh
 	@$(WORDS) $(SV) sweep --scale $${SCALE:-unified} $(if $(LR),--lr $$LR) $(if $(STD),--init_std $$STD) \
 		$(if $(SEEDS),--seeds "$$SEEDS") $(call CONFIG,$(MODEL)) "$$@"
 
-# What the experiments may spend; SCALE is the former name of BUDGET here. Of the corpora that its layers name those of
+# What the experiments may spend. Of the corpora that its layers name those of
 # the Hugging Face hub, terabytes, are not prepared unasked.
-SPEND = $(or $(BUDGET),$(SCALE),cpu)
+SPEND = $(or $(BUDGET),cpu)
 SPENDS = $(if $(and $(filter 1,$(words $(SPEND))),$(filter $(call names,paper/budgets),$(SPEND))),,$(error there is no \
 	BUDGET '$(SPEND)'; known: $(call names,paper/budgets)))
 NAMED = $(shell sed -n 's/^layers: *\[\(.*\)\].*/\1/p' conf/paper/budgets/$(SPEND).yaml)

@@ -3,11 +3,8 @@
 import ast
 import csv
 import json
-import os
 import re
 import shlex
-import shutil
-import subprocess
 import sysconfig
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -74,25 +71,6 @@ def test_a_command_is_a_file_and_its_options_are_snake_case() -> None:
     assert files.keys() - {"__init__", "main"} == {BESIDE.get(name, name) for name in COMMANDS}
     options = [option for text in files.values() for option in re.findall(r"add_argument\(\s*\"--([\w.-]+)", text)]
     assert len(options) > 40 and not [option for option in options if "-" in option]
-
-
-@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-@pytest.mark.parametrize(
-    ("words", "budget"),
-    [((), "cpu"), (("BUDGET=gpu",), "gpu"), (("SCALE=cpu-long",), "cpu-long"), (("SCALE=hg", "BUDGET=cpu"), "cpu")],
-)
-def test_make_paper_takes_a_budget_by_both_names(words: tuple[str, ...], budget: str) -> None:
-    done = subprocess.run(
-        ["make", "--dry-run", "paper", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PATH": os.environ["PATH"]},
-    )
-    (line,) = [line for line in done.stdout.splitlines() if " paper " in line]
-    assert f"lightning-sv paper --budget '{budget}'" in line
-    assert ("lightning-sv prepare" in done.stdout) == (budget not in ("gpu", "paper"))  # no terabytes unasked
 
 
 def inner_imports(path: Path, files: dict[str, Path]) -> Iterator[str]:

@@ -55,7 +55,7 @@ def _facts(trained: Run, model: Backbone) -> dict[str, object]:
     return {
         "scale vectors": f"`{trained.label}`",
         "parameters as trained": sum(p.numel() for p in model.parameters()),
-        "began with": trained.config.get("from_hf") or made.get("init_from") or "weights drawn at random",
+        "began with": made.get("init_from") or "weights drawn at random",
         # of a complete run all figures are its summary's; its events say the same, or a warning has said so
         "training tokens": summary.get("tokens", trained.tokens),
         "complete": None if summary else "no: the run was stopped before its last step",

@@ -24,8 +24,8 @@ from lightning_sv.settings.paths import expand_path
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.trainer import quiet
 
-#: which weights to start from, and its former name for a model of transformers
-_STARTS = ("--model.init_from", "--from_hf")
+#: which weights to start from
+_START = "--model.init_from"
 
 
 def run(argv: list[str]) -> int:
@@ -41,28 +41,22 @@ def validate(argv: list[str]) -> int:
 def _with_sizes(argv: list[str]) -> list[str]:
     """Add after --model.init_from DIR, of transformers, the sizes of its model; a run's own config holds them already.
 
-    --from_hf, its former name for these, is spelt so.
-
     Raises:
-        ValueError: both are given, or the folder holds no model that can be read
+        ValueError: the folder holds no model that can be read
     """
     words: list[str] = []
-    starts: list[str] = []
-    parts = [part for word in argv for part in (word.split("=", 1) if word.startswith(_STARTS) else [word])]
+    parts = [part for word in argv for part in (word.split("=", 1) if word.startswith(_START) else [word])]
     for flag, word in itertools.pairwise(["", *parts]):
-        words.append("--model.init_from" if word == "--from_hf" else word)
-        if flag not in _STARTS or word == "null":
+        words.append(word)
+        if flag != _START or word == "null":
             continue
-        starts.append(flag)
         word = expand_path(word, flag)
-        if flag == "--from_hf" or is_of_transformers(word):
+        if is_of_transformers(word):
             from lightning_sv.interop.hf import backbone_config
 
             sizes = asdict(backbone_config(word))
             own = ("name", "router", "init_std", "init_residual_scaling")
             words += [f"--model.backbone.{key}={json.dumps(value)}" for key, value in sizes.items() if key not in own]
-    if len(set(starts)) > 1:
-        raise ValueError("--from_hf and --model.init_from both say which weights to start from; give one of them.")
     return words
 
 

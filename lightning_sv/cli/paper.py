@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from argparse import SUPPRESS
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +47,6 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         "are keys of `fit` for every run, e.g. --data.corpus.dir DIR.",
     )
     parser.add_argument("--budget", default="cpu", help=f"One of: {' '.join(budget_names())}.")
-    parser.add_argument("--scale", dest="budget", default=SUPPRESS, help=SUPPRESS)  # its former name
     parser.add_argument("--fig", nargs="+", default=[], help=f"Some of: {' '.join(figure_names())}; all by default.")
     parser.add_argument("--out", type=Path, help="Directory; runs/paper/BUDGET by default.")
     parser.add_argument(

@@ -88,7 +88,6 @@ class PretrainCLI(LightningCLI):
             "runs/<model>/<strategy>-seed<seed>, with a number where that exists."
         )
         parser.add_argument("--run_dir", type=str | None, default=None, help=help_run_dir)
-        parser.add_argument("--from_hf", type=str | None, default=None, help="Former name of model.init_from.")
         help_extend = "Resume under another trainer.max_steps even where the learning rate jumps by it."
         parser.add_argument("--extend", type=bool, nargs="?", const=True, default=False, help=help_extend)
         help_json = "Print the final figures as JSON, the rest on stderr."
@@ -134,10 +133,6 @@ class PretrainCLI(LightningCLI):
             section["ckpt_path"] = path = last_checkpoint(section["run_dir"])
         if path is not None:
             check_checkpoint(path, checksums=False)  # those are compared where the rank is known
-        if (folder := section["from_hf"]) is not None:
-            section["from_hf"] = None
-            if path is None:  # a checkpoint does without, and one of before knows no init_from
-                section["model"]["init_from"] = folder
 
     @property
     def json(self) -> bool:

@@ -21,9 +21,7 @@ CHECKPOINT_KEY = "lightning_sv"
 RNG_KEY = "rng_states"
 #: what `PretrainModule` names its backbone
 _PREFIX = "backbone."
-#: the format that is written: one more wherever a checkpoint holds what the code before could not read, or no longer
-#: holds what it read. 0 has no such number, and neither model.residual nor the later keys of model.optim; 1 has no
-#: model.scale_options.share_heads.
+#: the format; one more wherever a checkpoint holds what the code before could not read, or lacks what it read
 FORMAT = 2
 
 
@@ -49,11 +47,10 @@ def check_checkpoint(path: str, *, checksums: bool = True) -> dict[str, Any]:
         raise ValueError(f"{path} was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
     if not isinstance(checkpoint[CHECKPOINT_KEY], dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise ValueError(f"{path} is damaged: its {CHECKPOINT_KEY!r} or 'state_dict' entry holds no keys.")
-    written = checkpoint[CHECKPOINT_KEY].get("format", 0)
-    if type(written) is not int or not 0 <= written <= FORMAT:
+    written = checkpoint[CHECKPOINT_KEY].get("format")
+    if type(written) is not int or written != FORMAT:
         raise ValueError(
-            f"{path} is of format {written!r:.80}, and this lightning_sv reads the formats 0 to {FORMAT}; use the "
-            "version that wrote it, or a later one."
+            f"{path} is of format {written!r:.80}; expected {FORMAT}. Use the version of lightning_sv that wrote it."
         )
     return checkpoint
 

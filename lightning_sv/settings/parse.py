@@ -29,8 +29,8 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[Pretrainin
     args, within = _within_strategy(args)
     with warnings.catch_warnings(action="ignore"):  # `fit` says them
         config = parser.parse_args(args)
-    start = config.get("from_hf") or config.get("model.init_from")
-    if start is not None and (config.get("from_hf") or is_of_transformers(start)):
+    start = config.get("model.init_from")
+    if start is not None and is_of_transformers(start):
         raise ValueError(
             f"model.init_from {start}, a model of transformers, is for fit alone: what is planned or compared has "
             "sizes of its own; set --model.init_from null."

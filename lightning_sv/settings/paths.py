@@ -6,7 +6,7 @@ import re
 
 #: keys of a run's config that are paths
 PATHS = (
-    "run_dir", "ckpt_path", "from_hf", "model.init_from", "data.corpus.dir",
+    "run_dir", "ckpt_path", "model.init_from", "data.corpus.dir",
     "trainer.default_root_dir",
 )  # fmt: skip
 #: those that a run reads

@@ -23,7 +23,6 @@ SECTIONS = frozenset(CALLBACKS) | {
 #: keys of one start of a run, its own and LightningCLI's
 _START = (
     "run_dir",
-    "from_hf",
     "ckpt_path",
     "extend",
     "json",

@@ -61,7 +61,7 @@ def test_only_regular_files_are_opened(make: Callable[[Path], None], tmp_path: P
         ("checkpoints/last.ckpt", ["fit", "--model.init_from", "RUN"]),
         ("config.json", ["roles", "RUN"]),
         ("config.json", ["inspect", "RUN"]),
-        ("config.json", ["fit", "--from_hf", "RUN"]),
+        ("config.json", ["fit", "--model.init_from", "RUN"]),
         ("model.safetensors.index.json", ["inspect", "RUN"]),
         ("model.safetensors", ["inspect", "RUN"]),
     ],

@@ -25,7 +25,6 @@ from lightning_sv.interop.hf.tokenizer import fast_tokenizer
 from lightning_sv.runs.checkpoint import load_backbone
 from lightning_sv.settings.parse import parse_run
 from tests.conftest import GEMMA, MOE, write_run_args
-from tests.lit.runs import same_checkpoint
 
 
 def test_a_plain_run_is_a_llama_that_continues_text_as_generate_does(
@@ -219,15 +218,14 @@ def test_a_run_begins_with_an_exported_model(
 
     def refused(*words: str) -> str:
         capsys.readouterr()
-        assert main(["fit", *args, "--from_hf", str(folder), *words]) == 2 and not run.exists()
+        assert main(["fit", *args, "--model.init_from", str(folder), *words]) == 2 and not run.exists()
         return capsys.readouterr().err
 
-    assert "give one of them" in refused("--model.init_from", str(runs["plain"]))
     assert "use one without dnp" in refused("--model.scale", "unified")
     assert "has d_model 32, and this model 64; use the sizes" in refused(
         "--model.scale", "or", "--model.backbone.d_model", "64"
     )
-    assert "no readable config" in refused("--from_hf", str(tmp_path))
+    assert "no readable config" in refused("--model.init_from", str(tmp_path))
     JsonTokenizer.train([Path(os.__file__).read_text()], 300).save(folder)
     assert "made with another tokenizer" in refused("--model.scale", "or")
     (folder / "tokenizer.json").unlink()
@@ -237,10 +235,6 @@ def test_a_run_begins_with_an_exported_model(
     with pytest.raises(ValueError, match="is for fit alone"):  # a comparison would take its runs for others
         parse_run(["--config", str(run / "config.yaml")])
     assert parse_run(["--config", str(run / "config.yaml"), "--model.init_from", "null"])
-    former = tmp_path / "former"  # by the key's former name
-    named = ["--from-hf", str(folder), "--model.scale", "hg+dp+er+iwd", "--run_dir", str(former)]
-    assert main(["fit", *args, *named]) == 0
-    same_checkpoint(run, former)
     shutil.rmtree(folder)  # a checkpoint does without
     again = ["--config", str(run / "config.yaml"), "--run_dir", str(run), "--ckpt_path", "last"]
     assert main(["fit", *again]) == 0

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from lightning_sv.optim import OptimConfig, build_optimizer
+from lightning_sv.optim import build_optimizer
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY
 from lightning_sv.runs.provenance import Legs
 from lightning_sv.settings.data import Batches
@@ -65,9 +65,8 @@ def check_settings(checkpoint: dict[str, Any], module: Pretraining, data: Batche
     keys: tuple[str, ...] = ("backbone", "scale", "scale_options", "mask_documents", "residual", "tokenizer_sha256")
     if training:
         keys = (*keys, "optim", "schedule", "data", "init_from")
-    completed = _completed(saved)
     for key in keys:
-        where, then, now = first_difference(key, completed.get(key), here[key])
+        where, then, now = first_difference(key, saved.get(key), here[key])
         if then != now:
             raise ValueError(
                 f"the checkpoint was trained with {where} = {then}, this run has {now}; resume with the same "
@@ -77,19 +76,6 @@ def check_settings(checkpoint: dict[str, Any], module: Pretraining, data: Batche
         _check_optimizer_state(
             checkpoint, build_optimizer(module.parameter_groups(module.meta()), module.optim, module.lr)
         )
-
-
-def _completed(saved: dict[str, Any]) -> dict[str, Any]:
-    """Complete the settings of a checkpoint of an earlier format: what it lacks was what is the default now."""
-    optim, options, written = saved.get("optim"), saved.get("scale_options"), saved.get("format", 0)
-    if written < 1:
-        default = asdict(OptimConfig())
-        if isinstance(optim, dict):
-            optim = {key: default[key] for key in ("undecayed", "muon_roles")} | optim
-        saved = {"residual": "wide"} | saved | {"optim": optim}
-    if written < 2 and isinstance(options, dict):
-        saved = saved | {"scale_options": {"share_heads": []} | options}
-    return saved
 
 
 def check_learning_rate(checkpoint: dict[str, Any], module: Pretraining, max_steps: int) -> None:
