@@ -127,7 +127,7 @@ class BackboneConfig:
         where = "model.backbone"
         if isinstance(self.router, dict):  # a checkpoint holds plain values
             object.__setattr__(self, "router", RouterConfig(**self.router))
-        if isinstance(self.rope_scaling, dict):
+        if not isinstance(self.rope_scaling, RopeScalingConfig | None):
             object.__setattr__(self, "rope_scaling", RopeScalingConfig(**self.rope_scaling))
         sizes = ("d_model", "n_layer", "n_head", "n_kv_head", "vocab_size", "d_head", "d_ff", "d_expert")
         for key in (*sizes, "n_expert_active"):

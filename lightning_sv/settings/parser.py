@@ -26,6 +26,7 @@ ELSEWHERE = {
     "n_embd": "model.backbone.d_model",
     "num_hidden_layers": "model.backbone.n_layer",
     "num_attention_heads": "model.backbone.n_head",
+    "num_key_value_heads": "model.backbone.n_kv_head",
     "max_iters": "trainer.max_steps",
     "steps": "trainer.max_steps",
     "seed": "seed_everything",

@@ -145,8 +145,16 @@ def _check_complete(model: nn.Module, args: Any) -> None:
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
-    kinds = (ScaledWeight, ScaledGamma, OutputNorm)
-    present = {module.site for module in model.modules() if isinstance(module, kinds)}
+    present: set[str] = set()
+    seen: set[nn.Module | None] = {None}
+    waiting: list[nn.Module] = [model]
+    while waiting:  # runs at every training step: skips what is below the vectors, unlike model.modules()
+        module = waiting.pop()
+        seen.add(module)
+        if isinstance(module, (ScaledWeight, ScaledGamma, OutputNorm)):
+            present.add(module.site)
+        else:
+            waiting += [child for child in module._modules.values() if child not in seen]
     if lost := sorted(vars(model)[APPLIED].sites - present):
         raise ValueError(
             f"{lost[0]} has lost its scale vectors: another module replaced it, as in resize_token_embeddings; call "
