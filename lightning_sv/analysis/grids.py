@@ -89,7 +89,7 @@ def fit_optimum(points: Sequence[Sequence[float]], losses: Sequence[Sequence[flo
         return without("the fit's minimum lies beyond the points around the lowest one")
     values = np.array(points[best], dtype=np.float64)
     values[free] *= np.exp(minimum)
-    if abs(x[:, free] - x[best, free] - minimum).max(axis=1).min() > math.log(FAR) + 1e-9:
+    if free and abs(x[:, free] - x[best, free] - minimum).max(axis=1).min() > math.log(FAR) + 1e-9:
         at = ", ".join(f"{value:.3g}" for value in values)
         return without(f"the fit's minimum ({at}) is further than a factor of {FAR:g} from every run")
     features, slopes = _features(minimum[None], i, j)[0], _slopes(minimum, i, j)

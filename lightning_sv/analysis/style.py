@@ -142,6 +142,9 @@ def set_style(axes: Axes) -> None:
     axes.set_title("")
     figure, spec = axes.get_figure(root=True), axes.get_subplotspec()
     assert figure is not None
+    if isinstance(figure, PlainFigure):  # before the texts are measured
+        title.set_parse_math(False)
+        axes.yaxis.label.set_parse_math(False)
     rows, columns = spec.get_gridspec().get_geometry() if spec else (1, 1)
     _fit(title, 0.8 * figure.bbox.width / columns)
     _fit(axes.yaxis.label, 0.8 * figure.bbox.height / rows)

@@ -96,7 +96,7 @@ class BackboneConfig:
         d_expert: hidden width of a sparse expert; null for int(2 d_model / 3)
         router: choice and balance of the experts
         rope_theta: base of the rotary frequencies
-        rope_scaling: Llama 3.1's change of these frequencies; null for none
+        rope_scaling: change of these frequencies as in Llama 3.1; null for none
         norm_eps: added to the mean square in every norm
         init_std: standard deviation of the normal initialization of every matrix
         init_residual_scaling: divide the std of o_proj and down_proj by sqrt(2 n_layer)

@@ -22,7 +22,7 @@ def rope_tables(
         d_head: channels that are rotated
         theta: base of the frequencies
         like: gives the device, and float64 for float64 activations
-        scaling: Llama 3.1's division of the low frequencies
+        scaling: division of the low frequencies as in Llama 3.1
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
     i = torch.arange(0, d_head, 2, dtype=dtype, device=like.device)

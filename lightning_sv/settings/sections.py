@@ -17,7 +17,8 @@ CALLBACKS = {
 }
 #: keys that hold further keys
 SECTIONS = frozenset(CALLBACKS) | {
-    "model", "model.backbone", "model.backbone.router", "model.scale_options", "model.optim", "model.schedule",
+    "model", "model.backbone", "model.backbone.router", "model.backbone.rope_scaling", "model.scale_options",
+    "model.optim", "model.schedule",
     "data", "data.corpus", "trainer",
 }  # fmt: skip
 #: keys of one start of a run, its own and LightningCLI's

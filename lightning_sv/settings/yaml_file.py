@@ -62,6 +62,10 @@ def read_yaml(path: str | Path, where: str) -> dict[str, Any]:
         text = Path(path).read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"{where}: there is no such file.") from None
+    except OSError as error:  # a name that is too long, a loop of links, no permission
+        raise ValueError(
+            f"{where:.200} cannot be read ({error.strerror}); expected a file of keys and values."
+        ) from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not valid YAML: {error}") from error
     return without_empty(parse_yaml(text, where))

@@ -99,12 +99,16 @@ def test_runs_that_differ_have_rows_that_differ(
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 @pytest.mark.parametrize(("words", "port"), [((), 6006), (("ARGS=--reload_interval 5 --port=6016",), 6016)])
-def test_the_link_of_make_pins_the_loss(words: tuple[str, ...], port: int) -> None:
+def test_the_link_of_make_pins_the_loss(words: tuple[str, ...], port: int, tmp_path: Path) -> None:
     root, clean = Path(__file__).parents[2], {"PATH": os.environ["PATH"]}
-    said = subprocess.run(
-        ["make", "--dry-run", "tensorboard", *words], cwd=root, env=clean, capture_output=True, text=True, check=True
-    )
-    (link,) = re.findall(r"http\S+(?=\")", said.stdout)
+    stub = tmp_path / "bin/tensorboard"
+    stub.parent.mkdir()
+    stub.write_text("#!/bin/sh\n")
+    stub.chmod(0o755)
+    (tmp_path / ".run").touch()
+    command = ["make", "-o", f"{tmp_path}/.run", f"VENV={tmp_path}", "tensorboard", *words]
+    said = subprocess.run(command, cwd=root, env=clean, capture_output=True, text=True, check=True)
+    (link,) = re.findall(r"http\S+", said.stdout)
     parts = urlsplit(link)
     assert (parts.netloc, parts.fragment) == (f"127.0.0.1:{port}", "timeseries")
     pins = json.loads(parse_qs(parts.query)["pinnedCards"][0])
