@@ -146,7 +146,7 @@ def _check_complete(model: nn.Module, args: Any) -> None:
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
     present: set[str] = set()
-    seen: set[nn.Module | None] = {None}
+    seen: set[nn.Module] = set()
     waiting: list[nn.Module] = [model]
     while waiting:  # runs at every training step: skips what is below the vectors, unlike model.modules()
         module = waiting.pop()
@@ -154,7 +154,7 @@ def _check_complete(model: nn.Module, args: Any) -> None:
         if isinstance(module, (ScaledWeight, ScaledGamma, OutputNorm)):
             present.add(module.site)
         else:
-            waiting += [child for child in module._modules.values() if child not in seen]
+            waiting += [child for child in module._modules.values() if child is not None and child not in seen]
     if lost := sorted(vars(model)[APPLIED].sites - present):
         raise ValueError(
             f"{lost[0]} has lost its scale vectors: another module replaced it, as in resize_token_embeddings; call "
