@@ -56,7 +56,8 @@ def _with_sizes(argv: list[str]) -> list[str]:
 
             sizes = asdict(backbone_config(word))
             own = ("name", "router", "init_std", "init_residual_scaling")
-            words += [f"--model.backbone.{key}={json.dumps(value)}" for key, value in sizes.items() if key not in own]
+            given = {key: value for key, value in sizes.items() if key not in own and value is not None}
+            words += [f"--model.backbone.{key}={json.dumps(value)}" for key, value in given.items()]
     return words
 
 

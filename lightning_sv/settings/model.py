@@ -24,6 +24,7 @@ from lightning_sv.optim import (
     tuned_lr,
 )
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
+from lightning_sv.whole import regular
 
 
 class Pretraining:
@@ -134,4 +135,4 @@ class Pretraining:
 
 def is_of_transformers(init_from: str) -> bool:
     """Whether a run's `init_from` is a folder as transformers' `save_pretrained` writes it."""
-    return (Path(init_from) / "config.json").is_file()
+    return regular(Path(init_from) / "config.json").is_file()

@@ -18,7 +18,7 @@ import torch
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.__main__ import main
 from lightning_sv.corpus import Manifest, Tokenizer, check_corpus, open_split
-from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, load_backbone
+from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, load_backbone
 from lightning_sv.scale import ScaleOptions
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ def write_run(folder: Path, corpus: Path, scale: str = "unified", **more: object
 
     config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300)
     state = {f"backbone.{name}": value for name, value in Backbone(config, "unified").state_dict().items()}
-    made = {"backbone": asdict(config), "scale": scale, "scale_options": asdict(ScaleOptions())}
+    made = {"format": FORMAT, "backbone": asdict(config), "scale": scale, "scale_options": asdict(ScaleOptions())}
     made |= {"tokenizer_sha256": Tokenizer.load(corpus).sha256, "data": {"seq_len": 8}, "corpus_hash": "c0ffee"}
     (folder / "checkpoints").mkdir(parents=True)
     torch.save({CHECKPOINT_KEY: made, "state_dict": state, **more}, folder / "checkpoints/last.ckpt")

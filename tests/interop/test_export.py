@@ -225,7 +225,7 @@ def test_a_run_begins_with_an_exported_model(
     assert "has d_model 32, and this model 64; use the sizes" in refused(
         "--model.scale", "or", "--model.backbone.d_model", "64"
     )
-    assert "no readable config" in refused("--model.init_from", str(tmp_path))
+    assert str(tmp_path) in refused("--model.init_from", str(tmp_path))
     JsonTokenizer.train([Path(os.__file__).read_text()], 300).save(folder)
     assert "made with another tokenizer" in refused("--model.scale", "or")
     (folder / "tokenizer.json").unlink()
