@@ -82,6 +82,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         plan_figure(load_figure(name), recipes)
         for name in dict.fromkeys(options.fig or budget.figures or figure_names())
     ]
+    if options.fig and not (options.dry_run or options.no_train):
+        _check_rates(figures)
     out: Path = options.out or Path("runs/paper", budget.name)
     beside = () if options.out else tuple(out.with_name(name) for name in budget_names() if name != budget.name)
     parallel = options.jobs or default_parallel()
@@ -149,6 +151,20 @@ def _keys(rest: list[str]) -> dict[str, Any]:
     if "model.scale" in keys:
         raise ValueError("paper: --model.scale is what the arms of a figure say; compare takes strategies of your own.")
     return keys
+
+
+def _check_rates(figures: Sequence[Figure]) -> None:
+    """Refuse a figure that was asked for and cannot be trained, because no learning rate is tuned for it.
+
+    Raises:
+        ValueError: names the figure, the budget and the file
+    """
+    for figure in figures:
+        waiting = [
+            p for p in figure.panels if p.spec.lr is not None and p.why_not and figure.budget not in p.spec.not_at
+        ]
+        if waiting and not figure.runs():
+            raise ValueError(f"--fig {figure.spec.name}: {waiting[0].why_not}.")
 
 
 def _context(figures: Sequence[Figure]) -> dict[str, str]:

@@ -524,6 +524,7 @@ def test_the_command(
 @pytest.mark.parametrize(("words", "message"), [
     (["--fig", "plcement"], "figure 'plcement' is unknown; known: .* Did you mean 'placement'"),
     (["--budget", "gpuu"], "budget 'gpuu' is unknown; known: cpu .*paper"),
+    (["--budget", "cpu-long", "--fig", "protocol"], "protocol.*cpu-long"),
     (["--submit"], "add --slurm"),
     (["--jobs", "0"], "--jobs is 0"),
     (["--fig", "iwd", "--data.corpus.dir"], "is not understood; keys of fit are given as"),
