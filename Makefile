@@ -55,7 +55,7 @@ UNREAD := $(firstword $(filter-out $(READ) $(ALWAYS),$(filter $(KNOWN),$(GIVEN))
 $(if $(filter undefined,$(foreach goal,$(GOALS),$(origin reads-$(goal)))),,$(if $(UNREAD),$(error make $(GOALS) does not \
 	read $(UNREAD); it reads: $(or $(READ),no variable))))
 
-# What a user gives is neither text of this file nor of a shell: recipes take it from the environment, as it was typed.
+# Neither make nor a shell may evaluate a user's words, so recipes read them from the environment, as typed.
 $(foreach name,$(KNOWN),$(eval $(if $(filter $(name),$(GIVEN)),override) $(name) := $$(value $(name))))
 export $(KNOWN)
 $(if $(filter-out 1,$(words $(VENV))),$(error VENV is '$(VENV)'; expected one path without spaces))

@@ -72,7 +72,7 @@ def directed_or_equal(d: PairedDifference, bound: float = 0.0) -> Finding:
 
 
 def direction(d: PairedDifference) -> str:
-    """Return what a difference B - A says of B: lower, higher, equal within 0.01, not resolved."""
+    """Return the result for B of a difference B - A: lower, higher, equal within 0.01 or not resolved."""
     word = directed_or_equal(d).word
     return {HOLDS: "lower", CONTRADICTED: "higher"}.get(word, word)
 

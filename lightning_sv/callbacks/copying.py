@@ -20,7 +20,7 @@ TOKENS_PER_PASS = 16_384
 
 
 class TokenKinds(NamedTuple):
-    """What a target token has to do with its context; each token is of exactly one kind.
+    """Kinds of target tokens by their context; each token has exactly one kind.
 
     Attributes:
         repeat: (B, T), the pair (previous token, this token) occurred earlier in the sequence

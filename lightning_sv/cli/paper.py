@@ -102,7 +102,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         raise ValueError(f"paper: {out} holds no run of these figures; leave out --no_train, or name their --out.")
     check_replaceable(out, [out / "runs"])
     log_file = log_of(budget.name, out)
-    log = [] if options.no_log else read_log(log_file)  # what is no log is refused before hours of runs
+    log = [] if options.no_log else read_log(log_file)  # an invalid log is refused before hours of runs
     failed: dict[str, str] = {}
     if not options.no_train:
         if budget.gpu is not None:
@@ -154,7 +154,7 @@ def _keys(rest: list[str]) -> dict[str, Any]:
 
 
 def _check_rates(figures: Sequence[Figure]) -> None:
-    """Refuse a figure that was asked for and cannot be trained, because no learning rate is tuned for it.
+    """Refuse a named figure if no learning rate is tuned for it.
 
     Raises:
         ValueError: names the figure, the budget and the file

@@ -51,7 +51,7 @@ def _run_dirs(folder: Path) -> Iterator[Path]:
 
 
 def _row(run_dir: Path) -> dict[str, Any]:
-    """Return what a run's summary says, and its config where it has none."""
+    """Return the row of a run from its summary, or from its config if it has none."""
     summary, config = read_summary(run_dir), read_config(run_dir)
     corpus = _at(config, "data", "corpus", "dir")
     return {

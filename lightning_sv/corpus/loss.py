@@ -1,4 +1,4 @@
-"""Text that a tokenizer drops, by decoding what it encoded."""
+"""Share of the text that a tokenizer drops, measured by decoding its own output."""
 
 import unicodedata
 from collections import Counter

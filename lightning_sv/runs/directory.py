@@ -124,7 +124,7 @@ def read_config(run_dir: Path, name: str = CONFIG) -> dict[str, Any]:
 
 
 def printable(value: Any) -> Any:
-    """Replace what a terminal would obey: characters of texts, at any depth, that cannot be printed."""
+    """Replace unprintable characters of texts, at any depth, because a terminal would obey them."""
     if isinstance(value, str):
         return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A corpus knows its text: what has changed since is noticed, whatever the source."""
+"""Changes of a corpus' source text are noticed, for every source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that a list of paths, folders and globs stands for, and what they leave out."""
+"""Files of a list of paths, folders and globs, and counts of the files left out."""
 
 import glob
 import os
