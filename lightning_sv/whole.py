@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from lightning_sv.errors import ConfigError
+
 
 @contextmanager
 def whole(final: Path) -> Iterator[Path]:
@@ -64,11 +66,11 @@ def regular(path: Path) -> Path:
     """Return `path`, unless opening it could wait for ever: a pipe, a socket, a device.
 
     Raises:
-        ValueError: something exists there, and it is no regular file
+        ConfigError: something exists there, and it is no regular file
     """
     if path.exists() and not path.is_file():
         what = next((name for name, is_it in _KINDS.items() if is_it(path)), "not a file")
-        raise ValueError(f"{path} is {what}; expected a regular file. Remove it, or name another.")
+        raise ConfigError(f"{path} is {what}; expected a regular file. Remove it, or name another.")
     return path
 
 

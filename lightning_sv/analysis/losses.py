@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 
 from lightning_sv.analysis.paired import PairedCurve, on_one_grid, paired_curve, percent
 from lightning_sv.analysis.style import GREY, LINES, colours, legend_below, new_figure, plain_style, save, set_limits
+from lightning_sv.errors import NotTestableError
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run
 
 _LONG = 14
@@ -33,11 +34,11 @@ def draw_comparison(
         confidence: coverage of the bands
 
     Raises:
-        ValueError: the arms have different numbers of runs, or a pair shares no stretch of training
+        NotTestableError: the arms have different numbers of runs, or a pair shares no stretch of training
     """
     counts = [len(runs) for runs in arms]
     if len(counts) < 2 or len(set(counts)) > 1 or not counts[0]:
-        raise ValueError(
+        raise NotTestableError(
             f"A comparison pairs runs of several arms by seed, got {counts} runs; give one run per seed and arm."
         )
     names = list(labels or (runs[0].label for runs in arms))

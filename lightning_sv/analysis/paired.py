@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtr, stdtrit
 
+from lightning_sv.errors import NotTestableError
 from lightning_sv.runs.events import Curve
 
 
@@ -129,22 +130,22 @@ def paired_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> P
         confidence: coverage of the interval, between 0 and 1
 
     Raises:
-        ValueError: unequal or zero lengths, numbers that are not finite (a diverged run), or a
+        NotTestableError: unequal or zero lengths, numbers that are not finite (a diverged run), or a
             confidence outside (0, 1)
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if first.ndim != 1 or first.shape != second.shape or first.size == 0:
-        raise ValueError(
+        raise NotTestableError(
             f"A paired difference needs two rows of equal length, got shapes {first.shape} and "
             f"{second.shape}; give one number per seed and arm."
         )
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
-        raise ValueError(
+        raise NotTestableError(
             f"A paired difference needs finite numbers, got A {first.tolist()} and B "
             f"{second.tolist()}; leave out or repair the runs that diverged."
         )
     if not 0 < confidence < 1:
-        raise ValueError(f"The confidence is {confidence}; give a number between 0 and 1.")
+        raise NotTestableError(f"The confidence is {confidence}; give a number between 0 and 1.")
     difference = second - first
     mean, n = float(difference.mean()), difference.size
     se = None if n == 1 else float(difference.std(ddof=1)) / math.sqrt(n)
@@ -213,11 +214,11 @@ def on_common_tokens(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArra
     """Curves -> (tokens (N,), values (runs, N)) at the evaluations that all of them have.
 
     Raises:
-        ValueError: the curves share no evaluation
+        NotTestableError: the curves share no evaluation
     """
     common = set(curves[0].tokens.tolist()).intersection(*(c.tokens.tolist() for c in curves[1:]))
     if not common:
-        raise ValueError(
+        raise NotTestableError(
             "The runs share no evaluation at equal tokens; compare runs of one batch size, "
             "sequence length and validation interval."
         )
@@ -231,11 +232,11 @@ def on_one_grid(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.
     The one is that with the fewest evaluations while all curves run, so that what is interpolated lies close together.
 
     Raises:
-        ValueError: no tokens are covered by all curves
+        NotTestableError: no tokens are covered by all curves
     """
     first, last = max(c.tokens[0] for c in curves), min(c.tokens[-1] for c in curves)
     if first > last:
-        raise ValueError(
+        raise NotTestableError(
             f"The runs share no stretch of training: one begins to be validated after {first:,} tokens, another ends "
             f"at {last:,}; compare runs of one budget."
         )
@@ -248,13 +249,13 @@ def paired_curve(a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.9
     """B - A on one grid of evaluations, see `on_one_grid`, with pointwise Student's t intervals.
 
     Raises:
-        ValueError: the runs share no stretch of training, or no evaluation at which all values are finite
+        NotTestableError: the runs share no stretch of training, or no evaluation at which all values are finite
     """
     tokens, values = on_one_grid([*a, *b])
     finite = np.isfinite(values).all(axis=0)
     points = [paired_difference(column[: len(a)], column[len(a) :], confidence) for column in values.T[finite]]
     if not points:
-        raise ValueError("The runs share no finite evaluation; repair the runs that diverged.")
+        raise NotTestableError("The runs share no finite evaluation; repair the runs that diverged.")
     nan = math.nan
     return PairedCurve(
         tokens[finite],

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import chdtrc, fdtrc
 
 from lightning_sv.analysis.paired import PairedDifference, paired_difference
+from lightning_sv.errors import NotTestableError
 from lightning_sv.runs.events import Run
 
 #: the scatter is not pooled where arms would scatter as unequally as these do this rarely
@@ -30,16 +31,16 @@ class Family:
         losses: arm -> seed -> final loss of its run, nats per token
 
     Raises:
-        ValueError: no losses, or one that is not finite
+        NotTestableError: no losses, or one that is not finite
     """
 
     def __init__(self, losses: Mapping[Hashable, Mapping[int, float]]):
         cells = [(arm, seed, loss) for arm, of in losses.items() for seed, loss in of.items()]
         if not cells:
-            raise ValueError("a family needs the losses of at least one run.")
+            raise NotTestableError("a family needs the losses of at least one run.")
         if diverged := [(arm, seed) for arm, seed, loss in cells if not math.isfinite(loss)]:
             arm, seed = diverged[0]
-            raise ValueError(f"the loss of {arm}, seed {seed}, is not finite; leave that run out.")
+            raise NotTestableError(f"the loss of {arm}, seed {seed}, is not finite; leave that run out.")
         self._losses = losses
         self._arms = list(losses)
         seeds = sorted({seed for _, seed, _ in cells})
@@ -101,16 +102,16 @@ class Family:
             confidence: coverage of the interval
 
         Raises:
-            ValueError: an arm that the family does not have, or two that no chain of shared seeds connects
+            NotTestableError: an arm that the family does not have, or two that no chain of shared seeds connects
         """
         for arm in (a, b):
             if arm not in self._losses:
-                raise ValueError(f"the family has no arm {arm!r}; it has {', '.join(map(str, self._arms))}.")
+                raise NotTestableError(f"the family has no arm {arm!r}; it has {', '.join(map(str, self._arms))}.")
         weights = np.zeros(len(self._effects))
         weights[self._arms.index(a)] += 1.0
         weights[self._arms.index(b)] -= 1.0
         if not np.allclose(weights @ self._known, weights, atol=1e-8):
-            raise ValueError(f"{a} and {b} share no seed, nor are they connected by other arms' seeds.")
+            raise NotTestableError(f"{a} and {b} share no seed, nor are they connected by other arms' seeds.")
         shared = sorted(self._losses[a].keys() & self._losses[b].keys())
         ours, theirs = ([self._losses[arm][seed] for seed in shared] for arm in (a, b))
         few = min(len(self._losses[arm]) for arm in (a, b)) < 2
@@ -167,12 +168,12 @@ class Families:
             confidence: coverage of the interval
 
         Raises:
-            ValueError: a run of the two does not have it
+            NotTestableError: a run of the two does not have it
         """
         for arm in (a, b):
             for run in self._runs[arm].values():
                 if not math.isfinite(of(run)):
-                    raise ValueError(f"{run.dir} diverged; leave it out or repair it.")
+                    raise NotTestableError(f"{run.dir} diverged; leave it out or repair it.")
         home = self._home[a] if b in self._home[a] else frozenset([a, b])
         if (home, of) not in self._known:
             # in the order of the runs: that of a set is another in every process, and with it the last digit
@@ -187,7 +188,7 @@ def _read(runs: Mapping[int, Run], of: Callable[[Run], float]) -> dict[int, floa
     for seed, run in runs.items():
         try:
             value = of(run)
-        except ValueError:
+        except NotTestableError:
             continue
         if math.isfinite(value):
             found[seed] = value

@@ -20,6 +20,7 @@ from lightning_sv.analysis.style import (
     save,
     set_limits,
 )
+from lightning_sv.errors import NotTestableError
 from lightning_sv.runs.events import TRAIN_LOSS, VAL_LOSS, Curve, Run
 
 _PROJECTIONS = {
@@ -41,12 +42,12 @@ def draw_run(run: Run, path: str | Path) -> None:
         path: the PNG to write
 
     Raises:
-        ValueError: the run has logged neither a training nor a validation loss
+        NotTestableError: the run has logged neither a training nor a validation loss
     """
     branches = branch_norms(run)
     losses = [tag for tag in (TRAIN_LOSS, VAL_LOSS) if tag in run.curves]
     if not losses:
-        raise ValueError(f"{run.dir} has logged no loss yet; draw it once training has begun.")
+        raise NotTestableError(f"{run.dir} has logged no loss yet; draw it once training has begun.")
 
     figure = new_figure(panels=2 if branches else 1)
     panels = figure.subplots(1, 2 if branches else 1, squeeze=False)[0]

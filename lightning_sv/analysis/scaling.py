@@ -14,6 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import least_squares, nnls
 from scipy.special import ndtri, stdtrit
 
+from lightning_sv.errors import NotTestableError
+
 FEWEST_SIZES = 4
 _STARTS = (0.05, 0.2, 0.6)  # of the exponent; language models have 0.05 to 0.4
 _EXPONENTS = (1e-4, 5.0)
@@ -114,7 +116,7 @@ def fit_scaling(
         seed: that they are drawn from
 
     Raises:
-        ValueError: fewer than two sizes, equal sizes, unequal shapes, or losses that are not finite
+        NotTestableError: fewer than two sizes, equal sizes, unequal shapes, or losses that are not finite
     """
 
     def fit(form: Form) -> ScalingFit:
@@ -153,7 +155,7 @@ def fit_law(
         seed: that they are drawn from
 
     Raises:
-        ValueError: as `fit_scaling`
+        NotTestableError: as `fit_scaling`
     """
     n, losses = np.asarray(sizes, dtype=np.float64), _losses(sizes, a, b)
     assert form == "log-linear" or len(n) > 2, len(n)
@@ -173,14 +175,14 @@ def fit_law(
 def _losses(sizes: Sequence[float], a: ArrayLike, b: ArrayLike) -> Floats:
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     if first.ndim != 2 or first.shape != second.shape or len(first) != len(sizes) or not first.shape[1]:
-        raise ValueError(
+        raise NotTestableError(
             f"A scaling fit needs a loss per size and seed for both arms, got {len(sizes)} sizes and shapes "
             f"{first.shape} and {second.shape}; run the same seeds of both arms at every size."
         )
     if len(set(sizes)) < max(2, len(sizes)) or min(sizes) <= 0:
-        raise ValueError(f"A scaling fit needs at least two sizes above 0, all different, got {list(sizes)}.")
+        raise NotTestableError(f"A scaling fit needs at least two sizes above 0, all different, got {list(sizes)}.")
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
-        raise ValueError("A scaling fit needs finite losses; leave out or repair the runs that diverged.")
+        raise NotTestableError("A scaling fit needs finite losses; leave out or repair the runs that diverged.")
     return np.stack([first, second])  # (2, S, n)
 
 

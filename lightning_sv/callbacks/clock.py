@@ -2,6 +2,8 @@
 
 import lightning as L
 
+from lightning_sv.errors import ConfigError
+
 
 class StepClock:
     """Counts optimizer steps for one callback, which Lightning calls after every micro-batch.
@@ -11,12 +13,12 @@ class StepClock:
         every_n_steps: distance of the steps that are due; the last one of a run always is
 
     Raises:
-        ValueError: every_n_steps is below 1
+        ConfigError: every_n_steps is below 1
     """
 
     def __init__(self, key: str, every_n_steps: int = 1):
         if every_n_steps < 1:
-            raise ValueError(f"{key} is {every_n_steps}; it must be at least 1.")
+            raise ConfigError(f"{key} is {every_n_steps}; it must be at least 1.")
         self.every = every_n_steps
         #: steps that have ended
         self.step = 0

@@ -12,6 +12,7 @@ from lightning_sv.callbacks.charts import Pages
 from lightning_sv.callbacks.clock import StepClock
 from lightning_sv.callbacks.scalars import pause_throughput, write_scalars
 from lightning_sv.callbacks.trained import TrainedModule, data_of
+from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_numbers
 from lightning_sv.scale.shapes import Bool, Float, Int
 
@@ -113,7 +114,7 @@ class CopyingMonitor(L.Callback):
         repeat_length: tokens of the text that is read twice; null for half of data.seq_len
 
     Raises:
-        ValueError: a value below 1 (repeat_length: below 2), or a repeat_length that data.seq_len does not hold twice
+        ConfigError: a value below 1 (repeat_length: below 2), or a repeat_length that data.seq_len does not hold twice
     """
 
     def __init__(self, points: int = 24, sequences: int = 128, repeat_length: int | None = None):
@@ -123,7 +124,7 @@ class CopyingMonitor(L.Callback):
             ("repeat_length", repeat_length, 2),
         ):
             if value is not None and value < least:
-                raise ValueError(f"{key} of CopyingMonitor is {value}; expected at least {least}.")
+                raise ConfigError(f"{key} of CopyingMonitor is {value}; expected at least {least}.")
         self.points, self.sequences, self.repeat_length = points, sequences, repeat_length
         self._clock = StepClock("CopyingMonitor")
         self._every = 1
@@ -144,12 +145,12 @@ class CopyingMonitor(L.Callback):
         """Refuse a repeated text that does not fit into a sequence."""
         most = (data_of(trainer).seq_len + 1) // 2
         if self.repeat_length is not None and self.repeat_length > most:
-            raise ValueError(
+            raise ConfigError(
                 f"repeat_length of CopyingMonitor is {self.repeat_length}; expected at most {most}, because "
                 f"data.seq_len {data_of(trainer).seq_len} must hold the text twice."
             )
         if most < 2:
-            raise ValueError(f"data.seq_len is {data_of(trainer).seq_len}; CopyingMonitor needs at least 3.")
+            raise ConfigError(f"data.seq_len is {data_of(trainer).seq_len}; CopyingMonitor needs at least 3.")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
         """Read the sequences."""

@@ -15,6 +15,7 @@ from lightning_sv.callbacks.probe import log_spaced
 from lightning_sv.callbacks.scalars import pause_throughput, write_scalars
 from lightning_sv.callbacks.trained import TrainedModule, tokens_seen
 from lightning_sv.curvature import column_eigenvalues, gamma_figures, scale_field
+from lightning_sv.errors import ConfigError
 from lightning_sv.optim import gathered
 from lightning_sv.scale import BranchGroup, ScaleVector, output_norms
 
@@ -110,12 +111,12 @@ class Preconditioner(L.Callback):
         histograms: writes of the histograms in a run: at the start, then from 1% of the run in equal ratios
 
     Raises:
-        ValueError: a value out of range
+        ConfigError: a value out of range
     """
 
     def __init__(self, every_n_steps: int = 100, histograms: int = 9):
         if histograms < 2:
-            raise ValueError(f"histograms of Preconditioner is {histograms}; it must be at least 2.")
+            raise ConfigError(f"histograms of Preconditioner is {histograms}; it must be at least 2.")
         self._clock, self.histograms = StepClock("every_n_steps of Preconditioner", every_n_steps), histograms
         self._gradients: dict[str, Tensor] = {}
 

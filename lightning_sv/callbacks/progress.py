@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lightning_sv.callbacks.clock import StepClock
 from lightning_sv.callbacks.scalars import Scalars
 from lightning_sv.callbacks.trained import TrainedModule, module_of, tokens_seen, validates_now
+from lightning_sv.log import is_quiet
 
 
 class RunProgress(ProgressBar):
@@ -26,7 +27,7 @@ class RunProgress(ProgressBar):
         super().__init__()
         self.lines = max(1, lines)
         self.stream: TextIO | None = None  # None: stdout as it is when the run starts
-        self._enabled = True
+        self._enabled = not is_quiet()
         self._bar: Progress | None = None
         self._clock = StepClock("progress")
         self._began = (0.0, 0)

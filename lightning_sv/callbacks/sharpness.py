@@ -1,7 +1,7 @@
 """How sharp the held-out loss is in all parameters and in the scale vectors, during a run."""
 
+import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -24,7 +24,10 @@ from lightning_sv.callbacks.probe import (
 from lightning_sv.callbacks.scalars import pause_throughput, write_scalars
 from lightning_sv.callbacks.trained import TrainedModule, data_of
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, Product, hutchinson, lanczos
+from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_numbers, meta_backbone, next_token_loss
+
+log = logging.getLogger(__name__)
 
 FIGURES = ("lambda_max", "trace", "fro2")
 
@@ -67,7 +70,7 @@ class Sharpness(L.Callback):
         hutchinson_probes: products for a trace and squared Frobenius norm, at least 2
 
     Raises:
-        ValueError: a value out of range, or a subset that the model does not have
+        ConfigError: a value out of range, or a subset that the model does not have
     """
 
     def __init__(
@@ -85,13 +88,13 @@ class Sharpness(L.Callback):
         given |= {"lanczos_steps": (lanczos_steps, 1), "hutchinson_probes": (hutchinson_probes, 2)}
         for key, (value, least) in given.items():
             if value is not None and value < least:
-                raise ValueError(f"{key} of Sharpness is {value}; it must be at least {least}.")
+                raise ConfigError(f"{key} of Sharpness is {value}; it must be at least {least}.")
         if not 0 < budget <= 1:
-            raise ValueError(
+            raise ConfigError(
                 f"budget of Sharpness is {budget}; it is a share of the run's time, above 0 and at most 1."
             )
         if not subsets:
-            raise ValueError("subsets of Sharpness is empty; give at least one, for instance all.")
+            raise ConfigError("subsets of Sharpness is empty; give at least one, for instance all.")
         self.subsets, self.probes, self.every_n_tokens, self.budget = tuple(subsets), probes, every_n_tokens, budget
         self.sequences, self.method = sequences, method
         self.lanczos_steps, self.hutchinson_probes = lanczos_steps, hutchinson_probes
@@ -115,7 +118,7 @@ class Sharpness(L.Callback):
         """Refuse subsets that the model does not have."""
         known = parameter_subsets(meta_backbone(pl_module.config, pl_module.strategy, pl_module.scale_options))
         if wrong := [name for name in self.subsets if name not in known]:
-            raise ValueError(
+            raise ConfigError(
                 f"subsets of Sharpness has {wrong[0]!r}, which this model lacks; known: {' '.join(known)}."
             )
         self._present = tuple(name for name in dict.fromkeys(self.subsets) if known[name])
@@ -152,7 +155,7 @@ class Sharpness(L.Callback):
                 batch += (
                     f", of their first {length:,} tokens (math attention on {data.seq_len:,} takes too much memory)"
                 )
-            print(f"sharpness: {batch}; {how}, on an eager float32 copy", file=sys.stderr)
+            log.info("sharpness: %s; %s, on an eager float32 copy", batch, how)
         self._began = self.clock()
         self._clock.start(trainer)
         if trainer.global_step == 0:
@@ -170,7 +173,7 @@ class Sharpness(L.Callback):
         if trainer.is_global_zero:
             share = self._state.spent / max(1e-9, self._elapsed())
             skipped = f", {self._state.skipped} skipped" if self._state.skipped else ""
-            print(f"sharpness: {self._state.done} probes{skipped}, {share:.1%} of the run's time", file=sys.stderr)
+            log.info("sharpness: %d probes%s, %.1f%% of the run's time", self._state.done, skipped, 100 * share)
 
     def _elapsed(self) -> float:
         return self._state.run + (0.0 if self._began is None else self.clock() - self._began)

@@ -17,7 +17,7 @@ class Window(L.Callback):
         every_n_steps: optimizer steps between two writes
 
     Raises:
-        ValueError: every_n_steps is below 1
+        ConfigError: every_n_steps is below 1
     """
 
     def __init__(self, section: str, every_n_steps: int):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.compare import compare, default_out
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.compared import asked, check_different, compared_figure, one_budget, resolve
@@ -22,7 +23,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         launcher: the program that trains one run
 
     Raises:
-        ValueError: what makes no comparison, or what `fit` would refuse
+        ConfigError: what makes no comparison, or what `fit` would refuse
     """
     parser = PlainParser(
         prog="lightning-sv compare",
@@ -50,7 +51,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     a = asked(options.a, options.a_args, options.a_label)
     labels = options.b_label or [None] * len(options.b)
     if len(labels) != len(options.b):
-        raise ValueError(f"--b names {len(options.b)} strategies and --b_label {len(labels)}; give one label each.")
+        raise ConfigError(f"--b names {len(options.b)} strategies and --b_label {len(labels)}; give one label each.")
     others = [asked(scale, options.b_args, label) for scale, label in zip(options.b, labels, strict=True)]
     runs = resolve([a, *others], shared)
     check_different(runs)

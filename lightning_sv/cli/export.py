@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_sv.corpus import Manifest
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import foldable
 from lightning_sv.interop.hf.card import card
 from lightning_sv.interop.hf.folder import check_unused, export
@@ -82,7 +83,7 @@ def _text(corpus: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, ob
     identity = summary.get("corpus_hash")
     try:
         manifest = Manifest.load(str(corpus.get("dir")))
-    except ValueError:
+    except ConfigError:
         return {"text": identity and f"corpus {identity[:12]}, which is no longer at hand"}
     if identity is not None and manifest.corpus_hash != identity:
         return {"text": f"corpus {identity[:12]}, which is no longer at hand"}

@@ -3,7 +3,7 @@
 import atexit
 import itertools
 import json
-import sys
+import logging
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.settings import while_restoring
 from lightning_sv.lit.cli import PretrainCLI
 from lightning_sv.lit.ranks import leave_group, rank
@@ -23,6 +24,8 @@ from lightning_sv.settings.model import is_of_transformers
 from lightning_sv.settings.paths import expand_path
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.trainer import quiet
+
+log = logging.getLogger(__name__)
 
 #: which weights to start from
 _START = "--model.init_from"
@@ -42,7 +45,7 @@ def _with_sizes(argv: list[str]) -> list[str]:
     """Add after --model.init_from DIR, of transformers, the sizes of its model; a run's own config holds them already.
 
     Raises:
-        ValueError: the folder holds no model that can be read
+        ConfigError: the folder holds no model that can be read
     """
     words: list[str] = []
     parts = [part for word in argv for part in (word.split("=", 1) if word.startswith(_START) else [word])]
@@ -76,7 +79,7 @@ def _run(argv: list[str]) -> int:
     except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
         if any(word.startswith("--ckpt_path") for word in argv) and while_restoring(error):
             why = " ".join(str(error).split())
-            raise ValueError(f"the checkpoint cannot be resumed ({type(error).__name__}: {why}).") from error
+            raise ConfigError(f"the checkpoint cannot be resumed ({type(error).__name__}: {why}).") from error
         raise
     return 0
 
@@ -90,11 +93,11 @@ def _show(summary: dict[str, Any], run_dir: Path, *, as_json: bool) -> None:
 
         draw_run(read_run(run_dir), run_dir / PICTURE)
     except Exception as error:
-        print(f"warning: {run_dir / PICTURE} could not be drawn ({type(error).__name__}: {error})", file=sys.stderr)
+        log.warning("%s could not be drawn (%s: %s)", run_dir / PICTURE, type(error).__name__, error)
     if as_json:
         print(json.dumps({"run_dir": str(run_dir), **summary}, indent=2))
         return
     try:
         print_summary(Console(), summary, run_dir)
     except LookupError as error:  # of an earlier version
-        print(f"warning: {run_dir / SUMMARY} has no {error}", file=sys.stderr)
+        log.warning("%s has no %s", run_dir / SUMMARY, error)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop.inspect import (
     StoredVector,
     VectorStatistics,
@@ -54,10 +55,10 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="Print everything as JSON.")
     options = parser.parse_args(argv)
     if options.png is not None and options.png.suffix != ".png":
-        raise ValueError(f"--png {options.png}: name a file that ends in .png.")
+        raise ConfigError(f"--png {options.png}: name a file that ends in .png.")
     name, vectors, notes = _read(options.model, options.allow, trust_remote_code=options.trust_remote_code)
     if not vectors:
-        raise ValueError(f"{name} has no scale vectors.")
+        raise ConfigError(f"{name} has no scale vectors.")
     rows = [statistics(vector) for vector in vectors]
     families: dict[str, list[VectorStatistics]] = defaultdict(list)
     for row in rows:
@@ -83,7 +84,7 @@ def _read(path: Path, allow: Sequence[str], *, trust_remote_code: bool) -> tuple
         model.load_state_dict(weights, assign=True)  # mapped from the file
         return f"{config.name}, {strategy}", vectors_of_backbone(model), []
     if path.is_file():
-        raise ValueError(f"{path} is a file; give the folder that it lies in, with config.json and *.safetensors.")
+        raise ConfigError(f"{path} is a file; give the folder that it lies in, with config.json and *.safetensors.")
     found = vectors_of_folder(path, trust_remote_code=trust_remote_code)
     unread = [f"{name} is stored in another form: no balance and no agreement with it." for name in found.unread]
     return f"{found.model} in {path}", found.vectors, unread

@@ -8,6 +8,7 @@ with a checkpoint.
 import errno
 import gc
 import io
+import logging
 import os
 import sys
 import traceback
@@ -16,7 +17,11 @@ from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
+from lightning_sv.errors import ConfigError, RunError
+from lightning_sv.log import LEVELS, start_logging
 from lightning_sv.runs.output import LastingStream, discard, is_unread, lasting_output
+
+log = logging.getLogger(__name__)
 
 COMMANDS = {
     "fit": "train a model (LightningCLI: --config, any key, --print_config, --ckpt_path)",
@@ -51,7 +56,7 @@ _UNUSABLE = (
 #: Lightning imports matplotlib, which a wrong setting of the user's would stop; no setting changes our pictures
 _MATPLOTLIB = {"MATPLOTLIBRC": os.devnull, "MPLBACKEND": "agg"}
 
-USAGE = "usage: lightning-sv COMMAND [--help] [--traceback] ...\n\n" + "\n".join(
+USAGE = "usage: lightning-sv COMMAND [--help] [--quiet | --verbose] [--traceback] ...\n\n" + "\n".join(
     f"  {name:10} {text}" for name, text in COMMANDS.items()
 )
 
@@ -62,39 +67,38 @@ def main(args: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows the rest of the text
             stream.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if args is None else args)
-    argv = [word for word in words if word != "--traceback"]
+    argv = [word for word in words if word not in ("--traceback", *LEVELS)]
+    start_logging(next((LEVELS[word] for word in words if word in LEVELS), logging.INFO))
     # with --traceback the traceback of an error is printed above its sentence
-    show = traceback.print_exc if argv != words else lambda: None
+    show = traceback.print_exc if "--traceback" in words else lambda: None
     try:
         return _run(argv)
-    except ValueError as error:
-        show()
-        text = str(error)
-        if "of the Union subtypes" in text:  # where a class is made, after its words were read
-            from lightning_sv.settings.parser import fits_no_type
-
-            text = fits_no_type(text)
+    except ConfigError as error:
         from lightning_sv.runs.directory import printable
 
-        print(f"error: {printable(text)}", file=sys.stderr)  # it may quote a file of somebody else
+        show()
+        log.error("%s", printable(str(error)))  # it may quote a file of somebody else
         return 2
-    except (RuntimeError, OSError, ModuleNotFoundError) as error:
+    except (RunError, OSError, ModuleNotFoundError) as error:
         if isinstance(error, BrokenPipeError) and is_unread(sys.stdout):
             return UNREAD
         show()
-        if "determine home directory" in str(error):  # pathlib's, for any ~ and for litdata's cache
-            print("error: HOME is not set; expected a folder for caches. Set it, e.g. HOME=/tmp.", file=sys.stderr)
-            return 2
         if isinstance(error, OSError) and error.filename and error.errno in _UNUSABLE:
-            print(f"error: {error.filename} cannot be used ({error.strerror}); name another.", file=sys.stderr)
+            log.error("%s cannot be used (%s); name another.", error.filename, error.strerror)
             return 2
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+        kind = "" if isinstance(error, RunError) else f"{type(error).__name__}: "
+        log.error("%s%s", kind, error)
         return 1
     except Exception as error:
-        if type(error).__name__ != "MisconfigurationException":  # Lightning's word on the trainer's settings
+        text = str(error)
+        if (
+            isinstance(error, RuntimeError) and "determine home directory" in text
+        ):  # pathlib's, also for litdata's cache
+            text = "HOME is not set; expected a folder for caches. Set it, e.g. HOME=/tmp."
+        elif type(error).__name__ != "MisconfigurationException":  # Lightning's, about the trainer's settings
             raise
         show()
-        print(f"error: {error}", file=sys.stderr)
+        log.error("%s", text)
         return 2
     except (KeyboardInterrupt, SystemExit) as end:
         if isinstance(end.__context__, BrokenPipeError):  # of which rich makes an exit
@@ -131,7 +135,7 @@ def _run(argv: list[str]) -> int:
         print(__version__)
         return 0
     if name not in COMMANDS:
-        raise ValueError(f"unknown command {name!r}; known: {' '.join(COMMANDS)}")
+        raise ConfigError(f"unknown command {name!r}; known: {' '.join(COMMANDS)}")
     with lasting_output() if name in LASTING else nullcontext():
         return _command(name)(rest)
 
@@ -144,7 +148,7 @@ def _flush(code: Any) -> Any:
     except OSError as error:
         unread = isinstance(error, BrokenPipeError)
         if not (code or unread):
-            print(f"error: stdout cannot be written ({error.strerror}).", file=sys.stderr)
+            log.error("stdout cannot be written (%s).", error.strerror)
         discard(sys.stdout)
         return code or (UNREAD if unread else 1)
     return code

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.dry_run import print_dry_run
 from lightning_sv.experiments.judge import judge
 from lightning_sv.experiments.plan import plan_figure
@@ -39,7 +40,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         launcher: the program that trains one run
 
     Raises:
-        ValueError: an unknown figure or budget, a wrong key, or runs that cannot be compared
+        ConfigError: an unknown figure or budget, a wrong key, or runs that cannot be compared
     """
     parser = PlainParser(
         prog="lightning-sv paper",
@@ -69,13 +70,13 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     options, rest = parser.parse_known_args(argv)
     ways = [f"--{name}" for name in ("dry_run", "no_train", "slurm") if getattr(options, name)]
     if len(ways) > 1:
-        raise ValueError(f"paper: {' and '.join(ways)} do not go together; choose one.")
+        raise ConfigError(f"paper: {' and '.join(ways)} do not go together; choose one.")
     if options.json and {"--dry_run", "--slurm"} & set(ways):
-        raise ValueError(f"paper: --json prints verdicts, and with {ways[0]} there are none; leave one of them out.")
+        raise ConfigError(f"paper: --json prints verdicts, and with {ways[0]} there are none; leave one of them out.")
     if options.submit and not options.slurm:
-        raise ValueError("--submit submits what --slurm prints; add --slurm.")
+        raise ConfigError("--submit submits what --slurm prints; add --slurm.")
     if options.jobs is not None and options.jobs < 1:
-        raise ValueError(f"--jobs is {options.jobs}; give the number of runs at a time, at least 1.")
+        raise ConfigError(f"--jobs is {options.jobs}; give the number of runs at a time, at least 1.")
     budget = load_budget(options.budget)
     recipes = Recipes(budget, _keys(rest))
     figures = [
@@ -99,7 +100,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         print_dry_run(Console(stderr=True, width=console.width), figures, runs, budget, parallel)
         return _slurm(console, figures, runs, recipes, options.submit)
     if options.no_train and not any(runs.is_begun(*run) for figure in figures for run in figure.runs()):
-        raise ValueError(f"paper: {out} holds no run of these figures; leave out --no_train, or name their --out.")
+        raise ConfigError(f"paper: {out} holds no run of these figures; leave out --no_train, or name their --out.")
     check_replaceable(out, [out / "runs"])
     log_file = log_of(budget.name, out)
     log = [] if options.no_log else read_log(log_file)  # an invalid log is refused before hours of runs
@@ -147,9 +148,11 @@ def _keys(rest: list[str]) -> dict[str, Any]:
     """`--key value` or `--key=value`, for every run."""
     files, keys = read_words(rest, "paper")
     if files or not all("." in key for key in keys):
-        raise ValueError(f"paper: {' '.join(rest)} is not understood; keys of fit are given as --data.corpus.dir DIR.")
+        raise ConfigError(f"paper: {' '.join(rest)} is not understood; keys of fit are given as --data.corpus.dir DIR.")
     if "model.scale" in keys:
-        raise ValueError("paper: --model.scale is what the arms of a figure say; compare takes strategies of your own.")
+        raise ConfigError(
+            "paper: --model.scale is what the arms of a figure say; compare takes strategies of your own."
+        )
     return keys
 
 
@@ -157,21 +160,21 @@ def _check_rates(figures: Sequence[Figure]) -> None:
     """Refuse a named figure if no learning rate is tuned for it.
 
     Raises:
-        ValueError: names the figure, the budget and the file
+        ConfigError: names the figure, the budget and the file
     """
     for figure in figures:
         waiting = [
             p for p in figure.panels if p.spec.lr is not None and p.why_not and figure.budget not in p.spec.not_at
         ]
         if waiting and not figure.runs():
-            raise ValueError(f"--fig {figure.spec.name}: {waiting[0].why_not}.")
+            raise ConfigError(f"--fig {figure.spec.name}: {waiting[0].why_not}.")
 
 
 def _context(figures: Sequence[Figure]) -> dict[str, str]:
     """What the runs' results depend on beside their commands.
 
     Raises:
-        ValueError: the corpus is not there
+        ConfigError: the corpus is not there
     """
     args = next((list(recipe.args) for figure in figures for recipe, _ in figure.runs()), None)
     return context_of(parse_run(args)[1]) if args else {}

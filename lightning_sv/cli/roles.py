@@ -9,6 +9,7 @@ from typing import get_args
 from rich.console import Console
 from rich.table import Table
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop.frameworks import Today, today
 from lightning_sv.roles import MODEL_ROLES, ModelParameter, ModelRole, Roles, family, weight_decay_roles
 from lightning_sv.roles.from_config import model_from_config
@@ -60,7 +61,7 @@ def _known(word: str) -> tuple[str, ModelRole]:
     for role in MODEL_ROLES:
         if role == text:
             return name, role
-    raise ValueError(f"--known {word}: write NAME=ROLE; roles: {' '.join(MODEL_ROLES)}")
+    raise ConfigError(f"--known {word}: write NAME=ROLE; roles: {' '.join(MODEL_ROLES)}")
 
 
 def print_roles(name: str, roles: Roles, policy: str) -> None:

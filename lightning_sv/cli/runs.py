@@ -1,8 +1,8 @@
 """`lightning-sv runs`: the runs below a folder, with what tells them apart."""
 
 import json
+import logging
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,11 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import is_begun, is_complete, printable, read_config, read_summary
 from lightning_sv.settings.plain_parser import PlainParser
+
+log = logging.getLogger(__name__)
 
 
 def run(argv: list[str]) -> int:
@@ -24,12 +27,12 @@ def run(argv: list[str]) -> int:
     rows = []
     for folder in options.folder:
         if not folder.is_dir():
-            raise ValueError(f"folder is {folder}; expected a folder of runs. Train one with make train.")
+            raise ConfigError(f"folder is {folder}; expected a folder of runs. Train one with make train.")
         for run_dir in _run_dirs(folder):
             try:
                 rows.append(_row(run_dir))
-            except ValueError as error:
-                print(f"warning: {error}", file=sys.stderr)
+            except ConfigError as error:
+                log.warning("%s", error)
     if options.json:
         print(json.dumps(rows, indent=2))
         return 0

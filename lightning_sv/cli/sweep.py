@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.compare import default_out, sweep
 from lightning_sv.experiments.results import Panel, Series
 from lightning_sv.experiments.runs import Runs
@@ -39,7 +40,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         launcher: the program that trains one run
 
     Raises:
-        ValueError: what makes no grid, or what `fit` would refuse
+        ConfigError: what makes no grid, or what `fit` would refuse
     """
     parser = PlainParser(
         prog="lightning-sv sweep",
@@ -63,7 +64,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     options, shared = parser.parse_known_args(argv)
     axes = {key: values for key, name in AXES.items() if (values := getattr(options, name))}
     if not axes:
-        raise ValueError("sweep: there is nothing to vary; give --lr, --init_std, or both, with their values.")
+        raise ConfigError("sweep: there is nothing to vary; give --lr, --init_std, or both, with their values.")
     check_fixed(shared, {key: f"--{AXES[key]}" for key in axes})
     shared += [word for key, values in axes.items() for word in (f"--{key}", str(values[0]))]  # a run needs some
     runs = resolve([asked(scale, "", None) for scale in dict.fromkeys(options.scale)], shared)

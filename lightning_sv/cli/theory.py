@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lightning_sv.analysis.theory import draw_panels
+from lightning_sv.errors import ConfigError
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.theory.claims import CLAIMS, Claim, Result
 from lightning_sv.theory.study import SHOWN, Study, load_student, parse_teacher, study
@@ -40,7 +41,7 @@ def run(argv: list[str]) -> int:
     out: Path = options.out
     if options.teacher is not None:
         if options.claims:
-            raise ValueError(f"--teacher studies flows and checks no claims; leave out {' '.join(options.claims)!r}.")
+            raise ConfigError(f"--teacher studies flows and checks no claims; leave out {' '.join(options.claims)!r}.")
         check_writable(out)
         found = study(parse_teacher(options.teacher), [load_student(path) for path in options.student])
         draw_panels(found.panels(), out / "study.png")
@@ -52,10 +53,10 @@ def run(argv: list[str]) -> int:
             console.print(f"Picture in {out / 'study.png'}.", highlight=False)
         return 0
     if options.student:
-        raise ValueError('--student is compared on a teacher; add one, e.g. --teacher "8 1".')
+        raise ConfigError('--student is compared on a teacher; add one, e.g. --teacher "8 1".')
     unknown = [name for name in options.claims if name not in names]
     if unknown:
-        raise ValueError(f"unknown claim {unknown[0]!r}; known: {' '.join(names)}")
+        raise ConfigError(f"unknown claim {unknown[0]!r}; known: {' '.join(names)}")
     chosen = [claim for claim in CLAIMS if not options.claims or claim.claim in options.claims]
     check_writable(out)
     before = read_before(out)
@@ -102,14 +103,14 @@ def read_before(out: Path) -> list[dict[str, Any]]:
     """Read the results of earlier checks from theory.json; none if there is no such file.
 
     Raises:
-        ValueError: the file holds something else
+        ConfigError: the file holds something else
     """
     path = out / "theory.json"
     try:
         rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
         return [{**row, "claim": str(row["claim"])} for row in rows]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"{path} holds no results ({error!r}); remove it.") from error
+        raise ConfigError(f"{path} holds no results ({error!r}); remove it.") from error
 
 
 def save(results: Sequence[Result], out: Path, before: Sequence[dict[str, Any]]) -> None:

@@ -16,6 +16,7 @@ from lightning_sv.corpus.manifest import SPLITS, Manifest, Shard
 from lightning_sv.corpus.progress import Progress
 from lightning_sv.corpus.tokenizer import GPT2_RANKS_SHA256, bpe_size, canonical_sha256
 from lightning_sv.corpus.writer import file_sha256
+from lightning_sv.errors import ConfigError
 
 # Beyond this size hashing takes more than a second or two, and shows a bar.
 SHOWN_BYTES = 2 << 30
@@ -52,12 +53,12 @@ def check_corpus(
         checksums: hash every shard, on up to 8 threads: as fast as the disk reads, or 1 GB a second and thread
 
     Raises:
-        ValueError: the first thing that does not hold, the file it is about, and what to do
+        ConfigError: the first thing that does not hold, the file it is about, and what to do
     """
     root = Path(dir)
     _check_tokenizer(manifest, root, tokenizer)
     if vocab_size is not None and vocab_size < manifest.vocab_size:
-        raise ValueError(
+        raise ConfigError(
             f"The model's vocab_size={vocab_size} is smaller than the {manifest.vocab_size} of the corpus in {dir}; "
             f"set vocab_size to {manifest.vocab_size} or more{_by_layer(root)}."
         )
@@ -66,7 +67,7 @@ def check_corpus(
         split = manifest.splits[name]
         if seq_len is not None and not split.sequences(seq_len):
             longest = max((shard.tokens for shard in split.shards), default=0)
-            raise ValueError(
+            raise ConfigError(
                 f"{root / name}: seq_len={seq_len} needs a shard of {seq_len + 1} tokens, the largest has {longest}; "
                 "lower seq_len, or prepare more text or larger shards (val_fraction, max_bytes, chunk_bytes)."
             )
@@ -77,7 +78,7 @@ def check_corpus(
 def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
     path = _file(root, manifest.tokenizer_file)
     if file_sha256(path) != manifest.tokenizer_sha256:
-        raise ValueError(f"{path} is not the tokenizer that made the shards; {_again(root)}")
+        raise ConfigError(f"{path} is not the tokenizer that made the shards; {_again(root)}")
     if spec is None or spec == manifest.tokenizer:
         return
     if spec == "gpt2":  # known without a download
@@ -87,7 +88,7 @@ def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
     else:
         same = canonical_sha256(spec) == manifest.tokenizer_sha256
     if not same:
-        raise ValueError(
+        raise ConfigError(
             f"tokenizer={spec} is not the one the corpus in {root} was made with, {manifest.tokenizer}; "
             f"use that{_by_layer(root)}, or prepare another folder."
         )
@@ -109,11 +110,11 @@ def _check_split(manifest: Manifest, root: Path, name: str) -> None:
         wanted = _PLAIN | {"data_format": _DATA_FORMATS[manifest.dtype]}
         plain = all(config[key] == value for key, value in wanted.items())
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{index_path} is damaged ({error!r:.200}); {_again(root)}") from None
+        raise ConfigError(f"{index_path} is damaged ({error!r:.200}); {_again(root)}") from None
     if not plain:
-        raise ValueError(f"{index_path} does not describe plain {manifest.dtype} tokens; {_again(root)}")
+        raise ConfigError(f"{index_path} does not describe plain {manifest.dtype} tokens; {_again(root)}")
     if listed != [(s.file, s.bytes, s.documents, s.tokens) for s in split.shards]:
-        raise ValueError(f"{index_path} lists other shards than manifest.json; {_again(root)}")
+        raise ConfigError(f"{index_path} lists other shards than manifest.json; {_again(root)}")
     itemsize = np.dtype(manifest.dtype).itemsize
     for shard in split.shards:
         path = _file(root, shard.file)
@@ -121,12 +122,12 @@ def _check_split(manifest: Manifest, root: Path, name: str) -> None:
         # A shard is: number of documents, their offsets and the end (uint32), tokens.
         expected = 4 * (shard.documents + 2) + itemsize * shard.tokens
         if not size == shard.bytes == expected:
-            raise ValueError(f"{path} has {size:,} bytes instead of {expected:,}; {_again(root)}")
+            raise ConfigError(f"{path} has {size:,} bytes instead of {expected:,}; {_again(root)}")
     totals = sum(s.tokens for s in split.shards), sum(s.documents for s in split.shards)
     if totals != (split.tokens, split.documents):
-        raise ValueError(f"{root}/manifest.json: the shards of {name} do not add up to its totals; {_again(root)}")
+        raise ConfigError(f"{root}/manifest.json: the shards of {name} do not add up to its totals; {_again(root)}")
     if not 0 <= max(split.largest_token, manifest.eot) < manifest.vocab_size <= np.iinfo(manifest.dtype).max + 1:
-        raise ValueError(
+        raise ConfigError(
             f"{root}/manifest.json: token {split.largest_token} of {name} or the end-of-text token {manifest.eot} "
             f"is outside the vocabulary of {manifest.vocab_size}; {_again(root)}"
         )
@@ -137,11 +138,11 @@ def _check_contents(manifest: Manifest, root: Path) -> None:
 
     def check(path: Path, shard: Shard, split: str) -> int:
         if file_sha256(path) != shard.sha256:
-            raise ValueError(f"{path} was altered: its sha256 is not the one in manifest.json; {_again(root)}")
+            raise ConfigError(f"{path} was altered: its sha256 is not the one in manifest.json; {_again(root)}")
         offset = 4 * (shard.documents + 2)
         largest = np.memmap(path, manifest.dtype, mode="r", offset=offset).max() if shard.tokens else 0
         if largest > manifest.splits[split].largest_token:
-            raise ValueError(f"{path} holds token {largest}, beyond {split}'s largest; {_again(root)}")
+            raise ConfigError(f"{path} holds token {largest}, beyond {split}'s largest; {_again(root)}")
         return shard.bytes
 
     shown = Progress(manifest.total_bytes > SHOWN_BYTES)
@@ -157,9 +158,9 @@ def _file(root: Path, name: str) -> Path:
     """The file of a corpus, which must lie in its folder: links that lead out of it are not followed."""
     path = root / name
     if not path.is_file():
-        raise ValueError(f"{path} is missing; {_again(root)}")
+        raise ConfigError(f"{path} is missing; {_again(root)}")
     if not path.resolve().is_relative_to(root.resolve()):
-        raise ValueError(f"{path} is a link out of {root}; copy the file, or link the whole folder.")
+        raise ConfigError(f"{path} is a link out of {root}; copy the file, or link the whole folder.")
     return path
 
 

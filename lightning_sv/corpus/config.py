@@ -4,6 +4,8 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from lightning_sv.errors import ConfigError
+
 _UNITS = {"": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 # Where a corpus lies and how many threads made it say nothing about its content.
 _NOT_CONTENT = ("dir", "workers")
@@ -57,23 +59,23 @@ class CorpusConfig:
 
     def __post_init__(self) -> None:
         if not self.dir.strip():
-            raise ValueError("dir is empty; name the folder of the corpus, for example dir=data/stdlib.")
+            raise ConfigError("dir is empty; name the folder of the corpus, for example dir=data/stdlib.")
         kind, _, rest = self.source.partition(":")
         if not (self.source in ("stdlib", "installed") or (kind in ("files", "hf") and rest.strip())):
-            raise ValueError(
+            raise ConfigError(
                 f"source={self.source!r} is not known; use 'stdlib', 'installed', 'files:PATH[,PATH...]' or 'hf:NAME'."
             )
         if not 0.0 < self.val_fraction < 1.0:
-            raise ValueError(
+            raise ConfigError(
                 f"val_fraction={self.val_fraction} must lie between 0 and 1, both excluded: "
                 "training needs some documents and validation needs some others."
             )
         if self.errors not in get_args(Errors):
-            raise ValueError(f"errors={self.errors!r} is not known; use one of {', '.join(get_args(Errors))}.")
+            raise ConfigError(f"errors={self.errors!r} is not known; use one of {', '.join(get_args(Errors))}.")
         for name in ("max_bytes", "workers"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name}={value} must be at least 1, or null.")
+                raise ConfigError(f"{name}={value} must be at least 1, or null.")
         _ = self.chunk_size  # parsed here so that a bad value is refused before any work
 
     @property
@@ -83,7 +85,7 @@ class CorpusConfig:
         size = int(match[1]) * _UNITS[(match[2] or "").upper()] if match else 0
         # Offsets inside a shard are 32-bit in litdata's format.
         if not 0 < size <= 2 << 30:
-            raise ValueError(
+            raise ConfigError(
                 f"chunk_bytes={self.chunk_bytes!r} is not a size from 1 byte to 2 GB; write for example '64MB'."
             )
         return size

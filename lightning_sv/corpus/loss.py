@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from lightning_sv.corpus.sources.document import Document
 from lightning_sv.corpus.tokenizer import Tokenizer
+from lightning_sv.errors import ConfigError
 
 #: share of the text that a tokenizer may drop
 MOST_LOST = 0.05
@@ -38,7 +39,7 @@ def check_sample(tokenizer: Tokenizer, documents: Iterable[Document], where: str
         where: name of the tokenizer in errors
 
     Raises:
-        ValueError: it drops more than `MOST_LOST`
+        ConfigError: it drops more than `MOST_LOST`
     """
     read, lost = 0, 0.0
     for document in documents:
@@ -53,7 +54,7 @@ def check_sample(tokenizer: Tokenizer, documents: Iterable[Document], where: str
 def check_share(lost: float, where: str) -> None:
     """Refuse a tokenizer that drops more than `MOST_LOST`."""
     if lost > MOST_LOST:
-        raise ValueError(
+        raise ConfigError(
             f"tokenizer={where} drops {lost:.0%} of this text (at most {MOST_LOST:.0%} may be lost); use one that "
             "knows its characters, for example bpe:4096."
         )

@@ -8,6 +8,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
+from lightning_sv.errors import ConfigError
+
 FORMAT_VERSION = 1
 FILENAME = "manifest.json"
 SPLITS = ("train", "val")
@@ -155,18 +157,18 @@ class Manifest:
         """Read the manifest of a prepared corpus.
 
         Raises:
-            ValueError: there is none, it is damaged, of another format version, or names a file outside `dir`
+            ConfigError: there is none, it is damaged, of another format version, or names a file outside `dir`
         """
         path = Path(dir) / FILENAME
         if not path.is_file():
-            raise ValueError(f"{path} does not exist, so there is no complete corpus in {dir}; prepare it first.")
+            raise ConfigError(f"{path} does not exist, so there is no complete corpus in {dir}; prepare it first.")
         try:
             data = json.loads(path.read_text())
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}: no valid JSON ({error}); delete {dir} and prepare it again.") from None
+            raise ConfigError(f"{path}: no valid JSON ({error}); delete {dir} and prepare it again.") from None
         version = data.get("version") if isinstance(data, dict) else None
         if version != FORMAT_VERSION:
-            raise ValueError(
+            raise ConfigError(
                 f"{path}: has format version {version!r}, this code reads {FORMAT_VERSION}; "
                 f"delete {dir} and prepare it again."
             )
@@ -174,21 +176,21 @@ class Manifest:
             splits = {name: _split(data["splits"][name]) for name in SPLITS}
             manifest = _build(cls, data | {"splits": splits})
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}: is incomplete ({error!r}); delete {dir} and prepare it again.") from None
+            raise ConfigError(f"{path}: is incomplete ({error!r}); delete {dir} and prepare it again.") from None
         if any(not isinstance(state, dict) for state in (manifest.sources or {}).values()):
-            raise ValueError(f"{path}: sources is damaged; delete {dir} and prepare it again.")
+            raise ConfigError(f"{path}: sources is damaged; delete {dir} and prepare it again.")
         if manifest.dtype not in DTYPES:
-            raise ValueError(f"{path}: dtype is {manifest.dtype!r}; known: {' '.join(DTYPES)}.")
+            raise ConfigError(f"{path}: dtype is {manifest.dtype!r}; known: {' '.join(DTYPES)}.")
         for name in (
             manifest.tokenizer_file,
             *(shard.file for split in splits.values() for shard in split.shards),
         ):
             if not _inside(name):
-                raise ValueError(f"{path}: names the file {name!r} outside {dir}; do not use this corpus.")
+                raise ConfigError(f"{path}: names the file {name!r} outside {dir}; do not use this corpus.")
         if manifest.corpus_hash != corpus_hash(manifest.tokenizer_sha256, splits):
-            raise ValueError(f"{path}: its hashes do not add up to its corpus_hash; it was edited, prepare it again.")
+            raise ConfigError(f"{path}: its hashes do not add up to its corpus_hash; it was edited, prepare it again.")
         if data.get(CHECKSUM, checksum(data)) != checksum(data):  # manifests of earlier versions have none
-            raise ValueError(f"{path}: does not have its {CHECKSUM}; it was edited, prepare it again.")
+            raise ConfigError(f"{path}: does not have its {CHECKSUM}; it was edited, prepare it again.")
         return manifest
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from lightning_sv.corpus.shards import Sequences
+from lightning_sv.errors import ConfigError, RunError
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,12 @@ class GlobalOrder(Sampler[list[int]]):
         seed: of the permutations
 
     Raises:
-        ValueError: there are fewer sequences than a global batch has
+        ConfigError: there are fewer sequences than a global batch has
     """
 
     def __init__(self, n_sequences: int, share: Share, seed: int):
         if n_sequences < share.global_batch:
-            raise ValueError(
+            raise ConfigError(
                 f"The training split has {n_sequences}, fewer than the {share.global_batch} sequences of a global "
                 "batch; lower data.global_batch or data.seq_len, or prepare more text."
             )
@@ -132,7 +133,7 @@ class TokenLoader(DataLoader[Tensor]):
                 self._read += 1
                 yield batch
         except (EOFError, ConnectionError) as error:  # of a pipe whose other end is gone; torch names the rest
-            raise RuntimeError(f"a data loader worker died ({type(error).__name__} while it was read from)") from error
+            raise RunError(f"a data loader worker died ({type(error).__name__} while it was read from)") from error
 
     def position(self) -> tuple[int, int]:
         """Epoch, and step in it (from 0), of the last micro-batch handed out."""
@@ -156,25 +157,25 @@ class TokenLoader(DataLoader[Tensor]):
         """Continue from a saved position in the next iteration.
 
         Raises:
-            ValueError: the position is one of another corpus, seed, length or batch, or lies inside a step
+            ConfigError: the position is one of another corpus, seed, length or batch, or lies inside a step
         """
         mine = self.state_dict()
         if set(state) != set(mine):
-            raise ValueError("The checkpoint's data position is not one of this version; start a new run.")
+            raise ConfigError("The checkpoint's data position is not one of this version; start a new run.")
         if state["corpus_hash"] != mine["corpus_hash"]:
-            raise ValueError(
+            raise ConfigError(
                 f"The checkpoint was trained on the corpus {str(state['corpus_hash'])[:12]}, this is "
                 f"{mine['corpus_hash'][:12]}; resume with the same corpus, or start a new run."
             )
         for name in ("seed", "seq_len", "global_batch"):
             if state[name] != mine[name]:
-                raise ValueError(
+                raise ConfigError(
                     f"The checkpoint's data has {name}={state[name]}, this run has {mine[name]}; "
                     "resume with the same value, or start a new run."
                 )
         share = self.order.share
         if state["sequences"] % share.global_batch:
-            raise ValueError("The checkpoint was saved inside an optimizer step; resume from one saved after a step.")
+            raise ConfigError("The checkpoint was saved inside an optimizer step; resume from one saved after a step.")
         self._epoch, self._read = state["epoch"], state["sequences"] // (share.micro_batch * share.ranks)
         self._loaded = self._epoch >= 0
 

@@ -1,8 +1,8 @@
 """Text to a prepared corpus: read, train the tokenizer, encode, write, count, publish."""
 
 import json
+import logging
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +23,9 @@ from lightning_sv.corpus.sources.state import file_bytes, hashed
 from lightning_sv.corpus.sources.table import SplitDocuments, UniqueDocuments, open_source, source_state
 from lightning_sv.corpus.tokenizer import JsonTokenizer, Tokenizer, bpe_size, check_end, open_tokenizer
 from lightning_sv.corpus.writer import ShardWriter
+from lightning_sv.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 # A byte-level BPE changes little with more text than this, and training keeps its words in memory.
 BPE_SAMPLE_BYTES = 32_000_000
@@ -46,7 +49,7 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
         The manifest, also in `config.dir`/manifest.json; beside it lies the corpus's own layer of a run's config.
 
     Raises:
-        ValueError: the text or the tokenizer cannot be had, there is nothing to split, or `config.dir` already holds
+        ConfigError: the text or the tokenizer cannot be had, there is nothing to split, or `config.dir` already holds
             something else, or a corpus of text that has changed since
     """
     target = Path(config.dir).expanduser().resolve()
@@ -55,7 +58,7 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
             return found
         return _prepare(config, target, Progress(progress))
     except OSError as error:
-        raise ValueError(
+        raise ConfigError(
             f"preparing dir={config.dir} failed ({error}); check the path, its permissions and the free space."
         ) from error
 
@@ -94,7 +97,7 @@ def _alone(target: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=_SILENT_WAIT_S)
     except Timeout:
-        print(f"waiting for another prepare of {target} (Ctrl-C ends the wait)", file=sys.stderr, flush=True)
+        log.info("waiting for another prepare of %s (Ctrl-C ends the wait)", target)
         lock.acquire()
     try:
         yield
@@ -112,7 +115,7 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return None
     if not (target / FILENAME).is_file():
-        raise ValueError(f"dir={config.dir} exists and holds no prepared corpus; choose another dir, or delete it.")
+        raise ConfigError(f"dir={config.dir} exists and holds no prepared corpus; choose another dir, or delete it.")
     manifest = Manifest.load(target)
     # Settings that an earlier version did not know had their default.
     known = CorpusConfig().settings() | manifest.settings
@@ -123,7 +126,7 @@ def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
         if known[key] != value
     ]
     if differing:
-        raise ValueError(
+        raise ConfigError(
             f"dir={config.dir} holds a corpus made with other settings ({'; '.join(differing)}); "
             "choose another dir, or delete it."
         )
@@ -139,9 +142,9 @@ def _check_text(config: CorpusConfig, manifest: Manifest) -> None:
         return
     # The embedded corpus is a reference whatever is installed now; a dataset's revision may be a new description.
     if config.source == "stdlib" or changes[0].startswith("hf:"):
-        print(f"{config.dir} is used as it is, although its text has changed: {listed(changes)}", file=sys.stderr)
+        log.warning("%s is used as it is, although its text has changed: %s", config.dir, listed(changes))
         return
-    raise ValueError(
+    raise ConfigError(
         f"dir={config.dir} holds a corpus of text that has changed since: {listed(changes)}; delete it to prepare it "
         f"again, or choose another dir (fit --config {config.dir}/{LAYER} trains on it as it is)."
     )
@@ -158,8 +161,8 @@ def _build(config: CorpusConfig, folder: Path, progress: Progress) -> Manifest:
     source = open_source(config, progress)
     try:
         documents = SplitDocuments(UniqueDocuments(source, config.max_bytes), config.val_fraction)
-    except ValueError as error:
-        raise ValueError(f"source={config.source}: {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"source={config.source}: {error}") from None
     if tokenizer is None:
         assert n_tokens is not None
         tokenizer = _train_bpe(documents, n_tokens, source.total_bytes, progress)

@@ -14,6 +14,8 @@ import tiktoken
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from lightning_sv.errors import ConfigError
+
 END_OF_TEXT = "<|endoftext|>"
 # Names that published tokenizers give to the token that ends a document. The first one found is taken where neither
 # the settings nor the files next to the tokenizer name one.
@@ -101,7 +103,7 @@ class Tokenizer(ABC):
         for kind in (JsonTokenizer, RanksTokenizer):
             if (path := Path(folder) / kind.filename).is_file():
                 return kind.from_bytes(read_limited(path), str(path), _named_end(path.parent))
-        raise ValueError(f"{folder}: holds neither tokenizer.json nor gpt2.tiktoken; prepare the corpus again.")
+        raise ConfigError(f"{folder}: holds neither tokenizer.json nor gpt2.tiktoken; prepare the corpus again.")
 
 
 class JsonTokenizer(Tokenizer):
@@ -119,7 +121,7 @@ class JsonTokenizer(Tokenizer):
         names = _END_OF_TEXT_NAMES if eot is None else (eot,)
         found = next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
         if found is None:
-            raise ValueError(
+            raise ConfigError(
                 f"{where}: has no end-of-text token {' '.join(names)}; set data.corpus.eot to the name of one of its "
                 "tokens."
             )
@@ -135,14 +137,14 @@ class JsonTokenizer(Tokenizer):
             eot: name or id of the end-of-text token; None for the first of the usual ones
 
         Raises:
-            ValueError: the file is no tokenizer, or has no such token
+            ConfigError: the file is no tokenizer, or has no such token
         """
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(raw)
         except BaseException as error:  # the library raises ValueError, a bare Exception, or panics
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            raise ValueError(f"{where}: is no tokenizer.json ({error}); check the path.") from None
+            raise ConfigError(f"{where}: is no tokenizer.json ({error}); check the path.") from None
         return cls(tokenizer, raw, where, eot)
 
     @classmethod
@@ -159,7 +161,7 @@ class JsonTokenizer(Tokenizer):
         )
         tokenizer.train_from_iterator(texts, trainer)
         if (learned := tokenizer.get_vocab_size()) < vocab_size:
-            raise ValueError(
+            raise ConfigError(
                 f"tokenizer=bpe:{vocab_size} needs more text: this corpus gives only {learned} tokens; "
                 f"add text or use bpe:{learned}."
             )
@@ -219,7 +221,7 @@ class RanksTokenizer(Tokenizer):
         except ValueError:
             ranks = {}
         if hashlib.sha256(_dump_ranks(ranks)).hexdigest() != GPT2_RANKS_SHA256:
-            raise ValueError(
+            raise ConfigError(
                 f"{where}: does not hold GPT-2's ranks; use the gpt2.tiktoken that the openai-whisper sources "
                 "carry in whisper/assets, or a tokenizer.json."
             )
@@ -231,7 +233,7 @@ class RanksTokenizer(Tokenizer):
         try:
             encoding = tiktoken.get_encoding("gpt2")
         except Exception as error:  # requests' errors, and others with a damaged cache
-            raise ValueError(
+            raise ConfigError(
                 "tokenizer=gpt2 could not be downloaded; without a network, set tokenizer to the path of a "
                 "gpt2.tiktoken file (the openai-whisper sources carry it in whisper/assets)."
             ) from error
@@ -259,7 +261,7 @@ def bpe_size(spec: str) -> int | None:
     number = spec.removeprefix("bpe:").replace(",", "").replace("_", "")
     size = int(number) if number.isdecimal() else 0
     if not 257 <= size <= 1 << 20:
-        raise ValueError(f"tokenizer={spec!r}: the size must be a whole number from 257 (all bytes) to 1,048,576.")
+        raise ConfigError(f"tokenizer={spec!r}: the size must be a whole number from 257 (all bytes) to 1,048,576.")
     return size
 
 
@@ -271,7 +273,7 @@ def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
         eot: name of the end-of-text token; None for that of the files next to a tokenizer.json
 
     Raises:
-        ValueError: no such file, a file of another kind, no or an ambiguous end-of-text token, or GPT-2 without a
+        ConfigError: no such file, a file of another kind, no or an ambiguous end-of-text token, or GPT-2 without a
             network
     """
     if spec == "gpt2":
@@ -284,7 +286,7 @@ def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
         named = eot or _named_end(path.parent) or next(iter(ids), None)
         tokenizer = JsonTokenizer.from_bytes(raw, f"tokenizer={spec}", named)
         if eot is None and ids and tokenizer.eot not in ids:
-            raise ValueError(
+            raise ConfigError(
                 f"tokenizer={spec}: its end-of-text token is {tokenizer.eot_token}, id {tokenizer.eot}, and the model "
                 f"next to it has eos_token_id {' '.join(map(str, ids))}; set data.corpus.eot to the token you want."
             )
@@ -303,10 +305,10 @@ def check_end(tokenizer: Tokenizer, eot: str | None) -> None:
     """Check that a tokenizer ends documents with the token of the settings.
 
     Raises:
-        ValueError: it has another one, which cannot be chosen
+        ConfigError: it has another one, which cannot be chosen
     """
     if eot is not None and tokenizer.eot_token != eot:
-        raise ValueError(f"eot={eot!r} can be set for a tokenizer.json; this tokenizer has {tokenizer.eot_token!r}.")
+        raise ConfigError(f"eot={eot!r} can be set for a tokenizer.json; this tokenizer has {tokenizer.eot_token!r}.")
 
 
 def _named_end(folder: Path) -> str | None:
@@ -330,7 +332,7 @@ def _settings(path: Path) -> dict[str, Any]:
     try:
         settings = json.loads(read_limited(path)) if path.is_file() else {}
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: no valid JSON ({error}); repair or remove it.") from None
+        raise ConfigError(f"{path}: no valid JSON ({error}); repair or remove it.") from None
     return settings if isinstance(settings, dict) else {}
 
 
@@ -342,7 +344,7 @@ def _dump_ranks(ranks: dict[bytes, int]) -> bytes:
 def read_limited(path: Path) -> bytes:
     """The bytes of a tokenizer file, unless it is far too large to be one."""
     if not path.is_file():
-        raise ValueError(f"tokenizer={path}: there is no such file; use 'bpe:N', 'gpt2' or the path of a file.")
+        raise ConfigError(f"tokenizer={path}: there is no such file; use 'bpe:N', 'gpt2' or the path of a file.")
     if path.stat().st_size > _MAX_FILE_BYTES:
-        raise ValueError(f"{path}: is larger than {_MAX_FILE_BYTES:,} bytes and no tokenizer; check the path.")
+        raise ConfigError(f"{path}: is larger than {_MAX_FILE_BYTES:,} bytes and no tokenizer; check the path.")
     return path.read_bytes()

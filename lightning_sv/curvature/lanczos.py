@@ -8,6 +8,7 @@ import torch
 
 from lightning_sv.curvature.product import Estimate, Product
 from lightning_sv.curvature.vectors import Basis, dimension, gaussian, inner, norm, rounding, seeded
+from lightning_sv.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,10 @@ def lanczos(
         Both ends, nan where a product is not finite.
 
     Raises:
-        ValueError: n_steps below 1
+        ConfigError: n_steps below 1
     """
     if n_steps < 1:
-        raise ValueError(f"n_steps of lanczos is {n_steps}; it must be at least 1.")
+        raise ConfigError(f"n_steps of lanczos is {n_steps}; it must be at least 1.")
     n_steps = min(n_steps, dimension(product.parameters))
     basis = Basis(product.parameters, n_steps)
     eps = rounding(product.parameters)

@@ -15,6 +15,7 @@ from torch import Tensor
 from lightning_sv.curvature.lanczos import Extremes, lanczos
 from lightning_sv.curvature.product import Estimate
 from lightning_sv.curvature.vectors import Vector
+from lightning_sv.errors import ConfigError
 
 #: fractions of the entries at which `scale_field` gives the distribution
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
@@ -172,10 +173,10 @@ def eigenvalue_range(
         rtol: relative error at which it stops, see `lanczos`
 
     Raises:
-        ValueError: a weight that is no matrix
+        ConfigError: a weight that is no matrix
     """
     if weight.dim() != 2:
-        raise ValueError(f"the weight has shape {tuple(weight.shape)}; give one matrix (d_out, d_in) at a time.")
+        raise ConfigError(f"the weight has shape {tuple(weight.shape)}; give one matrix (d_out, d_in) at a time.")
     if gamma_out is None or gamma_in is None:
         if gamma_in is None:
             weight, gamma_in = weight.T, gamma_out

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_sv.curvature.vectors import Vector, norm, rounding
+from lightning_sv.errors import ConfigError
 
 #: how torch says that a part of the graph cannot be differentiated a second time
 _NO_SECOND_DERIVATIVE = ("is not implemented", "double backward")
@@ -52,10 +53,10 @@ def twice_differentiable() -> Iterator[None]:
     compiled graphs; a module that was compiled runs eagerly inside.
 
     Raises:
-        ValueError: called from code that is being compiled
+        ConfigError: called from code that is being compiled
     """
     if torch.compiler.is_compiling():
-        raise ValueError("twice_differentiable() was entered in code under torch.compile; enter it outside.")
+        raise ConfigError("twice_differentiable() was entered in code under torch.compile; enter it outside.")
     with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
         yield
 
@@ -73,7 +74,7 @@ class HessianProduct:
         parameters: the subset, in any order; a parameter that the loss does not use has zero curvature
 
     Raises:
-        ValueError: no parameters, a loss that is no scalar or has no gradient, an operation without
+        ConfigError: no parameters, a loss that is no scalar or has no gradient, an operation without
             second derivative, or, at a product, a model that changed since
     """
 
@@ -82,7 +83,7 @@ class HessianProduct:
         with twice_differentiable():
             self._gradient = _gradient(loss, self.parameters, create_graph=True)
         if _has_dead_end(self._gradient):
-            raise ValueError(
+            raise ConfigError(
                 "the loss has an autograd function marked once_differentiable; replace it, or use DifferenceProduct."
             )
 
@@ -90,11 +91,11 @@ class HessianProduct:
         """Return the product in a part of the subset, on the same graph: no second forward and gradient.
 
         Raises:
-            ValueError: parameters that this subset does not have, or none
+            ConfigError: parameters that this subset does not have, or none
         """
         part, gradient = _subset(parameters), {id(p): g for p, g in zip(self.parameters, self._gradient, strict=True)}
         if any(id(p) not in gradient for p in part):
-            raise ValueError("the part has parameters that the subset does not have; build another HessianProduct.")
+            raise ConfigError("the part has parameters that the subset does not have; build another HessianProduct.")
         product = copy.copy(self)
         product.parameters, product._gradient = part, tuple(gradient[id(p)] for p in part)
         return product
@@ -113,13 +114,13 @@ class HessianProduct:
             )
         except RuntimeError as error:
             if "modified by an inplace" in str(error):
-                raise ValueError(
+                raise ConfigError(
                     "the model has changed since HessianProduct was built (an optimizer step, or a DifferenceProduct, "
                     "which moves the parameters?); build another."
                 ) from error
             if not any(sign in str(error) for sign in _NO_SECOND_DERIVATIVE):
                 raise
-            raise ValueError(
+            raise ConfigError(
                 f"the loss has an operation without second derivative ({error}); replace it, or use DifferenceProduct."
             ) from error
 
@@ -143,7 +144,7 @@ class DifferenceProduct:
             (1e-3 in float32, where on a tiny Llama H v is right to 2e-3 and lambda_max to 6e-4)
 
     Raises:
-        ValueError: as in `HessianProduct`, or a step that is not positive
+        ConfigError: as in `HessianProduct`, or a step that is not positive
     """
 
     def __init__(self, loss: Callable[[], Tensor], parameters: Sequence[Tensor], step: float | None = None):
@@ -151,7 +152,7 @@ class DifferenceProduct:
         if step is None:
             step = rounding(self.parameters) ** (1 / 3) / 5
         if step <= 0:
-            raise ValueError(f"step of DifferenceProduct is {step}; it must be positive.")
+            raise ConfigError(f"step of DifferenceProduct is {step}; it must be positive.")
         self.loss, self.step = loss, step
         self._devices = sorted({p.device.index or 0 for p in self.parameters if p.is_cuda})
         self._drawn = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in self._devices]
@@ -187,22 +188,22 @@ class DifferenceProduct:
 def _subset(parameters: Sequence[Tensor]) -> Vector:
     subset = tuple(parameters)
     if not subset:
-        raise ValueError("the subset has no parameters; give at least one.")
+        raise ConfigError("the subset has no parameters; give at least one.")
     if len({id(p) for p in subset}) < len(subset):
-        raise ValueError("the subset has a parameter twice; give each once.")
+        raise ConfigError("the subset has a parameter twice; give each once.")
     if frozen := [i for i, p in enumerate(subset) if not p.requires_grad]:
-        raise ValueError(f"parameters {frozen} of the subset do not require gradients; leave them out.")
+        raise ConfigError(f"parameters {frozen} of the subset do not require gradients; leave them out.")
     return subset
 
 
 def _check_shapes(vector: Sequence[Tensor], parameters: Vector) -> None:
     if len(vector) != len(parameters):
-        raise ValueError(
+        raise ConfigError(
             f"the vector has {len(vector)} tensors and there are {len(parameters)} parameters; give one each."
         )
     for i, (tensor, parameter) in enumerate(zip(vector, parameters, strict=True)):
         if tensor.shape != parameter.shape:
-            raise ValueError(
+            raise ConfigError(
                 f"tensor {i} of the vector has shape {tuple(tensor.shape)}; its parameter has {tuple(parameter.shape)}."
             )
 
@@ -210,9 +211,9 @@ def _check_shapes(vector: Sequence[Tensor], parameters: Vector) -> None:
 def _gradient(loss: Callable[[], Tensor], parameters: Vector, *, create_graph: bool) -> Vector:
     value = loss()
     if value.numel() != 1:
-        raise ValueError(f"the loss has shape {tuple(value.shape)}; it must be a scalar.")
+        raise ConfigError(f"the loss has shape {tuple(value.shape)}; it must be a scalar.")
     if not value.requires_grad:
-        raise ValueError(
+        raise ConfigError(
             "the loss has no gradient; compute it from the parameters, undetached and outside inference_mode."
         )
     return torch.autograd.grad(value, parameters, create_graph=create_graph, allow_unused=True, materialize_grads=True)

@@ -9,6 +9,7 @@ import torch
 
 from lightning_sv.curvature.product import Estimate, Product
 from lightning_sv.curvature.vectors import inner, rademacher, seeded
+from lightning_sv.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,10 @@ def hutchinson(product: Product, n_probes: int = 30, *, generator: torch.Generat
         generator: of the probes; None for seed 0
 
     Raises:
-        ValueError: fewer than 2 probes, which have no standard error
+        ConfigError: fewer than 2 probes, which have no standard error
     """
     if n_probes < 2:
-        raise ValueError(f"n_probes of hutchinson is {n_probes}; at least 2 are needed for a standard error.")
+        raise ConfigError(f"n_probes of hutchinson is {n_probes}; at least 2 are needed for a standard error.")
     generator = seeded(generator)
     samples = []
     for _ in range(n_probes):

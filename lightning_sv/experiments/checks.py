@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.results import Panel
 from lightning_sv.runs.directory import SUMMARY
 from lightning_sv.runs.events import Run
@@ -44,13 +45,13 @@ def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> No
         validation: whether the validation set must be the same
 
     Raises:
-        ValueError: when `corpus_hash` or `tokenizer_sha256` is absent or differs, or the validation set does
+        ConfigError: when `corpus_hash` or `tokenizer_sha256` is absent or differs, or the validation set does
     """
     facts: dict[str, dict[str, Any]] = {}
     for name, run in runs.items():
         facts[name] = {key: run.summary.get(key) for key in CORPUS_KEYS}
         if missing := [key for key, value in facts[name].items() if value is None]:
-            raise ValueError(
+            raise ConfigError(
                 f"{run.dir / SUMMARY} has no {missing[0]}, so nobody can tell what it was trained on; run it again."
             )
         if validation:
@@ -66,14 +67,14 @@ def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") 
         what: the names are those of `runs` or `arms`
 
     Raises:
-        ValueError: names the first that differs from the first one, with both values
+        ConfigError: names the first that differs from the first one, with both values
     """
     names = list(facts)
     for key, one in facts[names[0]].items() if names else ():
         for name in names[1:]:
             if (other := facts[name][key]) != one:
                 how = f"used different {CORPUS_KEYS[key]}" if key in CORPUS_KEYS else "were validated on different sets"
-                raise ValueError(
+                raise ConfigError(
                     f"The {what} {names[0]} and {name} {how} ({key} {one} and {other}); compare {what} of one "
                     f"{'corpus' if key in CORPUS_KEYS else 'validation set'}"
                     f"{', or remove the older runs' if what == 'runs' else ''}."
@@ -151,7 +152,7 @@ def weaknesses(panel: Panel) -> list[str]:
     """What weakens a panel: what was known before, configs that differ in more than it asked for, runs that lack.
 
     Raises:
-        ValueError: its runs have no common unit
+        ConfigError: its runs have no common unit
     """
     if panel.why_not and not panel.left_out:
         return []

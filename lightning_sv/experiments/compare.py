@@ -15,6 +15,7 @@ from rich.console import Console
 
 from lightning_sv.analysis.losses import draw_comparison
 from lightning_sv.analysis.sharpness import draw_sharpness, has_sharpness, sharpness_rows
+from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.experiments.checks import (
     check_same_corpus,
     comparability_warnings,
@@ -63,12 +64,12 @@ def compare(
         command: what the report says made it
 
     Raises:
-        ValueError: a directory that holds another run or report, or runs on different corpora or tokenizers
-        RuntimeError: a run fails; the message ends with the last lines of its log, and the others are trained
+        ConfigError: a directory that holds another run or report, or runs on different corpora or tokenizers
+        RunError: a run fails; the message ends with the last lines of its log, and the others are trained
     """
     console = console or Console(stderr=True)
     if jobs is not None and jobs < 1:
-        raise ValueError(f"jobs is {jobs}; give the number of runs at a time, at least 1.")
+        raise ConfigError(f"jobs is {jobs}; give the number of runs at a time, at least 1.")
     check_replaceable(out, [runs.dir(*run).parent for run in figure.runs()[:1]])
     _say_what_is_there(figure, runs, out, console)
     reused = {recipe.key(seed) for recipe, seed in figure.runs() if runs.job(recipe, seed).state() == "complete"}
@@ -79,7 +80,7 @@ def compare(
     failed = train([figure], runs, parallel=jobs, console=console)
     panel = read(figure.panels[0], runs)
     if failed or panel.why_not is not None:
-        raise RuntimeError(next(iter(failed.values()), panel.why_not))
+        raise RunError(next(iter(failed.values()), panel.why_not))
     arms = panel.arms
     named = {run_name(i, seed): arm.runs[k] for k, seed in enumerate(arms[0].seeds) for i, arm in enumerate(arms)}
     differences = config_differences(named, [key for arm in panel.spec.arms.values() for key in arm.set])
@@ -109,17 +110,17 @@ def sweep(
         command: what the report says made it
 
     Raises:
-        ValueError: a directory that holds another run or report, or no number of jobs
-        RuntimeError: a run fails, and does not diverge; or every run of an arm diverges
+        ConfigError: a directory that holds another run or report, or no number of jobs
+        RunError: a run fails, and does not diverge; or every run of an arm diverges
     """
     if jobs is not None and jobs < 1:
-        raise ValueError(f"jobs is {jobs}; give the number of runs at a time, at least 1.")
+        raise ConfigError(f"jobs is {jobs}; give the number of runs at a time, at least 1.")
     check_replaceable(out, [runs.dir(*run).parent for run in figure.runs()[:1]])
     failed = train([figure], runs, parallel=jobs, console=console or Console(stderr=True))
     panel = read(figure.panels[0], runs)
     lost = [failed[r.key(s)] for r, s in figure.runs() if r.key(s) in failed and not diverged(runs.job(r, s))]
     if lost or panel.why_not is not None:
-        raise RuntimeError(lost[0] if lost else f"{panel.why_not}; give other values.")
+        raise RunError(lost[0] if lost else f"{panel.why_not}; give other values.")
     write_report([replace(figure, panels=(panel,), command=command)], out, "a sweep of your own")
     return panel
 

@@ -22,6 +22,7 @@ from rich.table import Table
 from lightning_sv import __version__
 from lightning_sv.analysis.decision import difference_sentence, direction, times, tokens_sentence
 from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, token_factor
+from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.checks import ConfigDifference
 from lightning_sv.experiments.claims.together import TWO_SIDED, difference
 from lightning_sv.experiments.results import Arm, Figure, Panel
@@ -94,7 +95,7 @@ def pairs_of(panel: Panel) -> tuple[tuple[Pair, ...], tuple[str, ...]]:
     for arm in others:
         try:
             d = difference(panel, arm, a, confidence=TWO_SIDED)
-        except ValueError as error:
+        except NotTestableError as error:
             lost.append(f"{arm.label} and {a.label} are not compared: {error}")
         else:
             found.append(Pair(*a.paired(arm), d))

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.checks import weaknesses
-from lightning_sv.experiments.claims.outcome import NotTestableError, Verdict
+from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.claims.table import not_testable, verdicts, with_papers_number
 from lightning_sv.experiments.claims.together import corrected, families_of, one_primary
 from lightning_sv.experiments.overhead import measured_table, throughput_table
@@ -22,7 +23,7 @@ def judge(figures: Sequence[Figure], runs: Runs) -> list[Figure]:
         runs: those that are there
 
     Raises:
-        ValueError: a run is of another corpus, tokenizer or validation set
+        ConfigError: a run is of another corpus, tokenizer or validation set
     """
     read_ones = []
     for figure in figures:
@@ -80,6 +81,6 @@ def decide(claim: ClaimSpec, panel: Panel, figure: Figure) -> list[Verdict]:
         if why_not := next(iter(reasons), panel.why_not):
             raise NotTestableError(why_not)
         found = verdicts(claim, panel)
-    except ValueError as why:  # hours of runs stand behind the other claims
+    except NotTestableError as why:  # hours of runs stand behind the other claims
         found = (not_testable(claim, str(why).rstrip(".")),)
     return [replace(with_papers_number(v, figure.papers_own), panel=panel.spec.title) for v in found]

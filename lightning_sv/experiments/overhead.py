@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.results import Arm, Table
 
 
@@ -13,12 +14,12 @@ def measured_table(path: Path) -> Table:
     """Rows of a file that another command wrote: claims of `make theory` in a list, step times of `make bench` else.
 
     Raises:
-        ValueError: the file is not there, or is neither
+        ConfigError: the file is not there, or is neither
     """
     try:
         is_theory = isinstance(json.loads(path.read_text(encoding="utf-8")), list)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} has no figures ({error!r}); make theory or make bench writes it.") from error
+        raise ConfigError(f"{path} has no figures ({error!r}); make theory or make bench writes it.") from error
     return theory_table(path) if is_theory else benchmark_table(path)
 
 
@@ -30,7 +31,7 @@ def theory_table(path: Path, claim: str = "or") -> Table:
         claim: word of the theorem; 'or' is the paper's Figure 11
 
     Raises:
-        ValueError: the file has none
+        ConfigError: the file has none
     """
     try:
         found = [row for row in json.loads(path.read_text(encoding="utf-8")) if row["claim"] == claim]
@@ -39,9 +40,9 @@ def theory_table(path: Path, claim: str = "or") -> Table:
             for row in found
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} has no claims ({error!r}); make theory writes it.") from error
+        raise ConfigError(f"{path} has no claims ({error!r}); make theory writes it.") from error
     if not rows:
-        raise ValueError(f"{path} has no claim {claim!r}; make theory writes it.")
+        raise ConfigError(f"{path} has no claim {claim!r}; make theory writes it.")
     note = f"Checked apart from this page by make theory ({path})."
     return Table(("part", "statement", "stated", "measured", "verdict"), rows, note)
 
@@ -55,7 +56,7 @@ def benchmark_table(path: Path) -> Table:
     """Step times over llama's, as `make bench` wrote them, and on what.
 
     Raises:
-        ValueError: the file is not there, or not what `make bench` writes
+        ConfigError: the file is not there, or not what `make bench` writes
     """
     try:
         modes = json.loads(path.read_text())
@@ -66,7 +67,7 @@ def benchmark_table(path: Path) -> Table:
             for row in groups["strategies"]
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} has no step times ({error!r}); make bench writes it.") from error
+        raise ConfigError(f"{path} has no step times ({error!r}); make bench writes it.") from error
     machine = ", ".join(f"{key} {value}" for key, value in modes.get("machine", {}).items()) or "machine not stated"
     note = f"Measured apart from this page ({path}): {machine}."
     return Table(("strategy", "ms a step", "over llama", "low", "high", "pairs"), rows, note)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from scipy.special import ndtri
 
 from lightning_sv.analysis.decision import CONFIDENCE, pairs_within
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.claims.table import check_claims
 from lightning_sv.experiments.recipe import Recipe
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series
@@ -25,7 +26,7 @@ def plan_figure(figure: FigureSpec, recipes: "Recipes") -> Figure:
     """Settle every arm of a figure.
 
     Raises:
-        ValueError: an arm that `fit` would refuse, a model that the budget does not know, two arms alike, or a claim
+        ConfigError: an arm that `fit` would refuse, a model that the budget does not know, two arms alike, or a claim
             that they cannot decide
     """
     for panel in figure.panels:
@@ -121,15 +122,15 @@ def _check_baseline(panel: PanelSpec, where: str) -> None:
     """One arm at most, for it is what a difference is to; sizes and lengths are drawn as differences alone."""
     marked = [label for label, arm in panel.arms.items() if arm.baseline]
     if len(marked) > 1:
-        raise ValueError(f"{where}: {' and '.join(marked)} are all `baseline: true`; leave it at one arm.")
+        raise ConfigError(f"{where}: {' and '.join(marked)} are all `baseline: true`; leave it at one arm.")
     if panel.kind in ("scaling", "lengths") and not marked:
-        raise ValueError(f"{where}: no arm is `baseline: true`; set it at the one that the others are compared with.")
+        raise ConfigError(f"{where}: no arm is `baseline: true`; set it at the one that the others are compared with.")
 
 
 def _check_pairs(panel: PanelSpec, budget: Budget, pairs: int, where: str) -> None:
     """One pair decides nothing, whatever it ends at; but a panel without claims is shown all the same."""
     if pairs < 2 and _claims_at(panel, budget):
-        raise ValueError(
+        raise ConfigError(
             f"{where}: budget {budget.name} trains {pairs} {'pair' if pairs == 1 else 'pairs'} for it, too few to "
             f"decide a claim; give it two or more, or its claims `not_at: {{{budget.name}: why}}`."
         )
@@ -168,4 +169,4 @@ def _check_different(arms: list[Arm], where: str) -> None:
     for arm in arms:
         other = seen.setdefault(arm.recipe.identity, arm.label) if arm.recipe else arm.label
         if other != arm.label:
-            raise ValueError(f"{where}: {other!r} and {arm.label!r} come to the same runs; leave one out.")
+            raise ConfigError(f"{where}: {other!r} and {arm.label!r} come to the same runs; leave one out.")

@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from lightning_sv.corpus.writer import file_sha256
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.recipe import MFU, Recipe
 from lightning_sv.experiments.sources.figures import load_tuned
 from lightning_sv.experiments.sources.tuned import tuned_keys
@@ -43,13 +44,13 @@ class Recipes:
         """The model of a role, or why this budget has none.
 
         Raises:
-            ValueError: the budget says nothing of the role
+            ConfigError: the budget says nothing of the role
         """
         if role in self.budget.models:
             return self.budget.models[role]
         if role not in self.budget.lacks:
             known = [*self.budget.models, *self.budget.lacks]
-            raise ValueError(unknown(f"budget {self.budget.name}: model", role, known))
+            raise ConfigError(unknown(f"budget {self.budget.name}: model", role, known))
         return self.budget.lacks[role]
 
     def make(self, panel: PanelSpec, arm: ArmSpec, role: str, more: Mapping[str, Any] | None = None) -> Recipe:
@@ -62,7 +63,7 @@ class Recipes:
             more: further keys: a value of a grid
 
         Raises:
-            ValueError: what `fit` would refuse
+            ConfigError: what `fit` would refuse
         """
         model = self.model(role)
         of = model if panel.kind == "scaling" or arm.model is None else self.model(panel.model)
@@ -150,7 +151,7 @@ class Recipes:
             flops = module.flops_per_token(data.seq_len)
             gpu_hours = train_hours(tokens, flops, 1, peak, MFU)
         elif model.seconds_per_1000_steps is None:
-            raise ValueError(
+            raise ConfigError(
                 f"budget {self.budget.name}: model {model.config} has no seconds_per_1000_steps; "
                 "add those of one core for 1,000 steps of llama."
             )
@@ -190,9 +191,9 @@ def _content(init_from: str) -> str:
     """Return the hash of the checkpoint that a run starts from: at its path another may come to lie.
 
     Raises:
-        ValueError: there is none
+        ConfigError: there is none
     """
     path = Path(init_from) / LAST if Path(init_from).is_dir() else Path(init_from)
     if not path.is_file():
-        raise ValueError(f"model.init_from: no checkpoint at {path}; give the path of one, RUN/{LAST}.")
+        raise ConfigError(f"model.init_from: no checkpoint at {path}; give the path of one, RUN/{LAST}.")
     return file_sha256(path)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from lightning_sv.analysis.grids import Optimum, fit_optimum
 from lightning_sv.analysis.pooled import Families
 from lightning_sv.analysis.scaling import Scaling, fit_scaling
+from lightning_sv.errors import ConfigError, NotTestableError
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.recipe import Recipe, Wanted, by_seed
 from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec
@@ -164,12 +165,12 @@ class Panel:
         """The arm of a label.
 
         Raises:
-            ValueError: there is none
+            ConfigError: there is none
         """
         for arm in self.arms:
             if arm.label == label:
                 return arm
-        raise ValueError(unknown(f"panel {self.title!r}: arm", label, [arm.label for arm in self.arms]))
+        raise ConfigError(unknown(f"panel {self.title!r}: arm", label, [arm.label for arm in self.arms]))
 
     def alike(self, arms: Sequence[Arm]) -> list[list[Arm]]:
         """Some of its arms, those that are compared with one another together: of one size, or all of them."""
@@ -196,11 +197,11 @@ class Panel:
         The report and the claims ask for the same; it is computed once.
 
         Raises:
-            ValueError: other sizes, fewer than two, or losses that are not finite
+            ConfigError: other sizes, fewer than two, or losses that are not finite
         """
         if (a.label, b.label) not in self._fits:
             if b.sizes != a.sizes:
-                raise ValueError(f"its sizes {list(b.sizes)} are not the baseline's {list(a.sizes)}.")
+                raise ConfigError(f"its sizes {list(b.sizes)} are not the baseline's {list(a.sizes)}.")
             losses = (np.stack(self.losses(series)) for series in (a, b))
             self._fits[a.label, b.label] = fit_scaling([float(size) for size in a.values], *losses)
         return self._fits[a.label, b.label]
@@ -219,7 +220,7 @@ class Panel:
                 continue
             try:
                 found.append(SeriesFit(series, self.fit(base, series)))
-            except ValueError as error:
+            except NotTestableError as error:
                 found.append(SeriesFit(series, None, str(error)))
         return tuple(found)
 

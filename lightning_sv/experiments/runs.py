@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.recipe import Recipe, Wanted
 from lightning_sv.experiments.results import Arm, Panel
 from lightning_sv.runs.directory import NONFINITE, is_complete
@@ -49,7 +50,7 @@ class Runs:
         """Whether a run of another budget is complete, and of this context."""
         try:
             return is_complete(job.run_dir) and (self.context is None or job.state() == "complete")
-        except ValueError:
+        except ConfigError:
             return False
 
     def is_recorded(self, recipe: Recipe, seed: int) -> bool:
@@ -65,7 +66,7 @@ class Runs:
         """Those that are not complete, and not recorded.
 
         Raises:
-            ValueError: a directory holds a finished run of another command, corpus or version
+            ConfigError: a directory holds a finished run of another command, corpus or version
         """
         jobs = [self.job(*run) for run in wanted if not self.is_recorded(*run)]
         if self.context is None:
@@ -76,7 +77,7 @@ class Runs:
         """An arm with all of its runs that are complete, and their seeds.
 
         Raises:
-            ValueError: a run is damaged
+            ConfigError: a run is damaged
         """
         gone = {job.name for job in self.missing(arm.wanted)}
         there = [(recipe, seed) for recipe, seed in arm.wanted if recipe.key(seed) not in gone]

@@ -31,7 +31,7 @@ def train(figures: Sequence[Figure], runs: Runs, *, parallel: int | None, consol
         Key of a run that failed -> why; the others are trained all the same.
 
     Raises:
-        RuntimeError: a run was stopped by a signal
+        RunError: a run was stopped by a signal
         KeyboardInterrupt: the user stopped them all; finished runs are kept
     """
     wanted = by_seed(run for figure in figures for run in figure.runs())

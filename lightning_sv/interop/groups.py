@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.roles import ModelRole, Roles, weight_decay_roles
 
 #: words that DDP, torch.compile, FSDP and activation checkpointing put into the names of what they wrap
@@ -36,7 +37,7 @@ def param_groups(
         known: roles that you know yourself, by name
 
     Raises:
-        ValueError: as `weight_decay_roles`; `roles` are of another model; or a number is negative or not finite
+        ConfigError: as `weight_decay_roles`; `roles` are of another model; or a number is negative or not finite
     """
     for name, value in {"lr": lr, "weight_decay": weight_decay}.items():
         try:
@@ -44,7 +45,7 @@ def param_groups(
         except (TypeError, OverflowError):
             usable = False
         if not usable:
-            raise ValueError(f"{name} is {value!r:.40}; expected a finite number of at least 0.")
+            raise ConfigError(f"{name} is {value!r:.40}; expected a finite number of at least 0.")
     decayed = set(decayed_names(model, policy, example, roles, known))
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
@@ -64,7 +65,7 @@ def decayed_names(
     """Names of the trained parameters of `model` that decay under `policy`; the arguments are those of `param_groups`.
 
     Raises:
-        ValueError: as `param_groups`
+        ConfigError: as `param_groups`
     """
     if roles is None:
         roles = weight_decay_roles(model, example, known)
@@ -72,7 +73,7 @@ def decayed_names(
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     decays |= _of_wrapped(trained, decays)
     if missing := [name for name in trained if name not in decays]:
-        raise ValueError(
+        raise ConfigError(
             f"the roles are of another model: {missing[0]} is not among them ({len(missing)} of {len(trained)} names); "
             "find them with weight_decay_roles of this model before it is wrapped."
         )

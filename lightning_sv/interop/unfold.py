@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.nn import Backbone
 from lightning_sv.scale import BranchGroup, RMSNorm, ScaleVector
 
@@ -22,7 +23,7 @@ def unfold(model: Backbone, weights: Mapping[str, Tensor], norms: Mapping[str, T
         norms: path of each RMSNorm -> its gamma, (d,)
 
     Raises:
-        ValueError: the strategy normalizes outputs (`dnp`), or a vector cannot represent its gamma
+        ConfigError: the strategy normalizes outputs (`dnp`), or a vector cannot represent its gamma
     """
     check_no_norm(model)
     groups = {path: module for path, module in model.named_modules() if isinstance(module, BranchGroup)}
@@ -43,7 +44,7 @@ def unfold(model: Backbone, weights: Mapping[str, Tensor], norms: Mapping[str, T
         gamma = norms[path]
         left = gamma if norm.scale is None else _set(norm.scale, gamma, path)  # no matrix behind it could take it
         if left is not None and bool((left != 1).any()):
-            raise ValueError(
+            raise ConfigError(
                 f"{path}: the imported scale vector has values that the strategy {str(model.strategy)!r} has no place "
                 "for; use another, for instance hg+dp+or+iwd."
             )
@@ -56,13 +57,13 @@ def check_no_norm(model: Backbone) -> None:
     """Check that the strategy keeps the function of a plain model.
 
     Raises:
-        ValueError: it normalizes outputs
+        ConfigError: it normalizes outputs
     """
     for path, group in model.named_modules():
         if isinstance(group, BranchGroup):
             for name, branch in group.branches():
                 if branch.norm_width is not None:
-                    raise ValueError(
+                    raise ConfigError(
                         f"{path}.{name} normalizes its output under the strategy {str(model.strategy)!r}, which is "
                         "another function than the imported one; use one without dnp, for instance hg+dp+or+iwd."
                     )
@@ -76,6 +77,6 @@ def _set(vector: ScaleVector, gamma: Tensor, where: str) -> Tensor | None:
         try:
             vector.set_gamma(gamma.abs())
         except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
+            raise ConfigError(f"{where}: {error}") from error
         return gamma.sign()
     return None

@@ -1,6 +1,7 @@
 """`lightning-sv fit` and `validate`: LightningCLI with this project's run directory and checks."""
 
 import json
+import logging
 import sys
 from contextlib import ExitStack
 from functools import partial
@@ -15,6 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
 from lightning_sv.corpus import Tokenizer
+from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.settings import check_learning_rate, check_settings
 from lightning_sv.lit.checkpoint.start import read_start
 from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO
@@ -41,6 +43,8 @@ from lightning_sv.settings.trainer import (
     prepare_torch,
 )
 from lightning_sv.whole import whole
+
+log = logging.getLogger(__name__)
 
 
 class RunParser(Parser, LightningArgumentParser):
@@ -111,7 +115,10 @@ class PretrainCLI(LightningCLI):
             kwargs["callbacks"] = [begin, *_several(given["callbacks"])]  # before any callback that writes
             self._get(self.config_init, "progress").stream = sys.stderr if self.json else sys.stdout
             self._get(self.config_init, "checkpoint").signals = self._signals
-        trainer = super().instantiate_trainer(**kwargs)
+        try:
+            trainer = super().instantiate_trainer(**kwargs)
+        except ValueError as error:
+            raise ConfigError(f"trainer: {error}") from error
         take_rank(trainer)
         if self.subcommand == "fit":
             name = f"{model.config.name}/{model.label}-seed{self._get(self.config, 'seed_everything')}"
@@ -143,12 +150,12 @@ class PretrainCLI(LightningCLI):
         """Check corpus and checkpoint before anything is written, claim the directory, say what is to be trained.
 
         Raises:
-            ValueError: the whole backbone is to be compiled, and sharded
+            ConfigError: the whole backbone is to be compiled, and sharded
         """
         ckpt_path, extend = (self._get(self.config, key) for key in ("ckpt_path", "extend"))
         init_from = self.model.init_from
         if self.model.compile_how == "model" and isinstance(self.trainer.strategy, FullyShardedStrategy):
-            raise ValueError("model.compile 'model' does not go with a sharded model; use 'block'.")
+            raise ConfigError("model.compile 'model' does not go with a sharded model; use 'block'.")
         self.datamodule.check(self.model.config.vocab_size, checksums=self.trainer.local_rank == 0)
         self.datamodule.share(self.trainer.world_size)
         self.datamodule.check_validation(self.trainer.world_size)
@@ -226,7 +233,7 @@ class PretrainCLI(LightningCLI):
             # All devices validate, or none: only the first knows the run's directory.
             if trainer.strategy.broadcast(is_complete(self.run_dir)):
                 if trainer.is_global_zero:
-                    print(f"nothing to do: the checkpoint is at step {trainer.global_step}, the last", file=sys.stderr)
+                    log.info("nothing to do: the checkpoint is at step %d, the last", trainer.global_step)
                     self.summary = read_summary(self.run_dir)  # of a run that ended before it was shown, perhaps
                 return
             trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
@@ -243,7 +250,7 @@ class PretrainCLI(LightningCLI):
         """Refuse to report the loss of an untrained model, or on a damaged corpus."""
         path = self._get(self.config, "ckpt_path")
         if not path:
-            raise ValueError(f"validate needs a checkpoint; add --ckpt_path RUN/{LAST}.")
+            raise ConfigError(f"validate needs a checkpoint; add --ckpt_path RUN/{LAST}.")
         check_checkpoint(path, checksums=self.trainer.local_rank == 0)
         self.datamodule.check(self.model.config.vocab_size, checksums=self.trainer.local_rank == 0)
         self._choose_micro_batch()

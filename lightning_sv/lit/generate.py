@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from lightning_sv.corpus import Tokenizer
+from lightning_sv.errors import ConfigError
 from lightning_sv.nn import Backbone
 
 
@@ -21,7 +22,7 @@ class Sampling:
         seed: of the drawing
 
     Raises:
-        ValueError: a number out of range
+        ConfigError: a number out of range
     """
 
     tokens: int
@@ -31,7 +32,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if self.tokens < 1 or not 0 <= self.temperature < math.inf or (self.top_k is not None and self.top_k < 1):
-            raise ValueError(
+            raise ConfigError(
                 f"tokens {self.tokens} and top_k {self.top_k} must be at least 1, and temperature {self.temperature} "
                 "finite and at least 0."
             )

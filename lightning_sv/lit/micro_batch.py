@@ -33,7 +33,7 @@ def choose_micro_batch(
         What was chosen, in words; None where nothing was.
 
     Raises:
-        ValueError: not one sequence fits
+        ConfigError: not one sequence fits
     """
     share = data.share(devices).micro_batch
     memory = _memory(device)

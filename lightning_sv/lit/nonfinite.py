@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_sv.errors import RunError
 from lightning_sv.runs.directory import NONFINITE
 from lightning_sv.whole import regular
 
 
-class NonFiniteError(RuntimeError):
+class NonFiniteError(RunError):
     """A loss or gradient is not finite; nothing was stepped on."""
 
 

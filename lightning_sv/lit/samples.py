@@ -10,6 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning_sv.callbacks import tokens_seen
 from lightning_sv.callbacks.scalars import pause_throughput
 from lightning_sv.corpus import Tokenizer
+from lightning_sv.errors import ConfigError
 from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.generate import Sampling, generate
 from lightning_sv.lit.module import PretrainModule
@@ -27,12 +28,12 @@ class Samples(L.Callback):
         top_k: draw among this many most likely tokens
 
     Raises:
-        ValueError: a number out of range
+        ConfigError: a number out of range
     """
 
     def __init__(self, tokens: int = 0, prompt: str = "", temperature: float = 0.8, top_k: int = 50):
         if tokens < 0:
-            raise ValueError(f"samples.tokens is {tokens}; give 0 for none, or how many to draw.")
+            raise ConfigError(f"samples.tokens is {tokens}; give 0 for none, or how many to draw.")
         self._prompt = prompt
         self._sampling = None if tokens == 0 else Sampling(tokens, temperature, top_k)
 

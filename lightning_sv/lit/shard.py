@@ -97,7 +97,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         """Load weights and optimizer states of a checkpoint file into the shards; return the rest.
 
         Raises:
-            ValueError: the checkpoint was made under other settings, see `PretrainModule.check_settings`
+            ConfigError: the checkpoint was made under other settings, see `PretrainModule.check_settings`
         """
         assert self.model is not None
         module: Any = self.lightning_module

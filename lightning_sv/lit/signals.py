@@ -1,15 +1,17 @@
 """Signals that ask a run to stop, Ctrl-C among them: noted when they come, obeyed at the end of the optimizer step."""
 
+import logging
 import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from types import FrameType
 from typing import Any
 
 import lightning as L
+
+log = logging.getLogger(__name__)
 
 #: exit status of a program that SIGTERM ended, Ctrl-C, or the end of its terminal
 STOPPED, INTERRUPTED, HUNG_UP = (128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
@@ -94,15 +96,15 @@ def requeue() -> bool:
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     if not re.fullmatch(r"\d+(_\d+)?", job):
-        print(f"error: {job!r} is not a SLURM job number; start the job again by hand.", file=sys.stderr)
+        log.error("%r is not a SLURM job number; start the job again by hand.", job)
         return False
     try:
         answer = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, check=False)
     except OSError as error:
-        print(f"error: scontrol could not be run ({error}); start the job again by hand.", file=sys.stderr)
+        log.error("scontrol could not be run (%s); start the job again by hand.", error)
         return False
     if answer.returncode:
-        print(f"error: scontrol requeue {job} failed: {answer.stderr.strip()}", file=sys.stderr)
+        log.error("scontrol requeue %s failed: %s", job, answer.stderr.strip())
         return False
-    print(f"SLURM will start job {job} again", file=sys.stderr)
+    log.info("SLURM will start job %s again", job)
     return True

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.nn.init import Sublayer
 from lightning_sv.nn.rope import Tables, rotate
@@ -25,7 +26,7 @@ class Attention(Sublayer):
         build: gives the norm and the branches of the strategy
 
     Raises:
-        ValueError: `qk_norm` where the strategy normalizes q or k already (`dnp`)
+        ConfigError: `qk_norm` where the strategy normalizes q or k already (`dnp`)
     """
 
     def __init__(self, config: BackboneConfig, build: ScaleBuilder):
@@ -42,7 +43,7 @@ class Attention(Sublayer):
         if self.qk_norm:
             twice = [name for name in ("q_proj", "k_proj") if getattr(self.qkv, name).norm_width is not None]
             if twice:
-                raise ValueError(
+                raise ConfigError(
                     f"model.backbone.qk_norm would normalize {' and '.join(twice)} a second time: the scale strategy "
                     f"{str(build.strategy)!r} does so already; use dp instead of dnp, or "
                     "model.scale_options.placement_at {q_proj: dp, k_proj: dp}."

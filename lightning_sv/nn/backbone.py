@@ -53,7 +53,7 @@ class Backbone(nn.Module):
         seed: of the initialization; see `nn/init.py`
 
     Raises:
-        ValueError: an unknown strategy, one that does not fit the model, or an option that names a
+        ConfigError: an unknown strategy, one that does not fit the model, or an option that names a
             site the model does not have
 
     >>> model = Backbone(BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=64), "hg+or")

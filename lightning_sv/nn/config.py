@@ -4,6 +4,8 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from lightning_sv.errors import ConfigError
+
 BALANCES = ("loss", "bias", "none")
 #: the product of three widths, in bytes, still fits 64 bits: what is larger is a slip of the keyboard
 MAX_WIDTH = 1 << 20
@@ -38,10 +40,10 @@ class RouterConfig:
     def __post_init__(self) -> None:
         where = "model.backbone.router"
         if self.balance not in BALANCES:
-            raise ValueError(f"{where}.balance is {self.balance!r}; known: {' '.join(BALANCES)}")
+            raise ConfigError(f"{where}.balance is {self.balance!r}; known: {' '.join(BALANCES)}")
         for key in ("balance_coef", "bias_rate", "z_coef"):
             if not 0 <= getattr(self, key) < math.inf:
-                raise ValueError(f"{where}.{key} is {getattr(self, key)}; it must be finite and not negative.")
+                raise ConfigError(f"{where}.{key} is {getattr(self, key)}; it must be finite and not negative.")
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,9 @@ class RopeScalingConfig:
         where = "model.backbone.rope_scaling"
         for key in ("factor", "low_freq_factor", "original_context"):
             if not 0 < getattr(self, key) <= 1e12:
-                raise ValueError(f"{where}.{key} is {getattr(self, key)}; it must be positive, and at most 1e12.")
+                raise ConfigError(f"{where}.{key} is {getattr(self, key)}; it must be positive, and at most 1e12.")
         if not self.low_freq_factor < self.high_freq_factor <= 1e12:
-            raise ValueError(
+            raise ConfigError(
                 f"{where}.high_freq_factor is {self.high_freq_factor}; it must be larger than low_freq_factor "
                 f"{self.low_freq_factor}, and at most 1e12."
             )
@@ -134,35 +136,35 @@ class BackboneConfig:
             value = getattr(self, key)
             limit = MAX_LAYERS if key == "n_layer" else MAX_WIDTH
             if value is not None and not 1 <= value <= limit:
-                raise ValueError(f"{where}.{key} is {value}; it must be at least 1, and at most {limit:,}.")
+                raise ConfigError(f"{where}.{key} is {value}; it must be at least 1, and at most {limit:,}.")
         if self.d_head is None and self.d_model % self.n_head:
-            raise ValueError(
+            raise ConfigError(
                 f"{where}.d_model {self.d_model} is not divisible by n_head {self.n_head}; "
                 "change one of them or set d_head."
             )
         if self.n_head % self.kv_heads:
-            raise ValueError(f"{where}.n_kv_head is {self.n_kv_head}; it must divide n_head {self.n_head}.")
+            raise ConfigError(f"{where}.n_kv_head is {self.n_kv_head}; it must divide n_head {self.n_head}.")
         if self.head_width % 2:
-            raise ValueError(f"{where}: the head width {self.head_width} is odd; RoPE needs an even one.")
+            raise ConfigError(f"{where}: the head width {self.head_width} is odd; RoPE needs an even one.")
         for key in ("init_std", "norm_eps", "rope_theta"):
             if not 0 < getattr(self, key) <= 1e12:  # an integer of more than 64 bits is no number for torch
-                raise ValueError(f"{where}.{key} is {getattr(self, key)}; it must be positive, and at most 1e12.")
+                raise ConfigError(f"{where}.{key} is {getattr(self, key)}; it must be positive, and at most 1e12.")
         if not self.n_expert and self.router != RouterConfig():
-            raise ValueError(f"{where}.router is set, but n_expert is 0 and nothing is routed; set n_expert.")
+            raise ConfigError(f"{where}.router is set, but n_expert is 0 and nothing is routed; set n_expert.")
         if self.n_expert and self.n_expert_active == 1 and self.router.renormalize:
-            raise ValueError(
+            raise ConfigError(
                 f"{where}.n_expert_active is 1: its weight divided by itself is 1, and the router would learn nothing "
                 "from the loss; set router.renormalize to false."
             )
         if self.router.gate_shared and not self.n_expert_shared:
-            raise ValueError(f"{where}.router.gate_shared needs a shared expert; set n_expert_shared to 1.")
+            raise ConfigError(f"{where}.router.gate_shared needs a shared expert; set n_expert_shared to 1.")
         if not 0 <= self.n_expert <= MAX_WIDTH or 0 < self.n_expert <= self.n_expert_active:
-            raise ValueError(
+            raise ConfigError(
                 f"{where}.n_expert is {self.n_expert}, with n_expert_active {self.n_expert_active}; it must be larger "
                 "than that, or 0 for a dense FFN."
             )
         if self.n_expert_shared not in (0, 1):
-            raise ValueError(
+            raise ConfigError(
                 f"{where}.n_expert_shared is {self.n_expert_shared}; it must be 0 or 1 (d_ff is its width)."
             )
 

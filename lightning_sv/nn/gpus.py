@@ -3,6 +3,8 @@
 import math
 from typing import NamedTuple
 
+from lightning_sv.errors import ConfigError
+
 
 class Gpu(NamedTuple):
     """One kind of GPU.
@@ -39,13 +41,13 @@ def find_gpu(name: str, memory_gib: float | None = None) -> Gpu:
     """Return the GPU of this name, with another memory if given.
 
     Raises:
-        ValueError: an unknown name, or no memory
+        ConfigError: an unknown name, or no memory
     """
     known = {gpu.name: gpu for gpu in GPUS}
     if name not in known:
-        raise ValueError(f"GPU {name!r} is unknown; known: {' '.join(known)}.")
+        raise ConfigError(f"GPU {name!r} is unknown; known: {' '.join(known)}.")
     if memory_gib is None:
         return known[name]
     if not 0 < memory_gib < math.inf:
-        raise ValueError(f"--gpu_memory is {memory_gib} GiB; it must be positive and finite.")
+        raise ConfigError(f"--gpu_memory is {memory_gib} GiB; it must be positive and finite.")
     return known[name]._replace(memory=int(memory_gib * 2**30))

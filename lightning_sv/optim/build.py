@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from torch.optim import Optimizer
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.optim.adamw import adamw
 from lightning_sv.optim.config import OptimConfig
 from lightning_sv.optim.groups import ParameterGroup
@@ -22,10 +23,10 @@ def builder_of(name: str) -> Builder:
     """Look an optimizer up in the table.
 
     Raises:
-        ValueError: it is not there
+        ConfigError: it is not there
     """
     if name not in OPTIMIZERS:
-        raise ValueError(f"model.optim.name is {name!r}; known: {' '.join(OPTIMIZERS)}")
+        raise ConfigError(f"model.optim.name is {name!r}; known: {' '.join(OPTIMIZERS)}")
     return OPTIMIZERS[name]
 
 
@@ -38,13 +39,13 @@ def build_optimizer(groups: list[ParameterGroup], config: OptimConfig, lr: float
         lr: peak learning rate of all groups
 
     Raises:
-        ValueError: the optimizer is unknown, or the settings name a role that none of the parameters has
+        ConfigError: the optimizer is unknown, or the settings name a role that none of the parameters has
     """
     build = builder_of(config.name)
     roles = [group.role for group in groups]
     for key, named in (("undecayed", config.undecayed), ("muon_roles", config.muon_roles * (config.name == "muon"))):
         if absent := [role for role in named if role not in roles]:
-            raise ValueError(
+            raise ConfigError(
                 f"model.optim.{key} names {absent[0]!r}, and this model trains no such parameter; it trains: "
                 f"{' '.join(roles)}"
             )

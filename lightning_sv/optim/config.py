@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.optim.groups import MATRIX_ROLES
 
 NS_DTYPES = ("bfloat16", "float32", "float64")
@@ -41,21 +42,21 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         if self.ns_dtype not in NS_DTYPES:
-            raise ValueError(f"model.optim.ns_dtype is {self.ns_dtype!r}; known: {' '.join(NS_DTYPES)}")
+            raise ConfigError(f"model.optim.ns_dtype is {self.ns_dtype!r}; known: {' '.join(NS_DTYPES)}")
         for key in ("undecayed", "muon_roles"):
             if wrong := [role for role in getattr(self, key) if role not in MATRIX_ROLES]:
-                raise ValueError(
+                raise ConfigError(
                     f"model.optim.{key} is {getattr(self, key)!r}, and {wrong[0]!r} is no role of a matrix; known: "
                     f"{' '.join(MATRIX_ROLES)} (which scale vectors decay is a word of model.scale)."
                 )
         if not self.muon_roles:
-            raise ValueError("model.optim.muon_roles is [], which leaves Muon nothing; use model.optim.name adamw.")
+            raise ConfigError("model.optim.muon_roles is [], which leaves Muon nothing; use model.optim.name adamw.")
         if self.lr is not None and self.lr <= 0:
-            raise ValueError(f"model.optim.lr is {self.lr}; it must be positive.")
+            raise ConfigError(f"model.optim.lr is {self.lr}; it must be positive.")
         for key in ("beta1", "beta2", "muon_momentum"):
             if not 0 <= getattr(self, key) < 1:
-                raise ValueError(f"model.optim.{key} is {getattr(self, key)}; it must be in [0, 1).")
+                raise ConfigError(f"model.optim.{key} is {getattr(self, key)}; it must be in [0, 1).")
         if self.eps <= 0:
-            raise ValueError(f"model.optim.eps is {self.eps}; it must be positive.")
+            raise ConfigError(f"model.optim.eps is {self.eps}; it must be positive.")
         if self.weight_decay < 0:
-            raise ValueError(f"model.optim.weight_decay is {self.weight_decay}; it must not be negative.")
+            raise ConfigError(f"model.optim.weight_decay is {self.weight_decay}; it must not be negative.")

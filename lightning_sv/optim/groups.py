@@ -7,6 +7,7 @@ from typing import Any, Literal
 from torch import nn
 from torch.optim import Optimizer
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.scale import ScaledLinear, ScaleVector
 
 ParameterRole = Literal["matrix", "router", "head", "embedding", "input", "output"]
@@ -33,7 +34,7 @@ def parameter_roles(model: nn.Module) -> Iterator[NamedParameter]:
     parameters, alpha and beta alike.
 
     Raises:
-        ValueError: a parameter whose module has no known role (a norm with a weight of its own, a
+        ConfigError: a parameter whose module has no known role (a norm with a weight of its own, a
             bias): every parameter must have one
     """
     for path, module in model.named_modules():
@@ -51,7 +52,7 @@ def _role(full: str, module: nn.Module, name: str) -> ParameterRole:
         return module.role
     if isinstance(module, nn.Linear) and name == "weight":
         return "matrix"
-    raise ValueError(
+    raise ConfigError(
         f"parameter {full} of {type(module).__name__} has no role; make it part of a ScaleVector, "
         "ScaledLinear, nn.Linear (no bias) or nn.Embedding, or extend optim/groups.py."
     )
@@ -87,7 +88,7 @@ def parameter_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[Pa
     the lm_head and the router among them: the paper does not say, `OptimConfig.undecayed` takes roles out.
 
     Raises:
-        ValueError: a parameter without a role
+        ConfigError: a parameter without a role
     """
     members: dict[str, list[NamedParameter]] = {role: [] for role in PARAMETER_ROLES}
     for named in parameter_roles(model):

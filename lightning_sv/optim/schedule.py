@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from lightning_sv.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class ScheduleConfig:
@@ -24,15 +26,15 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         if self.name not in SCHEDULES:
-            raise ValueError(f"model.schedule.name is {self.name!r}; known: {' '.join(SCHEDULES)}")
+            raise ConfigError(f"model.schedule.name is {self.name!r}; known: {' '.join(SCHEDULES)}")
         for key in ("warmup_ratio", "final_ratio"):
             value = getattr(self, key)
             if value is not None and not 0 <= value < 1:
-                raise ValueError(f"model.schedule.{key} is {value}; it must be in [0, 1).")
+                raise ConfigError(f"model.schedule.{key} is {value}; it must be in [0, 1).")
         if not 0 <= self.stable_ratio <= 1:
-            raise ValueError(f"model.schedule.stable_ratio is {self.stable_ratio}; it must be in [0, 1].")
+            raise ConfigError(f"model.schedule.stable_ratio is {self.stable_ratio}; it must be in [0, 1].")
         if self.name == "wsd" and self.warmup_ratio > self.stable_ratio:
-            raise ValueError(
+            raise ConfigError(
                 f"model.schedule.warmup_ratio {self.warmup_ratio} is beyond stable_ratio {self.stable_ratio}, "
                 "where wsd begins to decay; lower the one or raise the other."
             )

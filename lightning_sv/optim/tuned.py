@@ -1,5 +1,6 @@
 """Tuned peak learning rates: what depends on model, optimizer, schedule and strategy together."""
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.optim.build import builder_of
 from lightning_sv.scale import ScaleStrategy
 
@@ -59,7 +60,7 @@ def tuned_lr(model: str, optimizer: str, schedule: str, strategy: ScaleStrategy)
     """Look the peak learning rate up.
 
     Raises:
-        ValueError: the optimizer is unknown; or no value is known for the combination: lists those that are, of this
+        ConfigError: the optimizer is unknown; or no value is known for the combination: lists those that are, of this
             model if any
     """
     builder_of(optimizer)
@@ -72,6 +73,6 @@ def tuned_lr(model: str, optimizer: str, schedule: str, strategy: ScaleStrategy)
     asked = f"model {model!r} with optimizer {optimizer!r} and schedule {schedule!r}"
     if (model, optimizer, schedule) in NOT_REPORTED:
         asked += f" ({NOT_REPORTED[model, optimizer, schedule]})"
-    raise ValueError(
+    raise ConfigError(
         f"model.optim.lr is not set and no tuned value is known for {asked}; set model.optim.lr, or use one of: {rows}."
     )

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.plan.memory import StepMemory
 
 #: share of a GPU's memory that tensors may take; the CUDA context, NCCL and fragmentation need the rest
@@ -131,7 +132,7 @@ def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
     """Read trainer.strategy, a name or a class with its arguments.
 
     Raises:
-        ValueError: it is none of `STRATEGIES`
+        ConfigError: it is none of `STRATEGIES`
     """
     given = trainer.get("strategy") or "auto"
     options: dict[str, Any] = {}
@@ -145,4 +146,4 @@ def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
         return Parallel("single" if gpus == 1 else "ddp", bucket_view=bool(options.get("gradient_as_bucket_view")))
     if "fsdp" in name or "modelparallel" in name or "sharded" in name:
         return Parallel("fsdp", keep_gathered=bool(options.get("keep_gathered")))
-    raise ValueError(f"trainer.strategy {given!r} is not planned for; give --strategy {' or '.join(STRATEGIES)}.")
+    raise ConfigError(f"trainer.strategy {given!r} is not planned for; give --strategy {' or '.join(STRATEGIES)}.")

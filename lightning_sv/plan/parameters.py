@@ -176,7 +176,7 @@ def ledger(config: BackboneConfig, scale: str | ScaleStrategy, options: ScaleOpt
     """Count the parameters of a model on the meta device, in a fraction of a second.
 
     Raises:
-        ValueError: the strategy or an option does not fit
+        ConfigError: the strategy or an option does not fit
     """
     model = meta_backbone(config, scale, options)
     decayed = model.strategy.decayed_roles

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lightning_sv.corpus.manifest import FILENAME
+from lightning_sv.errors import ConfigError
 from lightning_sv.nn.gpus import Gpu
 from lightning_sv.plan.device import USABLE, GpuMemory, Parallel, find_strategy, gpu_memory, largest_micro_batch
 from lightning_sv.plan.hours import MFUS, train_hours
@@ -102,15 +103,15 @@ def make_plan(
         mfus: shares of the peak to give the hours for
 
     Raises:
-        ValueError: what `fit` would refuse about batch, steps or precision, or a strategy that is not planned for
+        ConfigError: what `fit` would refuse about batch, steps or precision, or a strategy that is not planned for
     """
     if gpus < 1:
-        raise ValueError(f"--gpus is {gpus}; it must be at least 1.")
+        raise ConfigError(f"--gpus is {gpus}; it must be at least 1.")
     share = data.share(gpus).micro_batch * data.share(gpus).accumulate
     steps, precision = plan_steps(run, data, trainer), _precision(trainer)
     parallel = find_strategy(trainer, gpus) if strategy is None else _given_strategy(strategy, trainer, gpus)
     if parallel.kind == "single" and gpus > 1:
-        raise ValueError(f"--strategy single holds the model on one GPU, and --gpus is {gpus}; use ddp or fsdp.")
+        raise ConfigError(f"--strategy single holds the model on one GPU, and --gpus is {gpus}; use ddp or fsdp.")
     tokens = steps * data.tokens_per_step
     flops = run.flops_per_token(data.seq_len)
     hours = tuple((mfu, train_hours(tokens, flops, gpus, gpu.peak(precision), mfu)) for mfu in mfus)
@@ -156,16 +157,16 @@ def fitting_micro_batch(run: Pretraining, data: Batches, trainer: dict[str, Any]
         devices: number of devices, all alike
 
     Raises:
-        ValueError: not one sequence fits, or precision or strategy are not planned for
+        ConfigError: not one sequence fits, or precision or strategy are not planned for
     """
     share = data.share(devices).micro_batch
     try:
         of = _memory(run, data, find_strategy(trainer, devices), _precision(trainer), devices)[1]
-    except ValueError as error:
-        raise ValueError(f"data.micro_batch is null, to be the largest that fits: {error} Or set it.") from error
+    except ConfigError as error:
+        raise ConfigError(f"data.micro_batch is null, to be the largest that fits: {error} Or set it.") from error
     if fitting := _largest(of, run, data, share, memory):
         return fitting
-    raise ValueError(
+    raise ConfigError(
         f"{run.config.name} does not fit: one sequence of {data.seq_len} tokens takes {of(1).peak / 2**30:.1f} GiB "
         f"of a device, and {USABLE:.0%} of {memory / 2**30:.1f} GiB are for tensors; use a smaller model or "
         "data.seq_len, model.activation_checkpointing, or trainer/fsdp on more devices."
@@ -200,13 +201,13 @@ def plan_steps(run: Pretraining, data: Batches, trainer: dict[str, Any]) -> int:
     """Return the optimizer steps of a run: trainer.max_steps, or those of the token budget.
 
     Raises:
-        ValueError: trainer.max_steps is neither -1 nor positive
+        ConfigError: trainer.max_steps is neither -1 nor positive
     """
     given = str(trainer.get("max_steps", -1))  # text, where it comes from the command line
     if given == "-1":
         return run.steps_for_budget(data.tokens_per_step)
     if not given.isdecimal() or int(given) < 1:
-        raise ValueError(f"trainer.max_steps is {given}; it must be at least 1, or -1 for the budget.")
+        raise ConfigError(f"trainer.max_steps is {given}; it must be at least 1, or -1 for the budget.")
     return int(given)
 
 
@@ -214,7 +215,7 @@ def _given_strategy(strategy: str, trainer: dict[str, Any], gpus: int) -> Parall
     """The strategy asked for, with what the trainer says of it."""
     try:
         said = find_strategy(trainer, gpus)
-    except ValueError:  # one that is not planned for: the given one is the way out
+    except ConfigError:  # one that is not planned for: the given one is the way out
         return Parallel(strategy)
     return said if said.kind == strategy else Parallel(strategy)
 
@@ -223,7 +224,7 @@ def _precision(trainer: dict[str, Any]) -> str:
     given = str(trainer.get("precision") or "32-true")
     precision = {"32": "32-true"}.get(given, given)
     if precision not in PRECISIONS:
-        raise ValueError(f"trainer.precision {given} is not planned for; use {' or '.join(PRECISIONS)}.")
+        raise ConfigError(f"trainer.precision {given} is not planned for; use {' or '.join(PRECISIONS)}.")
     return precision
 
 

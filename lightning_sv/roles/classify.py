@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.roles.flow import Flow
 from lightning_sv.roles.forward import trace
 from lightning_sv.roles.ops import (
@@ -105,7 +106,7 @@ class Classifier:
             self._use(value, "other")
         elif not all(name in self.own for name in self.flow.sources[value]):
             names = ", ".join(sorted(self.flow.sources[value]))
-            raise ValueError(
+            raise ConfigError(
                 f"parameter {names} meets the activations in {op!r}, which is not known; trace a plain model (no "
                 f"quantization, no fused kernel), or give its role in `known`."
             )

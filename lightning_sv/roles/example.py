@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.nn import Backbone
 from lightning_sv.roles.forward import call
 from lightning_sv.roles.inputs import inputs_of, token_ids
@@ -21,13 +22,15 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
     """Return (args, kwargs) of the traced call: the example, or one made from the model's own config.
 
     Raises:
-        ValueError: no example, and none can be made; a model on the meta device; parameters without a size
+        ConfigError: no example, and none can be made; a model on the meta device; parameters without a size
     """
     lazy = [name for name, parameter in model.named_parameters() if isinstance(parameter, UninitializedParameter)]
     if lazy:
-        raise ValueError(f"parameter {lazy[0]} has no size yet, because its module is lazy; call the model once first.")
+        raise ConfigError(
+            f"parameter {lazy[0]} has no size yet, because its module is lazy; call the model once first."
+        )
     if any(parameter.is_meta and type(parameter.data) is Tensor for parameter in model.parameters()):
-        raise ValueError(
+        raise ConfigError(
             "the model is on the meta device, where a forward pass cannot be followed; build it with "
             "fake_model(lambda: ...) instead, which takes no memory either."
         )
@@ -41,7 +44,7 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
         return (token_ids(model.config.vocab_size).to(next(model.parameters()).device),), {}
     kwargs = inputs_of(model, partial(call, model))
     if kwargs is None:
-        raise ValueError(
+        raise ConfigError(
             f"{type(model).__name__} does not say what it reads; call weight_decay_roles in Python with example=, the "
             "tensor, tuple or dict of keywords that it is called with."
         )
@@ -56,7 +59,7 @@ def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None)
         dtype: of its parameters by default; experts' grouped products want bfloat16
 
     Raises:
-        ValueError: `build` reads a tensor's numbers
+        ConfigError: `build` reads a tensor's numbers
     """
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
@@ -77,7 +80,7 @@ def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None)
                 tie()
         return model
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise ValueError(
+        raise ConfigError(
             f"fake_model: the model reads a tensor's numbers while it is built, {_place(error)}, and a fake tensor has "
             "none; compute them there from Python's numbers (a linspace as `[end * i / (n - 1) for i in range(n)]`), "
             "or give weight_decay_roles the model itself."

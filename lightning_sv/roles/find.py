@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.roles.classify import Classifier
 from lightning_sv.roles.example import example_of
 from lightning_sv.roles.parameter import MODEL_ROLES, ModelParameter, ModelRole, Roles
@@ -25,7 +26,7 @@ def weight_decay_roles(model: nn.Module, example: Any = None, known: Mapping[str
         known: roles that you know yourself, by name; they go before the trace's
 
     Raises:
-        ValueError: the pass failed, an operation is not known to be a linear map or not, or no token reached a
+        ConfigError: the pass failed, an operation is not known to be a linear map or not, or no token reached a
             parameter and its siblings (names that differ in numbers alone) do not agree; each by name
     """
     return traced_roles(model, example, known, every=True)[1]
@@ -39,7 +40,7 @@ def traced_roles(
     Unless `every` role matters, vectors that the pass does not use, such as mask tokens, are 'other'.
 
     Raises:
-        ValueError: as `weight_decay_roles`
+        ConfigError: as `weight_decay_roles`
     """
     args, kwargs = example_of(model, example)
     known = dict(known or {})
@@ -47,7 +48,7 @@ def traced_roles(
     for name, role in known.items():
         if name not in named or role not in MODEL_ROLES:
             what = f"{role!r} is no role; roles: {' '.join(MODEL_ROLES)}" if name in named else "no such parameter"
-            raise ValueError(f"known[{name!r}]: {what}.")
+            raise ConfigError(f"known[{name!r}]: {what}.")
     classifier = Classifier(model, args, kwargs, known)
     found = classifier.rows()
     _complete(found, named, every=every)
@@ -70,7 +71,7 @@ def _complete(found: dict[str, ModelParameter], named: Mapping[str, nn.Parameter
         elif not parameter.requires_grad:
             found[name] = ModelParameter(name, tuple(parameter.shape), "other", trained=False)
         elif (twin := _twin(name, named)) is not None:
-            raise ValueError(
+            raise ConfigError(
                 f"parameter {name} shares its storage with {twin} and is another parameter, so that an optimizer would "
                 f"step the same numbers twice; tie the modules with one parameter: {twin} = {name}, without "
                 "nn.Parameter(...) or .data."
@@ -78,7 +79,7 @@ def _complete(found: dict[str, ModelParameter], named: Mapping[str, nn.Parameter
         elif not every and max(parameter.shape, default=1) == parameter.numel():
             found[name] = ModelParameter(name, tuple(parameter.shape), "other")
         else:
-            raise ValueError(
+            raise ConfigError(
                 f"parameter {name} is not used in the traced forward pass, and has no siblings that agree on a role; "
                 f"pass an example that reaches it, freeze it (requires_grad=False), or give its role in "
                 f"known={{{name!r}: ...}}."

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_iter, tree_map_only
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.roles.trace import Graph, Tracer, Writes
 
 
@@ -89,7 +90,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     The model is left as it was: its mode, its buffers, the random state of the CPU.
 
     Raises:
-        ValueError: the forward pass failed
+        ConfigError: the forward pass failed
     """
     tracer = Tracer()
     with _conditions(model) as fake:
@@ -108,7 +109,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
                 out = model(*args, **kwargs)
         except Exception as error:
             why = " ".join(str(error).split())[:300]
-            raise ValueError(
+            raise ConfigError(
                 f"the forward pass that is traced failed ({type(error).__name__}: {why}); pass an example that the "
                 'model can read, and trace plain operations: model.set_attn_implementation("sdpa") in transformers, no '
                 "flex_attention, torch.cond or other higher-order operator elsewhere."

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.roles.example import fake_model
 from lightning_sv.whole import regular
 
@@ -30,43 +31,45 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
         trust_remote_code: run the modelling code that lies beside the configuration
 
     Raises:
-        ValueError: no config.json, one that transformers cannot make a model of, or one that needs code of its own
+        ConfigError: no config.json, one that transformers cannot make a model of, or one that needs code of its own
             while that is not trusted
     """
     file = path / "config.json" if path.is_dir() else path
     if file.suffix in _PICKLES:
-        raise ValueError(
+        raise ConfigError(
             f"{file} is a pickle, which could run code and is never opened; give the model's directory or its "
             "config.json, roles need no weights."
         )
     regular(file)
     try:
         if file.stat().st_size > MAX_BYTES:
-            raise ValueError(f"larger than {MAX_BYTES:,} bytes")
+            raise ConfigError(f"larger than {MAX_BYTES:,} bytes")
         written = json.loads(file.read_text(encoding="utf-8"))
     except OSError:
         where = f"{path} has no config.json" if path.is_dir() else f"{file} cannot be read"
-        raise ValueError(f"{where}; give a model's directory as save_pretrained writes it, or a config.json.") from None
+        raise ConfigError(
+            f"{where}; give a model's directory as save_pretrained writes it, or a config.json."
+        ) from None
     except ValueError as error:
-        raise ValueError(f"{file} is no JSON ({error}); give a model's directory or its config.json.") from error
+        raise ConfigError(f"{file} is no JSON ({error}); give a model's directory or its config.json.") from error
     if not isinstance(written, dict) or not isinstance(written.get("model_type"), str):
-        raise ValueError(f"{file} has no 'model_type'; it must be the config.json of a transformers model.")
+        raise ConfigError(f"{file} has no 'model_type'; it must be the config.json of a transformers model.")
     for key, value in _counts(written):
         if value > MAX_LAYERS:
-            raise ValueError(f"{file}: {key} is {value}; expected at most {MAX_LAYERS}. Correct the configuration.")
+            raise ConfigError(f"{file}: {key} is {value}; expected at most {MAX_LAYERS}. Correct the configuration.")
     try:
         import transformers
     except ImportError as error:
-        raise ValueError(f"reading {file} needs transformers ({error}); install it.") from error
+        raise ConfigError(f"reading {file} needs transformers ({error}); install it.") from error
     kind = written["model_type"]
     foreign = kind not in transformers.CONFIG_MAPPING
     if foreign and "auto_map" in written and not trust_remote_code:
-        raise ValueError(
+        raise ConfigError(
             f"{file}: model type {kind!r} needs the code beside it, which is not run; read that code, then give "
             "--trust_remote_code."
         )
     if foreign and "auto_map" not in written:
-        raise ValueError(f"{file}: transformers {transformers.__version__} has no model type {kind!r}.")
+        raise ConfigError(f"{file}: transformers {transformers.__version__} has no model type {kind!r}.")
     options: dict[str, Any] = {"trust_remote_code": True} if foreign else {}
     try:
         config = transformers.AutoConfig.from_pretrained(file.parent if foreign else file, **options)
@@ -75,7 +78,7 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
             return fake_model(lambda: build(config, dtype=torch.bfloat16, **options))
     except Exception as error:  # whatever a configuration makes a model's code raise
         why = " ".join(str(error).split())[:300]
-        raise ValueError(f"{file}: no model can be made of it ({type(error).__name__}: {why}).") from error
+        raise ConfigError(f"{file}: no model can be made of it ({type(error).__name__}: {why}).") from error
 
 
 def _counts(written: Any) -> Iterator[tuple[str, float]]:
@@ -95,13 +98,13 @@ def _bounded() -> Iterator[None]:
     """Refuse a model of too many parameters while it is built.
 
     Raises:
-        ValueError: more than `MAX_PARAMETERS`
+        ConfigError: more than `MAX_PARAMETERS`
     """
     numbers = count()
 
     def check(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         if next(numbers) > MAX_PARAMETERS:
-            raise ValueError(f"the model has more than {MAX_PARAMETERS:,} parameters with a name of their own")
+            raise ConfigError(f"the model has more than {MAX_PARAMETERS:,} parameters with a name of their own")
 
     hook = register_module_parameter_registration_hook(check)
     try:

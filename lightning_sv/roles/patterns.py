@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from lightning_sv.errors import ConfigError
+
 Pattern = Literal["regex", "glob"]
 
 
@@ -20,7 +22,7 @@ def patterns(wanted: Sequence[str], rest: Sequence[str], kind: Pattern = "regex"
         kind: 'regex' matches with re.search and re.match, 'glob' with fnmatch
 
     Raises:
-        ValueError: another kind
+        ConfigError: another kind
 
     >>> patterns(["layers.0.norm.weight", "layers.1.norm.weight"], ["layers.0.up.weight"])
     ['^(.*\\.)?norm\\.weight$']
@@ -28,7 +30,7 @@ def patterns(wanted: Sequence[str], rest: Sequence[str], kind: Pattern = "regex"
     ['*.norm.weight']
     """
     if kind not in ("regex", "glob"):
-        raise ValueError(f"patterns are 'regex' or 'glob', not {kind!r}.")
+        raise ConfigError(f"patterns are 'regex' or 'glob', not {kind!r}.")
     found: list[str] = []
     for name in wanted:
         if not any(_matches(pattern, name, kind) for pattern in found):

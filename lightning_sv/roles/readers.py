@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.roles.flow import Flow, contraction, moved, plain
 from lightning_sv.roles.measure import channels_of_result, is_measurable
 from lightning_sv.roles.ops import (
@@ -31,7 +32,7 @@ _BATCHED = frozenset({"bmm", "baddbmm", "addbmm"})
 Reached = dict[Node, frozenset[int]]
 
 
-class UnknownReaderError(ValueError):
+class UnknownReaderError(ConfigError):
     """A value is read by an operation of which it is not known whether it is linear."""
 
 

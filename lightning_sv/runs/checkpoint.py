@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_sv.corpus import Tokenizer
+from lightning_sv.errors import ConfigError
 from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
 from lightning_sv.runs.directory import LAST, read_config, read_summary, run_dir_of
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
@@ -33,23 +34,23 @@ def check_checkpoint(path: str, *, checksums: bool = True) -> dict[str, Any]:
         checksums: whether to compare all of it with the checksums it holds, seconds per gigabyte; torch does not
 
     Raises:
-        ValueError: the file is missing, damaged, of a later version, or was not written by `PretrainModule`
+        ConfigError: the file is missing, damaged, of a later version, or was not written by `PretrainModule`
     """
     if not regular(Path(path)).is_file():
-        raise ValueError(f"no checkpoint at {path}; give the path of one, RUN/{LAST}.")
+        raise ConfigError(f"no checkpoint at {path}; give the path of one, RUN/{LAST}.")
     if checksums:
         check_archive(path)
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
-        raise ValueError(f"{path} is not a readable checkpoint ({type(error).__name__}).") from error
+        raise ConfigError(f"{path} is not a readable checkpoint ({type(error).__name__}).") from error
     if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:
-        raise ValueError(f"{path} was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
+        raise ConfigError(f"{path} was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
     if not isinstance(checkpoint[CHECKPOINT_KEY], dict) or not isinstance(checkpoint.get("state_dict"), dict):
-        raise ValueError(f"{path} is damaged: its {CHECKPOINT_KEY!r} or 'state_dict' entry holds no keys.")
+        raise ConfigError(f"{path} is damaged: its {CHECKPOINT_KEY!r} or 'state_dict' entry holds no keys.")
     written = checkpoint[CHECKPOINT_KEY].get("format")
     if type(written) is not int or written != FORMAT:
-        raise ValueError(
+        raise ConfigError(
             f"{path} is of format {written!r:.80}; expected {FORMAT}. Use the version of lightning_sv that wrote it."
         )
     return checkpoint
@@ -59,16 +60,16 @@ def check_archive(path: str | Path) -> None:
     """Compare every entry of a file of `torch.save` with its checksum.
 
     Raises:
-        ValueError: it is no such file, or an entry was altered
+        ConfigError: it is no such file, or an entry was altered
     """
     try:
         with ZipFile(path) as archive:
             if any(entry.compress_type != ZIP_STORED for entry in archive.infolist()):
-                raise ValueError("it is compressed")
+                raise ConfigError("it is compressed")
             if altered := archive.testzip():
-                raise ValueError(f"{altered!r} was altered")
+                raise ConfigError(f"{altered!r} was altered")
     except Exception as error:  # whatever zipfile raises on a damaged directory of entries
-        raise ValueError(f"{path} is not a readable checkpoint: it is damaged ({error}); use another.") from error
+        raise ConfigError(f"{path} is not a readable checkpoint: it is damaged ({error}); use another.") from error
 
 
 class Model(NamedTuple):
@@ -97,7 +98,7 @@ def load_backbone(path: str | Path, allow: Collection[str] = ()) -> Backbone:
         allow: modules that the checkpoint's strategy may import: `my_module` for 'my_module:MyScale'
 
     Raises:
-        ValueError: see `read_model`
+        ConfigError: see `read_model`
     """
     return _built(read_model(path, allow))
 
@@ -116,14 +117,14 @@ def load_trained(path: Path, allow: Collection[str] = ()) -> tuple[Backbone, Tok
         allow: see `load_backbone`
 
     Raises:
-        ValueError: see `read_model`; or the two are not of one run
+        ConfigError: see `read_model`; or the two are not of one run
     """
     run_dir = run_dir_of(path)
     described = read_model(path, allow)
     model, tokenizer = _built(described), Tokenizer.load(run_dir)
     _check_run(described, tokenizer, run_dir)
     if tokenizer.vocab_size > model.config.vocab_size:
-        raise ValueError(
+        raise ConfigError(
             f"{run_dir}: the tokenizer has {tokenizer.vocab_size} tokens and the model {model.config.vocab_size}; "
             "they are not of one run."
         )
@@ -147,7 +148,7 @@ def _check_run(model: Model, tokenizer: Tokenizer, run_dir: Path) -> None:
     ):
         if None not in (then, now) and then != now:
             then, now = ("+".join(sorted(x)) if isinstance(x, frozenset) else x for x in (then, now))
-            raise ValueError(
+            raise ConfigError(
                 f"{run_dir}: {key} is {now!r}, and its checkpoint was trained with {then!r}; they are not of one run."
             )
 
@@ -160,7 +161,7 @@ def read_model(path: str | Path, allow: Collection[str] = ()) -> Model:
         allow: modules that the checkpoint's strategy may import: `my_module` for 'my_module:MyScale'
 
     Raises:
-        ValueError: see `check_checkpoint`; the strategy names a module that is not allowed; or the weights are not
+        ConfigError: see `check_checkpoint`; the strategy names a module that is not allowed; or the weights are not
             those of the model that the checkpoint describes
     """
     path = str(Path(path) / LAST if Path(path).is_dir() else path)
@@ -168,7 +169,7 @@ def read_model(path: str | Path, allow: Collection[str] = ()) -> Model:
     made, weights = checkpoint[CHECKPOINT_KEY], _weights(checkpoint["state_dict"], path)
     foreign = sorted(modules_named(made.get("scale")) - set(allow))
     if foreign:
-        raise ValueError(
+        raise ConfigError(
             f"{path}: its strategy {made['scale']!r} would import {foreign[0]}; if you trust that module, allow it "
             f"(--allow {foreign[0]})."
         )
@@ -176,15 +177,17 @@ def read_model(path: str | Path, allow: Collection[str] = ()) -> Model:
         config = BackboneConfig(**made["backbone"])
         # Every block has weights: a number of blocks beyond theirs would be built for hours.
         if config.n_layer > len(weights):
-            raise ValueError(f"{config.n_layer} blocks, {len(weights)} weights")
+            raise ConfigError(f"{config.n_layer} blocks, {len(weights)} weights")
         description = config, ScaleStrategy.parse(made["scale"]), ScaleOptions(**made["scale_options"])
         expected = {name: value.shape for name, value in meta_backbone(*description).state_dict().items()}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
-        raise ValueError(f"{path} describes no model that can be built ({error!r}); use another checkpoint.") from error
+        raise ConfigError(
+            f"{path} describes no model that can be built ({error!r}); use another checkpoint."
+        ) from error
     found = {name: value.shape for name, value in weights.items()}
     if found != expected:
         wrong = next(name for name in {**expected, **found} if expected.get(name) != found.get(name))
-        raise ValueError(
+        raise ConfigError(
             f"{path}: the weight {wrong!r} is {_shape(found.get(wrong))}, and the model that the checkpoint describes "
             f"has {_shape(expected.get(wrong))}; use another checkpoint."
         )
@@ -200,10 +203,12 @@ def _weights(state: dict[Any, Any], path: str) -> dict[str, Tensor]:
     }
     for name, value in weights.items():
         if not isinstance(value, Tensor) or value.layout != torch.strided or not value.is_floating_point():
-            raise ValueError(f"{path}: the weight {name!r} is no dense tensor of real numbers; use another checkpoint.")
+            raise ConfigError(
+                f"{path}: the weight {name!r} is no dense tensor of real numbers; use another checkpoint."
+            )
     # Strides of 0 make any size out of one number.
     if sum(value.numel() * value.element_size() for value in weights.values()) > Path(path).stat().st_size:
-        raise ValueError(f"{path}: its weights claim more bytes than the file has; use another checkpoint.")
+        raise ConfigError(f"{path}: its weights claim more bytes than the file has; use another checkpoint.")
     return weights
 
 

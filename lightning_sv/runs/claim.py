@@ -1,13 +1,16 @@
 """Whose a run directory is: chosen by rank 0, claimed by one run at a time, written to from the first step on."""
 
+import logging
 import os
 import shutil
-import sys
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import CONFIG, LAST, LOCK, event_files, run_of
+
+log = logging.getLogger(__name__)
 
 #: tells the processes of the other ranks which run directory rank 0 has chosen
 RUN_DIR_VARIABLE = "LIGHTNING_SV_RUN_DIR"
@@ -29,7 +32,7 @@ def choose(
         create: if True, make the directory; one that is not named is never that of a run which began meanwhile
 
     Raises:
-        ValueError: the given directory holds a run, and this one does not resume it; or a checkpoint that lies in no
+        ConfigError: the given directory holds a run, and this one does not resume it; or a checkpoint that lies in no
             run directory is resumed, and no directory is given
         FileExistsError: the given directory is a file
     """
@@ -55,7 +58,7 @@ def _choose(name: str, given: str | None, ckpt_path: str | None, again: bool) ->
     if given is None and ckpt_path:
         path = run_of(_absolute(ckpt_path))
         if path is None:
-            raise ValueError(f"the checkpoint {ckpt_path} lies in no run directory; add --run_dir, a new one.")
+            raise ConfigError(f"the checkpoint {ckpt_path} lies in no run directory; add --run_dir, a new one.")
         return path
     if given is None:
         base, number = Path("runs") / name.replace(":", "."), 1  # a strategy's my_module:X is no path for all systems
@@ -76,7 +79,7 @@ def _check_free(path: Path, ckpt_path: str | None, again: bool) -> None:
     if ckpt_path is None or not _absolute(ckpt_path).is_relative_to(_absolute(path)):
         other = f", and {ckpt_path} is not of it" if ckpt_path else ""
         what = "delete it, or resume it with --ckpt_path last" if saved else "or delete it: it has no checkpoint"
-        raise ValueError(f"run_dir {path} already holds a run{other}; choose another, {what}.")
+        raise ConfigError(f"run_dir {path} already holds a run{other}; choose another, {what}.")
 
 
 def _absolute(path: str | Path) -> Path:
@@ -88,10 +91,10 @@ def last_checkpoint(run_dir: str | None) -> str | None:
     """What --ckpt_path last means: the checkpoint of `run_dir` if there is one, so that one command starts and resumes.
 
     Raises:
-        ValueError: no run_dir is given
+        ConfigError: no run_dir is given
     """
     if run_dir is None:
-        raise ValueError("ckpt_path 'last' needs a run_dir whose checkpoint it means; add --run_dir.")
+        raise ConfigError("ckpt_path 'last' needs a run_dir whose checkpoint it means; add --run_dir.")
     last = Path(run_dir) / LAST
     return str(last) if last.exists() else None
 
@@ -113,7 +116,7 @@ def claim(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> FileL
         again: see `choose`
 
     Raises:
-        ValueError: another process trains there, or has since the directory was chosen
+        ConfigError: another process trains there, or has since the directory was chosen
     """
     held = lock(run_dir)
     _check_free(run_dir, ckpt_path, again)
@@ -124,15 +127,15 @@ def lock(run_dir: Path) -> FileLock:
     """Return the lock of a run directory, acquired but where the file system has none.
 
     Raises:
-        ValueError: a run trains there
+        ConfigError: a run trains there
     """
     held = FileLock(run_dir / LOCK)
     try:
         held.acquire(timeout=LOCK_SECONDS)
     except Timeout:
-        raise ValueError(f"run_dir {run_dir} is in use by another run; wait for it, or choose another.") from None
+        raise ConfigError(f"run_dir {run_dir} is in use by another run; wait for it, or choose another.") from None
     except NotImplementedError:
-        print(f"warning: {run_dir} cannot be locked; start no second run there", file=sys.stderr)
+        log.warning("%s cannot be locked; start no second run there", run_dir)
     return held
 
 
@@ -140,11 +143,11 @@ def remove(run_dir: Path) -> None:
     """Remove what a run directory holds, but for its lock.
 
     Raises:
-        ValueError: a run trains there, or the file system cannot tell
+        ConfigError: a run trains there, or the file system cannot tell
     """
     held = lock(run_dir)
     if not held.is_locked:
-        raise ValueError(f"run_dir {run_dir} holds another run, perhaps a live one; remove it yourself.")
+        raise ConfigError(f"run_dir {run_dir} holds another run, perhaps a live one; remove it yourself.")
     try:
         for each in run_dir.iterdir():
             if each.is_dir() and not each.is_symlink():

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.settings.yaml_file import read_yaml
 from lightning_sv.whole import regular, whole
 
@@ -56,7 +57,7 @@ def event_files(run_dir: Path) -> list[Path]:
     """Return TensorBoard's files, one per start of the run.
 
     Raises:
-        ValueError: one of them is no regular file
+        ConfigError: one of them is no regular file
     """
     return [regular(file) for file in sorted(run_dir.glob(_EVENTS))]
 
@@ -82,7 +83,7 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
     """Return the figures of a run; nothing where it has not completed.
 
     Raises:
-        ValueError: the file is damaged
+        ConfigError: the file is damaged
     """
     path = run_dir / SUMMARY
     if not path.is_file():
@@ -90,15 +91,15 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
     try:
         summary = json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); remove {run_dir} and train it again.") from error
+        raise ConfigError(f"{path} is not valid JSON ({error}); remove {run_dir} and train it again.") from error
     if not isinstance(summary, dict):
-        raise ValueError(f"{path} must hold one JSON object; remove {run_dir} and train it again.")
+        raise ConfigError(f"{path} must hold one JSON object; remove {run_dir} and train it again.")
     for key, kind in _TYPES.items():
         value: Any = summary.get(key)
         if kind is float and type(value) is int:
             continue
         if value is not None and (type(value) is not kind or (isinstance(value, int) and not 0 <= value < 1 << 63)):
-            raise ValueError(f"{path}: {key} is {value!r:.80}; expected {_NOUNS[kind]}. Train the run again.")
+            raise ConfigError(f"{path}: {key} is {value!r:.80}; expected {_NOUNS[kind]}. Train the run again.")
     found: dict[str, Any] = printable(summary)
     return found
 
@@ -111,7 +112,7 @@ def read_config(run_dir: Path, name: str = CONFIG) -> dict[str, Any]:
         name: file in it
 
     Raises:
-        ValueError: the file is no plain YAML of keys and values
+        ConfigError: the file is no plain YAML of keys and values
     """
     path = run_dir / name
     if not path.is_file():
@@ -119,7 +120,7 @@ def read_config(run_dir: Path, name: str = CONFIG) -> dict[str, Any]:
     found = {str(key): value for key, value in printable(read_yaml(path, str(path))).items()}
     for name in ("model", "data", "trainer"):
         if not isinstance(found.get(name), dict | None):
-            raise ValueError(f"{path}: {name} is {found[name]!r:.80}; expected keys and values.")
+            raise ConfigError(f"{path}: {name} is {found[name]!r:.80}; expected keys and values.")
     return found
 
 

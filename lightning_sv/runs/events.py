@@ -4,7 +4,7 @@ The step of every scalar in the event files is the number of training tokens see
 runs of different batch sizes share one axis.
 """
 
-import sys
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,10 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.util.tensor_util import make_ndarray
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import CONFIG, SUMMARY, event_files, is_begun, is_complete, read_config, read_summary
+
+log = logging.getLogger(__name__)
 
 VAL_LOSS = "val/loss"
 TRAIN_LOSS = "train/loss"
@@ -32,7 +35,7 @@ class Curve(NamedTuple):
     values: NDArray[np.float64]  # (N,)
 
 
-class DamagedEventsError(ValueError):
+class DamagedEventsError(ConfigError):
     """The event files of a complete run are cut, or contradict its summary: it decides nothing."""
 
 
@@ -60,13 +63,13 @@ class Run:
         """``tag`` -> (tokens, values), in order of tokens.
 
         Raises:
-            ValueError: the run logged no such scalar
+            ConfigError: the run logged no such scalar
         """
         if tag not in self.curves:
             known = ", ".join(sorted(self.curves))
             if self.recorded:
-                raise ValueError(f"of {self.dir.name} only {known} is recorded, {tag!r} is not; train it here.")
-            raise ValueError(f"{self.dir} logged no scalar named {tag!r}; it has {known}.")
+                raise ConfigError(f"of {self.dir.name} only {known} is recorded, {tag!r} is not; train it here.")
+            raise ConfigError(f"{self.dir} logged no scalar named {tag!r}; it has {known}.")
         return self.curves[tag]
 
     @property
@@ -75,7 +78,7 @@ class Run:
         data = self.config.get("data")
         value = data.get("seq_len") if isinstance(data, Mapping) else None
         if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{self.dir / CONFIG}: data.seq_len is {value!r}; it must be a whole number above 0.")
+            raise ConfigError(f"{self.dir / CONFIG}: data.seq_len is {value!r}; it must be a whole number above 0.")
         return value
 
     @property
@@ -98,17 +101,17 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
             bare folder of event files) is read as far as it got
 
     Raises:
-        ValueError: the directory is missing, holds no scalars, has an unreadable file, or
+        ConfigError: the directory is missing, holds no scalars, has an unreadable file, or
             (``complete``) lacks its config or summary
         DamagedEventsError: (``complete``) events are missing, or contradict the summary; a warning without
     """
     directory = Path(run_dir)
     if not directory.is_dir():
-        raise ValueError(f"There is no run directory {directory}; check the path.")
+        raise ConfigError(f"There is no run directory {directory}; check the path.")
     if complete and not is_complete(directory):
-        raise ValueError(f"The run in {directory} is not complete (no {SUMMARY}); let it finish, or run it again.")
+        raise ConfigError(f"The run in {directory} is not complete (no {SUMMARY}); let it finish, or run it again.")
     if complete and not is_begun(directory):
-        raise ValueError(f"{directory} has no {CONFIG}; give a directory that `fit` wrote.")
+        raise ConfigError(f"{directory} has no {CONFIG}; give a directory that `fit` wrote.")
     summary, config = read_summary(directory), read_config(directory)
     curves, cut = _read_curves(directory)
     label, seed = _label(directory, config, summary), _seed(config, summary)
@@ -117,7 +120,7 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
     if why and complete:
         raise DamagedEventsError(f"{why}; train {directory} again, or leave it out.")
     if why:
-        print(f"warning: {why}", file=sys.stderr)
+        log.warning("%s", why)
     return run
 
 
@@ -134,7 +137,7 @@ def _label(directory: Path, config: Mapping[str, Any], summary: Mapping[str, Any
         try:
             own += ScaleOptions(**options).label()
         except (TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"{directory / CONFIG}: model.scale_options is not readable ({error}).") from error
+            raise ConfigError(f"{directory / CONFIG}: model.scale_options is not readable ({error}).") from error
     if stated is None or stated == own:
         return own
     from lightning_sv.scale.strategy import own_tokens  # torch with it, where a strategy is spelt in two ways
@@ -189,7 +192,7 @@ def _read_curves(directory: Path) -> tuple[dict[str, Curve], list[Path]]:
     found = [_read_leg(file) for file in event_files(directory)]
     legs = sorted((leg for leg in found if leg.began), key=lambda leg: leg.began)
     if not any(leg.points for leg in legs):
-        raise ValueError(
+        raise ConfigError(
             f"{directory} holds no TensorBoard scalars (events.out.tfevents.*); "
             "give the directory of a run that has logged something."
         )

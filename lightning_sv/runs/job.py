@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.runs.claim import remove
 from lightning_sv.runs.directory import COMMAND, LAST, LOCK, LOG, is_complete, write_atomically
 from lightning_sv.whole import partial_of, regular
@@ -83,7 +84,7 @@ class Job:
         """Claim the directory for this command; what another one left unfinished there is removed, see `state`.
 
         Raises:
-            ValueError: the other one still trains there, or the log is no regular file
+            ConfigError: the other one still trains there, or the log is no regular file
         """
         if self.state() == "restart":
             remove(self.run_dir)
@@ -95,7 +96,7 @@ class Job:
         """Whether the run is complete, absent, or unfinished: as it would be now, or otherwise, which begins again.
 
         Raises:
-            ValueError: the directory holds something that must not be overwritten
+            ConfigError: the directory holds something that must not be overwritten
         """
         record = self.run_dir / COMMAND
         unfinished = {LOCK, partial_of(record).name}  # what a kill before the record leaves
@@ -103,7 +104,7 @@ class Job:
             return "new"
         if not record.is_file():
             why = f"is not empty and not a run of this comparison (no {COMMAND})"
-            raise ValueError(f"{self.run_dir} {why}; choose another output directory.")
+            raise ConfigError(f"{self.run_dir} {why}; choose another output directory.")
         complete = is_complete(self.run_dir)
         try:
             before = json.loads(record.read_text())
@@ -115,7 +116,7 @@ class Job:
         if not complete and not (self.run_dir / LAST).parent.is_dir():  # of which days may lie there
             return "restart"
         what = "a finished" if complete else "an unfinished"
-        raise ValueError(
+        raise ConfigError(
             f"{self.run_dir} holds {what} run of another command ({change}); remove it or choose another output "
             "directory."
         )

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.runs.directory import SUMMARY, is_complete
 from lightning_sv.runs.job import LAUNCHER, Job
 from lightning_sv.runs.warm import WarmProcess, WarmServer, can_fork
@@ -42,7 +43,7 @@ def visible_gpus() -> list[str]:
     return named or [str(i) for i in range(torch.cuda.device_count())]
 
 
-class FailedError(RuntimeError):
+class FailedError(RunError):
     """A run failed by itself, and would fail again."""
 
 
@@ -54,9 +55,9 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going
     failure unless the rest keeps going; finished runs stay.
 
     Raises:
-        RuntimeError: a run is stopped, or fails and the rest does not keep going; the message ends with the last
+        RunError: a run is stopped, or fails and the rest does not keep going; the message ends with the last
             lines of its log
-        ValueError: another process trains in a run's directory and the rest does not keep going
+        ConfigError: another process trains in a run's directory and the rest does not keep going
     """
     failed: dict[str, str] = {}
     threads = str(max(1, available_cores() // parallel))
@@ -86,7 +87,7 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going
                     own = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus and parallel > 1 else {}
                     try:
                         running.append(_Child(job, slot, env | own, progress, server))
-                    except ValueError as error:
+                    except ConfigError as error:
                         leave(job, error)
                         finished += 1
                 for child in list(running):
@@ -147,7 +148,7 @@ class _Child:
             self.progress.console.print(f"{self.job.title}: done in {seconds:.0f} s", markup=False)
             return
         if code in _SIGNALLED:
-            raise RuntimeError(f"The run of {self.job.title} was stopped by a signal; the same command resumes it.")
+            raise RunError(f"The run of {self.job.title} was stopped by a signal; the same command resumes it.")
         why = f"exit code {code}" if code else f"it ended without a {SUMMARY}"
         text = _end_of(self.job.log).decode(errors="replace").replace("\r", "\n")
         tail = "\n".join(text.splitlines()[-_TAIL_LINES:])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import lightning_sv
+from lightning_sv.errors import ConfigError
 
 
 class Provenance(NamedTuple):
@@ -57,7 +58,7 @@ class Legs:
         """Go on after the legs of a checkpoint, None for one that has none, of an earlier version.
 
         Raises:
-            ValueError: they are damaged
+            ConfigError: they are damaged
         """
         try:
             legs: Any = [{"steps": step, "max_steps": None, "seconds": None}] if saved is None else saved
@@ -70,7 +71,7 @@ class Legs:
                 for leg in legs
             ]
         except (LookupError, TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"the checkpoint's legs are damaged ({error!r}); resume from another.") from error
+            raise ConfigError(f"the checkpoint's legs are damaged ({error!r}); resume from another.") from error
 
 
 def lengths(summary: Mapping[str, Any]) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import printable
 from lightning_sv.runs.events import COPYING, VAL_LOSS, Curve, Run, contradiction
 
@@ -33,23 +34,23 @@ def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict
         corpus_hash: of the corpus at hand; None takes any
 
     Raises:
-        ValueError: no such file, one that is no recording, or one of another corpus
+        ConfigError: no such file, one that is no recording, or one of another corpus
     """
     found: dict[str, Run] = {}
     for given in paths:
         path = given if given.is_file() else given / RESULTS
         if not path.is_file():
-            raise ValueError(f"--recorded: there is no {path}; give the folder of a report, e.g. results/cpu.")
+            raise ConfigError(f"--recorded: there is no {path}; give the folder of a report, e.g. results/cpu.")
         with path.open(newline="", encoding="utf-8", errors="replace") as file:
             reader = csv.DictReader(file)
             if lacking := [name for name in _NEEDED if name not in (reader.fieldnames or ())]:
-                raise ValueError(
+                raise ConfigError(
                     f"--recorded: {path} has no column {lacking[0]}; give the folder of a report of today."
                 )
             for row in reader:
                 run = _run(row, f"--recorded: {path}, line {reader.line_num}")
                 if corpus_hash not in (None, run.summary["corpus_hash"]):
-                    raise ValueError(
+                    raise ConfigError(
                         f"--recorded: the runs of {path} are of corpus {run.summary['corpus_hash'][:12]}, the one at "
                         f"hand is {str(corpus_hash)[:12]}; leave this recording out."
                     )
@@ -60,7 +61,7 @@ def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict
 def _run(row: Mapping[str | None, str | None], where: str) -> Run:
     """One row as a run without config."""
     if None in row or None in row.values():  # csv's mark for cells too many or too few
-        raise ValueError(f"{where}: its cells are not those of the table's head.")
+        raise ConfigError(f"{where}: its cells are not those of the table's head.")
     summary: dict[str, Any] = {}
     try:
         for key, text in printable(dict(row)).items():
@@ -70,12 +71,12 @@ def _run(row: Mapping[str | None, str | None], where: str) -> Run:
         losses = read_curve(summary.pop("curve", f"{summary['tokens']}:{summary['val_loss']}"))
         copying = {tag: read_curve(summary.pop(tag)) for tag in list(summary) if tag.startswith(COPYING)}
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise ValueError(f"{where}: it is no row of a report ({error!r}).") from error
+        raise ConfigError(f"{where}: it is no row of a report ({error!r}).") from error
     if lacking:
-        raise ValueError(f"{where}: it has no {lacking[0]}.")
+        raise ConfigError(f"{where}: it has no {lacking[0]}.")
     run = Run(Path(summary["run"]), summary["arm"], {}, summary, {VAL_LOSS: losses, **copying}, recorded=True)
     if why := contradiction(run):
-        raise ValueError(f"{where}: {why}.")
+        raise ConfigError(f"{where}: {why}.")
     return run
 
 

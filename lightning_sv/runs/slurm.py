@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.runs.job import Job
 
 
@@ -48,13 +49,15 @@ def submit(script: Path) -> str:
     """Give the script to sbatch; its answer.
 
     Raises:
-        ValueError: there is no sbatch here
-        RuntimeError: it refuses
+        ConfigError: there is no sbatch here
+        RunError: it refuses
     """
     try:
         answer = subprocess.run(["sbatch", str(script)], capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise ValueError(f"there is no sbatch here; copy {script} to a machine of the cluster and submit it.") from None
+        raise ConfigError(
+            f"there is no sbatch here; copy {script} to a machine of the cluster and submit it."
+        ) from None
     if answer.returncode:
-        raise RuntimeError(f"sbatch {script} failed: {answer.stderr.strip()}")
+        raise RunError(f"sbatch {script} failed: {answer.stderr.strip()}")
     return answer.stdout.strip()

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.runs.directory import LAST, read_config
 
 #: packages whose classes a config may name unasked
@@ -45,7 +46,7 @@ def check_resumed(words: Sequence[str], allow: Collection[str]) -> None:
         allow: names of modules
 
     Raises:
-        ValueError: the config of the run whose checkpoint is given names another module, or an interpolation
+        ConfigError: the config of the run whose checkpoint is given names another module, or an interpolation
     """
     given: dict[str, list[str]] = {}
     for word, following in pairwise([*words, ""]):
@@ -59,7 +60,7 @@ def check_resumed(words: Sequence[str], allow: Collection[str]) -> None:
         file = Path(config)
         recorded = file.is_file() and file.parent.resolve() == run.parent.parent.resolve()
         if recorded and (foreign := sorted(modules_of(file) - set(allow))):
-            raise ValueError(
+            raise ConfigError(
                 f"{config} would import {foreign[0]}; if you trust that module, allow it (--allow {foreign[0]})."
             )
 
@@ -68,12 +69,12 @@ def modules_of(config: Path) -> set[str]:
     """Return the modules of others that reading a recorded config would import; imports none of them.
 
     Raises:
-        ValueError: it is no config, or holds an interpolation, which `fit` never writes
+        ConfigError: it is no config, or holds an interpolation, which `fit` never writes
     """
     found = set()
     for path, value in _texts(read_config(config.parent, config.name), ()):
         if "${" in value:
-            raise ValueError(f"{config}: {'.'.join(path)} is {value!r}; expected a value. The file was edited.")
+            raise ConfigError(f"{config}: {'.'.join(path)} is {value!r}; expected a value. The file was edited.")
         if path == ("model", "scale"):
             found |= {token.strip().partition(":")[0] for token in value.split("+") if ":" in token}
         elif (path[-1] == "class_path" or path[0] not in _WORDS) and _DOTTED.fullmatch(value):

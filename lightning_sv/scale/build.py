@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.scale.branch import BranchGroup, MatrixRole, ScaledLinear
 from lightning_sv.scale.norm import RMSNorm
 from lightning_sv.scale.strategy import PLACEMENTS, Placement, ScaleStrategy
@@ -44,10 +45,10 @@ class ScaleOptions:
     def __post_init__(self) -> None:
         for site, token in self.placement_at.items():
             if token not in _TOKENS:
-                raise ValueError(f"scale_options.placement_at.{site} is {token!r}; known: {' '.join(_TOKENS)}")
+                raise ConfigError(f"scale_options.placement_at.{site} is {token!r}; known: {' '.join(_TOKENS)}")
         for key, role in self.role_at.items():
             if role not in ROLES or key.rpartition(".")[2] not in ("scale_in", "scale_out", "scale"):
-                raise ValueError(
+                raise ConfigError(
                     f"scale_options.role_at has {key!r}: {role!r}; write SITE.scale_in or "
                     "SITE.scale_out, and a role 'input' or 'output'."
                 )
@@ -106,7 +107,7 @@ class ScaleBuilder:
         owned = {name for names in shared_out for name in names}
         has_in = {row.scale_in for row in rows.values()}
         if not own_in and len(has_in) == 2:
-            raise ValueError(
+            raise ConfigError(
                 f"scale_options.placement_at gives only some branches of {site} an input-side scale "
                 "vector, but the strategy shares one between them; add 'hg' to the strategy."
             )
@@ -116,7 +117,7 @@ class ScaleBuilder:
         for name, branch in branches.items():
             row = rows[name]
             if name in self.options.placement_at and row.norm_out and branch.norm_width is None:
-                raise ValueError(
+                raise ConfigError(
                     f"scale_options.placement_at normalizes the output of {name}, which is never normalized; use dp."
                 )
             if row.scale_out and branch.n_head is not None:
@@ -176,26 +177,26 @@ class ScaleBuilder:
         """Check that every exception met its site; return the canonical strategy of this model.
 
         Raises:
-            ValueError: a key of the options names a site that the model does not have
+            ConfigError: a key of the options names a site that the model does not have
 
         Warns:
             UserWarning: a simpler strategy gives the same model (`hg+ap` is `ap`).
         """
         for key in self.options.placement_at:
             if key not in self._sites:
-                raise ValueError(
+                raise ConfigError(
                     f"scale_options.placement_at names {key!r}, which is no branch of this model; "
                     f"its branches: {' '.join(sorted(self._sites))}"
                 )
         for key in self.options.share_heads:
             if key not in self._with_heads:
-                raise ValueError(
+                raise ConfigError(
                     f"scale_options.share_heads names {key!r}, which is no branch of heads with an output-side scale "
                     f"vector; in this model those are: {' '.join(sorted(self._with_heads)) or 'none'}"
                 )
         for key in self.options.role_at:
             if key not in self._vectors:
-                raise ValueError(
+                raise ConfigError(
                     f"scale_options.role_at names {key!r}, which is no scale vector of this model; "
                     f"its scale vectors: {' '.join(sorted(self._vectors)) or 'none'}"
                 )

@@ -6,6 +6,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.scale.vector import ScaleVector
 
 _D = 64
@@ -19,7 +20,7 @@ def check_parameterization(kind: type[ScaleVector]) -> None:
         kind: a subclass, of the user's own module as a rule
 
     Raises:
-        ValueError: it cannot be built as `ScaleVector` is; it has no parameter, or one that gamma does not depend on;
+        ConfigError: it cannot be built as `ScaleVector` is; it has no parameter, or one that gamma does not depend on;
             gamma has another shape than (*batch_dims, d), or is not 1 at the start; `set_gamma` is no inverse of
             `forward`
     """
@@ -91,4 +92,4 @@ def _check_gamma(vector: ScaleVector, target: Tensor, wrong: str) -> None:
 
 
 def _refuse(kind: type[ScaleVector], what: str) -> NoReturn:
-    raise ValueError(f"the parameterization {kind.__module__}:{kind.__qualname__} {what}")
+    raise ConfigError(f"the parameterization {kind.__module__}:{kind.__qualname__} {what}")

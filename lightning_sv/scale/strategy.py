@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.scale.contract import check_parameterization
 from lightning_sv.scale.vector import (
     DirectScale,
@@ -114,12 +115,12 @@ class ScaleStrategy:
         """Read a strategy: tokens joined by '+' in any order, each axis at most once, or a preset.
 
         Raises:
-            ValueError: an unknown token, or two tokens of one axis; lists what is known
+            ConfigError: an unknown token, or two tokens of one axis; lists what is known
         """
         if isinstance(text, ScaleStrategy):
             return text
         if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"scale strategy {text!r} is empty; {_known()}")
+            raise ConfigError(f"scale strategy {text!r} is empty; {_known()}")
         tokens = [token.strip() for token in text.split("+")]
         tokens = [token if ":" in token else token.lower() for token in tokens]
         if len(tokens) == 1 and tokens[0] in PRESETS:
@@ -128,7 +129,7 @@ class ScaleStrategy:
         for token in tokens:
             axis = _axis_of(token, text)
             if axis in chosen:
-                raise ValueError(
+                raise ConfigError(
                     f"scale strategy {text!r} names {axis} twice, {chosen[axis]!r} and {token!r}; keep one of them."
                 )
             chosen[axis] = token
@@ -208,13 +209,13 @@ def _row(axis: str, token: str) -> Any:
     if ":" in token:
         row = _imported(token)
         if _axis_of_row(row) != axis:
-            raise ValueError(f"scale token {token!r} is no {axis}; {_known()}")
+            raise ConfigError(f"scale token {token!r} is no {axis}; {_known()}")
         if axis == "parameterization":
             check_parameterization(row)
         return row
     table = AXES[axis]
     if token not in table:
-        raise ValueError(f"unknown {axis} {token!r}; known: {' '.join(table)}")
+        raise ConfigError(f"unknown {axis} {token!r}; known: {' '.join(table)}")
     return table[token]
 
 
@@ -226,10 +227,10 @@ def _axis_of(token: str, text: str) -> str:
             return axis
     every = [name for table in AXES.values() for name in table]
     if token in PRESETS:
-        raise ValueError(f"preset {token!r} in {text!r} stands alone: it sets all four axes.")
+        raise ConfigError(f"preset {token!r} in {text!r} stands alone: it sets all four axes.")
     near = difflib.get_close_matches(token, [*every, *PRESETS], n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise ValueError(f"unknown token {token!r}{hint} in scale strategy {text!r}; {_known()}")
+    raise ConfigError(f"unknown token {token!r}{hint} in scale strategy {text!r}; {_known()}")
 
 
 def _axis_of_row(row: Any) -> str:
@@ -239,7 +240,7 @@ def _axis_of_row(row: Any) -> str:
         return "decay"
     if isinstance(row, type) and issubclass(row, ScaleVector):
         return "parameterization"
-    raise ValueError(
+    raise ConfigError(
         f"{row!r} cannot join a scale strategy: a token 'package.module:Name' must name a Placement, "
         "a Decay or a subclass of ScaleVector."
     )
@@ -250,7 +251,7 @@ def _imported(token: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # whatever the user's module raises when it is imported
-        raise ValueError(
+        raise ConfigError(
             f"scale token {token!r} cannot be imported ({error}); it must read 'package.module:Name' "
             "with the package on PYTHONPATH."
         ) from error

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.scale.shapes import Float
 
 Role = Literal["input", "output"]
@@ -45,7 +46,7 @@ class ScaleVector(nn.Module, ABC):
         """Set the parameters so that `forward()` is `gamma`, shape (*batch_dims, d).
 
         Raises:
-            ValueError: where the parameterization cannot represent `gamma`
+            ConfigError: where the parameterization cannot represent `gamma`
         """
 
     @property
@@ -130,7 +131,7 @@ class OriginalSpaceScale(ScaleVector):
         """Set alpha = gamma and beta = ||gamma|| / sqrt(d); a zero vector has no direction."""
         rms = gamma.square().mean(-1, keepdim=True).sqrt()
         if (rms == 0).any():
-            raise ValueError("'or' cannot represent a zero scale vector: it has no direction; convert to 'direct'.")
+            raise ConfigError("'or' cannot represent a zero scale vector: it has no direction; convert to 'direct'.")
         self.alpha.copy_(gamma)
         self.beta.copy_(rms)
 
@@ -160,7 +161,7 @@ class ExponentialScale(ScaleVector):
     def set_gamma(self, gamma: Float[Tensor, "*batch_dims {self.d}"]) -> None:
         """Set beta = mean(log gamma) and alpha = log gamma - beta; every entry must be positive."""
         if (gamma <= 0).any():
-            raise ValueError(
+            raise ConfigError(
                 "'er' represents positive scale vectors only, and this one has an entry <= 0; "
                 "convert to 'direct' or 'or', or flip the signs in the weight beside it."
             )
@@ -195,5 +196,5 @@ class HeadShared(ScaleVector):
         """Set g; it must be the same for every head."""
         g = gamma.unflatten(-1, (self.n_head, self.vector.d))
         if (g != g[..., :1, :]).any():
-            raise ValueError("one scale vector for all heads cannot represent different ones; leave out share_heads.")
+            raise ConfigError("one scale vector for all heads cannot represent different ones; leave out share_heads.")
         self.vector.set_gamma(g[..., 0, :])

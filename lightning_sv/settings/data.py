@@ -1,6 +1,6 @@
 """What a run reads: a corpus, cut into sequences and batches. Without Lightning."""
 
-import sys
+import logging
 from pathlib import Path
 
 import torch
@@ -8,6 +8,9 @@ from torch import Tensor
 
 from lightning_sv.corpus import CorpusConfig, Manifest, Share, check_corpus, open_split
 from lightning_sv.corpus.changes import changed_text, listed
+from lightning_sv.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 #: loader processes of a device; more are a typing error, and would exhaust the machine
 _MOST_WORKERS = 256
@@ -55,9 +58,9 @@ class Batches:
         for key, minimum in least.items():
             value = locals()[key]
             if value is not None and value < minimum:
-                raise ValueError(f"data.{key} is {value}; it must be at least {minimum}.")
+                raise ConfigError(f"data.{key} is {value}; it must be at least {minimum}.")
         if num_workers > _MOST_WORKERS:
-            raise ValueError(f"data.num_workers is {num_workers}; expected a number from 0 to {_MOST_WORKERS}.")
+            raise ConfigError(f"data.num_workers is {num_workers}; expected a number from 0 to {_MOST_WORKERS}.")
         self.corpus, self.seq_len, self.global_batch = corpus, seq_len, global_batch
         self.micro_batch, self.num_workers = micro_batch, num_workers
         self.validations, self.val_sequences, self.seed = validations, val_sequences, seed
@@ -88,7 +91,7 @@ class Batches:
             checksums: whether to hash every shard, see `corpus.check_corpus`, and to warn if the text has changed
 
         Raises:
-            ValueError: names the file or key, and what to do
+            ConfigError: names the file or key, and what to do
         """
         check_corpus(
             self.manifest,
@@ -99,28 +102,25 @@ class Batches:
             checksums=checksums,
         )
         if checksums and (changes := changed_text(self.manifest)):
-            print(
-                f"warning: {self.corpus.dir} is used as it is, although its text has changed: {listed(changes)}",
-                file=sys.stderr,
-            )
+            log.warning("%s is used as it is, although its text has changed: %s", self.corpus.dir, listed(changes))
 
     def share(self, devices: int, rank: int = 0) -> Share:
         """Return what one of so many devices reads of every optimizer step.
 
         Raises:
-            ValueError: the global batch cannot be shared evenly
+            ConfigError: the global batch cannot be shared evenly
         """
         per_device, rest = divmod(self.global_batch, devices)
         if rest:
             near = [n for n in range(1, self.global_batch + 1) if self.global_batch % n == 0]
             below, above = max(n for n in near if n <= devices), min((n for n in near if n > devices), default=None)
-            raise ValueError(
+            raise ConfigError(
                 f"data.global_batch {self.global_batch} cannot be shared evenly by {devices} devices; use "
                 f"{below if above is None else f'{below} or {above}'} devices, or change the batch."
             )
         micro = self.micro_batch or per_device
         if per_device % micro:
-            raise ValueError(
+            raise ConfigError(
                 f"data.micro_batch {micro} does not divide the {per_device} sequences a device has of "
                 f"data.global_batch {self.global_batch} on {devices} devices; "
                 f"{', '.join(str(n) for n in range(1, per_device + 1) if per_device % n == 0)} do."
@@ -131,10 +131,10 @@ class Batches:
         """Refuse a validation that gives a device nothing.
 
         Raises:
-            ValueError: there are fewer sequences than devices
+            ConfigError: there are fewer sequences than devices
         """
         if self.validation_sequences < devices:
-            raise ValueError(
+            raise ConfigError(
                 f"data.val_sequences {self.validation_sequences} gives some of the {devices} devices nothing to "
                 "validate on; raise it, or prepare more validation text."
             )

@@ -5,6 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.nn import (
     Backbone,
     BackboneConfig,
@@ -57,7 +58,7 @@ class Pretraining:
             for none
 
     Raises:
-        ValueError: a strategy, option or optimizer that does not fit the model, or no learning rate known
+        ConfigError: a strategy, option or optimizer that does not fit the model, or no learning rate known
     """
 
     def __init__(  # noqa: PLR0913 (the keys of `model` in a config)
@@ -79,7 +80,7 @@ class Pretraining:
     ):
         super().__init__()  # LightningModule's, where this is one
         if tokens_per_param <= 0:
-            raise ValueError(f"model.tokens_per_param is {tokens_per_param}; it must be positive.")
+            raise ConfigError(f"model.tokens_per_param is {tokens_per_param}; it must be positive.")
         self.config, self.strategy, self.scale_options = backbone, ScaleStrategy.parse(scale), scale_options
         self.optim, self.schedule, self.tokens_per_param = optim, schedule, tokens_per_param
         self.mask_documents, self.compile_how, self.seed = mask_documents, compile, seed

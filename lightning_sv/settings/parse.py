@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.settings.data import Batches
 from lightning_sv.settings.model import Pretraining, is_of_transformers
 from lightning_sv.settings.parser import Parser
@@ -23,7 +24,7 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[Pretrainin
         check_corpus: whether the corpus must be there
 
     Raises:
-        ValueError: whatever `fit` would refuse about model and data; or weights to begin with, which only `fit` reads
+        ConfigError: whatever `fit` would refuse about model and data; or weights to begin with, which only `fit` reads
     """
     parser = _parser()
     args, within = _within_strategy(args)
@@ -31,14 +32,14 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[Pretrainin
         config = parser.parse_args(args)
     start = config.get("model.init_from")
     if start is not None and is_of_transformers(start):
-        raise ValueError(
+        raise ConfigError(
             f"model.init_from {start}, a model of transformers, is for fit alone: what is planned or compared has "
             "sizes of its own; set --model.init_from null."
         )
     trainer: dict[str, Any] = config.pop("trainer").as_dict()  # not built
     for key, value in within.items():
         if not isinstance(trainer["strategy"], dict):
-            raise ValueError(f"--{_STRATEGY}{key} is for a class, and trainer.strategy is {trainer['strategy']!r}.")
+            raise ConfigError(f"--{_STRATEGY}{key} is for a class, and trainer.strategy is {trainer['strategy']!r}.")
         trainer["strategy"].setdefault("init_args", {})[key] = value
     with warnings.catch_warnings(action="ignore"):
         made = parser.instantiate(config)

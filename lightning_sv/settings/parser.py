@@ -9,6 +9,7 @@ from typing import Any, NoReturn, get_args
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, expand_path, expand_variables
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.sections import SECTIONS
@@ -80,6 +81,15 @@ class Parser(ArgumentParser):
         _expand_paths(self, config)
         return config
 
+    def instantiate(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the classes; what a class refuses is the user's to mend."""
+        try:
+            return super().instantiate(*args, **kwargs)
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError(fits_no_type(str(error))) from error
+
     def _load_config_parser_mode(self, content: str, path: Any = "", *rest: Any, **more: Any) -> Namespace:
         """Load the text of a config file; empty sections do not reset those of earlier files."""
         given = parse_yaml(content, f"--config {path}")
@@ -91,9 +101,9 @@ class Parser(ArgumentParser):
         """Raise ValueError with the cause in one line."""
         text = re.sub(r"\s+", " ", str(ex or message)).strip().removesuffix(".")
         if missing := text.partition("arguments are required: ")[2]:
-            raise ValueError(_what_to_give(missing.split(", "))) from ex
+            raise ConfigError(_what_to_give(missing.split(", "))) from ex
         text = fits_no_type(text).removesuffix(".")
-        raise ValueError(f"{text}.{self._hint(text)}") from ex
+        raise ConfigError(f"{text}.{self._hint(text)}") from ex
 
     def _hint(self, text: str) -> str:
         unknown = re.search(r"(?:[Kk]ey|[Oo]ption) [\"'](?P<key>[\w.]+)[\"']|--(?P<flag>[\w.]+)", text)
@@ -168,7 +178,7 @@ def _check_values(parser: ArgumentParser, config: Any) -> None:
         section = getattr(group, "dest", None) if getattr(group, "group_class", None) else None
         value = config.get(section) if section else None
         if value is not None and not isinstance(value, dict | Namespace):
-            raise ValueError(f"{section} is {value!r}; it must hold keys and values.")
+            raise ConfigError(f"{section} is {value!r}; it must hold keys and values.")
     for action in parser._actions:
         if isinstance(action.choices, dict) and (name := config.get(action.dest)) in action.choices:
             _check_values(action.choices[name], config[name])
@@ -178,9 +188,9 @@ def _check_values(parser: ArgumentParser, config: Any) -> None:
             continue
         value = config[action.dest]
         if not nullable and value is None:
-            raise ValueError(f"{action.dest} is null; it needs a value, or leave it out for {action.default!r}.")
+            raise ConfigError(f"{action.dest} is null; it needs a value, or leave it out for {action.default!r}.")
         if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{action.dest} is {value}; expected a finite number.")
+            raise ConfigError(f"{action.dest} is {value}; expected a finite number.")
 
 
 def _expand_paths(parser: ArgumentParser, config: Any) -> None:

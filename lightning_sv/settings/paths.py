@@ -4,6 +4,8 @@ import errno
 import os
 import re
 
+from lightning_sv.errors import ConfigError
+
 #: keys of a run's config that are paths
 PATHS = (
     "run_dir", "ckpt_path", "model.init_from", "data.corpus.dir",
@@ -23,18 +25,18 @@ def expand_path(text: str, key: str) -> str:
         key: name of the option or key in errors
 
     Raises:
-        ValueError: it is empty, names a variable that is not set, or no file can have this name
+        ConfigError: it is empty, names a variable that is not set, or no file can have this name
     """
     if not text.strip():
-        raise ValueError(f"{key} is {text!r}; expected a path.")
+        raise ConfigError(f"{key} is {text!r}; expected a path.")
     path = expand_variables(os.path.expanduser(text), key)  # noqa: PTH111 (pathlib fails where HOME is not set)
     try:
         os.stat(path)  # noqa: PTH116
     except ValueError as error:
-        raise ValueError(f"{key} is {text!r}; expected a path ({error}).") from None
+        raise ConfigError(f"{key} is {text!r}; expected a path ({error}).") from None
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
-            raise ValueError(f"{key} is {text:.100}; expected a usable path ({error.strerror}).") from None
+            raise ConfigError(f"{key} is {text:.100}; expected a usable path ({error.strerror}).") from None
     return path
 
 
@@ -42,10 +44,10 @@ def expand_variables(text: str, key: str) -> str:
     """Write out `$NAME` and `${NAME}`.
 
     Raises:
-        ValueError: a variable is not set, and there is no file of that very name
+        ConfigError: a variable is not set, and there is no file of that very name
     """
     path = os.path.expandvars(text)
     unset = [name for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text) if name not in os.environ]
     if unset and not os.path.lexists(path):
-        raise ValueError(f"{key} is {text}; expected a path, and the variable {unset[0]} is not set.")
+        raise ConfigError(f"{key} is {text}; expected a path, and the variable {unset[0]} is not set.")
     return path

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.settings.paths import expand_path
 
 
@@ -40,7 +41,7 @@ class PlainParser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise ValueError where argparse would print its usage and exit."""
         message = re.sub(r"^argument (\S+): is ", r"\1 is ", message)
-        raise ValueError(f"{self.prog.split()[-1]}: {message}; see {self.prog} --help.")
+        raise ConfigError(f"{self.prog.split()[-1]}: {message}; see {self.prog} --help.")
 
 
 def number(kind: type[float], least: float = -math.inf, most: float = math.inf) -> Callable[[str], float]:
@@ -70,7 +71,7 @@ def number(kind: type[float], least: float = -math.inf, most: float = math.inf) 
 def _path(text: str) -> Path:
     try:
         return Path(expand_path(text, ""))
-    except ValueError as error:
+    except ConfigError as error:
         raise ArgumentTypeError(str(error).strip(" .")) from error
 
 

@@ -3,7 +3,6 @@
 Without Lightning, so that a run is planned and compared without importing it; a test compares keys and defaults.
 """
 
-import logging
 import os
 import re
 import warnings
@@ -14,6 +13,8 @@ from typing import Any, Literal
 
 import torch
 from torch.torch_version import TorchVersion
+
+from lightning_sv.errors import ConfigError
 
 #: as pyproject.toml has it
 OLDEST_TORCH = "2.11"
@@ -122,22 +123,22 @@ def check_trainer_keys(given: Any) -> None:
         given: the trainer's section of the config
 
     Raises:
-        ValueError: names the key and what to do instead
+        ConfigError: names the key and what to do instead
     """
     for key, (accepted, instead) in DERIVED.items():
         if given[key] not in accepted:
-            raise ValueError(f"trainer.{key} {given[key]} is derived here and must not be set; {instead}.")
+            raise ConfigError(f"trainer.{key} {given[key]} is derived here and must not be set; {instead}.")
     check_callbacks(given["callbacks"])
     check_devices(given["accelerator"], given["devices"])
     if (given["gradient_clip_val"] or 0) < 0:
-        raise ValueError(
+        raise ConfigError(
             f"trainer.gradient_clip_val is {given['gradient_clip_val']}; expected a number of at least 0, "
             "or null not to clip."
         )
     if given["max_steps"] != -1 and given["max_steps"] < 1:
-        raise ValueError(f"trainer.max_steps is {given['max_steps']}; it must be at least 1, or -1 for the budget.")
+        raise ConfigError(f"trainer.max_steps is {given['max_steps']}; it must be at least 1, or -1 for the budget.")
     if str(given["precision"]) in ("bf16-true", "16-true", "16-mixed", "16", "bf16"):
-        raise ValueError(
+        raise ConfigError(
             f"trainer.precision {given['precision']} is not supported: half-precision weights round changes of a scale "
             "vector near 1 away, and fp16 needs loss scaling; use bf16-mixed or 32-true."
         )
@@ -150,20 +151,20 @@ def check_callbacks(given: Any) -> None:
         given: trainer.callbacks: none, one or a list; each built, or its class_path
 
     Raises:
-        ValueError: names the callback and what to do instead
+        ConfigError: names the callback and what to do instead
     """
     for callback in given if isinstance(given, list | tuple) else [given]:
         path = callback.get("class_path") if hasattr(callback, "get") else callback
         names = [str(path).rpartition(".")[2], *(cls.__name__ for cls in type(callback).__mro__)]
         if name := next((name for name in names if name in REFUSED_CALLBACKS), None):
-            raise ValueError(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}.")
+            raise ConfigError(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}.")
 
 
 def check_devices(accelerator: Any, devices: Any) -> None:
     """Refuse devices that Lightning would not find out about in a sentence.
 
     Raises:
-        ValueError: no number of processes on a CPU, or neither number nor indices of GPUs
+        ConfigError: no number of processes on a CPU, or neither number nor indices of GPUs
     """
     on_cpu = accelerator == "cpu" or (accelerator == "auto" and not _has_gpu())
     if on_cpu:
@@ -173,7 +174,7 @@ def check_devices(accelerator: Any, devices: Any) -> None:
         usable = isinstance(devices, list) or re.fullmatch(r"-1|\d+(,\d+)*,?", str(devices)) is not None
         expected = "auto, -1 for all, a number of GPUs, or their indices"
     if devices != "auto" and not usable:
-        raise ValueError(f"trainer.devices is {devices!r}; expected {expected}.")
+        raise ConfigError(f"trainer.devices is {devices!r}; expected {expected}.")
 
 
 def _has_gpu() -> bool:
@@ -184,7 +185,7 @@ def check_gpu(accelerator: Any) -> None:
     """Refuse a GPU where torch finds none.
 
     Raises:
-        ValueError: says why, as far as torch does, and what to do
+        ConfigError: says why, as far as torch does, and what to do
     """
     if accelerator not in ("gpu", "cuda") or _has_gpu():
         return
@@ -193,7 +194,7 @@ def check_gpu(accelerator: Any) -> None:
         torch.cuda.init()
     except (AssertionError, RuntimeError) as error:  # a build for CPUs; no driver, or one that is too old
         why = str(error).strip().splitlines()[0].rstrip(".")
-    raise ValueError(
+    raise ConfigError(
         f"trainer.accelerator is {accelerator!r}, and torch {torch.__version__} finds no GPU: {why}. Use "
         "trainer/cpu.yaml (make train TRAINER=cpu), or see what `make doctor` and nvidia-smi say."
     )
@@ -205,19 +206,16 @@ def prepare_torch() -> None:
     They leave no holes where sizes change, as between training and validation. To be called before CUDA starts.
 
     Raises:
-        ValueError: names both versions
+        ConfigError: names both versions
     """
     if TorchVersion(torch.__version__) < OLDEST_TORCH:
-        raise ValueError(f"torch {torch.__version__} is too old, {OLDEST_TORCH} is needed; run 'make install'.")
+        raise ConfigError(f"torch {torch.__version__} is too old, {OLDEST_TORCH} is needed; run 'make install'.")
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def quiet() -> None:
-    """Silence messages of the libraries that say nothing about this run."""
-    for name in ("lightning.pytorch", "lightning.fabric", "litdata"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # a profiler's report is one
+    """Silence warnings of the libraries that say nothing about this run."""
     for message in (
         ".*args parameter is intended to run from within Python.*",
         ".*__len__` could be inaccurate.*",

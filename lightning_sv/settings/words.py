@@ -10,6 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.settings.paths import expand_path
 from lightning_sv.settings.yaml_file import read_yaml
 
@@ -22,11 +23,11 @@ def read_words(words: Sequence[str], command: str) -> tuple[list[Path], dict[str
         command: names it to the user
 
     Raises:
-        ValueError: words that are no such pairs, a value or a file that is no YAML
+        ConfigError: words that are no such pairs, a value or a file that is no YAML
     """
     parts = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if len(parts) % 2 or not all(part.startswith("--") for part in parts[::2]):
-        raise ValueError(
+        raise ConfigError(
             f"{command}: {' '.join(words)} is not understood; keys of fit are given as --data.corpus.dir DIR."
         )
     files: list[Path] = []
@@ -39,7 +40,7 @@ def read_words(words: Sequence[str], command: str) -> tuple[list[Path], dict[str
         try:  # as the layers are read: 1e-3 is a number
             keys[key.removeprefix("--")] = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[call-overload,index]
         except (yaml.YAMLError, OmegaConfBaseException) as error:
-            raise ValueError(f"{command}: {key} {text!r} is not valid YAML: {' '.join(str(error).split())}") from error
+            raise ConfigError(f"{command}: {key} {text!r} is not valid YAML: {' '.join(str(error).split())}") from error
     return files, keys
 
 
@@ -47,7 +48,7 @@ def read_leaves(file: Path) -> dict[str, Any]:
     """Dotted keys of a config file with their values.
 
     Raises:
-        ValueError: it is no plain YAML of keys and values
+        ConfigError: it is no plain YAML of keys and values
     """
 
     def walk(node: Any, key: str) -> Iterator[tuple[str, Any]]:

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml.nodes import MappingNode, Node, SequenceNode
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.settings.sections import FORMER, SECTIONS
 
 #: values of a config after its aliases are written out; a run's own has some two hundred
@@ -30,7 +31,7 @@ def read_as(record: type[_T], path: Path, change: Callable[[Any], None] = lambda
         change: of the content in place, before it is compared with the class
 
     Raises:
-        ValueError: no such file, a key or value that it cannot have, or one that it lacks; names the file and the key
+        ConfigError: no such file, a key or value that it cannot have, or one that it lacks; names the file and the key
     """
     content = read_yaml(path, str(path))
     named = {"name": path.stem} if "name" in record.__dataclass_fields__ else {}  # type: ignore[attr-defined]
@@ -38,9 +39,9 @@ def read_as(record: type[_T], path: Path, change: Callable[[Any], None] = lambda
         change(content)
         made: _T = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(record), named, content))  # type: ignore[assignment,arg-type]
     except OmegaConfBaseException as error:
-        raise ValueError(f"{path}: {error.full_key}: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"{path}: {error.full_key}: {str(error).splitlines()[0]}") from error
     except (TypeError, AttributeError, KeyError) as error:
-        raise ValueError(f"{path}: keys and values are not where they must be ({error!r}).") from error
+        raise ConfigError(f"{path}: keys and values are not where they must be ({error!r}).") from error
     return made
 
 
@@ -52,22 +53,22 @@ def read_yaml(path: str | Path, where: str) -> dict[str, Any]:
         where: name of the file in errors
 
     Raises:
-        ValueError: the file cannot be read, is not plain YAML of keys and values, or gives a key twice
+        ConfigError: the file cannot be read, is not plain YAML of keys and values, or gives a key twice
     """
     try:
         mode = Path(path).stat().st_mode
         if not stat.S_ISREG(mode):
             kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or device"
-            raise ValueError(f"{where} is {kind}; expected a regular file, because a run reads it several times.")
+            raise ConfigError(f"{where} is {kind}; expected a regular file, because a run reads it several times.")
         text = Path(path).read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(f"{where}: there is no such file.") from None
+        raise ConfigError(f"{where}: there is no such file.") from None
     except OSError as error:  # a name that is too long, a loop of links, no permission
-        raise ValueError(
+        raise ConfigError(
             f"{where:.200} cannot be read ({error.strerror}); expected a file of keys and values."
         ) from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"{where} is not valid YAML: {error}") from error
+        raise ConfigError(f"{where} is not valid YAML: {error}") from error
     return without_empty(parse_yaml(text, where))
 
 
@@ -75,14 +76,14 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """Parse text of keys and values.
 
     Raises:
-        ValueError: see `read_yaml`
+        ConfigError: see `read_yaml`
     """
     try:
         content = _parse(text)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:  # ValueError: a 13th month
-        raise ValueError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{where} holds a {type(content).__name__}; it must hold keys and values.")
+        raise ConfigError(f"{where} holds a {type(content).__name__}; it must hold keys and values.")
     return deepcopy(content)
 
 

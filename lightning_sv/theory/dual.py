@@ -12,6 +12,8 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
+from lightning_sv.errors import ConfigError
+
 Array = NDArray[Any]
 
 
@@ -37,7 +39,7 @@ class Dual(NDArrayOperatorsMixin):
         """Numpy's hook: differentiate the functions of `_RULES`, refuse the others."""
         if ufunc not in _RULES or method != "__call__" or kwargs:
             known = " ".join(rule.__name__ for rule in _RULES)
-            raise ValueError(f"np.{ufunc.__name__} has no derivative here; a student may use: {known} sum mean.")
+            raise ConfigError(f"np.{ufunc.__name__} has no derivative here; a student may use: {known} sum mean.")
         return Dual(*_RULES[ufunc](*inputs))
 
     def __getitem__(self, key: Any) -> "Dual":
@@ -114,7 +116,7 @@ def _sqrt(x: Dual) -> tuple[Array, Array]:
 
 def _power(x: Dual, exponent: int) -> tuple[Array, Array]:
     if isinstance(exponent, Dual) or int(exponent) != exponent or exponent < 1:
-        raise ValueError(f"A student may take whole powers from 1 on, not {exponent!r}.")
+        raise ConfigError(f"A student may take whole powers from 1 on, not {exponent!r}.")
     return np.asarray(x.value**exponent), x.tangent * _column(exponent * x.value ** (exponent - 1))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.integrate import solve_ivp
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.series import Series
 from lightning_sv.theory.students import Student, exact
@@ -46,7 +47,7 @@ def flow(
         atol: absolute tolerance of a step
 
     Raises:
-        ValueError: when the integration breaks down, or the teacher is no matrix
+        ConfigError: when the integration breaks down, or the teacher is no matrix
     """
     target = _matrix(teacher).astype(float)
     blocks = student.initial(*target.shape) if initial is None else [np.asarray(b, dtype=float) for b in initial]
@@ -57,7 +58,7 @@ def flow(
     at = np.asarray(times, dtype=float)
     solution = solve_ivp(velocity, (0.0, at[-1]), _join(blocks), method, t_eval=at, rtol=rtol, atol=atol)
     if not solution.success:
-        raise ValueError(f"The flow of {student.name!r} broke down at t = {solution.t[-1]:g}: {solution.message}")
+        raise ConfigError(f"The flow of {student.name!r} broke down at t = {solution.t[-1]:g}: {solution.message}")
     states = [_split(theta, blocks) for theta in solution.y.T]
     loss = [0.5 * np.sum((student.effective(*state) - target) ** 2) for state in states]
     return Flow(at, np.array(loss), states)
@@ -102,7 +103,7 @@ def loss_series(student: Student, teacher: Any, order: int) -> Series:
 def _matrix(teacher: Any) -> Array:
     matrix = np.asarray(teacher)
     if matrix.ndim != 2 or not matrix.size:
-        raise ValueError(f"A teacher is a matrix of shape (outputs, inputs), got shape {matrix.shape}.")
+        raise ConfigError(f"A teacher is a matrix of shape (outputs, inputs), got shape {matrix.shape}.")
     return matrix
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.hessian import sharpness
 
@@ -30,7 +31,7 @@ class NoisyTraining:
         seed: of the noise
 
     Raises:
-        ValueError: when λ, q or dt is not positive, or a μ is negative
+        ConfigError: when λ, q or dt is not positive, or a μ is negative
     """
 
     target: Sequence[float] = (1.0, 1.0, 1.0, 1.0)
@@ -44,7 +45,7 @@ class NoisyTraining:
 
     def __post_init__(self) -> None:
         if min(self.lam, self.q, self.dt) <= 0 or min(self.mus) < 0:
-            raise ValueError(f"λ, q and dt must be positive and μ ≥ 0, got {self}.")
+            raise ConfigError(f"λ, q and dt must be positive and μ ≥ 0, got {self}.")
 
     def bound(self, decay: float, start: float, times: Array) -> Array:
         """Grönwall's bound of the proof on E‖γ‖² (decay μ) or E‖w‖² (decay λ) that starts at `start`.
@@ -80,7 +81,7 @@ def simulate(setting: NoisyTraining, records: int = 80, advance: Callable[[float
         advance: called with the share done, for a progress bar
 
     Raises:
-        ValueError: when a path leaves the finite numbers; take a smaller dt
+        ConfigError: when a path leaves the finite numbers; take a smaller dt
     """
     goal = np.asarray(setting.target, dtype=float)
     shape = (len(setting.mus), setting.paths, len(goal))
@@ -98,7 +99,9 @@ def simulate(setting: NoisyTraining, records: int = 80, advance: Callable[[float
             w, gamma = keep_w * w - pull * gamma + kick[0], keep_gamma * gamma - pull * w + kick[1]
         rows.append(_record(w, gamma, goal))
         if not np.isfinite(rows[-1][0]).all():
-            raise ValueError(f"A path diverged; dt = {setting.dt} is too large for q = {setting.q}: take a smaller dt.")
+            raise ConfigError(
+                f"A path diverged; dt = {setting.dt} is too large for q = {setting.q}: take a smaller dt."
+            )
         advance((k + 1) / records)
     times = np.arange(records + 1) * per_record * setting.dt
     return Paths(times, *(np.stack(figures) for figures in zip(*rows, strict=True)))

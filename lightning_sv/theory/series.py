@@ -8,6 +8,8 @@ from fractions import Fraction
 from math import isqrt
 from numbers import Rational
 
+from lightning_sv.errors import ConfigError
+
 
 def _fraction(x: Rational | float) -> Fraction:
     if isinstance(x, Rational):
@@ -31,7 +33,7 @@ class Series:
         coefficients: c_0, c_1, ...; ints, Fractions or finite floats (taken at their exact value)
 
     Raises:
-        ValueError: without a coefficient
+        ConfigError: without a coefficient
     """
 
     __slots__ = ("coefficients",)
@@ -39,7 +41,7 @@ class Series:
     def __init__(self, coefficients: Sequence[Rational | float]):
         self.coefficients = tuple(_fraction(c) for c in coefficients)
         if not self.coefficients:
-            raise ValueError("A series needs at least its constant term; give [c_0, ...].")
+            raise ConfigError("A series needs at least its constant term; give [c_0, ...].")
 
     @property
     def order(self) -> int:
@@ -110,7 +112,7 @@ class Series:
         first = self.coefficients[0]
         root = Fraction(isqrt(max(first.numerator, 0)), isqrt(first.denominator))
         if not root or root * root != first:
-            raise ValueError(
+            raise ConfigError(
                 f"The root of a series that starts at {first} is not rational; start at a positive square."
             )
         found = [root]
@@ -122,7 +124,7 @@ class Series:
     def exp(self) -> "Series":
         """Return e^self, from e' = self' e; c_0 must be 0, as e is not rational."""
         if self.coefficients[0]:
-            raise ValueError(f"exp of a series that starts at {self.coefficients[0]} is not rational; start at 0.")
+            raise ConfigError(f"exp of a series that starts at {self.coefficients[0]} is not rational; start at 0.")
         found = [Fraction(1)]
         for k in range(1, self.order + 1):
             found.append(sum((j * self.coefficients[j] * found[k - j] for j in range(1, k + 1)), Fraction(0)) / k)

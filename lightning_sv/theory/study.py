@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.theory.compare import FLOOR, difference_series
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.flow import flow
@@ -106,16 +107,16 @@ def parse_teacher(text: str) -> Array:
     """Read "1 2; 3 -1/2" as a matrix of Fractions.
 
     Raises:
-        ValueError: an entry is no number, the rows differ in length, or every entry is 0
+        ConfigError: an entry is no number, the rows differ in length, or every entry is 0
     """
     try:
         rows = [[Fraction(word) for word in row.replace(",", " ").split()] for row in text.split(";")]
     except (ValueError, ZeroDivisionError):
-        raise ValueError(f'--teacher {text!r} is no matrix; write rows of numbers as "1 2; 3 -1/2".') from None
+        raise ConfigError(f'--teacher {text!r} is no matrix; write rows of numbers as "1 2; 3 -1/2".') from None
     if any(abs(x) > 10**6 for row in rows for x in row):
-        raise ValueError(f"--teacher {text!r} has an entry beyond a million; scale it down.")
+        raise ConfigError(f"--teacher {text!r} has an entry beyond a million; scale it down.")
     if len({len(row) for row in rows}) != 1 or not any(x for row in rows for x in row):
-        raise ValueError(f"--teacher {text!r} needs rows of equal length and one entry that is not 0.")
+        raise ConfigError(f"--teacher {text!r} needs rows of equal length and one entry that is not 0.")
     return exact(rows)
 
 
@@ -123,7 +124,7 @@ def load_student(path: str) -> Student:
     """Import "module:Class" and make one.
 
     Raises:
-        ValueError: there is no such class, or it is no Student
+        ConfigError: there is no such class, or it is no Student
     """
     module, _, name = path.partition(":")
     if "" not in sys.path:  # a console script does not look in the working folder
@@ -131,9 +132,9 @@ def load_student(path: str) -> Student:
     try:
         made = getattr(importlib.import_module(module), name)()
     except (ImportError, AttributeError, TypeError) as error:
-        raise ValueError(f"--student {path!r} cannot be made ({error}); name a class as module:Class.") from None
+        raise ConfigError(f"--student {path!r} cannot be made ({error}); name a class as module:Class.") from None
     if not isinstance(made, Student):
-        raise ValueError(f"--student {path!r} is no Student; subclass lightning_sv.theory.Student or ScaledInput.")
+        raise ConfigError(f"--student {path!r} is no Student; subclass lightning_sv.theory.Student or ScaledInput.")
     if not getattr(made, "name", ""):
-        raise ValueError(f"--student {path!r} has no name; give the class a `name`, which figures show.")
+        raise ConfigError(f"--student {path!r} has no name; give the class a `name`, which figures show.")
     return made

@@ -16,8 +16,9 @@ from lightning_sv.analysis.decision import Finding, directed
 from lightning_sv.analysis.grids import Optimum
 from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.pooled import Family, benjamini_hochberg, holm
+from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.decide import optimum_words
-from lightning_sv.experiments.claims.outcome import NotTestableError, Verdict
+from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.claims.table import KINDS, not_testable, statement, verdicts
 from lightning_sv.experiments.claims.together import corrected
 from lightning_sv.experiments.judge import decided

@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from lightning_sv.errors import ConfigError
+
 # One hash serves three purposes; each reads bytes of its own, so that the order of the documents says
 # nothing about which of them are held out.
 _SPLIT_BYTES = slice(0, 8)
@@ -15,7 +17,7 @@ MAX_DOCUMENT_BYTES = 1 << 30
 BYTE_ORDER_MARK = "\ufeff"
 
 
-class NotUtf8(ValueError):
+class NotUtf8(ConfigError):
     """Bytes that are not UTF-8, where the settings demand it."""
 
 
@@ -46,13 +48,13 @@ class Document:
             where: its name in errors
 
         Raises:
-            ValueError: the text is not valid Unicode, or is over `MAX_DOCUMENT_BYTES`
+            ConfigError: the text is not valid Unicode, or is over `MAX_DOCUMENT_BYTES`
         """
         text = text.removeprefix(BYTE_ORDER_MARK)
         try:
             raw = text.encode("utf-8")
         except UnicodeEncodeError:
-            raise ValueError(
+            raise ConfigError(
                 f"{where}: the text holds half of a surrogate pair and is no valid Unicode; "
                 "repair or remove the document."
             ) from None
@@ -75,10 +77,10 @@ def check_size(n_bytes: int, where: str) -> None:
     """Check that a document, or what holds it, is not over the limit.
 
     Raises:
-        ValueError: it is; names `where` and the limit
+        ConfigError: it is; names `where` and the limit
     """
     if n_bytes > MAX_DOCUMENT_BYTES:
-        raise ValueError(
+        raise ConfigError(
             f"{where}: is larger than the limit of {MAX_DOCUMENT_BYTES:,} bytes per document; split it, or write its "
             "parts as lines of a .jsonl file."
         )

@@ -15,6 +15,7 @@ from typing import IO, Any
 from lightning_sv.corpus.sources import document as limits
 from lightning_sv.corpus.sources.document import Document, NotUtf8, Source, check_size
 from lightning_sv.corpus.sources.find import find_files
+from lightning_sv.errors import ConfigError
 
 #: 2 GiB, the largest window of the zstd format; the library's own limit is 128 MiB
 _ZSTD_WINDOW = 1 << 31
@@ -34,7 +35,7 @@ def files_source(spec: str, *, text_field: str, errors: str = "strict") -> Sourc
         errors: what happens to text that is not UTF-8, see `CorpusConfig`
 
     Raises:
-        ValueError: nothing matches, a suffix is unknown, a file cannot be read as what its suffix says, or a
+        ConfigError: nothing matches, a suffix is unknown, a file cannot be read as what its suffix says, or a
             record lacks the text field; the sentence names the file, and the line or row
     """
     paths, left_out = source_files(spec, text_field)
@@ -50,10 +51,10 @@ def files_source(spec: str, *, text_field: str, errors: str = "strict") -> Sourc
             except NotUtf8 as error:
                 bad.append(str(error))
             except OSError as error:
-                raise ValueError(f"{path}: cannot be read ({error}); check the file or leave it out.") from error
+                raise ConfigError(f"{path}: cannot be read ({error}); check the file or leave it out.") from error
         if bad:
             more = f"; and {len(bad) - _NAMED:,} more files" if len(bad) > _NAMED else ""
-            raise ValueError(
+            raise ConfigError(
                 f"{'; '.join(bad[:_NAMED])}{more}; convert to UTF-8, or set data.corpus.errors to replace or skip."
             )
 
@@ -67,7 +68,7 @@ def source_files(spec: str, text_field: str) -> tuple[list[Path], dict[str, int]
     paths, left_out = find_files(spec, lambda path: _is_read(path, text_field), ", ".join(_READERS))
     for path in paths:
         if _parts(path)[0] not in _READERS:
-            raise ValueError(
+            raise ConfigError(
                 f"{path}: the suffix is not one of {', '.join(_READERS)}; convert the file or leave it out."
             )
     return paths, left_out
@@ -139,11 +140,11 @@ def _read_line(line: str, where: str, text_field: str) -> Iterator[Document]:
     try:
         record = _loads(line)
     except (ValueError, RecursionError) as error:  # bad JSON, or brackets deeper than Python's reader goes
-        raise ValueError(f"{where}: no valid JSON ({error}); repair or remove the line.") from None
+        raise ConfigError(f"{where}: no valid JSON ({error}); repair or remove the line.") from None
     if not isinstance(record, dict):
-        raise ValueError(f"{where}: not a JSON object; write one object with a {text_field!r} key per line.")
+        raise ConfigError(f"{where}: not a JSON object; write one object with a {text_field!r} key per line.")
     if text_field not in record:
-        raise ValueError(f"{where}: has no {text_field!r} among {sorted(record)}; set text_field to the text's key.")
+        raise ConfigError(f"{where}: has no {text_field!r} among {sorted(record)}; set text_field to the text's key.")
     yield from text_documents(record[text_field], where, text_field)
 
 
@@ -160,7 +161,7 @@ def _read_parquet(path: Path, text_field: str, decode: _Decoder) -> Iterator[Doc
         with parquet.ParquetFile(path, **limit) as table:
             names = table.schema_arrow.names
             if text_field not in names:
-                raise ValueError(f"{path}: has no column {text_field!r} among {names}; set text_field to one of them.")
+                raise ConfigError(f"{path}: has no column {text_field!r} among {names}; set text_field to one of them.")
             for batch in table.iter_batches(batch_size=1024, columns=[text_field]):
                 column = batch.column(0)
                 if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
@@ -171,13 +172,13 @@ def _read_parquet(path: Path, text_field: str, decode: _Decoder) -> Iterator[Doc
                     for text in decode(value, where) if isinstance(value, bytes) else (value,):
                         yield from text_documents(text, where, text_field)
     except pyarrow.ArrowException as error:
-        raise ValueError(f"{path}: cannot be read as Parquet after row {row} ({error}); fetch it again.") from None
+        raise ConfigError(f"{path}: cannot be read as Parquet after row {row} ({error}); fetch it again.") from None
 
 
 def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document]:
     """Yield one document if the value is a text, none if it is empty, an error if it is something else."""
     if not isinstance(value, str):
-        raise ValueError(
+        raise ConfigError(
             f"{where}: {text_field!r} holds {type(value).__name__} instead of text; set text_field to another name."
         )
     if value.removeprefix(limits.BYTE_ORDER_MARK):
@@ -201,7 +202,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         numberless = isinstance(error, OSError) and error.errno is None  # gzip's and bz2's for damage
         if not numberless and not isinstance(error, tuple(damage)):
             raise
-        raise ValueError(f"{path}: the compressed data is damaged ({error}); fetch the file again.") from None
+        raise ConfigError(f"{path}: the compressed data is damaged ({error}); fetch the file again.") from None
 
 
 @contextmanager
@@ -218,7 +219,7 @@ def needs(module: str, where: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         how = f"make install-text, or pip install {module}"
-        raise ValueError(f"{where}: reading it needs {module} ({error}); {how}.") from None
+        raise ConfigError(f"{where}: reading it needs {module} ({error}); {how}.") from None
 
 
 _OPENERS: dict[str, Callable[[Path], Any]] = {

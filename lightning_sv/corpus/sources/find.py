@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from lightning_sv.errors import ConfigError
+
 #: kinds of what is left out of a folder, besides suffixes
 LINKS, CLOSED, SPECIAL = "links", "folders without permission", "special files"
 
@@ -19,7 +21,7 @@ def find_files(spec: str, reads: Callable[[Path], bool], known: str) -> tuple[li
         known: suffixes that are read, for errors
 
     Raises:
-        ValueError: a part of `spec` gives no file
+        ConfigError: a part of `spec` gives no file
     """
     whole = Path(spec.strip()).expanduser()  # its name may hold a comma
     parts = [spec.strip()] if os.path.exists(whole) else [part.strip() for part in spec.split(",")]  # noqa: PTH110 (Path.exists raises for a list that is longer than a path)
@@ -42,7 +44,7 @@ def find_files(spec: str, reads: Callable[[Path], bool], known: str) -> tuple[li
                     skipped[_kind(path)] += 1
         if not found:
             rest = f" (left out: {counted(skipped)})" if skipped else ""
-            raise ValueError(
+            raise ConfigError(
                 f"source=files:{part} matches no file with one of the suffixes {known}{rest}; check the path."
             )
         paths.update(dict.fromkeys(sorted(found)))

@@ -1,7 +1,7 @@
 """Documents from a Hugging Face dataset, streamed."""
 
 import glob
-import sys
+import logging
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -10,6 +10,9 @@ from typing import Any
 from lightning_sv.corpus.sources.document import Document, Source
 from lightning_sv.corpus.sources.files import needs, text_documents
 from lightning_sv.corpus.sources.state import State, file_states
+from lightning_sv.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 #: seconds that the hub has for its first answer: `datasets` would try for half a minute, and say nothing
 WAIT_S = 10.0
@@ -26,7 +29,7 @@ def hub_source(name: str, *, subset: str | None, split: str, data_files: str | N
         text_field: the column with the text
 
     Raises:
-        ValueError: the dataset cannot be opened or read, or has no such column
+        ConfigError: the dataset cannot be opened or read, or has no such column
     """
 
     def read() -> Iterator[Document]:
@@ -41,7 +44,7 @@ def hub_source(name: str, *, subset: str | None, split: str, data_files: str | N
             if record is None:
                 return
             if text_field not in record:
-                raise ValueError(
+                raise ConfigError(
                     f"hf:{name}, row {row}: has no {text_field!r} among {sorted(record)}; "
                     "set text_field to one of them."
                 )
@@ -69,7 +72,7 @@ def hub_state(name: str, data_files: str | None, *, ask: bool) -> State:
         ask: if True, ask the hub; otherwise its datasets have no state
 
     Raises:
-        ValueError: the hub has no such dataset, or does not answer
+        ConfigError: the hub has no such dataset, or does not answer
     """
     local = Path(name)
     if local.exists():
@@ -91,7 +94,7 @@ def _hub_revision(name: str) -> str | None:
     """Ask the hub once for a dataset's revision, after a message about the wait; None if offline.
 
     Raises:
-        ValueError: it has none of that name, or does not answer
+        ConfigError: it has none of that name, or does not answer
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
@@ -99,12 +102,12 @@ def _hub_revision(name: str) -> str | None:
     if constants.HF_HUB_OFFLINE:  # what is asked for is in the cache, or `datasets` says at once that it is not
         return None
     hub = constants.ENDPOINT
-    print(f"asking {hub} for {name}, {WAIT_S:g} s at most", file=sys.stderr, flush=True)
+    log.info("asking %s for %s, %g s at most", hub, name, WAIT_S)
     try:
         revision: str | None = HfApi(endpoint=hub).dataset_info(name, timeout=WAIT_S).sha
         return revision
     except RepositoryNotFoundError as error:
-        raise ValueError(
+        raise ConfigError(
             f"hf:{name}: {hub} has no such dataset, or shows it to those alone whose token is in HF_TOKEN; check the "
             "name."
         ) from error
@@ -113,7 +116,7 @@ def _hub_revision(name: str) -> str | None:
         raise unreadable from error
     except Exception as error:  # httpx's, and whatever a proxy says
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise ValueError(
+        raise ConfigError(
             f"hf:{name}: {hub} does not answer ({reason}); check the network, or use files:PATH without one."
         ) from error
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from lightning_sv.corpus.progress import Progress
 from lightning_sv.corpus.sources.document import Document, Source, digest, order_key
 from lightning_sv.corpus.sources.state import State
+from lightning_sv.errors import ConfigError
 
 # Distributions of requirements/lock.txt that hold a megabyte or more of Python. Fixed, so that one lock file gives
 # one corpus, whatever else is installed; those that are absent are left out, and the manifest lists the others.
@@ -91,7 +92,7 @@ def _python_source(names: Iterable[str], max_bytes: int | None, progress: Progre
         for key in taken:
             raw = _read(found[key])
             if digest(raw) != key:
-                raise ValueError(f"{found[key]}: the file changed while it was being read; prepare the corpus again.")
+                raise ConfigError(f"{found[key]}: the file changed while it was being read; prepare the corpus again.")
             yield Document(raw.decode("utf-8"), len(raw), key, _where(found[key]))
 
     licence = "; ".join(f"{name}: {text}" for name, text in licences.items())

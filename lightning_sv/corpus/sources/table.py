@@ -10,6 +10,7 @@ from lightning_sv.corpus.sources.files import files_source, source_files
 from lightning_sv.corpus.sources.hub import hub_source, hub_state
 from lightning_sv.corpus.sources.state import State, file_states
 from lightning_sv.corpus.sources.stdlib import installed_source, package_states, stdlib_source
+from lightning_sv.errors import ConfigError
 
 #: of fewer documents than this none is held out, but the end of each
 FEW = 16
@@ -22,7 +23,7 @@ def open_source(config: CorpusConfig, progress: Progress) -> Source:
     `CorpusConfig`.
 
     Raises:
-        ValueError: a file or dataset is missing, unreadable, or of an unknown kind; the sentence names it
+        ConfigError: a file or dataset is missing, unreadable, or of an unknown kind; the sentence names it
     """
     kind, _, name = config.source.partition(":")
     if kind == "stdlib":
@@ -49,7 +50,7 @@ def source_state(config: CorpusConfig, *, ask_hub: bool) -> State:
         ask_hub: if True, ask the Hugging Face hub for a dataset's revision
 
     Raises:
-        ValueError: as `open_source`
+        ConfigError: as `open_source`
     """
     kind, _, name = config.source.partition(":")
     if kind == "files":
@@ -104,7 +105,7 @@ class SplitDocuments:
         val_fraction: share of the documents held out, or of each
 
     Raises:
-        ValueError: there is no document, or none of more than a character
+        ConfigError: there is no document, or none of more than a character
     """
 
     def __init__(self, documents: UniqueDocuments, val_fraction: float) -> None:
@@ -122,9 +123,9 @@ class SplitDocuments:
                 return
         if not number:
             limit = f" within max_bytes={documents.max_bytes}; raise it" if documents.max_bytes else "; add some"
-            raise ValueError(f"there is no document{limit}.")
+            raise ConfigError(f"there is no document{limit}.")
         if longest < 2:
-            raise ValueError("no document has more than a single character; add text.")
+            raise ConfigError("no document has more than a single character; add text.")
 
     def __iter__(self) -> Iterator[Document]:
         for document in self.documents:

@@ -31,7 +31,8 @@ from lightning_sv.analysis.decision import (
 from lightning_sv.analysis.grids import Optimum
 from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent, token_efficiency
 from lightning_sv.analysis.scaling import FEWEST_SIZES, Interval
-from lightning_sv.experiments.claims.outcome import NotTestableError, Outcome
+from lightning_sv.errors import NotTestableError
+from lightning_sv.experiments.claims.outcome import Outcome
 from lightning_sv.experiments.claims.together import TWO_SIDED, Change, LossAt, difference
 from lightning_sv.experiments.results import Arm, Panel
 from lightning_sv.experiments.spec import ClaimSpec
@@ -205,7 +206,7 @@ def _ratio(
     def log(run: Run) -> float:
         value = of(run.curve(tag).values)
         if not value > 0:
-            raise ValueError(f"{tag} of {run.dir} is {value:g}, and ratios want numbers above 0.")
+            raise NotTestableError(f"{tag} of {run.dir} is {value:g}, and ratios want numbers above 0.")
         return power * math.log(value)
 
     a, b, _ = _two(claim, panel)

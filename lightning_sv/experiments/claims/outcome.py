@@ -10,10 +10,6 @@ from lightning_sv.analysis.paired import PairedDifference
 Agreement = Literal["", "consistent", "not consistent"]
 
 
-class NotTestableError(ValueError):
-    """Why something cannot be had of the runs that are there, or on this budget at all."""
-
-
 class Outcome(NamedTuple):
     """What one claim came to.
 

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_sv.analysis.decision import ALPHA, NOT_RESOLVED, NOT_TESTABLE
+from lightning_sv.errors import ConfigError, NotTestableError
 from lightning_sv.experiments.claims import decide
-from lightning_sv.experiments.claims.outcome import NotTestableError, Outcome, Verdict
+from lightning_sv.experiments.claims.outcome import Outcome, Verdict
 from lightning_sv.experiments.results import Arm, Panel
 from lightning_sv.experiments.spec import ClaimSpec, PanelKind, PanelSpec
 from lightning_sv.settings.words import unknown
@@ -97,39 +98,39 @@ def check_claims(panel: PanelSpec, where: str) -> None:
         where: names it to the user
 
     Raises:
-        ValueError: an unknown kind or arm, one arm twice, a share of the tokens that is none, a kind that such a panel
+        ConfigError: an unknown kind or arm, one arm twice, a share of the tokens that is none, a kind that such a panel
             does not have, or one without what it needs
     """
     for claim in panel.claims:
         if claim.kind not in KINDS:
-            raise ValueError(unknown(f"{where}: claim of kind", claim.kind, list(KINDS)))
+            raise ConfigError(unknown(f"{where}: claim of kind", claim.kind, list(KINDS)))
         kind = KINDS[claim.kind]
         if panel.kind not in kind.panels:
             kinds = " or ".join(kind.panels)
-            raise ValueError(
+            raise ConfigError(
                 f"{where}: a claim {claim.kind!r} needs a panel of kind {kinds}, this one is {panel.kind!r}."
             )
         for label in [claim.a, claim.b] if "{b}" in kind.statement else [claim.a]:
             if label not in panel.arms:
-                raise ValueError(unknown(f"{where}: claim {claim.kind!r}: arm", label, list(panel.arms)))
+                raise ConfigError(unknown(f"{where}: claim {claim.kind!r}: arm", label, list(panel.arms)))
         if claim.a == claim.b and "{b}" in kind.statement:
-            raise ValueError(f"{where}: claim {claim.kind!r} compares {claim.a!r} with itself; a and b are two arms.")
+            raise ConfigError(f"{where}: claim {claim.kind!r} compares {claim.a!r} with itself; a and b are two arms.")
         for key, share in (("at", claim.at), ("until", claim.until)):
             if not 0 < share <= 1:
-                raise ValueError(
+                raise ConfigError(
                     f"{where}: claim {claim.kind!r}: {key} is {share:g}; a share of the tokens is over 0 and up to 1."
                 )
         if lacking := kind.needs(claim, panel):
-            raise ValueError(f"{where}: a claim {claim.kind!r} needs {lacking}.")
+            raise ConfigError(f"{where}: a claim {claim.kind!r} needs {lacking}.")
     if (panel.kind == "scalar") != bool(panel.tag):
         says = f"its tag is {panel.tag!r}" if panel.tag else "it names no tag"
-        raise ValueError(
+        raise ConfigError(
             f"{where}: {says} and its kind is {panel.kind!r}; the kind 'scalar' and a tag, e.g. "
             "sharpness/all/lambda_max, go together."
         )
     own = {label: key for label, arm in panel.arms.items() for key in arm.axes if key not in panel.axes}
     for label, key in own.items():
-        raise ValueError(
+        raise ConfigError(
             f"{where}: arm {label!r} has values of {key}, which the panel does not vary; set the key of one run "
             "under 'set'."
         )
@@ -140,7 +141,7 @@ def verdicts(claim: ClaimSpec, panel: Panel) -> tuple[Verdict, ...]:
 
     Raises:
         NotTestableError: one size, and the claim is about a slope; or runs that end before a crossing that is known
-        ValueError: a run has not logged what the claim is about
+        ConfigError: a run has not logged what the claim is about
     """
     sizes = panel.sizes
     if claim.kind == "slope":

@@ -12,6 +12,7 @@ import numpy as np
 from lightning_sv.analysis.decision import ALPHA, CONFIDENCE, NOT_RESOLVED, NOT_TESTABLE
 from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.pooled import Families, benjamini_hochberg, holm
+from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.checks import CORPUS_KEYS
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.results import Arm, Figure, Panel
@@ -36,13 +37,13 @@ class LossAt:
         """Nats per token.
 
         Raises:
-            ValueError: the run is not validated before
+            NotTestableError: the run is not validated before
         """
         if self.share == 1.0:
             return run.val_loss
         curve, at = run.curve(VAL_LOSS), self.share * run.tokens
         if at < curve.tokens[0]:
-            raise ValueError(
+            raise NotTestableError(
                 f"{run.dir} has no validation loss around {at:,.0f} tokens, only from {curve.tokens[0]:,} to "
                 f"{curve.tokens[-1]:,}; set data.validations, or another share in the claim."
             )
@@ -109,7 +110,7 @@ def difference(
         confidence: coverage of the interval; None for that of the panel
 
     Raises:
-        ValueError: a run does not have it, or the arms share no seed
+        NotTestableError: a run does not have it, or the arms share no seed
     """
     families = panel.families or families_of([panel])
     return families.difference(_key(panel, a), _key(panel, b), of, confidence or CONFIDENCE)

@@ -10,6 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from lightning_sv.analysis.decision import NOT_TESTABLE
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.results import Figure
 from lightning_sv.whole import whole
@@ -62,18 +63,18 @@ def read_log(path: Path = LOG) -> list[Row]:
     """All rows, the oldest first; none where there is no log.
 
     Raises:
-        ValueError: it is something else
+        ConfigError: it is something else
     """
     if not path.is_file():
         return []
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != _COLUMNS:
-            raise ValueError(f"{path} is no log of verdicts: its columns are not {', '.join(_COLUMNS)}; move it away.")
+            raise ConfigError(f"{path} is no log of verdicts: its columns are not {', '.join(_COLUMNS)}; move it away.")
         rows = []
         for row in reader:
             if None in row or None in row.values():  # csv's marks for a line of other columns
-                raise ValueError(
+                raise ConfigError(
                     f"{path}, line {reader.line_num} is damaged; expected {len(_COLUMNS)} columns. "
                     f"Restore the file (git checkout {path}) or remove that line."
                 )
@@ -92,7 +93,7 @@ def add_to_log(rows: Iterable[Row], path: Path = LOG) -> int:
         How many were added.
 
     Raises:
-        ValueError: the file is no log
+        ConfigError: the file is no log
     """
     known = {_content(row) for row in read_log(path)}
     new = [row for content, row in {_content(row): row for row in rows}.items() if content not in known]

@@ -14,6 +14,7 @@ import numpy as np
 from lightning_sv.analysis.decision import direction, times
 from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, percent, token_factor
 from lightning_sv.analysis.scaling import ScalingFit
+from lightning_sv.errors import ConfigError, NotTestableError
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.claims.together import TWO_SIDED, difference
 from lightning_sv.experiments.report.copying import measured, parts_of
@@ -101,7 +102,7 @@ def _final(panel: Panel) -> list[tuple[str, str, PairedDifference]]:
     for arm, against in _pairs_of(panel):
         try:
             found.append((arm.label, against.label, difference(panel, arm, against, confidence=TWO_SIDED)))
-        except ValueError:
+        except NotTestableError:
             continue
     return found
 
@@ -185,7 +186,7 @@ def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
         ours: the runs to be reported, or folders of runs that belong to it
 
     Raises:
-        ValueError: names one of its runs, or the file
+        ConfigError: names one of its runs, or the file
         OSError: the directory can neither be written to nor created
     """
     check_writable(out)
@@ -199,9 +200,9 @@ def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
     if had is None:
         for name in (RESULTS, *PAGES):
             if (out / name).exists():
-                raise ValueError(f"{out} holds a {name} that is of no report; name another folder with --out.")
+                raise ConfigError(f"{out} holds a {name} that is of no report; name another folder with --out.")
     elif had and not any({run.resolve(), run.resolve().parent} & known for run in had):
-        raise ValueError(f"{out} holds a report of other runs ({had[0]}); name another folder with --out.")
+        raise ConfigError(f"{out} holds a report of other runs ({had[0]}); name another folder with --out.")
 
 
 def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:

@@ -26,6 +26,7 @@ from lightning_sv.analysis.style import (
     set_style,
     set_token_axis,
 )
+from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.report.copying import FORMED, GAIN
 from lightning_sv.experiments.results import Arm, Panel, Series
 from lightning_sv.runs.events import Curve
@@ -135,7 +136,7 @@ def _difference_view(title: str, arms: Sequence[Arm], confidence: float) -> tupl
         try:
             a, b = base.paired(arm)
             pairs.append(paired_curve(a.curves, b.curves, confidence))
-        except ValueError as error:
+        except NotTestableError as error:
             notes.append(f"{arm.name} - {base.name} cannot be drawn: {error}")
         else:
             looks.append(look)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import OmegaConf
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.checks import CORPUS_KEYS, VALIDATION_KEYS, check_same_data
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipes import Recipes
@@ -40,7 +41,7 @@ def asked(scale: str, text: str, label: str | None) -> Asked:
         label: in place of that
 
     Raises:
-        ValueError: arguments that are no keys of `fit`
+        ConfigError: arguments that are no keys of `fit`
     """
     args = underscored(shlex.split(text))
     words = " ".join(args).replace("=", " ").split()
@@ -59,7 +60,7 @@ def compared_figure(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> 
         seeds: pairs
 
     Raises:
-        ValueError: a comparison that makes no sense, or what `fit` would refuse
+        ConfigError: a comparison that makes no sense, or what `fit` would refuse
     """
     _check(arms, words, seeds)
     (a, _), *others = arms
@@ -85,12 +86,12 @@ def swept_figure(
         made: what `fit` would build of the words
 
     Raises:
-        ValueError: a grid that is none, or what `fit` would refuse
+        ConfigError: a grid that is none, or what `fit` would refuse
     """
     _check_keys(arms, words, seeds)
     for key, values in axes.items():
         if not all(0 < value < math.inf for value in values) or len(set(values)) < len(values):
-            raise ValueError(f"sweep: {key} is {list(values)}; give positive numbers that differ.")
+            raise ConfigError(f"sweep: {key} is {list(values)}; give positive numbers that differ.")
     title = f"{' and '.join(key.rpartition('.')[2] for key in axes)} of {', '.join(label for label, _ in arms)}"
     panel = PanelSpec(
         "Validation loss",
@@ -119,17 +120,17 @@ def _check(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> None:
     """Refuse what makes no comparison."""
     labels = [label for label, _ in arms]
     if not 2 <= len(arms) <= len(ascii_lowercase):
-        raise ValueError(
+        raise ConfigError(
             f"There are {len(arms) - 1} strategies to compare with {labels[0]!r}; give 1 to {len(ascii_lowercase) - 1}."
         )
     for (i, (first, one)), (j, (second, other)) in combinations(enumerate(arms), 2):
         if first == second:
-            raise ValueError(
+            raise ConfigError(
                 f"Arms {ascii_lowercase[i].upper()} and {ascii_lowercase[j].upper()} are both {first!r}, so "
                 "their difference would be noise; give strategies that differ, or labels where the arguments do."
             )
         if (one.scale, one.set) == (other.scale, other.set):
-            raise ValueError(
+            raise ConfigError(
                 f"{first!r} and {second!r} are the same strategy with the same arguments; give two that differ."
             )
     _check_keys(arms, words, seeds)
@@ -138,11 +139,11 @@ def _check(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> None:
 def _check_keys(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> None:
     """Refuse keys that every run has its own of."""
     if seeds < 1:
-        raise ValueError(f"--seeds is {seeds}; give the number of seeds, at least 1.")
+        raise ConfigError(f"--seeds is {seeds}; give the number of seeds, at least 1.")
     given = [word.split("=", 1)[0].removeprefix("--") for word in words if word.startswith("--")]
     for key in (*given, *(key for _, arm in arms for key in arm.set)):
         if key in _OURS:
-            raise ValueError(
+            raise ConfigError(
                 f"every run has its own --{key}; leave it out of the arguments and name strategies, seeds and the "
                 "output directory instead."
             )
@@ -156,7 +157,7 @@ def check_fixed(words: Sequence[str], options: Mapping[str, str]) -> None:
         options: varied key of `fit` -> the option that names its values
 
     Raises:
-        ValueError: names the key and the option
+        ConfigError: names the key and the option
     """
     for given, value in read_words(words, "sweep")[1].items():
         for key, option in options.items():
@@ -164,7 +165,7 @@ def check_fixed(words: Sequence[str], options: Mapping[str, str]) -> None:
             if given == key or (
                 inside and OmegaConf.select(OmegaConf.create(value), key[len(given) + 1 :]) is not None
             ):
-                raise ValueError(f"--{given} is {value}, and {option} varies {key}; leave one of them out.")
+                raise ConfigError(f"--{given} is {value}, and {option} varies {key}; leave one of them out.")
 
 
 class Resolved(NamedTuple):
@@ -181,7 +182,7 @@ def resolve(arms: Sequence[Asked], shared: Sequence[str]) -> list[Resolved]:
     """Resolve every arm as `fit` would.
 
     Raises:
-        ValueError: what `fit` would refuse, or arms on different corpora, tokenizers or validation sets
+        ConfigError: what `fit` would refuse, or arms on different corpora, tokenizers or validation sets
     """
     runs, hashed = [], set[Path]()
     for label, arm in arms:
@@ -211,7 +212,7 @@ def check_different(runs: Sequence[Resolved]) -> None:
     """Refuse two strategies that are one model."""
     for a, b in combinations(runs, 2):
         if a.arm.set == b.arm.set and a.model.canonical == b.model.canonical:
-            raise ValueError(
+            raise ConfigError(
                 f"strategies {a.arm.scale!r} and {b.arm.scale!r} are the same model, {str(a.model.canonical)!r}; "
                 "compare two that differ."
             )
@@ -221,7 +222,7 @@ def one_budget(runs: Sequence[Resolved]) -> tuple[list[Asked], str]:
     """Give every arm the tokens of A, whose parameters decide them where no steps are set; say so in a sentence.
 
     Raises:
-        ValueError: an arm asks for other tokens, or A's are not a whole number of its steps
+        ConfigError: an arm asks for other tokens, or A's are not a whole number of its steps
     """
     a, *_ = runs
     steps, size = plan_steps(a.model, a.data, a.trainer), a.data.tokens_per_step
@@ -232,17 +233,17 @@ def one_budget(runs: Sequence[Resolved]) -> tuple[list[Asked], str]:
         own, given = run.data.tokens_per_step, str(run.trainer["max_steps"])
         named = run.arm.set if run is not a else {}
         if "trainer.max_steps" in named and given != "-1" and int(given) * own != tokens:
-            raise ValueError(
+            raise ConfigError(
                 f"{run.label!r} is given trainer.max_steps {given}, {int(given) * own:,} tokens: all arms train "
                 f"for {of}; leave it out."
             )
         if "model.tokens_per_param" in named and run.model.tokens_per_param != a.model.tokens_per_param:
-            raise ValueError(
+            raise ConfigError(
                 f"{run.label!r} is given model.tokens_per_param {run.model.tokens_per_param:g}: all arms train "
                 f"for {of}; leave it out, or give it to all."
             )
         if tokens % own:
-            raise ValueError(
+            raise ConfigError(
                 f"{of} are no whole number of steps of {own:,} tokens, which {run.label!r} takes; set "
                 f"trainer.max_steps {-(-tokens // whole) * whole // size} for all."
             )

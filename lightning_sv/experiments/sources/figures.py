@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.spec import CONF, Budget, FigureSpec, Tuned
 from lightning_sv.settings.words import unknown
 from lightning_sv.settings.yaml_file import read_as
@@ -28,13 +29,13 @@ def load_figure(name: str, conf: Path = CONF) -> FigureSpec:
     """Read conf/paper/NAME.yaml.
 
     Raises:
-        ValueError: no such figure, a key or value that it cannot have, or a budget that there is not
+        ConfigError: no such figure, a key or value that it cannot have, or a budget that there is not
     """
     figure, budgets = _load(FigureSpec, name, conf / "paper", figure_names(conf), "figure"), budget_names(conf)
     for where, named in _budgets_named(figure):
         for budget in named:
             if budget not in budgets:
-                raise ValueError(unknown(f"conf/paper/{name}.yaml: {where}: budget", budget, budgets))
+                raise ConfigError(unknown(f"conf/paper/{name}.yaml: {where}: budget", budget, budgets))
     return figure
 
 
@@ -55,11 +56,13 @@ def load_budget(name: str, conf: Path = CONF) -> Budget:
     """Read conf/paper/budgets/NAME.yaml.
 
     Raises:
-        ValueError: no such budget, a key or value that it cannot have, or no pairs
+        ConfigError: no such budget, a key or value that it cannot have, or no pairs
     """
     budget = _load(Budget, name, conf / "paper" / "budgets", budget_names(conf), "budget")
     if budget.seeds < 1:
-        raise ValueError(f"budget {name}: its seeds are {budget.seeds}; give the number of pairs, two to judge claims.")
+        raise ConfigError(
+            f"budget {name}: its seeds are {budget.seeds}; give the number of pairs, two to judge claims."
+        )
     return budget
 
 
@@ -67,7 +70,7 @@ def load_tuned(name: str, conf: Path = CONF) -> Tuned | None:
     """Read conf/paper/tuned/NAME.yaml; None where nobody has tuned it yet.
 
     Raises:
-        ValueError: a key or value that it cannot have
+        ConfigError: a key or value that it cannot have
     """
     known = sorted(path.stem for path in (conf / "paper" / "tuned").glob("*.yaml"))
     return _load(Tuned, name, conf / "paper" / "tuned", known, "tuned") if name in known else None
@@ -75,5 +78,5 @@ def load_tuned(name: str, conf: Path = CONF) -> Tuned | None:
 
 def _load(cls: type[T], name: str, folder: Path, known: list[str], what: str) -> T:
     if name not in known:
-        raise ValueError(unknown(what, name, known))
+        raise ConfigError(unknown(what, name, known))
     return read_as(cls, folder / f"{name}.yaml")

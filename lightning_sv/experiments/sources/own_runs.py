@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_sv.analysis.run_plot import branch_norms
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.checks import (
     check_same_corpus,
     comparability_warnings,
@@ -40,12 +41,12 @@ def own_figure(
         command: what the report says made it
 
     Raises:
-        ValueError: for a directory without events, two runs of one label and seed, an unknown baseline, runs on other
+        ConfigError: for a directory without events, two runs of one label and seed, an unknown baseline, runs on other
             corpora, tokenizers or validation sets, or an arm that shares no seed with the baseline
     """
     paths, unfinished = _expand(dirs)
     if labels and len(labels) != len(paths):
-        raise ValueError(f"--labels names {len(labels)} runs and there are {len(paths)}; give one label each.")
+        raise ConfigError(f"--labels names {len(labels)} runs and there are {len(paths)}; give one label each.")
     found, names, damaged = [], [], []
     for path, label in zip(paths, labels or (None,) * len(paths), strict=True):
         try:
@@ -62,14 +63,14 @@ def own_figure(
         run.curve(VAL_LOSS)  # refuses a run that never validated
         seeds, seed = arms.setdefault(name, {}), _seed(run)
         if seed in seeds:
-            raise ValueError(
+            raise ConfigError(
                 f"{seeds[seed].dir} and {run.dir} are both {name!r} with seed {seed}; "
                 "leave one out, or tell them apart with --labels."
             )
         seeds[seed] = run
     first = baseline or names[0]
     if first not in arms:
-        raise ValueError(f"There is no arm {first!r} among the runs; --baseline takes one of {', '.join(arms)}.")
+        raise ConfigError(f"There is no arm {first!r} among the runs; --baseline takes one of {', '.join(arms)}.")
     checked = {str(run.dir): run for run in found}
     if len(found) > 1:
         check_same_corpus(checked)
@@ -77,7 +78,7 @@ def own_figure(
     for name, seeds in arms.items():
         shared = sorted(seeds.keys() & arms[first].keys())
         if not shared:
-            raise ValueError(f"{name} and {first} share no seed, so there are no pairs; run them on the same seeds.")
+            raise ConfigError(f"{name} and {first} share no seed, so there are no pairs; run them on the same seeds.")
         if alone := sorted(seeds.keys() ^ arms[first].keys()):
             warnings.append(f"{name} and {first} are paired on {_seeds(shared)}; {_seeds(alone)} only one of them has.")
     warnings += [f"Left out: {error}" for error in damaged]
@@ -122,7 +123,7 @@ def with_branches(figure: Figure) -> Figure:
 def _seed(run: Run) -> int:
     seed = run.summary.get("seed", run.config.get("seed_everything"))
     if not isinstance(seed, int):
-        raise ValueError(f"{run.dir} does not say its seed ({SUMMARY}, seed); pairs need it.")
+        raise ConfigError(f"{run.dir} does not say its seed ({SUMMARY}, seed); pairs need it.")
     return seed
 
 
@@ -153,4 +154,4 @@ def _compared(comparison: Path) -> list[Path]:
             comparison.parent / run["dir"] if "dir" in run else Path(shlex.split(run["command"])[-1]) for run in runs
         ]
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ValueError(f"{comparison} is not what compare writes ({error!r}); run it again.") from error
+        raise ConfigError(f"{comparison} is not what compare writes ({error!r}); run it again.") from error

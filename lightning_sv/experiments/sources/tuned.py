@@ -7,6 +7,7 @@ by hand: from then on every figure of a budget that names it gives each arm its 
 import math
 from typing import TYPE_CHECKING
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.spec import Tuned
 
 if TYPE_CHECKING:  # torch with it, and `report` needs none
@@ -29,13 +30,13 @@ def tuned_keys(tuned: Tuned, strategy: "ScaleStrategy", label: str, d_model: int
         d_model: width of its model
 
     Raises:
-        ValueError: neither it nor its kin is tuned
+        ConfigError: neither it nor its kin is tuned
     """
     kin = KIN.get(strategy.placement, "")
     alike = [name for name in tuned.arms if _split(name)[0] == str(strategy) and _split(name)[1] <= _split(label)[1]]
     found = max(alike, key=lambda name: len(_split(name)[1]), default=kin)
     if found not in tuned.arms:
-        raise ValueError(f"conf/paper/tuned/{tuned.name}.yaml has no values for {label}, nor for its kin {kin!r}.")
+        raise ConfigError(f"conf/paper/tuned/{tuned.name}.yaml has no values for {label}, nor for its kin {kin!r}.")
     values = dict(tuned.arms[found])
     if _STD in values and d_model != tuned.d_model:
         values[_STD] = rounded(values[_STD] * math.sqrt(tuned.d_model / d_model))

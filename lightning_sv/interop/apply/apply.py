@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.commit import applied_modules, chains, commit, uncompiled
 from lightning_sv.interop.apply.plan import Plan, Planner
 from lightning_sv.interop.apply.report import Report
@@ -58,7 +59,7 @@ def apply_strategy(
         what was done, with the largest difference of the outputs
 
     Raises:
-        ValueError: the model cannot have this strategy; it is as it was
+        ConfigError: the model cannot have this strategy; it is as it was
 
     Warns:
         UserWarning: what is not as the strategy has it
@@ -70,12 +71,12 @@ def apply_strategy(
     with _untied(model) if untie_head else _as_it_is() as keep:
         try:
             trace, roles = traced_roles(model, example, known)
-        except ValueError:
+        except ConfigError:
             _check_numbers(model, [name for name, _ in model.named_parameters()])  # why it may have failed
             raise
         sites = find_sites(model, trace, roles, frozenset(known or ()), bare=True)
         if not sites:
-            raise ValueError(f"{type(model).__name__} has no norm that a strategy could act on.")
+            raise ConfigError(f"{type(model).__name__} has no norm that a strategy could act on.")
         _check_numbers(model, [name for site in sites for name in site.names])
         plan = Planner(model, chosen, options or ScaleOptions()).make(sites)
         _check_unparametrized(model, plan)
@@ -85,7 +86,7 @@ def apply_strategy(
                 after = _outputs(model, args, kwargs)
             for path in plan.outputs:
                 if path not in called and f"{path}.weight" in trace.products:
-                    raise ValueError(
+                    raise ConfigError(
                         f"dnp normalizes what {path} gives when it is called, and this model takes its weight without "
                         f"calling it; use dp, or options.placement_at {{{path.rpartition('.')[2]}: dp}}."
                     )
@@ -96,7 +97,7 @@ def apply_strategy(
                 _ROUNDING.get(dtype, _ROUNDING_SHORT) for dtype in dtypes if dtype and dtype.is_floating_point
             )
             if same and not difference <= rounding:
-                raise ValueError(
+                raise ConfigError(
                     f"{chosen} would change what {type(model).__name__} computes, by {difference:.1e}: a matrix reads "
                     "its scale vectors in a way that the trace did not show; the model is as it was."
                 )
@@ -124,17 +125,17 @@ def _check(model: nn.Module) -> None:
     """Refuse models whose weights are not what their modules' code says."""
     name = type(model).__name__
     if isinstance(model, Backbone):
-        raise ValueError("a Backbone is built with its strategy: Backbone(config, strategy).")
+        raise ConfigError("a Backbone is built with its strategy: Backbone(config, strategy).")
     if applied_modules(model) or any(chains(module) for module in model.modules()):
-        raise ValueError(f"this {name} has a strategy already; fold_applied(model) takes it away first.")
+        raise ConfigError(f"this {name} has a strategy already; fold_applied(model) takes it away first.")
     if wrappers := [type(module).__name__ for module in model.modules() if type(module).__name__ in _WRAPPERS]:
-        raise ValueError(
+        raise ConfigError(
             f"{wrappers[0]} would not know of the vectors; apply the strategy to the model inside it, then wrap that."
         )
     if any(type(module).__module__.split(".")[0] == "peft" for module in model.modules()):
-        raise ValueError(f"this {name} has PEFT's layers; apply the strategy before them.")
+        raise ConfigError(f"this {name} has PEFT's layers; apply the strategy before them.")
     if getattr(model, "is_quantized", False):
-        raise ValueError(f"this {name} is quantized; apply the strategy to the model before that.")
+        raise ConfigError(f"this {name} is quantized; apply the strategy to the model before that.")
     _check_numbers(model, [name for name, parameter in model.named_parameters() if parameter.is_meta])
 
 
@@ -143,7 +144,7 @@ def _check_numbers(model: nn.Module, names: Iterable[str]) -> None:
     for name in names:
         parameter = model.get_parameter(name)
         if not parameter.is_floating_point() or type(parameter.data) is not Tensor or parameter.is_meta:
-            raise ValueError(
+            raise ConfigError(
                 f"{name} is {parameter.dtype} in a {type(parameter.data).__name__} on {parameter.device.type}; a "
                 "strategy needs plain numbers: not quantized, not sharded, not fake."
             )
@@ -155,7 +156,7 @@ def _check_unparametrized(model: nn.Module, plan: Plan) -> None:
         path, parametrized, rest = name.rpartition("parametrizations.")
         if parametrized:
             owner, weight = path.rstrip("."), rest.partition(".")[0]
-            raise ValueError(
+            raise ConfigError(
                 f"{path}{weight} is parametrized already; end that first: torch.nn.utils.parametrize."
                 f"remove_parametrizations(model.get_submodule({owner!r}), {weight!r})."
             )
@@ -172,7 +173,7 @@ def _untied(model: nn.Module) -> Iterator[list[bool]]:
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     tied = [module for module in model.modules() if isinstance(module, nn.Linear) and id(module.weight) in tables]
     if not tied:
-        raise ValueError(f"untie_head: no linear layer of this {type(model).__name__} shares an embedding's table.")
+        raise ConfigError(f"untie_head: no linear layer of this {type(model).__name__} shares an embedding's table.")
     config = getattr(model, "config", None)
     was = [(module, module.weight) for module in tied], getattr(config, "tie_word_embeddings", None)
     keep: list[bool] = []
@@ -206,14 +207,14 @@ def _outputs(model: nn.Module, args: Any, kwargs: Any) -> list[Tensor]:
     """Return the logits that the model gives in eval mode, or all its numbers where none are called so.
 
     Raises:
-        ValueError: it gives none
+        ConfigError: it gives none
     """
     with as_for_tracing(model), torch.no_grad():
         out = plain_output(model(*args, **kwargs))
     leaves = tree_leaves(out["logits"] if isinstance(out, dict) and "logits" in out else out)
     numbers = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     if not numbers:
-        raise ValueError(
+        raise ConfigError(
             f"{type(model).__name__} gives no numbers ({type(out).__name__}) by which to check that its function is "
             "kept; let forward return a tensor, or a tuple, dict or dataclass of them."
         )

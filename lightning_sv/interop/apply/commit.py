@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.plan import Plan
 from lightning_sv.interop.apply.weights import OutputNorm, ScaledGamma, ScaledWeight, output_norm_hook
 from lightning_sv.interop.groups import unwrapped
@@ -81,15 +82,15 @@ def fold_applied(model: nn.Module) -> nn.Module:
         the model itself
 
     Raises:
-        ValueError: no strategy was applied; norms that it added (`dnp`) would be left; or a weight was parametrized
+        ConfigError: no strategy was applied; norms that it added (`dnp`) would be left; or a weight was parametrized
             again since. Nothing is changed then
     """
     inners = applied_modules(model)
     if not inners:
-        raise ValueError(f"no strategy was applied to this {type(model).__name__}; give the model of apply_strategy.")
+        raise ConfigError(f"no strategy was applied to this {type(model).__name__}; give the model of apply_strategy.")
     normed = [path for path, module in model.named_modules() if output_norm_hook in module._forward_hooks.values()]
     if normed:
-        raise ValueError(
+        raise ConfigError(
             f"dnp normalizes the output of {normed[0]} ({len(normed)} such layers): no weight can take that norm up, "
             "and the model's own class has none there; keep the model as it is, in state_dict()."
         )
@@ -97,7 +98,7 @@ def fold_applied(model: nn.Module) -> nn.Module:
     for path, module in list(model.named_modules()):
         for attribute, chain in chains(module).items():
             if len(chain) > 1:
-                raise ValueError(
+                raise ConfigError(
                     f"{path}.{attribute} was parametrized again after apply_strategy ({type(chain[1]).__name__}); end "
                     "that first with torch.nn.utils.parametrize.remove_parametrizations, or before apply_strategy."
                 )
@@ -141,7 +142,7 @@ def _check_complete(model: nn.Module, args: Any) -> None:
     """Refuse to train without the scale vectors of a module that another one replaced.
 
     Raises:
-        ValueError: vectors are lost
+        ConfigError: vectors are lost
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
@@ -156,7 +157,7 @@ def _check_complete(model: nn.Module, args: Any) -> None:
         else:
             waiting += [child for child in module._modules.values() if child is not None and child not in seen]
     if lost := sorted(vars(model)[APPLIED].sites - present):
-        raise ValueError(
+        raise ConfigError(
             f"{lost[0]} has lost its scale vectors: another module replaced it, as in resize_token_embeddings; call "
             "fold_applied(model), then apply_strategy again."
         )

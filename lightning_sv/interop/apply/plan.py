@@ -7,6 +7,7 @@ from itertools import chain, repeat
 import torch
 from torch import Tensor, nn
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.sites import Reader, Site
 from lightning_sv.interop.apply.weights import OutputNorm, ScaledGamma, ScaledPart, ScaledWeight
 from lightning_sv.scale import DirectScale, OffsetScale, ScaleOptions, ScaleStrategy, ScaleVector
@@ -58,7 +59,7 @@ class Planner:
         """Return the plan.
 
         Raises:
-            ValueError: the model cannot have this strategy; the parameter by name
+            ConfigError: the model cannot have this strategy; the parameter by name
         """
         self._check_options(sites)
         for site in sites:
@@ -72,19 +73,21 @@ class Planner:
         given |= {key.rpartition(".")[0]: "role_at" for key in self.options.role_at}
         for key, name in given.items():
             if key not in words:
-                raise ValueError(
+                raise ConfigError(
                     f"options.{name} names {key!r}, which reads no scale vector of this model; those that do: "
                     f"{' '.join(sorted(words)) or 'none'}."
                 )
         for key, token in self.options.placement_at.items():
             if token not in PLACEMENTS:
-                raise ValueError(
+                raise ConfigError(
                     f"options.placement_at.{key} is {token!r}, which folding leaves and no strategy is; use one of "
                     f"{' '.join(PLACEMENTS)}."
                 )
         for name in ("share_scale_out", "freeze_input_beta"):
             if getattr(self.options, name):
-                raise ValueError(f"options.{name} is for models that are built with a strategy, not for those one has.")
+                raise ConfigError(
+                    f"options.{name} is for models that are built with a strategy, not for those one has."
+                )
 
     def _bare_site(self, site: Site) -> None:
         """Give the matrices behind a norm without scale vector their own, or one for all; each is 1 at the start."""
@@ -138,13 +141,13 @@ class Planner:
             self._note(site.vector, f"constant, and not part of the matrices: {site.stays}")
         elif site.stays:
             if not all(befores.values()):
-                raise ValueError(
+                raise ConfigError(
                     f"options.placement_at cannot move {site.vector} to some of its matrices: {site.stays}."
                 )
             self._keep(site, stored, gamma)
             self._note(site.vector, f"one for all its branches, without heterogeneity: {site.stays}")
         elif any(befores.values()) and not self.strategy.per_branch:
-            raise ValueError(
+            raise ConfigError(
                 f"options.placement_at gives only some branches of {site.vector} an input-side scale vector, but the "
                 "strategy shares one between them; add 'hg' to the strategy."
             )
@@ -192,7 +195,7 @@ class Planner:
         if site.bias is not None:
             bias = self.named[site.bias]
             if ((gamma == 0) & (bias != 0)).any():
-                raise ValueError(
+                raise ConfigError(
                     f"{site.vector} has an entry 0 where {site.bias} has none, which vectors behind the norm cannot "
                     "give; use a strategy without hg and ap."
                 )
@@ -247,7 +250,7 @@ class Planner:
         several = reader.mixed or len(reader.parts) > 1
         if type(layer) is not nn.Linear or several or weight.ndim != 2:
             why = "it holds several matrices" if several or weight.ndim != 2 else f"a {type(layer).__name__} owns it"
-            raise ValueError(
+            raise ConfigError(
                 f"dnp normalizes outputs of plain nn.Linear layers, and {reader.weight} is of none ({why}); use dp, or "
                 f"options.placement_at {{{reader.word}: dp}}."
             )
@@ -281,7 +284,7 @@ class Planner:
             if not gamma.any():
                 start = float(self.named[name].flatten()[0]) + 1e-3
                 why += f" Or start it near 0: torch.nn.init.constant_(model.get_parameter({name!r}), {start:g})."
-            raise ValueError(why) from error
+            raise ConfigError(why) from error
         return vector.requires_grad_(like.requires_grad)
 
     def _note(self, name: str, what: str) -> None:

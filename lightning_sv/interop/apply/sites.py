@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from torch import nn
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.roles import Roles
 from lightning_sv.roles.classify import Classifier
 from lightning_sv.roles.flow import moved, plain, stem
@@ -87,7 +88,7 @@ def find_sites(
         bare: if True, return norms without scale vector too, if matrices alone read them
 
     Raises:
-        ValueError: no token of the example reached a matrix of which it is not known what it reads
+        ConfigError: no token of the example reached a matrix of which it is not known what it reads
     """
     owners: dict[int, int] = {}
     for _, parameter in model.named_parameters(remove_duplicate=False):
@@ -324,7 +325,7 @@ def _with_siblings(sites: list[Site], trace: Classifier, roles: Roles, known: fr
             if _siblings(row.name) not in of:
                 if row.name in known:
                     continue
-                raise ValueError(
+                raise ConfigError(
                     f"no token of the example reached {row.name}, so that it is not known which scale vector it reads; "
                     "pass an example with more tokens."
                 )

@@ -6,6 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from lightning_sv.errors import RunError
 from lightning_sv.scale import ScaleVector, normalize
 from lightning_sv.scale.fold import effective_weight
 
@@ -25,7 +26,7 @@ class ComputedTensor(Tensor):
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        raise RuntimeError(
+        raise RunError(
             "this weight is computed from a matrix and scale vectors, and what is put into it would be lost; call "
             "fold_applied(model) before LoRA's merge and whatever else changes weights."
         )

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import Folded
 from lightning_sv.nn import BackboneConfig
 
@@ -80,20 +81,20 @@ def target(config: BackboneConfig, folded: Folded | None = None) -> Target:
         folded: the model, for branches that are normalized; None where none is
 
     Raises:
-        ValueError: no family of transformers has these norms or this router
+        ConfigError: no family of transformers has these norms or this router
     """
     normalized = frozenset(folded.normalized) if folded else frozenset()
     if config.router.balance == "bias":
-        raise ValueError(
+        raise ConfigError(
             "transformers' mixtures of experts have no bias on the choice of experts like ours; export models with "
             "model.backbone.router.balance loss or none."
         )
     if config.post_norm and (not config.qk_norm or config.n_expert):
-        raise ValueError(
+        raise ConfigError(
             "transformers has no model with these norms: post_norm is Gemma 3's, with qk_norm and without n_expert."
         )
     if config.qk_norm and config.n_expert and config.n_expert_shared:
-        raise ValueError(
+        raise ConfigError(
             "transformers has no model with these norms: qk_norm with n_expert is Qwen3-MoE's, which has no expert for "
             "every token; set n_expert_shared to 0."
         )
@@ -129,7 +130,7 @@ def hugging_face_config(config: BackboneConfig, max_positions: int = 4096, eot: 
         eot: see `arguments`
 
     Raises:
-        ValueError: see `target`
+        ConfigError: see `target`
     """
     return arguments(config, target(config), max_positions, eot)
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lightning_sv.corpus import Tokenizer
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop.hf.families import names_in_version_4, ways_to_load
 from lightning_sv.interop.hf.model import to_hugging_face, transformers
 from lightning_sv.interop.hf.tokenizer import fast_tokenizer
@@ -35,12 +36,12 @@ def check_unused(folder: Path) -> None:
     """Check that a folder is new or empty.
 
     Raises:
-        ValueError: it holds something, is a file, or is where the command runs, which cannot be exchanged
+        ConfigError: it holds something, is a file, or is where the command runs, which cannot be exchanged
     """
     if folder.resolve() == Path.cwd():
-        raise ValueError(f"{folder} is the folder that the command runs in; name one inside it.")
+        raise ConfigError(f"{folder} is the folder that the command runs in; name one inside it.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} is not empty; give a new or an empty folder.")
+        raise ConfigError(f"{folder} is not empty; give a new or an empty folder.")
 
 
 def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context: int, card: str) -> Exported:
@@ -54,7 +55,7 @@ def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context
         card: README.md's text, with {kind} for the class and {load} for the argument that loads own code
 
     Raises:
-        ValueError: the folder is used; transformers has no such model or tokenizer, or is not installed; or the logits
+        ConfigError: the folder is used; transformers has no such model or tokenizer, or is not installed; or the logits
             differ
     """
     final = Path(folder)
@@ -88,7 +89,7 @@ def compare(model: Backbone, theirs: Any, context: int) -> float:
     """Return ||theirs - ours|| / ||ours|| of the logits of two random texts.
 
     Raises:
-        ValueError: it is larger than rounding explains
+        ConfigError: it is larger than rounding explains
     """
     generator, sizes = torch.Generator().manual_seed(0), (2, min(context, 64))
     tokens = torch.randint(0, model.config.vocab_size, sizes, generator=generator, device="cpu").to(
@@ -97,7 +98,7 @@ def compare(model: Backbone, theirs: Any, context: int) -> float:
     ours, found = model(tokens), theirs.eval()(tokens).logits.to(model.embed.weight.dtype)
     difference = float((found - ours).norm() / ours.norm())
     if not difference <= TOLERANCE:
-        raise ValueError(
+        raise ConfigError(
             f"the logits of {type(theirs).__name__} differ from the backbone's by {difference:.2g} of their norm, so "
             "nothing is kept; please report this with the model's sizes and strategy."
         )

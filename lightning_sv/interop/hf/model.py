@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import Folded, fold_weights
 from lightning_sv.interop.hf.families import Target, arguments, keys, target
 from lightning_sv.nn import Backbone, BackboneConfig
@@ -16,12 +17,12 @@ def transformers() -> ModuleType:
     """Import transformers, which nothing but export and import needs.
 
     Raises:
-        ValueError: it is not installed
+        ConfigError: it is not installed
     """
     try:
         import transformers
     except ImportError as error:
-        raise ValueError(
+        raise ConfigError(
             f"transformers is needed here ({error}); make install-hf, or pip install 'transformers>=5'."
         ) from error
     module: ModuleType = transformers
@@ -45,7 +46,7 @@ def to_hugging_face(model: Backbone, eot: int | None = None, max_positions: int 
         max_positions: the longest sequence
 
     Raises:
-        ValueError: transformers has no such model, or is not installed
+        ConfigError: transformers has no such model, or is not installed
     """
     folded = fold_weights(model, into_norms=True)
     to = target(model.config, folded)

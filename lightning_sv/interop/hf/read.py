@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop.groups import WRAPPERS
 from lightning_sv.interop.hf.families import keys
 from lightning_sv.interop.hf.folder import compare
@@ -38,7 +39,7 @@ def from_hugging_face(
         options: finer choices of the strategy
 
     Raises:
-        ValueError: there is no such checkpoint, it does something the backbone does not, or the strategy would change
+        ConfigError: there is no such checkpoint, it does something the backbone does not, or the strategy would change
             the function
     """
     model = Backbone(backbone_config(folder), scale, options)
@@ -50,12 +51,12 @@ def backbone_config(folder: str | Path) -> BackboneConfig:
     """Return the sizes of a transformers checkpoint, from its config.json alone.
 
     Raises:
-        ValueError: see `from_hugging_face`
+        ConfigError: see `from_hugging_face`
     """
     family, theirs = _config(Path(folder))
     for what, differs in _differences(family, theirs).items():
         if differs:
-            raise ValueError(f"{folder}: {what}, which this backbone does not have; import another checkpoint.")
+            raise ConfigError(f"{folder}: {what}, which this backbone does not have; import another checkpoint.")
     own_width = theirs.head_dim * theirs.num_attention_heads != theirs.hidden_size
     return BackboneConfig(
         d_model=theirs.hidden_size,
@@ -77,14 +78,14 @@ def check_start(model: Backbone, folder: str | Path) -> None:
     """Check that a backbone, which may be on the meta device, can start from a transformers checkpoint.
 
     Raises:
-        ValueError: see `from_hugging_face`; or the sizes are others
+        ConfigError: see `from_hugging_face`; or the sizes are others
     """
     check_no_norm(model)
     expected = backbone_config(folder)
     for name in _SIZES:
         here, there = getattr(model.config, name), getattr(expected, name)
         if here != there:
-            raise ValueError(f"{folder} has {name} {there}, and this model {here}; use the sizes of the folder.")
+            raise ConfigError(f"{folder} has {name} {there}, and this model {here}; use the sizes of the folder.")
 
 
 @torch.no_grad()
@@ -99,7 +100,7 @@ def load_hugging_face(model: Backbone, folder: str | Path) -> float:
         The norm of the difference of the logits, relative to that of theirs.
 
     Raises:
-        ValueError: see `from_hugging_face`; or the sizes are others
+        ConfigError: see `from_hugging_face`; or the sizes are others
     """
     folder = Path(folder)
     check_start(model, folder)
@@ -123,11 +124,11 @@ def _config(folder: Path) -> tuple[str, Any]:
         written = json.loads(path.read_text(encoding="utf-8"))
         kind = written.get("model_type")
     except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(
+        raise ConfigError(
             f"{path} is no readable config ({type(error).__name__}); give a folder as save_pretrained writes it."
         ) from error
     if kind not in _FAMILIES:
-        raise ValueError(
+        raise ConfigError(
             f"{folder} holds a model of type {kind!r}; those that can be imported: {' '.join(_FAMILIES)}. "
             "apply_strategy puts a strategy on others as they are (docs/hugging-face.md)."
         )
@@ -136,7 +137,7 @@ def _config(folder: Path) -> tuple[str, Any]:
     try:
         return family, config_of.from_pretrained(folder)
     except Exception as error:  # whatever a configuration makes its checks raise
-        raise ValueError(f"{path} is no config of a {family} ({' '.join(str(error).split())[:300]}).") from error
+        raise ConfigError(f"{path} is no config of a {family} ({' '.join(str(error).split())[:300]}).") from error
 
 
 def _rope(theirs: Any) -> dict[str, Any]:
@@ -153,7 +154,7 @@ def _rope_scaling(folder: str | Path, theirs: Any) -> RopeScalingConfig | None:
     try:
         return RopeScalingConfig(*(rope[key] for key in keys))
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder}: its rope_parameters are no scaling of Llama 3.1 ({error}).") from error
+        raise ConfigError(f"{folder}: its rope_parameters are no scaling of Llama 3.1 ({error}).") from error
 
 
 def _differences(family: str, theirs: Any) -> dict[str, bool]:
@@ -184,7 +185,7 @@ def _open(folder: Path, family: str) -> Any:
     """Load the checkpoint by transformers, in float32."""
     files = [regular(file) for file in folder.iterdir() if not file.is_dir()]
     if not any(file.suffix == ".safetensors" for file in files):
-        raise ValueError(f"{folder} has no *.safetensors; pickled weights could run code and are not opened.")
+        raise ConfigError(f"{folder} has no *.safetensors; pickled weights could run code and are not opened.")
     model_of = getattr(transformers(), f"{family}ForCausalLM")
     renamed = {rf"(?<![^.]){word}\.": "" for word in sorted(WRAPPERS)}  # saved while it was compiled or wrapped
     options = {"use_safetensors": True, "local_files_only": True, "output_loading_info": True, "key_mapping": renamed}
@@ -192,10 +193,10 @@ def _open(folder: Path, family: str) -> Any:
         theirs, info = model_of.from_pretrained(folder, dtype=torch.float32, **options)
     except Exception as error:  # whatever damaged files make the libraries raise
         why = " ".join(str(error).split())[:300]
-        raise ValueError(f"the weights in {folder} cannot be read ({type(error).__name__}: {why}).") from error
+        raise ConfigError(f"the weights in {folder} cannot be read ({type(error).__name__}: {why}).") from error
     for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info.get(key):
-            raise ValueError(
+            raise ConfigError(
                 f"{folder} is no whole {family}ForCausalLM: {key.replace('_', ' ')} {sorted(info[key])[0]}."
             )
     return theirs.eval()

@@ -8,6 +8,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from lightning_sv.corpus.tokenizer import END_OF_TEXT, JsonTokenizer, Tokenizer, read_limited
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop.hf.model import transformers
 
 #: what byte-level tokenizers disagree on
@@ -22,7 +23,7 @@ def fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:
         context: the longest text
 
     Raises:
-        ValueError: transformers is not installed, or gives other ids
+        ConfigError: transformers is not installed, or gives other ids
     """
     own = isinstance(tokenizer, JsonTokenizer)
     made = tokenizers.Tokenizer.from_buffer(tokenizer.to_bytes()) if own else _gpt2(tokenizer)
@@ -41,7 +42,7 @@ def fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:
     )  # fmt: skip
     expected, found = [tokenizer.eot, *tokenizer.encode(_SAMPLE)], theirs(_SAMPLE)["input_ids"]
     if found != expected:
-        raise ValueError(
+        raise ConfigError(
             f"the tokenizer cannot be exported: as transformers' it gives {found} for {_SAMPLE!r}, and not {expected}."
         )
     return theirs
@@ -55,14 +56,14 @@ def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         folder: of the model
 
     Raises:
-        ValueError: they give different ids
+        ConfigError: they give different ids
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
         return
     theirs = JsonTokenizer.from_bytes(read_limited(path), str(path), tokenizer.eot_token)
     if theirs.encode(_SAMPLE) != tokenizer.encode(_SAMPLE) or theirs.vocab_size != tokenizer.vocab_size:
-        raise ValueError(
+        raise ConfigError(
             f"the corpus was made with another tokenizer than that of {folder}; prepare it with "
             f"--data.corpus.tokenizer {path}."
         )

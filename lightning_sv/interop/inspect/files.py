@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop.groups import unwrapped
 from lightning_sv.whole import regular
 
@@ -39,19 +40,19 @@ class Weights:
         folder: as save_pretrained writes it
 
     Raises:
-        ValueError: no such files, one is missing or damaged, or weights are pickled
+        ConfigError: no such files, one is missing or damaged, or weights are pickled
     """
 
     def __init__(self, folder: Path):
         if not folder.is_dir():
-            raise ValueError(f"{folder} is no folder; give one with config.json and *.safetensors.")
+            raise ConfigError(f"{folder} is no folder; give one with config.json and *.safetensors.")
         files = {path.name: path for path in sorted(folder.glob("*.safetensors"))}
         index = folder / "model.safetensors.index.json"
         if regular(index).exists():
             files = {name: folder / name for name in _files_of(index)}
         if not files:
             pickled = [path.name for pattern in _PICKLES for path in sorted(folder.glob(pattern))]
-            raise ValueError(
+            raise ConfigError(
                 f"{folder} has no *.safetensors"
                 + (f"; {pickled[0]} is a pickle, which could run code and is never opened: save it as safetensors."
                    if pickled else "; give a folder with a model's weights.")
@@ -59,7 +60,7 @@ class Weights:
         self.file_of: dict[str, Path] = {}
         for name, path in files.items():
             if not path.is_file():
-                raise ValueError(f"{folder} has no {name}, which {index.name} names; the download is not complete.")
+                raise ConfigError(f"{folder} has no {name}, which {index.name} names; the download is not complete.")
             with _opened(path) as file:
                 self.file_of |= dict.fromkeys(file.keys(), path)
 
@@ -67,13 +68,13 @@ class Weights:
         """Return the sizes of a stored tensor.
 
         Raises:
-            ValueError: its numbers are no plain floats
+            ConfigError: its numbers are no plain floats
         """
         with _opened(self.file_of[key]) as file:
             stored = file.get_slice(key)
             shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
         if dtype not in _NUMBERS:
-            raise ValueError(
+            raise ConfigError(
                 f"{self.file_of[key]}: {key} is stored as {dtype}: quantized numbers are not those of the model; "
                 "inspect the model before that."
             )
@@ -116,10 +117,10 @@ def _files_of(index: Path) -> list[str]:
     try:
         named = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ValueError(f"{index} is no index of weights ({type(error).__name__}).") from error
+        raise ConfigError(f"{index} is no index of weights ({type(error).__name__}).") from error
     for name in named:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise ValueError(f"{index} names {name!r}, which is no *.safetensors beside it; it is not opened.")
+            raise ConfigError(f"{index} names {name!r}, which is no *.safetensors beside it; it is not opened.")
     return named
 
 
@@ -127,10 +128,10 @@ def _opened(path: Path) -> Any:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
-        raise ValueError(
+        raise ConfigError(
             f"reading {path} needs safetensors ({error}); make install-hf, or pip install 'safetensors'."
         ) from error
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as safetensors ({error}); it is damaged, or no such file.") from error
+        raise ConfigError(f"{path} cannot be read as safetensors ({error}); it is damaged, or no such file.") from error

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.sites import Reader, find_sites
 from lightning_sv.interop.inspect.channels import channel_squares
 from lightning_sv.interop.inspect.files import Piece, Weights
@@ -41,7 +42,7 @@ def vectors_of_folder(folder: Path, *, trust_remote_code: bool = False) -> Found
         trust_remote_code: run the modelling code that lies beside the configuration
 
     Raises:
-        ValueError: as `weight_decay_roles`; no config, weights that are pickled, missing, damaged, quantized, of other
+        ConfigError: as `weight_decay_roles`; no config, weights that are pickled, missing, damaged, quantized, of other
             shapes than the configuration's
     """
     weights = Weights(folder)  # before code that may lie beside it
@@ -70,12 +71,12 @@ def _only(name: str, shape: tuple[int, ...], pieces: Mapping[str, list[Piece]], 
     """Return the key of a parameter that is stored as it is."""
     stored = pieces.get(name, [])
     if len(stored) != 1 or stored[0].pattern is not None:
-        raise ValueError(
+        raise ConfigError(
             f"{name} of the configuration's model is in the weights {'in another form' if stored else 'not'}; "
             "configuration and weights are not of one model."
         )
     if weights.shape(stored[0].key) != shape:
-        raise ValueError(
+        raise ConfigError(
             f"{name} is {list(weights.shape(stored[0].key))} in the weights and {list(shape)} in the configuration's "
             "model; they are not of one model."
         )
@@ -98,7 +99,7 @@ def _sums(
     for piece in stored:
         part = weights.shape(piece.key)
         if len(part) != 2 or part[axis] != shape[axis]:
-            raise ValueError(f"{piece.key} is {list(part)} in the weights, which is no part of {name}, {list(shape)}.")
+            raise ConfigError(f"{piece.key} is {list(part)} in the weights, which is no part of {name}, {list(shape)}.")
         (squares,) = channel_squares(partial(weights.read, piece.key), part, axis, (part[-3 - axis],))
         key = f"{name} ({piece.pattern})"
         by_pattern[key] = by_pattern.get(key, torch.zeros(())) + squares

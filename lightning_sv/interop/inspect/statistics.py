@@ -6,6 +6,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from lightning_sv.errors import ConfigError
+
 #: of the median size of a vector's entries: below the first a channel is called dead, above the second an outlier
 DEAD, OUTLIER = 0.05, 8.0
 
@@ -96,12 +98,12 @@ def statistics(vector: StoredVector) -> VectorStatistics:
     """Return the numbers of a vector.
 
     Raises:
-        ValueError: it has entries that are no finite numbers
+        ConfigError: it has entries that are no finite numbers
     """
     stored = vector.stored.double().flatten()
     gamma = stored + vector.origin
     if not gamma.isfinite().all():
-        raise ValueError(f"{vector.name} has entries that are not finite; the model is broken.")
+        raise ConfigError(f"{vector.name} has entries that are not finite; the model is broken.")
     size, median = gamma.abs(), gamma.abs().quantile(0.5)
     return VectorStatistics(
         name=vector.name,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.optim import build_optimizer
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY
 from lightning_sv.runs.provenance import Legs
@@ -56,19 +57,19 @@ def check_settings(checkpoint: dict[str, Any], module: Pretraining, data: Batche
         training: optimizer, schedule, batch and where the weights started count as well
 
     Raises:
-        ValueError: names the first key that differs, and both values; or the optimizer state is damaged
+        ConfigError: names the first key that differs, and both values; or the optimizer state is damaged
     """
     here = settings_of(module, data)
     saved = checkpoint.get(CHECKPOINT_KEY)
     if not isinstance(saved, dict):
-        raise ValueError(f"the checkpoint was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
+        raise ConfigError(f"the checkpoint was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
     keys: tuple[str, ...] = ("backbone", "scale", "scale_options", "mask_documents", "residual", "tokenizer_sha256")
     if training:
         keys = (*keys, "optim", "schedule", "data", "init_from")
     for key in keys:
         where, then, now = first_difference(key, saved.get(key), here[key])
         if then != now:
-            raise ValueError(
+            raise ConfigError(
                 f"the checkpoint was trained with {where} = {then}, this run has {now}; resume with the same "
                 "settings, or start a new run."
             )
@@ -89,18 +90,18 @@ def check_learning_rate(checkpoint: dict[str, Any], module: Pretraining, max_ste
         max_steps: of this run
 
     Raises:
-        ValueError: both rates, both lengths as far as they are known, and what to do
+        ConfigError: both rates, both lengths as far as they are known, and what to do
     """
     step, legs = checkpoint.get("global_step"), Legs()
     if not isinstance(step, int) or step < 0:
-        raise ValueError(f"the checkpoint's global_step is {step!r:.80}; resume from another.")
+        raise ConfigError(f"the checkpoint's global_step is {step!r:.80}; resume from another.")
     legs.restore(checkpoint[CHECKPOINT_KEY].get("legs"), step)
     then = checkpoint["optimizer_states"][0]["param_groups"][0]["lr"]
     now = module.lr * module.schedule.factor(min(step, max_steps - 1), max_steps)
     if isclose(then, now, rel_tol=1e-6):
         return
     length = f" of {legs.length}" if legs.length else ""
-    raise ValueError(
+    raise ConfigError(
         f"the checkpoint is at step {step}{length} of its {module.schedule.name} schedule, with learning rate "
         f"{then:.3g}; trainer.max_steps {max_steps} makes that {now:.3g}. Resume with the same trainer.max_steps, "
         "start a new run (a wsd one can be extended until it decays), or take the jump with --extend."
@@ -113,7 +114,7 @@ def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> 
     Torch would load them; a state of another shape makes a fused step write past its end.
 
     Raises:
-        ValueError: says what is not as it should be
+        ConfigError: says what is not as it should be
     """
     own = [dict(group) for group in optimizer.state_dict()["param_groups"]]
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -121,14 +122,14 @@ def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> 
         (saved,) = checkpoint["optimizer_states"]
         numbers = [group["params"] for group in saved["param_groups"]]
         if numbers != [group["params"] for group in own]:
-            raise ValueError("its parameters are numbered otherwise")
+            raise ConfigError("its parameters are numbered otherwise")
         # loading adds what an older torch did not have, and nothing else
         optimizer.load_state_dict({"state": {}, "param_groups": saved["param_groups"]})
         for here, group in zip(own, optimizer.state_dict()["param_groups"], strict=True):
             for key, value in here.items():
                 fine = isinstance(group[key], float) and isfinite(group[key]) if key == "lr" else group[key] == value
                 if not fine:
-                    raise ValueError(f"{key!r} of a group is {group[key]!r}")
+                    raise ConfigError(f"{key!r} of a group is {group[key]!r}")
             names = {frozenset(saved["state"][i]) for i in here["params"] if i in saved["state"]}
             fit = (
                 value.shape in (torch.Size(), parameters[i].shape)
@@ -136,10 +137,10 @@ def _check_optimizer_state(checkpoint: dict[str, Any], optimizer: Optimizer) -> 
                 for value in saved["state"].get(i, {}).values()
             )
             if len(names) > 1 or not all(fit):
-                raise ValueError("the state of a parameter is not of its shape, or incomplete")
+                raise ConfigError("the state of a parameter is not of its shape, or incomplete")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         what = f"a group lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise ValueError(f"the checkpoint's optimizer state is damaged ({what}); resume from another.") from error
+        raise ConfigError(f"the checkpoint's optimizer state is damaged ({what}); resume from another.") from error
 
 
 def first_difference(key: str, then: Any, now: Any) -> tuple[str, Any, Any]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.lit.checkpoint.settings import first_difference
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.nn.config import RouterConfig
@@ -47,14 +48,14 @@ def read_start(init_from: str, module: Pretraining, data: Batches) -> Start:
         data: what it reads; the text may differ, its tokenizer may not
 
     Raises:
-        ValueError: there is no such checkpoint, it is damaged, or its model or tokenizer is another: names the first
+        ConfigError: there is no such checkpoint, it is damaged, or its model or tokenizer is another: names the first
             key that differs, and both values
     """
     path = str(Path(init_from) / LAST) if Path(init_from).is_dir() else init_from
     try:
         model = read_model(path, allow=modules_named(str(module.strategy)))
-    except ValueError as error:
-        raise ValueError(f"model.init_from: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"model.init_from: {error}") from error
     made = model.checkpoint[CHECKPOINT_KEY]
     theirs = _function(model.config, model.strategy, model.options)
     ours = _function(module.config, module.strategy, module.scale_options)
@@ -62,7 +63,7 @@ def read_start(init_from: str, module: Pretraining, data: Batches) -> Start:
     if then == now:
         where, then, now = "tokenizer_sha256", made.get("tokenizer_sha256"), data.manifest.tokenizer_sha256
     if then != now:
-        raise ValueError(
+        raise ConfigError(
             f"model.init_from: {path} has {where} = {then}, this run has {now}; start from weights of the same model "
             "and tokenizer."
         )
@@ -78,7 +79,7 @@ def read_start(init_from: str, module: Pretraining, data: Batches) -> Start:
             "origin": check_origin(made.get("origin")),
         }
     except (LookupError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"model.init_from: {path} does not say its step and batch ({error!r}).") from error
+        raise ConfigError(f"model.init_from: {path} does not say its step and batch ({error!r}).") from error
     return Start(model.weights, origin)
 
 
@@ -86,14 +87,14 @@ def check_origin(saved: Any) -> dict[str, Any] | None:
     """Return what a checkpoint says of the weights that its run started from; None for a run of its own.
 
     Raises:
-        ValueError: it is nothing that `summary.json` can hold
+        ConfigError: it is nothing that `summary.json` can hold
     """
     if saved is not None and not isinstance(saved, dict):
-        raise ValueError(f"the checkpoint's origin is damaged (a {type(saved).__name__}); use another.")
+        raise ConfigError(f"the checkpoint's origin is damaged (a {type(saved).__name__}); use another.")
     try:
         json.dumps(saved)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"the checkpoint's origin is damaged ({error}); use another.") from error
+        raise ConfigError(f"the checkpoint's origin is damaged ({error}); use another.") from error
     return saved
 
 

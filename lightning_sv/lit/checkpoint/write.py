@@ -1,5 +1,6 @@
 """Checkpoints that are whole or absent: written beside their place, synced, then renamed."""
 
+import logging
 import math
 import os
 import shlex
@@ -14,6 +15,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from lightning_sv.callbacks.clock import StepClock
 from lightning_sv.callbacks.trained import tokens_seen, validates_now
+from lightning_sv.errors import ConfigError
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.signals import StopSignals
 from lightning_sv.runs.checkpoint import check_checkpoint
@@ -21,6 +23,8 @@ from lightning_sv.runs.directory import CONFIG
 from lightning_sv.runs.job import program
 from lightning_sv.scale.strategy import modules_named
 from lightning_sv.whole import partial_of, remove, whole
+
+log = logging.getLogger(__name__)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -120,12 +124,12 @@ class LastCheckpoint(Checkpoint):
         best: keep also the one of the lowest val/loss, and write at every validation that is one
 
     Raises:
-        ValueError: keep is below 1
+        ConfigError: keep is below 1
     """
 
     def __init__(self, every_n_steps: int = 500, keep: int = 1, best: bool = False):
         if keep < 1:
-            raise ValueError(f"checkpoint.keep is {keep}; it must be at least 1.")
+            raise ConfigError(f"checkpoint.keep is {keep}; it must be at least 1.")
         self._clock = StepClock("checkpoint.every_n_steps", every_n_steps)
         self.keep, self.best = keep, best
         self.path: Path | None = None
@@ -239,4 +243,4 @@ class LastCheckpoint(Checkpoint):
             allow = [word for module in sorted(modules_named(str(pl_module.strategy))) for word in ("--allow", module)]
             resume = shlex.join([program(), "fit", "--config", str(config), "--ckpt_path", str(self.path), *allow])
             hint = f"resume with: {resume}" if self.path.exists() else "no checkpoint was written yet"
-            print(f"stopped at step {trainer.global_step}; {hint}", flush=True)
+            log.warning("stopped at step %d; %s", trainer.global_step, hint)

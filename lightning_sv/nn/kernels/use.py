@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.nn.attention import Attention
 from lightning_sv.nn.backbone import Backbone
 from lightning_sv.nn.ffn import FeedForward
@@ -22,12 +23,12 @@ def use_kernels(net: Backbone, kernels: Kernels) -> None:
     language-model head stay as they are.
 
     Raises:
-        ValueError: 'triton' where Triton cannot run
+        ConfigError: 'triton' where Triton cannot run
     """
     if kernels == "plain":
         return
     if reason := unusable():
-        raise ValueError(f"model.kernels is triton, and {reason}; use plain.")
+        raise ConfigError(f"model.kernels is triton, and {reason}; use plain.")
     from lightning_sv.nn.kernels.heads import norm_rotate
 
     for module in net.modules():
