@@ -7,16 +7,55 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightning_sv.callbacks import BranchNorms, Preconditioner, RouterMonitor, Sharpness, TrainingMonitor
+    from lightning_sv.interop import apply_strategy, fold_applied, param_groups, weight_decay_roles
+    from lightning_sv.lit.data import TokenDataModule
+    from lightning_sv.lit.module import PretrainModule
+    from lightning_sv.lit.text_samples import TextSamples
     from lightning_sv.nn import Backbone, BackboneConfig
-    from lightning_sv.scale import ScaleOptions, ScaleStrategy
+    from lightning_sv.runs.checkpoint import load_backbone
+    from lightning_sv.runs.events import read_run
+    from lightning_sv.scale import RMSNorm, ScaledLinear, ScaleOptions, ScaleStrategy
 
 __version__ = "0.1.0"
 
-__all__ = ["Backbone", "BackboneConfig", "ScaleOptions", "ScaleStrategy", "__version__"]
+#: public name -> its module, imported on first use (PEP 562): commands that build no model start without torch
+_HOMES = {
+    "PretrainModule": "lit.module", "TokenDataModule": "lit.data", "TextSamples": "lit.text_samples",
+    **dict.fromkeys(("BranchNorms", "Preconditioner", "RouterMonitor", "Sharpness", "TrainingMonitor"), "callbacks"),
+    **dict.fromkeys(("Backbone", "BackboneConfig"), "nn"),
+    **dict.fromkeys(("RMSNorm", "ScaleOptions", "ScaleStrategy", "ScaledLinear"), "scale"),
+    **dict.fromkeys(("apply_strategy", "fold_applied", "param_groups", "weight_decay_roles"), "interop"),
+    "load_backbone": "runs.checkpoint", "read_run": "runs.events",
+}  # fmt: skip
+
+__all__ = [
+    "Backbone",
+    "BackboneConfig",
+    "BranchNorms",
+    "Preconditioner",
+    "PretrainModule",
+    "RMSNorm",
+    "RouterMonitor",
+    "ScaleOptions",
+    "ScaleStrategy",
+    "ScaledLinear",
+    "Sharpness",
+    "TextSamples",
+    "TokenDataModule",
+    "TrainingMonitor",
+    "__version__",
+    "apply_strategy",
+    "fold_applied",
+    "load_backbone",
+    "param_groups",
+    "read_run",
+    "weight_decay_roles",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use (PEP 562): commands that build no model start without torch."""
-    if name not in __all__:
+    """Import a public name on its first use."""
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{'nn' if name.startswith('Backbone') else 'scale'}"), name)
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

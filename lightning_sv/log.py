@@ -26,13 +26,17 @@ def _on_first_device(record: logging.LogRecord) -> bool:
 
 
 def start_logging(level: int = logging.INFO) -> None:
-    """Show messages from `level` on, those of Lightning and litdata from WARNING (with DEBUG: from INFO)."""
+    """Show messages of this package from `level` on."""
     handler = _Stderr()
     handler.addFilter(_on_first_device)
     _PACKAGE.handlers, _PACKAGE.propagate = [handler], False
     _PACKAGE.setLevel(level)
+
+
+def quiet_libraries() -> None:
+    """Show messages of Lightning and litdata from WARNING on, with `--verbose` from INFO; after their import."""
     for name in ("lightning.pytorch", "lightning.fabric", "litdata"):
-        logging.getLogger(name).setLevel(logging.INFO if level == logging.DEBUG else logging.WARNING)
+        logging.getLogger(name).setLevel(logging.INFO if _PACKAGE.level == logging.DEBUG else logging.WARNING)
     logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # a profiler's report is one
 
 

@@ -1,23 +1,22 @@
-"""What a run shows and records."""
+"""Callbacks for any LightningModule whose model has scale vectors, and what they log."""
 
 from lightning_sv.callbacks.branch_norms import BranchNorms, branch_norms
 from lightning_sv.callbacks.copying import CopyingMonitor
-from lightning_sv.callbacks.experts import Experts
 from lightning_sv.callbacks.preconditioner import Preconditioner, preconditioner_figures
 from lightning_sv.callbacks.progress import RunProgress
-from lightning_sv.callbacks.scalars import Scalars, write_scalars
+from lightning_sv.callbacks.router_monitor import RouterMonitor
+from lightning_sv.callbacks.run_state import tokens_seen
 from lightning_sv.callbacks.sharpness import Sharpness
-from lightning_sv.callbacks.trained import TrainedModule, tokens_seen
+from lightning_sv.callbacks.training_monitor import TrainingMonitor, write_scalars
 
 __all__ = [
     "BranchNorms",
     "CopyingMonitor",
-    "Experts",
     "Preconditioner",
+    "RouterMonitor",
     "RunProgress",
-    "Scalars",
     "Sharpness",
-    "TrainedModule",
+    "TrainingMonitor",
     "branch_norms",
     "preconditioner_figures",
     "tokens_seen",

@@ -1,19 +1,16 @@
 """Per-branch norms of W, gamma and the effective W: how Q, K and V move apart (paper, Figure 4)."""
 
-from collections import defaultdict
-from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.callbacks.charts import Pages, chart_layout
-from lightning_sv.callbacks.clock import StepClock
-from lightning_sv.callbacks.scalars import write_scalars
-from lightning_sv.callbacks.trained import TrainedModule
+from lightning_sv.callbacks.scaled_branches import check_scaled, means_over_layers, scaled_branches
+from lightning_sv.callbacks.step_trigger import StepTrigger
+from lightning_sv.callbacks.tensorboard_layout import Pages, chart_layout
+from lightning_sv.callbacks.training_monitor import write_scalars
 from lightning_sv.optim import gathered
-from lightning_sv.scale import BranchGroup, output_norms
 from lightning_sv.scale.fold import effective_weight
 
 
@@ -28,43 +25,22 @@ def branch_norms(model: nn.Module) -> dict[str, Tensor]:
     """
     out: dict[str, Tensor] = {}
     with torch.no_grad():
-        for path, module in model.named_modules():
-            if isinstance(module, BranchGroup):
-                for name in module.names:
-                    out |= {f"{place_of(path)}/{name}/{key}": value for key, value in _norms(module, name).items()}
-        for path, norm in output_norms(model):
-            assert norm.scale is not None
-            out[f"{place_of(path)}/{path.rpartition('.')[2]}/gamma"] = gathered(norm.scale()).square().mean().sqrt()
+        for branch in scaled_branches(model):
+            if branch.weight is None:
+                out[f"{branch.name}/gamma"] = branch.gammas()["out"].square().mean().sqrt()
+            else:
+                out |= {f"{branch.name}/{key}": value for key, value in _norms(branch.weight, branch.gammas()).items()}
     return out | means_over_layers(out)
 
 
-def place_of(path: str) -> str:
-    """Return 'layer3' for a module inside the block of that number, else 'head'."""
-    number = next((part for part in path.split(".") if part.isdigit()), None)
-    return "head" if number is None else f"layer{number}"
-
-
-def means_over_layers(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Average 'layer0/q_proj/W', 'layer1/q_proj/W', ... as 'mean/q_proj/W'; keys of more parts are left out."""
-    over_layers: dict[str, list[Tensor]] = defaultdict(list)
-    for key, value in figures.items():
-        if key.startswith("layer") and key.count("/") == 2:
-            over_layers[key.partition("/")[2]].append(value)
-    return {f"mean/{key}": torch.stack(values).mean() for key, values in over_layers.items()}
-
-
-def _norms(group: BranchGroup, name: str) -> dict[str, Tensor]:
+def _norms(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the norms of one branch; the last axes are its own, a leading one counts experts."""
-    weight = gathered(getattr(group, name).weight)
-    gamma_in, gamma_out = (None if gamma is None else gathered(gamma) for gamma in group.gammas(name))
-    effective = torch.linalg.matrix_norm(effective_weight(weight, gamma_in, gamma_out))
+    weight = gathered(weight)
+    effective = torch.linalg.matrix_norm(effective_weight(weight, gammas.get("in"), gammas.get("out")))
     out = {"W": torch.linalg.matrix_norm(weight).mean(), "effective": effective.mean()}
     if effective.ndim:
         out |= {f"effective/expert{e}": value for e, value in enumerate(effective)}
-    for side, gamma in (("gamma_in", gamma_in), ("gamma_out", gamma_out)):
-        if gamma is not None:
-            out[side] = gamma.square().mean(-1).sqrt().mean()
-    return out
+    return out | {f"gamma_{side}": gamma.square().mean(-1).sqrt().mean() for side, gamma in gammas.items()}
 
 
 class BranchNorms(L.Callback):
@@ -72,29 +48,37 @@ class BranchNorms(L.Callback):
 
     Args:
         every_n_steps: optimizer steps between two writes; step 0 is always written
+        model: dotted name of the submodule with the scale vectors; null to find it
+
+    Raises:
+        ConfigError: every_n_steps is below 1
     """
 
-    def __init__(self, every_n_steps: int = 50):
-        self._clock = StepClock("branch_norms.every_n_steps", every_n_steps)
+    def __init__(self, every_n_steps: int = 50, model: str | None = None):
+        self._clock, self.model = StepTrigger("branch_norms.every_n_steps", every_n_steps), model
 
-    def charts(self, pl_module: TrainedModule) -> Pages:
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Find the model; refuse one without scale vectors."""
+        self._model = check_scaled(pl_module, self.model, "BranchNorms")
+
+    def charts(self) -> Pages:
         """Return a page for each group of branches."""
-        return chart_layout(branch_norms(pl_module.net))
+        return chart_layout(branch_norms(self._model))
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the starting norms; a resumed run has written those of its step."""
         self._clock.start(trainer)
         if trainer.global_step == 0:
-            self._write(trainer, pl_module)
+            self._write(trainer)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: TrainedModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Write every n optimizer steps, and at the last."""
-        if self._clock.ended(trainer) and self._clock.is_due(trainer, trainer.global_step):
-            self._write(trainer, pl_module)
+        if self._clock.ended(trainer) and self._clock.is_due(trainer.global_step):
+            self._write(trainer)
 
-    def _write(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
-        norms = branch_norms(pl_module.net)
+    def _write(self, trainer: L.Trainer) -> None:
+        norms = branch_norms(self._model)
         values = torch.stack(list(norms.values())).tolist()  # one transfer from the device
         write_scalars(trainer, {f"branch_norm/{k}": v for k, v in zip(norms, values, strict=True)})

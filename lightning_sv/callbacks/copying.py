@@ -8,10 +8,10 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.callbacks.charts import Pages
-from lightning_sv.callbacks.clock import StepClock
-from lightning_sv.callbacks.scalars import pause_throughput, write_scalars
-from lightning_sv.callbacks.trained import TrainedModule, data_of
+from lightning_sv.callbacks.run_state import data_of, known_steps, model_of, settings_of
+from lightning_sv.callbacks.step_trigger import StepTrigger
+from lightning_sv.callbacks.tensorboard_layout import Pages
+from lightning_sv.callbacks.training_monitor import pause_throughput, write_scalars
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_numbers
 from lightning_sv.scale.shapes import Bool, Float, Int
@@ -112,12 +112,15 @@ class CopyingMonitor(L.Callback):
         points: measurements in a run, evenly spaced, the last at its end
         sequences: held-out sequences of each, spread evenly over the validation split
         repeat_length: tokens of the text that is read twice; null for half of data.seq_len
+        model: dotted name of the submodule that maps token ids to logits; null for our backbone, or the whole module
 
     Raises:
         ConfigError: a value below 1 (repeat_length: below 2), or a repeat_length that data.seq_len does not hold twice
     """
 
-    def __init__(self, points: int = 24, sequences: int = 128, repeat_length: int | None = None):
+    def __init__(
+        self, points: int = 24, sequences: int = 128, repeat_length: int | None = None, model: str | None = None
+    ):
         for key, value, least in (
             ("points", points, 1),
             ("sequences", sequences, 1),
@@ -125,12 +128,12 @@ class CopyingMonitor(L.Callback):
         ):
             if value is not None and value < least:
                 raise ConfigError(f"{key} of CopyingMonitor is {value}; expected at least {least}.")
-        self.points, self.sequences, self.repeat_length = points, sequences, repeat_length
-        self._clock = StepClock("CopyingMonitor")
+        self.points, self.sequences, self.repeat_length, self.model = points, sequences, repeat_length, model
+        self._clock = StepTrigger("CopyingMonitor")
         self._every = 1
         self._block: Tensor | None = None
 
-    def charts(self, pl_module: TrainedModule) -> Pages:
+    def charts(self) -> Pages:
         """Return a page: the loss by kind of token, and on repeated text."""
         kinds, copies = TokenKinds._fields, ("first_copy", "second_copy")
         return {
@@ -141,45 +144,50 @@ class CopyingMonitor(L.Callback):
             }
         }
 
-    def setup(self, trainer: L.Trainer, pl_module: TrainedModule, stage: str) -> None:
-        """Refuse a repeated text that does not fit into a sequence."""
-        most = (data_of(trainer).seq_len + 1) // 2
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuse a repeated text that does not fit into a sequence, and other data than token batches."""
+        data = getattr(trainer, "datamodule", None)
+        if not hasattr(data, "seq_len") or not hasattr(data, "held_out"):
+            raise ConfigError("CopyingMonitor reads held-out tokens; expected a TokenDataModule.")
+        most = (data.seq_len + 1) // 2
         if self.repeat_length is not None and self.repeat_length > most:
             raise ConfigError(
                 f"repeat_length of CopyingMonitor is {self.repeat_length}; expected at most {most}, because "
-                f"data.seq_len {data_of(trainer).seq_len} must hold the text twice."
+                f"data.seq_len {data.seq_len} must hold the text twice."
             )
         if most < 2:
-            raise ConfigError(f"data.seq_len is {data_of(trainer).seq_len}; CopyingMonitor needs at least 3.")
+            raise ConfigError(f"data.seq_len is {data.seq_len}; CopyingMonitor needs at least 3.")
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Read the sequences."""
         self._clock.start(trainer)
-        self._every = max(1, trainer.max_steps // self.points)
-        self._block = data_of(trainer).held_out(self.sequences).to(pl_module.device)
+        self._every = max(1, known_steps(trainer, "CopyingMonitor") // self.points)
+        data = data_of(trainer)
+        assert data is not None
+        self._block = data.held_out(self.sequences).to(pl_module.device)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: TrainedModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Measure when due; on every device, because a sharded model needs them all."""
         step = trainer.global_step
-        last = step >= trainer.max_steps
-        if not self._clock.ended(trainer) or not (last or step % self._every == 0):
+        if not self._clock.ended(trainer) or not (self._clock.is_last(step) or step % self._every == 0):
             return
-        assert self._block is not None
+        data, settings = data_of(trainer), settings_of(pl_module)
+        assert self._block is not None and data is not None
         began = time.perf_counter()
-        data = data_of(trainer)
-        eot = data.eot if pl_module.mask_documents else None
+        eot = data.eot if settings is not None and settings.mask_documents else None
         length = self.repeat_length or (data.seq_len + 1) // 2
-        was_training = pl_module.net.training
-        pl_module.net.eval()
+        model = model_of(pl_module, self.model)
+        was_training = model.training
+        model.eval()
         # Other shapes than the trained one would be compiled each, and the training step perhaps anew.
-        compiled = pl_module.compile_how != "none"
+        compiled = settings is not None and settings.compile_how != "none"
         with (
             torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
             trainer.precision_plugin.forward_context(),
         ):
-            losses = copying_losses(pl_module.net, self._block, length, eot)
-        pl_module.net.train(was_training)
+            losses = copying_losses(model, self._block, length, eot)
+        model.train(was_training)
         write_scalars(trainer, {f"copying/{key}": value for key, value in losses.items()})
         pause_throughput(trainer, time.perf_counter() - began)

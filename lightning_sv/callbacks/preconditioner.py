@@ -8,16 +8,15 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
-from lightning_sv.callbacks.branch_norms import means_over_layers, place_of
-from lightning_sv.callbacks.charts import BRANCH_PAGES, Pages
-from lightning_sv.callbacks.clock import StepClock
-from lightning_sv.callbacks.probe import log_spaced
-from lightning_sv.callbacks.scalars import pause_throughput, write_scalars
-from lightning_sv.callbacks.trained import TrainedModule, tokens_seen
+from lightning_sv.callbacks.curvature_batch import log_spaced
+from lightning_sv.callbacks.run_state import known_steps
+from lightning_sv.callbacks.scaled_branches import ScaledBranch, check_scaled, means_over_layers, scaled_branches
+from lightning_sv.callbacks.step_trigger import StepTrigger
+from lightning_sv.callbacks.tensorboard_layout import BRANCH_PAGES, Pages
+from lightning_sv.callbacks.training_monitor import axis, pause_throughput, write_scalars
 from lightning_sv.curvature import column_eigenvalues, gamma_figures, scale_field
 from lightning_sv.errors import ConfigError
 from lightning_sv.optim import gathered
-from lightning_sv.scale import BranchGroup, ScaleVector, output_norms
 
 #: how many quantiles of each side stand for it in the histogram of a field
 _GRID = 64
@@ -36,7 +35,7 @@ def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
     """
     out: dict[str, Tensor] = {}
     with torch.no_grad():
-        for where, weight, sides in _sites(model):
+        for where, weight, sides in _scaled(model):
             gammas = {side: gathered(vector()) for side, vector in sides.items()}
             if weight is not None:
                 out |= {f"{where}/{key}": value for key, value in _field(weight, gammas).items()}
@@ -44,7 +43,7 @@ def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
                 figures = [gamma_figures(g) for g in gamma.reshape(-1, gamma.shape[-1])]
                 for key in ("drift", "dead", "negative"):
                     out[f"{where}/{key}_{side}"] = _mean([getattr(figure, key) for figure in figures])
-                if (beta := sides[side].magnitude) is not None:
+                if (beta := _beta(sides[side])) is not None:
                     out[f"{where}/beta_{side}"] = gathered(beta).mean().double().cpu()
     return out | means_over_layers(out)
 
@@ -56,26 +55,23 @@ def beta_gradients(model: nn.Module) -> dict[str, Tensor]:
     norm's eps, yet Adam, which divides by its size, moves it at full rate.
     """
     out: dict[str, Tensor] = {}
-    for where, _, sides in _sites(model):
+    for where, _, sides in _scaled(model):
         for side, vector in sides.items():
-            beta = vector.magnitude
+            beta = _beta(vector)
             if beta is not None and beta.grad is not None:
                 out[f"{where}/beta_{side}_grad"] = gathered(beta.grad).abs().mean().double().cpu()
     return out | means_over_layers(out)
 
 
-def _sites(model: nn.Module) -> list[tuple[str, Tensor | None, dict[str, ScaleVector]]]:
-    """Every branch, and every norm that feeds none, that has scale vectors: (name, weight, side -> vector)."""
-    found: list[tuple[str, Tensor | None, dict[str, ScaleVector]]] = []
-    for path, module in model.named_modules():
-        if isinstance(module, BranchGroup):
-            for name, branch in module.branches():
-                sides = zip(("in", "out"), module.vectors(name), strict=True)
-                found.append((f"{place_of(path)}/{name}", branch.weight, {s: v for s, v in sides if v is not None}))
-    for path, norm in output_norms(model):
-        assert norm.scale is not None
-        found.append((f"{place_of(path)}/{path.rpartition('.')[2]}", None, {"out": norm.scale}))
-    return [site for site in found if site[2]]
+def _scaled(model: nn.Module) -> list[ScaledBranch]:
+    """Return every branch, and every norm that feeds none, that has scale vectors."""
+    return [branch for branch in scaled_branches(model) if branch.vectors]
+
+
+def _beta(vector: Any) -> Tensor | None:
+    """Return the magnitude of a reparameterized vector."""
+    magnitude: Tensor | None = getattr(vector, "magnitude", None)
+    return magnitude
 
 
 def _field(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -109,27 +105,33 @@ class Preconditioner(L.Callback):
     Args:
         every_n_steps: optimizer steps between two writes; step 0 is always written
         histograms: writes of the histograms in a run: at the start, then from 1% of the run in equal ratios
+        model: dotted name of the submodule with the scale vectors; null to find it
 
     Raises:
         ConfigError: a value out of range
     """
 
-    def __init__(self, every_n_steps: int = 100, histograms: int = 9):
+    def __init__(self, every_n_steps: int = 100, histograms: int = 9, model: str | None = None):
         if histograms < 2:
             raise ConfigError(f"histograms of Preconditioner is {histograms}; it must be at least 2.")
-        self._clock, self.histograms = StepClock("every_n_steps of Preconditioner", every_n_steps), histograms
+        self._clock, self.histograms = StepTrigger("every_n_steps of Preconditioner", every_n_steps), histograms
+        self.model = model
         self._gradients: dict[str, Tensor] = {}
 
-    def charts(self, pl_module: TrainedModule) -> Pages:
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Find the model; refuse one without scale vectors."""
+        self._model = check_scaled(pl_module, self.model, "Preconditioner")
+
+    def charts(self) -> Pages:
         """Return a page a group of branches: a chart a figure, a line a branch and side, of the mean over layers."""
         tags: dict[tuple[str, str], list[str]] = {}
-        for where, weight, sides in _sites(pl_module.net):
+        for where, weight, sides in _scaled(self._model):
             place, _, name = where.partition("/")
             page = next((page for page, members in BRANCH_PAGES.items() if name in members), None)
             if page is None or place != "layer0":
                 continue
             for side, vector in sides.items():
-                has_beta = vector.magnitude is not None
+                has_beta = _beta(vector) is not None
                 for figure in ("drift", "beta", "eig_low", "eig_high"):
                     has = has_beta if figure == "beta" else weight is not None or figure == "drift"
                     if has:
@@ -144,48 +146,47 @@ class Preconditioner(L.Callback):
             charts[chart] = ["Multiline", [f"preconditioner/{line}" for line in lines]]
         return pages
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the starting figures; a resumed run has written those of its step."""
-        self._histogram_steps = frozenset(log_spaced(trainer.max_steps, self.histograms))
+        self._histogram_steps = frozenset(log_spaced(known_steps(trainer, "Preconditioner"), self.histograms))
         self._clock.start(trainer)
         if trainer.global_step == 0:
-            self._write(trainer, pl_module)
+            self._write(trainer)
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: TrainedModule, optimizer: Any) -> None:
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
         """Keep the gradients of beta of a step that will be written."""
-        if self._is_due(trainer, trainer.global_step + 1):
-            self._gradients = beta_gradients(pl_module.net)
+        if self._is_due(trainer.global_step + 1):
+            self._gradients = beta_gradients(self._model)
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: TrainedModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Write every n optimizer steps, with a histogram, and at the last."""
-        if self._clock.ended(trainer) and self._is_due(trainer, trainer.global_step):
-            self._write(trainer, pl_module)
+        if self._clock.ended(trainer) and self._is_due(trainer.global_step):
+            self._write(trainer)
 
-    def _is_due(self, trainer: L.Trainer, step: int) -> bool:
-        return self._clock.is_due(trainer, step) or step in self._histogram_steps
+    def _is_due(self, step: int) -> bool:
+        return self._clock.is_due(step) or step in self._histogram_steps
 
-    def _write(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
+    def _write(self, trainer: L.Trainer) -> None:
         began = time.perf_counter()
-        figures = preconditioner_figures(pl_module.net) | self._gradients
+        figures = preconditioner_figures(self._model) | self._gradients
         values = torch.stack(list(figures.values())).tolist() if figures else []
         write_scalars(trainer, {f"preconditioner/{k}": v for k, v in zip(figures, values, strict=True)})
         if trainer.global_step in self._histogram_steps:
-            self._write_histograms(trainer, pl_module)
+            self._write_histograms(trainer)
         pause_throughput(trainer, time.perf_counter() - began)
 
-    def _write_histograms(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
-        writers = [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+    def _write_histograms(self, trainer: L.Trainer) -> None:
+        loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         at = torch.linspace(0, 1, _GRID, dtype=torch.float64)
-        for where, weight, sides in _sites(pl_module.net):
+        for where, weight, sides in _scaled(self._model):
             gammas = {side: gathered(vector()).detach().double().cpu() for side, vector in sides.items()}
             values = {f"gamma_{side}": gamma for side, gamma in gammas.items()}
             if weight is not None:
                 quantiles = [g.abs().flatten().quantile(at).log10() for g in gammas.values()]
                 values["field"] = sum(torch.meshgrid(*quantiles, indexing="ij"), torch.zeros(()))
             for key, value in values.items():
-                for writer in writers:
-                    finite = value[value.isfinite()]
-                    if len(finite):
-                        writer.add_histogram(f"preconditioner/{where}/{key}", finite, tokens_seen(trainer))
+                finite = value[value.isfinite()]
+                for logger in loggers if len(finite) else ():
+                    logger.experiment.add_histogram(f"preconditioner/{where}/{key}", finite, axis(logger, trainer))

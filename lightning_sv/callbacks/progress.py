@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lightning_sv.callbacks.clock import StepClock
-from lightning_sv.callbacks.scalars import Scalars
-from lightning_sv.callbacks.trained import TrainedModule, module_of, tokens_seen, validates_now
+from lightning_sv.callbacks.run_state import settings_of, tokens_per_step, total_steps, validates_now
+from lightning_sv.callbacks.step_trigger import StepTrigger
+from lightning_sv.callbacks.training_monitor import TrainingMonitor
 from lightning_sv.log import is_quiet
 
 
@@ -29,8 +29,9 @@ class RunProgress(ProgressBar):
         self.stream: TextIO | None = None  # None: stdout as it is when the run starts
         self._enabled = not is_quiet()
         self._bar: Progress | None = None
-        self._clock = StepClock("progress")
+        self._clock = StepTrigger("progress")
         self._began = (0.0, 0)
+        self._total: int | None = None
         self._waits = False  # a line, for the validation that it is to show
 
     def disable(self) -> None:
@@ -41,15 +42,16 @@ class RunProgress(ProgressBar):
         """Show again."""
         self._enabled = True
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the bar."""
         self._began = (time.perf_counter(), trainer.global_step)
         self._clock.start(trainer)
+        settings, self._total = settings_of(pl_module), total_steps(trainer)
         console = Console(file=self.stream or sys.stdout)
         if not self._enabled or not console.is_terminal:
             return
         self._bar = Progress(
-            TextColumn(f"[bold]{escape(pl_module.label)}"),
+            TextColumn(f"[bold]{escape(type(pl_module).__name__ if settings is None else settings.label)}"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[text]}"),
@@ -57,11 +59,11 @@ class RunProgress(ProgressBar):
             console=console,
             expand=True,
         )
-        self._task = self._bar.add_task("fit", total=trainer.max_steps, completed=trainer.global_step, text="")
+        self._task = self._bar.add_task("fit", total=self._total, completed=trainer.global_step, text="")
         self._bar.start()
 
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: TrainedModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Move the bar, or write a line."""
         if not self._enabled or not self._clock.ended(trainer):
@@ -69,7 +71,7 @@ class RunProgress(ProgressBar):
         step = trainer.global_step
         if self._bar is not None:
             self._bar.update(self._task, completed=step, text=_text(trainer))
-        elif step % max(1, trainer.max_steps // self.lines) == 0 or step == trainer.max_steps:
+        elif step % max(1, (self._total or 1000) // self.lines) == 0 or self._clock.is_last(step):
             self._waits = validates_now(trainer)
             if not self._waits:
                 self._line(trainer)
@@ -77,7 +79,7 @@ class RunProgress(ProgressBar):
     def on_validation_batch_end(
         self,
         trainer: L.Trainer,
-        pl_module: TrainedModule,
+        pl_module: L.LightningModule,
         outputs: Any,
         batch: Any,
         batch_idx: int,
@@ -88,7 +90,7 @@ class RunProgress(ProgressBar):
             (batches,) = trainer.num_val_batches
             self._bar.update(self._task, text=f"validating {batch_idx + 1}/{batches}")
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show what it found."""
         if self._bar is not None:
             self._bar.update(self._task, text=_text(trainer))
@@ -99,19 +101,24 @@ class RunProgress(ProgressBar):
     def _line(self, trainer: L.Trainer) -> None:
         step = trainer.global_step
         seconds = (time.perf_counter() - self._began[0]) / max(1, step - self._began[1])
-        left = int(seconds * (trainer.max_steps - step))
+        tokens = tokens_per_step(trainer)
+        words = [f"step {step}" if self._total is None else f"step {step}/{self._total}"]
+        words += [] if tokens is None else [f"tokens {step * tokens:,}"]
+        words.append(_text(trainer))
+        if self._total is not None:
+            left = int(seconds * (self._total - step))
+            words.append(f"left {left // 60}:{left % 60:02d}")
         print(
-            f"step {step}/{trainer.max_steps}  tokens {tokens_seen(trainer):,}  {_text(trainer)}  "
-            f"left {left // 60}:{left % 60:02d}",
+            "  ".join(words),
             file=self.stream or sys.stdout,
             flush=True,
         )
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Close the bar."""
         self._close()
 
-    def on_exception(self, trainer: L.Trainer, pl_module: TrainedModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Close the bar, so that the message is readable."""
         self._close()
 
@@ -123,11 +130,12 @@ class RunProgress(ProgressBar):
 
 def _text(trainer: L.Trainer) -> str:
     """What is known so far: a run that has not yet written a loss shows none."""
-    scalars = next((c for c in trainer.callbacks if isinstance(c, Scalars)), None)  # type: ignore[attr-defined]
+    scalars = next((c for c in trainer.callbacks if isinstance(c, TrainingMonitor)), None)  # type: ignore[attr-defined]
     loss, speed = (None, None) if scalars is None else (scalars.last_loss, scalars.tokens_per_s)
     val = None if scalars is None else scalars.val_loss
     words = [] if loss is None else [f"loss {loss:.3f}"]
     words += [] if val is None else [f"val {val:.3f}"]
-    words += [f"lr {module_of(trainer).step_lr:.1e}"]
+    rate = getattr(trainer.lightning_module, "step_lr", None)
+    words += [f"lr {trainer.optimizers[0].param_groups[0]['lr'] if rate is None else rate:.1e}"]
     words += [] if speed is None else [f"{speed:,.0f} tok/s"]
     return "  ".join(words)

@@ -11,9 +11,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lightning_sv.callbacks.charts import Pages
-from lightning_sv.callbacks.clock import StepClock
-from lightning_sv.callbacks.probe import (
+from lightning_sv.callbacks.curvature_batch import (
     Subsets,
     fitting_length,
     fitting_sequences,
@@ -21,11 +19,13 @@ from lightning_sv.callbacks.probe import (
     parameter_subsets,
     plain_copy,
 )
-from lightning_sv.callbacks.scalars import pause_throughput, write_scalars
-from lightning_sv.callbacks.trained import TrainedModule, data_of
+from lightning_sv.callbacks.run_state import data_of, known_steps, model_of, settings_of
+from lightning_sv.callbacks.step_trigger import StepTrigger
+from lightning_sv.callbacks.tensorboard_layout import Pages
+from lightning_sv.callbacks.training_monitor import pause_throughput, write_scalars
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, Product, hutchinson, lanczos
 from lightning_sv.errors import ConfigError
-from lightning_sv.nn import document_numbers, meta_backbone, next_token_loss
+from lightning_sv.nn import document_numbers, next_token_loss
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,9 @@ class Sharpness(L.Callback):
     retained graph (`exact`: it keeps attention's T^2 entries, so of long sequences only the beginning is read, which
     is said at the start), and lanczos_steps vectors of a subset's size.
 
+    With `loss` given it measures that loss instead, on the training model itself, of any class: on one device or a
+    model that every device holds whole.
+
     Args:
         subsets: names, see `parameter_subsets`; all, a role, a layer, or a branch. Roles that the model has no
             parameters of are left out
@@ -68,12 +71,15 @@ class Sharpness(L.Callback):
             central differences of gradients, with the fused kernels and less memory (curvature.DifferenceProduct)
         lanczos_steps: products for a lambda_max, at most; fewer once its error is below 1%
         hutchinson_probes: products for a trace and squared Frobenius norm, at least 2
+        loss: function of the LightningModule that returns a scalar loss of fixed data; null for the held-out loss of a
+            `PretrainModule` that reads a `TokenDataModule`
+        model: dotted name of the submodule whose parameters count, with `loss`; null for the whole module
 
     Raises:
-        ConfigError: a value out of range, or a subset that the model does not have
+        ConfigError: a value out of range, a subset that the model does not have, or no loss for other modules or data
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the keys of a config)
         self,
         subsets: Sequence[str] = ("all", "scale_input", "scale_output"),
         probes: int = 9,
@@ -83,6 +89,8 @@ class Sharpness(L.Callback):
         method: Literal["exact", "difference"] = "exact",
         lanczos_steps: int = 7,
         hutchinson_probes: int = 2,
+        loss: Callable[[L.LightningModule], Tensor] | None = None,
+        model: str | None = None,
     ):
         given = {"probes": (probes, 2), "every_n_tokens": (every_n_tokens, 1), "sequences": (sequences, 1)}
         given |= {"lanczos_steps": (lanczos_steps, 1), "hutchinson_probes": (hutchinson_probes, 2)}
@@ -96,11 +104,12 @@ class Sharpness(L.Callback):
         if not subsets:
             raise ConfigError("subsets of Sharpness is empty; give at least one, for instance all.")
         self.subsets, self.probes, self.every_n_tokens, self.budget = tuple(subsets), probes, every_n_tokens, budget
-        self.sequences, self.method = sequences, method
+        self.sequences, self.method, self.loss, self.model = sequences, method, loss, model
         self.lanczos_steps, self.hutchinson_probes = lanczos_steps, hutchinson_probes
         self.clock: Callable[[], float] = time.perf_counter
-        self._clock = StepClock("Sharpness")
+        self._clock = StepTrigger("Sharpness")
         self._steps: frozenset[int] = frozenset()
+        self._total = 0
         self._blocks: Tensor | None = None
         self._state = _ProbeState()
         self._began: float | None = None
@@ -114,61 +123,84 @@ class Sharpness(L.Callback):
         known = {field.name for field in fields(_ProbeState)}  # earlier checkpoints have the step as well
         self._state = _ProbeState(**{key: value for key, value in state_dict.items() if key in known})
 
-    def setup(self, trainer: L.Trainer, pl_module: TrainedModule, stage: str) -> None:
-        """Refuse subsets that the model does not have."""
-        known = parameter_subsets(meta_backbone(pl_module.config, pl_module.strategy, pl_module.scale_options))
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuse subsets that the model does not have, and a module or data that give no loss."""
+        if self.loss is None:
+            settings, data = settings_of(pl_module), getattr(trainer, "datamodule", None)
+            if settings is None or not hasattr(data, "held_out"):
+                raise ConfigError(
+                    "loss of Sharpness is not set; expected a function of the LightningModule, because this is no "
+                    "PretrainModule that reads a TokenDataModule."
+                )
+            self._find(parameter_subsets(settings.meta()))
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuse subsets that a model of the user's does not have."""
+        if self.loss is not None:
+            self._find(parameter_subsets(model_of(pl_module, self.model)))
+
+    def _find(self, known: Subsets) -> None:
         if wrong := [name for name in self.subsets if name not in known]:
             raise ConfigError(
                 f"subsets of Sharpness has {wrong[0]!r}, which this model lacks; known: {' '.join(known)}."
             )
         self._present = tuple(name for name in dict.fromkeys(self.subsets) if known[name])
 
-    def charts(self, pl_module: TrainedModule) -> Pages:
+    def charts(self) -> Pages:
         """Return a page: a chart a figure, a line a subset."""
         tags = {figure: [f"sharpness/{name}/{figure}" for name in self._present] for figure in FIGURES}
         tags["cost"] = ["sharpness/seconds"]
         return {"sharpness": {chart: ["Multiline", lines] for chart, lines in tags.items()}}
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Fix the steps and the batch, say so, and probe the initialization."""
+        total = known_steps(trainer, "Sharpness")
         data = data_of(trainer)
-        total = trainer.max_steps
         if self.every_n_tokens is None:
             steps = log_spaced(total, self.probes)
+        elif data is None:
+            raise ConfigError("every_n_tokens of Sharpness needs a TokenDataModule; set probes.")
         else:
             steps = [*range(0, total, math.ceil(self.every_n_tokens / data.tokens_per_step)), total]
-        self._steps = frozenset(steps)
-        products = self.lanczos_steps + self.hutchinson_probes
-        # A forward pass of validation is a third of a training pass. One device probes while the others wait.
-        run = total * data.global_batch + data.validations * (data.val_sequences or 0) / 3
-        exact = self.method == "exact"
-        length = fitting_length(pl_module.config, data.seq_len) if exact else data.seq_len
-        work = self.budget * run / trainer.world_size * data.seq_len / length
-        fitting = fitting_sequences(pl_module.config, length, work, len(steps), self.subsets, products)
-        self._state.sequences = self.sequences or self._state.sequences or fitting  # a resumed run keeps its batch
-        if trainer.is_global_zero:
-            self._blocks = data.held_out(self._state.sequences)[:, : length + 1].to(pl_module.device)
-            self._state.sequences = len(self._blocks)
-            how = "exact products, math attention" if exact else "differences of gradients"
-            batch = f"{len(steps)} probes of {self._state.sequences} held-out sequences"
-            if length < data.seq_len:
-                batch += (
-                    f", of their first {length:,} tokens (math attention on {data.seq_len:,} takes too much memory)"
-                )
-            log.info("sharpness: %s; %s, on an eager float32 copy", batch, how)
+        self._steps, self._total = frozenset(steps), total
+        if self.loss is None:
+            self._take_batch(trainer, pl_module)
         self._began = self.clock()
         self._clock.start(trainer)
         if trainer.global_step == 0:
             self._probe(trainer, pl_module)
 
+    def _take_batch(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Read the held-out batch, of a size that the run's plan gives."""
+        data, settings = data_of(trainer), settings_of(pl_module)
+        assert data is not None and settings is not None
+        products = self.lanczos_steps + self.hutchinson_probes
+        # A forward pass of validation is a third of a training pass. One device probes while the others wait.
+        run = self._total * data.global_batch + data.validations * (data.val_sequences or 0) / 3
+        exact = self.method == "exact"
+        length = fitting_length(settings.config, data.seq_len) if exact else data.seq_len
+        work = self.budget * run / trainer.world_size * data.seq_len / length
+        fitting = fitting_sequences(settings.config, length, work, len(self._steps), self.subsets, products)
+        self._state.sequences = self.sequences or self._state.sequences or fitting  # a resumed run keeps its batch
+        if trainer.is_global_zero:
+            self._blocks = data.held_out(self._state.sequences)[:, : length + 1].to(pl_module.device)
+            self._state.sequences = len(self._blocks)
+            how = "exact products, math attention" if exact else "differences of gradients"
+            batch = f"{len(self._steps)} probes of {self._state.sequences} held-out sequences"
+            if length < data.seq_len:
+                batch += (
+                    f", of their first {length:,} tokens (math attention on {data.seq_len:,} takes too much memory)"
+                )
+            log.info("sharpness: %s; %s, on an eager float32 copy", batch, how)
+
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: TrainedModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Probe when due."""
         if self._clock.ended(trainer) and trainer.global_step in self._steps:
             self._probe(trainer, pl_module)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Say what the probes cost."""
         if trainer.is_global_zero:
             share = self._state.spent / max(1e-9, self._elapsed())
@@ -186,40 +218,51 @@ class Sharpness(L.Callback):
         probes = self._state.spent + 2 * self._state.spent / self._state.done
         return probes <= self.budget * (run + probes)
 
-    def _probe(self, trainer: L.Trainer, pl_module: TrainedModule) -> None:
+    def _probe(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if pl_module.device.type == "cuda":
             torch.cuda.synchronize(pl_module.device)  # steps under way are training's time
         began = self.clock()
         # Clocks differ between ranks, so rank 0 decides.
-        if not trainer.strategy.broadcast(self._affordable(trainer.global_step, trainer.max_steps)):
+        if not trainer.strategy.broadcast(self._affordable(trainer.global_step, self._total)):
             self._state.skipped += 1
             write_scalars(trainer, {"sharpness/skipped": self._state.skipped})
             return
-        model = plain_copy(
-            pl_module.net,
-            pl_module.config,
-            pl_module.strategy,
-            pl_module.scale_options,
-            pl_module.device,
-            keep=trainer.is_global_zero,
-        )
-        scalars: dict[str, float] = {}
-        if model is not None:
-            assert self._blocks is not None
-            tokens, targets = self._blocks[:, :-1], self._blocks[:, 1:]
-            eot = data_of(trainer).eot if pl_module.mask_documents else None
-            documents = None if eot is None else document_numbers(tokens, eot)
-            with torch.autocast(pl_module.device.type, enabled=False):
-                scalars = self._measure(
-                    parameter_subsets(model), lambda: next_token_loss(model(tokens, documents), targets)
-                )
+        scalars = self._of_copy(trainer, pl_module) if self.loss is None else self._of_model(pl_module)
         trainer.strategy.barrier()
         self._state.done += 1
         seconds = self.clock() - began
         self._state.spent += seconds
-        scalars |= {"seconds": seconds, "sequences": self._state.sequences, "skipped": self._state.skipped}
+        scalars |= {"seconds": seconds, "skipped": self._state.skipped}
+        if self.loss is None:
+            scalars["sequences"] = self._state.sequences
         write_scalars(trainer, {f"sharpness/{key}": value for key, value in scalars.items()})
         pause_throughput(trainer, seconds)
+
+    def _of_copy(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
+        """Measure the held-out loss on a copy of our backbone; on the first device alone."""
+        settings, data = settings_of(pl_module), data_of(trainer)
+        assert settings is not None and data is not None
+        model = plain_copy(model_of(pl_module), settings.meta(), pl_module.device, keep=trainer.is_global_zero)
+        if model is None:
+            return {}
+        assert self._blocks is not None
+        tokens, targets = self._blocks[:, :-1], self._blocks[:, 1:]
+        documents = document_numbers(tokens, data.eot) if settings.mask_documents else None
+        with torch.autocast(pl_module.device.type, enabled=False):
+            return self._measure(parameter_subsets(model), lambda: next_token_loss(model(tokens, documents), targets))
+
+    def _of_model(self, pl_module: L.LightningModule) -> dict[str, float]:
+        """Measure the user's loss on the model itself, in evaluation mode, with the random numbers of training kept."""
+        assert self.loss is not None
+        loss, training = self.loss, {module: module.training for module in pl_module.modules()}
+        devices = [pl_module.device] if pl_module.device.type == "cuda" else []
+        pl_module.eval()
+        try:
+            with torch.random.fork_rng(devices), torch.autocast(pl_module.device.type, enabled=False):
+                return self._measure(parameter_subsets(model_of(pl_module, self.model)), lambda: loss(pl_module))
+        finally:
+            for module, mode in training.items():
+                module.training = mode
 
     def _measure(self, subsets: Subsets, loss: Callable[[], Tensor]) -> dict[str, float]:
         with torch.no_grad():

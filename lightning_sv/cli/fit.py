@@ -17,13 +17,14 @@ from lightning_sv.lit.cli import PretrainCLI
 from lightning_sv.lit.ranks import leave_group, rank
 from lightning_sv.lit.signals import StoppedError, requeue
 from lightning_sv.lit.summary import print_summary
+from lightning_sv.log import quiet_libraries
 from lightning_sv.plan import fitting_micro_batch
 from lightning_sv.runs.directory import PICTURE, SUMMARY
 from lightning_sv.runs.trust import check_resumed, split_allow
 from lightning_sv.settings.model import is_of_transformers
 from lightning_sv.settings.paths import expand_path
 from lightning_sv.settings.plain_parser import underscored
-from lightning_sv.settings.trainer import quiet
+from lightning_sv.settings.trainer import quiet_warnings
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,8 @@ def _with_sizes(argv: list[str]) -> list[str]:
 
 
 def _run(argv: list[str]) -> int:
-    quiet()
+    quiet_libraries()
+    quiet_warnings()
     argv, allow = split_allow(argv)
     check_resumed(argv, allow)
     atexit.register(leave_group)

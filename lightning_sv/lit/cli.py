@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import sys
 from contextlib import ExitStack
 from functools import partial
@@ -31,6 +32,7 @@ from lightning_sv.lit.summary import hyperparameters, print_groups, summarize, w
 from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.claim import choose, claim, clear, last_checkpoint
 from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, read_summary, write_atomically
+from lightning_sv.settings.data import Batches
 from lightning_sv.settings.model import is_of_transformers
 from lightning_sv.settings.parser import Parser
 from lightning_sv.settings.paths import INPUTS
@@ -58,6 +60,9 @@ class PretrainCLI(LightningCLI):
     logger and checkpoints, so that a run directory is always complete.
     """
 
+    model: PretrainModule
+    datamodule: TokenDataModule
+    batches: Batches
     run_dir: Path
     #: figures of the finished run; None where there are none (validate, another rank, a stopped run)
     summary: dict[str, Any] | None = None
@@ -71,19 +76,31 @@ class PretrainCLI(LightningCLI):
         set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
         super().__init__(
             PretrainModule,
-            TokenDataModule,
             args=args,
             parser_class=RunParser,
             parser_kwargs={"prog": "lightning-sv", "parser_mode": "omegaconf+"},
             seed_everything_default=0,
             save_config_callback=None,
             auto_configure_optimizers=False,  # model.optim and model.schedule say it
-            trainer_defaults=TRAINER_DEFAULTS,
         )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Keep the one that is asked for: a parser for another would be built for nothing."""
         return {self._asked: LightningCLI.subcommands()[self._asked]}
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the trainer, the model, and what a run reads, of which the data module is made."""
+        parser.add_lightning_class_args(self.trainer_class, "trainer")
+        parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
+        parser.add_class_arguments(PretrainModule, "model", skip={"lr"})  # model.optim.lr
+        parser.add_class_arguments(Batches, "data")
+
+    def instantiate_classes(self) -> None:
+        """Make the data module of the batches, between the model and the trainer."""
+        self.config_init = self.parser.instantiate(self.config)
+        self.model, self.batches = (self._get(self.config_init, key) for key in ("model", "data"))
+        self.datamodule = TokenDataModule.from_batches(self.batches)
+        self.trainer = self.instantiate_trainer()
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what a run has beside model, data and trainer."""
@@ -101,8 +118,7 @@ class PretrainCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer, with max_steps from the budget if not set, and choose the run directory."""
-        model, data = self.model, self.datamodule
-        assert isinstance(model, PretrainModule) and isinstance(data, TokenDataModule)
+        model, data = self.model.settings, self.batches
         given = self._get(self.config_init, "trainer")
         check_trainer_keys(given)
         check_gpu(given["accelerator"])
@@ -133,7 +149,7 @@ class PretrainCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Find and check the checkpoint, and the callbacks, before anything is built."""
         section = self.config[self.subcommand]
-        check_callbacks(section["trainer"]["callbacks"])
+        check_callbacks(section["trainer"]["callbacks"], warn=False)
         path = section["ckpt_path"]
         self._again = path == "last"
         if self._again:
@@ -153,43 +169,46 @@ class PretrainCLI(LightningCLI):
             ConfigError: the whole backbone is to be compiled, and sharded
         """
         ckpt_path, extend = (self._get(self.config, key) for key in ("ckpt_path", "extend"))
-        init_from = self.model.init_from
-        if self.model.compile_how == "model" and isinstance(self.trainer.strategy, FullyShardedStrategy):
+        trainer, model, data = self.trainer, self.model.settings, self.batches
+        init_from, checksums = model.init_from, trainer.local_rank == 0
+        if model.compile_how == "model" and isinstance(trainer.strategy, FullyShardedStrategy):
             raise ConfigError("model.compile 'model' does not go with a sharded model; use 'block'.")
-        self.datamodule.check(self.model.config.vocab_size, checksums=self.trainer.local_rank == 0)
-        self.datamodule.share(self.trainer.world_size)
-        self.datamodule.check_validation(self.trainer.world_size)
+        data.check(model.config.vocab_size, checksums=checksums)
+        data.share(trainer.world_size)
+        data.check_validation(trainer.world_size)
         said: list[str] = []
         if ckpt_path is not None:
-            checkpoint = check_checkpoint(ckpt_path, checksums=self.trainer.local_rank == 0)
-            check_settings(checkpoint, self.model, self.datamodule, training=True)
+            checkpoint = check_checkpoint(ckpt_path, checksums=checksums)
+            check_settings(checkpoint, model, data, training=True)
             if not extend:
-                check_learning_rate(checkpoint, self.model, self.trainer.max_steps)
+                check_learning_rate(checkpoint, model, trainer.max_steps)
         elif init_from is not None and is_of_transformers(init_from):
             # 0.2 seconds of imports that other runs do without
             from lightning_sv.interop.hf.read import check_start
             from lightning_sv.interop.hf.tokenizer import check_same_tokenizer
 
-            check_start(self.model.meta(), init_from)
-            check_same_tokenizer(Tokenizer.load(self.datamodule.corpus.dir), Path(init_from))
+            check_start(model.meta(), init_from)
+            check_same_tokenizer(Tokenizer.load(data.corpus.dir), Path(init_from))
             self.model.from_hf = init_from
             said.append(f"starts from the weights of {init_from}, a model of transformers")
         elif init_from is not None:
-            start = read_start(init_from, self.model, self.datamodule)
+            start = read_start(init_from, model, data)
             self.model.start_from(start)
             said.append(str(start))
         said += [chosen] if (chosen := self._choose_micro_batch()) else []
+        self._accumulate()
         self._cleanup.callback(self._signals.leave)
         if self.trainer.is_global_zero:
             self.run_dir = self._choose(create=True)
             self._cleanup.callback(claim(self.run_dir, ckpt_path, again=self._again).release)
             console = Console(stderr=self.json)
-            print_groups(console, self.model, self.trainer.max_steps, self.datamodule)
+            print_groups(console, self.model, self.trainer.max_steps, self.batches)
             for line in said:
                 console.print(line, highlight=False, soft_wrap=True)
         self._get(self.config_init, "checkpoint").path = self.run_dir / LAST
         folder = self.run_dir.absolute()
         ours = RunLogger(folder.parent, name="", version=folder.name, default_hp_metric=False)
+        ours.tokens_per_step = self.batches.tokens_per_step
         assert Path(ours.log_dir) == folder, (ours.log_dir, folder)
         self.trainer.loggers = [ours, *_several(self._get(self.config_init, "trainer")["logger"])]
         self._signals.listen(self.trainer)
@@ -203,7 +222,7 @@ class PretrainCLI(LightningCLI):
         if config["ckpt_path"] is None:
             clear(self.run_dir)
         (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of fewer steps: the run is not complete any more
-        tokenizer = Tokenizer.load(self.datamodule.corpus.dir)  # `generate` needs the run alone
+        tokenizer = Tokenizer.load(self.batches.corpus.dir)  # `generate` needs the run alone
         with whole(self.run_dir / tokenizer.filename) as file:
             file.write_bytes(tokenizer.to_bytes())
         write_parameters(self.run_dir, self.model)
@@ -215,13 +234,19 @@ class PretrainCLI(LightningCLI):
         for logger in self.trainer.loggers:
             if isinstance(logger, RunLogger):
                 logger.opened = True
-            logger.log_hyperparams(hyperparameters(self.trainer, self.model, self.datamodule))
+            logger.log_hyperparams(hyperparameters(self.trainer, self.model, self.batches))
+
+    def _accumulate(self) -> None:
+        """Tell the trainer how many micro-batches make a step, and when to validate, both known only now."""
+        accumulate = self.batches.share(self.trainer.world_size).accumulate
+        self.trainer.accumulate_grad_batches = accumulate
+        every = math.ceil(self.trainer.max_steps / self.batches.validations)
+        self.trainer.val_check_interval = every * accumulate  # type: ignore[attr-defined]
 
     def _choose_micro_batch(self) -> str | None:
         trainer, keys = self.trainer, self._get(self.config, "trainer").as_dict()
-        return choose_micro_batch(
-            self.model, self.datamodule, keys, trainer.strategy.root_device, trainer.world_size, self._fitting
-        )
+        device, devices = trainer.strategy.root_device, trainer.world_size
+        return choose_micro_batch(self.model.settings, self.batches, keys, device, devices, self._fitting)
 
     def after_fit(self) -> None:
         """Write and show the summary of a run that reached its last step."""
@@ -240,7 +265,7 @@ class PretrainCLI(LightningCLI):
             self._begin()
         if not trainer.is_global_zero:
             return
-        summary = summarize(trainer, self.model, self.datamodule)
+        summary = summarize(trainer, self.model, self.batches)
         for logger in trainer.loggers:
             logger.finalize("success")
         write_summary(self.run_dir, summary)
@@ -252,17 +277,17 @@ class PretrainCLI(LightningCLI):
         if not path:
             raise ConfigError(f"validate needs a checkpoint; add --ckpt_path RUN/{LAST}.")
         check_checkpoint(path, checksums=self.trainer.local_rank == 0)
-        self.datamodule.check(self.model.config.vocab_size, checksums=self.trainer.local_rank == 0)
+        self.batches.check(self.model.settings.config.vocab_size, checksums=self.trainer.local_rank == 0)
         self._choose_micro_batch()
 
     def after_validate(self) -> None:
         """Show the validation loss."""
         loss = self.trainer.callback_metrics["val/loss"]
         if self.trainer.is_global_zero:
-            corpus = self.datamodule.manifest.corpus_hash
+            corpus = self.batches.manifest.corpus_hash
             figures = {"val_loss": float(loss), "val_perplexity": float(loss.exp()), "corpus_hash": corpus}
             text = f"val/loss {figures['val_loss']:.4f} nats/token, perplexity {figures['val_perplexity']:.2f}"
-            text += f", of corpus {corpus[:12]} in {self.datamodule.corpus.dir}"
+            text += f", of corpus {corpus[:12]} in {self.batches.corpus.dir}"
             print(json.dumps(figures) if self.json else text)
 
 

@@ -2,35 +2,111 @@
 
 import itertools
 import math
-from typing import Any
+from typing import Self
 
 import lightning as L
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
-from lightning_sv.corpus import TokenLoader, open_split
+from lightning_sv.callbacks.run_state import settings_of
+from lightning_sv.corpus import CorpusConfig, Manifest, TokenLoader, open_split
+from lightning_sv.errors import ConfigError
 from lightning_sv.settings.data import Batches
 
 #: validation reads at least this many tokens at once, as far as whole sequences go
 VALIDATION_TOKENS = 2048
 
 
-class TokenDataModule(Batches, L.LightningDataModule):
-    """Streams (micro_batch, seq_len + 1) token ids from litdata shards, see `Batches`."""
+class TokenDataModule(L.LightningDataModule):
+    """Streams (batch_size, seq_len + 1) token ids of a prepared corpus, for any Trainer.
+
+    An optimizer step sees batch_size x accumulate_grad_batches x devices sequences; their order depends on the seed
+    and on that number alone. The loader's position is in every checkpoint, so that a run resumes exactly, also on
+    another number of devices. `test` and `predict` read the validation split.
+
+    Args:
+        corpus: folder that `lightning-sv prepare` made, or its `CorpusConfig`
+        seq_len: tokens that a sequence predicts
+        batch_size: sequences that a device processes at once
+        global_batch: sequences of an optimizer step over all devices, to be checked; None for what the Trainer makes
+        num_workers: loader processes per device; 0 reads in the training process
+        val_sequences: sequences of a validation, spread evenly over the split, at most; None for all
+        seed: of the order of the sequences; None for seed_everything's
+
+    Attributes:
+        batches: what a step reads, known from `setup` on
+
+    Raises:
+        ConfigError: a number out of range, or no corpus in the folder
+    """
+
+    def __init__(
+        self,
+        corpus: CorpusConfig | str,
+        seq_len: int,
+        batch_size: int,
+        global_batch: int | None = None,
+        num_workers: int = 0,
+        val_sequences: int | None = 512,
+        seed: int | None = None,
+    ):
+        super().__init__()
+        if isinstance(corpus, str):
+            corpus = CorpusConfig(dir=corpus, tokenizer=Manifest.load(corpus).tokenizer)
+        self._given = Batches(
+            corpus, seq_len, global_batch or batch_size, batch_size,
+            num_workers=num_workers, val_sequences=val_sequences, seed=seed,
+        )  # fmt: skip
+        self._fixed = global_batch is not None
+        self.batches: Batches | None = None
+
+    @classmethod
+    def from_batches(cls, batches: Batches) -> Self:
+        """Make the data module of the command line, whose global batch is fixed and micro-batch may come later."""
+        made = cls(batches.corpus, batches.seq_len, batches.micro_batch or batches.global_batch, batches.global_batch)
+        made._given = made.batches = batches
+        return made
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens that a sequence predicts."""
+        return self._given.seq_len
+
+    def held_out(self, n_sequences: int) -> Tensor:
+        """Return sequences (n, seq_len + 1) spread evenly over the validation split, see `Batches.held_out`."""
+        return self._given.held_out(n_sequences)
 
     def setup(self, stage: str) -> None:
-        """Derive what depends on the number of devices: accumulation and when to validate."""
-        trainer = self.trainer
+        """Find what this device reads of a step, from the Trainer's devices and accumulation.
+
+        Raises:
+            ConfigError: the corpus does not fit the model, or accumulation does not make the global batch
+        """
+        trainer, batches = self.trainer, self._given
         assert trainer is not None
-        module: Any = trainer.lightning_module
-        self.check(module.config.vocab_size, checksums=False)  # the command has hashed the shards
-        self._share = self.share(trainer.world_size, trainer.global_rank)
-        self.check_validation(trainer.world_size)
-        if stage == "fit":
-            every = math.ceil(trainer.max_steps / self.validations)
-            trainer.accumulate_grad_batches = self._share.accumulate
-            trainer.val_check_interval = every * self._share.accumulate
+        accumulate, devices = int(trainer.accumulate_grad_batches), trainer.world_size
+        assert batches.micro_batch is not None or self._fixed
+        if not self._fixed:
+            assert batches.micro_batch is not None
+            batches = batches.with_global_batch(batches.micro_batch * accumulate * devices)
+        settings = settings_of(trainer.lightning_module)
+        if settings is not None:
+            batches.check(settings.config.vocab_size, checksums=False)  # the command has hashed the shards
+        self._share = batches.share(devices, trainer.global_rank)
+        if stage == "fit" and self._share.accumulate != accumulate:
+            raise ConfigError(
+                f"trainer.accumulate_grad_batches is {accumulate}; expected {self._share.accumulate}, because "
+                f"{devices} devices with batch_size {self._share.micro_batch} make data.global_batch "
+                f"{batches.global_batch} only so."
+            )
+        if devices > 1 and trainer._accelerator_connector.use_distributed_sampler:
+            raise ConfigError(
+                "use_distributed_sampler of the Trainer is True; expected False, because a TokenDataModule gives every "
+                "device its share itself."
+            )
+        batches.check_validation(devices)
+        self.batches = batches
 
     @property
     def _on_cuda(self) -> bool:
@@ -40,11 +116,12 @@ class TokenDataModule(Batches, L.LightningDataModule):
 
     def train_dataloader(self) -> TokenLoader:
         """Shuffled sequences; its state_dict is the exact position in the corpus."""
+        given = self._given
         return TokenLoader(
-            open_split(self.corpus.dir, "train", seq_len=self.seq_len),
+            open_split(given.corpus.dir, "train", seq_len=given.seq_len),
             self._share,
-            seed=(torch.initial_seed() if self.seed is None else self.seed) % 2**31,
-            num_workers=self.num_workers,
+            seed=(torch.initial_seed() if given.seed is None else given.seed) % 2**31,
+            num_workers=given.num_workers,
             pin_memory=self._on_cuda,
         )
 
@@ -54,10 +131,11 @@ class TokenDataModule(Batches, L.LightningDataModule):
         Devices read different parts of them, in equally many batches: sharded forward passes wait for each other.
         The batches are of one size where that is not too small, as the compiler makes code for each.
         """
-        sequences = open_split(self.corpus.dir, "val", seq_len=self.seq_len)
-        numbers = self.spread(len(sequences), self.validation_sequences)
+        given = self._given
+        sequences = open_split(given.corpus.dir, "val", seq_len=given.seq_len)
+        numbers = given.spread(len(sequences), given.validation_sequences)
         # Evaluation keeps no graph, so small micro-batches are put together.
-        size = max(self._share.micro_batch, VALIDATION_TOKENS // self.seq_len)
+        size = max(self._share.micro_batch, VALIDATION_TOKENS // given.seq_len)
         mean, rest = divmod(len(numbers), self._share.ranks)
         even = next(n for n in range(min(size, mean), 0, -1) if mean % n == 0)
         batches = math.ceil(mean / (even if not rest and 2 * even > size else size))
@@ -69,3 +147,12 @@ class TokenDataModule(Batches, L.LightningDataModule):
             generator=torch.Generator(),
             pin_memory=self._on_cuda,
         )
+
+    test_dataloader = val_dataloader
+
+    def predict_dataloader(self) -> "DataLoader[Tensor]":
+        """Return this device's sequences of `val_dataloader`, in batches of one size: Lightning numbers them itself."""
+        given = self._given
+        sequences = open_split(given.corpus.dir, "val", seq_len=given.seq_len)
+        numbers = given.spread(len(sequences), given.validation_sequences)[self._share.rank :: self._share.ranks]
+        return DataLoader(Subset(sequences, numbers), batch_size=self._share.micro_batch)

@@ -13,9 +13,14 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
 
 class RunLogger(TensorBoardLogger):
-    """TensorBoard's logger, silent until `opened`: a run that is refused while it is set up leaves no event file."""
+    """TensorBoard's logger, with training tokens as the axis.
+
+    It is silent until `opened`: a run that is refused while it is set up leaves no event file.
+    """
 
     opened = False
+    #: what a step of the axis stands for; the command line sets it
+    tokens_per_step = 1
 
     @property
     def log_dir(self) -> str:
@@ -31,13 +36,13 @@ class RunLogger(TensorBoardLogger):
         return super().experiment
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        """Write scalars.
+        """Write scalars at the tokens of `step` optimizer steps.
 
         Raises:
             OSError: the directory cannot be written any more
         """
         with self._errors():
-            super().log_metrics(metrics, step)
+            super().log_metrics(metrics, None if step is None else step * self.tokens_per_step)
 
     def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
         """Show `params` in the table of runs, beside the last validation loss of each, also while it trains.

@@ -1,36 +1,109 @@
 """The LightningModule: a backbone, its loss, its optimizer and schedule."""
 
-from typing import Any
+import logging
+import math
+from dataclasses import asdict, replace
+from typing import Any, Literal, Self
 
+import lightning as L
 import torch
+from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import SumMetric
 
-from lightning_sv.callbacks import TrainedModule
+from lightning_sv.callbacks.run_state import data_of
+from lightning_sv.callbacks.training_monitor import is_monitored
 from lightning_sv.lit.checkpoint.rng import restore_rng, rng_states
 from lightning_sv.lit.checkpoint.settings import check_settings, settings_of
 from lightning_sv.lit.checkpoint.start import Start, check_origin
 from lightning_sv.lit.checkpoint.write import restart_between_steps
 from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.lit.shard import shard
-from lightning_sv.nn import Backbone, MixtureOfExperts, Routing, router_loss
+from lightning_sv.nn import Backbone, BackboneConfig, MixtureOfExperts, Routing, document_numbers, router_loss
 from lightning_sv.nn.compiling import compile_backbone
-from lightning_sv.nn.kernels.use import use_kernels
-from lightning_sv.optim import build_optimizer, gathered
+from lightning_sv.nn.kernels.use import Kernels, use_kernels
+from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, gathered
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, RNG_KEY
 from lightning_sv.runs.provenance import Legs, commit
+from lightning_sv.scale import ScaleOptions
+from lightning_sv.settings.model import Pretraining, preset
+
+log = logging.getLogger(__name__)
 
 
-class PretrainModule(TrainedModule):
-    """Pre-trains a backbone with a scale-vector strategy; its arguments are those of `Pretraining`."""
+class PretrainModule(L.LightningModule):
+    """Pre-trains a Llama, LlamaMoE or Gemma backbone with a scale-vector strategy, for any Trainer.
 
-    nonfinite: NonFinite
+    A batch is a (B, T + 1) tensor of token ids. It logs train/loss, val/loss, test/loss in nats per token and
+    val/perplexity. Hyper-parameters are saved as plain values, so that `load_from_checkpoint(path)` rebuilds it.
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.nonfinite = NonFinite(skip=self.when_nonfinite == "skip")
-        self.backbone = None
+    Args:
+        backbone: sizes
+        scale: strategy: tokens joined by '+', one per axis (shared hg / nop bp ap dp dnp /
+            direct offset or er / wd iwd owd nowd), or a preset (llama, unified)
+        scale_options: finer choices of the strategy
+        optim: optimizer
+        schedule: learning rate over the steps of the Trainer; a run that only max_time ends stays at the peak
+        tokens_per_param: training budget of the command line, in tokens per activated parameter
+        mask_documents: keep attention inside a document of a packed sequence, with a `TokenDataModule`
+        compile: with torch.compile: 'none', 'model' (the whole backbone) or 'block' (each block and the head)
+        activation_checkpointing: keep only the blocks' inputs for backward, and run them again there
+        residual: dtype of the residual stream under bf16-mixed: 'wide' is float32, 'narrow' is bf16
+        kernels: 'plain', PyTorch, or 'triton', for a CUDA device
+        nonfinite: what to do if a loss or gradient is not finite: 'stop' before the step, or 'skip' the step
+        seed: of the initialization; None for seed_everything's
+        init_from: checkpoint, run directory or folder of transformers that the command line starts from
+        lr: peak learning rate, in place of optim.lr
+
+    Attributes:
+        settings: these arguments, with what follows from them (number of parameters, groups, FLOPs)
+
+    Raises:
+        ConfigError: a strategy, option or optimizer that does not fit the model, or no learning rate known
+    """
+
+    def __init__(  # noqa: PLR0913 (the keys of `model` in a config)
+        self,
+        backbone: BackboneConfig,
+        scale: str = "llama",
+        scale_options: ScaleOptions = ScaleOptions(),  # noqa: B008 (frozen)
+        optim: OptimConfig = OptimConfig(),  # noqa: B008
+        schedule: ScheduleConfig = ScheduleConfig(),  # noqa: B008
+        tokens_per_param: float = 100.0,
+        mask_documents: bool = False,
+        compile: Literal["none", "model", "block"] = "none",
+        activation_checkpointing: bool = False,
+        residual: Literal["wide", "narrow"] = "wide",
+        kernels: Kernels = "plain",
+        nonfinite: Literal["stop", "skip"] = "stop",
+        seed: int | None = None,
+        init_from: str | None = None,
+        lr: float | None = None,
+    ):
+        super().__init__()
+        # of a checkpoint they are dictionaries
+        backbone = BackboneConfig(**backbone) if isinstance(backbone, dict) else backbone
+        scale_options = ScaleOptions(**scale_options) if isinstance(scale_options, dict) else scale_options
+        optim = OptimConfig(**optim) if isinstance(optim, dict) else optim
+        schedule = ScheduleConfig(**schedule) if isinstance(schedule, dict) else schedule
+        optim = optim if lr is None else replace(optim, lr=lr)
+        self.settings = Pretraining(
+            backbone, scale, scale_options, optim, schedule, tokens_per_param, mask_documents, compile,
+            activation_checkpointing, residual, kernels, nonfinite, seed, init_from,
+        )  # fmt: skip
+        self.save_hyperparameters(
+            {
+                "backbone": backbone.settings(), "scale": scale, "scale_options": asdict(scale_options),
+                "optim": asdict(optim), "schedule": asdict(schedule), "tokens_per_param": tokens_per_param,
+                "mask_documents": mask_documents, "compile": compile, "residual": residual, "kernels": kernels,
+                "activation_checkpointing": activation_checkpointing, "nonfinite": nonfinite, "seed": seed,
+                "init_from": init_from,
+            },
+            logger=False,
+        )  # fmt: skip
+        self.nonfinite = NonFinite(skip=nonfinite == "skip")
+        self.backbone: Backbone | None = None
         #: folder of a transformers model whose weights a new run begins with
         self.from_hf: str | None = None
         # Two sums, in float64: MeanMetric ignores its weights where a NaN must show (nan_strategy="disable").
@@ -46,7 +119,38 @@ class PretrainModule(TrainedModule):
         self.origin: dict[str, Any] | None = None
         self._start: Start | None = None  # until the backbone exists
         self._rng: list[dict[str, Any]] | None = None  # of the checkpoint, until training starts
-        self.step_lr = self.lr  # of the last step: the scheduler has moved on when callbacks see the optimizer
+        self._monitored = False  # a TrainingMonitor writes the losses to the loggers
+        self.step_lr = self.settings.lr  # of the last step: the scheduler has moved on when callbacks see the optimizer
+
+    @classmethod
+    def from_preset(cls, name: str, **changes: Any) -> Self:
+        """Make a module of a model that conf/model describes, e.g. 'tiny', 'mini' or 'llama-0.12b'.
+
+        Args:
+            name: of the file in conf/model
+            changes: further arguments of the module; fields of the backbone are given as `d_model=64`
+
+        Raises:
+            ConfigError: there is no such preset, or a change is no argument
+        """
+        return cls(**preset(name, changes))
+
+    @property
+    def net(self) -> Backbone:
+        """The backbone, which exists from `configure_model` on."""
+        assert self.backbone is not None, "configure_model has not run"
+        return self.backbone
+
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Return logits (B, T, V) of token ids (B, T).
+
+        Args:
+            tokens: token ids
+            documents: (B, T) numbers of documents, across which a position does not attend; None for attention to all
+        """
+        self.configure_model()
+        logits: Tensor = self.net(tokens, documents)
+        return logits
 
     def start_from(self, start: Start) -> None:
         """Start from these weights, of the same model, instead of an initialization."""
@@ -56,9 +160,10 @@ class PretrainModule(TrainedModule):
         """Build and initialize the backbone, then shard it where the strategy does; Lightning calls this."""
         if self.backbone is not None:
             return
-        seed = torch.initial_seed() if self.seed is None else self.seed
+        settings = self.settings
+        seed = torch.initial_seed() if self.settings.seed is None else self.settings.seed
         # Whole on every rank, then cut: a matrix is the same on any number of devices.
-        self.backbone = Backbone(self.config, self.strategy, self.scale_options, seed=seed)
+        self.backbone = Backbone(settings.config, settings.strategy, settings.scale_options, seed=seed)
         if self.from_hf is not None:
             from lightning_sv.interop.hf.read import load_hugging_face
 
@@ -66,24 +171,28 @@ class PretrainModule(TrainedModule):
         if self._start is not None:
             self.backbone.load_state_dict(self._start.weights)
             self._start = None
-        self.backbone.activation_checkpointing = self.activation_checkpointing
-        self.backbone.narrow_residual = self.residual == "narrow"
-        use_kernels(self.backbone, self.kernels)
+        self.backbone.activation_checkpointing = settings.activation_checkpointing
+        self.backbone.narrow_residual = settings.residual == "narrow"
+        use_kernels(self.backbone, settings.kernels)
         if self.device_mesh is not None:
-            assert self.compile_how != "model"  # the command line refuses it
+            assert settings.compile_how != "model"  # the command line refuses it
             strategy: Any = self.trainer.strategy
             self.backbone.to(strategy.root_device)
             shard(self.backbone, self.device_mesh["data_parallel"], keep_gathered=strategy.keep_gathered)
         # In place: the checkpoint's keys stay clean.
-        compile_backbone(self.backbone, self.compile_how)
+        compile_backbone(self.backbone, settings.compile_how)
 
     def loss(self, block: Tensor) -> tuple[Tensor, list[Routing]]:
-        """Mean next-token loss in nats per token of a (B, T + 1) block of token ids, and the routings."""
-        datamodule: Any = self.trainer.datamodule if self.mask_documents else None  # type: ignore[attr-defined]
-        return self.nats(self.net, block, datamodule and datamodule.eot)
+        """Return the mean next-token loss, nats per token, of a (B, T + 1) block of token ids, and the routings."""
+        tokens, documents = block[:, :-1], None
+        if self.settings.mask_documents:
+            data = data_of(self.trainer)
+            documents = None if data is None else document_numbers(tokens, data.eot)
+        out: tuple[Tensor, list[Routing]] = self.net(tokens, documents, targets=block[:, 1:], with_routing=True)
+        return out
 
     def training_step(self, block: Tensor, batch_idx: int) -> dict[str, Any]:
-        """Return the loss of one micro-batch, its part in nats per token, and the routings."""
+        """Return the loss of one micro-batch, its part in nats per token, and the routings; log train/loss."""
         nats, routings = self.loss(block)
         if routings:
             totals = torch.stack([routing.load for routing in routings])  # (blocks, experts)
@@ -91,14 +200,11 @@ class PretrainModule(TrainedModule):
                 torch.distributed.all_reduce(totals)  # the strategy's own would hold the host at a barrier
             routings = [routing._replace(total=total) for routing, total in zip(routings, totals, strict=True)]
             self._loads = totals if self._loads is None else self._loads + totals
-        loss = nats + router_loss(routings, self.config)
+        loss = nats + router_loss(routings, self.settings.config)
         self.nonfinite.see(loss.detach())
+        if not self._monitored:
+            self.log("train/loss", nats.detach(), prog_bar=True, batch_size=len(block))
         return {"loss": loss, "nats": nats.detach(), "routings": [routing.detach() for routing in routings]}
-
-    def on_train_batch_end(self, outputs: Any, batch: Tensor, batch_idx: int) -> None:
-        """Stop at the last step: only so does Lightning validate there too."""
-        if self.trainer.global_step >= self.trainer.max_steps:
-            self.trainer.should_stop = True
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Step, then move the experts' biases by the loads of the step's micro-batches on all devices."""
@@ -115,18 +221,39 @@ class PretrainModule(TrainedModule):
         self.val_nats.update(self.loss(block)[0].double() * tokens)
         self.val_tokens.update(torch.full((), tokens, device=block.device))  # a number would be copied from the host
 
+    test_step = validation_step
+
+    def predict_step(self, block: Tensor, batch_idx: int) -> Tensor:
+        """Return the logits (B, T, V) of the next tokens of a (B, T + 1) block, on the CPU in float32."""
+        return self(block[:, :-1]).float().cpu()  # type: ignore[no-any-return]
+
     def on_validation_epoch_end(self) -> None:
-        """Log val/loss (nats per token); the callbacks write it against tokens."""
-        self.log("val/loss", self.val_nats.compute() / self.val_tokens.compute(), logger=False)
+        """Log val/loss, nats per token, and val/perplexity."""
+        self._log_held_out("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Log test/loss, nats per token, and test/perplexity."""
+        self._log_held_out("test")
+
+    def _log_held_out(self, split: str) -> None:
+        loss = self.val_nats.compute() / self.val_tokens.compute()
+        monitored = is_monitored(self.trainer) and self.trainer.state.fn == "fit"
+        self.log(f"{split}/loss", loss, logger=not monitored, prog_bar=not monitored)
+        self.log(f"{split}/perplexity", loss.exp(), logger=not monitored)
         self.val_nats.reset()
         self.val_tokens.reset()
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer over the groups, and the schedule by step."""
-        optimizer = build_optimizer(self.parameter_groups(self.net), self.optim, self.lr)
-        total = int(self.trainer.estimated_stepping_batches)
+        settings = self.settings
+        optimizer = build_optimizer(settings.parameter_groups(self.net), settings.optim, settings.lr)
+        total = self.trainer.estimated_stepping_batches
+        if not math.isfinite(total) or total < 0:
+            log.warning("max_steps and max_epochs are not set: the learning rate stays at its peak")
+            return optimizer
+        steps = int(total)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: self.schedule.factor(min(step, total - 1), total)
+            optimizer, lambda step: settings.schedule.factor(min(step, steps - 1), steps)
         )
         return {
             "optimizer": optimizer,
@@ -140,33 +267,45 @@ class PretrainModule(TrainedModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip by the global norm, and keep the norm for the log (one pass over the gradients)."""
+        if gradient_clip_algorithm == "value":
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            gradient_clip_val = None
         limit = gradient_clip_val or float("inf")  # Lightning's 0 means no clipping
         norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit, foreach=True)
-        self.grad_norm = self.nonfinite.check(self, gathered(norm.detach()))
+        norm = gathered(norm.detach())
+        precision = self.trainer.precision_plugin
+        if isinstance(precision, MixedPrecision) and precision.scaler is not None:
+            self.nonfinite.forget()  # an overflow of fp16 is expected, and left out by the scaler
+            self.grad_norm = float(norm)
+        else:
+            self.grad_norm = self.nonfinite.check(self, norm)
         self.step_lr = float(optimizer.param_groups[0]["lr"])
 
     def on_train_start(self) -> None:
         """Draw random numbers from where the checkpoint left off, if there is one."""
+        self._monitored = is_monitored(self.trainer)
         if self._rng is not None:
             restore_rng(self._rng, self.global_rank, self.device)
             self._rng = None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store what rebuilds the backbone, as plain values that load with weights_only=True."""
-        trainer: Any = self.trainer
+        trainer, data = self.trainer, data_of(self.trainer)
         progress = {
             "accumulate": trainer.accumulate_grad_batches,
             "skipped_steps": self.nonfinite.skipped,
             "legs": self.legs.at(trainer.global_step, trainer.max_steps),
             "commit": commit(),
-            "corpus_hash": trainer.datamodule.manifest.corpus_hash,
+            "corpus_hash": None if data is None else data.manifest.corpus_hash,
             "origin": self.origin,
         }
-        checkpoint[CHECKPOINT_KEY] = {"format": FORMAT} | settings_of(self, trainer.datamodule) | progress
+        checkpoint[CHECKPOINT_KEY] = {"format": FORMAT} | settings_of(self.settings, data) | progress
         checkpoint[RNG_KEY] = rng_states(self.device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse to resume under other settings; continue after the saved step on another number of devices."""
+        if self._trainer is None:  # load_from_checkpoint: the settings are the checkpoint's
+            return
         self.check_settings(checkpoint)
         if self.trainer.state.fn == "fit":
             saved = checkpoint[CHECKPOINT_KEY]
@@ -177,6 +316,6 @@ class PretrainModule(TrainedModule):
             restart_between_steps(checkpoint, saved["accumulate"], self.trainer.accumulate_grad_batches)
 
     def check_settings(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse to continue under other settings, see `settings.check_settings`."""
-        trainer: Any = self.trainer
-        check_settings(checkpoint, self, trainer.datamodule, training=trainer.state.fn == "fit")
+        """Refuse to continue under other settings, see `checkpoint.settings.check_settings`."""
+        training = self.trainer.state.fn == "fit"
+        check_settings(checkpoint, self.settings, data_of(self.trainer), training=training)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_sv.corpus import TokenLoader
 from lightning_sv.errors import RunError
 from lightning_sv.runs.directory import NONFINITE
 from lightning_sv.whole import regular
@@ -38,6 +39,10 @@ class NonFinite:
     def see(self, loss: Tensor) -> None:
         """Keep the loss of a micro-batch until its step."""
         self._losses.append(loss)
+
+    def forget(self) -> None:
+        """Drop the losses of the step under way."""
+        self._losses = []
 
     def check(self, module: Any, norm: Tensor) -> float:
         """Before a step: every loss and the norm of the whole gradient must be finite, on all devices alike.
@@ -82,6 +87,8 @@ class NonFinite:
 def _identity(trainer: Any) -> dict[str, Any]:
     """Epoch and numbers of the sequences of the step under way."""
     loader = trainer.train_dataloader
+    if not isinstance(loader, TokenLoader):
+        return {"epoch": trainer.current_epoch}
     epoch, step = loader.position()
     return {"epoch": epoch, "blocks": loader.order.sequences(epoch, step)}
 

@@ -14,30 +14,30 @@ from rich.table import Column, Table
 
 from lightning_sv.callbacks import tokens_seen
 from lightning_sv.lit.checkpoint.settings import settings_of
-from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import build_optimizer, group_table, parameter_table
 from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE, SUMMARY, write_atomically
 from lightning_sv.runs.job import program
 from lightning_sv.runs.provenance import Provenance, lengths
 from lightning_sv.scale.strategy import modules_named
+from lightning_sv.settings.data import Batches
 
 
-def summarize(trainer: L.Trainer, module: PretrainModule, data: TokenDataModule) -> dict[str, Any]:
+def summarize(trainer: L.Trainer, module: PretrainModule, data: Batches) -> dict[str, Any]:
     """Collect the figures of a finished run."""
     legs = module.legs.at(trainer.global_step, trainer.max_steps)
     seconds = [leg["seconds"] for leg in legs]
     return {
-        "label": module.label,
-        "meaning": str(module.canonical),
-        "model": module.config.name,
+        "label": module.settings.label,
+        "meaning": str(module.settings.canonical),
+        "model": module.settings.config.name,
         "seed": _seed(module),
         "steps": trainer.global_step,
         "skipped_steps": module.nonfinite.skipped,
         "tokens": tokens_seen(trainer),
-        "parameters": module.n_params,
-        "activated_parameters": module.n_activated,
-        "lr": module.lr,
+        "parameters": module.settings.n_params,
+        "activated_parameters": module.settings.n_activated,
+        "lr": module.settings.lr,
         **data.manifest.loss_figures(float(trainer.callback_metrics["val/loss"])),
         "seconds": None if None in seconds else sum(seconds),
         "legs": legs,
@@ -47,12 +47,12 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: TokenDataModule)
     }
 
 
-def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: TokenDataModule) -> dict[str, Any]:
+def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: Batches) -> dict[str, Any]:
     """Collect what tells runs apart in a logger's table, known before the first step.
 
     settings: a hash of all that the weights depend on but the seed: equal for the runs of an arm.
     """
-    made = settings_of(module, data) | {
+    made = settings_of(module.settings, data) | {
         "corpus_hash": data.manifest.corpus_hash,
         "steps": trainer.max_steps,
         "precision": str(trainer.precision),
@@ -60,27 +60,27 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: TokenDataM
         "origin": module.origin,
     }
     return {
-        "model": module.config.name,
-        "label": module.label,
+        "model": module.settings.config.name,
+        "label": module.settings.label,
         "seed": _seed(module),
-        "optimizer": module.optim.name,
-        "schedule": module.schedule.name,
-        "lr": module.lr,
-        "weight_decay": module.optim.weight_decay,
-        "init_std": module.config.init_std,
+        "optimizer": module.settings.optim.name,
+        "schedule": module.settings.schedule.name,
+        "lr": module.settings.lr,
+        "weight_decay": module.settings.optim.weight_decay,
+        "init_std": module.settings.config.init_std,
         "steps": trainer.max_steps,
         "tokens": trainer.max_steps * data.tokens_per_step,
         "batch": data.global_batch,
         "seq_len": data.seq_len,
         "corpus": f"{Path(data.corpus.dir).name} {data.manifest.corpus_hash[:8]}",
-        "parameters": module.n_params,
-        "init_from": module.init_from or "",
+        "parameters": module.settings.n_params,
+        "init_from": module.settings.init_from or "",
         "settings": hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:8],
     }
 
 
 def _seed(module: PretrainModule) -> int:
-    return torch.initial_seed() if module.seed is None else module.seed
+    return torch.initial_seed() if module.settings.seed is None else module.settings.seed
 
 
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
@@ -90,27 +90,28 @@ def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
 
 def write_parameters(run_dir: Path, module: PretrainModule) -> None:
     """Write parameters.csv: name, shape, role, optimizer, peak lr and weight decay of every parameter."""
-    meta = module.meta()
-    optimizer = build_optimizer(module.parameter_groups(meta), module.optim, module.lr)
+    meta = module.settings.meta()
+    optimizer = build_optimizer(module.settings.parameter_groups(meta), module.settings.optim, module.settings.lr)
     rows = [["parameter", "shape", "role", "optimizer", "peak_lr", "weight_decay"]]
     rows += parameter_table(meta, optimizer)
     write_atomically(run_dir / PARAMETERS, "".join(",".join(row) + "\n" for row in rows))
 
 
-def print_groups(console: Console, module: PretrainModule, steps: int, data: TokenDataModule) -> None:
+def print_groups(console: Console, module: PretrainModule, steps: int, data: Batches) -> None:
     """Show what is about to be trained: budget and parameter groups."""
+    made = module.settings
     tokens = steps * data.tokens_per_step
-    sparse = module.n_activated < module.n_params
+    sparse = made.n_activated < made.n_params
     console.print(
-        f"[bold]{module.config.name}[/bold], [bold]{escape(module.label)}[/bold]: {module.n_params:,} parameters"
-        f"{f' ({module.n_activated:,} activated by a token)' if sparse else ''}, "
+        f"[bold]{made.config.name}[/bold], [bold]{escape(made.label)}[/bold]: {made.n_params:,} parameters"
+        f"{f' ({made.n_activated:,} activated by a token)' if sparse else ''}, "
         f"{steps:,} steps of {data.global_batch} x {data.seq_len} = {tokens:,} tokens "
-        f"({tokens / module.n_activated:.1f} {'an activated' if sparse else 'a'} parameter)"
+        f"({tokens / made.n_activated:.1f} {'an activated' if sparse else 'a'} parameter)"
     )
     numbers = ("tensors", "parameters"), ("peak lr", "weight decay")
     first, last = ([Column(name, justify="right") for name in names] for names in numbers)
     table = Table("role", *first, "optimizer", *last)
-    for row in group_table(build_optimizer(module.parameter_groups(module.meta()), module.optim, module.lr)):
+    for row in group_table(build_optimizer(made.parameter_groups(made.meta()), made.optim, made.lr)):
         table.add_row(*row)
     console.print(table)
 

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lightning_sv.nn import Backbone, router_loss
+from lightning_sv.nn import Backbone, document_numbers, router_loss
 from lightning_sv.nn.cross_entropy import CHUNK
 from lightning_sv.optim import build_optimizer
 from lightning_sv.scale.pieces import PIECE, as_on_a_gpu
@@ -118,7 +118,9 @@ def step_memory(
         between = counter.peak = counter.now
         block = torch.zeros(micro_batch, seq_len + 1, dtype=torch.long)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
-            nats, routings = run.nats(net, block, 0 if run.mask_documents else None)
+            tokens = block[:, :-1]
+            documents = document_numbers(tokens, 0) if run.mask_documents else None
+            nats, routings = net(tokens, documents, targets=block[:, 1:], with_routing=True)
             loss = nats + router_loss(routings, run.config)
         if not accumulate:
             optimizer.zero_grad(set_to_none=True)

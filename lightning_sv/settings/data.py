@@ -1,5 +1,6 @@
 """What a run reads: a corpus, cut into sequences and batches. Without Lightning."""
 
+import copy
 import logging
 from pathlib import Path
 
@@ -46,7 +47,6 @@ class Batches:
         val_sequences: int | None = None,
         seed: int | None = None,
     ):
-        super().__init__()  # LightningDataModule's, where this is one
         least = {
             "seq_len": 1,
             "global_batch": 1,
@@ -65,6 +65,12 @@ class Batches:
         self.micro_batch, self.num_workers = micro_batch, num_workers
         self.validations, self.val_sequences, self.seed = validations, val_sequences, seed
         self._manifest: Manifest | None = None
+
+    def with_global_batch(self, global_batch: int) -> "Batches":
+        """Return the same with another number of sequences per optimizer step."""
+        changed = copy.copy(self)
+        changed.global_batch = global_batch
+        return changed
 
     @property
     def tokens_per_step(self) -> int:

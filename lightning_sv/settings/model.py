@@ -1,17 +1,15 @@
 """What a run trains: a backbone, its strategy, optimizer, schedule and budget. Without Lightning."""
 
+import inspect
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
-
-from torch import Tensor
+from typing import Any, Literal
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import (
     Backbone,
     BackboneConfig,
-    Routing,
     activated_parameters,
-    document_numbers,
     flops_per_token,
     meta_backbone,
 )
@@ -25,6 +23,9 @@ from lightning_sv.optim import (
     tuned_lr,
 )
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
+from lightning_sv.settings.paths import find_config
+from lightning_sv.settings.words import unknown
+from lightning_sv.settings.yaml_file import read_yaml
 from lightning_sv.whole import regular
 
 
@@ -78,7 +79,6 @@ class Pretraining:
         seed: int | None = None,
         init_from: str | None = None,
     ):
-        super().__init__()  # LightningModule's, where this is one
         if tokens_per_param <= 0:
             raise ConfigError(f"model.tokens_per_param is {tokens_per_param}; it must be positive.")
         self.config, self.strategy, self.scale_options = backbone, ScaleStrategy.parse(scale), scale_options
@@ -120,18 +120,30 @@ class Pretraining:
         """Return the trained parameters of `model`, this module's backbone or `meta()`, by role."""
         return parameter_groups(model, self.strategy.decayed_roles)
 
-    def nats(self, net: Backbone, block: Tensor, eot: int | None = None) -> tuple[Tensor, list[Routing]]:
-        """Mean next-token loss in nats per token of a (B, T + 1) block of token ids, and the routings.
 
-        Args:
-            net: the backbone
-            block: the token ids
-            eot: id of the end-of-text token, where attention stays inside a document
-        """
-        tokens, targets = block[:, :-1], block[:, 1:]
-        documents = None if eot is None else document_numbers(tokens, eot)
-        out: tuple[Tensor, list[Routing]] = net(tokens, documents, targets=targets, with_routing=True)
-        return out
+def preset(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a module: those of conf/base.yaml, conf/model/NAME.yaml and its optimizer, changed.
+
+    Args:
+        name: of the file in conf/model, in the working directory or else in the package
+        changes: arguments of `Pretraining`, or fields of `BackboneConfig`
+
+    Raises:
+        ConfigError: there is no such file, or a change is neither
+    """
+    fields = BackboneConfig.__dataclass_fields__
+    arguments: dict[str, Any] = {}
+    for kind, stem in ((".", "base"), ("optim", "adamw"), ("schedule", "cos"), ("model", name)):
+        path = find_config(kind, stem)
+        for key, value in read_yaml(path, str(path)).get("model", {}).items():
+            old = arguments.get(key)
+            arguments[key] = {**old, **value} if isinstance(old, dict) else value
+    known = [*inspect.signature(Pretraining).parameters, "lr", *fields]
+    for key, value in changes.items():
+        if key not in known:
+            raise ConfigError(unknown("argument", key, known))
+        (arguments["backbone"] if key in fields else arguments)[key] = value
+    return arguments
 
 
 def is_of_transformers(init_from: str) -> bool:

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+from pathlib import Path
 
 from lightning_sv.errors import ConfigError
 
@@ -51,3 +52,17 @@ def expand_variables(text: str, key: str) -> str:
     if unset and not os.path.lexists(path):
         raise ConfigError(f"{key} is {text}; expected a path, and the variable {unset[0]} is not set.")
     return path
+
+
+def find_config(kind: str, name: str) -> Path:
+    """Return conf/KIND/NAME.yaml of the working directory, or else of the package.
+
+    Raises:
+        ConfigError: there is none; lists those there are
+    """
+    roots = [Path("conf"), Path(__file__).parents[1] / "conf"]
+    for root in roots:
+        if (path := root / kind / f"{name}.yaml").is_file():
+            return path
+    known = sorted({path.stem for root in roots for path in (root / kind).glob("*.yaml")})
+    raise ConfigError(f"there is no {kind} {name!r}; known: {' '.join(known)}.")

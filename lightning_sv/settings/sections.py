@@ -8,10 +8,10 @@ if TYPE_CHECKING:
 
 #: sections that make the callbacks of every run -> their class, which `fit` alone imports
 CALLBACKS = {
-    "scalars": "lightning_sv.callbacks.Scalars",
+    "scalars": "lightning_sv.callbacks.TrainingMonitor",
     "branch_norms": "lightning_sv.callbacks.BranchNorms",
-    "experts": "lightning_sv.callbacks.Experts",
-    "samples": "lightning_sv.lit.samples.Samples",
+    "experts": "lightning_sv.callbacks.RouterMonitor",
+    "samples": "lightning_sv.lit.text_samples.TextSamples",
     "checkpoint": "lightning_sv.lit.checkpoint.write.LastCheckpoint",
     "progress": "lightning_sv.callbacks.RunProgress",
 }

@@ -3,6 +3,7 @@
 Without Lightning, so that a run is planned and compared without importing it; a test compares keys and defaults.
 """
 
+import logging
 import os
 import re
 import warnings
@@ -15,6 +16,8 @@ import torch
 from torch.torch_version import TorchVersion
 
 from lightning_sv.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 #: as pyproject.toml has it
 OLDEST_TORCH = "2.11"
@@ -92,14 +95,11 @@ DERIVED = {
         "the paper clips by the global norm, trainer.gradient_clip_val",
     ),
     "use_distributed_sampler": ((False,), "every device reads its share of the global batch without it"),
-    "max_epochs": ((None, -1), "set trainer.max_steps or model.tokens_per_param instead"),
-    "max_time": ((None,), "set trainer.max_steps or model.tokens_per_param instead"),
-    "limit_train_batches": ((None, 1.0), "set trainer.max_steps or model.tokens_per_param instead"),
     "overfit_batches": ((0.0,), "prepare a corpus of the text to repeat, and set trainer.max_steps"),
 }
 #: processes on one CPU; more are a typing error
 _MOST_PROCESSES = 1024
-_BUDGET = "would end the run before its budget, with the learning rate still high; set trainer.max_steps instead"
+_BUDGET = "may end the run before its budget, with the learning rate still high and without a summary"
 _ROLES = (
     "changes which parameters train, or their values, behind the groups that their roles decide; it is not supported"
 )
@@ -109,11 +109,14 @@ REFUSED_CALLBACKS = {
     "BatchSizeFinder": "has no batch to set; set data.micro_batch, `lightning-sv plan` says the largest that fits",
     "GradientAccumulationScheduler": "would change the global batch; set data.global_batch instead",
     "StochasticWeightAveraging": "replaces the schedule; set model.schedule instead",
-    "EarlyStopping": _BUDGET,
-    "Timer": _BUDGET,
     "ModelPruning": _ROLES,
     "BackboneFinetuning": _ROLES,
 }
+#: Lightning's callbacks and trainer keys that bend what a run promises -> how
+WARNED_CALLBACKS = {"EarlyStopping": _BUDGET, "Timer": _BUDGET}
+WARNED = {"max_epochs": ((None, -1), _BUDGET), "max_time": ((None,), _BUDGET)}
+#: precisions whose weights are in half precision
+_HALF_WEIGHTS = ("bf16-true", "16-true")
 
 
 def check_trainer_keys(given: Any) -> None:
@@ -128,6 +131,9 @@ def check_trainer_keys(given: Any) -> None:
     for key, (accepted, instead) in DERIVED.items():
         if given[key] not in accepted:
             raise ConfigError(f"trainer.{key} {given[key]} is derived here and must not be set; {instead}.")
+    for key, (accepted, how) in WARNED.items():
+        if given[key] not in accepted:
+            log.warning("trainer.%s %s %s", key, given[key], how)
     check_callbacks(given["callbacks"])
     check_devices(given["accelerator"], given["devices"])
     if (given["gradient_clip_val"] or 0) < 0:
@@ -137,18 +143,19 @@ def check_trainer_keys(given: Any) -> None:
         )
     if given["max_steps"] != -1 and given["max_steps"] < 1:
         raise ConfigError(f"trainer.max_steps is {given['max_steps']}; it must be at least 1, or -1 for the budget.")
-    if str(given["precision"]) in ("bf16-true", "16-true", "16-mixed", "16", "bf16"):
-        raise ConfigError(
-            f"trainer.precision {given['precision']} is not supported: half-precision weights round changes of a scale "
-            "vector near 1 away, and fp16 needs loss scaling; use bf16-mixed or 32-true."
+    if str(given["precision"]) in _HALF_WEIGHTS:
+        log.warning(
+            "trainer.precision %s rounds small changes of a scale vector near 1 away; bf16-mixed keeps them",
+            given["precision"],
         )
 
 
-def check_callbacks(given: Any) -> None:
+def check_callbacks(given: Any, *, warn: bool = True) -> None:
     """Refuse Lightning's callbacks that would undo what a run promises.
 
     Args:
         given: trainer.callbacks: none, one or a list; each built, or its class_path
+        warn: if True, warn about those that may end a run early
 
     Raises:
         ConfigError: names the callback and what to do instead
@@ -158,6 +165,8 @@ def check_callbacks(given: Any) -> None:
         names = [str(path).rpartition(".")[2], *(cls.__name__ for cls in type(callback).__mro__)]
         if name := next((name for name in names if name in REFUSED_CALLBACKS), None):
             raise ConfigError(f"trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}.")
+        if warn and (name := next((name for name in names if name in WARNED_CALLBACKS), None)):
+            log.warning("trainer.callbacks: %s %s", name, WARNED_CALLBACKS[name])
 
 
 def check_devices(accelerator: Any, devices: Any) -> None:
@@ -214,7 +223,7 @@ def prepare_torch() -> None:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
-def quiet() -> None:
+def quiet_warnings() -> None:
     """Silence warnings of the libraries that say nothing about this run."""
     for message in (
         ".*args parameter is intended to run from within Python.*",

@@ -1,14 +1,13 @@
 """The logged norms against a direct computation."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.callbacks import Experts, branch_norms
-from lightning_sv.callbacks.charts import chart_layout
+from lightning_sv.callbacks import RouterMonitor, branch_norms
+from lightning_sv.callbacks.tensorboard_layout import chart_layout
 from tests.conftest import GEMMA, MOE, perturbed
 
 
@@ -60,7 +59,9 @@ def test_norms_of_experts_and_of_norms_that_feed_no_branch(config: BackboneConfi
     torch.testing.assert_close(norms["layer1/expert_up_proj/effective"], mean)
     assert not any(key.startswith("mean/") and "/expert0" in key for key in norms)
     layout = chart_layout(norms)
-    loads = Experts().charts(SimpleNamespace(net=model))["expert load"]
+    monitor = RouterMonitor()
+    monitor.on_fit_start(None, model)  # type: ignore[arg-type]
+    loads = monitor.charts()["expert load"]
     assert loads == {f"layer{i}": ["Multiline", [f"moe/layer{i}/load/expert.*"]] for i in (0, 1)}
     assert set(layout["experts, up"]) == {"layer0", "layer1"}
 

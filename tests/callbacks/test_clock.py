@@ -5,28 +5,28 @@ from typing import Any
 
 import pytest
 
-from lightning_sv.callbacks import BranchNorms, Experts, Scalars
-from lightning_sv.callbacks.clock import StepClock
+from lightning_sv.callbacks import BranchNorms, RouterMonitor, TrainingMonitor
+from lightning_sv.callbacks.step_trigger import StepTrigger
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("begin", [0, 4])  # a resumed run does not act again at the step it was resumed from
 def test_every_second_step_and_the_last_once_each(accumulate: int, begin: int) -> None:
-    clock, trainer = StepClock("x.every_n_steps", 2), SimpleNamespace(global_step=begin, max_steps=7)
+    clock, trainer = StepTrigger("x.every_n_steps", 2), SimpleNamespace(global_step=begin, estimated_stepping_batches=7)
     acted: list[tuple[int, int]] = []
     clock.start(trainer)  # type: ignore[arg-type]
     for step in range(begin, 7):
         for micro_batch in range(accumulate):
             trainer.global_step = step + (micro_batch == accumulate - 1)
             assert clock.step == step
-            if clock.ended(trainer) and clock.is_due(trainer, clock.step):  # type: ignore[arg-type]
+            if clock.ended(trainer) and clock.is_due(clock.step):  # type: ignore[arg-type]
                 acted.append((clock.step, micro_batch))
     assert acted == [(step, accumulate - 1) for step in (2, 4, 6, 7) if step > begin]
 
 
 @pytest.mark.parametrize(
     ("callback", "key"),
-    [(Scalars, "scalars"), (BranchNorms, "branch_norms"), (Experts, "experts")],
+    [(TrainingMonitor, "scalars"), (BranchNorms, "branch_norms"), (RouterMonitor, "experts")],
 )
 def test_a_distance_below_one_is_refused(callback: Any, key: str) -> None:
     with pytest.raises(ValueError, match=rf"^{key}\.every_n_steps is 0; it must be at least 1\.$"):

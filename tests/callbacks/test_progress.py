@@ -15,7 +15,7 @@ def test_the_bar_moves_while_a_validation_runs(monkeypatch: pytest.MonkeyPatch) 
     screen = io.StringIO()
     progress = RunProgress()
     progress.stream = screen
-    trainer: Any = SimpleNamespace(global_step=3, max_steps=9, num_val_batches=[4], callbacks=[])
+    trainer: Any = SimpleNamespace(global_step=3, estimated_stepping_batches=9, num_val_batches=[4], callbacks=[])
     trainer.lightning_module = module = SimpleNamespace(label="llama", step_lr=0.01)
     progress.on_train_start(trainer, module)  # type: ignore[arg-type]
     assert progress._bar is not None

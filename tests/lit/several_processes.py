@@ -68,7 +68,7 @@ def counted(module: Any, name: str) -> Iterator[list[None]]:
 
 
 def fixed_choice(self: MixtureOfExperts, probabilities: Tensor) -> Tensor:
-    """Experts by position: rounding cannot move a token to another one."""
+    """RouterMonitor by position: rounding cannot move a token to another one."""
     position = torch.arange(len(probabilities), device=probabilities.device) % SEQ_LEN
     return torch.stack([(position * (i + 1) + i) % self.n_expert for i in range(self.n_active)], dim=-1)
 

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from lightning_sv.__main__ import main
-from lightning_sv.callbacks.scalars import peak_flops
+from lightning_sv.callbacks.training_monitor import peak_flops
 from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.micro_batch import choose_micro_batch
 from lightning_sv.nn.gpus import find_gpu
 from lightning_sv.plan import fitting_micro_batch
 from lightning_sv.plan.plan import MOST_LOGITS, make_plan
+from lightning_sv.settings.data import Batches
 from lightning_sv.settings.parse import parse_run
 from tests.lit.valueless import valueless_device
 
@@ -153,10 +154,11 @@ def test_validation_batches_are_of_one_size(
     monkeypatch.setattr("lightning_sv.lit.data.open_split", lambda *args, **kwargs: range(sequences))
     found, read = [], []
     for rank in range(ranks):
-        data = TokenDataModule(SimpleNamespace(dir=""), 8, micro * ranks, micro)  # type: ignore[arg-type]
-        data._manifest = SimpleNamespace(val=SimpleNamespace(sequences=lambda seq_len: sequences))  # type: ignore[assignment]
+        reads = Batches(SimpleNamespace(dir=""), 8, micro * ranks, micro)  # type: ignore[arg-type]
+        reads._manifest = SimpleNamespace(val=SimpleNamespace(sequences=lambda seq_len: sequences))  # type: ignore[assignment]
+        data = TokenDataModule.from_batches(reads)
         data.trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))  # type: ignore[assignment]
-        data._share = data.share(ranks, rank)
+        data._share = reads.share(ranks, rank)
         batches = list(data.val_dataloader().batch_sampler)  # type: ignore[arg-type]
         found.append(batches)
         read += [n for batch in batches for n in batch]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lightning_sv.__main__ import main
-from lightning_sv.callbacks.scalars import write_scalars
+from lightning_sv.callbacks.training_monitor import write_scalars
 from lightning_sv.optim import OPTIMIZERS
 from lightning_sv.scale.strategy import PARAMETERIZATIONS, PLACEMENTS
 from tests.lit.runs import differences, leaving, load, same_checkpoint, same_curves

@@ -17,7 +17,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from lightning_sv.__main__ import main
-from lightning_sv.callbacks.charts import Pages
+from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.lit.summary import hyperparameters
 from lightning_sv.runs.directory import event_files
 from lightning_sv.runs.events import read_run
@@ -33,7 +33,7 @@ COLUMNS = {
 class OwnPage(L.Callback):
     """A user's callback with a page; it stands before those of every run."""
 
-    def charts(self, pl_module: object) -> Pages:
+    def charts(self) -> Pages:
         return {"own": {"rate": ["Multiline", ["lr"]]}}
 
 
@@ -69,9 +69,8 @@ def test_the_loss_comes_first_and_a_running_run_is_in_the_table(run_args: list[s
 
 def row(args: list[str]) -> dict[str, object]:
     """The row of a run that was not begun."""
-    module, data, trainer = parse_run(args)
-    module.origin = None  # type: ignore[attr-defined]  # which a LightningModule has
-    return hyperparameters(SimpleNamespace(**trainer), module, data)
+    settings, data, trainer = parse_run(args)
+    return hyperparameters(SimpleNamespace(**trainer), SimpleNamespace(settings=settings, origin=None), data)
 
 
 @pytest.mark.parametrize(

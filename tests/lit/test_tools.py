@@ -48,7 +48,7 @@ trainer:
     run = read_run(tmp_path / "run")
     with next((tmp_path / "csv").rglob("metrics.csv")).open() as file:
         rows = [row for row in csv.DictReader(file) if row["train/loss"]]
-    assert [int(row["step"]) for row in rows] == [128, 256, 384, 512]
+    assert [int(row["step"]) for row in rows] == [1, 2, 3, 4]
     assert [float(row["train/loss"]) for row in rows] == pytest.approx(run.curve("train/loss").values, rel=1e-6)
     assert (tmp_path / "best/best.ckpt").is_file() and (tmp_path / "run/checkpoints/last.ckpt").is_file()
     assert [name for name in run.curves if name.startswith("lr-")]
@@ -62,8 +62,6 @@ trainer:
         ("BatchSizeFinder", {}),
         ("GradientAccumulationScheduler", {"scheduling": {0: 2}}),
         ("StochasticWeightAveraging", {"swa_lrs": 0.01}),
-        ("EarlyStopping", {"monitor": "val/loss"}),
-        ("Timer", {}),
         ("ModelPruning", {"pruning_fn": "l1_unstructured"}),
         ("BackboneFinetuning", {}),
     ],
@@ -75,6 +73,16 @@ def test_what_would_spoil_a_run_is_refused(
     said = capsys.readouterr()
     assert said.err.endswith(f"error: trainer.callbacks: {name} {REFUSED_CALLBACKS[name]}.\n")
     assert "step 1/" not in said.out and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "init"), [("EarlyStopping", {"monitor": "val/loss"}), ("Timer", {"duration": {"hours": 12}})]
+)
+def test_what_ends_a_run_early_warns(
+    name: str, init: dict, run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(run_args, tmp_path / "run", f"{CALLBACKS}.{name}", **init) == 0
+    assert f"warning: trainer.callbacks: {name}" in capsys.readouterr().err
 
 
 def test_a_tool_that_needs_a_package_says_so(

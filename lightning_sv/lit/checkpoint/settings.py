@@ -31,7 +31,7 @@ def while_restoring(error: BaseException) -> bool:
     return not isinstance(error, RuntimeError) and any(reader in file for file in files[-4:] for reader in _READERS)
 
 
-def settings_of(module: Pretraining, data: Batches) -> dict[str, Any]:
+def settings_of(module: Pretraining, data: Batches | None) -> dict[str, Any]:
     """Return the settings of what is trained and its data that weights, optimizer state and order depend on."""
     return {
         "backbone": module.config.settings(),
@@ -39,21 +39,21 @@ def settings_of(module: Pretraining, data: Batches) -> dict[str, Any]:
         "scale_options": asdict(module.scale_options),
         "mask_documents": module.mask_documents,
         "residual": module.residual,
-        "tokenizer_sha256": data.manifest.tokenizer_sha256,
+        "tokenizer_sha256": None if data is None else data.manifest.tokenizer_sha256,
         "optim": asdict(module.optim) | {"lr": module.lr},
         "schedule": asdict(module.schedule),
         "init_from": module.init_from,
-        "data": {"seq_len": data.seq_len, "global_batch": data.global_batch},
+        "data": None if data is None else {"seq_len": data.seq_len, "global_batch": data.global_batch},
     }
 
 
-def check_settings(checkpoint: dict[str, Any], module: Pretraining, data: Batches, *, training: bool) -> None:
+def check_settings(checkpoint: dict[str, Any], module: Pretraining, data: Batches | None, *, training: bool) -> None:
     """Refuse to load under other settings: the checkpoint's weights or optimizer state would silently win over them.
 
     Args:
         checkpoint: its entries, as loaded
         module: what is trained
-        data: what it reads
+        data: what it reads; None for other data than ours, which is not compared
         training: optimizer, schedule, batch and where the weights started count as well
 
     Raises:
@@ -66,7 +66,7 @@ def check_settings(checkpoint: dict[str, Any], module: Pretraining, data: Batche
     keys: tuple[str, ...] = ("backbone", "scale", "scale_options", "mask_documents", "residual", "tokenizer_sha256")
     if training:
         keys = (*keys, "optim", "schedule", "data", "init_from")
-    for key in keys:
+    for key in (key for key in keys if data is not None or key not in ("tokenizer_sha256", "data")):
         where, then, now = first_difference(key, saved.get(key), here[key])
         if then != now:
             raise ConfigError(

@@ -13,8 +13,8 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 
-from lightning_sv.callbacks.clock import StepClock
-from lightning_sv.callbacks.trained import tokens_seen, validates_now
+from lightning_sv.callbacks.run_state import tokens_seen, validates_now
+from lightning_sv.callbacks.step_trigger import StepTrigger
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.signals import StopSignals
@@ -77,6 +77,8 @@ def restart_between_steps(checkpoint: dict[str, Any], then: int, now: int) -> No
         then: micro-batches of a step in the run that wrote it
         now: in this run
     """
+    if then == now:
+        return
     progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     for counts in (progress["total"], progress["current"]):
         open_batches = counts["ready"] - counts["completed"]
@@ -130,7 +132,7 @@ class LastCheckpoint(Checkpoint):
     def __init__(self, every_n_steps: int = 500, keep: int = 1, best: bool = False):
         if keep < 1:
             raise ConfigError(f"checkpoint.keep is {keep}; it must be at least 1.")
-        self._clock = StepClock("checkpoint.every_n_steps", every_n_steps)
+        self._clock = StepTrigger("checkpoint.every_n_steps", every_n_steps)
         self.keep, self.best = keep, best
         self.path: Path | None = None
         self.signals = StopSignals()
@@ -170,8 +172,10 @@ class LastCheckpoint(Checkpoint):
         """Write when due, or when asked to stop; after a whole step only."""
         if not self._clock.ended(trainer):
             return
+        if self._clock.is_last(self._clock.step):
+            trainer.should_stop = True  # only so does Lightning validate at the last step too
         self._stop = self.signals.came if trainer.world_size == 1 else pl_module.stop_asked
-        if not self._clock.is_due(trainer, self._clock.step) and not self._stop:
+        if not self._clock.is_due(self._clock.step) and not self._stop:
             return
         if validates_now(trainer):
             self._wait = True  # for this step's validation: a resumed run would not repeat it
@@ -240,7 +244,11 @@ class LastCheckpoint(Checkpoint):
         """Say how to go on after a signal or a failure; nothing where the run was refused before its first step."""
         if self._started and trainer.is_global_zero and self.path is not None:
             config = self.path.parent.parent / CONFIG
-            allow = [word for module in sorted(modules_named(str(pl_module.strategy))) for word in ("--allow", module)]
+            allow = [
+                word
+                for module in sorted(modules_named(str(pl_module.settings.strategy)))
+                for word in ("--allow", module)
+            ]
             resume = shlex.join([program(), "fit", "--config", str(config), "--ckpt_path", str(self.path), *allow])
             hint = f"resume with: {resume}" if self.path.exists() else "no checkpoint was written yet"
             log.warning("stopped at step %d; %s", trainer.global_step, hint)

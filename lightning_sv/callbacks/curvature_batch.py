@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lightning_sv.nn import Backbone, BackboneConfig, activated_parameters, flops_per_token, meta_backbone
 from lightning_sv.optim import PARAMETER_ROLES, gathered, parameter_roles
-from lightning_sv.scale import BranchGroup, RMSNorm, ScaledLinear, ScaleOptions, ScaleStrategy
+from lightning_sv.scale import BranchGroup, RMSNorm, ScaledLinear, ScaleVector
 
 #: subset -> the parameters it holds; those of a role that a model lacks are empty
 Subsets = dict[str, tuple[nn.Parameter, ...]]
@@ -48,9 +48,15 @@ def parameter_subsets(model: nn.Module) -> Subsets:
     """
     always = ("all", *map(_role_name, PARAMETER_ROLES))
     found: dict[str, list[nn.Parameter]] = {name: [] for name in always}
-    for named in parameter_roles(model):
-        found["all"].append(named.parameter)
-        found[_role_name(named.role)].append(named.parameter)
+    if isinstance(model, Backbone):
+        for named in parameter_roles(model):
+            found["all"].append(named.parameter)
+            found[_role_name(named.role)].append(named.parameter)
+    else:  # of a model of the user's the scale vectors alone have a known role
+        found["all"] = list(model.parameters())
+        for module in model.modules():
+            if isinstance(module, ScaleVector):
+                found[_role_name(module.role)].extend(module.parameters())
     sites: dict[str, list[nn.Parameter]] = {}
     for path, module in model.named_modules():
         parts = path.split(".")
@@ -107,28 +113,18 @@ def fitting_sequences(
     return max(1, min(int(n), MOST_TOKENS // seq_len, MOST_ATTENTION // attention))
 
 
-def plain_copy(
-    source: nn.Module,
-    config: BackboneConfig,
-    strategy: ScaleStrategy,
-    options: ScaleOptions,
-    device: torch.device,
-    *,
-    keep: bool,
-) -> Backbone | None:
+def plain_copy(source: nn.Module, meta: Backbone, device: torch.device, *, keep: bool) -> Backbone | None:
     """Build an eager float32 backbone with the present weights of `source`, compiled or sharded as that may be.
 
     Gathering sharded weights is a collective: call it on every rank. No random number is drawn.
 
     Args:
-        source: the module that trains
-        config: sizes of its backbone
-        strategy: its scale-vector strategy
-        options: finer choices of the strategy
+        source: the backbone that trains
+        meta: backbone of the same sizes and strategy, without storage
         device: of the copy
         keep: whether this rank wants it; None is returned elsewhere
     """
-    copy = meta_backbone(config, strategy, options).to_empty(device=device) if keep else None
+    copy = meta.to_empty(device=device) if keep else None
     target: Mapping[str, Tensor] = {} if copy is None else copy.state_dict()
     state = source.state_dict()
     assert copy is None or state.keys() == target.keys()

@@ -2,14 +2,15 @@
 
 import lightning as L
 
+from lightning_sv.callbacks.run_state import total_steps
 from lightning_sv.errors import ConfigError
 
 
-class StepClock:
+class StepTrigger:
     """Counts optimizer steps for one callback, which Lightning calls after every micro-batch.
 
     Args:
-        key: of the callback's setting, for the message
+        key: name of the callback's setting in errors
         every_n_steps: distance of the steps that are due; the last one of a run always is
 
     Raises:
@@ -22,10 +23,12 @@ class StepClock:
         self.every = every_n_steps
         #: steps that have ended
         self.step = 0
+        #: the last step of the run; None where only time ends it
+        self.last: int | None = None
 
     def start(self, trainer: L.Trainer) -> None:
         """Begin at the step that a run, or a resumed one, begins at."""
-        self.step = trainer.global_step
+        self.step, self.last = trainer.global_step, total_steps(trainer)
 
     def ended(self, trainer: L.Trainer) -> bool:
         """Whether the micro-batch before this call ended a step; true once a step."""
@@ -33,6 +36,10 @@ class StepClock:
         self.step = trainer.global_step
         return ended
 
-    def is_due(self, trainer: L.Trainer, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Whether the callback acts after this step."""
-        return step % self.every == 0 or step >= trainer.max_steps
+        return step % self.every == 0 or self.is_last(step)
+
+    def is_last(self, step: int) -> bool:
+        """Whether the run ends with this step."""
+        return self.last is not None and step >= self.last

@@ -6,10 +6,10 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lightning_sv.callbacks.clock import StepClock
+from lightning_sv.callbacks.step_trigger import StepTrigger
 
 
-class Window(L.Callback):
+class MetricAccumulator(L.Callback):
     """A callback with sums of what micro-batches give, on the device, until its next write.
 
     Args:
@@ -21,7 +21,7 @@ class Window(L.Callback):
     """
 
     def __init__(self, section: str, every_n_steps: int):
-        self._clock = StepClock(f"{section}.every_n_steps", every_n_steps)
+        self._clock = StepTrigger(f"{section}.every_n_steps", every_n_steps)
         self._trainer: L.Trainer | None = None
         #: of the step under way, and of the steps since the last write
         self._open: dict[str, Tensor] = {}
@@ -56,7 +56,7 @@ class Window(L.Callback):
             self._sums = {key: self._sums[key] + value if self._sums else value for key, value in self._open.items()}
             self._count += self._open_count
         self._open, self._open_count = {}, 0
-        return self._clock.is_due(self._trainer, self._clock.step)
+        return self._clock.is_due(self._clock.step)
 
     def take(self) -> tuple[dict[str, Tensor], int]:
         """Return the sums over micro-batches and devices, with the number of sequences, and start anew."""

@@ -1,12 +1,10 @@
-"""TensorBoard's Custom Scalars page: which curves belong in one chart."""
+"""TensorBoard's Custom TrainingMonitor page: which curves belong in one chart."""
 
 from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
-
-from lightning_sv.callbacks.trained import TrainedModule
 
 #: page -> chart -> ["Multiline", tags or patterns of tags]
 Pages = dict[str, dict[str, list[Any]]]
@@ -38,12 +36,12 @@ EXPERT_PAGES = {
 class HasCharts(Protocol):
     """A callback with pages of its own."""
 
-    def charts(self, pl_module: TrainedModule) -> Pages:
+    def charts(self) -> Pages:
         """Return the pages; a chart a kind of figure, a line a branch, layer or subset."""
         ...
 
 
-def lay_out(trainer: L.Trainer, pl_module: TrainedModule) -> None:
+def lay_out(trainer: L.Trainer) -> None:
     """Write the pages of all callbacks, the loss first, then Q, K and V.
 
     Together, because a second layout would replace the first.
@@ -52,7 +50,7 @@ def lay_out(trainer: L.Trainer, pl_module: TrainedModule) -> None:
     found: Pages = dict(LOSS_PAGE)
     for callback in callbacks:
         if isinstance(callback, HasCharts):
-            found |= callback.charts(pl_module)
+            found |= callback.charts()
     first = [page for page in (*LOSS_PAGE, *BRANCH_PAGES) if page in found]
     pages = {page: found[page] for page in dict.fromkeys([*first, *found])}
     for logger in trainer.loggers:

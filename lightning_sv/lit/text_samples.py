@@ -7,16 +7,14 @@ import lightning as L
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from lightning_sv.callbacks import tokens_seen
-from lightning_sv.callbacks.scalars import pause_throughput
+from lightning_sv.callbacks.run_state import data_of, model_of, settings_of
+from lightning_sv.callbacks.training_monitor import axis, pause_throughput
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError
-from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.generate import Sampling, generate
-from lightning_sv.lit.module import PretrainModule
 
 
-class Samples(L.Callback):
+class TextSamples(L.Callback):
     """Logs a continuation of a prompt after every validation; none where `tokens` is 0.
 
     It is drawn from a generator of its own and changes nothing of the run: losses and weights are the same bits.
@@ -37,21 +35,27 @@ class Samples(L.Callback):
         self._prompt = prompt
         self._sampling = None if tokens == 0 else Sampling(tokens, temperature, top_k)
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuse another module or other data, of which the tokenizer is not known."""
+        known = settings_of(pl_module) is not None and hasattr(getattr(trainer, "datamodule", None), "held_out")
+        if self._sampling is not None and not known:
+            raise ConfigError("TextSamples continues text of a PretrainModule that reads a TokenDataModule.")
+
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write one; on every device, as a sharded model needs them all."""
-        data = trainer.datamodule  # type: ignore[attr-defined]
         if self._sampling is None or trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        assert isinstance(pl_module, PretrainModule) and isinstance(data, TokenDataModule)
+        settings, data = settings_of(pl_module), data_of(trainer)
+        assert settings is not None and data is not None
         began = time.perf_counter()
         tokenizer = Tokenizer.load(data.corpus.dir)
-        compiled = pl_module.compile_how != "none"
+        compiled = settings.compile_how != "none"
         # Other lengths than the trained one would be compiled each, and the training step perhaps anew.
         with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
-            text = generate(pl_module.net, tokenizer, self._prompt, self._sampling, context=data.seq_len)
+            text = generate(model_of(pl_module), tokenizer, self._prompt, self._sampling, context=data.seq_len)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_text("sample", _verbatim(self._prompt + text), tokens_seen(trainer))
+                logger.experiment.add_text("sample", _verbatim(self._prompt + text), axis(logger, trainer))
         pause_throughput(trainer, time.perf_counter() - began)
 
 

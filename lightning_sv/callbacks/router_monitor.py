@@ -1,0 +1,102 @@
+"""What the routers of a mixture of experts do: load, balance loss, entropy, dropped tokens."""
+
+from functools import partial
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
+from lightning_sv.callbacks.run_state import model_of, settings_of, was_skipped
+from lightning_sv.callbacks.scaled_branches import place_of
+from lightning_sv.callbacks.tensorboard_layout import Pages
+from lightning_sv.callbacks.training_monitor import write_scalars
+from lightning_sv.errors import ConfigError
+from lightning_sv.nn import MixtureOfExperts, Routing
+
+
+class RouterMonitor(MetricAccumulator):
+    """Logs the routers under moe/, with the load of every expert of a block in one TensorBoard chart.
+
+    moe/layer0/load/expert3: tokens that the expert received over those of an equal share, so 1 when
+    balanced; load_max and load_min are the largest and smallest of a block. balance_loss is 1 when
+    balanced and n_expert when collapsed; entropy is in nats, log(n_expert) when the router does not
+    choose; both are means over the micro-batches since the last write, load is of all their tokens.
+    dropped counts assignments in that window that no expert received: 0, for none is dropped. A
+    dense `PretrainModule` writes nothing.
+
+    Args:
+        every_n_steps: optimizer steps between two writes
+        model: dotted name of the submodule with the mixtures; null to find them
+
+    Raises:
+        ConfigError: every_n_steps is below 1
+    """
+
+    def __init__(self, every_n_steps: int = 50, model: str | None = None):
+        super().__init__("experts", every_n_steps)
+        self.model = model
+        self._mixtures: dict[str, MixtureOfExperts] = {}
+        self._seen: dict[str, Routing] = {}  # of the last micro-batch
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Find the mixtures of experts.
+
+        Raises:
+            ConfigError: a module other than `PretrainModule` has none
+        """
+        modules = model_of(pl_module, self.model).named_modules()
+        found = {path: module for path, module in modules if isinstance(module, MixtureOfExperts)}
+        self._mixtures = {place_of(path): module for path, module in found.items()}
+        if not found and settings_of(pl_module) is None:
+            raise ConfigError(f"RouterMonitor: {type(pl_module).__name__} has no MixtureOfExperts; leave it out.")
+
+    def charts(self) -> Pages:
+        """Return the load of every expert, a chart per block; nothing for a dense model."""
+        loads = {place: ["Multiline", [f"moe/{place}/load/expert.*"]] for place in self._mixtures}
+        return {"expert load": loads} if loads else {}
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Watch the mixtures of a module that does not return their routings."""
+        super().on_train_start(trainer, pl_module)
+        for name, module in self._mixtures.items() if settings_of(pl_module) is None else ():
+            module.register_forward_hook(partial(self._see, name))
+
+    def _see(self, name: str, module: MixtureOfExperts, args: Any, output: Any) -> None:
+        if module.training:
+            self._seen[name] = output[1].detach()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Accumulate on the device; write every n optimizer steps, and at the last."""
+        routings = list(self._seen.values()) if settings_of(pl_module) is None else outputs["routings"]
+        if not routings:
+            return
+        n = len(batch) if isinstance(batch, Tensor) else 1
+        active = next(iter(self._mixtures.values())).n_active
+        values = {
+            "load": torch.stack([r.load for r in routings]),
+            "dropped": len(routings[0].logits) * active - torch.stack([r.load.sum() for r in routings]),
+            "balance_loss": torch.stack([r.balance_loss for r in routings]) * n,
+            "entropy": torch.stack([r.entropy for r in routings]) * n,
+        }
+        if self.add(values, n, keep=not was_skipped(pl_module)):
+            self._write(trainer)
+
+    def _write(self, trainer: L.Trainer) -> None:
+        sums, n = self.take()
+        if not n:  # every step was skipped
+            return
+        mean = {key: value if key in ("load", "dropped") else value / n for key, value in sums.items()}
+        load = mean["load"] / mean["load"].mean(-1, keepdim=True)
+        scalars: dict[str, float] = {}
+        for i, (place, row) in enumerate(zip(self._mixtures, load.tolist(), strict=True)):
+            scalars |= {f"moe/{place}/load/expert{e}": value for e, value in enumerate(row)}
+            scalars |= {f"moe/{place}/load_max": max(row), f"moe/{place}/load_min": min(row)}
+            for key in ("balance_loss", "entropy", "dropped"):
+                scalars[f"moe/{place}/{key}"] = float(mean[key][i])
+        for key in ("balance_loss", "entropy", "dropped"):
+            scalars[f"moe/mean/{key}"] = float(mean[key].mean())
+        write_scalars(trainer, scalars)

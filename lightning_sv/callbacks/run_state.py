@@ -1,0 +1,88 @@
+"""What callbacks read of a run, whatever its LightningModule and its data are."""
+
+import math
+from typing import Any
+
+import lightning as L
+from torch import nn
+
+from lightning_sv.errors import ConfigError
+from lightning_sv.settings.data import Batches
+from lightning_sv.settings.model import Pretraining
+
+
+def model_of(module: L.LightningModule, name: str | None = None) -> nn.Module:
+    """Return the model that a callback looks at.
+
+    Args:
+        module: what the Trainer trains
+        name: dotted name of a submodule; None for our backbone, or all of a module of another class
+
+    Raises:
+        ConfigError: `module` has no submodule of that name
+    """
+    if name is None:
+        backbone = getattr(module, "backbone", None) if settings_of(module) is not None else None
+        return module if backbone is None else backbone
+    try:
+        return module.get_submodule(name)
+    except AttributeError:
+        known = " ".join(child for child, _ in module.named_children())
+        raise ConfigError(f"model is {name!r}; expected a submodule of {type(module).__name__}: {known}.") from None
+
+
+def settings_of(module: L.LightningModule) -> Pretraining | None:
+    """Return the settings of a `PretrainModule`; None for another class."""
+    settings = getattr(module, "settings", None)
+    return settings if isinstance(settings, Pretraining) else None
+
+
+def data_of(trainer: L.Trainer) -> Batches | None:
+    """Return the token batches of a `TokenDataModule`; None for other data."""
+    batches: Batches | None = getattr(getattr(trainer, "datamodule", None), "batches", None)
+    return batches
+
+
+def tokens_per_step(trainer: L.Trainer) -> int | None:
+    """Return the tokens of an optimizer step over all devices; None for other data than ours."""
+    data = data_of(trainer)
+    return None if data is None else data.tokens_per_step
+
+
+def tokens_seen(trainer: L.Trainer) -> int:
+    """Return the training tokens behind the current weights, of data of ours."""
+    per_step = tokens_per_step(trainer)
+    assert per_step is not None
+    return trainer.global_step * per_step
+
+
+def was_skipped(module: L.LightningModule) -> bool:
+    """Whether the last step was left out because a loss or gradient was not finite."""
+    return bool(getattr(getattr(module, "nonfinite", None), "skipped_now", False))
+
+
+def total_steps(trainer: L.Trainer) -> int | None:
+    """Return the optimizer steps of the whole run; None where only time ends it."""
+    total = trainer.estimated_stepping_batches
+    return int(total) if math.isfinite(total) and total >= 0 else None
+
+
+def known_steps(trainer: L.Trainer, callback: str) -> int:
+    """Return the optimizer steps of the run, of which a callback needs to know the number.
+
+    Raises:
+        ConfigError: only time ends the run
+    """
+    total = total_steps(trainer)
+    if total is None:
+        raise ConfigError(f"max_steps and max_epochs are not set; expected one of them, because {callback} needs it.")
+    return total
+
+
+def validates_now(trainer: L.Trainer) -> bool:
+    """Whether a validation follows the step that has just ended."""
+    every: Any = trainer.val_check_batch
+    if trainer.global_step >= trainer.max_steps > 0:
+        return True
+    batches = trainer.global_step * trainer.accumulate_grad_batches
+    return every is not None and math.isfinite(every) and batches % every == 0

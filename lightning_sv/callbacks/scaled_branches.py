@@ -1,0 +1,101 @@
+"""The branches of a model with their scale vectors: of `BranchGroup`s, and of a model after `apply_strategy`."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from lightning_sv.callbacks.run_state import model_of
+from lightning_sv.errors import ConfigError
+from lightning_sv.optim import gathered
+from lightning_sv.scale import BranchGroup, output_norms
+
+
+class ScaledBranch(NamedTuple):
+    """One matrix with its scale vectors, or a norm that feeds no branch.
+
+    Attributes:
+        name: 'layer0/q_proj'
+        weight: (*batch_dims, d_out, d_in); None for a norm
+        vectors: side -> its `ScaleVector`, or a function that gives gamma; sides are 'in' and 'out'
+    """
+
+    name: str
+    weight: Tensor | None
+    vectors: dict[str, Callable[[], Tensor]]
+
+    def gammas(self) -> dict[str, Tensor]:
+        """Return side -> gamma; of sharded vectors, a collective."""
+        return {side: gathered(vector()) for side, vector in self.vectors.items()}
+
+
+def scaled_branches(model: nn.Module) -> list[ScaledBranch]:
+    """Return every branch and output norm of `model`, in its order."""
+    return [
+        ScaledBranch(name, weight, {side: vector for side, vector in vectors.items() if vector is not None})
+        for name, weight, vectors in (*_of_groups(model), *_of_norms(model), *_of_applied(model))
+    ]
+
+
+def _of_groups(model: nn.Module) -> Iterator[tuple[str, Tensor | None, dict[str, Any]]]:
+    for path, module in model.named_modules():
+        if isinstance(module, BranchGroup):
+            for name, branch in module.branches():
+                scale_in, scale_out = module.vectors(name)
+                yield f"{place_of(path)}/{name}", branch.weight, {"in": scale_in, "out": scale_out}
+
+
+def _of_norms(model: nn.Module) -> Iterator[tuple[str, Tensor | None, dict[str, Any]]]:
+    for path, norm in output_norms(model):
+        yield f"{place_of(path)}/{path.rpartition('.')[2]}", None, {"out": norm.scale}
+
+
+def _of_applied(model: nn.Module) -> Iterator[tuple[str, Tensor | None, dict[str, Any]]]:
+    """Yield what `interop.apply` made of plain layers, which it gives parametrizations."""
+    for path, module in model.named_modules():
+        if not parametrize.is_parametrized(module, "weight"):
+            continue
+        where, stored = f"{place_of(path)}/{path.rpartition('.')[2]}", module.parametrizations.weight  # type: ignore[union-attr]
+        for made in stored:
+            if hasattr(made, "parts"):
+                whole = stored.original.mT if made.transposed else stored.original
+                norm = getattr(module, "output_norm", None)
+                for i, (part, weight) in enumerate(zip(made.parts, whole.split(made.widths, -2), strict=True)):
+                    out = part.scale_out if norm is None else norm.scale
+                    yield where + (f"{i}" if len(made.parts) > 1 else ""), weight, {"in": part.scale_in, "out": out}
+            elif hasattr(made, "vector"):
+                yield where, None, {"out": made.vector}
+
+
+def place_of(path: str) -> str:
+    """Return 'layer3' for a module inside the block of that number, else 'head'."""
+    number = next((part for part in path.split(".") if part.isdigit()), None)
+    return "head" if number is None else f"layer{number}"
+
+
+def means_over_layers(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Average 'layer0/q_proj/W', 'layer1/q_proj/W', ... as 'mean/q_proj/W'; keys of more parts are left out."""
+    over_layers: dict[str, list[Tensor]] = defaultdict(list)
+    for key, value in figures.items():
+        if key.startswith("layer") and key.count("/") == 2:
+            over_layers[key.partition("/")[2]].append(value)
+    return {f"mean/{key}": torch.stack(values).mean() for key, values in over_layers.items()}
+
+
+def check_scaled(module: L.LightningModule, name: str | None, callback: str) -> nn.Module:
+    """Return the model that a callback looks at, see `run_state.model_of`.
+
+    Raises:
+        ConfigError: it has no scale vectors
+    """
+    model = model_of(module, name)
+    if not any(branch.vectors or branch.weight is not None for branch in scaled_branches(model)):
+        raise ConfigError(
+            f"{callback}: {type(model).__name__} has no scale vectors; expected a Backbone, norms and branches made by "
+            "ScaleBuilder, or a model after apply_strategy."
+        )
+    return model

@@ -1,0 +1,169 @@
+"""Loss, learning rate, gradient norm, speed and memory."""
+
+import resource
+import sys
+import time
+from functools import cache
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities.throughput import get_available_flops
+from torch import Tensor
+
+from lightning_sv.callbacks.metric_accumulator import MetricAccumulator
+from lightning_sv.callbacks.run_state import data_of, settings_of, was_skipped
+from lightning_sv.callbacks.tensorboard_layout import lay_out
+from lightning_sv.nn.gpus import GPUS
+
+
+class TrainingMonitor(MetricAccumulator):
+    """Logs a run's loss, learning rate, gradient norm, speed and memory.
+
+    train/loss: mean over the steps since the last write, nats per token. throughput/mfu: model FLOPs over the
+    peak of the device's data sheet, with throughput/mfu_of_measured, over what a large matrix product reaches there;
+    where no peak is listed, as for a CPU, throughput/mfu is the latter. Of a module other than `PretrainModule` the
+    loss is what its training_step returns; tokens and FLOPs are left out, and throughput/steps_per_s is logged.
+
+    Args:
+        every_n_steps: optimizer steps between two writes
+
+    Raises:
+        ConfigError: every_n_steps is below 1
+    """
+
+    def __init__(self, every_n_steps: int = 10):
+        super().__init__("scalars", every_n_steps)
+        self._since = (0.0, 0)
+        self._idle = 0.0
+        self._validation_began = 0.0
+        self._tokens: int | None = None
+        self._flops: float | None = None
+        self._peaks: dict[str, float] = {}
+        #: as last written; None before the first write
+        self.tokens_per_s: float | None = None
+        self.last_loss: float | None = None
+        self.val_loss: float | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Lay the charts of all callbacks out, and start the clock."""
+        lay_out(trainer)
+        super().on_train_start(trainer, pl_module)
+        self._since, self._idle = (time.perf_counter(), trainer.global_step), 0.0
+        data, settings = data_of(trainer), settings_of(pl_module)
+        self._tokens = None if data is None else data.tokens_per_step
+        if data is not None and settings is not None:
+            self._flops = settings.flops_per_token(data.seq_len)
+            listed = peak_flops(pl_module.device, trainer.precision)
+            measured = measured_flops(pl_module.device, trainer.precision)
+            self._peaks = {"mfu": (listed or measured) * trainer.world_size}
+            if listed:
+                self._peaks["mfu_of_measured"] = measured * trainer.world_size
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Accumulate the loss on the device; write every n optimizer steps."""
+        n = len(batch) if isinstance(batch, Tensor) else 1
+        loss = outputs if isinstance(outputs, Tensor) else outputs.get("nats", outputs["loss"])
+        if self.add({"loss": loss.detach() * n}, n, keep=not was_skipped(pl_module)):
+            self._write(trainer, pl_module)
+
+    def _write(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        sums, n = self.take()
+        now, steps = time.perf_counter(), trainer.global_step - self._since[1]
+        speed = steps / max(1e-9, now - self._since[0] - self._idle)
+        module: Any = pl_module
+        rate = getattr(module, "step_lr", None)
+        scalars = {"lr": float(trainer.optimizers[0].param_groups[0]["lr"]) if rate is None else rate}
+        if hasattr(module, "grad_norm"):
+            scalars["grad_norm"] = module.grad_norm
+        if self._tokens is None:
+            scalars["throughput/steps_per_s"] = speed
+        else:
+            self.tokens_per_s = scalars["throughput/tokens_per_s"] = tokens = speed * self._tokens
+            if self._flops is not None:
+                scalars |= {f"throughput/{key}": tokens * self._flops / peak for key, peak in self._peaks.items()}
+        scalars["memory/peak_gib"] = peak_memory(pl_module.device) / 2**30
+        if n:  # not if every step was skipped
+            self.last_loss = scalars["train/loss"] = sums["loss"].item() / n
+        if skipped := getattr(getattr(module, "nonfinite", None), "skipped", 0):
+            scalars["skipped_steps"] = skipped
+        write_scalars(trainer, scalars)
+        self._since, self._idle = (time.perf_counter(), trainer.global_step), 0.0
+
+    def pause(self, seconds: float) -> None:
+        """Leave `seconds` out of the throughput: they went into measuring, not training."""
+        self._idle += seconds
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop the throughput clock."""
+        self._validation_began = time.perf_counter()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write val/loss and val/perplexity of a `PretrainModule`, and restart the throughput clock."""
+        self.pause(time.perf_counter() - self._validation_began)
+        if trainer.state.fn != "fit" or trainer.sanity_checking or "val/loss" not in trainer.callback_metrics:
+            return
+        loss = trainer.callback_metrics["val/loss"]
+        self.val_loss = float(loss)
+        if settings_of(pl_module) is not None:  # others log theirs themselves
+            write_scalars(trainer, {"val/loss": self.val_loss, "val/perplexity": float(loss.exp())})
+
+
+def is_monitored(trainer: L.Trainer) -> bool:
+    """Whether a `TrainingMonitor` writes the losses, which the module then leaves to it."""
+    return any(isinstance(callback, TrainingMonitor) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+
+
+def axis(logger: Any, trainer: L.Trainer) -> int:
+    """Return where a value of now stands in a logger's charts: at the optimizer steps, or what it makes of them."""
+    return trainer.global_step * int(getattr(logger, "tokens_per_step", 1))
+
+
+def write_scalars(trainer: L.Trainer, values: dict[str, float]) -> None:
+    """Give `values` to every logger, at the optimizer steps taken so far."""
+    for logger in trainer.loggers:
+        logger.log_metrics(values, step=trainer.global_step)
+
+
+def pause_throughput(trainer: L.Trainer, seconds: float) -> None:
+    """Leave `seconds` out of throughput/tokens_per_s, if it is logged."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, TrainingMonitor):
+            callback.pause(seconds)
+
+
+def peak_memory(device: torch.device) -> float:
+    """Peak bytes: allocated on a GPU, resident in the process on a CPU."""
+    if device.type == "cuda":
+        return float(torch.cuda.max_memory_allocated(device))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def peak_flops(device: torch.device, precision: Any) -> float | None:
+    """Peak FLOP/s of the device's data sheet; None where it is not listed, and for a CPU."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    if gpu := next((gpu for gpu in GPUS if gpu.card == name), None):
+        return gpu.peak(str(precision))
+    return get_available_flops(device, torch.bfloat16 if str(precision).startswith("bf16") else torch.float32)
+
+
+@cache
+def measured_flops(device: torch.device, precision: Any) -> float:
+    """FLOP/s of the best of five large products, on a CPU in float32; measured once in a process."""
+    cuda = device.type == "cuda"
+    dtype = torch.bfloat16 if cuda and str(precision).startswith("bf16") else torch.float32
+    n, best = (8192 if cuda else 1024), float("inf")
+    with torch.random.fork_rng([device] if cuda else []):  # the training's numbers do not hang on this
+        a = torch.randn(n, n, device=device, dtype=dtype)
+    for _ in range(5):
+        began = time.perf_counter()
+        float((a @ a)[0, 0])
+        best = min(best, time.perf_counter() - began)
+    if cuda:
+        torch.cuda.reset_peak_memory_stats(device)  # memory/peak_gib is the training's
+    return 2 * n**3 / best

@@ -1,0 +1,238 @@
+"""The module, the data module and the callbacks in a plain `lightning.Trainer`, as a library."""
+
+import csv
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import lightning_sv
+from lightning_sv import (
+    BackboneConfig,
+    BranchNorms,
+    Preconditioner,
+    PretrainModule,
+    RouterMonitor,
+    Sharpness,
+    TokenDataModule,
+    TrainingMonitor,
+    apply_strategy,
+)
+from lightning_sv.errors import ConfigError
+
+#: Lightning warns about few workers, full folders and missing seeds
+pytestmark = pytest.mark.filterwarnings("ignore")
+ROOT = Path(__file__).parents[2]
+SIZES = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300)
+MIXTURE = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=300, n_expert=3, n_expert_active=2)
+
+
+def trainer(out: Path, *callbacks: L.Callback, **changes: Any) -> L.Trainer:
+    made = {"max_steps": 4, "accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "log_every_n_steps": 1}
+    made |= {
+        "enable_model_summary": False,
+        "logger": CSVLogger(out),
+        "callbacks": list(callbacks),
+        "val_check_interval": 2,
+    }
+    return L.Trainer(**{**made, **changes})
+
+
+def rows(out: Path) -> list[dict[str, str]]:
+    with next(out.rglob("metrics.csv")).open() as file:
+        return list(csv.DictReader(file))
+
+
+def module(**changes: Any) -> PretrainModule:
+    return PretrainModule(**{"backbone": SIZES, "scale": "hg+dp+or", "lr": 0.01, "seed": 0, **changes})
+
+
+def blocks(n: int = 12) -> Tensor:
+    return torch.randint(0, 300, (n, 9), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def data(corpus: Path) -> TokenDataModule:
+    return TokenDataModule(str(corpus), seq_len=8, batch_size=2, val_sequences=8, seed=0)
+
+
+def test_every_public_name_imports() -> None:
+    for name in lightning_sv.__all__:
+        assert getattr(lightning_sv, name) is not None
+
+
+def test_the_example_trains_and_reads_its_best_checkpoint(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = importlib.util.spec_from_file_location("lightning_trainer", ROOT / "examples/lightning_trainer.py")
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    example.main(str(corpus), str(tmp_path / "out"), steps=50)
+    assert "logits (32, 64, 1024)" in capsys.readouterr().out
+    tags = rows(tmp_path / "out")[0].keys()
+    assert {"train/loss", "val/loss", "val/perplexity", "branch_norm/layer0/q_proj/effective", "sharpness/loss"} <= tags
+
+
+def test_losses_are_logged_and_a_checkpoint_is_the_module(data: TokenDataModule, tmp_path: Path) -> None:
+    made, keep = module(), ModelCheckpoint(tmp_path, monitor="val/loss")
+    run = trainer(tmp_path / "log", keep, EarlyStopping("val/loss"), LearningRateMonitor())
+    run.fit(made, data)
+    assert {"train/loss", "val/loss", "val/perplexity"} <= run.logged_metrics.keys()
+    restored = PretrainModule.load_from_checkpoint(keep.best_model_path, weights_only=True)
+    assert restored.settings.strategy == made.settings.strategy and restored.settings.lr == 0.01
+    state = torch.load(keep.best_model_path, weights_only=True)["state_dict"]
+    tokens = blocks()[:, :-1]
+    made.load_state_dict(state)
+    assert torch.equal(restored(tokens), made(tokens)) and restored(tokens).shape == (12, 8, 300)
+    assert run.test(made, data, verbose=False)[0]["test/loss"] == run.validate(made, data, verbose=False)[0]["val/loss"]
+    predicted = run.predict(made, data)
+    assert predicted is not None and predicted[0].shape[1:] == (8, 300)
+
+
+def test_a_resumed_run_ends_as_an_uninterrupted_one(data: TokenDataModule, corpus: Path, tmp_path: Path) -> None:
+    whole, half, resumed = module(), module(), module()
+    trainer(tmp_path / "a", max_steps=6, accumulate_grad_batches=2).fit(whole, data)
+    first = trainer(tmp_path / "b", ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=3), max_steps=6,
+                    accumulate_grad_batches=2)  # fmt: skip
+    first.fit(half, TokenDataModule(str(corpus), seq_len=8, batch_size=2, val_sequences=8, seed=0))
+    again = TokenDataModule(str(corpus), seq_len=8, batch_size=2, val_sequences=8, seed=0)
+    last = trainer(tmp_path / "c", max_steps=6, accumulate_grad_batches=2)
+    last.fit(resumed, again, ckpt_path=str(tmp_path / "half.ckpt"), weights_only=True)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ({"max_steps": -1, "max_epochs": 2, "val_check_interval": None}, 12),
+        ({"max_steps": -1, "max_epochs": 2, "limit_train_batches": 2, "val_check_interval": None}, 4),
+        ({"max_steps": -1, "max_epochs": 2, "overfit_batches": 1, "val_check_interval": None}, 2),
+        ({"fast_dev_run": True}, 1),
+        ({"max_steps": -1, "max_time": {"seconds": 1}}, None),
+        ({"precision": "bf16-true"}, 4),
+    ],
+)
+def test_a_loader_of_the_users_trains_to_the_trainers_end(
+    changes: dict[str, Any], steps: int | None, tmp_path: Path
+) -> None:
+    loader: Any = DataLoader(blocks(), batch_size=2)  # type: ignore[arg-type]
+    run = trainer(tmp_path, ModelCheckpoint(tmp_path), **changes)
+    run.fit(module(), loader, loader)
+    assert run.global_step == steps if steps is not None else run.global_step > 1
+
+
+def test_the_trainer_keeps_its_accumulation(data: TokenDataModule, corpus: Path, tmp_path: Path) -> None:
+    run = trainer(tmp_path, accumulate_grad_batches=3, val_check_interval=6)
+    run.fit(module(), data)
+    assert run.accumulate_grad_batches == 3 and run.val_check_interval == 6 and data.batches is not None
+    assert data.batches.global_batch == 6
+    wrong = TokenDataModule(str(corpus), seq_len=8, batch_size=2, global_batch=8)
+    with pytest.raises(ConfigError, match="accumulate_grad_batches"):
+        trainer(tmp_path, accumulate_grad_batches=3).fit(module(), wrong)
+
+
+class Foreign(L.LightningModule):
+    """A user's module: a plain transformer-like net with RMSNorm, and a loss of its own."""
+
+    def __init__(self, net: nn.Module):
+        super().__init__()
+        self.net = net
+
+    def training_step(self, block: Tensor, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(300, 16), nn.RMSNorm(16)
+        self.gate_proj, self.up_proj = nn.Linear(16, 24, bias=False), nn.Linear(16, 24, bias=False)
+        self.down_proj, self.head = nn.Linear(24, 16, bias=False), nn.Linear(16, 300, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        y = self.norm(x)
+        return self.head(x + self.down_proj(nn.functional.silu(self.gate_proj(y)) * self.up_proj(y)))  # type: ignore[no-any-return]
+
+
+def foreign(kind: str) -> nn.Module:
+    if kind == "applied":
+        net = Plain()
+        apply_strategy(net, "hg+dp+or", example=blocks()[:, :-1])
+        return net
+    config = MIXTURE if kind == "mixture" else SIZES
+    return lightning_sv.Backbone(config, "hg+dp+or", seed=0)
+
+
+@pytest.mark.parametrize("kind", ["applied", "backbone", "mixture"])
+@pytest.mark.parametrize("name", [None, "net"])
+def test_callbacks_work_on_a_module_of_the_users(kind: str, name: str | None, tmp_path: Path) -> None:
+    user = Foreign(foreign(kind))
+    before = {key: value.clone() for key, value in user.state_dict().items()}
+    loader: Any = DataLoader(blocks(), batch_size=2)  # type: ignore[arg-type]
+    held_out = blocks(4)
+    probe = Sharpness(
+        ("all", "scale_input"), probes=2, loss=lambda module: module.training_step(held_out, 0), model=name
+    )
+    monitors = [RouterMonitor(2, model=name)] * (kind == "mixture")
+    callbacks = [TrainingMonitor(2), BranchNorms(2, model=name), Preconditioner(2, model=name), probe, *monitors]
+    trainer(tmp_path, *callbacks).fit(user, loader)
+    tags = {tag for row in rows(tmp_path) for tag, value in row.items() if value}
+    branch = {"applied": "head/up_proj", "backbone": "layer0/up_proj", "mixture": "layer0/expert_up_proj"}[kind]
+    wanted = {"train/loss", "lr", "throughput/steps_per_s", f"branch_norm/{branch}/effective", "sharpness/all/trace"}
+    wanted |= {f"preconditioner/{branch}/drift_in", "sharpness/scale_input/lambda_max"}
+    wanted |= {"moe/layer0/load_max"} if kind == "mixture" else set()
+    assert wanted <= tags, wanted - tags
+    quiet = Foreign(foreign(kind))
+    quiet.load_state_dict(before)
+    trainer(tmp_path / "quiet").fit(quiet, loader)
+    for key, value in quiet.state_dict().items():
+        assert torch.equal(value, user.state_dict()[key]), key  # the probes leave training alone
+
+
+@pytest.mark.parametrize("callback", [BranchNorms(), Preconditioner(), RouterMonitor(), BranchNorms(model="nett")])
+def test_a_callback_on_a_model_without_scale_vectors_is_refused(callback: L.Callback, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        trainer(tmp_path, callback).fit(Foreign(Plain()), DataLoader(blocks(), batch_size=2))  # type: ignore[arg-type]
+
+
+def test_sharpness_without_a_loss_is_refused_on_a_module_of_the_users(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="loss of Sharpness"):
+        trainer(tmp_path, Sharpness()).fit(Foreign(Plain()), DataLoader(blocks(), batch_size=2))  # type: ignore[arg-type]
+
+
+def test_the_plain_lightning_cli_trains(corpus: Path, tmp_path: Path) -> None:
+    words = ["fit", "--model.backbone.d_model=16", "--model.backbone.n_layer=1", "--model.backbone.n_head=2"]
+    words += ["--model.backbone.vocab_size=300", "--model.lr=0.01", f"--data.corpus={corpus}", "--data.seq_len=8"]
+    words += ["--data.batch_size=2", "--data.val_sequences=4", "--trainer.max_steps=2", "--trainer.accelerator=cpu"]
+    words += [f"--trainer.default_root_dir={tmp_path}", "--trainer.enable_progress_bar=false", "--trainer.devices=1"]
+    done = LightningCLI(PretrainModule, TokenDataModule, args=words, auto_configure_optimizers=False)
+    assert done.trainer.global_step == 2 and "train/loss" in done.trainer.callback_metrics
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: PretrainModule.from_preset("tinny"), lambda: PretrainModule.from_preset("tiny", width=3)]
+)
+def test_an_unknown_preset_or_change_is_refused(make: Any) -> None:
+    with pytest.raises(ConfigError, match="tiny|width"):
+        make()
+
+
+def test_a_preset_with_changes_is_that_model() -> None:
+    made = PretrainModule.from_preset("tiny", scale="llama", d_model=32, lr=0.5)
+    config = made.settings.config
+    assert (config.d_model, config.n_layer, made.settings.lr, str(made.settings.strategy)) == (32, 2, 0.5, "llama")
