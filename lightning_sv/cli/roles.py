@@ -12,8 +12,8 @@ from rich.table import Table
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.frameworks import Today, today
 from lightning_sv.roles import MODEL_ROLES, ModelParameter, ModelRole, Roles, family, weight_decay_roles
-from lightning_sv.roles.from_config import model_from_config
-from lightning_sv.roles.patterns import Pattern
+from lightning_sv.roles.fake import model_from_config
+from lightning_sv.roles.types import Pattern
 from lightning_sv.runs.directory import printable
 from lightning_sv.scale.strategy import DECAYS
 from lightning_sv.settings.plain_parser import PlainParser
@@ -40,7 +40,7 @@ def run(argv: list[str]) -> int:
     model = model_from_config(options.model, trust_remote_code=options.trust_remote_code)
     roles = weight_decay_roles(model, known=dict(_known(word) for word in options.known))
     frameworks = today(model, roles)
-    regex, glob = (roles.patterns(kind, options.policy) for kind in ("regex", "glob"))  # type: ignore[arg-type]
+    regex, glob = (roles.types(kind, options.policy) for kind in ("regex", "glob"))  # type: ignore[arg-type]
     if options.json:
         found = {
             "policy": options.policy,
@@ -102,7 +102,7 @@ def print_patterns(roles: Roles, policy: str) -> None:
         return
     for kind in get_args(Pattern):
         print(f"Not to decay under {policy}, as {kind}:")
-        for pattern in roles.patterns(kind, policy):
+        for pattern in roles.types(kind, policy):
             print(printable(f"  {pattern}"))
 
 

@@ -16,11 +16,11 @@ from lightning_sv.interop.apply.plan import Plan, Planner
 from lightning_sv.interop.apply.report import Report
 from lightning_sv.interop.apply.sites import find_sites
 from lightning_sv.nn import Backbone
-from lightning_sv.roles.example import example_of
-from lightning_sv.roles.find import traced_roles
-from lightning_sv.roles.forward import as_for_tracing, plain_output
-from lightning_sv.roles.parameter import ModelRole
+from lightning_sv.roles.api import traced_roles
+from lightning_sv.roles.example_inputs import example_of
+from lightning_sv.roles.forward import plain_output, tracing_state
 from lightning_sv.roles.trace import DATA, PARAM
+from lightning_sv.roles.types import ModelRole
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, ScaleVector
 
 #: largest relative difference of outputs that is rounding
@@ -105,7 +105,7 @@ def apply_strategy(
             vectors = tuple(
                 sorted(path for path in found if path.rpartition(".")[0] not in found)
             )  # HeadShared holds one
-            for row in roles.parameters:
+            for row in roles.typess:
                 if row.name in trace.uses or row.name in trace.scaled:
                     continue
                 if row.name in (known or ()) and row.role in ("matrix", "router", "head"):
@@ -209,7 +209,7 @@ def _outputs(model: nn.Module, args: Any, kwargs: Any) -> list[Tensor]:
     Raises:
         ConfigError: it gives none
     """
-    with as_for_tracing(model), torch.no_grad():
+    with tracing_state(model), torch.no_grad():
         out = plain_output(model(*args, **kwargs))
     leaves = tree_leaves(out["logits"] if isinstance(out, dict) and "logits" in out else out)
     numbers = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]

@@ -7,13 +7,13 @@ from torch import nn
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.roles import Roles
+from lightning_sv.roles.channels import moved
 from lightning_sv.roles.classify import Classifier
-from lightning_sv.roles.flow import moved, plain, stem
+from lightning_sv.roles.consumers import UnknownConsumerError, consumers
+from lightning_sv.roles.dataflow import plain, stem, value_at
 from lightning_sv.roles.ops import ATTENTION, COPIES, NORMS, PRODUCTS, SUMS
-from lightning_sv.roles.parameter import ModelParameter
-from lightning_sv.roles.readers import UnknownReaderError, readings
 from lightning_sv.roles.trace import CONST, DATA, PARAM, Node
-from lightning_sv.roles.value import value_at
+from lightning_sv.roles.types import ModelParameter
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def find_sites(
         shared: tuple[str, ...] = ()
         stays = "" if row.redundant else "matrices cannot take it up"
         if row.role == "input":
-            ends = readings(trace.scaled.get(row.name, ()), row.name, through_gates=False)
+            ends = consumers(trace.scaled.get(row.name, ()), row.name, through_gates=False)
             names = {name for end in ends if end.matrix is not None for name in trace.flow.sources[end.matrix]}
             found = [_reader(name, trace, roles, normalized) for name in names]
             if any(reader is None for reader in found):
@@ -137,8 +137,8 @@ def _bare_sites(trace: Classifier, roles: Roles, tied: set[str], normalized: set
     for norm in _bare_norms(trace):
         ones = Node("parameter", [], norm.shape[-1:], (1,))
         try:
-            ends = list(readings([(norm, ones)], "a norm without scale vector", through_gates=False))
-        except UnknownReaderError:
+            ends = list(consumers([(norm, ones)], "a norm without scale vector", through_gates=False))
+        except UnknownConsumerError:
             continue
         if not ends or any(end.matrix is None or not end.along_channels for end in ends):
             continue
@@ -196,7 +196,7 @@ def _bias(node: Node, vector: tuple[int, ...], trace: Classifier) -> str | None:
     added = [node.argument(NORMS[node.op][2])] if node.op in NORMS else []
     values = [] if node.op in NORMS else [node]
     for value in values:  # and what is appended meanwhile
-        for _, reader in value.readers:
+        for _, reader in value.users:
             if reader.op in SUMS:
                 added += reader.others(value)
             elif reader.is_view or reader.op in COPIES:
@@ -240,7 +240,7 @@ def _parts(product: Node, argument: str, d_out: int) -> tuple[tuple[int, ...], b
     queue, cuts, mixed = [(product, axis)], {0, d_out}, False
     while queue:
         value, axis = queue.pop()
-        for _, reader in value.readers:
+        for _, reader in value.users:
             along = _along(reader, value)
             if reader.op in ("split", "split_with_sizes") and along == axis:
                 sizes = reader.scalars.get("split_sizes") or reader.scalars.get("split_size")
@@ -276,7 +276,7 @@ def _taken_apart(view: Node, axis: int) -> bool:
     queue = [(view, axis)] if view.shape[axis] in (2, 3) else []
     while queue:
         value, axis = queue.pop()
-        for _, reader in value.readers:
+        for _, reader in value.users:
             if reader.op in ("unbind", "select") and _along(reader, value) == axis:
                 return True
             if reader.is_view or reader.op in COPIES:
@@ -297,7 +297,7 @@ def _meets_itself(product: Node) -> bool:
     met: dict[tuple[str, tuple[int, ...]], set[str]] = {}
     while queue:
         value = queue.pop()
-        for argument, reader in value.readers:
+        for argument, reader in value.users:
             if (reader.op in PRODUCTS and "conv" not in reader.op) or reader.op in ATTENTION:
                 if all(other.kind != PARAM for other in reader.others(value)):
                     arguments = met.setdefault((reader.op, tuple(id(node) for _, node in reader.inputs)), set())

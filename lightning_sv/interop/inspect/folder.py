@@ -13,8 +13,8 @@ from lightning_sv.interop.apply.sites import Reader, find_sites
 from lightning_sv.interop.inspect.channels import channel_squares
 from lightning_sv.interop.inspect.files import Piece, Weights
 from lightning_sv.interop.inspect.statistics import StoredVector
-from lightning_sv.roles.find import traced_roles
-from lightning_sv.roles.from_config import model_from_config
+from lightning_sv.roles.api import traced_roles
+from lightning_sv.roles.fake import model_from_config
 
 
 @dataclass(frozen=True)
