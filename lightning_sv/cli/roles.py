@@ -40,7 +40,7 @@ def run(argv: list[str]) -> int:
     model = model_from_config(options.model, trust_remote_code=options.trust_remote_code)
     roles = weight_decay_roles(model, known=dict(_known(word) for word in options.known))
     frameworks = today(model, roles)
-    regex, glob = (roles.types(kind, options.policy) for kind in ("regex", "glob"))  # type: ignore[arg-type]
+    regex, glob = (roles.patterns(kind, options.policy) for kind in ("regex", "glob"))  # type: ignore[arg-type]
     if options.json:
         found = {
             "policy": options.policy,
@@ -102,7 +102,7 @@ def print_patterns(roles: Roles, policy: str) -> None:
         return
     for kind in get_args(Pattern):
         print(f"Not to decay under {policy}, as {kind}:")
-        for pattern in roles.types(kind, policy):
+        for pattern in roles.patterns(kind, policy):
             print(printable(f"  {pattern}"))
 
 

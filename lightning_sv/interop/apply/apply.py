@@ -105,7 +105,7 @@ def apply_strategy(
             vectors = tuple(
                 sorted(path for path in found if path.rpartition(".")[0] not in found)
             )  # HeadShared holds one
-            for row in roles.typess:
+            for row in roles.parameters:
                 if row.name in trace.uses or row.name in trace.scaled:
                     continue
                 if row.name in (known or ()) and row.role in ("matrix", "router", "head"):
