@@ -10,9 +10,8 @@ from torch import Tensor
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.sites import SiteMatrix, find_sites
-from lightning_sv.interop.inspect.channels import channel_squares
 from lightning_sv.interop.inspect.files import Piece, Weights
-from lightning_sv.interop.inspect.statistics import StoredVector
+from lightning_sv.interop.inspect.vector_statistics import StoredVector, channel_squares
 from lightning_sv.roles.api import traced_roles
 from lightning_sv.roles.fake import model_from_config
 
