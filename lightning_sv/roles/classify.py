@@ -47,37 +47,24 @@ class Use:
     flow: Dataflow
 
     @property
-    def is_operand(self) -> bool:
-        """Whether a product multiplies the value and sums over it."""
-        return self.argument in PRODUCTS.get(self.node.op, ())
-
-    @property
-    def is_factor(self) -> bool:
-        """Whether the operation multiplies by the value, elementwise."""
-        return self.argument in MULTIPLIED.get(self.node.op, ())
-
-    @property
-    def is_addend(self) -> bool:
-        """Whether the operation adds the value to data."""
-        op = self.node.op
-        in_product = op in PRODUCTS and self.argument in ADDENDS
-        return in_product or op in SUMS or self.argument in BIASES.get(op, ()) or self._is_norms(2)
-
-    @property
-    def is_norm_weight(self) -> bool:
-        """Whether a norm of one operation multiplies by the value."""
-        return self._is_norms(1)
-
-    def _is_norms(self, place: int) -> bool:
-        return self.node.op in NORMS and self.argument == NORMS[self.node.op][place]
+    def part(self) -> str:
+        """What the operation does with it: 'operand' of a product, 'factor', 'addend', a 'norm weight', or ''."""
+        op, argument = self.node.op, self.argument
+        if argument in PRODUCTS.get(op, ()):
+            return "operand"
+        if op in NORMS and argument in NORMS[op][1:]:
+            return "norm weight" if argument == NORMS[op][1] else "addend"
+        if op in SUMS or argument in BIASES.get(op, ()) or (op in PRODUCTS and argument in ADDENDS):
+            return "addend"
+        return "factor" if argument in MULTIPLIED.get(op, ()) else ""
 
     @cached_property
     def scaled(self) -> list[Node]:
         """What the value makes of a norm's result, if it is a scale vector; empty if not."""
-        if self.is_norm_weight:
+        if self.part == "norm weight":
             return [] if self.node.output else [self.node]  # the others are statistics
         others = self.node.others(self.value)
-        if not self.is_factor or math.prod(self.value.shape) == 1:
+        if self.part != "factor" or math.prod(self.value.shape) == 1:
             return []
         if any(other in self.flow.normalized for other in others):
             return [self.node]
@@ -101,19 +88,15 @@ class Rule(NamedTuple):
     why: str
 
 
-def _of_parameters(use: Use) -> bool:
-    return use.node.kind == PARAM
-
-
 #: the first row that applies to a use decides
 RULES = (
     Rule("learned queries' matrix", "matrix",
-         lambda use: _of_parameters(use) and use.node.op in PRODUCTS and use.argument == PRODUCTS[use.node.op][1],
+         lambda use: use.node.kind == PARAM and use.node.op in PRODUCTS and use.argument == PRODUCTS[use.node.op][1],
          "no data yet, but the queries go through this matrix on their way to it"),
     Rule("learned queries' bias", "bias",
-         lambda use: _of_parameters(use) and use.node.op in PRODUCTS and use.is_addend and not use.is_operand,
+         lambda use: use.node.kind == PARAM and use.node.op in PRODUCTS and use.part == "addend",
          "the product of learned queries and a matrix adds it"),
-    Rule("parameters alone", None, _of_parameters,
+    Rule("parameters alone", None, lambda use: use.node.kind == PARAM,
          "a function of parameters: its result decides, at the operation that brings it to data"),
     Rule("lookup", "embedding", lambda use: use.node.op in LOOKUPS,
          "rows of a table are chosen by numbers"),
@@ -121,26 +104,26 @@ RULES = (
          "table[ids] is a lookup by another name"),
     Rule("added table", "embedding", lambda use: use.node.op in SUMS and use.value in use.flow.tables,
          "rows of a table, chosen by position, as of learned positions"),
-    Rule("router", "router", lambda use: use.is_operand and is_router(use.node),
+    Rule("router", "router", lambda use: use.part == "operand" and is_router(use.node),
          "a matrix whose product is compared by top-k, sort or argmax chooses experts"),
-    Rule("head", "head", lambda use: use.is_operand and is_head(use.node, use.flow.graph.outputs),
+    Rule("head", "head", lambda use: use.part == "operand" and is_head(use.node, use.flow.graph.outputs),
          "a matrix whose product is the output and goes nowhere else"),
-    Rule("matrix", "matrix", lambda use: use.is_operand,
+    Rule("matrix", "matrix", lambda use: use.part == "operand",
          "any other linear map of data"),
-    Rule("bias", "bias", lambda use: use.is_addend,
+    Rule("bias", "bias", lambda use: use.part == "addend",
          "it is added by a sum, a product, a norm or a recurrent cell"),
     Rule("scale vector", "scale vector", lambda use: bool(use.scaled),
          "it multiplies what a norm gives, or half of a norm before the other half comes"),
-    Rule("norm's statistics", None, lambda use: use.is_norm_weight,
+    Rule("norm's statistics", None, lambda use: use.part == "norm weight",
          "the other results of the norm's operation do not depend on the vector"),
-    Rule("factor", "multiplier", lambda use: use.is_factor and math.prod(use.value.shape) > 1,
+    Rule("factor", "multiplier", lambda use: use.part == "factor" and math.prod(use.value.shape) > 1,
          "it multiplies what is not normalized, as LayerScale does"),
     Rule("attention's mask", "bias",
          lambda use: use.node.op in ATTENTION and use.argument in ("attn_mask", "attn_bias"),
          "it is added to the scores"),
     Rule("argument of attention", "other", lambda use: use.node.op in ATTENTION,
          "a learned query, key or value that meets no matrix"),
-    Rule("single factor", "other", lambda use: use.is_factor,
+    Rule("single factor", "other", lambda use: use.part == "factor",
          "one number for all channels is no scale vector"),
     Rule("joined", "other", lambda use: use.node.op in JOINS,
          "it stands beside data, as a class token does"),
@@ -210,7 +193,7 @@ class Classifier:
         elif rule.role is not None:
             for name in names:
                 self.uses[name].add(rule.role)
-                if use.is_operand and use.node.kind != PARAM:
+                if use.part == "operand" and use.node.kind != PARAM:
                     self.products[name].append((use.node, use.value, use.argument))
             for name in factors:  # what scales a matrix is a multiplier
                 self.uses[name].add("multiplier" if rule.role in WEIGHTS else rule.role)
