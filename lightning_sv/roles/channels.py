@@ -53,7 +53,11 @@ def is_measurable(node: Node) -> bool:
         node.call is not None
         and "::" not in node.op
         and len(node.inputs) == 1
-        and all(isinstance(item, _PLAIN) for value in node.scalars.values() for item in _items(value))
+        and all(
+            isinstance(item, _PLAIN)
+            for value in node.scalars.values()
+            for item in (value if isinstance(value, (list, tuple)) else (value,))
+        )
     )
 
 
@@ -104,7 +108,3 @@ def _varies(factor: Tensor, axis: int) -> bool:
     """Whether numbers differ along an axis; nan stands for any."""
     high, low = (factor.nan_to_num(nan=sign * torch.inf) for sign in (-1, 1))
     return bool((high.amax(axis) - low.amin(axis) > 1e-6).any())
-
-
-def _items(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, (list, tuple)) else (value,)

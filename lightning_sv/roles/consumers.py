@@ -124,11 +124,7 @@ def _matrix(argument: str, user: Node, reached: Reached) -> Node | None:
 def _after(user: Node, given: list[tuple[str, Node]], reached: Reached, gates: bool) -> frozenset[int] | None:
     """Return where the channels lie in `user`, None if it is not linear in the vector, channel by channel.
 
-    Args:
-        user: the operation
-        given: those of its inputs that are linear in the vector, by argument
-        reached: axes of their channels
-        gates: if True, coefficients may be any data
+    `given` are its inputs that are linear in the vector. With `gates` their coefficients may be any data.
     """
     op = user.op
     if user.is_view or op in COPIES:
@@ -167,12 +163,8 @@ def _agreed(user: Node, given: list[tuple[str, Node]], reached: Reached) -> froz
 def _is_linear(user: Node, term: str, reached: Reached, channels: frozenset[int], gates: bool) -> bool:
     """Whether a term of a sum has the vector once, above its fraction line, or not at all and no other data.
 
-    Args:
-        user: the sum
-        term: arguments that it multiplies, as in `TERMS`
-        reached: values that are linear in the vector
-        channels: axes of the result along which the vector's channels lie
-        gates: if True, coefficients may be any data
+    `term` is an entry of `TERMS`; `channels` are the axes of the result along which the vector's channels lie. With
+    `gates` the vector's coefficients may be any data.
     """
     above, _, below = term.partition("/")
     named = {name: value for name in above.split("*") if (value := user.argument(name)) is not None}

@@ -108,19 +108,17 @@ class Dataflow:
         if node.op in NORMS:
             weight = node.argument(NORMS[node.op][1])
             return node.output == 0 and (weight is None or weight.kind != PARAM)
-        if node.op in ("mul", "div"):
-            for name, value in node.inputs:
-                of, power = self.statistics.get(value, (None, 0))
-                if power == (_INVERSE if node.op == "mul" else _ROOT) and (node.op == "mul" or name == "other"):
-                    return any(stem(other) is of for other in node.others(value))
+        inputs = [value for _, value in node.inputs]
         if node.is_view or node.op in COPIES:
-            return bool(node.inputs) and node.inputs[0][1] in self.normalized
-        if node.op in ("mul", "div"):
-            inputs = [value for _, value in node.inputs]
-            return any(v in self.normalized for v in inputs) and all(
-                v in self.normalized or v.kind == CONST for v in inputs
-            )
-        return False
+            return bool(inputs) and inputs[0] in self.normalized
+        if node.op not in ("mul", "div"):
+            return False
+        for name, value in node.inputs:
+            of, power = self.statistics.get(value, (None, 0))
+            if power == (_INVERSE if node.op == "mul" else _ROOT) and (node.op == "mul" or name == "other"):
+                return any(stem(other) is of for other in node.others(value))
+        normalized = [value for value in inputs if value in self.normalized]
+        return bool(normalized) and all(value in normalized or value.kind == CONST for value in inputs)
 
     def late_norms(self, product: Node, data: Node) -> list[Node]:
         """Return where `product`, a scale vector's with `data`, becomes what a norm and the vector would give.
@@ -195,14 +193,11 @@ class Dataflow:
         """Return the axis of the parameter itself over which `product` sums, from its strides; None if mixed."""
         axis: int | None = contraction(product, name, operand)
         while axis is not None and operand.op != "parameter":
-            source = next(
-                (v for _, v in operand.inputs if v.kind == PARAM and math.prod(v.shape) == math.prod(operand.shape)),
-                None,
-            )
-            if source is None:
-                source = next((v for _, v in operand.inputs if v.kind == PARAM), None)
-            if source is None:
+            learned = [value for _, value in operand.inputs if value.kind == PARAM]
+            if not learned:
                 return None
+            size = math.prod(operand.shape)
+            source = next((value for value in learned if math.prod(value.shape) == size), learned[0])
             candidates = [i for i in range(len(source.shape)) if axis in moved(source, operand, frozenset({i}))]
             axis = candidates[0] if len(candidates) == 1 else None
             operand = source

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrize
 
 from lightning_sv.errors import ConfigError
@@ -37,7 +37,7 @@ def execute(model: nn.Module, plan: Plan) -> ExitStack:
     with ExitStack() as failed:
         failed.enter_context(undo)
         for name, value in plan.values.items():
-            undo.callback(_set, named[name], named[name].detach().clone())
+            undo.callback(named[name].data.copy_, named[name].detach().clone())
             named[name].copy_(value)
         frozen = [name for name in plan.frozen if named[name].requires_grad]
         for name in frozen:
@@ -163,11 +163,6 @@ def _check_complete(model: nn.Module, args: Any) -> None:
             f"{lost[0]} has lost its scale vectors: another module replaced it, as in resize_token_embeddings; call "
             "fold_applied(model), then apply_strategy again."
         )
-
-
-def _set(parameter: Tensor, value: Tensor) -> None:
-    with torch.no_grad():
-        parameter.copy_(value)
 
 
 def _remove(owner: nn.Module, attribute: str, order: list[str], *, keep: bool) -> None:
