@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +93,8 @@ def apply_strategy(
     model = uncompiled(model)
     _check(model)
     args, kwargs = example_of(model, example)
-    with _untied(model) if untie_head else nullcontext([]) as keep:
+    untied: AbstractContextManager[list[bool]] = _untied(model) if untie_head else nullcontext([])
+    with untied as keep:
         try:
             trace, roles = traced_roles(model, example, known)
         except ConfigError:
