@@ -8,9 +8,8 @@ from typing import Any
 from lightning_sv.corpus import Manifest
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import foldable
-from lightning_sv.interop.hf.card import card
-from lightning_sv.interop.hf.folder import check_unused, export
-from lightning_sv.interop.hf.model import transformers
+from lightning_sv.interop.hf.convert import transformers
+from lightning_sv.interop.hf.save import check_unused, export, model_card
 from lightning_sv.nn import Backbone
 from lightning_sv.runs.checkpoint import load_trained
 from lightning_sv.runs.events import Run, read_run
@@ -34,8 +33,8 @@ def run(argv: list[str]) -> int:
     _quiet(transformers())
     trained = read_run(options.run, complete=False)
     model, tokenizer = load_trained(options.run, options.allow)
-    text = card(f"{model.config.name}, {trained.label}", tokenizer.decode([tokenizer.eot]), _facts(trained, model),
-                foldable(model))  # fmt: skip
+    name, end = f"{model.config.name}, {trained.label}", tokenizer.decode([tokenizer.eot])
+    text = model_card(name, end, _facts(trained, model), foldable(model))
     done = export(model, tokenizer, options.dir, context=trained.seq_len, card=text)
     if options.json:
         print(json.dumps({"dir": str(options.dir), **done._asdict()}))

@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop.frameworks import Today, today
+from lightning_sv.interop.frameworks import FrameworkDecay, framework_decay
 from lightning_sv.roles import MODEL_ROLES, ModelParameter, ModelRole, Roles, family, weight_decay_roles
-from lightning_sv.roles.from_config import model_from_config
-from lightning_sv.roles.patterns import Pattern
+from lightning_sv.roles.fake import model_from_config
+from lightning_sv.roles.types import Pattern
 from lightning_sv.runs.directory import printable
 from lightning_sv.scale.strategy import DECAYS
 from lightning_sv.settings.plain_parser import PlainParser
@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     model = model_from_config(options.model, trust_remote_code=options.trust_remote_code)
     roles = weight_decay_roles(model, known=dict(_known(word) for word in options.known))
-    frameworks = today(model, roles)
+    frameworks = framework_decay(model, roles)
     regex, glob = (roles.patterns(kind, options.policy) for kind in ("regex", "glob"))  # type: ignore[arg-type]
     if options.json:
         found = {
@@ -106,7 +106,7 @@ def print_patterns(roles: Roles, policy: str) -> None:
             print(printable(f"  {pattern}"))
 
 
-def _frameworks_table(frameworks: list[Today]) -> Table:
+def _frameworks_table(frameworks: list[FrameworkDecay]) -> Table:
     table = Table(title="What decays today", title_justify="left", box=None, pad_edge=False, title_style="")
     for column in ("framework", "what it decays", "input vectors", "output vectors", "in our words"):
         table.add_column(column)

@@ -1,15 +1,17 @@
-"""Folding: the same function with as few scale vectors as there can be (paper, Section 2.1).
+"""Folding, and its inverse: the same function with as few scale vectors as there can be (paper, Section 2.1).
 
 A gamma beside a matrix is a diagonal factor of it: W <- diag(gamma_out) W diag(gamma_in). Where the output is
 normalized (`dnp`), gamma_out comes after the norm and can only go on into the next matrix, as far as what lies
 between is linear in it: attention averages v's channels, the gate multiplies up's.
 """
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.nn import Backbone, meta_backbone
 from lightning_sv.scale import BranchGroup, RMSNorm, ScaleOptions, ScaleVector, output_norms
 from lightning_sv.scale.vector import HeadShared
@@ -100,7 +102,7 @@ def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
         model: with any strategy
         into_norms: leave a vector that a norm shares between its branches in the norm, which standard models have
     """
-    vectors = tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, ScaleVector))
+    vectors = _vector_prefixes(model)
     weights = {name: value.clone() for name, value in model.state_dict().items() if not name.startswith(vectors)}
     norms: dict[str, Tensor | None] = {
         path: None if norm.scale is None else norm.scale()
@@ -146,8 +148,9 @@ def fold(model: Backbone) -> Backbone:
     """
     weights, norms, outputs = fold_weights(model)
     alone = [path for path, _ in output_norms(model)]
-    sites = {name for group in _groups(model).values() for name in group.names}
-    shared = {name for group in _groups(model).values() for name in group.names if _is_shared(group, name)}
+    groups = _groups(model).values()
+    sites = {name for group in groups for name in group.names}
+    shared = {name for group in groups for name in group.names if isinstance(group.vectors(name)[1], HeadShared)}
     left = {path.rpartition(".")[2]: "np" if gamma is None else "anp" for path, gamma in outputs.items()}
     options = ScaleOptions(
         # a norm that no branch reads has a vector wherever the strategy has any
@@ -168,8 +171,9 @@ def _groups(model: Backbone) -> dict[str, BranchGroup]:
     return {path: module for path, module in model.named_modules() if isinstance(module, BranchGroup)}
 
 
-def _is_shared(group: BranchGroup, name: str) -> bool:
-    return isinstance(group.vectors(name)[1], HeadShared)
+def _vector_prefixes(model: Backbone) -> tuple[str, ...]:
+    """Return what the names of scale vectors in the state dict begin with."""
+    return tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, ScaleVector))
 
 
 def _set_gamma(vector: Any, gamma: Tensor | None) -> None:
@@ -181,3 +185,75 @@ def _set_gamma(vector: Any, gamma: Tensor | None) -> None:
 def _reader(path: str, name: str) -> str:
     """Return the path of the matrix that reads branch `name` of the group at `path`."""
     return f"{path.rpartition('.')[0]}.{_READERS[name]}"
+
+
+@torch.no_grad()
+def unfold(model: Backbone, weights: Mapping[str, Tensor], norms: Mapping[str, Tensor]) -> None:
+    """Fill a backbone with matrices and with what norms multiply by, so that it computes what they do.
+
+    The gamma of a norm goes to the input-side vectors behind it, or into the matrices where the strategy has none there
+    (`nop`, `ap`). Output-side vectors stay 1.
+
+    Args:
+        model: as it was initialized: every scale vector is 1
+        weights: what is no scale vector, by its name in the state dict; changed in place
+        norms: path of each RMSNorm -> its gamma, (d,)
+
+    Raises:
+        ConfigError: the strategy normalizes outputs (`dnp`), or a vector cannot represent its gamma
+    """
+    check_no_norm(model)
+    groups = _groups(model)
+    for path, group in groups.items():
+        gamma = norms[f"{path}.norm"]
+        own: dict[ScaleVector, Tensor | None] = {}  # vector -> the signs it cannot have
+        for name in group.names:
+            vector = group.vectors(name)[0]
+            if vector is not None and vector not in own:
+                own[vector] = _set_with_signs(vector, gamma, f"{path}.{name}")
+            columns = gamma if vector is None else own[vector]
+            if columns is not None:
+                weights[f"{path}.{name}.weight"].mul_(columns)
+    fed = {f"{path}.norm" for path in groups}
+    for path, norm in model.named_modules():
+        if not isinstance(norm, RMSNorm) or path in fed:
+            continue
+        gamma = norms[path]
+        left = (
+            gamma if norm.scale is None else _set_with_signs(norm.scale, gamma, path)
+        )  # no matrix behind it could take it
+        if left is not None and bool((left != 1).any()):
+            raise ConfigError(
+                f"{path}: the imported scale vector has values that the strategy {str(model.strategy)!r} has no place "
+                "for; use another, for instance hg+dp+or+iwd."
+            )
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert not unexpected and all(name.startswith(_vector_prefixes(model)) for name in missing), (missing, unexpected)
+
+
+def check_no_norm(model: Backbone) -> None:
+    """Check that the strategy keeps the function of a plain model.
+
+    Raises:
+        ConfigError: it normalizes outputs
+    """
+    for path, group in _groups(model).items():
+        for name, branch in group.branches():
+            if branch.norm_width is not None:
+                raise ConfigError(
+                    f"{path}.{name} normalizes its output under the strategy {str(model.strategy)!r}, which is "
+                    "another function than the imported one; use one without dnp, for instance hg+dp+or+iwd."
+                )
+
+
+def _set_with_signs(vector: ScaleVector, gamma: Tensor, where: str) -> Tensor | None:
+    """Set gamma; return the signs that the matrix behind it must take, where the vector has positive entries alone."""
+    try:
+        vector.set_gamma(gamma)
+    except ValueError:
+        try:
+            vector.set_gamma(gamma.abs())
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        return gamma.sign()
+    return None

@@ -44,7 +44,7 @@ FRAMEWORKS = (
 
 
 @dataclass(frozen=True)
-class Today:
+class FrameworkDecay:
     """What a framework does with the scale vectors of one model.
 
     Attributes:
@@ -63,7 +63,7 @@ class Today:
     policy: str
 
 
-def today(model: nn.Module, roles: Roles) -> list[Today]:
+def framework_decay(model: nn.Module, roles: Roles) -> list[FrameworkDecay]:
     """Say for each framework which of the model's scale vectors its rule lets decay."""
     layer_norms = {path for path, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
     found = []
@@ -73,7 +73,7 @@ def today(model: nn.Module, roles: Roles) -> list[Today]:
             vectors = [p for p in roles.parameters if p.role == role and p.trained]
             decayed = [p for p in vectors if framework.decays(p, p.name.rpartition(".")[0] in layer_norms)]
             counts[role] = (len(decayed), len(vectors))
-        found.append(Today(framework.name, framework.rule, counts["input"], counts["output"], _policy(counts)))
+        found.append(FrameworkDecay(framework.name, framework.rule, counts["input"], counts["output"], _policy(counts)))
     return found
 
 

@@ -184,7 +184,7 @@ class PretrainCLI(LightningCLI):
                 check_learning_rate(checkpoint, model, trainer.max_steps)
         elif init_from is not None and is_of_transformers(init_from):
             # 0.2 seconds of imports that other runs do without
-            from lightning_sv.interop.hf.read import check_start
+            from lightning_sv.interop.hf.load import check_start
             from lightning_sv.interop.hf.tokenizer import check_same_tokenizer
 
             check_start(model.meta(), init_from)

@@ -165,7 +165,7 @@ class PretrainModule(L.LightningModule):
         # Whole on every rank, then cut: a matrix is the same on any number of devices.
         self.backbone = Backbone(settings.config, settings.strategy, settings.scale_options, seed=seed)
         if self.from_hf is not None:
-            from lightning_sv.interop.hf.read import load_hugging_face
+            from lightning_sv.interop.hf.load import load_hugging_face
 
             load_hugging_face(self.backbone, self.from_hf)
         if self._start is not None:

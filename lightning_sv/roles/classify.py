@@ -1,14 +1,17 @@
-"""What each parameter does to data, at every operation where the two meet."""
+"""The role of each parameter: a table of rules, applied to every operation that reads what is made of parameters."""
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.roles.flow import Flow
+from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers, head_width, is_head, is_router
+from lightning_sv.roles.dataflow import Dataflow, value_at
 from lightning_sv.roles.forward import trace
 from lightning_sv.roles.ops import (
     ADDENDS,
@@ -22,126 +25,213 @@ from lightning_sv.roles.ops import (
     PRODUCTS,
     SUMS,
 )
-from lightning_sv.roles.parameter import MODEL_ROLES, WEIGHTS, ModelParameter, ModelRole
-from lightning_sv.roles.readers import UnknownReaderError, head_width, is_head, is_router, readings
 from lightning_sv.roles.trace import CONST, PARAM, Node
-from lightning_sv.roles.value import value_at
+from lightning_sv.roles.types import MODEL_ROLES, WEIGHTS, ModelParameter, ModelRole
 from lightning_sv.scale import ExponentialScale, OffsetScale, ScaledLinear, ScaleVector
 
 
+@dataclass
+class Use:
+    """One argument of an operation that is made of parameters alone.
+
+    Attributes:
+        node: what the operation gives
+        argument: its name
+        value: what is given as it
+        flow: of the pass
+    """
+
+    node: Node
+    argument: str
+    value: Node
+    flow: Dataflow
+
+    @property
+    def part(self) -> str:
+        """What the operation does with it: 'operand' of a product, 'factor', 'addend', a 'norm weight', or ''."""
+        op, argument = self.node.op, self.argument
+        if argument in PRODUCTS.get(op, ()):
+            return "operand"
+        if op in NORMS and argument in NORMS[op][1:]:
+            return "norm weight" if argument == NORMS[op][1] else "addend"
+        if op in SUMS or argument in BIASES.get(op, ()) or (op in PRODUCTS and argument in ADDENDS):
+            return "addend"
+        return "factor" if argument in MULTIPLIED.get(op, ()) else ""
+
+    @cached_property
+    def scaled(self) -> list[Node]:
+        """What the value makes of a norm's result, if it is a scale vector; empty if not."""
+        if self.part == "norm weight":
+            return [] if self.node.output else [self.node]  # the others are statistics
+        others = self.node.others(self.value)
+        if self.part != "factor" or math.prod(self.value.shape) == 1:
+            return []
+        if any(other in self.flow.normalized for other in others):
+            return [self.node]
+        return [end for other in others for end in self.flow.late_norms(self.node, other)]
+
+
+class Rule(NamedTuple):
+    """One row of `RULES`.
+
+    Attributes:
+        name: of the rule
+        role: that the parameters get; 'scale vector' is decided later, by what consumes the scaled values; None if
+            this use gives none
+        applies: to which uses
+        why: in one line
+    """
+
+    name: str
+    role: ModelRole | Literal["scale vector"] | None
+    applies: Callable[[Use], bool]
+    why: str
+
+
+#: the first row that applies to a use decides
+RULES = (
+    Rule("learned queries' matrix", "matrix",
+         lambda use: use.node.kind == PARAM and use.node.op in PRODUCTS and use.argument == PRODUCTS[use.node.op][1],
+         "no data yet, but the queries go through this matrix on their way to it"),
+    Rule("learned queries' bias", "bias",
+         lambda use: use.node.kind == PARAM and use.node.op in PRODUCTS and use.part == "addend",
+         "the product of learned queries and a matrix adds it"),
+    Rule("parameters alone", None, lambda use: use.node.kind == PARAM,
+         "a function of parameters: its result decides, at the operation that brings it to data"),
+    Rule("lookup", "embedding", lambda use: use.node.op in LOOKUPS,
+         "rows of a table are chosen by numbers"),
+    Rule("chosen rows", "embedding", lambda use: use.node.op in CHOICES_OF_ROWS and use.argument == "self",
+         "table[ids] is a lookup by another name"),
+    Rule("added table", "embedding", lambda use: use.node.op in SUMS and use.value in use.flow.tables,
+         "rows of a table, chosen by position, as of learned positions"),
+    Rule("router", "router", lambda use: use.part == "operand" and is_router(use.node),
+         "a matrix whose product is compared by top-k, sort or argmax chooses experts"),
+    Rule("head", "head", lambda use: use.part == "operand" and is_head(use.node, use.flow.graph.outputs),
+         "a matrix whose product is the output and goes nowhere else"),
+    Rule("matrix", "matrix", lambda use: use.part == "operand",
+         "any other linear map of data"),
+    Rule("bias", "bias", lambda use: use.part == "addend",
+         "it is added by a sum, a product, a norm or a recurrent cell"),
+    Rule("scale vector", "scale vector", lambda use: bool(use.scaled),
+         "it multiplies what a norm gives, or half of a norm before the other half comes"),
+    Rule("norm's statistics", None, lambda use: use.part == "norm weight",
+         "the other results of the norm's operation do not depend on the vector"),
+    Rule("factor", "multiplier", lambda use: use.part == "factor" and math.prod(use.value.shape) > 1,
+         "it multiplies what is not normalized, as LayerScale does"),
+    Rule("attention's mask", "bias",
+         lambda use: use.node.op in ATTENTION and use.argument in ("attn_mask", "attn_bias"),
+         "it is added to the scores"),
+    Rule("argument of attention", "other", lambda use: use.node.op in ATTENTION,
+         "a learned query, key or value that meets no matrix"),
+    Rule("single factor", "other", lambda use: use.part == "factor",
+         "one number for all channels is no scale vector"),
+    Rule("joined", "other", lambda use: use.node.op in JOINS,
+         "it stands beside data, as a class token does"),
+    Rule("elementwise", "other", lambda use: use.node.pointwise,
+         "a function of it and data that is neither their product nor their sum"),
+)  # fmt: skip
+
+
+def first_rule(use: Use) -> Rule | None:
+    """Return the row of `RULES` that decides a use; None if the operation is not known."""
+    return next((rule for rule in RULES if rule.applies(use)), None)
+
+
+def uses_of_parameters(flow: Dataflow) -> Iterator[Use]:
+    """Yield every argument that is made of parameters alone, in the order of the pass."""
+    for node in flow.graph.nodes:
+        if node.kind != CONST:
+            yield from (Use(node, argument, value, flow) for argument, value in node.inputs if value.kind == PARAM)
+
+
 class Classifier:
-    """Collects what each parameter does, at every operation where it meets data."""
+    """What each parameter of a model does in one traced pass.
+
+    Args:
+        model: any module
+        args: of the pass
+        kwargs: of the pass
+        known: roles that go before the trace's, by name
+
+    Attributes:
+        uses: roles by parameter, one or more
+        scaled: of scale vectors: (scaled value, the factor)
+        products: of matrices: (product, operand, name of its argument)
+
+    Raises:
+        ConfigError: a parameter without a known role meets data in an operation that is not known
+    """
 
     def __init__(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: Mapping[str, ModelRole]
     ):
         self.named = dict(model.named_parameters())
-        self.own = dict(_own_roles(model)) | {name: (role, None) for name, role in known.items()}
         self.graph = trace(model, args, kwargs)
-        self.flow = Flow(self.graph)
-        self.scales_matrix: set[str] = set()
+        self.flow = Dataflow(self.graph)
         self.uses: dict[str, set[ModelRole]] = defaultdict(set)
-        self.scaled: dict[str, list[tuple[Node, Node]]] = defaultdict(list)  # (scaled value, the factor)
-        self.products: dict[str, list[tuple[Node, Node, str]]] = defaultdict(list)  # (product, operand, argument)
-        for node in self.graph.nodes:
-            for argument, value in node.inputs:
-                if value.kind == PARAM and node.kind not in (CONST, PARAM):
-                    self._meet(node, argument, value)
-                elif value.kind == PARAM and node.op in PRODUCTS:  # of parameters alone, as of learned queries
-                    if argument == PRODUCTS[node.op][1]:
-                        self._use(value, "matrix")
-                    elif argument in ADDENDS and argument not in PRODUCTS[node.op]:
-                        self._use(value, "bias")
+        self.scaled: dict[str, list[tuple[Node, Node]]] = defaultdict(list)
+        self.products: dict[str, list[tuple[Node, Node, str]]] = defaultdict(list)
+        self._declared = _declared_roles(model) | {name: (role, None) for name, role in known.items()}
+        self._scales_matrix: set[str] = set()
+        self._consumers: dict[str, list[Consumer]] = {}
+        for use in uses_of_parameters(self.flow):
+            self._note(use)
 
-    def _use(self, value: Node, role: ModelRole) -> frozenset[str]:
-        """Note a use of all that `value` is made of; what scales a matrix in it is a multiplier."""
-        names, factors = self.flow.sources[value], self.flow.factors.get(value, frozenset())
-        for name in names:
-            self.uses[name].add(role)
-        for name in factors:
-            self.uses[name].add("multiplier" if role in WEIGHTS else role)
-        if role in WEIGHTS:
-            self.scales_matrix |= factors
-        return names
+    def _note(self, use: Use) -> None:
+        """Note what the first rule says of all parameters that a value is made of."""
+        names, factors = self.flow.sources[use.value], self.flow.factors.get(use.value, frozenset())
+        rule = first_rule(use)
+        if rule is None:
+            if not all(name in self._declared for name in names):
+                raise ConfigError(
+                    f"parameter {', '.join(sorted(names))} meets the activations in {use.node.op!r}, which is not "
+                    "known; trace a plain model (no quantization, no fused kernel), or give its role in `known`."
+                )
+        elif rule.role == "scale vector":
+            for name in names | factors:
+                self.scaled[name] += [(scaled, use.value) for scaled in use.scaled]
+        elif rule.role is not None:
+            for name in names:
+                self.uses[name].add(rule.role)
+                if use.part == "operand" and use.node.kind != PARAM:
+                    self.products[name].append((use.node, use.value, use.argument))
+            for name in factors:  # what scales a matrix is a multiplier
+                self.uses[name].add("multiplier" if rule.role in WEIGHTS else rule.role)
+            if rule.role in WEIGHTS:
+                self._scales_matrix |= factors
 
-    def _meet(self, node: Node, argument: str, value: Node) -> None:
-        """Record what `value`, made of parameters alone, does to data in `node`."""
-        op = node.op
-        if (
-            op in LOOKUPS
-            or (op in CHOICES_OF_ROWS and argument == "self")
-            or (op in SUMS and value in self.flow.tables)
-        ):
-            self._use(value, "embedding")
-        elif op in PRODUCTS and argument in PRODUCTS[op]:
-            role: ModelRole = "matrix"
-            if is_router(node):
-                role = "router"
-            elif is_head(node, self.graph.outputs):
-                role = "head"
-            for name in self._use(value, role):
-                self.products[name].append((node, value, argument))
-        elif (
-            (op in PRODUCTS and argument in ADDENDS)
-            or op in SUMS
-            or argument in BIASES.get(op, ())
-            or (op in NORMS and argument == NORMS[op][2])
-        ):
-            self._use(value, "bias")
-        elif op in NORMS and argument == NORMS[op][1]:
-            if node.output == 0:
-                self._scale(node, value)
-        elif argument in MULTIPLIED.get(op, ()) and math.prod(value.shape) > 1:
-            others = node.others(value)
-            if any(other in self.flow.normalized for other in others):
-                self._scale(node, value)
-            elif ends := [end for other in others for end in self.flow.late_norms(node, other)]:
-                for end in ends:
-                    self._scale(end, value)
-            else:
-                self._use(value, "multiplier")
-        elif op in ATTENTION:
-            self._use(value, "bias" if argument in ("attn_mask", "attn_bias") else "other")
-        elif argument in MULTIPLIED.get(op, ()) or op in JOINS or node.pointwise:
-            self._use(value, "other")
-        elif not all(name in self.own for name in self.flow.sources[value]):
-            names = ", ".join(sorted(self.flow.sources[value]))
-            raise ConfigError(
-                f"parameter {names} meets the activations in {op!r}, which is not known; trace a plain model (no "
-                f"quantization, no fused kernel), or give its role in `known`."
-            )
-
-    def _scale(self, node: Node, value: Node) -> None:
-        for name in self.flow.sources[value] | self.flow.factors.get(value, frozenset()):
-            self.scaled[name].append((node, value))
-
-    def rows(self) -> dict[str, ModelParameter]:
+    def parameters(self) -> dict[str, ModelParameter]:
         """Return the parameters that were used."""
-        return {name: row for name in self.named if (row := self._row(name)) is not None}
+        return {name: found for name in self.named if (found := self._parameter(name)) is not None}
 
-    def _row(self, name: str) -> ModelParameter | None:
-        redundant: bool | None = None
-        decays_to: float | None = None
-        roles = set(self.uses.get(name, ()))
-        scaled = self.scaled.get(name, ())
-        if scaled and name not in self.own:
-            ends = list(readings(scaled, name, through_gates=False))
-            roles.add("input" if ends and all(end.matrix is not None for end in ends) else "output")
-        for _, factor in scaled:
-            decays_to = value_at(factor, 0.0)
-        if name in self.scaled:
-            redundant = self._folds(name)
-        if name in self.scales_matrix:
-            redundant = redundant is not False
-        if name in self.own:
-            role, to = self.own[name]
-            decays_to = decays_to if to is None else to
-        elif roles:
-            role = next(role for role in MODEL_ROLES if role in roles)
+    def consumers_of(self, name: str) -> list[Consumer]:
+        """Return what reads the values that a scale vector scales, not through gates.
+
+        Raises:
+            UnknownConsumerError: it is not known whether an operation is linear
+        """
+        if name not in self._consumers:
+            self._consumers[name] = list(consumers(self.scaled.get(name, ()), name, through_gates=False))
+        return self._consumers[name]
+
+    def _parameter(self, name: str) -> ModelParameter | None:
+        roles, scaled = set(self.uses.get(name, ())), self.scaled.get(name)
+        decays_to = value_at(scaled[-1][1], 0.0) if scaled else None
+        if name in self._declared:
+            role, declared = self._declared[name]
+            decays_to = decays_to if declared is None else declared
         else:
-            return None
+            if scaled:  # the paper's Input-Norm is what matrices alone read
+                ends = self.consumers_of(name)
+                roles.add("input" if ends and all(end.matrix is not None for end in ends) else "output")
+            if not roles:
+                return None
+            role = next(role for role in MODEL_ROLES if role in roles)
+        redundant: bool | None = None
         if role not in ("input", "output"):
-            redundant = decays_to = None
+            decays_to = None
+        elif scaled or name in self._scales_matrix:
+            redundant = not scaled or self._folds(name)
         axis, width = self._geometry(name) if role in WEIGHTS else (None, None)
         parameter = self.named[name]
         return ModelParameter(
@@ -151,8 +241,8 @@ class Classifier:
     def _folds(self, name: str) -> bool:
         """Whether matrices take up the vector at every end of its values, and nothing else reads those matrices."""
         try:
-            ends = list(readings(self.scaled[name], name, through_gates=True))
-        except UnknownReaderError:  # behind a gate, where roles do not look
+            ends = list(consumers(self.scaled[name], name, through_gates=True))
+        except UnknownConsumerError:  # behind a gate, where roles do not look
             return False
         operands = [end.matrix for end in ends if end.matrix is not None]
         if not all(self.flow.is_linear(operand) for operand in operands):
@@ -163,20 +253,21 @@ class Classifier:
         return bool(ends) and not tied and all(e.along_channels for e in ends) and products == {e.node for e in ends}
 
     def _geometry(self, name: str) -> tuple[int | None, int | None]:
+        """Return the axis that a matrix's products sum over and the width of its heads; None if they differ."""
         uses = self.products.get(name, ())
         axes = {self.flow.contracted_axis(operand, product, argument) for product, operand, argument in uses}
-        widths = {head_width(product, self.flow) for product, _, _ in uses}
+        widths = {head_width(product) for product, _, _ in uses}
         return (axes.pop() if len(axes) == 1 else None, widths.pop() if len(widths) == 1 else None)
 
 
-def _own_roles(model: nn.Module) -> list[tuple[str, tuple[ModelRole, float | None]]]:
-    """Roles of our own modules' parameters: the modules say them."""
-    found: list[tuple[str, tuple[ModelRole, float | None]]] = []
+def _declared_roles(model: nn.Module) -> dict[str, tuple[ModelRole, float | None]]:
+    """Return what our own modules declare: (role, the factor to which decay pulls) by parameter."""
+    declared: dict[str, tuple[ModelRole, float | None]] = {}
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         if isinstance(module, ScaleVector):
             to = 1.0 if isinstance(module, (OffsetScale, ExponentialScale)) else 0.0
-            found += [(prefix + name, (module.role, to)) for name, _ in module.named_parameters()]
+            declared |= {prefix + name: (module.role, to) for name, _ in module.named_parameters()}
         elif isinstance(module, ScaledLinear):
-            found.append((f"{prefix}weight", (module.role, None)))
-    return found
+            declared[f"{prefix}weight"] = (module.role, None)
+    return declared

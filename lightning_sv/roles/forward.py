@@ -15,7 +15,7 @@ from lightning_sv.roles.trace import Graph, Tracer, Writes
 
 
 @contextmanager
-def as_for_tracing(model: nn.Module) -> Iterator[None]:
+def tracing_state(model: nn.Module) -> Iterator[None]:
     """Eval mode, gradients on, no autocast, nothing compiled; all as it was afterwards, with the same numbers."""
     from torch._subclasses.fake_tensor import FakeTensor
 
@@ -57,7 +57,7 @@ def _put_back(module: nn.Module, attributes: Mapping[str, Any], buffers: Mapping
     vars(module).update(attributes)
 
 
-def call(model: nn.Module, method: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
+def run_method(model: nn.Module, method: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
     """Run a method of the model under the conditions of a traced pass."""
     with _conditions(model), Tracer():
         return method(**kwargs)
@@ -74,7 +74,7 @@ def _conditions(model: nn.Module) -> Iterator[Any]:
     log.setLevel(logging.CRITICAL)
     try:
         with ExitStack() as stack:
-            stack.enter_context(as_for_tracing(model))
+            stack.enter_context(tracing_state(model))
             unchanged = {"deterministic": None, "allow_tf32": None, "fp32_precision": None}
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False, **unchanged))
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))

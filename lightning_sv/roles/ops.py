@@ -2,39 +2,32 @@
 
 #: operation -> the arguments that it multiplies and sums over: activations, a matrix, and perhaps more activations
 PRODUCTS: dict[str, tuple[str, ...]] = {
-    "mm": ("self", "mat2"),
-    "bmm": ("self", "mat2"),
+    **dict.fromkeys(("mm", "bmm", "_grouped_mm"), ("self", "mat2")),
+    **dict.fromkeys(("addmm", "_addmm_activation"), ("mat1", "mat2")),
+    **dict.fromkeys(("addbmm", "baddbmm"), ("batch1", "batch2")),
+    **dict.fromkeys(
+        ("linear", "convolution", "_convolution", "mkldnn_convolution", "cudnn_convolution"), ("input", "weight")
+    ),
     "mv": ("self", "vec"),
     "dot": ("self", "tensor"),
-    "addmm": ("mat1", "mat2"),
-    "_addmm_activation": ("mat1", "mat2"),
     "addmv": ("mat", "vec"),
-    "addbmm": ("batch1", "batch2"),
-    "baddbmm": ("batch1", "batch2"),
-    "linear": ("input", "weight"),
     "mkldnn::_linear_pointwise": ("X", "W"),
-    "_grouped_mm": ("self", "mat2"),
     "lightning_sv::row_products": ("x", "weight"),
-    "convolution": ("input", "weight"),
-    "_convolution": ("input", "weight"),
-    "mkldnn_convolution": ("input", "weight"),
-    "cudnn_convolution": ("input", "weight"),
     "_trilinear": ("i1", "i2", "i3"),
 }
 #: what a product adds
 ADDENDS = frozenset({"self", "bias", "B"})
 #: operation -> (what is normalized, its scale vector, its bias); the first tensor that it gives is the result
 NORMS: dict[str, tuple[str, str, str]] = {
-    "native_layer_norm": ("input", "weight", "bias"),
-    "rms_norm": ("input", "weight", ""),
-    "_fused_rms_norm": ("input", "weight", ""),
-    "native_group_norm": ("input", "weight", "bias"),
-    "native_batch_norm": ("input", "weight", "bias"),
-    "_native_batch_norm_legit_no_training": ("input", "weight", "bias"),
-    "_batch_norm_no_update": ("input", "weight", "bias"),
-    "cudnn_batch_norm": ("input", "weight", "bias"),
-    "miopen_batch_norm": ("input", "weight", "bias"),
-}
+    **dict.fromkeys(("rms_norm", "_fused_rms_norm"), ("input", "weight", "")),
+    **dict.fromkeys(
+        (
+            "native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit_no_training",
+            "_batch_norm_no_update", "cudnn_batch_norm", "miopen_batch_norm",
+        ),
+        ("input", "weight", "bias"),
+    ),
+}  # fmt: skip
 #: operation -> other biases that it adds
 BIASES: dict[str, tuple[str, ...]] = {
     "_thnn_fused_lstm_cell": ("input_bias", "hidden_bias"),
@@ -44,15 +37,12 @@ LOOKUPS = frozenset({"embedding", "_embedding_bag", "_embedding_bag_forward_only
 #: attention in one operation; its value goes through it linearly, channel by channel
 ATTENTION = frozenset(
     {
-        "scaled_dot_product_attention",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_fused_attention_overrideable",
+        "scaled_dot_product_attention", "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_fused_attention_overrideable",
         "_scaled_dot_product_attention_math_for_mps",
     }
-)
+)  # fmt: skip
 
 #: the same numbers, elsewhere or in another precision
 COPIES = frozenset(
@@ -64,24 +54,11 @@ COPIES = frozenset(
 )  # fmt: skip
 #: operation -> the argument whose rows are chosen, moved or gathered
 ROWS: dict[str, tuple[str, ...]] = {
-    "index": ("self",),
-    "index_select": ("self",),
-    "gather": ("self",),
-    "_unsafe_index": ("self",),
-    "masked_select": ("self",),
-    "cat": ("tensors",),
-    "stack": ("tensors",),
-    "copy": ("src",),
-    "_copy": ("src",),
-    "index_copy": ("source",),
-    "index_add": ("source",),
-    "index_put": ("values",),
-    "_index_put_impl": ("values",),
-    "scatter": ("src",),
-    "scatter_add": ("src",),
-    "masked_scatter": ("source",),
-    "slice_scatter": ("src",),
-    "select_scatter": ("src",),
+    **dict.fromkeys(("index", "index_select", "gather", "_unsafe_index", "masked_select"), ("self",)),
+    **dict.fromkeys(("cat", "stack"), ("tensors",)),
+    **dict.fromkeys(("copy", "_copy", "scatter", "scatter_add", "slice_scatter", "select_scatter"), ("src",)),
+    **dict.fromkeys(("index_copy", "index_add", "masked_scatter"), ("source",)),
+    **dict.fromkeys(("index_put", "_index_put_impl"), ("values",)),
 }
 #: those that write a table's rows, which stay the table's
 ROWS_WRITTEN = frozenset({"embedding_renorm"})
@@ -92,12 +69,9 @@ ADDING_ROWS = frozenset({"index_add", "scatter_add"})
 SUMS = frozenset({"add", "sub", "rsub", "_add_relu"})
 #: operation -> the terms that it adds, each a product of arguments and perhaps over one
 TERMS: dict[str, tuple[str, ...]] = {
-    "add": ("self", "other"),
-    "sub": ("self", "other"),
-    "rsub": ("self", "other"),
+    **dict.fromkeys(("add", "sub", "rsub"), ("self", "other")),
+    **dict.fromkeys(("div", "true_divide"), ("self/other",)),
     "mul": ("self*other",),
-    "div": ("self/other",),
-    "true_divide": ("self/other",),
     "addcmul": ("self", "tensor1*tensor2"),
     "addcdiv": ("self", "tensor1/tensor2"),
     "lerp": ("self", "self*weight", "end*weight"),
@@ -106,14 +80,9 @@ TERMS: dict[str, tuple[str, ...]] = {
 }
 #: operation -> the arguments that are multiplied with each other
 MULTIPLIED: dict[str, frozenset[str]] = {
-    "mul": frozenset({"self", "other"}),
-    "div": frozenset({"self", "other"}),
-    "true_divide": frozenset({"self", "other"}),
-    "addcmul": frozenset({"tensor1", "tensor2"}),
-    "addcdiv": frozenset({"tensor1", "tensor2"}),
-    "lerp": frozenset({"weight"}),
-    "_prelu_kernel": frozenset({"weight"}),
-    "prelu": frozenset({"weight"}),
+    **dict.fromkeys(("mul", "div", "true_divide"), frozenset({"self", "other"})),
+    **dict.fromkeys(("addcmul", "addcdiv"), frozenset({"tensor1", "tensor2"})),
+    **dict.fromkeys(("lerp", "_prelu_kernel", "prelu"), frozenset({"weight"})),
     "_weight_norm_interface": frozenset({"v", "g"}),
 }
 #: between a product and the choice of experts, or the output

@@ -40,7 +40,7 @@ class Node:
         order: place in the pass
         call: the operation itself
         dtype: of its numbers
-        readers: (name of the argument, node) of each tensor made from it
+        users: (name of the argument, node) of each tensor made from it
     """
 
     op: str
@@ -55,7 +55,7 @@ class Node:
     order: int = 0
     call: Any = None
     dtype: torch.dtype | None = None
-    readers: list[tuple[str, "Node"]] = field(default_factory=list)
+    users: list[tuple[str, "Node"]] = field(default_factory=list)
 
     def argument(self, name: str) -> "Node | None":
         """Return the tensor that was given as `name`."""
@@ -64,6 +64,33 @@ class Node:
     def others(self, node: "Node") -> list["Node"]:
         """Return the tensors it was made from but `node`."""
         return [other for _, other in self.inputs if other is not node]
+
+
+class Walk:
+    """Visit what is made of a value, as far as the caller follows.
+
+    Args:
+        start: the value
+        nearest: if True, visit the nearest users first, else follow each to its end
+
+    Attributes:
+        seen: the value, and the users that were followed
+    """
+
+    def __init__(self, start: Node, *, nearest: bool = False) -> None:
+        self.seen, self._waiting, self._next = {start}, [start], 0 if nearest else -1
+
+    def __iter__(self) -> Iterator[tuple[Node, str, Node]]:
+        """Yield (value, name of the argument, user) of each followed value."""
+        while self._waiting:
+            value = self._waiting.pop(self._next)
+            yield from ((value, argument, user) for argument, user in value.users)
+
+    def follow(self, user: Node) -> None:
+        """Visit the users of `user` too, once."""
+        if user not in self.seen:
+            self.seen.add(user)
+            self._waiting.append(user)
 
 
 @dataclass
@@ -122,22 +149,11 @@ class Tracer(TorchDispatchMode):
         kind = _joined(op.name, inputs)
 
         def node(tensor: Tensor, output: int, is_view: bool) -> Node:
-            made = Node(
-                op.name,
-                list(inputs),
-                tuple(tensor.shape),
-                _strides(tensor),
-                scalars,
-                output,
-                is_view,
-                kind,
-                op.pointwise,
-                len(self.nodes),
-                func,
-                tensor.dtype,
-            )
+            shape, stride, order = tuple(tensor.shape), _strides(tensor), len(self.nodes)
+            made = Node(op.name, list(inputs), shape, stride, scalars, output, is_view, kind, op.pointwise, order, func)
+            made.dtype = tensor.dtype
             for name, source in inputs:
-                source.readers.append((name, made))
+                source.users.append((name, made))
             return made
 
         for i, tensor in enumerate(_tensors(out)):
@@ -153,7 +169,7 @@ class Tracer(TorchDispatchMode):
         whole = self._whole.get(storage)
         if whole is not None and all(whole is not old for _, old in node.inputs):
             node.inputs.append((name, whole))
-            whole.readers.append((name, node))
+            whole.users.append((name, node))
             node.kind = max(node.kind, whole.kind)
         self._values[storage] = {_geometry(tensor): node}
         self._whole[storage] = node

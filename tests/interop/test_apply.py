@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.interop import apply_strategy, fold_applied, param_groups, weight_decay_roles
-from lightning_sv.roles.example import example_of
+from lightning_sv.roles.example_inputs import example_of
 from lightning_sv.scale import ScaleOptions
 from tests.roles.families import FAMILIES, OTHERS, Family
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_sv.interop import apply_strategy, fold_applied
-from lightning_sv.interop.apply.report import Report
+from lightning_sv.interop import Report, apply_strategy, fold_applied
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*scale vectors; the function is:UserWarning")
 D, V = 16, 32

@@ -19,8 +19,8 @@ from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.__main__ import main
 from lightning_sv.corpus.tokenizer import JsonTokenizer, RanksTokenizer, Tokenizer
 from lightning_sv.interop import foldable
-from lightning_sv.interop.hf import folder, to_hugging_face
-from lightning_sv.interop.hf.card import card
+from lightning_sv.interop.hf import save, to_hugging_face
+from lightning_sv.interop.hf.save import model_card
 from lightning_sv.interop.hf.tokenizer import fast_tokenizer
 from lightning_sv.runs.checkpoint import load_backbone
 from lightning_sv.settings.parse import parse_run
@@ -109,7 +109,7 @@ def test_unified_runs_by_its_own_code_without_us(runs: dict[str, Path], tmp_path
     with torch.no_grad():
         expected = load_backbone(str(runs["own"] / "checkpoints/last.ckpt"))(tokens)
     found = torch.load(tmp_path / "logits.pt")
-    assert float((found - expected).norm()) <= folder.TOLERANCE * float(expected.norm())
+    assert float((found - expected).norm()) <= save.TOLERANCE * float(expected.norm())
 
 
 def test_refusals_say_why_and_write_nothing(
@@ -138,7 +138,7 @@ def test_refusals_say_why_and_write_nothing(
         return theirs
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "to_hugging_face", wrong)
+        patch.setattr(save, "to_hugging_face", wrong)
         assert "the logits of LlamaForCausalLM differ from the backbone's by" in refused(str(runs["plain"]), new)
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "make install-hf, or pip install 'transformers>=5'" in refused(str(runs["plain"]), new)
@@ -154,7 +154,7 @@ def test_a_folder_has_the_keys_of_transformers_4_and_the_modes_of_umask(
     """Without the keys version 4 takes its defaults in silence; `make test-hf4` runs it."""
     model, before = Backbone(replace(config, **sizes, vocab_size=300, rope_theta=5e5)), os.umask(0o027)
     try:
-        folder.export(model, Tokenizer.load(corpus), tmp_path / "out", context=16, card="")
+        save.export(model, Tokenizer.load(corpus), tmp_path / "out", context=16, card="")
     finally:
         os.umask(before)
     written, tokenizer = (
@@ -172,11 +172,11 @@ def test_a_refused_export_leaves_model_and_disk_as_they_were(
     tokenizer, out = Tokenizer.load(corpus), tmp_path / "new/folder/out"
     model = Backbone(replace(config, vocab_size=300, post_norm=True))
     with pytest.raises(ValueError, match="post_norm"):
-        folder.export(model, tokenizer, out, context=16, card="")
+        save.export(model, tokenizer, out, context=16, card="")
     assert {p.dtype for p in model.parameters()} == {torch.float32}
-    monkeypatch.setattr(folder, "TOLERANCE", -1)  # the last thing that can be refused
+    monkeypatch.setattr(save, "TOLERANCE", -1)  # the last thing that can be refused
     with pytest.raises(ValueError, match="LlamaForCausalLM"):
-        folder.export(Backbone(replace(config, vocab_size=300)), tokenizer, out, context=16, card="")
+        save.export(Backbone(replace(config, vocab_size=300)), tokenizer, out, context=16, card="")
     assert not list(tmp_path.iterdir())
 
 
@@ -243,8 +243,8 @@ def test_a_run_begins_with_an_exported_model(
 def test_experts_of_any_width_load_as_the_card_says(tmp_path: Path, config: BackboneConfig, corpus: Path) -> None:
     """A width of 21: their grouped product refuses it, and a config.json does not keep which product to use."""
     model = Backbone(replace(config, n_expert=6, n_expert_active=2, vocab_size=300), "hg+dp")
-    text = card("mixture", "END", {"text": "a|{kind}"}, foldable(model))
-    done = folder.export(model, Tokenizer.load(corpus), tmp_path / "out", context=16, card=text)
+    text = model_card("mixture", "END", {"text": "a|{kind}"}, foldable(model))
+    done = save.export(model, Tokenizer.load(corpus), tmp_path / "out", context=16, card=text)
     assert done.kind == "Qwen2MoeForCausalLM" and done.difference < 1e-5
     assert (
         'from_pretrained("path/to/this/folder", experts_implementation="eager")'

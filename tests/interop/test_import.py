@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.interop import from_hugging_face, to_hugging_face
-from lightning_sv.interop.inspect.folder import vectors_of_folder
+from lightning_sv.interop.inspect import vectors_of_folder
 from lightning_sv.scale import ScaleStrategy
 from tests.close import assert_near
 from tests.conftest import BUILDS, GEMMA, LLAMA_31, perturbed

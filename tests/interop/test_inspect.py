@@ -16,7 +16,6 @@ from lightning_sv.__main__ import main
 from lightning_sv.interop.inspect import (
     StoredVector,
     VectorStatistics,
-    channels,
     statistics,
     vectors_of_backbone,
     vectors_of_folder,
@@ -94,7 +93,7 @@ def assert_measured(row: VectorStatistics, expected: dict[str, float | None]) ->
 def test_a_folder_of_transformers_is_measured(
     beside: Callable[[Any, str], Blocks], origin: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channels, "BLOCK", 100)  # three rows
+    monkeypatch.setattr("lightning_sv.interop.inspect.vector_statistics.BLOCK", 100)  # three rows
     model = named(beside.__name__)
     model.save_pretrained(tmp_path, max_shard_size="30KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.interop import Roles, fake_model, weight_decay_roles
-from lightning_sv.interop.frameworks import FRAMEWORKS, today
+from lightning_sv.interop.frameworks import FRAMEWORKS, framework_decay
 from lightning_sv.optim.groups import parameter_roles
 from tests.conftest import GEMMA, MOE
 from tests.roles.families import FAMILIES, OTHERS, Family, ends_in
@@ -555,7 +555,8 @@ def test_what_frameworks_decay_today_in_the_papers_words() -> None:
     policies = {}
     for name in ("qwen3", "gpt2", "olmo", "bert"):
         model = next(family for family in EVERY if family.name == name).build()
-        policies[name] = {row.framework.split()[0]: row.policy for row in today(model, weight_decay_roles(model))}
+        rows = framework_decay(model, weight_decay_roles(model))
+        policies[name] = {row.framework.split()[0]: row.policy for row in rows}
     assert policies["qwen3"] == {
         "transformers": "nowd", "Megatron-LM": "nowd", "nanoGPT": "nowd",
         "torchtitan": "wd", "litgpt": "wd", "OLMo-core": "wd",

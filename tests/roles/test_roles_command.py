@@ -113,7 +113,7 @@ class OwnModel(LlamaForCausalLM):
 def test_a_model_of_too_many_parameters_is_refused_while_it_is_built(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lightning_sv.roles.from_config.MAX_PARAMETERS", 20)
+    monkeypatch.setattr("lightning_sv.roles.fake.MAX_PARAMETERS", 20)
     assert main(["roles", str(model_dir)]) == 2
     assert "more than 20 parameters" in capsys.readouterr().err
     monkeypatch.undo()

@@ -1,9 +1,10 @@
-"""A strategy on a model one already has: planned, carried out, and checked on real outputs."""
+"""A strategy on an existing model: planned, executed, and checked on real outputs."""
 
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,16 +12,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop.apply.commit import applied_modules, chains, commit, uncompiled
+from lightning_sv.interop.apply.execute import applied_modules, execute, strategy_chains, uncompiled
 from lightning_sv.interop.apply.plan import Plan, Planner
-from lightning_sv.interop.apply.report import Report
 from lightning_sv.interop.apply.sites import find_sites
 from lightning_sv.nn import Backbone
-from lightning_sv.roles.example import example_of
-from lightning_sv.roles.find import traced_roles
-from lightning_sv.roles.forward import as_for_tracing, plain_output
-from lightning_sv.roles.parameter import ModelRole
+from lightning_sv.roles.api import traced_roles
+from lightning_sv.roles.classify import Classifier
+from lightning_sv.roles.example_inputs import example_of
+from lightning_sv.roles.forward import plain_output, tracing_state
 from lightning_sv.roles.trace import DATA, PARAM
+from lightning_sv.roles.types import ModelRole, Roles
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, ScaleVector
 
 #: largest relative difference of outputs that is rounding
@@ -28,6 +29,30 @@ _ROUNDING = {torch.float64: 1e-10, torch.float32: 1e-4}
 _ROUNDING_SHORT = 0.1
 #: what hands a model's parameters to several processes, which must all know the vectors from the start
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "DataParallel")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `apply_strategy` did.
+
+    Attributes:
+        strategy: the four axes
+        vectors: names of the scale vectors that train now, as modules of the model
+        notes: (name, what is not as the strategy has it there, and why)
+        difference: largest difference of the outputs before and after, relative to the largest output
+        same_function: the strategy keeps the function (all but `dnp`), and `difference` is rounding
+    """
+
+    strategy: ScaleStrategy
+    vectors: tuple[str, ...]
+    notes: tuple[tuple[str, str], ...]
+    difference: float
+    same_function: bool
+
+    def __str__(self) -> str:
+        kept = "the function is kept" if self.same_function else "the function is another one"
+        head = f"{self.strategy}: {len(self.vectors)} scale vectors; {kept}, outputs differ by {self.difference:.1e}"
+        return "\n".join([head, *(f"  {name}: {note}" for name, note in self.notes)])
 
 
 def apply_strategy(
@@ -68,7 +93,8 @@ def apply_strategy(
     model = uncompiled(model)
     _check(model)
     args, kwargs = example_of(model, example)
-    with _untied(model) if untie_head else _as_it_is() as keep:
+    untied: AbstractContextManager[list[bool]] = _untied(model) if untie_head else nullcontext([])
+    with untied as keep:
         try:
             trace, roles = traced_roles(model, example, known)
         except ConfigError:
@@ -81,7 +107,7 @@ def apply_strategy(
         plan = Planner(model, chosen, options or ScaleOptions()).make(sites)
         _check_unparametrized(model, plan)
         before = _outputs(model, args, kwargs)
-        with commit(model, plan) as undo:
+        with execute(model, plan) as undo:
             with _called(plan.outputs) as called:
                 after = _outputs(model, args, kwargs)
             for path in plan.outputs:
@@ -90,35 +116,40 @@ def apply_strategy(
                         f"dnp normalizes what {path} gives when it is called, and this model takes its weight without "
                         f"calling it; use dp, or options.placement_at {{{path.rpartition('.')[2]}: dp}}."
                     )
-            difference = _difference(before, after)
-            same = not plan.outputs
-            dtypes = {node.dtype for node in trace.graph.nodes if node.kind in (PARAM, DATA)}
-            rounding = max(
-                _ROUNDING.get(dtype, _ROUNDING_SHORT) for dtype in dtypes if dtype and dtype.is_floating_point
-            )
-            if same and not difference <= rounding:
+            difference, same = _difference(before, after), not plan.outputs
+            if same and not difference <= _rounding(trace):
                 raise ConfigError(
                     f"{chosen} would change what {type(model).__name__} computes, by {difference:.1e}: a matrix reads "
                     "its scale vectors in a way that the trace did not show; the model is as it was."
                 )
             found = {path for path, module in model.named_modules() if isinstance(module, ScaleVector)}
-            vectors = tuple(
-                sorted(path for path in found if path.rpartition(".")[0] not in found)
-            )  # HeadShared holds one
-            for row in roles.parameters:
-                if row.name in trace.uses or row.name in trace.scaled:
-                    continue
-                if row.name in (known or ()) and row.role in ("matrix", "router", "head"):
-                    why = "it reads what its norm gives without the vectors that other matrices have taken over"
-                    plan.notes.append((row.name, f"left as it is, for the pass did not reach it: {why}"))
-                elif row.role == "other" and row.trained and row.name not in (known or ()):
-                    plan.notes.append((row.name, "left as it is, for the pass did not reach it"))
-            report = Report(chosen, vectors, tuple(plan.notes), difference, same)
-            if plan.notes:
+            vectors = sorted(path for path in found if path.rpartition(".")[0] not in found)  # HeadShared holds one
+            notes = (*plan.notes, *_unreached(trace, roles, known or {}))
+            report = Report(chosen, tuple(vectors), notes, difference, same)
+            if notes:
                 warnings.warn(str(report), stacklevel=2)
             undo.pop_all()
         keep.append(True)
     return report
+
+
+def _rounding(trace: Classifier) -> float:
+    """Return the largest difference that rounding explains, in the shortest type of the pass."""
+    dtypes = {node.dtype for node in trace.graph.nodes if node.kind in (PARAM, DATA)}
+    return max(_ROUNDING.get(dtype, _ROUNDING_SHORT) for dtype in dtypes if dtype and dtype.is_floating_point)
+
+
+def _unreached(trace: Classifier, roles: Roles, known: Mapping[str, ModelRole]) -> Iterator[tuple[str, str]]:
+    """Yield notes on parameters that the pass did not reach."""
+    note = "left as it is, for the pass did not reach it"
+    for row in roles.parameters:
+        if row.name in trace.uses or row.name in trace.scaled:
+            continue
+        if row.name in known and row.role in ("matrix", "router", "head"):
+            why = "it reads what its norm gives without the vectors that other matrices have taken over"
+            yield row.name, f"{note}: {why}"
+        elif row.role == "other" and row.trained and row.name not in known:
+            yield row.name, note
 
 
 def _check(model: nn.Module) -> None:
@@ -126,7 +157,7 @@ def _check(model: nn.Module) -> None:
     name = type(model).__name__
     if isinstance(model, Backbone):
         raise ConfigError("a Backbone is built with its strategy: Backbone(config, strategy).")
-    if applied_modules(model) or any(chains(module) for module in model.modules()):
+    if applied_modules(model) or any(strategy_chains(module) for module in model.modules()):
         raise ConfigError(f"this {name} has a strategy already; fold_applied(model) takes it away first.")
     if wrappers := [type(module).__name__ for module in model.modules() if type(module).__name__ in _WRAPPERS]:
         raise ConfigError(
@@ -160,11 +191,6 @@ def _check_unparametrized(model: nn.Module, plan: Plan) -> None:
                 f"{path}{weight} is parametrized already; end that first: torch.nn.utils.parametrize."
                 f"remove_parametrizations(model.get_submodule({owner!r}), {weight!r})."
             )
-
-
-@contextmanager
-def _as_it_is() -> Iterator[list[bool]]:
-    yield []
 
 
 @contextmanager
@@ -209,7 +235,7 @@ def _outputs(model: nn.Module, args: Any, kwargs: Any) -> list[Tensor]:
     Raises:
         ConfigError: it gives none
     """
-    with as_for_tracing(model), torch.no_grad():
+    with tracing_state(model), torch.no_grad():
         out = plain_output(model(*args, **kwargs))
     leaves = tree_leaves(out["logits"] if isinstance(out, dict) and "logits" in out else out)
     numbers = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop.apply.sites import Reader, Site
+from lightning_sv.interop.apply.sites import Site, SiteMatrix
 from lightning_sv.interop.apply.weights import OutputNorm, ScaledGamma, ScaledPart, ScaledWeight
 from lightning_sv.scale import DirectScale, OffsetScale, ScaleOptions, ScaleStrategy, ScaleVector
 from lightning_sv.scale.strategy import PLACEMENTS, Placement
@@ -67,7 +67,7 @@ class Planner:
         return self.plan
 
     def _check_options(self, sites: list[Site]) -> None:
-        words = {reader.word for site in sites for reader in site.readers}
+        words = {matrix.word for site in sites for matrix in site.matrices}
         given = dict.fromkeys(self.options.placement_at, "placement_at")
         given |= dict.fromkeys(self.options.share_heads, "share_heads")
         given |= {key.rpartition(".")[0]: "role_at" for key in self.options.role_at}
@@ -98,22 +98,22 @@ class Planner:
                 self._note(name, "no vector of its own: it reads more than this norm, or not as a matrix")
         self._note_mixed(site)
         ones = {
-            reader: _wide(self.named[reader.weight]).new_ones(self.named[reader.weight].shape[reader.in_axis])
-            for reader in site.readers
-            if self._placement(reader).scale_in
+            matrix: _wide(self.named[matrix.weight]).new_ones(self.named[matrix.weight].shape[matrix.in_axis])
+            for matrix in site.matrices
+            if self._placement(matrix).scale_in
         }
         shared: SharedVector | None = None
         if ones and not self.strategy.per_branch:
-            weights = sorted((self.named[reader.weight] for reader in ones), key=lambda w: not w.requires_grad)
+            weights = sorted((self.named[matrix.weight] for matrix in ones), key=lambda w: not w.requires_grad)
             vector = self._vector(site.vector, next(iter(ones.values())), "input", weights[0])
             shared = chain([vector], repeat(vector.forward))  # the first matrix holds it
-        for reader in site.readers:
-            self._branch(reader, ones.get(reader), before=reader in ones, shared=shared)
+        for matrix in site.matrices:
+            self._branch(matrix, ones.get(matrix), before=matrix in ones, shared=shared)
 
     def _note_mixed(self, site: Site) -> None:
-        for reader in site.readers:
-            if reader.mixed and self.strategy.per_branch:
-                self._note(reader.weight, "several matrices are mixed in it, which share their vectors: hg is partial")
+        for matrix in site.matrices:
+            if matrix.mixed and self.strategy.per_branch:
+                self._note(matrix.weight, "several matrices are mixed in it, which share their vectors: hg is partial")
 
     def _site(self, site: Site) -> None:
         if not site.vector:
@@ -130,11 +130,11 @@ class Planner:
         gamma = _wide(stored) + site.origin
         row = self.strategy.placement_row
         moves = self.strategy.per_branch or row.scale_out or not row.scale_in
-        if site.role == "input" and moves and site.stays and not site.readers and not site.tied:
+        if site.role == "input" and moves and site.stays and not site.matrices and not site.tied:
             self._note(site.vector, f"stays one vector with its norm: {site.stays}")
-        befores = {reader: self._placement(reader).scale_in for reader in site.readers}
-        branches = sum(len(reader.parts) for reader in site.readers)
-        if not site.readers or (all(befores.values()) and (branches == 1 or not self.strategy.per_branch)):
+        befores = {matrix: self._placement(matrix).scale_in for matrix in site.matrices}
+        branches = sum(len(matrix.parts) for matrix in site.matrices)
+        if not site.matrices or (all(befores.values()) and (branches == 1 or not self.strategy.per_branch)):
             self._keep(site, stored, gamma)
         elif not any(befores.values()) and site.stays:
             self.plan.frozen.add(site.vector)
@@ -153,14 +153,14 @@ class Planner:
             )
         else:
             self._neutral(site, stored, gamma)
-            for reader in site.readers:
-                self._branch(reader, gamma, before=befores[reader], norm=site.vector)
+            for matrix in site.matrices:
+                self._branch(matrix, gamma, before=befores[matrix], norm=site.vector)
             return
-        for reader in site.readers:
-            self._branch(reader, None, before=False)
+        for matrix in site.matrices:
+            self._branch(matrix, None, before=False)
 
-    def _placement(self, reader: Reader) -> Placement:
-        token = self.options.placement_at.get(reader.word)
+    def _placement(self, matrix: SiteMatrix) -> Placement:
+        token = self.options.placement_at.get(matrix.word)
         return self.strategy.placement_row if token is None else PLACEMENTS[token]
 
     def _keep(self, site: Site, stored: Tensor, gamma: Tensor) -> None:
@@ -168,10 +168,10 @@ class Planner:
         kind = self.strategy.vector
         if kind is (OffsetScale if site.origin else DirectScale):
             return
-        if site.readers and not site.stays and (signs := self._signed(gamma)) is not None:
+        if site.matrices and not site.stays and (signs := self._signed(gamma)) is not None:
             gamma = gamma.abs()
-            for reader in site.readers:
-                self.plan.values[reader.weight] = self._columns(reader, signs)
+            for matrix in site.matrices:
+                self.plan.values[matrix.weight] = self._columns(matrix, signs)
             if site.bias is not None:
                 self.plan.values[site.bias] = self.named[site.bias] * signs
         role: Role = "input" if site.role == "input" else "output"
@@ -203,7 +203,7 @@ class Planner:
 
     def _branch(
         self,
-        reader: Reader,
+        matrix: SiteMatrix,
         gamma: Tensor | None,
         *,
         before: bool,
@@ -211,66 +211,66 @@ class Planner:
         shared: SharedVector | None = None,
     ) -> None:
         """Give a matrix its vectors; `gamma` is what its norm, whose parameter is `norm`, has given up."""
-        placement, weight = self._placement(reader), self.named[reader.weight]
-        if placement.norm_out and not reader.router and not reader.normalized:
-            self._output_norm(reader, weight)
-        after = placement.scale_out and not (placement.norm_out and not reader.router)
+        placement, weight = self._placement(matrix), self.named[matrix.weight]
+        if placement.norm_out and not matrix.router and not matrix.normalized:
+            self._output_norm(matrix, weight)
+        after = placement.scale_out and not (placement.norm_out and not matrix.router)
         if gamma is not None and not before:
-            self.plan.values[reader.weight] = self._columns(reader, gamma)
+            self.plan.values[matrix.weight] = self._columns(matrix, gamma)
         if gamma is not None and before and (signs := self._signed(gamma)) is not None:
-            self.plan.values[reader.weight] = self._columns(reader, signs)
+            self.plan.values[matrix.weight] = self._columns(matrix, signs)
             gamma = gamma.abs()
         before = before and gamma is not None
-        source = norm or reader.weight
+        source = norm or matrix.weight
         if not (before or after):
             return
         batch_dims = weight.shape[:-2]
         parts = []
-        for width in reader.parts:
+        for width in matrix.parts:
             scale_in: ScaleVector | Callable[[], Tensor] | None = None
             scale_out: ScaleVector | None = None
             if before and shared is not None:
                 scale_in = next(shared)
             elif before and gamma is not None:
                 wide = gamma.expand(*batch_dims, -1)
-                scale_in = self._vector(source, wide, self._role(reader, "scale_in", "input"), self.named[source])
+                scale_in = self._vector(source, wide, self._role(matrix, "scale_in", "input"), self.named[source])
             if after:
                 ones = (
                     gamma.new_ones(*batch_dims, width)
                     if gamma is not None
                     else _wide(weight).new_ones(*batch_dims, width)
                 )
-                scale_out = self._vector(reader.weight, ones, self._role(reader, "scale_out", "output"), weight)
+                scale_out = self._vector(matrix.weight, ones, self._role(matrix, "scale_out", "output"), weight)
             parts.append(ScaledPart(scale_in, scale_out))
-        self.plan.weights[reader.weight] = ScaledWeight(parts, reader.parts, reader.in_axis != weight.ndim - 1)
+        self.plan.weights[matrix.weight] = ScaledWeight(parts, matrix.parts, matrix.in_axis != weight.ndim - 1)
 
-    def _output_norm(self, reader: Reader, weight: Tensor) -> None:
-        path = reader.weight.rpartition(".")[0]
+    def _output_norm(self, matrix: SiteMatrix, weight: Tensor) -> None:
+        path = matrix.weight.rpartition(".")[0]
         layer = self.model.get_submodule(path)
-        several = reader.mixed or len(reader.parts) > 1
+        several = matrix.mixed or len(matrix.parts) > 1
         if type(layer) is not nn.Linear or several or weight.ndim != 2:
             why = "it holds several matrices" if several or weight.ndim != 2 else f"a {type(layer).__name__} owns it"
             raise ConfigError(
-                f"dnp normalizes outputs of plain nn.Linear layers, and {reader.weight} is of none ({why}); use dp, or "
-                f"options.placement_at {{{reader.word}: dp}}."
+                f"dnp normalizes outputs of plain nn.Linear layers, and {matrix.weight} is of none ({why}); use dp, or "
+                f"options.placement_at {{{matrix.word}: dp}}."
             )
         d_out = weight.shape[0]
-        width = reader.head_width or d_out
-        role, ones = self._role(reader, "scale_out", "output"), _wide(weight).new_ones(d_out)
-        if reader.word in self.options.share_heads:
-            scale: ScaleVector = HeadShared(self._vector(reader.weight, ones[:width], role, weight), d_out // width)
+        width = matrix.head_width or d_out
+        role, ones = self._role(matrix, "scale_out", "output"), _wide(weight).new_ones(d_out)
+        if matrix.word in self.options.share_heads:
+            scale: ScaleVector = HeadShared(self._vector(matrix.weight, ones[:width], role, weight), d_out // width)
         else:
-            scale = self._vector(reader.weight, ones, role, weight)
+            scale = self._vector(matrix.weight, ones, role, weight)
         self.plan.outputs[path] = OutputNorm(scale, width, self.eps)
 
-    def _role(self, reader: Reader, side: str, role: Role) -> Role:
-        chosen = self.options.role_at.get(f"{reader.word}.{side}", role)
+    def _role(self, matrix: SiteMatrix, side: str, role: Role) -> Role:
+        chosen = self.options.role_at.get(f"{matrix.word}.{side}", role)
         return "input" if chosen == "input" else "output"
 
-    def _columns(self, reader: Reader, gamma: Tensor) -> Tensor:
+    def _columns(self, matrix: SiteMatrix, gamma: Tensor) -> Tensor:
         """Return W diag(gamma), or what is planned for W so far."""
-        weight = self.plan.values.get(reader.weight, self.named[reader.weight])
-        factor = gamma if reader.in_axis == weight.ndim - 1 else gamma.unsqueeze(-1)
+        weight = self.plan.values.get(matrix.weight, self.named[matrix.weight])
+        factor = gamma if matrix.in_axis == weight.ndim - 1 else gamma.unsqueeze(-1)
         return (weight * factor).to(weight.dtype)
 
     def _vector(self, name: str, gamma: Tensor, role: Role, like: Tensor) -> ScaleVector:

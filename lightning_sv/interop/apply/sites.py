@@ -1,23 +1,26 @@
 """Where a traced model has scale vectors, and which matrices read them."""
 
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from torch import nn
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.roles import Roles
+from lightning_sv.roles import Roles, family
+from lightning_sv.roles.channels import moved
 from lightning_sv.roles.classify import Classifier
-from lightning_sv.roles.flow import moved, plain, stem
+from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers
+from lightning_sv.roles.dataflow import plain, stem, value_at
 from lightning_sv.roles.ops import ATTENTION, COPIES, NORMS, PRODUCTS, SUMS
-from lightning_sv.roles.parameter import ModelParameter
-from lightning_sv.roles.readers import UnknownReaderError, readings
-from lightning_sv.roles.trace import CONST, DATA, PARAM, Node
-from lightning_sv.roles.value import value_at
+from lightning_sv.roles.trace import CONST, DATA, PARAM, Node, Walk
+from lightning_sv.roles.types import ModelParameter
 
 
 @dataclass(frozen=True)
-class Reader:
+class SiteMatrix:
     """A matrix that reads a scale vector's values.
 
     Attributes:
@@ -54,7 +57,7 @@ class Site:
         origin: gamma is the parameter plus this, 0 or 1; None where it is neither
         role: 'input' or 'output'
         bias: name of the bias that its norm adds
-        readers: the matrices; none of an output vector
+        matrices: those that read it; none of an output vector
         tied: names of matrices that read it and are another parameter too, as of an embedding
         stays: why they cannot take the vector up; '' where they can
         unfit: of a norm without vector, names of matrices that read it and cannot have one
@@ -64,7 +67,7 @@ class Site:
     origin: float | None
     role: str
     bias: str | None
-    readers: tuple[Reader, ...]
+    matrices: tuple[SiteMatrix, ...]
     tied: tuple[str, ...]
     stays: str
     unfit: tuple[str, ...] = ()
@@ -72,7 +75,7 @@ class Site:
     @property
     def names(self) -> list[str]:
         """Names of the parameters that a plan may change."""
-        return [name for name in (self.vector, self.bias, *(reader.weight for reader in self.readers)) if name]
+        return [name for name in (self.vector, self.bias, *(matrix.weight for matrix in self.matrices)) if name]
 
 
 def find_sites(
@@ -90,9 +93,7 @@ def find_sites(
     Raises:
         ConfigError: no token of the example reached a matrix of which it is not known what it reads
     """
-    owners: dict[int, int] = {}
-    for _, parameter in model.named_parameters(remove_duplicate=False):
-        owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    owners = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     tied = {name for name, parameter in model.named_parameters() if owners[id(parameter)] > 1}
     tied |= {name for name in trace.products if "embedding" in trace.uses[name]}  # read by a function, not a layer
     normalized = _normalized_products(trace)
@@ -100,35 +101,38 @@ def find_sites(
     for row in roles.parameters:
         if row.role not in ("input", "output") or (row.name in known and row.name not in trace.scaled):
             continue
-        biases = {_bias(node, row.shape, trace) for node, _ in trace.scaled.get(row.name, ())}
-        readers: tuple[Reader, ...] = ()
-        shared: tuple[str, ...] = ()
+        matrices: list[SiteMatrix] = []
         stays = "" if row.redundant else "matrices cannot take it up"
         if row.role == "input":
-            ends = readings(trace.scaled.get(row.name, ()), row.name, through_gates=False)
-            names = {name for end in ends if end.matrix is not None for name in trace.flow.sources[end.matrix]}
-            found = [_reader(name, trace, roles, normalized) for name in names]
-            if any(reader is None for reader in found):
+            found = [
+                _matrix(name, trace, roles, normalized) for name in _names_read(trace.consumers_of(row.name), trace)
+            ]
+            matrices = [matrix for matrix in found if matrix is not None]
+            if len(matrices) < len(found):
                 stays = "a convolution, a function of a matrix or another product than a matrix's reads it"
-            readers = tuple(
-                sorted((r for r in found if r is not None), key=lambda r: list(trace.named).index(r.weight))
-            )
-            for reader in readers:
-                if reader.weight in tied:
-                    stays = f"{reader.word} is tied, and read elsewhere too"
-                elif trace.named[reader.weight].shape[reader.in_axis] != row.shape[-1] or len(row.shape) != 1:
-                    stays = f"{reader.word} reads it with another width"
-            shared = tuple(sorted({reader.weight for reader in readers if reader.weight in tied}))
-            readers = tuple(reader for reader in readers if reader.weight not in tied)
+            for matrix in matrices:
+                if matrix.weight in tied:
+                    stays = f"{matrix.word} is tied, and read elsewhere too"
+                elif trace.named[matrix.weight].shape[matrix.in_axis] != row.shape[-1] or len(row.shape) != 1:
+                    stays = f"{matrix.word} reads it with another width"
         if row.name in tied:
             stays = "it is tied to another parameter"
+        biases = {_bias(node, row.shape, trace) for node, _ in trace.scaled.get(row.name, ())}
         if len(biases) > 1:
             stays = "what is added behind it is not always the same"
         bias = biases.pop() if len(biases) == 1 else None
-        sites.append(Site(row.name, _origin(row, trace), row.role, bias, readers, shared, stays))
+        shared = tuple(sorted(matrix.weight for matrix in matrices if matrix.weight in tied))
+        free = tuple(matrix for matrix in matrices if matrix.weight not in tied)
+        sites.append(Site(row.name, _origin(row, trace), row.role, bias, free, shared, stays))
     if bare:
         sites += _bare_sites(trace, roles, tied, normalized)
     return _with_siblings(sites, trace, roles, known)
+
+
+def _names_read(ends: Iterable[Consumer], trace: Classifier) -> list[str]:
+    """Return the names of the matrices of linear maps, in the model's order."""
+    names = {name for end in ends if end.matrix is not None for name in trace.flow.sources[end.matrix]}
+    return [name for name in trace.named if name in names]
 
 
 def _bare_sites(trace: Classifier, roles: Roles, tied: set[str], normalized: set[Node]) -> list[Site]:
@@ -137,13 +141,12 @@ def _bare_sites(trace: Classifier, roles: Roles, tied: set[str], normalized: set
     for norm in _bare_norms(trace):
         ones = Node("parameter", [], norm.shape[-1:], (1,))
         try:
-            ends = list(readings([(norm, ones)], "a norm without scale vector", through_gates=False))
-        except UnknownReaderError:
+            ends = list(consumers([(norm, ones)], "a norm without scale vector", through_gates=False))
+        except UnknownConsumerError:
             continue
         if not ends or any(end.matrix is None or not end.along_channels for end in ends):
             continue
-        names = {name for end in ends if end.matrix is not None for name in trace.flow.sources[end.matrix]}
-        products, width = {end.node for end in ends}, norm.shape[-1]
+        names, products, width = set(_names_read(ends, trace)), {end.node for end in ends}, norm.shape[-1]
         for other in [other for other in read if other[0] & names and other[2] == width]:
             read.remove(other)
             names, products = names | other[0], products | other[1]
@@ -151,12 +154,12 @@ def _bare_sites(trace: Classifier, roles: Roles, tied: set[str], normalized: set
     sites = []
     for names, products, width in read:
         ordered = [name for name in trace.named if name in names]
-        found = {name: _reader(name, trace, roles, normalized) for name in ordered if name not in tied}
+        found = {name: _matrix(name, trace, roles, normalized) for name in ordered if name not in tied}
         fits = {
-            name: reader
-            for name, reader in found.items()
-            if reader is not None
-            and trace.named[name].shape[reader.in_axis] == width
+            name: matrix
+            for name, matrix in found.items()
+            if matrix is not None
+            and trace.named[name].shape[matrix.in_axis] == width
             and {product for product, _, _ in trace.products[name]} <= products
         }
         shared = tuple(name for name in ordered if name in tied)
@@ -196,11 +199,11 @@ def _bias(node: Node, vector: tuple[int, ...], trace: Classifier) -> str | None:
     added = [node.argument(NORMS[node.op][2])] if node.op in NORMS else []
     values = [] if node.op in NORMS else [node]
     for value in values:  # and what is appended meanwhile
-        for _, reader in value.readers:
-            if reader.op in SUMS:
-                added += reader.others(value)
-            elif reader.is_view or reader.op in COPIES:
-                values.append(reader)
+        for _, user in value.users:
+            if user.op in SUMS:
+                added += user.others(value)
+            elif user.is_view or user.op in COPIES:
+                values.append(user)
     names = {name for value in added if value is not None and value.kind == PARAM for name in trace.flow.sources[value]}
     alike = [name for name in names if tuple(trace.named[name].shape) == vector]
     return alike[0] if len(alike) == 1 else None
@@ -213,23 +216,19 @@ def _normalized_products(trace: Classifier) -> set[Node]:
     return of | {value for node in of if node.op in SUMS for _, value in node.inputs}  # before a bias
 
 
-def _reader(name: str, trace: Classifier, roles: Roles, normalized: set[Node]) -> Reader | None:
+def _matrix(name: str, trace: Classifier, roles: Roles, normalized: set[Node]) -> SiteMatrix | None:
     row, uses = roles[name], trace.products[name]
     if any(plain(operand).op != "parameter" for _, operand, _ in uses):
         return None  # a function of it is used, as its direction alone, which no vector beside it commutes with
-    if (
-        row.in_axis is None
-        or len(row.shape) not in (2, 3)
-        or any("conv" in p.op or len(PRODUCTS[p.op]) > 2 for p, _, _ in uses)
-    ):
+    if row.in_axis is None or len(row.shape) not in (2, 3) or row.in_axis < len(row.shape) - 2:
         return None
-    if row.in_axis < len(row.shape) - 2:
+    if any("conv" in p.op or len(PRODUCTS[p.op]) > 2 for p, _, _ in uses):
         return None
     d_out = row.shape[2 * len(row.shape) - 3 - row.in_axis]
     found = {_parts(product, argument, d_out) for product, _, argument in uses}
     parts, mixed = found.pop() if len(found) == 1 else ((d_out,), True)
     taken = any(stem(product) in normalized or product in normalized for product, _, _ in uses)
-    return Reader(name, row.in_axis, parts, mixed, taken, row.head_width, row.role == "router")
+    return SiteMatrix(name, row.in_axis, parts, mixed, taken, row.head_width, row.role == "router")
 
 
 def _parts(product: Node, argument: str, d_out: int) -> tuple[tuple[int, ...], bool]:
@@ -240,35 +239,35 @@ def _parts(product: Node, argument: str, d_out: int) -> tuple[tuple[int, ...], b
     queue, cuts, mixed = [(product, axis)], {0, d_out}, False
     while queue:
         value, axis = queue.pop()
-        for _, reader in value.readers:
-            along = _along(reader, value)
-            if reader.op in ("split", "split_with_sizes") and along == axis:
-                sizes = reader.scalars.get("split_sizes") or reader.scalars.get("split_size")
+        for _, user in value.users:
+            along = _along(user, value)
+            if user.op in ("split", "split_with_sizes") and along == axis:
+                sizes = user.scalars.get("split_sizes") or user.scalars.get("split_size")
                 widths = sizes if isinstance(sizes, (list, tuple)) else [int(str(sizes))] * (d_out // int(str(sizes)))
                 cuts |= {sum(widths[:i]) for i in range(len(widths))}
-            elif reader.op == "glu" and along == axis:
+            elif user.op == "glu" and along == axis:
                 cuts.add(d_out // 2)
-            elif reader.op == "slice" and along == axis:
-                mixed |= int(reader.scalars.get("step") or 1) != 1
-                ends = (reader.scalars.get("start") or 0, reader.scalars.get("end"))
+            elif user.op == "slice" and along == axis:
+                mixed |= int(user.scalars.get("step") or 1) != 1
+                ends = (user.scalars.get("start") or 0, user.scalars.get("end"))
                 cuts |= {min(d_out, d_out if at is None else at + d_out if at < 0 else at) for at in ends}
-            elif reader.is_view or reader.op in COPIES or (reader.pointwise and _is_alone(value, reader)):
-                after = moved(value, reader, frozenset({axis}))
-                if len(after) == 1 and len(reader.shape) <= 3 and reader.shape[min(after)] == d_out:
-                    queue.append((reader, min(after)))
-                elif len(after) > 1 and reader.is_view and _taken_apart(reader, min(after)):
-                    n = reader.shape[min(after)]
+            elif user.is_view or user.op in COPIES or (user.pointwise and _is_alone(value, user)):
+                after = moved(value, user, frozenset({axis}))
+                if len(after) == 1 and len(user.shape) <= 3 and user.shape[min(after)] == d_out:
+                    queue.append((user, min(after)))
+                elif len(after) > 1 and user.is_view and _taken_apart(user, min(after)):
+                    n = user.shape[min(after)]
                     cuts |= {i * d_out // n for i in range(n)}
     bounds = sorted(cuts)
     parts = tuple(high - low for low, high in pairwise(bounds))
     return ((d_out,), True) if mixed else (parts, len(parts) == 1 and _meets_itself(product))
 
 
-def _along(reader: Node, value: Node) -> int | None:
+def _along(user: Node, value: Node) -> int | None:
     """Return the axis of `value` along which a view, or glu, cuts it."""
-    if not value.shape or not (reader.is_view or reader.op == "glu"):
+    if not value.shape or not (user.is_view or user.op == "glu"):
         return None
-    return int(reader.scalars.get("dim", -1 if reader.op == "glu" else 0)) % len(value.shape)
+    return int(user.scalars.get("dim", -1 if user.op == "glu" else 0)) % len(value.shape)
 
 
 def _taken_apart(view: Node, axis: int) -> bool:
@@ -276,70 +275,57 @@ def _taken_apart(view: Node, axis: int) -> bool:
     queue = [(view, axis)] if view.shape[axis] in (2, 3) else []
     while queue:
         value, axis = queue.pop()
-        for _, reader in value.readers:
-            if reader.op in ("unbind", "select") and _along(reader, value) == axis:
+        for _, user in value.users:
+            if user.op in ("unbind", "select") and _along(user, value) == axis:
                 return True
-            if reader.is_view or reader.op in COPIES:
-                after = moved(value, reader, frozenset({axis}))
-                if len(after) == 1 and reader.shape[min(after)] == value.shape[axis]:
-                    queue.append((reader, min(after)))
+            if user.is_view or user.op in COPIES:
+                after = moved(value, user, frozenset({axis}))
+                if len(after) == 1 and user.shape[min(after)] == value.shape[axis]:
+                    queue.append((user, min(after)))
     return False
 
 
-def _is_alone(value: Node, reader: Node) -> bool:
-    """Whether no other activations meet `value` in `reader`."""
-    return all(other.kind in (CONST, PARAM) for other in reader.others(value))
+def _is_alone(value: Node, user: Node) -> bool:
+    """Whether no other activations meet `value` in `user`."""
+    return all(other.kind in (CONST, PARAM) for other in user.others(value))
 
 
 def _meets_itself(product: Node) -> bool:
     """Whether two arguments of attention, or of a product of activations, come from this one product."""
-    queue, seen = [product], {product}
+    walk = Walk(product)
     met: dict[tuple[str, tuple[int, ...]], set[str]] = {}
-    while queue:
-        value = queue.pop()
-        for argument, reader in value.readers:
-            if (reader.op in PRODUCTS and "conv" not in reader.op) or reader.op in ATTENTION:
-                if all(other.kind != PARAM for other in reader.others(value)):
-                    arguments = met.setdefault((reader.op, tuple(id(node) for _, node in reader.inputs)), set())
-                    arguments.add(argument)
-                    if len(arguments) > 1:
-                        return True
-            elif reader not in seen and (reader.op != "mul" or set(reader.others(value)) <= seen | _known(reader)):
-                seen.add(reader)  # a factor of others, as a gate, is one matrix however many it meets
-                queue.append(reader)
+    for value, argument, user in walk:
+        others = user.others(value)
+        if (user.op in PRODUCTS and "conv" not in user.op) or user.op in ATTENTION:
+            if all(other.kind != PARAM for other in others):
+                arguments = met.setdefault((user.op, tuple(id(node) for _, node in user.inputs)), set())
+                arguments.add(argument)
+                if len(arguments) > 1:
+                    return True
+        # a factor of others, as a gate, is one matrix however many it meets
+        elif user.op != "mul" or all(other in walk.seen or other.kind != DATA for other in others):
+            walk.follow(user)
     return False
 
 
-def _known(reader: Node) -> set[Node]:
-    return {node for _, node in reader.inputs if node.kind != DATA}
-
-
 def _with_siblings(sites: list[Site], trace: Classifier, roles: Roles, known: frozenset[str]) -> list[Site]:
-    """Add experts that no token reached beside their siblings, from which they differ in the last number alone."""
-    of = {_siblings(reader.weight): (i, reader) for i, site in enumerate(sites) for reader in site.readers}
-    extra: dict[int, list[Reader]] = {}
+    """Add experts that no token reached to the site of their siblings, whose names differ in the last number alone."""
+    place = {_siblings(matrix.weight): (i, matrix) for i, site in enumerate(sites) for matrix in site.matrices}
+    families = {family(name) for name in place}
+    extra: dict[int, list[SiteMatrix]] = defaultdict(list)
     for row in roles.parameters:
-        if row.role in ("matrix", "router", "head") and row.name not in trace.products:
-            if not any(_any_number(row.name) == _any_number(name) for name in of):
-                continue
-            if _siblings(row.name) not in of:
-                if row.name in known:
-                    continue
-                raise ConfigError(
-                    f"no token of the example reached {row.name}, so that it is not known which scale vector it reads; "
-                    "pass an example with more tokens."
-                )
-            i, like = of[_siblings(row.name)]
-            extra.setdefault(i, []).append(replace(like, weight=row.name))
-    return [replace(site, readers=(*site.readers, *extra.get(i, ()))) for i, site in enumerate(sites)]
+        if row.role not in ("matrix", "router", "head") or row.name in trace.products:
+            continue
+        if (like := place.get(_siblings(row.name))) is not None:
+            extra[like[0]].append(replace(like[1], weight=row.name))
+        elif family(row.name) in families and row.name not in known:
+            raise ConfigError(
+                f"no token of the example reached {row.name}, so that it is not known which scale vector it reads; "
+                "pass an example with more tokens."
+            )
+    return [replace(site, matrices=(*site.matrices, *extra[i])) for i, site in enumerate(sites)]
 
 
 def _siblings(name: str) -> str:
     """Return a name with '*' for its last number."""
-    words = name.split(".")
-    last = max((i for i, word in enumerate(words) if word.isdigit()), default=None)
-    return name if last is None else ".".join("*" if i == last else word for i, word in enumerate(words))
-
-
-def _any_number(name: str) -> str:
-    return ".".join("*" if word.isdigit() else word for word in name.split("."))
+    return re.sub(r"^(.*\.|)\d+(?![^.])", r"\1*", name)

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import Folded
 from lightning_sv.nn import BackboneConfig
@@ -104,13 +102,10 @@ def target(config: BackboneConfig, folded: Folded | None = None) -> Target:
     if config.qk_norm:
         return Target(f"Qwen3{experts}", normalized, "norms")
     plain = normalized == {"q_proj", "k_proj"} and not (config.n_expert and config.n_expert_shared)
-    if folded and plain and all(_of_one_head(config, gamma) for gamma in folded.outputs.values()):
+    gammas = folded.outputs.values() if folded else ()
+    if plain and all(gamma is None or len(gamma) == config.head_width for gamma in gammas):
         return Target(f"Qwen3{experts}", qk_of="outputs")
     return Target("Qwen2Moe" if experts else "Llama", normalized)
-
-
-def _of_one_head(config: BackboneConfig, gamma: Tensor | None) -> bool:
-    return gamma is None or len(gamma) == config.head_width
 
 
 def keys(family: str, n_layer: int) -> dict[str, str]:

@@ -9,7 +9,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 
 from lightning_sv.corpus.tokenizer import END_OF_TEXT, JsonTokenizer, Tokenizer, read_limited
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop.hf.model import transformers
+from lightning_sv.interop.hf.convert import transformers
 
 #: what byte-level tokenizers disagree on
 _SAMPLE = "def f(x):\n\treturn  x + 12345  # it's naïve, 你好 🙂\n\n\n"

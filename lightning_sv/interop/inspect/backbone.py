@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.interop.fold import foldable
-from lightning_sv.interop.inspect.channels import channel_squares, in_memory
-from lightning_sv.interop.inspect.statistics import StoredVector
+from lightning_sv.interop.inspect.vector_statistics import StoredVector, channel_squares
 from lightning_sv.nn import Backbone
 from lightning_sv.scale import BranchGroup, ScaleVector, output_norms
 from lightning_sv.scale.vector import HeadShared
@@ -36,8 +35,7 @@ def vectors_of_backbone(model: Backbone) -> list[StoredVector]:
                 row = becomes[f"{path}.{name}.{side}"]
                 entry = found.setdefault(vector, {"matrices": {}, "shared": side == "scale_in", "why": row.why})
                 if side == "scale_in" or branch.norm_width is None:
-                    (squares,) = _squares(branch.weight, -1 if side == "scale_in" else -2)
-                    entry["matrices"][f"{path}.{name}"] = squares
+                    entry["matrices"][f"{path}.{name}"] = _squares(branch.weight, -1 if side == "scale_in" else -2)
     for path, norm in output_norms(model):
         assert norm.scale is not None
         found[norm.scale] = {"matrices": {}, "shared": False, "why": becomes[f"{path}.scale"].why}
@@ -48,8 +46,10 @@ def vectors_of_backbone(model: Backbone) -> list[StoredVector]:
     ]
 
 
-def _squares(weight: nn.Parameter, axis: int) -> list[Tensor]:
-    return channel_squares(in_memory(weight), tuple(weight.shape), axis, (weight.shape[-3 - axis],))
+def _squares(weight: nn.Parameter, axis: int) -> Tensor:
+    widths = (weight.shape[-3 - axis],)
+    (squares,) = channel_squares(lambda index, start, end: weight[index][start:end], tuple(weight.shape), axis, widths)
+    return squares
 
 
 def _gamma(vector: ScaleVector) -> Tensor:

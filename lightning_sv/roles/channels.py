@@ -1,13 +1,50 @@
-"""Linearity of an operation on one tensor, measured on random numbers."""
+"""The axes along which channels lie: through views, products, and operations that are measured on random numbers."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_sv.roles.ops import PRODUCTS
 from lightning_sv.roles.trace import Node
 
 _PLAIN = (int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
+
+
+def contraction(product: Node, name: str, operand: Node) -> int:
+    """Return the axis of `operand`, argument `name` of `product`, that the product sums over."""
+    _, matrix, *_ = PRODUCTS[product.op]
+    axes = len(operand.shape)
+    if "convolution" in product.op:
+        return 1
+    if axes == 1 or name != matrix or product.op == "linear" or product.op.startswith("mkldnn"):
+        return axes - 1
+    return axes - 2
+
+
+def moved(source: Node, result: Node, axes: frozenset[int]) -> frozenset[int]:
+    """Return the axes of `result`, a view or an elementwise result, along which the axes of `source` lie.
+
+    In a view by strides: an axis of the view lies in those of the source whose steps it takes, which may be others
+    beside them. Copies that broadcasting makes (stride 0) go with the axes that are asked for.
+    """
+    if not result.is_view:
+        shift = len(result.shape) - len(source.shape)
+        return frozenset(axis + shift for axis in axes if axis + shift >= 0)
+    spans = {i: (s, s * n) for i, (s, n) in enumerate(zip(source.stride, source.shape, strict=True)) if n > 1}
+    found = set()
+    for axis, (step, size) in enumerate(zip(result.stride, result.shape, strict=True)):
+        if size == 1:
+            continue
+        if step == 0:
+            found.add(axis)
+            continue
+        touched = {i for i, (low, high) in spans.items() if low < step * size and high > step and low > 0}
+        # an axis that broadcasting made belongs to all
+        touched -= {i for i in touched if source.stride[i] == 0}
+        if touched & axes:
+            found.add(axis)
+    return frozenset(found)
 
 
 def is_measurable(node: Node) -> bool:
@@ -16,7 +53,11 @@ def is_measurable(node: Node) -> bool:
         node.call is not None
         and "::" not in node.op
         and len(node.inputs) == 1
-        and all(isinstance(item, _PLAIN) for value in node.scalars.values() for item in _items(value))
+        and all(
+            isinstance(item, _PLAIN)
+            for value in node.scalars.values()
+            for item in (value if isinstance(value, (list, tuple)) else (value,))
+        )
     )
 
 
@@ -67,7 +108,3 @@ def _varies(factor: Tensor, axis: int) -> bool:
     """Whether numbers differ along an axis; nan stands for any."""
     high, low = (factor.nan_to_num(nan=sign * torch.inf) for sign in (-1, 1))
     return bool((high.amax(axis) - low.amin(axis) > 1e-6).any())
-
-
-def _items(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, (list, tuple)) else (value,)

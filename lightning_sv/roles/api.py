@@ -10,9 +10,9 @@ from torch import nn
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.roles.classify import Classifier
-from lightning_sv.roles.example import example_of
-from lightning_sv.roles.parameter import MODEL_ROLES, ModelParameter, ModelRole, Roles
+from lightning_sv.roles.example_inputs import example_of
 from lightning_sv.roles.trace import place
+from lightning_sv.roles.types import MODEL_ROLES, ModelParameter, ModelRole, Roles
 
 
 def weight_decay_roles(model: nn.Module, example: Any = None, known: Mapping[str, ModelRole] | None = None) -> Roles:
@@ -50,7 +50,7 @@ def traced_roles(
             what = f"{role!r} is no role; roles: {' '.join(MODEL_ROLES)}" if name in named else "no such parameter"
             raise ConfigError(f"known[{name!r}]: {what}.")
     classifier = Classifier(model, args, kwargs, known)
-    found = classifier.rows()
+    found = classifier.parameters()
     _complete(found, named, every=every)
     return classifier, Roles(tuple(found[name] for name in named))
 

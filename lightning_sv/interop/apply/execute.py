@@ -1,11 +1,10 @@
-"""A plan is carried out, taken back, or folded away."""
+"""Execution of a plan, and its end: undone, or folded into the weights."""
 
-import functools
 from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrize
 
 from lightning_sv.errors import ConfigError
@@ -31,14 +30,14 @@ class Applied:
 
 
 @torch.no_grad()
-def commit(model: nn.Module, plan: Plan) -> ExitStack:
+def execute(model: nn.Module, plan: Plan) -> ExitStack:
     """Carry out the plan; closing what is returned takes everything back, to the bit."""
     undo = ExitStack()
     named = dict(model.named_parameters())
     with ExitStack() as failed:
         failed.enter_context(undo)
         for name, value in plan.values.items():
-            undo.callback(_set, named[name], named[name].detach().clone())
+            undo.callback(named[name].data.copy_, named[name].detach().clone())
             named[name].copy_(value)
         frozen = [name for name in plan.frozen if named[name].requires_grad]
         for name in frozen:
@@ -46,7 +45,8 @@ def commit(model: nn.Module, plan: Plan) -> ExitStack:
             named[name].requires_grad_(False)
         orders: dict[nn.Module, list[str]] = {}
         for name, parametrization in (plan.weights | plan.gammas).items():
-            owner, attribute = _owner(model, name)
+            path, _, attribute = name.rpartition(".")
+            owner = model.get_submodule(path)
             order = orders.setdefault(owner, list(owner._parameters))
             undo.callback(_remove, owner, attribute, order, keep=False)
             parametrize.register_parametrization(owner, attribute, parametrization)
@@ -59,7 +59,7 @@ def commit(model: nn.Module, plan: Plan) -> ExitStack:
             undo.callback(layer.register_forward_hook(output_norm_hook).remove)
         handles: list[Any] = [model.register_forward_pre_hook(_check_complete)]
         if changed := [*plan.weights, *plan.gammas]:
-            handles += _tripwire(model, changed[0])
+            handles += _guard_state_dict(model, changed[0])
         for handle in handles:
             undo.callback(handle.remove)
         setattr(model, APPLIED, Applied(frozen, frozenset([*changed, *plan.outputs]), handles))
@@ -96,7 +96,7 @@ def fold_applied(model: nn.Module) -> nn.Module:
         )
     planned = []
     for path, module in list(model.named_modules()):
-        for attribute, chain in chains(module).items():
+        for attribute, chain in strategy_chains(module).items():
             if len(chain) > 1:
                 raise ConfigError(
                     f"{path}.{attribute} was parametrized again after apply_strategy ({type(chain[1]).__name__}); end "
@@ -130,12 +130,14 @@ def uncompiled(model: nn.Module) -> nn.Module:
     return model
 
 
-def chains(module: nn.Module) -> dict[str, Any]:
+def strategy_chains(module: nn.Module) -> dict[str, Any]:
     """Return the parametrizations of a module's own parameters that begin with the strategy's, by attribute."""
     chains: Any = module._modules.get("parametrizations")  # getattr would reach through a wrapper
-    own = chains.items() if isinstance(chains, nn.ModuleDict) else ()
-    lists = {name: chain for name, chain in own if isinstance(chain, parametrize.ParametrizationList)}
-    return {name: chain for name, chain in lists.items() if isinstance(chain[0], (ScaledWeight, ScaledGamma))}
+    return {
+        name: chain
+        for name, chain in (chains.items() if isinstance(chains, nn.ModuleDict) else ())
+        if isinstance(chain, parametrize.ParametrizationList) and isinstance(chain[0], (ScaledWeight, ScaledGamma))
+    }
 
 
 def _check_complete(model: nn.Module, args: Any) -> None:
@@ -163,16 +165,6 @@ def _check_complete(model: nn.Module, args: Any) -> None:
         )
 
 
-def _set(parameter: Tensor, value: Tensor) -> None:
-    with torch.no_grad():
-        parameter.copy_(value)
-
-
-def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, attribute = name.rpartition(".")
-    return model.get_submodule(path), attribute
-
-
 def _remove(owner: nn.Module, attribute: str, order: list[str], *, keep: bool) -> None:
     """End a parametrization, with the computed weight (`keep`) or with the one before it; restore the order."""
     if not parametrize.is_parametrized(owner, attribute):
@@ -186,19 +178,17 @@ def _remove(owner: nn.Module, attribute: str, order: list[str], *, keep: bool) -
             owner._parameters[name] = owner._parameters.pop(name)
 
 
-def _tripwire(model: nn.Module, name: str) -> list[Any]:
-    """Let a saved state hold `name`, which it has no longer, in a shape that no plain model takes.
+def _guard_state_dict(model: nn.Module, name: str) -> list[Any]:
+    """Add an empty tensor under `name`, which the model has no longer, to its saved states; drop it on loading.
 
-    Without it, transformers would load such a state with random numbers in place of every scaled weight, and only
-    list their names.
+    No plain model takes that shape. Without it, transformers would load such a state with random numbers in place of
+    every scaled weight, and only list their names.
     """
-    save, load = functools.partial(_lay, name), functools.partial(_lift, name)
+
+    def save(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        state[prefix + name] = torch.zeros(0)
+
+    def load(module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
+        state.pop(prefix + name, None)
+
     return [model.register_state_dict_post_hook(save), model.register_load_state_dict_pre_hook(load)]
-
-
-def _lay(name: str, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    state[prefix + name] = torch.zeros(0)
-
-
-def _lift(name: str, module: nn.Module, state: dict[str, Any], prefix: str, *rest: Any) -> None:
-    state.pop(prefix + name, None)

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop.apply.sites import Reader, find_sites
-from lightning_sv.interop.inspect.channels import channel_squares
+from lightning_sv.interop.apply.sites import SiteMatrix, find_sites
 from lightning_sv.interop.inspect.files import Piece, Weights
-from lightning_sv.interop.inspect.statistics import StoredVector
-from lightning_sv.roles.find import traced_roles
-from lightning_sv.roles.from_config import model_from_config
+from lightning_sv.interop.inspect.vector_statistics import StoredVector, channel_squares
+from lightning_sv.roles.api import traced_roles
+from lightning_sv.roles.fake import model_from_config
 
 
 @dataclass(frozen=True)
@@ -55,12 +54,12 @@ def vectors_of_folder(folder: Path, *, trust_remote_code: bool = False) -> Found
         row = roles[site.vector]
         stored = weights.read(_only(site.vector, row.shape, pieces, weights))
         matrices: dict[str, Tensor] = {}
-        for reader in site.readers:
-            shape = roles[reader.weight].shape
-            if len(row.shape) == 1 and shape[reader.in_axis] == row.shape[0]:
-                if reader.weight not in sums:
-                    sums[reader.weight] = _sums(reader, shape, pieces, weights)
-                matrices |= sums[reader.weight]
+        for matrix in site.matrices:
+            shape = roles[matrix.weight].shape
+            if len(row.shape) == 1 and shape[matrix.in_axis] == row.shape[0]:
+                if matrix.weight not in sums:
+                    sums[matrix.weight] = _sums(matrix, shape, pieces, weights)
+                matrices |= sums[matrix.weight]
         why = "" if row.redundant else site.stays or "what reads it is not matrices alone"
         vector = StoredVector(site.vector, row.role, stored, site.origin or 0.0, not why, why, matrices, shared=True)
         found.append(vector)
@@ -84,14 +83,14 @@ def _only(name: str, shape: tuple[int, ...], pieces: Mapping[str, list[Piece]], 
 
 
 def _sums(
-    reader: Reader, shape: tuple[int, ...], pieces: Mapping[str, list[Piece]], weights: Weights
+    matrix: SiteMatrix, shape: tuple[int, ...], pieces: Mapping[str, list[Piece]], weights: Weights
 ) -> dict[str, Tensor]:
     """Return the sums of squares of each matrix that a parameter holds; empty where it is stored in another form."""
-    name, axis = reader.weight, reader.in_axis - len(shape)
+    name, axis = matrix.weight, matrix.in_axis - len(shape)
     stored = pieces.get(name, [])
     if not any(piece.pattern for piece in stored):
         key = _only(name, shape, pieces, weights)
-        found = channel_squares(partial(weights.read, key), shape, axis, reader.parts)
+        found = channel_squares(partial(weights.read, key), shape, axis, matrix.parts)
         return {name if len(found) == 1 else f"{name}[{i}]": squares for i, squares in enumerate(found)}
     if not all(piece.stacked for piece in stored):
         return {}

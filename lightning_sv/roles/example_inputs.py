@@ -1,11 +1,16 @@
-"""Inputs for a model of transformers, made from its configuration: token ids, an image, a sound."""
+"""Inputs of the traced call: the example given, or token ids, an image, a sound made from a configuration."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from lightning_sv.errors import ConfigError
+from lightning_sv.nn import Backbone
+from lightning_sv.roles.forward import run_method
 
 TOKENS = 16
 #: samples of a sound: a second at 16 kHz
@@ -14,24 +19,51 @@ _SAMPLES = 16000
 _FRAMES = 512
 #: of a setting that is taken for a size, of the numbers of an image or a sound, and of its embeddings
 _MAX_SIZE, _MAX_NUMBERS, _MAX_EMBEDDINGS = 8192, 2**28, 2**14
-#: image and sound: the method that gives their embeddings, the names of the token that stands for each embedding
+#: image and sound: the method that gives their embeddings, and the settings that name the token before them and, under
+#: two names, the token that stands for each embedding
 _PLACEHOLDERS = {
-    "image": ("get_image_features", ("image_token_id", "image_token_index")),
-    "audio": ("get_audio_features", ("audio_token_id", "audio_token_index")),
+    "image": ("get_image_features", "vision_start_token_id", ("image_token_id", "image_token_index")),
+    "audio": ("get_audio_features", "audio_start_token_id", ("audio_token_id", "audio_token_index")),
 }
 
-#: Runs a method of the model as its forward pass will run
-Call = Callable[[Callable[..., Any], dict[str, Any]], Any]
+
+def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return (args, kwargs) of the traced call: the example, or one made from the model's own config.
+
+    Raises:
+        ConfigError: no example, and none can be made; a model on the meta device; parameters without a size
+    """
+    lazy = [name for name, parameter in model.named_parameters() if isinstance(parameter, UninitializedParameter)]
+    if lazy:
+        raise ConfigError(
+            f"parameter {lazy[0]} has no size yet, because its module is lazy; call the model once first."
+        )
+    if any(parameter.is_meta and type(parameter.data) is Tensor for parameter in model.parameters()):
+        raise ConfigError(
+            "the model is on the meta device, where a forward pass cannot be followed; build it with "
+            "fake_model(lambda: ...) instead, which takes no memory either."
+        )
+    if isinstance(example, Mapping):
+        return (), dict(example)
+    if isinstance(example, tuple):
+        return example, {}
+    if example is not None:
+        return (example,), {}
+    if isinstance(model, Backbone):
+        return (token_ids(model.config.vocab_size).to(next(model.parameters()).device),), {}
+    kwargs = _from_config(model)
+    if kwargs is None:
+        raise ConfigError(
+            f"{type(model).__name__} does not say what it reads; call weight_decay_roles in Python with example=, the "
+            "tensor, tuple or dict of keywords that it is called with."
+        )
+    return (), kwargs
 
 
-def inputs_of(model: nn.Module, call: Call) -> dict[str, Any] | None:
-    """Return keywords for the model's forward pass; None if its configuration does not say what it reads.
+def _from_config(model: nn.Module) -> dict[str, Any] | None:
+    """Return keywords for the forward pass of a model of transformers; None if its configuration does not say them.
 
     An image or a sound is embedded first: the token ids contain its token as often as it has embeddings.
-
-    Args:
-        model: of transformers
-        call: runs a method of the model
     """
     config, accepted = getattr(model, "config", None), set(inspect.signature(model.forward).parameters)
     if config is None or not hasattr(config, "get_text_config"):
@@ -39,17 +71,19 @@ def inputs_of(model: nn.Module, call: Call) -> dict[str, Any] | None:
     given: dict[str, Any] = {}
     tokens: list[int] = []
     for kind, candidates in (("image", _images(config, accepted)), ("audio", _sounds(config, accepted))):
-        method, names = _PLACEHOLDERS[kind]
+        method, opening, names = _PLACEHOLDERS[kind]
         embed = getattr(model, method, None)
         token = next((found for name in names if isinstance(found := getattr(config, name, None), int)), None)
         for candidate in candidates:
             if any(value.numel() > _MAX_NUMBERS for value in candidate.values()):
                 continue
             candidate = _as_model(model, candidate)
-            count = 0 if embed is None or token is None else _embeddings(embed, candidate, call)
+            count = 0 if embed is None or token is None else _embeddings(model, embed, candidate)
             if count is not None:
                 given |= candidate
-                tokens += [] if token is None else [*_opening(config, kind), *([token] * count)]
+                if token is not None:
+                    before = getattr(config, opening, None)
+                    tokens += [*([before] if isinstance(before, int) else []), *([token] * count)]
                 break
     if "input_ids" in accepted:
         vocabulary = getattr(config.get_text_config(), "vocab_size", None)
@@ -123,11 +157,11 @@ def _numbers(*shape: int) -> Tensor:
     return torch.ones(()).expand(shape)
 
 
-def _embeddings(embed: Callable[..., Any], candidate: dict[str, Any], call: Call) -> int | None:
+def _embeddings(model: nn.Module, embed: Callable[..., Any], candidate: dict[str, Any]) -> int | None:
     """Return how many embeddings an image or a sound has; None if the model does not take it in this layout."""
     names = inspect.signature(embed).parameters
     try:
-        out = call(embed, {name: value for name, value in candidate.items() if name in names or "args" in names})
+        out = run_method(model, embed, {k: value for k, value in candidate.items() if k in names or "args" in names})
     except Exception:  # whatever a model raises about a layout that is not its own
         return None
     rows = getattr(out, "pooler_output", out)
@@ -136,13 +170,6 @@ def _embeddings(embed: Callable[..., Any], candidate: dict[str, Any], call: Call
         return None
     count = sum(part.shape[:-1].numel() for part in parts)
     return count if count <= _MAX_EMBEDDINGS else None
-
-
-def _opening(config: Any, kind: str) -> list[int]:
-    """Return the token that stands before an image or a sound, if the configuration names one."""
-    names = {"image": "vision_start_token_id", "audio": "audio_start_token_id"}
-    token = getattr(config, names[kind], None)
-    return [token] if isinstance(token, int) else []
 
 
 def _first(config: Any, *names: str) -> int | None:

@@ -1,16 +1,33 @@
-"""What each value of a traced pass is: made of which parameters, normalized or not; and where its channels lie."""
+"""What each value of a traced pass is: made of which parameters, and normalized or not."""
 
 import math
+from collections.abc import Callable
 
+from lightning_sv.roles.channels import contraction, moved
 from lightning_sv.roles.ops import CHOICES_OF_ROWS, COPIES, MULTIPLIED, NORMS, PRODUCTS
-from lightning_sv.roles.trace import CONST, PARAM, Graph, Node
+from lightning_sv.roles.trace import CONST, PARAM, Graph, Node, Walk
 
 #: power of the input's length that a statistic has: a mean square, its root, and the root's inverse
 _SQUARE, _ROOT, _INVERSE = 2, 1, -1
 _KEEP_STATISTIC = COPIES | {"add", "mul", "div", "clamp", "clamp_min", "maximum", "expand"}
 
 
-class Flow:
+#: what an operation makes of the number of a parameter, and of that and another
+_FUNCTIONS: dict[str, Callable[[float], float]] = {
+    "exp": math.exp,
+    "tanh": math.tanh,
+    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
+}
+_ARITHMETIC: dict[str, Callable[[float, float], float]] = {
+    "add": lambda x, number: x + number,
+    "sub": lambda x, number: x - number,
+    "rsub": lambda x, number: number - x,
+    "mul": lambda x, number: x * number,
+    "div": lambda x, number: x / number,
+}
+
+
+class Dataflow:
     """Attributes of the nodes of `graph`, found in the order in which they were made.
 
     Attributes:
@@ -91,19 +108,17 @@ class Flow:
         if node.op in NORMS:
             weight = node.argument(NORMS[node.op][1])
             return node.output == 0 and (weight is None or weight.kind != PARAM)
-        if node.op in ("mul", "div"):
-            for name, value in node.inputs:
-                of, power = self.statistics.get(value, (None, 0))
-                if power == (_INVERSE if node.op == "mul" else _ROOT) and (node.op == "mul" or name == "other"):
-                    return any(stem(other) is of for other in node.others(value))
+        inputs = [value for _, value in node.inputs]
         if node.is_view or node.op in COPIES:
-            return bool(node.inputs) and node.inputs[0][1] in self.normalized
-        if node.op in ("mul", "div"):
-            inputs = [value for _, value in node.inputs]
-            return any(v in self.normalized for v in inputs) and all(
-                v in self.normalized or v.kind == CONST for v in inputs
-            )
-        return False
+            return bool(inputs) and inputs[0] in self.normalized
+        if node.op not in ("mul", "div"):
+            return False
+        for name, value in node.inputs:
+            of, power = self.statistics.get(value, (None, 0))
+            if power == (_INVERSE if node.op == "mul" else _ROOT) and (node.op == "mul" or name == "other"):
+                return any(stem(other) is of for other in node.others(value))
+        normalized = [value for value in inputs if value in self.normalized]
+        return bool(normalized) and all(value in normalized or value.kind == CONST for value in inputs)
 
     def late_norms(self, product: Node, data: Node) -> list[Node]:
         """Return where `product`, a scale vector's with `data`, becomes what a norm and the vector would give.
@@ -125,26 +140,21 @@ class Flow:
         if product.op not in ("mul", "div") or (power and not inverse):
             return []
         ends: list[Node] = []
-        queue, seen = [product], {product}
-        while queue:
-            value = queue.pop()
-            if value in self.graph.outputs:
+        walk = Walk(product)
+        for value, argument, user in walk:
+            if user.kind == CONST or user in walk.seen or user in ends:
+                continue
+            others = user.others(value)
+            scaled = user.op == "mul" or (user.op == "div" and argument == "self")
+            scaled = scaled and len(others) == len(user.inputs) - 1  # not by itself
+            factors = scaled and all(other.kind in (CONST, PARAM) for other in others)
+            if user.shape == value.shape and (user.is_view or user.op in COPIES or factors):
+                walk.follow(user)
+            elif scaled and self._is_other_half(others[0], user.op, data, of if inverse else None):
+                ends.append(user)
+            else:
                 return []
-            for argument, reader in value.readers:
-                if reader.kind == CONST or reader in seen:
-                    continue
-                seen.add(reader)
-                others = reader.others(value)
-                scaled = reader.op == "mul" or (reader.op == "div" and argument == "self")
-                scaled = scaled and len(others) == len(reader.inputs) - 1  # not by itself
-                factors = scaled and all(other.kind in (CONST, PARAM) for other in others)
-                if reader.shape == value.shape and (reader.is_view or reader.op in COPIES or factors):
-                    queue.append(reader)
-                elif scaled and self._is_other_half(others[0], reader.op, data, of if inverse else None):
-                    ends.append(reader)
-                else:
-                    return []
-        return ends
+        return [] if walk.seen & self.graph.outputs else ends
 
     def _is_other_half(self, other: Node, op: str, data: Node, of: Node | None) -> bool:
         """Whether `other` is x, where 1/|x| was scaled (`of` is x then), or a statistic of x where x was."""
@@ -183,14 +193,11 @@ class Flow:
         """Return the axis of the parameter itself over which `product` sums, from its strides; None if mixed."""
         axis: int | None = contraction(product, name, operand)
         while axis is not None and operand.op != "parameter":
-            source = next(
-                (v for _, v in operand.inputs if v.kind == PARAM and math.prod(v.shape) == math.prod(operand.shape)),
-                None,
-            )
-            if source is None:
-                source = next((v for _, v in operand.inputs if v.kind == PARAM), None)
-            if source is None:
+            learned = [value for _, value in operand.inputs if value.kind == PARAM]
+            if not learned:
                 return None
+            size = math.prod(operand.shape)
+            source = next((value for value in learned if math.prod(value.shape) == size), learned[0])
             candidates = [i for i in range(len(source.shape)) if axis in moved(source, operand, frozenset({i}))]
             axis = candidates[0] if len(candidates) == 1 else None
             operand = source
@@ -256,37 +263,19 @@ def _squared(node: Node) -> Node | None:
     return None
 
 
-def contraction(product: Node, name: str, operand: Node) -> int:
-    """Return the axis of `operand`, argument `name` of `product`, that the product sums over."""
-    _, matrix, *_ = PRODUCTS[product.op]
-    axes = len(operand.shape)
-    if "convolution" in product.op:
-        return 1
-    if axes == 1 or name != matrix or product.op == "linear" or product.op.startswith("mkldnn"):
-        return axes - 1
-    return axes - 2
-
-
-def moved(source: Node, result: Node, axes: frozenset[int]) -> frozenset[int]:
-    """Return the axes of `result`, a view or an elementwise result, along which the axes of `source` lie.
-
-    In a view by strides: an axis of the view lies in those of the source whose steps it takes, which may be others
-    beside them. Copies that broadcasting makes (stride 0) go with the axes that are asked for.
-    """
-    if not result.is_view:
-        shift = len(result.shape) - len(source.shape)
-        return frozenset(axis + shift for axis in axes if axis + shift >= 0)
-    spans = {i: (s, s * n) for i, (s, n) in enumerate(zip(source.stride, source.shape, strict=True)) if n > 1}
-    found = set()
-    for axis, (step, size) in enumerate(zip(result.stride, result.shape, strict=True)):
-        if size == 1:
-            continue
-        if step == 0:
-            found.add(axis)
-            continue
-        touched = {i for i, (low, high) in spans.items() if low < step * size and high > step and low > 0}
-        # an axis that broadcasting made belongs to all
-        touched -= {i for i in touched if source.stride[i] == 0}
-        if touched & axes:
-            found.add(axis)
-    return frozenset(found)
+def value_at(factor: Node, at: float) -> float | None:
+    """Return what a scale vector multiplies by where its parameter is `at`; None if that is not one number."""
+    if factor.op == "parameter":
+        return at
+    learned = [value for _, value in factor.inputs if value.kind == PARAM]
+    base = value_at(learned[0], at) if len(learned) == 1 else None
+    if base is None or factor.is_view or factor.op in COPIES:
+        return -base if base is not None and factor.op == "neg" else base
+    if factor.op in _FUNCTIONS:
+        return _FUNCTIONS[factor.op](base)
+    constants = [value for _, value in factor.inputs if value.kind == CONST]
+    ones = bool(constants) and constants[0].op in ("ones", "ones_like", "new_ones")
+    other = 1.0 if ones else factor.scalars.get("other")
+    if factor.op not in _ARITHMETIC or not isinstance(other, (int, float)):
+        return None
+    return _ARITHMETIC[factor.op](base, float(factor.scalars.get("alpha") or 1) * other)

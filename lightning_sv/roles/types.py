@@ -1,10 +1,14 @@
-"""What is found of a model's parameters, and what follows for weight decay."""
+"""Roles of parameters, what follows from them for weight decay, and patterns of their names."""
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache, cached_property
 from typing import Literal
 
-from lightning_sv.roles.patterns import Pattern, patterns
+from lightning_sv.errors import ConfigError
 from lightning_sv.scale import ScaleStrategy
 
 ModelRole = Literal["matrix", "router", "head", "embedding", "bias", "input", "output", "multiplier", "other"]
@@ -14,11 +18,12 @@ MODEL_ROLES: tuple[ModelRole, ...] = (
 )  # fmt: skip
 #: roles that decay under every policy
 WEIGHTS = frozenset({"matrix", "router", "head", "embedding"})
+Pattern = Literal["regex", "glob"]
 
 
 @dataclass(frozen=True)
 class ModelParameter:
-    """What the trace says of one parameter.
+    """What the trace shows of one parameter.
 
     Attributes:
         name: as in `named_parameters`
@@ -50,10 +55,13 @@ class ModelParameter:
 
     def decays(self, policy: str) -> bool:
         """Whether it takes part in weight decay under 'wd', 'iwd', 'owd' or 'nowd'."""
-        roles = ScaleStrategy.parse(policy).decayed_roles
-        if self.role in WEIGHTS:
-            return True
-        return self.role in roles or (self.role == "multiplier" and "output" in roles)
+        return self.role in _decayed_roles(policy)
+
+
+@cache
+def _decayed_roles(policy: str) -> frozenset[str]:
+    vectors = ScaleStrategy.parse(policy).decayed_roles
+    return WEIGHTS | vectors | ({"multiplier"} if "output" in vectors else set())
 
 
 @dataclass(frozen=True)
@@ -62,9 +70,13 @@ class Roles:
 
     parameters: tuple[ModelParameter, ...]
 
+    @cached_property
+    def _by_name(self) -> dict[str, ModelParameter]:
+        return {parameter.name: parameter for parameter in self.parameters}
+
     def __getitem__(self, name: str) -> ModelParameter:
         """Return the parameter of that name."""
-        return next(parameter for parameter in self.parameters if parameter.name == name)
+        return self._by_name[name]
 
     def decayed(self, policy: str = "iwd") -> list[str]:
         """Names of the trained parameters that decay under `policy`."""
@@ -82,7 +94,49 @@ class Roles:
             policy: 'wd', 'iwd', 'owd' or 'nowd'
             decayed: which side
         """
-        wanted, rest = self.undecayed(policy), [p.name for p in self.parameters if p.decays(policy)]
-        if decayed:
-            wanted, rest = self.decayed(policy), [p.name for p in self.parameters if not p.decays(policy)]
-        return patterns(wanted, rest, kind)
+        wanted = self.decayed(policy) if decayed else self.undecayed(policy)
+        return name_patterns(wanted, [p.name for p in self.parameters if p.decays(policy) != decayed], kind)
+
+
+def name_patterns(wanted: Sequence[str], rest: Sequence[str], kind: Pattern = "regex") -> list[str]:
+    r"""Return patterns that each match some of `wanted`, together all of it, and none of `rest`.
+
+    Numbers of layers and experts are left open, and a name is cut to its last two words where that is unambiguous, to
+    three where it is not, and so on; where roles differ from layer to layer the full names are given.
+
+    Args:
+        wanted: names to match
+        rest: names not to match
+        kind: 'regex' matches with re.search and re.match, 'glob' with fnmatch
+
+    Raises:
+        ConfigError: another kind
+
+    >>> name_patterns(["layers.0.norm.weight", "layers.1.norm.weight"], ["layers.0.up.weight"])
+    ['^(.*\\.)?norm\\.weight$']
+    >>> name_patterns(["layers.0.norm.weight", "layers.1.norm.weight"], ["layers.0.up.weight"], "glob")
+    ['*.norm.weight']
+    """
+    if kind not in ("regex", "glob"):
+        raise ConfigError(f"patterns are 'regex' or 'glob', not {kind!r}.")
+    matches = re.search if kind == "regex" else lambda pattern, name: fnmatchcase(name, pattern)
+    found: list[str] = []
+    for name in wanted:
+        if not any(matches(pattern, name) for pattern in found):
+            found.append(next(p for p in _candidates(name, kind) if not any(matches(p, other) for other in rest)))
+    return found
+
+
+def _candidates(name: str, kind: Pattern) -> list[str]:
+    """Patterns of `name`, the shortest first; the last is the name itself."""
+    words = name.split(".")
+    out = []
+    for count in range(min(2, len(words)), len(words) + 1):
+        tail, whole = words[-count:], count == len(words)
+        if kind == "regex":
+            text = r"\.".join(r"\d+" if word.isdigit() else re.escape(word) for word in tail)
+            out.append(f"^{text}$" if whole else rf"^(.*\.)?{text}$")
+        else:
+            text = ".".join("*" if word.isdigit() else word for word in tail)
+            out.append(text if whole else f"*.{text}")
+    return [*out, rf"^{re.escape(name)}$" if kind == "regex" else name]

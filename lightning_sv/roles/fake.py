@@ -1,9 +1,11 @@
-"""A model of transformers from its configuration alone: no weights are read, no memory is taken."""
+"""Models without memory: on fake tensors, and from a configuration of transformers alone."""
 
 import json
 import re
+import sys
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,6 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.roles.example import fake_model
 from lightning_sv.whole import regular
 
 #: of layers, of parameters and of bytes: far above any model's, and built within minutes
@@ -21,6 +22,70 @@ MAX_LAYERS, MAX_PARAMETERS, MAX_BYTES = 1000, 100_000, 10_000_000
 #: settings that count layers, at any depth
 _LAYERS = re.compile(r"(.*_)?(layers?|depths?|blocks)")
 _PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
+
+
+def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None) -> nn.Module:
+    """Return what `build` returns, on fake tensors: sizes and types without memory or numbers.
+
+    Args:
+        build: makes the model, as AutoModelForCausalLM.from_config does
+        dtype: of its parameters by default; experts' grouped products want bfloat16
+
+    Raises:
+        ConfigError: `build` reads a tensor's numbers
+    """
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+
+    before = torch.get_default_dtype()
+    try:
+        with ExitStack() as stack:
+            if "transformers" in sys.modules:  # which has copies of torch's functions, and an init_weights of its own
+                from transformers.initialization import no_init_weights
+
+                stack.enter_context(no_init_weights())
+            stack.enter_context(_nothing_drawn())
+            if dtype is not None:
+                torch.set_default_dtype(dtype)
+            mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            model = build()
+        with mode:
+            if callable(tie := getattr(model, "tie_weights", None)):  # which would have come after the drawing
+                tie()
+        return model
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise ConfigError(
+            f"fake_model: the model reads a tensor's numbers while it is built, {_place(error)}, and a fake tensor has "
+            "none; compute them there from Python's numbers (a linspace as `[end * i / (n - 1) for i in range(n)]`), "
+            "or give weight_decay_roles the model itself."
+        ) from error
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def _nothing_drawn() -> Iterator[None]:
+    """Let torch.nn.init leave tensors as they are: some of its functions look at the numbers that they drew.
+
+    Those that start with `_no_grad_` are replaced too: they are what a function calls that was imported before.
+    """
+    names = [name for name in vars(nn.init) if name.endswith("_") and not name.startswith("__")]
+    before = {name: getattr(nn.init, name) for name in names}
+    try:
+        for name in names:
+            setattr(nn.init, name, lambda tensor, *args, **kwargs: tensor)
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(nn.init, name, function)
+
+
+def _place(error: BaseException) -> str:
+    """Return the last line before an error that is neither torch's nor ours."""
+    frames = traceback.extract_tb(error.__traceback__)
+    foreign = [frame for frame in frames if not frame.filename.startswith((str(Path(torch.__file__).parent), __file__))]
+    if not foreign:
+        return "in torch"
+    return f"at {foreign[-1].filename}:{foreign[-1].lineno} (`{foreign[-1].line}`)"
 
 
 def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Module:

@@ -1,7 +1,9 @@
 """The numbers of one scale vector, and of the matrices beside it."""
 
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import accumulate, combinations, pairwise, product
 
 import torch
 from torch import Tensor
@@ -10,6 +12,11 @@ from lightning_sv.errors import ConfigError
 
 #: of the median size of a vector's entries: below the first a channel is called dead, above the second an outlier
 DEAD, OUTLIER = 0.05, 8.0
+#: of numbers in a block
+BLOCK = 2**20
+
+#: (leading indices, first row, row after the last) -> these rows of a matrix
+ReadRows = Callable[[tuple[int, ...], int, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -161,3 +168,36 @@ def _agreement(vector: StoredVector) -> float | None:
     logs = [log - log.mean() for log in logs]
     pairs = [float(a @ b / (a.norm() * b.norm())) for a, b in combinations(logs, 2) if a.any() and b.any()]
     return sum(pairs) / len(pairs) if pairs else None
+
+
+def channel_squares(read: ReadRows, shape: tuple[int, ...], axis: int, widths: tuple[int, ...]) -> list[Tensor]:
+    r"""||w_j||^2 = \sum_i W_ij^2 of the channels j along `axis`, for each of the matrices that a weight holds.
+
+    Args:
+        read: gives rows of the last two axes
+        shape: of the weight, (*lead, rows, columns)
+        axis: -1 or -2, along which the channels lie
+        widths: along the other axis, of the matrices that lie there one after the other
+
+    Returns:
+        for each width (*lead, channels), float64
+    """
+    lead, rows, columns = shape[:-2], shape[-2], shape[-1]
+    bounds = list(pairwise(accumulate(widths, initial=0)))
+    out = [torch.zeros(*lead, shape[axis], dtype=torch.float64) for _ in widths]
+    for index in product(*map(range, lead)):
+        if axis == -1:
+            for total, (low, high) in zip(out, bounds, strict=True):
+                for start, end in _blocks(low, high, columns):
+                    total[index] += read(index, start, end).float().square().sum(0)
+        else:
+            for start, end in _blocks(0, rows, columns):
+                squares = read(index, start, end).float().square()
+                for total, (low, high) in zip(out, bounds, strict=True):
+                    total[index][start:end] = squares[:, low:high].sum(1)
+    return out
+
+
+def _blocks(low: int, high: int, columns: int) -> Iterator[tuple[int, int]]:
+    step = max(1, math.ceil(BLOCK / max(1, columns)))
+    return ((start, min(start + step, high)) for start in range(low, high, step))

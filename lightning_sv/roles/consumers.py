@@ -1,0 +1,241 @@
+"""What consumes a value: linear maps alone or not, the choice of experts, the output."""
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from lightning_sv.errors import ConfigError
+from lightning_sv.roles.channels import channels_of_result, contraction, is_measurable, moved
+from lightning_sv.roles.dataflow import plain
+from lightning_sv.roles.ops import (
+    ADDING_ROWS,
+    ATTENTION,
+    CHOICES,
+    CHOICES_OF_ROWS,
+    COPIES,
+    LOSSES,
+    MIXING,
+    NORMS,
+    PRODUCTS,
+    QUANTIZES,
+    ROWS,
+    SCORES,
+    SUMS,
+    TERMS,
+)
+from lightning_sv.roles.trace import CONST, DATA, PARAM, Node, Walk
+
+_KNOWN = MIXING | frozenset(PRODUCTS) | frozenset(ROWS) | frozenset(TERMS)
+_BATCHED = frozenset({"bmm", "baddbmm", "addbmm"})
+
+#: nodes that are linear in a scale vector -> the axes along which its channels lie
+Reached = dict[Node, frozenset[int]]
+
+
+class UnknownConsumerError(ConfigError):
+    """A value is read by an operation of which it is not known whether it is linear."""
+
+
+@dataclass(frozen=True)
+class Consumer:
+    """An operation that a value ends in.
+
+    Attributes:
+        node: the operation that reads it
+        matrix: the parameter's side of a linear map; None if it is no linear map
+        along_channels: the linear map sums over the value's channels, and so can take up their factors
+    """
+
+    node: Node
+    matrix: Node | None = None
+    along_channels: bool = False
+
+
+def consumers(scaled: Iterable[tuple[Node, Node]], name: str, *, through_gates: bool) -> Iterator[Consumer]:
+    """Yield the readers of all values that are linear in a scale vector, channel by channel.
+
+    A result is such a value too if it is linear in the vector with coefficients that are constants, parameters, or one
+    number per position: views, casts, chosen rows, sums over positions, biases, and sums of several such values. With
+    `through_gates` the coefficients may be any data: gates, and attention's average of its values.
+
+    Args:
+        scaled: products of a normalized value and the scale vector, each with the factor that the vector is there
+        name: parameter name of the scale vector, for the error
+        through_gates: if True, follow products with data
+
+    Raises:
+        UnknownConsumerError: an operation that is in no table of `ops` and cannot be measured
+    """
+    reached: Reached = {start: _channels(start, factor) for start, factor in scaled}
+    yield from (Consumer(start) for start in reached if not start.users)  # returned as it is
+    waiting = [(user.order, user) for start in reached for _, user in start.users]
+    heapq.heapify(waiting)  # in the order of the pass: what a node is made of is decided before it
+    last: Node | None = None
+    while waiting:
+        _, user = heapq.heappop(waiting)
+        if user is last or user in reached or user.kind == CONST:
+            continue
+        last = user
+        if user.output and user.op in ATTENTION | frozenset(NORMS):  # statistics
+            continue
+        given = [(argument, value) for argument, value in user.inputs if value in reached]
+        for argument, value in list(given):
+            matrix = _matrix(argument, user, reached)
+            if matrix is not None:
+                axis = contraction(user, argument, value)
+                batch = {0} if len(value.shape) == 3 and user.op in _BATCHED else set()
+                along = axis in reached[value] and reached[value] <= {axis} | batch
+                yield Consumer(user, matrix, along)
+                given.remove((argument, value))
+        if not given:
+            continue
+        after = _after(user, given, reached, through_gates)
+        if after is not None:
+            reached[user] = after
+            for _, following in user.users:
+                heapq.heappush(waiting, (following.order, following))
+            continue
+        if user.op in QUANTIZES or not (user.pointwise or user.op in _KNOWN or is_measurable(user)):
+            raise UnknownConsumerError(
+                f"{name} scales a value that {user.op!r} reads, of which it is not known whether it is a linear "
+                "map; trace a plain model (no quantization, no fused kernel), or give the role in `known`."
+            )
+        yield Consumer(user)
+
+
+def _channels(start: Node, factor: Node) -> frozenset[int]:
+    """Return the axes of a scaled value along which its scale vector varies."""
+    if start.op in NORMS and ("group" in start.op or "batch" in start.op):
+        return frozenset({1})
+    shift = len(start.shape) - len(factor.shape)
+    rows = 1 if plain(factor).op in CHOICES_OF_ROWS else 0  # an expert's vector for each row
+    return frozenset(i + shift for i, size in enumerate(factor.shape) if size > 1 and i >= rows)
+
+
+def _matrix(argument: str, user: Node, reached: Reached) -> Node | None:
+    """Return the parameters with which a product is a linear map of its `argument`; None if it is not one."""
+    operands = PRODUCTS.get(user.op, ())
+    others = [other for name in operands if name != argument and (other := user.argument(name)) is not None]
+    if argument not in operands or any(other in reached for other in others):
+        return None
+    return next((other for other in others if other.kind == PARAM), None)
+
+
+def _after(user: Node, given: list[tuple[str, Node]], reached: Reached, gates: bool) -> frozenset[int] | None:
+    """Return where the channels lie in `user`, None if it is not linear in the vector, channel by channel.
+
+    `given` are its inputs that are linear in the vector. With `gates` their coefficients may be any data.
+    """
+    op = user.op
+    if user.is_view or op in COPIES:
+        value = given[0][1]
+        return moved(value, user, reached[value])
+    if op in ATTENTION or op in PRODUCTS:
+        (argument, value), *more = given
+        if more or not _averages(user, argument, value, reached[value], gates):
+            return None
+        return reached[value]
+    if op in ROWS:
+        taken = (*ROWS[op], *(() if op in CHOICES_OF_ROWS else ("self",)))
+        if any(argument not in taken for argument, _ in given):
+            return None
+        if op in ADDING_ROWS and not all(
+            value in reached or value.kind == CONST for argument, value in user.inputs if argument in taken
+        ):
+            return None
+        return _agreed(user, given, reached)
+    if op in TERMS:
+        after = _agreed(user, given, reached)
+        linear = after is not None and all(_is_linear(user, term, reached, after, gates) for term in TERMS[op])
+        return after if linear else None
+    return channels_of_result(user, reached[given[0][1]]) if is_measurable(user) else None
+
+
+def _agreed(user: Node, given: list[tuple[str, Node]], reached: Reached) -> frozenset[int] | None:
+    """Return where the channels of all `given` lie in an elementwise result; None if at different places."""
+    places = {moved(value, user, reached[value]) for _, value in given}
+    if user.op == "stack":
+        new = int(user.scalars.get("dim", 0)) % len(user.shape)
+        places = {frozenset(axis + (axis >= new) for axis in reached[value]) for _, value in given}
+    return places.pop() if len(places) == 1 else None
+
+
+def _is_linear(user: Node, term: str, reached: Reached, channels: frozenset[int], gates: bool) -> bool:
+    """Whether a term of a sum has the vector once, above its fraction line, or not at all and no other data.
+
+    `term` is an entry of `TERMS`; `channels` are the axes of the result along which the vector's channels lie. With
+    `gates` the vector's coefficients may be any data.
+    """
+    above, _, below = term.partition("/")
+    named = {name: value for name in above.split("*") if (value := user.argument(name)) is not None}
+    over = list(named.values())
+    under = user.argument(below)
+    linear = [value for value in over if value in reached]
+    if len(linear) > 1 or under in reached:
+        return False
+    factors = [value for value in (*over, under) if value is not None and value not in reached]
+    if not linear:  # conditions choose, and add nothing
+        return all(v.kind in (CONST, PARAM) or v is named.get("condition") for v in factors)
+    return gates or all(v.kind in (CONST, PARAM) or _one_a_position(v, user, channels) for v in factors)
+
+
+def _averages(user: Node, argument: str, value: Node, channels: frozenset[int], gates: bool) -> bool:
+    """Whether a product averages a value over positions, with weights that are not made of it."""
+    if user.op in ATTENTION:
+        return gates and argument == "value" and user.output == 0
+    if argument not in PRODUCTS[user.op] or contraction(user, argument, value) in channels:
+        return False
+    return user.op in ("mm", "bmm") and (gates or all(other.kind != DATA for other in user.others(value)))
+
+
+def _one_a_position(factor: Node, result: Node, channels: frozenset[int]) -> bool:
+    """Whether `factor`, broadcast to `result`, is the same for all channels."""
+    shift = len(result.shape) - len(factor.shape)
+    return bool(channels) and all(axis < shift or factor.shape[axis - shift] == 1 for axis in channels)
+
+
+def is_router(product: Node) -> bool:
+    """Whether a linear map's result reaches a choice (top-k, sort, argmax) as scores."""
+    walk = Walk(product)
+    for value, argument, user in walk:
+        if user.op in CHOICES and argument == "self":
+            return True
+        factors = user.op not in ("mul", "div", "add", "sub") or _is_alone(value, user, walk)
+        if user.is_view or user.op in COPIES or (user.op in SCORES and factors):
+            walk.follow(user)
+    return False
+
+
+def is_head(product: Node, outputs: set[Node]) -> bool:
+    """Whether a linear map's result reaches the output and nothing else, but for a scale, a cap or a loss."""
+    walk = Walk(product)
+    for value, argument, user in walk:
+        if user.kind == CONST or user in walk.seen:
+            continue
+        factors = user.op in ("where", "masked_fill") or _is_alone(value, user, walk)
+        moves = user.is_view or user.op in COPIES or argument in ROWS.get(user.op, ())
+        if not (moves or (user.op in SCORES and factors) or user.op in LOSSES or user.op in NORMS):
+            return False
+        walk.follow(user)
+    return bool(walk.seen & outputs)
+
+
+def _is_alone(value: Node, user: Node, walk: Walk) -> bool:
+    """Whether `value` meets in `user` only constants, parameters and what else the walk has seen."""
+    return all(other.kind in (CONST, PARAM) or other in walk.seen for other in user.others(value))
+
+
+def head_width(product: Node) -> int | None:
+    """Return the width of the heads into which a product's result is viewed, None if it is not."""
+    walk = Walk(product, nearest=True)
+    for value, _, user in walk:
+        if user in walk.seen:
+            continue
+        if user.is_view or user.op in COPIES:
+            width = value.shape[-1] if value.shape else 0
+            if len(user.shape) > 1 and user.shape[-1] < width == user.shape[-1] * user.shape[-2]:
+                return user.shape[-1]
+        elif user.op not in SUMS or any(other.kind not in (CONST, PARAM) for other in user.others(value)):
+            continue
+        walk.follow(user)
+    return None

@@ -1,0 +1,89 @@
+"""The table of rules: an example per row, and the page that explains how a traced pass becomes a role."""
+
+import contextlib
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_sv.roles import weight_decay_roles
+from lightning_sv.roles.classify import RULES, first_rule, uses_of_parameters
+from lightning_sv.roles.dataflow import Dataflow
+from lightning_sv.roles.forward import trace
+
+PAGE = Path(__file__).parent.parent.parent / "docs/roles-architecture.md"
+
+#: row -> shape and role of a parameter p, what is computed of it, of data x (2, 5, 4) and of learned queries q (3, 4),
+#: and the rows that decide p's uses, each once
+EXAMPLES: dict[str, tuple[tuple[int, ...], str, Callable[[Tensor, Tensor, Tensor], Tensor], list[str]]] = {
+    "learned queries' matrix": ((4, 4), "matrix", lambda p, x, q: (x @ (q @ p).T).relu(), [
+        "learned queries' matrix", "parameters alone", "matrix"]),
+    "learned queries' bias": ((4,), "bias", lambda p, x, q: (x @ torch.addmm(p, q, torch.ones(4, 4)).T).relu(), [
+        "learned queries' bias"]),
+    "parameters alone": ((4, 4), "matrix", lambda p, x, q: (x @ p.tanh()).relu(), ["parameters alone", "matrix"]),
+    "lookup": ((9, 4), "embedding", lambda p, x, q: F.embedding(x.argsort(-1), p).relu(), ["lookup"]),
+    "chosen rows": ((9, 4), "embedding", lambda p, x, q: p[x.argsort(-1)].relu(), ["chosen rows"]),
+    "added table": ((9, 4), "embedding", lambda p, x, q: (x + p[:5]).relu(), ["parameters alone", "added table"]),
+    "router": ((4, 4), "router", lambda p, x, q: (x @ p).softmax(-1).topk(2).values, ["router"]),
+    "head": ((4, 4), "head", lambda p, x, q: x @ p, ["head"]),
+    "matrix": ((4, 4), "matrix", lambda p, x, q: (x @ p).relu(), ["matrix"]),
+    "bias": ((4,), "bias", lambda p, x, q: (x + p).relu(), ["bias"]),
+    "scale vector": ((4,), "output", lambda p, x, q: p * x / x.square().mean(-1, keepdim=True).sqrt(), [
+        "scale vector"]),
+    "norm's statistics": ((4,), "output", lambda p, x, q: F.layer_norm(x, (4,), p), [
+        "scale vector", "norm's statistics"]),
+    "factor": ((4,), "multiplier", lambda p, x, q: x * p, ["factor"]),
+    "attention's mask": ((5, 5), "bias", lambda p, x, q: _attention(x, x, x, p[None, None]), [
+        "parameters alone", "attention's mask"]),
+    "argument of attention": ((2, 1, 5, 4), "other", lambda p, x, q: _attention(p, x, x, None), [
+        "argument of attention"]),
+    "single factor": ((1,), "other", lambda p, x, q: x * p, ["single factor"]),
+    "joined": ((2, 1, 4), "other", lambda p, x, q: torch.cat([p, x], 1), ["joined"]),
+    "elementwise": ((4,), "other", lambda p, x, q: torch.atan2(x, p), ["elementwise"]),
+}  # fmt: skip
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    query, key, value = (each if each.ndim == 4 else each[:, None] for each in (query, key, value))
+    return F.scaled_dot_product_attention(query, key, value, mask)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_row_decides_its_example(name: str) -> None:
+    shape, role, computed, rows = EXAMPLES[name]
+
+    class Example(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.p, self.q = (nn.Parameter(torch.rand(sizes), requires_grad=False) for sizes in (shape, (3, 4)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return computed(self.p, x, self.q)
+
+    x = torch.rand(2, 5, 4)
+    flow = Dataflow(trace(Example(), (x,), {}))
+    uses = [use for use in uses_of_parameters(flow) if "p" in flow.sources[use.value]]
+    rules = [rule for use in uses if (rule := first_rule(use)) is not None]
+    assert list(dict.fromkeys(rule.name for rule in rules)) == rows and name in rows and len(uses) == len(rules)
+    assert weight_decay_roles(Example(), x)["p"].role == role
+    expected = next(rule.role for rule in rules if rule.role is not None)
+    assert role == expected or expected == "scale vector"
+
+
+def test_every_row_has_an_example_and_is_on_the_page() -> None:
+    assert list(EXAMPLES) == [rule.name for rule in RULES]
+    shown = re.findall(r"^\| `(.+)` \| (.+) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
+    assert shown == [(rule.name, str(rule.role or "–"), rule.why) for rule in RULES]
+
+
+def test_the_example_of_the_page_prints_what_the_page_shows() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (shown,) = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {})
+    assert printed.getvalue() == shown
