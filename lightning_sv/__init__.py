@@ -6,6 +6,8 @@ The reference implementation of "Negligible in Size, Significant in Effect".
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lightning_sv.version import __version__
+
 if TYPE_CHECKING:
     from lightning_sv.callbacks import BranchNorms, Preconditioner, RouterMonitor, Sharpness, TrainingMonitor
     from lightning_sv.interop import apply_strategy, fold_applied, param_groups, weight_decay_roles
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
     from lightning_sv.runs.checkpoint import load_backbone
     from lightning_sv.runs.events import read_run
     from lightning_sv.scale import RMSNorm, ScaledLinear, ScaleOptions, ScaleStrategy
-
-__version__ = "0.1.0"
 
 #: public name -> its module, imported on first use (PEP 562): commands that build no model start without torch
 _HOMES = {

@@ -146,8 +146,8 @@ class CopyingMonitor(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Refuse a repeated text that does not fit into a sequence, and other data than token batches."""
-        data = getattr(trainer, "datamodule", None)
-        if not hasattr(data, "seq_len") or not hasattr(data, "held_out"):
+        data: Any = getattr(trainer, "datamodule", None)
+        if not (hasattr(data, "seq_len") and hasattr(data, "held_out")):
             raise ConfigError("CopyingMonitor reads held-out tokens; expected a TokenDataModule.")
         most = (data.seq_len + 1) // 2
         if self.repeat_length is not None and self.repeat_length > most:

@@ -130,7 +130,7 @@ def _run(argv: list[str]) -> int:
         return 0 if argv else 2
     name, *rest = argv
     if name == "--version":
-        from lightning_sv import __version__
+        from lightning_sv.version import __version__
 
         print(__version__)
         return 0

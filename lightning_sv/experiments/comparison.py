@@ -19,7 +19,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from lightning_sv import __version__
 from lightning_sv.analysis.decision import difference_sentence, direction, times, tokens_sentence
 from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, token_factor
 from lightning_sv.errors import NotTestableError
@@ -29,6 +28,7 @@ from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.runs.events import Run
 from lightning_sv.settings.words import words_of
+from lightning_sv.version import __version__
 
 
 @dataclass(frozen=True, eq=False)

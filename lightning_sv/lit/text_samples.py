@@ -12,6 +12,7 @@ from lightning_sv.callbacks.training_monitor import axis, pause_throughput
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError
 from lightning_sv.lit.generate import Sampling, generate
+from lightning_sv.nn import Backbone
 
 
 class TextSamples(L.Callback):
@@ -47,12 +48,14 @@ class TextSamples(L.Callback):
             return
         settings, data = settings_of(pl_module), data_of(trainer)
         assert settings is not None and data is not None
+        net = model_of(pl_module)
+        assert isinstance(net, Backbone)
         began = time.perf_counter()
         tokenizer = Tokenizer.load(data.corpus.dir)
         compiled = settings.compile_how != "none"
         # Other lengths than the trained one would be compiled each, and the training step perhaps anew.
         with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
-            text = generate(model_of(pl_module), tokenizer, self._prompt, self._sampling, context=data.seq_len)
+            text = generate(net, tokenizer, self._prompt, self._sampling, context=data.seq_len)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_text("sample", _verbatim(self._prompt + text), axis(logger, trainer))
