@@ -4,11 +4,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import Advance, Claim, Finding
+from lightning_sv.theory.claims.base import Advance, Claim, Finding, counted
 from lightning_sv.theory.claims.parts import early, throughout
 from lightning_sv.theory.compare import MARGIN, Curve, loss_ratio
 from lightning_sv.theory.dual import Array
-from lightning_sv.theory.panels import Line, Panel
+from lightning_sv.theory.panels import Line, Panel, ratio_panel
 from lightning_sv.theory.students import STUDENTS, Heterogeneous
 from lightning_sv.theory.teachers import TEACHERS, Teacher
 
@@ -75,21 +75,12 @@ def _grow_and_shrink(advance: Advance) -> Finding:
     grid = (0.5, 1.0, 1.5, 2.0)
     below, lines = [], []
     cases = [(a, b) for a in grid for b in grid]
-    for k, (a, b) in enumerate(cases):
+    for a, b in counted(cases, advance):
         curve = _course((a, b), (2 * a, b / 2))
         below.append(curve.peak[0] < 1 - MARGIN)
         if (a, b) in ((0.5, 0.5), (0.5, 2.0), (1.0, 1.0), (2.0, 0.5), (2.0, 2.0)):
             lines.append(Line(f"W(0) = ({a:g}, {b:g})ᵀ", *curve))
-        advance((k + 1) / len(cases))
-    panel = Panel(
-        "One branch doubles, one halves: HG and f",
-        "time t of the flow",
-        "$L_{HG}(t) \\,/\\, L_f(t)$",
-        lines,
-        scale="xy",
-        level=1.0,
-        limits=(1e-3, 1e3),
-    )
+    panel = ratio_panel("One branch doubles, one halves: HG and f", "HG", "f", lines, (1e-3, 1e3))
     share = float(np.mean(below))
     first = np.mean([_course((a, b), (2 * a, b / 2)).values[0] < 1 for a, b in cases])
     note = f"share of {len(cases)} starts where HG stays ahead up to t = 4; ahead at first in {first:.0%}"

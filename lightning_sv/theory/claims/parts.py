@@ -5,14 +5,14 @@ from fractions import Fraction
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import Advance, Finding
+from lightning_sv.theory.claims.base import Advance, Finding, counted
 from lightning_sv.theory.compare import FLOOR, TIMES, difference_series, stays_below
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.flow import flow
 from lightning_sv.theory.pairings import PAIRINGS, State
-from lightning_sv.theory.panels import Colour, Line, Panel
+from lightning_sv.theory.panels import TIME, Colour, Line, Panel, ratio_panel
 from lightning_sv.theory.students import STUDENTS, exact
-from lightning_sv.theory.teachers import TEACHERS, Teacher, teachers
+from lightning_sv.theory.teachers import TEACHERS, Teacher
 
 _F = STUDENTS["f"]
 #: beyond it the next terms of the series outweigh the first
@@ -98,11 +98,10 @@ def early(name: str, symbol: str, stated: Callable[[Array], Fraction]) -> Callab
     def check(advance: Advance) -> Finding:
         matrices = [*(teacher.matrix for teacher in TEACHERS), *rational_teachers(12)]
         errors, lower = [], True
-        for k, matrix in enumerate(matrices):
+        for matrix in counted(matrices, advance):
             series = difference_series(STUDENTS[name], _F, matrix, 3)
             lower = lower and not any(series[:3])
             errors.append(abs(series[3] - stated(matrix)))
-            advance((k + 1) / len(matrices))
         shown = next(teacher for teacher in TEACHERS if teacher.name == "full 2×3").matrix
         series = difference_series(STUDENTS[name], _F, shown, 4)
         fitted = ode_fit(name, shown)
@@ -116,7 +115,7 @@ def early(name: str, symbol: str, stated: Callable[[Array], Fraction]) -> Callab
                 lines.append(Line(teacher.name, times, (losses[0] - losses[1]) / (coefficient * times**3)))
         panel = Panel(
             "(ii) Early on they differ by the stated t³ term",
-            "time t of the flow",
+            TIME,
             f"$(L_{{{symbol}}} - L_f)$ / (stated coefficient · t³)",
             lines,
             scale="x",
@@ -149,23 +148,14 @@ def throughout(
     baseline, other = STUDENTS[behind[0]], behind[1]
 
     def check(advance: Advance) -> Finding:
-        chosen = teachers(condition)
+        chosen = [teacher for teacher in TEACHERS if condition(teacher)]
         below, lines, worst = [], [], 0.0
-        for k, teacher in enumerate(chosen):
+        for teacher in counted(chosen, advance):
             holds, curve = stays_below(STUDENTS[name], baseline, teacher.matrix)
             below.append(holds)
             worst = max(worst, curve.peak[0])
             lines.append(Line(teacher.name, *curve))
-            advance((k + 1) / len(chosen))
-        panel = Panel(
-            f"(iii) {symbol} stays below {other}: {word}",
-            "time t of the flow",
-            f"$L_{{{symbol}}}(t) \\,/\\, L_{{{other}}}(t)$",
-            lines,
-            scale="xy",
-            level=1.0,
-            limits=(1e-6, 3),
-        )
+        panel = ratio_panel(f"(iii) {symbol} stays below {other}: {word}", symbol, other, lines, (1e-6, 3))
         note = (
             f"{len(chosen)} teachers; just after t = 0 by exact series, then until t = {TIMES[-1]:g} or L_{other} is "
             f"{FLOOR:g} of ½‖W*‖², whichever comes first"
