@@ -15,7 +15,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.theory.claims import CLAIMS, Claim, Result
 from lightning_sv.theory.study import SHOWN, Study, load_student, parse_teacher, study
-from lightning_sv.whole import check_writable, whole
+from lightning_sv.whole import check_writable, write_atomically
 
 _STYLE = {"holds": "green", "fails, as expected": "yellow", "CONTRADICTED": "bold red"}
 
@@ -130,9 +130,7 @@ def save(results: Sequence[Result], out: Path, before: Sequence[dict[str, Any]])
     checked, order = {row["claim"] for row in rows}, [claim.claim for claim in CLAIMS]
     rows = [*(row for row in before if row["claim"] not in checked), *rows]
     rows.sort(key=lambda row: order.index(row["claim"]) if row["claim"] in order else len(order))
-    text = json.dumps(rows, indent=2, ensure_ascii=False)
-    with whole(out / "theory.json") as partial:
-        partial.write_text(text + "\n", encoding="utf-8")
+    write_atomically(out / "theory.json", json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
 
 
 def print_results(console: Console, results: Sequence[Result]) -> None:

@@ -10,6 +10,10 @@ _UNITS = {"": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 # Where a corpus lies and how many threads made it say nothing about its content.
 _NOT_CONTENT = ("dir", "workers")
 
+#: name of a corpus's own layer of a run's config
+LAYER = "corpus.yaml"
+#: a vocabulary is padded to a multiple of this, as GPT-2's 50,257 to 50,304: matrices of odd widths are slow
+PADDED_TO = 64
 Errors = Literal["strict", "replace", "skip"]
 
 

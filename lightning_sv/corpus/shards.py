@@ -71,13 +71,7 @@ class Sequences(Dataset[Tensor]):
 
 def iter_tokens(dir: str | Path, split: Split) -> Iterator[np.ndarray]:
     """The ids of each shard of a split, 1-D, in order, mapped rather than read."""
-    folder = Path(dir) / split
-    dtype = Manifest.load(dir).dtype
-    yield from iter_shards(folder, np.dtype(dtype))
-
-
-def iter_shards(folder: Path, dtype: np.dtype) -> Iterator[np.ndarray]:
-    """The ids of each shard below a folder with litdata's index.json."""
+    folder, dtype = Path(dir) / split, Manifest.load(dir).dtype
     for chunk in json.loads((folder / "index.json").read_text())["chunks"]:
         offset = 4 * (chunk["chunk_size"] + 2)  # the number of documents and their offsets, uint32
         yield np.memmap(folder / chunk["filename"], dtype=dtype, mode="r", offset=offset, shape=(chunk["dim"],))

@@ -10,7 +10,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from lightning_sv.corpus.writer import file_sha256
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.recipe import MFU, Recipe
 from lightning_sv.experiments.sources.figures import load_tuned
@@ -21,6 +20,7 @@ from lightning_sv.runs.directory import LAST
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.words import unknown, words_of
 from lightning_sv.settings.yaml_file import read_yaml
+from lightning_sv.whole import file_sha256
 
 
 class Recipes:

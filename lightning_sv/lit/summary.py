@@ -17,10 +17,11 @@ from lightning_sv.lit.checkpoint.settings import settings_of
 from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import build_optimizer, group_table, parameter_table
-from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE, SUMMARY, write_atomically
+from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE, SUMMARY
 from lightning_sv.runs.job import program
 from lightning_sv.runs.provenance import Provenance, lengths
 from lightning_sv.scale.strategy import modules_named
+from lightning_sv.whole import write_atomically
 
 
 def summarize(trainer: L.Trainer, module: PretrainModule, data: TokenDataModule) -> dict[str, Any]:
