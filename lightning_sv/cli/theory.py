@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lightning_sv.analysis.theory import draw_panels
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.theory.claims import CLAIMS, Claim, Result
 from lightning_sv.theory.study import SHOWN, Study, load_student, parse_teacher, study
@@ -54,9 +54,8 @@ def run(argv: list[str]) -> int:
         return 0
     if options.student:
         raise ConfigError('--student is compared on a teacher; add one, e.g. --teacher "8 1".')
-    unknown = [name for name in options.claims if name not in names]
-    if unknown:
-        raise ConfigError(f"unknown claim {unknown[0]!r}; known: {' '.join(names)}")
+    if wrong := [name for name in options.claims if name not in names]:
+        raise ConfigError(unknown("claim", wrong[0], names))
     chosen = [claim for claim in CLAIMS if not options.claims or claim.claim in options.claims]
     check_writable(out)
     before = read_before(out)

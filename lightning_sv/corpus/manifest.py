@@ -7,7 +7,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.whole import write_atomically
 
 FORMAT_VERSION = 1
@@ -169,7 +169,7 @@ class Manifest:
         if any(not isinstance(state, dict) for state in (manifest.sources or {}).values()):
             raise ConfigError(f"{path}: sources is damaged; delete {dir} and prepare it again.")
         if manifest.dtype not in DTYPES:
-            raise ConfigError(f"{path}: dtype is {manifest.dtype!r}; known: {' '.join(DTYPES)}.")
+            raise ConfigError(unknown(f"{path}: dtype", manifest.dtype, DTYPES))
         for name in (manifest.tokenizer_file, *(shard.file for split in splits.values() for shard in split.shards)):
             if not _inside(name):
                 raise ConfigError(f"{path}: names the file {name!r} outside {dir}; do not use this corpus.")

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from lightning_sv.corpus.check import check_corpus
 from lightning_sv.corpus.manifest import SPLITS, Manifest
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, unknown
 
 Split = Literal["train", "val"]
 
@@ -29,7 +29,7 @@ def open_split(dir: str | Path, split: Split, *, seq_len: int) -> "Sequences":
         ConfigError: the corpus is missing or damaged, or no shard holds a sequence of seq_len + 1 tokens
     """
     if split not in SPLITS:
-        raise ConfigError(f"split={split!r} is not known; use one of {', '.join(SPLITS)}.")
+        raise ConfigError(unknown("split", split, SPLITS))
     manifest = Manifest.load(dir)
     # Hashing belongs to set-up, once; sizes are checked whenever a split is opened, as it costs nothing.
     check_corpus(manifest, dir, seq_len=seq_len, checksums=False)
