@@ -15,7 +15,8 @@ from lightning_sv.experiments.recipe import MFU, Recipe
 from lightning_sv.experiments.sources.figures import load_tuned
 from lightning_sv.experiments.sources.tuned import tuned_keys
 from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, PanelSpec
-from lightning_sv.plan import find_gpu, plan_steps, train_hours
+from lightning_sv.nn.gpus import find_gpu
+from lightning_sv.plan.plan import plan_steps, train_hours
 from lightning_sv.runs.directory import LAST
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.words import words_of
