@@ -27,7 +27,6 @@ from lightning_sv.whole import write_atomically
 def summarize(trainer: L.Trainer, module: PretrainModule, data: TokenDataModule) -> dict[str, Any]:
     """Collect the figures of a finished run."""
     legs = module.legs.at(trainer.global_step, trainer.max_steps)
-    seconds = [leg["seconds"] for leg in legs]
     return {
         "label": module.label,
         "meaning": str(module.canonical),
@@ -40,7 +39,7 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: TokenDataModule)
         "activated_parameters": module.n_activated,
         "lr": module.lr,
         **data.manifest.loss_figures(float(trainer.callback_metrics["val/loss"])),
-        "seconds": None if None in seconds else sum(seconds),
+        "seconds": sum(leg["seconds"] for leg in legs),
         "legs": legs,
         "origin": module.origin,
         "torch": torch.__version__,
