@@ -4,7 +4,7 @@ Why not autograd: the same few lines of a model must give gradients in float64 (
 power series with rational coefficients (for exact Taylor coefficients), and torch has no rationals.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -65,11 +65,16 @@ def variables(blocks: list[Array]) -> list[Dual]:
     exact = any(block.dtype == object for block in blocks)
     # Fractions, as int / int would leave the rationals
     identity = np.array([[Fraction(int(i == j)) for j in range(n)] for i in range(n)]) if exact else np.eye(n)
-    duals, start = [], 0
-    for block in blocks:
-        duals.append(Dual(block, identity[start : start + block.size].reshape(*block.shape, n)))
+    return [Dual(block, tangent) for block, tangent in zip(blocks, split(identity, blocks), strict=True)]
+
+
+def split(values: Array, like: Sequence[Array]) -> list[Array]:
+    """Cut the first axis of an array into parts that have the shapes of some blocks."""
+    parts, start = [], 0
+    for block in like:
+        parts.append(values[start : start + block.size].reshape(*block.shape, *values.shape[1:]))
         start += block.size
-    return duals
+    return parts
 
 
 def _column(x: Any) -> Array:

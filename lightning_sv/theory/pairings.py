@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lightning_sv.theory.dual import Array
+from lightning_sv.theory.dual import Array, split
 from lightning_sv.theory.flow import flow
-from lightning_sv.theory.students import STUDENTS, DoublePlacement, OriginalSpace, Student
+from lightning_sv.theory.students import STUDENTS, OriginalSpace, Student
 
 _F = STUDENTS["f"]
 
@@ -81,16 +81,14 @@ class Pairing:
             [value for value in grid if block.ndim == 2 or value > 0] for block in shapes for _ in range(block.size)
         ]
         first = np.concatenate([block.ravel() for block in start])
-        cuts = np.cumsum([block.size for block in shapes])[:-1]
 
         def size(entries: tuple[float, ...]) -> tuple[float, float]:
             values = np.array(entries)
             return float(np.abs(values[: first.size] - first).sum()), float(np.abs(values[first.size :]).sum())
 
         for entries in sorted(itertools.product(*choices), key=size):
-            parts = np.split(np.array(entries, dtype=float), cuts)
-            blocks = [part.reshape(block.shape) for part, block in zip(parts, shapes, strict=True)]
-            state = State(blocks[:-1], blocks[-1])
+            *blocks, teacher = split(np.array(entries, dtype=float), shapes)
+            state = State(blocks, teacher)
             if state.teacher.any() and (rates := self.rates(state)).violates:
                 return state, rates
         return None
@@ -99,14 +97,14 @@ class Pairing:
 PAIRINGS = {
     # DP (i): γ = γb and W_f = diag(γa) W_φ
     "dp": Pairing(
-        DoublePlacement(),
+        STUDENTS["dp"],
         "min γa²",
         lambda blocks: [blocks[1][:, None] * blocks[0], blocks[2]],
         lambda blocks: float((blocks[1] ** 2).min()),
     ),
     # OR (i): W_f = W_ψ and γ = β Norm(α); ρ is the weight of the preconditioner across γ
     "or": Pairing(
-        OriginalSpace(),
+        STUDENTS["or"],
         "ρ = β²d/‖α‖²",
         lambda blocks: [blocks[0], OriginalSpace().gamma(*blocks[1:])],
         lambda blocks: float(blocks[2][0] ** 2 / (blocks[1] * blocks[1]).mean()),

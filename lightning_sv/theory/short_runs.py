@@ -3,7 +3,6 @@
 A Llama of 32 channels and two blocks reads bytes of the standard library's sources; seconds a run, no corpus needed.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -76,15 +75,7 @@ def rms(weights: list[Tensor]) -> list[float]:
     return [weight.detach().square().mean().sqrt().item() for weight in weights]
 
 
-def train(
-    strategy: str,
-    std: float,
-    *,
-    steps: int,
-    peak: float,
-    decay: float,
-    advance: Callable[[float], None] = lambda share: None,
-) -> ShortRun:
+def train(strategy: str, std: float, *, steps: int, peak: float, decay: float) -> ShortRun:
     """Train with q, k, v, gate and up drawn at `std`; every other matrix starts at STD.
 
     Args:
@@ -93,7 +84,6 @@ def train(
         steps: of AdamW, with the package's schedule and clipping at 1
         peak: learning rate after warm-up
         decay: of AdamW
-        advance: called with the share done
     """
     model = small_model(strategy)
     weights = readers(model)
@@ -105,7 +95,7 @@ def train(
     seen, held_out = text()
     batches = blocks(seen, steps * SEQUENCES, 0).unflatten(0, (steps, SEQUENCES))
     radii, moves = [rms(weights)], []
-    for step, (batch, rate) in enumerate(zip(batches, rates(steps, peak), strict=True)):
+    for batch, rate in zip(batches, rates(steps, peak), strict=True):
         for group in optimizer.param_groups:
             group["lr"] = float(rate)
         before = [weight.detach().clone() for weight in weights]
@@ -117,7 +107,6 @@ def train(
         with torch.no_grad():
             radii.append(rms(weights))
             moves.append([float((w - b).norm() / b.norm()) for w, b in zip(weights, before, strict=True)])
-        advance((step + 1) / steps)
     ending = blocks(held_out, 256, 1)
     with torch.no_grad():
         final = float(model(ending[:, :-1], targets=ending[:, 1:]))
