@@ -3,7 +3,8 @@
 The statements here are expected to fail; one that holds is CONTRADICTED.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -28,51 +29,45 @@ def words(matrix: Array) -> str:
     return text[0] if len(text) == 1 else "(" + ", ".join(text) + ")"
 
 
-def _anywhere(name: str, symbol: str, shape: tuple[int, int], grid: Sequence[float]) -> Callable[[Advance], Finding]:
+def _anywhere(name: str, symbol: str, shape: tuple[int, int], grid: Sequence[float], advance: Advance) -> Finding:
     """(i) as printed, for any state: random states, and the smallest violation on a grid."""
     pairing = PAIRINGS[name]
-
-    def check(advance: Advance) -> Finding:
-        rng = np.random.default_rng(0)
-        guard, ratio, violated = np.empty((3, RANDOM_STATES))
-        for k in range(RANDOM_STATES):
-            state = pairing.random(rng)
-            rates = pairing.rates(state)
-            guard[k], ratio[k] = pairing.guard(state.blocks), rates.student / rates.standard
-            violated[k] = rates.violates
-            if k % 1000 == 0:
-                advance(0.9 * k / RANDOM_STATES)
-        share = float(violated.mean())
-        found = pairing.smallest_violation(*shape, grid)
-        smallest = "none on the grid"
-        if found is not None:
-            (blocks, teacher), rates = found
-            smallest = (
-                f"W* = {words(teacher)}, W = {words(blocks[0])}, scale parameters "
-                f"{', '.join(words(block) for block in blocks[1:])}: {rates.student:g} against f's {rates.standard:g}"
-            )
-        some = np.arange(RANDOM_STATES) < 2000  # a picture needs no more
-        fast, slow = some & (violated == 0), some & (violated > 0)
-        panel = Panel(
-            f"{name.upper()} (i): off the trajectory {symbol} can be slower",
-            f"{pairing.guard_name} of the state",
-            f"$(dL_{{{symbol}}}/dt) \\,/\\, (dL_f/dt)$",
-            [
-                Line("at least as fast", guard[fast], ratio[fast], marks=True, colour="blue"),
-                Line(f"slower: {share:.0%} of all", guard[slow], ratio[slow], marks=True, colour="vermillion"),
-            ],
-            scale="xy",
-            level=1.0,
-            limits=(0.03, 300),
+    rng = np.random.default_rng(0)
+    guard, ratio, violated = np.empty((3, RANDOM_STATES))
+    for k in range(RANDOM_STATES):
+        state = pairing.random(rng)
+        rates = pairing.rates(state)
+        guard[k], ratio[k] = pairing.guard(state.blocks), rates.student / rates.standard
+        violated[k] = rates.violates
+        if k % 1000 == 0:
+            advance(0.9 * k / RANDOM_STATES)
+    share = float(violated.mean())
+    found = pairing.smallest_violation(*shape, grid)
+    smallest = "none on the grid"
+    if found is not None:
+        (blocks, teacher), rates = found
+        smallest = (
+            f"W* = {words(teacher)}, W = {words(blocks[0])}, scale parameters "
+            f"{', '.join(words(block) for block in blocks[1:])}: {rates.student:g} against f's {rates.standard:g}"
         )
-        safe = int(violated[guard >= 1].sum())
-        note = (
-            f"share of {RANDOM_STATES:,} random states that violate it ({safe} of them guarded); smallest: {smallest}"
-        )
-        error = float(np.sqrt(share * (1 - share) / RANDOM_STATES))
-        return Finding(0.0, share, error, share == 0 and found is None, note, (panel,))
-
-    return check
+    some = np.arange(RANDOM_STATES) < 2000  # a picture needs no more
+    fast, slow = some & (violated == 0), some & (violated > 0)
+    panel = Panel(
+        f"{name.upper()} (i): off the trajectory {symbol} can be slower",
+        f"{pairing.guard_name} of the state",
+        f"$(dL_{{{symbol}}}/dt) \\,/\\, (dL_f/dt)$",
+        [
+            Line("at least as fast", guard[fast], ratio[fast], marks=True, colour="blue"),
+            Line(f"slower: {share:.0%} of all", guard[slow], ratio[slow], marks=True, colour="vermillion"),
+        ],
+        scale="xy",
+        level=1.0,
+        limits=(0.03, 300),
+    )
+    safe = int(violated[guard >= 1].sum())
+    note = f"share of {RANDOM_STATES:,} random states that violate it ({safe} of them guarded); smallest: {smallest}"
+    error = float(np.sqrt(share * (1 - share) / RANDOM_STATES))
+    return Finding(0.0, share, error, share == 0 and found is None, note, (panel,))
 
 
 def whole_number_search(name: str, column: bool, largest: int, advance: Advance) -> list[tuple[Array, Curve]]:
@@ -92,28 +87,24 @@ def whole_number_search(name: str, column: bool, largest: int, advance: Advance)
     return found
 
 
-def _any_teacher(name: str, symbol: str, column: bool, largest: int, also: Array) -> Callable[[Advance], Finding]:
+def _any_teacher(name: str, symbol: str, column: bool, largest: int, also: Array, advance: Advance) -> Finding:
     """(iii) without its condition on the teacher."""
-
-    def check(advance: Advance) -> Finding:
-        searched = whole_number_search(name, column, largest, advance)
-        failing = [(teacher, curve) for teacher, curve in searched if curve.peak[0] > 1 + MARGIN]
-        other = loss_ratio(STUDENTS[name], _F, also, np.linspace(0.01, 12, 600))
-        holding = [(teacher, curve) for teacher, curve in searched if curve.peak[0] <= 1 + MARGIN]
-        lines = [Line(f"W* = {words(teacher)}", *curve) for teacher, curve in [*holding[:1], *failing[:3]]]
-        lines.append(Line(f"W* = {words(also)}", *other))
-        title = f"{name.upper()} (iii): for other teachers {symbol} can fall behind"
-        panel = ratio_panel(title, symbol, "f", lines, (0.05, 20))
-        if not failing:
-            return Finding("< 1", max(c.peak[0] for _, c in searched), None, other.peak[0] < 1, "", (panel,))
-        teacher, curve = failing[0]
-        note = (
-            f"{len(failing)} of {len(searched)} whole-number teachers fail; smallest {words(teacher)}: "
-            f"{_course(curve)}; smaller in norm {words(also)}: {_course(other)}"
-        )
-        return Finding("< 1", curve.peak[0], None, False, note, (panel, _decay_panel(name, symbol, teacher)))
-
-    return check
+    searched = whole_number_search(name, column, largest, advance)
+    failing = [(teacher, curve) for teacher, curve in searched if curve.peak[0] > 1 + MARGIN]
+    other = loss_ratio(STUDENTS[name], _F, also, np.linspace(0.01, 12, 600))
+    holding = [(teacher, curve) for teacher, curve in searched if curve.peak[0] <= 1 + MARGIN]
+    lines = [Line(f"W* = {words(teacher)}", *curve) for teacher, curve in [*holding[:1], *failing[:3]]]
+    lines.append(Line(f"W* = {words(also)}", *other))
+    title = f"{name.upper()} (iii): for other teachers {symbol} can fall behind"
+    panel = ratio_panel(title, symbol, "f", lines, (0.05, 20))
+    if not failing:
+        return Finding("< 1", max(c.peak[0] for _, c in searched), None, other.peak[0] < 1, "", (panel,))
+    teacher, curve = failing[0]
+    note = (
+        f"{len(failing)} of {len(searched)} whole-number teachers fail; smallest {words(teacher)}: "
+        f"{_course(curve)}; smaller in norm {words(also)}: {_course(other)}"
+    )
+    return Finding("< 1", curve.peak[0], None, False, note, (panel, _decay_panel(name, symbol, teacher)))
 
 
 def _decay_panel(name: str, symbol: str, teacher: Array) -> Panel:
@@ -165,28 +156,28 @@ CLAIMS = tuple(
             "Theorem 3.1 and D.1 (i), as printed",
             "dL_φ/dt ≤ dL_f/dt at any state with γ = γb, W_f = diag(γa) W_φ",
             "every parameter standard normal, c, d ≤ 4",
-            _anywhere("dp", "φ", (1, 1), (0.0, 0.5, 1.0, 1.5, 2.0, -0.5, -1.0)),
+            partial(_anywhere, "dp", "φ", (1, 1), (0.0, 0.5, 1.0, 1.5, 2.0, -0.5, -1.0)),
         ),
         (
             "DP (iii)",
             "Theorem D.1 (iii) without its condition",
             "L_φ(t) < L_f(t) for every t > 0 and any W* ≠ 0",
             "W* = (a, b)ᵀ, whole numbers up to 7, no matching; t ≤ 4",
-            _any_teacher("dp", "φ", True, 7, np.array([[1], [0.5]])),
+            partial(_any_teacher, "dp", "φ", True, 7, np.array([[1], [0.5]])),
         ),
         (
             "OR (i)",
             "Theorem 3.2 and D.2 (i), as printed",
             "dL_ψ/dt ≤ dL_f/dt at any state with W_f = W_ψ, γ = β Norm(α)",
             "every parameter standard normal, c, d ≤ 4",
-            _anywhere("or", "ψ", (1, 2), (0.0, 0.5, 1.0, 2.0, -1.0)),
+            partial(_anywhere, "or", "ψ", (1, 2), (0.0, 0.5, 1.0, 2.0, -1.0)),
         ),
         (
             "OR (iii)",
             "Theorem D.2 (iii) without its condition",
             "L_ψ(t) < L_f(t) for every t > 0 and any W* ≠ 0, d > 1",
             "W* = (a, b), whole numbers up to 10, not balanced; t ≤ 4",
-            _any_teacher("or", "ψ", False, 10, np.array([[4, 0.01]])),
+            partial(_any_teacher, "or", "ψ", False, 10, np.array([[4, 0.01]])),
         ),
         (
             "Theorem 1",

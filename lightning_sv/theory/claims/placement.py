@@ -1,6 +1,7 @@
 """AP and DP: a scale vector behind the matrix mirrors one in front; both are faster than one in front."""
 
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 
@@ -81,7 +82,7 @@ CLAIMS = (
         "ours, as Theorem D.1 (ii)",
         "L_AP − L_f = −(2/3)(Σ_i ‖W*_i:‖⁴ − Σ_j ‖w*_j‖⁴) t³ + O(t⁴)",
         "W(0) = 0, γ = γa = 1 at t = 0",
-        early("ap", "AP", after_coefficient),
+        partial(early, "ap", "AP", after_coefficient),
     ),
     Claim(
         "ap",
@@ -89,7 +90,7 @@ CLAIMS = (
         "ours",
         "L_AP(t) < L_f(t) for every t > 0: rate √(1 + 4‖a‖²) against √(1 + 4a_j²)",
         "c = 1, two entries of W* are not 0",
-        throughout("ap", "AP", "one row", lambda teacher: _line(teacher, 0)),
+        partial(throughout, "ap", "AP", "one row", lambda teacher: _line(teacher, 0), ("f", "f")),
     ),
     Claim(
         "ap",
@@ -97,7 +98,7 @@ CLAIMS = (
         "ours",
         "L_f(t) < L_AP(t) for every t > 0",
         "d = 1, two entries of W* are not 0",
-        throughout("f", "f", "one column", lambda teacher: _line(teacher, 1), ("ap", "AP")),
+        partial(throughout, "f", "f", "one column", lambda teacher: _line(teacher, 1), ("ap", "AP")),
     ),
     Claim(
         "ap",
@@ -114,7 +115,7 @@ CLAIMS = (
         _SOURCE,
         "dL_φ/dt ≤ dL_f/dt ≤ 0 where γ = γb, W_f = diag(γa) W_φ",
         "on φ's trajectory, or γa_i² ≥ 1 for every i (used in the proof)",
-        at_an_instant("dp", "φ"),
+        partial(at_an_instant, "dp", "φ"),
     ),
     Claim(
         "dp",
@@ -122,7 +123,7 @@ CLAIMS = (
         _SOURCE,
         "L_φ − L_f = −(2/3) Σ_i ‖W*_i:‖⁴ t³ + O(t⁴)",
         _START,
-        early("dp", "φ", stated_coefficient),
+        partial(early, "dp", "φ", stated_coefficient),
     ),
     Claim(
         "dp",
@@ -130,6 +131,6 @@ CLAIMS = (
         _SOURCE,
         "L_φ(t) < L_f(t) for every t > 0",
         f"{_START}; the support of W* is a matching",
-        throughout("dp", "φ", "matching support", lambda teacher: teacher.matching),
+        partial(throughout, "dp", "φ", "matching support", lambda teacher: teacher.matching, ("f", "f")),
     ),
 )
