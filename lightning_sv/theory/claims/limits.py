@@ -3,7 +3,7 @@
 The statements here are expected to fail; one that holds is CONTRADICTED.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -148,43 +148,44 @@ def _nonzero_start(advance: Advance) -> Finding:
     return Finding("< 1", curve.peak[0], None, False, note, (panel,))
 
 
-CLAIMS = tuple(
-    Claim("limits", *row, expected="fails")
-    for row in (
-        (
-            "DP (i)",
-            "Theorem 3.1 and D.1 (i), as printed",
-            "dL_φ/dt ≤ dL_f/dt at any state with γ = γb, W_f = diag(γa) W_φ",
-            "every parameter standard normal, c, d ≤ 4",
-            partial(_anywhere, "dp", "φ", (1, 1), (0.0, 0.5, 1.0, 1.5, 2.0, -0.5, -1.0)),
-        ),
-        (
-            "DP (iii)",
-            "Theorem D.1 (iii) without its condition",
-            "L_φ(t) < L_f(t) for every t > 0 and any W* ≠ 0",
-            "W* = (a, b)ᵀ, whole numbers up to 7, no matching; t ≤ 4",
-            partial(_any_teacher, "dp", "φ", True, 7, np.array([[1], [0.5]])),
-        ),
-        (
-            "OR (i)",
-            "Theorem 3.2 and D.2 (i), as printed",
-            "dL_ψ/dt ≤ dL_f/dt at any state with W_f = W_ψ, γ = β Norm(α)",
-            "every parameter standard normal, c, d ≤ 4",
-            partial(_anywhere, "or", "ψ", (1, 2), (0.0, 0.5, 1.0, 2.0, -1.0)),
-        ),
-        (
-            "OR (iii)",
-            "Theorem D.2 (iii) without its condition",
-            "L_ψ(t) < L_f(t) for every t > 0 and any W* ≠ 0, d > 1",
-            "W* = (a, b), whole numbers up to 10, not balanced; t ≤ 4",
-            partial(_any_teacher, "or", "ψ", False, 10, np.array([[4, 0.01]])),
-        ),
-        (
-            "Theorem 1",
-            "Theorem 2.2 without W(0) = 0",
-            "L_f(t) < L_g(t) for every t > 0 from the same W(0), γ(0) = 1",
-            "c = d = 1, W(0) and W* multiples of 1/2 up to 2",
-            _nonzero_start,
-        ),
-    )
+def _limit(part: str, source: str, statement: str, conditions: str, check: Callable[[Advance], Finding]) -> Claim:
+    return Claim("limits", part, source, statement, conditions, check, "fails")
+
+
+CLAIMS = (
+    _limit(
+        "DP (i)",
+        "Theorem 3.1 and D.1 (i), as printed",
+        "dL_φ/dt ≤ dL_f/dt at any state with γ = γb, W_f = diag(γa) W_φ",
+        "every parameter standard normal, c, d ≤ 4",
+        partial(_anywhere, "dp", "φ", (1, 1), (0.0, 0.5, 1.0, 1.5, 2.0, -0.5, -1.0)),
+    ),
+    _limit(
+        "DP (iii)",
+        "Theorem D.1 (iii) without its condition",
+        "L_φ(t) < L_f(t) for every t > 0 and any W* ≠ 0",
+        "W* = (a, b)ᵀ, whole numbers up to 7, no matching; t ≤ 4",
+        partial(_any_teacher, "dp", "φ", True, 7, np.array([[1], [0.5]])),
+    ),
+    _limit(
+        "OR (i)",
+        "Theorem 3.2 and D.2 (i), as printed",
+        "dL_ψ/dt ≤ dL_f/dt at any state with W_f = W_ψ, γ = β Norm(α)",
+        "every parameter standard normal, c, d ≤ 4",
+        partial(_anywhere, "or", "ψ", (1, 2), (0.0, 0.5, 1.0, 2.0, -1.0)),
+    ),
+    _limit(
+        "OR (iii)",
+        "Theorem D.2 (iii) without its condition",
+        "L_ψ(t) < L_f(t) for every t > 0 and any W* ≠ 0, d > 1",
+        "W* = (a, b), whole numbers up to 10, not balanced; t ≤ 4",
+        partial(_any_teacher, "or", "ψ", False, 10, np.array([[4, 0.01]])),
+    ),
+    _limit(
+        "Theorem 1",
+        "Theorem 2.2 without W(0) = 0",
+        "L_f(t) < L_g(t) for every t > 0 from the same W(0), γ(0) = 1",
+        "c = d = 1, W(0) and W* multiples of 1/2 up to 2",
+        _nonzero_start,
+    ),
 )
