@@ -1,5 +1,8 @@
 """Errors that the command line reports in one sentence. Any other exception is a bug, and shows its traceback."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class ConfigError(ValueError):
     """Report what a user got wrong: `KEY is VALUE; expected EXPECTED. HINT`; the command line exits with 2."""
@@ -11,3 +14,10 @@ class NotTestableError(ConfigError):
 
 class RunError(RuntimeError):
     """Report that a run or a program that it starts has failed; the command line exits with 1."""
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> str:
+    """Return the sentence that lists what is known, with the nearest name."""
+    names = list(known)
+    hint = "".join(f" Did you mean {near!r}?" for near in get_close_matches(str(name), names, n=1))
+    return f"{what} {name!r} is unknown; known: {' '.join(names) or 'none (run it in the repository)'}.{hint}"

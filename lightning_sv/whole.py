@@ -1,6 +1,7 @@
 """Files and folders that are there whole, or not at all."""
 
 import errno
+import hashlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -42,6 +43,18 @@ def whole(final: Path) -> Iterator[Path]:
         for folder in made:
             with suppress(OSError):  # it is not empty
                 folder.rmdir()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file in one step: it holds all of the text, or what it held before."""
+    with whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_writable(folder: Path) -> None:

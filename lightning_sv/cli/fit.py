@@ -18,7 +18,7 @@ from lightning_sv.lit.ranks import leave_group, rank
 from lightning_sv.lit.signals import StoppedError, requeue
 from lightning_sv.lit.summary import print_summary
 from lightning_sv.log import quiet_libraries
-from lightning_sv.plan import fitting_micro_batch
+from lightning_sv.plan.plan import fitting_micro_batch
 from lightning_sv.runs.directory import PICTURE, SUMMARY
 from lightning_sv.runs.trust import check_resumed, split_allow
 from lightning_sv.settings.model import is_of_transformers

@@ -17,7 +17,7 @@ from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
-from lightning_sv.errors import ConfigError, RunError
+from lightning_sv.errors import ConfigError, RunError, unknown
 from lightning_sv.log import LEVELS, start_logging
 from lightning_sv.runs.output import LastingStream, discard, is_unread, lasting_output
 
@@ -135,7 +135,7 @@ def _run(argv: list[str]) -> int:
         print(__version__)
         return 0
     if name not in COMMANDS:
-        raise ConfigError(f"unknown command {name!r}; known: {' '.join(COMMANDS)}")
+        raise ConfigError(unknown("command", name, COMMANDS))
     with lasting_output() if name in LASTING else nullcontext():
         return _command(name)(rest)
 

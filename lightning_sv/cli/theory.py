@@ -11,11 +11,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lightning_sv.analysis.theory import draw_panels
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.theory.claims import CLAIMS, Claim, Result
 from lightning_sv.theory.study import SHOWN, Study, load_student, parse_teacher, study
-from lightning_sv.whole import check_writable, whole
+from lightning_sv.whole import check_writable, write_atomically
 
 _STYLE = {"holds": "green", "fails, as expected": "yellow", "CONTRADICTED": "bold red"}
 
@@ -54,9 +54,8 @@ def run(argv: list[str]) -> int:
         return 0
     if options.student:
         raise ConfigError('--student is compared on a teacher; add one, e.g. --teacher "8 1".')
-    unknown = [name for name in options.claims if name not in names]
-    if unknown:
-        raise ConfigError(f"unknown claim {unknown[0]!r}; known: {' '.join(names)}")
+    if wrong := [name for name in options.claims if name not in names]:
+        raise ConfigError(unknown("claim", wrong[0], names))
     chosen = [claim for claim in CLAIMS if not options.claims or claim.claim in options.claims]
     check_writable(out)
     before = read_before(out)
@@ -130,9 +129,7 @@ def save(results: Sequence[Result], out: Path, before: Sequence[dict[str, Any]])
     checked, order = {row["claim"] for row in rows}, [claim.claim for claim in CLAIMS]
     rows = [*(row for row in before if row["claim"] not in checked), *rows]
     rows.sort(key=lambda row: order.index(row["claim"]) if row["claim"] in order else len(order))
-    text = json.dumps(rows, indent=2, ensure_ascii=False)
-    with whole(out / "theory.json") as partial:
-        partial.write_text(text + "\n", encoding="utf-8")
+    write_atomically(out / "theory.json", json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
 
 
 def print_results(console: Console, results: Sequence[Result]) -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_sv.corpus.layer import FILENAME as LAYER
+from lightning_sv.corpus.config import LAYER
 from lightning_sv.corpus.manifest import SPLITS, Manifest, Shard
-from lightning_sv.corpus.progress import Progress
+from lightning_sv.corpus.progress import phase
 from lightning_sv.corpus.tokenizer import GPT2_RANKS_SHA256, bpe_size, canonical_sha256
-from lightning_sv.corpus.writer import file_sha256
 from lightning_sv.errors import ConfigError
+from lightning_sv.whole import file_sha256
 
 # Beyond this size hashing takes more than a second or two, and shows a bar.
 SHOWN_BYTES = 2 << 30
@@ -145,8 +145,8 @@ def _check_contents(manifest: Manifest, root: Path) -> None:
             raise ConfigError(f"{path} holds token {largest}, beyond {split}'s largest; {_again(root)}")
         return shard.bytes
 
-    shown = Progress(manifest.total_bytes > SHOWN_BYTES)
-    with ThreadPoolExecutor(_THREADS) as pool, shown.phase("checking shards", manifest.total_bytes) as advance:
+    size = sum(shard.bytes for _, shard, _ in work)
+    with ThreadPoolExecutor(_THREADS) as pool, phase("checking shards", size, shown=size > SHOWN_BYTES) as advance:
         try:
             for done in pool.map(check, *zip(*work, strict=True)):
                 advance(done)

@@ -4,12 +4,16 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, unknown
 
 _UNITS = {"": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 # Where a corpus lies and how many threads made it say nothing about its content.
 _NOT_CONTENT = ("dir", "workers")
 
+#: name of a corpus's own layer of a run's config
+LAYER = "corpus.yaml"
+#: a vocabulary is padded to a multiple of this, as GPT-2's 50,257 to 50,304: matrices of odd widths are slow
+PADDED_TO = 64
 Errors = Literal["strict", "replace", "skip"]
 
 
@@ -71,7 +75,7 @@ class CorpusConfig:
                 "training needs some documents and validation needs some others."
             )
         if self.errors not in get_args(Errors):
-            raise ConfigError(f"errors={self.errors!r} is not known; use one of {', '.join(get_args(Errors))}.")
+            raise ConfigError(unknown("errors", self.errors, get_args(Errors)))
         for name in ("max_bytes", "workers"):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -3,12 +3,12 @@
 import hashlib
 import json
 import math
-import os
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.whole import write_atomically
 
 FORMAT_VERSION = 1
 FILENAME = "manifest.json"
@@ -115,11 +115,6 @@ class Manifest:
         """The validation split."""
         return self.splits["val"]
 
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all shards on disk."""
-        return sum(shard.bytes for split in self.splits.values() for shard in split.shards)
-
     def to_dict(self) -> dict[str, Any]:
         """The manifest as plain JSON types, as in manifest.json, with a checksum over all of them."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
@@ -143,14 +138,8 @@ class Manifest:
         }
 
     def save(self, dir: str | Path) -> None:
-        """Write manifest.json in one step: it is there whole, or not at all."""
-        path = Path(dir) / FILENAME
-        part = path.with_suffix(".json.tmp")
-        with part.open("w") as file:
-            json.dump(self.to_dict(), file, indent=2, sort_keys=True)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        """Write manifest.json in one step."""
+        write_atomically(Path(dir) / FILENAME, json.dumps(self.to_dict(), indent=2, sort_keys=True))
 
     @classmethod
     def load(cls, dir: str | Path) -> "Manifest":
@@ -180,11 +169,8 @@ class Manifest:
         if any(not isinstance(state, dict) for state in (manifest.sources or {}).values()):
             raise ConfigError(f"{path}: sources is damaged; delete {dir} and prepare it again.")
         if manifest.dtype not in DTYPES:
-            raise ConfigError(f"{path}: dtype is {manifest.dtype!r}; known: {' '.join(DTYPES)}.")
-        for name in (
-            manifest.tokenizer_file,
-            *(shard.file for split in splits.values() for shard in split.shards),
-        ):
+            raise ConfigError(unknown(f"{path}: dtype", manifest.dtype, DTYPES))
+        for name in (manifest.tokenizer_file, *(shard.file for split in splits.values() for shard in split.shards)):
             if not _inside(name):
                 raise ConfigError(f"{path}: names the file {name!r} outside {dir}; do not use this corpus.")
         if manifest.corpus_hash != corpus_hash(manifest.tokenizer_sha256, splits):
@@ -196,10 +182,7 @@ class Manifest:
 
 def corpus_hash(tokenizer_sha256: str, splits: dict[str, SplitInfo]) -> str:
     """One hash for the tokens of all splits, their order and shards, and the tokenizer."""
-    content = [
-        tokenizer_sha256,
-        *([name, *(s.sha256 for s in splits[name].shards)] for name in SPLITS),
-    ]
+    content = [tokenizer_sha256, *([name, *(s.sha256 for s in splits[name].shards)] for name in SPLITS)]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 

@@ -2,28 +2,35 @@
 
 import json
 import logging
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
+from omegaconf import OmegaConf
 
-from lightning_sv.corpus.changes import changed_text, listed
 from lightning_sv.corpus.check import SHOWN_BYTES, check_corpus
-from lightning_sv.corpus.config import CorpusConfig
+from lightning_sv.corpus.config import LAYER, PADDED_TO, CorpusConfig
 from lightning_sv.corpus.encode import encode_documents
-from lightning_sv.corpus.layer import FILENAME as LAYER
-from lightning_sv.corpus.layer import write_layer
 from lightning_sv.corpus.loss import check_sample, check_share, lost_share
 from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, Manifest, SplitInfo, corpus_hash
-from lightning_sv.corpus.progress import Progress
+from lightning_sv.corpus.progress import phase
 from lightning_sv.corpus.sources.state import file_bytes, hashed
-from lightning_sv.corpus.sources.table import SplitDocuments, UniqueDocuments, open_source, source_state
+from lightning_sv.corpus.sources.table import (
+    SplitDocuments,
+    UniqueDocuments,
+    changed_text,
+    listed,
+    open_source,
+    source_state,
+)
 from lightning_sv.corpus.tokenizer import JsonTokenizer, Tokenizer, bpe_size, check_end, open_tokenizer
 from lightning_sv.corpus.writer import ShardWriter
 from lightning_sv.errors import ConfigError
+from lightning_sv.whole import whole
 
 log = logging.getLogger(__name__)
 
@@ -56,29 +63,33 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
     try:
         if (found := _existing(config, target)) is not None:
             return found
-        return _prepare(config, target, Progress(progress))
+        return _prepare(config, target, progress)
     except OSError as error:
         raise ConfigError(
             f"preparing dir={config.dir} failed ({error}); check the path, its permissions and the free space."
         ) from error
 
 
-def _prepare(config: CorpusConfig, target: Path, progress: Progress) -> Manifest:
+def _prepare(config: CorpusConfig, target: Path, shown: bool) -> Manifest:
     with _alone(target):
-        partial = target.parent / f".{target.name}.partial"
-        if partial.exists():  # left by an interrupted run; the lock says that nobody is at it
-            shutil.rmtree(partial)
         if (found := _existing(config, target)) is not None:  # made while this process waited
             return found
-        try:
+        with whole(target) as partial:  # replaces an empty folder, never a full one
             partial.mkdir()
-            manifest = _build(config, partial, progress)
-            write_layer(config, manifest, partial)
+            manifest = _build(config, partial, shown)
+            _write_layer(config, manifest.vocab_size, partial)
             manifest.save(partial)
-            partial.rename(target)  # replaces an empty folder, never a full one
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
     return manifest
+
+
+def _write_layer(config: CorpusConfig, vocab_size: int, folder: Path) -> None:
+    """Write what makes this corpus again, and the vocabulary of a model that reads it, as a layer of a run's config."""
+    always, default = ("dir", "source", "tokenizer"), asdict(CorpusConfig())
+    made = {key: value for key, value in asdict(config).items() if key in always or value != default[key]}
+    made.pop("workers", None)  # of one preparation
+    padded = -(-vocab_size // PADDED_TO) * PADDED_TO
+    layer: dict[str, Any] = {"data": {"corpus": made}, "model": {"backbone": {"vocab_size": padded}}}
+    OmegaConf.save(OmegaConf.create(layer), folder / LAYER)
 
 
 @contextmanager
@@ -150,26 +161,26 @@ def _check_text(config: CorpusConfig, manifest: Manifest) -> None:
     )
 
 
-def _build(config: CorpusConfig, folder: Path, progress: Progress) -> Manifest:
+def _build(config: CorpusConfig, folder: Path, shown: bool) -> Manifest:
     n_tokens = bpe_size(config.tokenizer)
     # A bad path fails before any reading.
     tokenizer = open_tokenizer(config.tokenizer, config.eot) if n_tokens is None else None
     state = source_state(config, ask_hub=True)  # before the text is read: what changes meanwhile is noticed later
     size = file_bytes(state)
-    with Progress(progress.enabled and size > SHOWN_BYTES).phase("hashing text", size) as step:
+    with phase("hashing text", size, shown=shown and size > SHOWN_BYTES) as step:
         state = hashed(state, step)
-    source = open_source(config, progress)
+    source = open_source(config, shown)
     try:
         documents = SplitDocuments(UniqueDocuments(source, config.max_bytes), config.val_fraction)
     except ConfigError as error:
         raise ConfigError(f"source={config.source}: {error}") from None
     if tokenizer is None:
         assert n_tokens is not None
-        tokenizer = _train_bpe(documents, n_tokens, source.total_bytes, progress)
+        tokenizer = _train_bpe(documents, n_tokens, source.total_bytes, shown)
     else:
         check_sample(tokenizer, documents, config.tokenizer)
     check_end(tokenizer, config.eot)
-    splits, held_out, lost = _write_splits(config, documents, tokenizer, folder, progress)
+    splits, held_out, lost = _write_splits(config, documents, tokenizer, folder, shown)
     tokenizer_file = tokenizer.save(folder)
     return Manifest(
         version=FORMAT_VERSION,
@@ -194,9 +205,10 @@ def _build(config: CorpusConfig, folder: Path, progress: Progress) -> Manifest:
     )
 
 
-def _train_bpe(documents: SplitDocuments, size: int, total_bytes: int | None, progress: Progress) -> Tokenizer:
+def _train_bpe(documents: SplitDocuments, size: int, total_bytes: int | None, shown: bool) -> Tokenizer:
     """A BPE learned on the first training documents; validation text stays unseen."""
-    with progress.phase("training BPE", min(BPE_SAMPLE_BYTES, total_bytes or BPE_SAMPLE_BYTES)) as step:
+    size_read = min(BPE_SAMPLE_BYTES, total_bytes or BPE_SAMPLE_BYTES)
+    with phase("training BPE", size_read, shown=shown) as step:
 
         def sample() -> Iterator[str]:
             taken = 0
@@ -213,14 +225,14 @@ def _train_bpe(documents: SplitDocuments, size: int, total_bytes: int | None, pr
 
 
 def _write_splits(
-    config: CorpusConfig, documents: SplitDocuments, tokenizer: Tokenizer, folder: Path, progress: Progress
+    config: CorpusConfig, documents: SplitDocuments, tokenizer: Tokenizer, folder: Path, shown: bool
 ) -> tuple[dict[str, SplitInfo], list[str], float]:
     """Encode every document into its split; also return where validation begins, and the share of it that is lost."""
     writers = {name: ShardWriter(folder / name, config.chunk_size, tokenizer.dtype) for name in ("train", "val")}
     unique = documents.documents
     total = min((n for n in (unique.source.total_bytes, config.max_bytes) if n is not None), default=None)
     held_out, lost = list[str](), 0
-    with progress.phase("encoding", total) as step:
+    with phase("encoding", total, shown=shown) as step:
         for document, ids in encode_documents(documents, tokenizer, config.workers):
             kept = document.n_bytes
             if documents.held_out(document):

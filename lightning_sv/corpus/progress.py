@@ -8,13 +8,13 @@ from rich.filesize import decimal
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
+    Progress,
     ProgressColumn,
     SpinnerColumn,
     Task,
     TextColumn,
     TimeElapsedColumn,
 )
-from rich.progress import Progress as Bars
 from rich.text import Text
 
 
@@ -29,34 +29,19 @@ class MeanSpeed(ProgressColumn):
         return Text(f"{decimal(int(task.completed / task.elapsed))}/s" if task.elapsed else "")
 
 
-class Progress:
-    """One bar a phase on standard error, or silence.
+@contextmanager
+def phase(name: str, total: int | None, unit: str = "bytes", *, shown: bool = True) -> Iterator[Callable[[int], None]]:
+    """Show a bar on standard error while the block runs; the block calls what it is given with each bit of progress.
 
     Args:
-        enabled: False shows nothing
+        name: phase of the preparation
+        total: its size, None if only the end will tell
+        unit: 'bytes' shows a rate; anything else shows a count
+        shown: if False, show nothing
     """
-
-    def __init__(self, enabled: bool = True) -> None:
-        self.enabled = enabled
-
-    @contextmanager
-    def phase(self, name: str, total: int | None, unit: str = "bytes") -> Iterator[Callable[[int], None]]:
-        """Show a phase while the block runs; the block calls what it is given with each bit of progress.
-
-        Args:
-            name: what is being done
-            total: its size, None if only the end will tell
-            unit: 'bytes' shows a rate; anything else shows a count
-        """
-        measure: ProgressColumn = MeanSpeed() if unit == "bytes" else MofNCompleteColumn()
-        columns = (
-            SpinnerColumn(),
-            TextColumn(f"{name:<16}"),
-            BarColumn(),
-            measure,
-            TimeElapsedColumn(),
-        )
-        with Bars(*columns, console=Console(stderr=True), disable=not self.enabled) as bars:
-            task = bars.add_task(name, total=total)
-            yield lambda amount: bars.advance(task, amount)
-            bars.update(task, total=bars.tasks[task].completed)
+    measure: ProgressColumn = MeanSpeed() if unit == "bytes" else MofNCompleteColumn()
+    columns = SpinnerColumn(), TextColumn(f"{name:<16}"), BarColumn(), measure, TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), disable=not shown) as bars:
+        task = bars.add_task(name, total=total)
+        yield lambda amount: bars.advance(task, amount)
+        bars.update(task, total=bars.tasks[task].completed)

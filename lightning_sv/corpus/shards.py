@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from lightning_sv.corpus.check import check_corpus
 from lightning_sv.corpus.manifest import SPLITS, Manifest
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, unknown
 
 Split = Literal["train", "val"]
 
@@ -29,7 +29,7 @@ def open_split(dir: str | Path, split: Split, *, seq_len: int) -> "Sequences":
         ConfigError: the corpus is missing or damaged, or no shard holds a sequence of seq_len + 1 tokens
     """
     if split not in SPLITS:
-        raise ConfigError(f"split={split!r} is not known; use one of {', '.join(SPLITS)}.")
+        raise ConfigError(unknown("split", split, SPLITS))
     manifest = Manifest.load(dir)
     # Hashing belongs to set-up, once; sizes are checked whenever a split is opened, as it costs nothing.
     check_corpus(manifest, dir, seq_len=seq_len, checksums=False)
@@ -71,13 +71,7 @@ class Sequences(Dataset[Tensor]):
 
 def iter_tokens(dir: str | Path, split: Split) -> Iterator[np.ndarray]:
     """The ids of each shard of a split, 1-D, in order, mapped rather than read."""
-    folder = Path(dir) / split
-    dtype = Manifest.load(dir).dtype
-    yield from iter_shards(folder, np.dtype(dtype))
-
-
-def iter_shards(folder: Path, dtype: np.dtype) -> Iterator[np.ndarray]:
-    """The ids of each shard below a folder with litdata's index.json."""
+    folder, dtype = Path(dir) / split, Manifest.load(dir).dtype
     for chunk in json.loads((folder / "index.json").read_text())["chunks"]:
         offset = 4 * (chunk["chunk_size"] + 2)  # the number of documents and their offsets, uint32
         yield np.memmap(folder / chunk["filename"], dtype=dtype, mode="r", offset=offset, shape=(chunk["dim"],))

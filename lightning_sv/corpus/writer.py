@@ -1,6 +1,5 @@
 """Writing token shards in litdata's format."""
 
-import hashlib
 import json
 import warnings
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lightning_sv.corpus.manifest import Shard, SplitInfo
+from lightning_sv.whole import file_sha256
 
 
 class ShardWriter:
@@ -69,9 +69,3 @@ class ShardWriter:
         ]
         assert sum(shard.tokens for shard in shards) == self.tokens
         return SplitInfo(self.documents, self.tokens, self.text_bytes, self.largest_token, tuple(shards))
-
-
-def file_sha256(path: Path) -> str:
-    """sha256 of a file, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -10,17 +10,18 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from lightning_sv.corpus.writer import file_sha256
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.experiments.recipe import MFU, Recipe
 from lightning_sv.experiments.sources.figures import load_tuned
 from lightning_sv.experiments.sources.tuned import tuned_keys
 from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, PanelSpec
-from lightning_sv.plan import find_gpu, plan_steps, train_hours
+from lightning_sv.nn.gpus import find_gpu
+from lightning_sv.plan.plan import plan_steps, train_hours
 from lightning_sv.runs.directory import LAST
 from lightning_sv.settings.parse import parse_run
-from lightning_sv.settings.words import unknown, words_of
+from lightning_sv.settings.words import words_of
 from lightning_sv.settings.yaml_file import read_yaml
+from lightning_sv.whole import file_sha256
 
 
 class Recipes:

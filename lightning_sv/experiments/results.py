@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from lightning_sv.analysis.grids import Optimum, fit_optimum
 from lightning_sv.analysis.pooled import Families
 from lightning_sv.analysis.scaling import Scaling, fit_scaling
-from lightning_sv.errors import ConfigError, NotTestableError
+from lightning_sv.errors import ConfigError, NotTestableError, unknown
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.recipe import Recipe, Wanted, by_seed
 from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run
-from lightning_sv.settings.words import unknown
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ from lightning_sv.lit.signals import StopSignals
 from lightning_sv.lit.summary import hyperparameters, print_groups, summarize, write_parameters, write_summary
 from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.claim import choose, claim, clear, last_checkpoint
-from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, read_summary, write_atomically
+from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, read_summary
 from lightning_sv.settings.data import Batches
 from lightning_sv.settings.model import is_of_transformers
 from lightning_sv.settings.parser import Parser
@@ -44,7 +44,7 @@ from lightning_sv.settings.trainer import (
     check_trainer_keys,
     prepare_torch,
 )
-from lightning_sv.whole import whole
+from lightning_sv.whole import whole, write_atomically
 
 log = logging.getLogger(__name__)
 

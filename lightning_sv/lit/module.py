@@ -312,7 +312,7 @@ class PretrainModule(L.LightningModule):
             self._rng = checkpoint[RNG_KEY]
             self.nonfinite.skipped = saved["skipped_steps"]
             self.origin = check_origin(saved.get("origin"))
-            self.legs.restore(saved.get("legs"), checkpoint["global_step"])
+            self.legs.restore(saved.get("legs"))
             restart_between_steps(checkpoint, saved["accumulate"], self.trainer.accumulate_grad_batches)
 
     def check_settings(self, checkpoint: dict[str, Any]) -> None:

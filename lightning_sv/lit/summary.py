@@ -16,17 +16,17 @@ from lightning_sv.callbacks import tokens_seen
 from lightning_sv.lit.checkpoint.settings import settings_of
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import build_optimizer, group_table, parameter_table
-from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE, SUMMARY, write_atomically
+from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE, SUMMARY
 from lightning_sv.runs.job import program
 from lightning_sv.runs.provenance import Provenance, lengths
 from lightning_sv.scale.strategy import modules_named
 from lightning_sv.settings.data import Batches
+from lightning_sv.whole import write_atomically
 
 
 def summarize(trainer: L.Trainer, module: PretrainModule, data: Batches) -> dict[str, Any]:
     """Collect the figures of a finished run."""
     legs = module.legs.at(trainer.global_step, trainer.max_steps)
-    seconds = [leg["seconds"] for leg in legs]
     return {
         "label": module.settings.label,
         "meaning": str(module.settings.canonical),
@@ -39,7 +39,7 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: Batches) -> dict
         "activated_parameters": module.settings.n_activated,
         "lr": module.settings.lr,
         **data.manifest.loss_figures(float(trainer.callback_metrics["val/loss"])),
-        "seconds": None if None in seconds else sum(seconds),
+        "seconds": sum(leg["seconds"] for leg in legs),
         "legs": legs,
         "origin": module.origin,
         "torch": torch.__version__,

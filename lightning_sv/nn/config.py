@@ -4,7 +4,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, unknown
 
 BALANCES = ("loss", "bias", "none")
 #: the product of three widths, in bytes, still fits 64 bits: what is larger is a slip of the keyboard
@@ -40,7 +40,7 @@ class RouterConfig:
     def __post_init__(self) -> None:
         where = "model.backbone.router"
         if self.balance not in BALANCES:
-            raise ConfigError(f"{where}.balance is {self.balance!r}; known: {' '.join(BALANCES)}")
+            raise ConfigError(unknown(f"{where}.balance", self.balance, BALANCES))
         for key in ("balance_coef", "bias_rate", "z_coef"):
             if not 0 <= getattr(self, key) < math.inf:
                 raise ConfigError(f"{where}.{key} is {getattr(self, key)}; it must be finite and not negative.")

@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, unknown
 
 
 class Gpu(NamedTuple):
@@ -45,7 +45,7 @@ def find_gpu(name: str, memory_gib: float | None = None) -> Gpu:
     """
     known = {gpu.name: gpu for gpu in GPUS}
     if name not in known:
-        raise ConfigError(f"GPU {name!r} is unknown; known: {' '.join(known)}.")
+        raise ConfigError(unknown("GPU", name, known))
     if memory_gib is None:
         return known[name]
     if not 0 < memory_gib < math.inf:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torch.optim import Optimizer
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.optim.adamw import adamw
 from lightning_sv.optim.config import OptimConfig
 from lightning_sv.optim.groups import ParameterGroup
@@ -26,7 +26,7 @@ def builder_of(name: str) -> Builder:
         ConfigError: it is not there
     """
     if name not in OPTIMIZERS:
-        raise ConfigError(f"model.optim.name is {name!r}; known: {' '.join(OPTIMIZERS)}")
+        raise ConfigError(unknown("model.optim.name", name, OPTIMIZERS))
     return OPTIMIZERS[name]
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.optim.groups import MATRIX_ROLES
 
 NS_DTYPES = ("bfloat16", "float32", "float64")
@@ -42,7 +42,7 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         if self.ns_dtype not in NS_DTYPES:
-            raise ConfigError(f"model.optim.ns_dtype is {self.ns_dtype!r}; known: {' '.join(NS_DTYPES)}")
+            raise ConfigError(unknown("model.optim.ns_dtype", self.ns_dtype, NS_DTYPES))
         for key in ("undecayed", "muon_roles"):
             if wrong := [role for role in getattr(self, key) if role not in MATRIX_ROLES]:
                 raise ConfigError(

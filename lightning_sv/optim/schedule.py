@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, unknown
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         if self.name not in SCHEDULES:
-            raise ConfigError(f"model.schedule.name is {self.name!r}; known: {' '.join(SCHEDULES)}")
+            raise ConfigError(unknown("model.schedule.name", self.name, SCHEDULES))
         for key in ("warmup_ratio", "final_ratio"):
             value = getattr(self, key)
             if value is not None and not 0 <= value < 1:

@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.settings.yaml_file import read_yaml
-from lightning_sv.whole import regular, whole
+from lightning_sv.whole import regular
 
 #: the resolved configuration, with which the run can be repeated
 CONFIG = "config.yaml"
@@ -131,9 +131,3 @@ def printable(value: Any) -> Any:
     if isinstance(value, dict):
         return {printable(key): printable(child) for key, child in value.items()}
     return [printable(child) for child in value] if isinstance(value, list) else value
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file in one step: it holds all of the text, or what it held before."""
-    with whole(path) as partial:
-        partial.write_text(text, encoding="utf-8")

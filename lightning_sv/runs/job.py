@@ -5,7 +5,6 @@ comment of a file, is one run. Beside it ``command.json`` says what else decides
 trains only what is missing, from the last checkpoint on.
 """
 
-import hashlib
 import json
 import shutil
 import sys
@@ -18,8 +17,8 @@ from typing import Any, Literal
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.runs.claim import remove
-from lightning_sv.runs.directory import COMMAND, LAST, LOCK, LOG, is_complete, write_atomically
-from lightning_sv.whole import partial_of, regular
+from lightning_sv.runs.directory import COMMAND, LAST, LOCK, LOG, is_complete
+from lightning_sv.whole import file_sha256, partial_of, regular, write_atomically
 
 #: the program of a run, where nothing else is said
 LAUNCHER = (sys.executable, "-m", "lightning_sv", "fit")
@@ -75,7 +74,9 @@ class Job:
         from lightning_sv.scale.strategy import modules_named  # torch with it: a second, and reading runs needs none
 
         scales = (value for before, value in pairwise(["", *self.arguments]) if before == "--model.scale")
-        files = {name: _sha256(path) for scale in scales for name in modules_named(scale) if (path := _source(name))}
+        files = {
+            name: file_sha256(path) for scale in scales for name in modules_named(scale) if (path := _source(name))
+        }
         # the interpreter's path says nothing about the result
         program = ["python" if part == sys.executable else part for part in self.launcher]
         return {"command": [*program, *self.arguments], "files": files, "context": dict(self.context)}
@@ -129,11 +130,6 @@ def _source(module: str) -> Path | None:
     except (ImportError, ValueError):
         return None
     return Path(found.origin) if found is not None and found.has_location and found.origin else None
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _change(before: Any, now: dict[str, Any]) -> str | None:

@@ -51,25 +51,18 @@ class Legs:
 
     @property
     def length(self) -> int | None:
-        """trainer.max_steps of the leg before this one, as far as it is known."""
+        """trainer.max_steps of the leg before this one, if there is one."""
         return self._before[-1]["max_steps"] if self._before else None
 
-    def restore(self, saved: Any, step: int) -> None:
-        """Go on after the legs of a checkpoint, None for one that has none, of an earlier version.
+    def restore(self, saved: Any) -> None:
+        """Go on after the legs of a checkpoint.
 
         Raises:
             ConfigError: they are damaged
         """
+        kinds = {"steps": int, "max_steps": int, "seconds": float}
         try:
-            legs: Any = [{"steps": step, "max_steps": None, "seconds": None}] if saved is None else saved
-            self._before = [
-                {
-                    "steps": int(leg["steps"]),
-                    "max_steps": None if leg["max_steps"] is None else int(leg["max_steps"]),
-                    "seconds": None if leg["seconds"] is None else float(leg["seconds"]),
-                }
-                for leg in legs
-            ]
+            self._before = [{key: kind(leg[key]) for key, kind in kinds.items()} for leg in saved]
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise ConfigError(f"the checkpoint's legs are damaged ({error!r}); resume from another.") from error
 

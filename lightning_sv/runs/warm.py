@@ -4,8 +4,8 @@
 
 A run is a process and a session of its own as `python -m lightning_sv` would be, but for the seconds before its first
 line. multiprocessing's forkserver would import the caller's main module in every run, so that a script that calls
-`compare` at its top would start it again, and it dies with a signal to the caller's process group while its runs,
-which then count as ended, go on.
+`compare` at its top would start it again. It dies with a signal to the caller's process group while its runs, which
+then count as ended, go on. Its `start` waits for the imports, during which an interrupt leaves a run behind.
 """
 
 import os
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 _POLL_S = 0.05
-#: what a run needs until its end; by name, for rooms above are among them
+#: what a run needs until its end, by name, because upper packages are among them; a user's own modules are not
 _NEEDED = (
     "litdata",
     "litdata.streaming.item_loader",
@@ -143,12 +143,6 @@ class WarmProcess:
                 continue
 
 
-def _preload() -> None:
-    """Import what a run needs until its end; a user's own modules are imported by the runs alone."""
-    for name in _NEEDED:
-        import_module(name)
-
-
 def _serve(owner: Connection) -> dict[str, Any]:
     """Fork a run for every request of the owner, until it ends; return the request in the forked process."""
     children: set[int] = set()
@@ -217,6 +211,7 @@ def _become(request: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    _preload()
+    for needed in _NEEDED:
+        import_module(needed)
     arguments = _become(_serve(Connection(int(sys.argv[1]))))
     sys.exit(sys.modules["__main__"].main(arguments))

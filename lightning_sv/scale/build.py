@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.scale.branch import BranchGroup, MatrixRole, ScaledLinear
 from lightning_sv.scale.norm import RMSNorm
 from lightning_sv.scale.strategy import PLACEMENTS, Placement, ScaleStrategy
@@ -45,7 +45,7 @@ class ScaleOptions:
     def __post_init__(self) -> None:
         for site, token in self.placement_at.items():
             if token not in _TOKENS:
-                raise ConfigError(f"scale_options.placement_at.{site} is {token!r}; known: {' '.join(_TOKENS)}")
+                raise ConfigError(unknown(f"scale_options.placement_at.{site}", token, _TOKENS))
         for key, role in self.role_at.items():
             if role not in ROLES or key.rpartition(".")[2] not in ("scale_in", "scale_out", "scale"):
                 raise ConfigError(

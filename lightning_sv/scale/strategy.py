@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.scale.contract import check_parameterization
 from lightning_sv.scale.vector import (
     DirectScale,
@@ -215,7 +215,7 @@ def _row(axis: str, token: str) -> Any:
         return row
     table = AXES[axis]
     if token not in table:
-        raise ConfigError(f"unknown {axis} {token!r}; known: {' '.join(table)}")
+        raise ConfigError(unknown(axis, token, table))
     return table[token]
 
 

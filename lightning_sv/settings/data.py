@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_sv.corpus import CorpusConfig, Manifest, Share, check_corpus, open_split
-from lightning_sv.corpus.changes import changed_text, listed
+from lightning_sv.corpus.sources.table import changed_text, listed
 from lightning_sv.errors import ConfigError
 
 log = logging.getLogger(__name__)

@@ -1,8 +1,7 @@
-"""Config files and keys of `fit` among the words of a command line, and back; the sentence on an unknown word."""
+"""Config files and keys of `fit` among the words of a command line, and back."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +68,3 @@ def words_of(keys: Mapping[str, Any]) -> list[str]:
     """
     plain = {k: json.dumps(v) if isinstance(v, bool) or v is None else str(v) for k, v in keys.items()}
     return [word for key, text in plain.items() for word in (f"--{key}", text)]
-
-
-def unknown(what: str, name: str, known: list[str]) -> str:
-    """The sentence that lists what is known, with the nearest name."""
-    near = get_close_matches(name, known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    known_words = " ".join(known) or "none (run it in the repository)"
-    return f"{what} {name!r} is unknown; known: {known_words}.{hint}"

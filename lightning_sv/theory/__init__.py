@@ -5,26 +5,10 @@ is a subclass of `ScaledInput`, any other student one of `Student`, a teacher a 
 them beside the paper's.
 """
 
-from lightning_sv.theory.claims import CLAIMS, Claim, Finding, Result
-from lightning_sv.theory.flow import Flow, flow, loss_series, power_series
+from lightning_sv.theory.claims import CLAIMS
+from lightning_sv.theory.flow import flow
 from lightning_sv.theory.students import STUDENTS, ScaledInput, Student
-from lightning_sv.theory.study import Study, study
+from lightning_sv.theory.study import study
 from lightning_sv.theory.teachers import TEACHERS, Teacher
 
-__all__ = [
-    "CLAIMS",
-    "STUDENTS",
-    "TEACHERS",
-    "Claim",
-    "Finding",
-    "Flow",
-    "Result",
-    "ScaledInput",
-    "Student",
-    "Study",
-    "Teacher",
-    "flow",
-    "loss_series",
-    "power_series",
-    "study",
-]
+__all__ = ["CLAIMS", "STUDENTS", "TEACHERS", "ScaledInput", "Student", "Teacher", "flow", "study"]

@@ -4,7 +4,7 @@ Why not autograd: the same few lines of a model must give gradients in float64 (
 power series with rational coefficients (for exact Taylor coefficients), and torch has no rationals.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -65,53 +65,37 @@ def variables(blocks: list[Array]) -> list[Dual]:
     exact = any(block.dtype == object for block in blocks)
     # Fractions, as int / int would leave the rationals
     identity = np.array([[Fraction(int(i == j)) for j in range(n)] for i in range(n)]) if exact else np.eye(n)
-    duals, start = [], 0
-    for block in blocks:
-        duals.append(Dual(block, identity[start : start + block.size].reshape(*block.shape, n)))
+    return [Dual(block, tangent) for block, tangent in zip(blocks, split(identity, blocks), strict=True)]
+
+
+def split(values: Array, like: Sequence[Array]) -> list[Array]:
+    """Cut the first axis of an array into parts that have the shapes of some blocks."""
+    parts, start = [], 0
+    for block in like:
+        parts.append(values[start : start + block.size].reshape(*block.shape, *values.shape[1:]))
         start += block.size
-    return duals
-
-
-def _parts(x: Any) -> tuple[Any, Any]:
-    return (x.value, x.tangent) if isinstance(x, Dual) else (np.asarray(x), 0)
+    return parts
 
 
 def _column(x: Any) -> Array:
     return np.asarray(x)[..., None]
 
 
-def _spread(tangent: Any, shape: tuple[int, ...], own: tuple[int, ...]) -> Any:
-    """Give a tangent the axes that broadcasting added to its value."""
-    if isinstance(tangent, int):
-        return tangent
-    return tangent.reshape((1,) * (len(shape) - len(own)) + tangent.shape)
+def _binary(ufunc: np.ufunc, tangent: Callable[..., Any]) -> Callable[[Any, Any], tuple[Array, Array]]:
+    """Return the rule of a function of two, from its tangent by both values, both tangents and the result."""
 
+    def rule(x: Any, y: Any) -> tuple[Array, Array]:
+        (a, da), (b, db) = ((z.value, z.tangent) if isinstance(z, Dual) else (np.asarray(z), 0) for z in (x, y))
+        value = np.asarray(ufunc(a, b))
+        # the axes that broadcasting added to a value
+        da, db = (
+            dz if isinstance(dz, int) else dz.reshape((1,) * (value.ndim - z.ndim) + dz.shape)
+            for z, dz in ((a, da), (b, db))
+        )
+        moved = tangent(_column(a), da, _column(b), db, _column(value))
+        return value, np.broadcast_to(moved, (*value.shape, moved.shape[-1]))
 
-def _add(x: Any, y: Any, sign: int = 1) -> tuple[Array, Array]:
-    (a, da), (b, db) = _parts(x), _parts(y)
-    value = np.asarray(a + b if sign > 0 else a - b)
-    da, db = _spread(da, value.shape, a.shape), _spread(db, value.shape, b.shape)
-    tangent = da + db if sign > 0 else da - db
-    return value, np.broadcast_to(tangent, (*value.shape, tangent.shape[-1]))
-
-
-def _multiply(x: Any, y: Any) -> tuple[Array, Array]:
-    (a, da), (b, db) = _parts(x), _parts(y)
-    value = np.asarray(a * b)
-    da, db = _spread(da, value.shape, a.shape), _spread(db, value.shape, b.shape)
-    return value, da * _column(b) + _column(a) * db
-
-
-def _divide(x: Any, y: Any) -> tuple[Array, Array]:
-    (a, da), (b, db) = _parts(x), _parts(y)
-    value = np.asarray(a / b)
-    da, db = _spread(da, value.shape, a.shape), _spread(db, value.shape, b.shape)
-    return value, (da - _column(value) * db) / _column(b)
-
-
-def _sqrt(x: Dual) -> tuple[Array, Array]:
-    root = np.asarray(np.sqrt(x.value))
-    return root, x.tangent / _column(2 * root)
+    return rule
 
 
 def _power(x: Dual, exponent: int) -> tuple[Array, Array]:
@@ -120,18 +104,13 @@ def _power(x: Dual, exponent: int) -> tuple[Array, Array]:
     return np.asarray(x.value**exponent), x.tangent * _column(exponent * x.value ** (exponent - 1))
 
 
-def _exp(x: Dual) -> tuple[Array, Array]:
-    value = np.asarray(np.exp(x.value))
-    return value, x.tangent * _column(value)
-
-
 _RULES: dict[Any, Callable[..., tuple[Array, Array]]] = {
-    np.add: _add,
-    np.subtract: lambda x, y: _add(x, y, -1),
+    np.add: _binary(np.add, lambda a, da, b, db, value: da + db),
+    np.subtract: _binary(np.subtract, lambda a, da, b, db, value: da - db),
     np.negative: lambda x: (-x.value, -x.tangent),
-    np.multiply: _multiply,
-    np.divide: _divide,
+    np.multiply: _binary(np.multiply, lambda a, da, b, db, value: da * b + a * db),
+    np.divide: _binary(np.divide, lambda a, da, b, db, value: (da - value * db) / b),
     np.power: _power,
-    np.sqrt: _sqrt,
-    np.exp: _exp,
+    np.sqrt: lambda x: (root := np.asarray(np.sqrt(x.value)), x.tangent / _column(2 * root)),
+    np.exp: lambda x: (value := np.asarray(np.exp(x.value)), x.tangent * _column(value)),
 }

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.integrate import solve_ivp
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.theory.dual import Array
+from lightning_sv.theory.dual import Array, split
 from lightning_sv.theory.series import Series
 from lightning_sv.theory.students import Student, exact
 
@@ -53,13 +53,13 @@ def flow(
     blocks = student.initial(*target.shape) if initial is None else [np.asarray(b, dtype=float) for b in initial]
 
     def velocity(_: float, theta: Array) -> Array:
-        return -student.gradient(_split(theta, blocks), target)[1]
+        return -student.gradient(split(theta, blocks), target)[1]
 
     at = np.asarray(times, dtype=float)
     solution = solve_ivp(velocity, (0.0, at[-1]), _join(blocks), method, t_eval=at, rtol=rtol, atol=atol)
     if not solution.success:
         raise ConfigError(f"The flow of {student.name!r} broke down at t = {solution.t[-1]:g}: {solution.message}")
-    states = [_split(theta, blocks) for theta in solution.y.T]
+    states = [split(theta, blocks) for theta in solution.y.T]
     loss = [0.5 * np.sum((student.effective(*state) - target) ** 2) for state in states]
     return Flow(at, np.array(loss), states)
 
@@ -79,11 +79,11 @@ def power_series(student: Student, teacher: Any, order: int) -> list[Array]:
     shapes = student.initial(*target.shape)
     known = [[Fraction(x)] for x in _join(shapes)]
     for k in range(order):
-        theta = _split(_objects([Series(c) for c in known]), shapes)
+        theta = split(_objects([Series(c) for c in known]), shapes)
         _, gradient = student.gradient(theta, target)
         for coefficients, g in zip(known, gradient, strict=True):
             coefficients.append(-g.coefficients[k] / (k + 1) if isinstance(g, Series) else Fraction(0))
-    return _split(_objects([Series(c) for c in known]), shapes)
+    return split(_objects([Series(c) for c in known]), shapes)
 
 
 def loss_series(student: Student, teacher: Any, order: int) -> Series:
@@ -115,11 +115,3 @@ def _objects(values: list[Any]) -> Array:
 
 def _join(blocks: list[Array]) -> Array:
     return np.concatenate([block.ravel() for block in blocks])
-
-
-def _split(theta: Array, like: list[Array]) -> list[Array]:
-    blocks, start = [], 0
-    for block in like:
-        blocks.append(theta[start : start + block.size].reshape(block.shape))
-        start += block.size
-    return blocks

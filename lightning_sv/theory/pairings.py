@@ -5,15 +5,15 @@ preserves and a state off the trajectory need not have. `guard` is that number.
 """
 
 import itertools
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from lightning_sv.theory.dual import Array
+from lightning_sv.theory.dual import Array, split
 from lightning_sv.theory.flow import flow
-from lightning_sv.theory.students import STUDENTS, DoublePlacement, OriginalSpace, Student
+from lightning_sv.theory.students import STUDENTS, OriginalSpace, Student
 
 _F = STUDENTS["f"]
 
@@ -37,19 +37,21 @@ class State(NamedTuple):
     teacher: Array
 
 
-class Pairing(ABC):
-    """A student, and the parameters of f with the same effective matrix and the same γ."""
+@dataclass(frozen=True)
+class Pairing:
+    """A student, and the parameters of f with the same effective matrix and the same γ.
+
+    Args:
+        student: the one that is compared with f
+        guard_name: symbol of the guard
+        standard: f's parameters (W, γ) at a state of the student
+        guard: number that the proof needs to be at least 1
+    """
 
     student: Student
     guard_name: str
-
-    @abstractmethod
-    def standard(self, blocks: list[Array]) -> list[Array]:
-        """Return f's parameters (W, γ) at the student's state."""
-
-    @abstractmethod
-    def guard(self, blocks: list[Array]) -> float:
-        """Return the number that the proof needs to be at least 1."""
+    standard: Callable[[list[Array]], list[Array]]
+    guard: Callable[[list[Array]], float]
 
     def rates(self, state: State) -> Rates:
         """dL/dt of both."""
@@ -79,51 +81,32 @@ class Pairing(ABC):
             [value for value in grid if block.ndim == 2 or value > 0] for block in shapes for _ in range(block.size)
         ]
         first = np.concatenate([block.ravel() for block in start])
-        cuts = np.cumsum([block.size for block in shapes])[:-1]
 
         def size(entries: tuple[float, ...]) -> tuple[float, float]:
             values = np.array(entries)
             return float(np.abs(values[: first.size] - first).sum()), float(np.abs(values[first.size :]).sum())
 
         for entries in sorted(itertools.product(*choices), key=size):
-            parts = np.split(np.array(entries, dtype=float), cuts)
-            blocks = [part.reshape(block.shape) for part, block in zip(parts, shapes, strict=True)]
-            state = State(blocks[:-1], blocks[-1])
+            *blocks, teacher = split(np.array(entries, dtype=float), shapes)
+            state = State(blocks, teacher)
             if state.teacher.any() and (rates := self.rates(state)).violates:
                 return state, rates
         return None
 
 
-class DoublePlacementPairing(Pairing):
-    """DP (i): γ = γb and W_f = diag(γa) W_φ."""
-
-    student = DoublePlacement()
-    guard_name = "min γa²"
-
-    def standard(self, blocks: list[Array]) -> list[Array]:
-        """(diag(γa) W, γb)."""
-        w, a, b = blocks
-        return [a[:, None] * w, b]
-
-    def guard(self, blocks: list[Array]) -> float:
-        """min_i γa_i²."""
-        return float((blocks[1] ** 2).min())
-
-
-class OriginalSpacePairing(Pairing):
-    """OR (i): W_f = W_ψ and γ = β Norm(α)."""
-
-    student = OriginalSpace()
-    guard_name = "ρ = β²d/‖α‖²"
-
-    def standard(self, blocks: list[Array]) -> list[Array]:
-        """(W, β Norm(α))."""
-        return [blocks[0], OriginalSpace().gamma(*blocks[1:])]
-
-    def guard(self, blocks: list[Array]) -> float:
-        """ρ, the weight of the preconditioner across γ."""
-        _, alpha, beta = blocks
-        return float(beta[0] ** 2 / (alpha * alpha).mean())
-
-
-PAIRINGS: dict[str, Pairing] = {"dp": DoublePlacementPairing(), "or": OriginalSpacePairing()}
+PAIRINGS = {
+    # DP (i): γ = γb and W_f = diag(γa) W_φ
+    "dp": Pairing(
+        STUDENTS["dp"],
+        "min γa²",
+        lambda blocks: [blocks[1][:, None] * blocks[0], blocks[2]],
+        lambda blocks: float((blocks[1] ** 2).min()),
+    ),
+    # OR (i): W_f = W_ψ and γ = β Norm(α); ρ is the weight of the preconditioner across γ
+    "or": Pairing(
+        STUDENTS["or"],
+        "ρ = β²d/‖α‖²",
+        lambda blocks: [blocks[0], OriginalSpace().gamma(*blocks[1:])],
+        lambda blocks: float(blocks[2][0] ** 2 / (blocks[1] * blocks[1]).mean()),
+    ),
+}

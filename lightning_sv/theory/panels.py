@@ -6,6 +6,8 @@ from typing import Literal
 
 from lightning_sv.theory.dual import Array
 
+#: label of the abscissa of most panels
+TIME = "time t of the flow"
 Colour = Literal["blue", "vermillion", "green", "orange", "purple", "sky", "grey", "black"]
 
 
@@ -53,3 +55,9 @@ class Panel:
     level: float | None = None
     limits: tuple[float, float] | None = None
     x_limits: tuple[float, float] | None = None
+
+
+def ratio_panel(title: str, ours: str, theirs: str, lines: Sequence[Line], limits: tuple[float, float]) -> Panel:
+    """Return axes for L_ours(t) / L_theirs(t), both logarithmic, where an index is TeX and may be empty."""
+    upper, lower = (f"L_{{{index}}}(t)" if index else "L(t)" for index in (ours, theirs))
+    return Panel(title, TIME, f"${upper} \\,/\\, {lower}$", lines, scale="xy", level=1.0, limits=limits)

@@ -3,20 +3,18 @@
 A Llama of 32 channels and two blocks reads bytes of the standard library's sources; seconds a run, no corpus needed.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from lightning_sv.nn import Backbone, BackboneConfig
+from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, parameter_groups
+from lightning_sv.scale import ScaledLinear
 from lightning_sv.theory.dual import Array
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from lightning_sv.nn import Backbone
 
 #: modules whose sources are the text; the last tenth is held out
 TEXT = ("argparse", "ast", "inspect", "typing", "doctest", "tarfile", "pdb", "pydoc")
@@ -41,16 +39,12 @@ class ShortRun:
 
 def rates(steps: int, peak: float) -> Array:
     """Learning rate of every step: 10% warm-up and the paper's cosine, (steps,)."""
-    from lightning_sv.optim import ScheduleConfig
-
     schedule = ScheduleConfig(warmup_ratio=0.1)
     return np.array([peak * schedule.factor(step, steps) for step in range(steps)])
 
 
-def text() -> "tuple[Tensor, Tensor]":
+def text() -> tuple[Tensor, Tensor]:
     """Bytes to train on and held-out bytes, as tokens below 256."""
-    import torch
-
     paths = [spec.origin for spec in map(find_spec, TEXT) if spec is not None and spec.origin is not None]
     read = np.frombuffer(b"".join(Path(path).read_bytes() for path in paths), dtype=np.uint8)
     tokens = torch.tensor(read.astype(np.int64))
@@ -58,44 +52,30 @@ def text() -> "tuple[Tensor, Tensor]":
     return tokens[:cut], tokens[cut:]
 
 
-def blocks(tokens: "Tensor", count: int, seed: int) -> "Tensor":
+def blocks(tokens: Tensor, count: int, seed: int) -> Tensor:
     """Windows of LENGTH + 1 at random places, (count, LENGTH + 1)."""
-    import torch
-
     starts = torch.randint(len(tokens) - LENGTH, (count, 1), generator=torch.Generator().manual_seed(seed))
     return tokens[starts + torch.arange(LENGTH + 1)]
 
 
-def small_model(strategy: str, eps: float = 1e-5) -> "Backbone":
+def small_model(strategy: str, eps: float = 1e-5) -> Backbone:
     """A Llama of 32 channels and two blocks; equal seeds give equal matrices under every strategy."""
-    from lightning_sv.nn import Backbone, BackboneConfig
-
     config = BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=256, init_std=STD, norm_eps=eps)
     return Backbone(config, strategy)
 
 
-def readers(model: "Backbone", head: bool = False) -> "list[Tensor]":
+def readers(model: Backbone, head: bool = False) -> list[Tensor]:
     """Weights of the matrices that read a normalized input, scale-invariant under dnp; with the lm_head or without."""
-    from lightning_sv.scale import ScaledLinear
-
     found = [module for module in model.modules() if isinstance(module, ScaledLinear)]
     return [module.weight for module in found if head or module.role == "matrix"]
 
 
-def rms(weights: "list[Tensor]") -> list[float]:
+def rms(weights: list[Tensor]) -> list[float]:
     """Root of the mean square of the entries of each."""
     return [weight.detach().square().mean().sqrt().item() for weight in weights]
 
 
-def train(
-    strategy: str,
-    std: float,
-    *,
-    steps: int,
-    peak: float,
-    decay: float,
-    advance: Callable[[float], None] = lambda share: None,
-) -> ShortRun:
+def train(strategy: str, std: float, *, steps: int, peak: float, decay: float) -> ShortRun:
     """Train with q, k, v, gate and up drawn at `std`; every other matrix starts at STD.
 
     Args:
@@ -104,12 +84,7 @@ def train(
         steps: of AdamW, with the package's schedule and clipping at 1
         peak: learning rate after warm-up
         decay: of AdamW
-        advance: called with the share done
     """
-    import torch
-
-    from lightning_sv.optim import OptimConfig, build_optimizer, parameter_groups
-
     model = small_model(strategy)
     weights = readers(model)
     with torch.no_grad():
@@ -120,7 +95,7 @@ def train(
     seen, held_out = text()
     batches = blocks(seen, steps * SEQUENCES, 0).unflatten(0, (steps, SEQUENCES))
     radii, moves = [rms(weights)], []
-    for step, (batch, rate) in enumerate(zip(batches, rates(steps, peak), strict=True)):
+    for batch, rate in zip(batches, rates(steps, peak), strict=True):
         for group in optimizer.param_groups:
             group["lr"] = float(rate)
         before = [weight.detach().clone() for weight in weights]
@@ -132,7 +107,6 @@ def train(
         with torch.no_grad():
             radii.append(rms(weights))
             moves.append([float((w - b).norm() / b.norm()) for w, b in zip(weights, before, strict=True)])
-        advance((step + 1) / steps)
     ending = blocks(held_out, 256, 1)
     with torch.no_grad():
         final = float(model(ending[:, :-1], targets=ending[:, 1:]))
@@ -149,8 +123,6 @@ def losses_of_rescaled(strategy: str, factor: float, steps: int = 8) -> Array:
         factor: c; a power of 2 rounds nothing
         steps: at a constant rate of 0.006 and decay of 0.1
     """
-    import torch
-
     model = small_model(strategy, eps=1e-30).double()
     scaled = readers(model, head=True)
     with torch.no_grad():

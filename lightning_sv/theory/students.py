@@ -55,18 +55,29 @@ class Student(ABC):
         return float(-gradient @ gradient)
 
 
-class Plain(Student):
-    """g: A = W, a linear map without scale vector."""
+class Placed(Student):
+    """A = diag(γa) W diag(γb): a scale vector after the matrix, before it, on both sides or on none (Section 3.2).
 
-    name = "g, no scale vector"
+    Args:
+        name: as in tables and legends
+        after: if True, γa is a parameter, else 1
+        before: if True, γb is a parameter, else 1
+    """
+
+    def __init__(self, name: str, *, after: bool = False, before: bool = False):
+        self.name, self.after, self.before = name, after, before
 
     def initial(self, c: int, d: int) -> list[Array]:
-        """W = 0."""
-        return [np.zeros((c, d))]
+        """W = 0, then γa = 1 and γb = 1 where they are parameters."""
+        scales = [np.ones(n) for n, learnt in ((c, self.after), (d, self.before)) if learnt]
+        return [np.zeros((c, d)), *scales]
 
     def effective(self, *blocks: Any) -> Any:
-        """W itself."""
-        return blocks[0]
+        """diag(γa) W diag(γb)."""
+        a = blocks[0]
+        if self.after:
+            a = blocks[1][:, None] * a
+        return a * blocks[-1] if self.before else a
 
 
 class ScaledInput(Student):
@@ -95,20 +106,6 @@ class ScaledInput(Student):
         """P = J Jᵀ with J = ∂γ/∂parameters: the flow of γ is γ̇ = −P ∇_γ L. Shape (d, d)."""
         jacobian = self.gamma(*variables(list(scale))).tangent
         return np.asarray(jacobian @ jacobian.T)
-
-
-class Direct(ScaledInput):
-    """f: γ is the parameter (paper, Section 2.1)."""
-
-    name = "f, scale vector"
-
-    def initial_scale(self, d: int) -> list[Array]:
-        """γ = 1."""
-        return [np.ones(d)]
-
-    def gamma(self, *scale: Any) -> Any:
-        """γ itself."""
-        return scale[0]
 
 
 class OriginalSpace(ScaledInput):
@@ -141,40 +138,10 @@ class Exponential(ScaledInput):
         return np.exp(alpha + (beta - alpha.mean()))
 
 
-class DoublePlacement(Student):
-    """DP, φ: A = diag(γa) W diag(γb), scale vectors on both sides (paper, Section 3.2)."""
-
-    name = "φ, DP"
-
-    def initial(self, c: int, d: int) -> list[Array]:
-        """W = 0, γa = 1, γb = 1."""
-        return [np.zeros((c, d)), np.ones(c), np.ones(d)]
-
-    def effective(self, *blocks: Any) -> Any:
-        """diag(γa) W diag(γb)."""
-        w, a, b = blocks
-        return a[:, None] * w * b
-
-
-class AfterPlacement(Student):
-    """AP: A = diag(γa) W, the scale vector after the matrix (paper, Section 3.2)."""
-
-    name = "AP"
-
-    def initial(self, c: int, d: int) -> list[Array]:
-        """W = 0, γa = 1."""
-        return [np.zeros((c, d)), np.ones(c)]
-
-    def effective(self, *blocks: Any) -> Any:
-        """diag(γa) W."""
-        w, a = blocks
-        return a[:, None] * w
-
-
 class Heterogeneous(Student):
     """HG: A_k = W_k diag(γ_k), a scale vector for each of several branches of one input (paper, Section 3.1).
 
-    The branches' matrices are stacked: A has their rows below each other. With γ_1 = γ_2 = ... it is `Direct`.
+    The branches' matrices are stacked: A has their rows below each other. With γ_1 = γ_2 = ... it is f.
 
     Args:
         branches: how many share the rows, as evenly as whole rows allow; c of them where there are fewer rows
@@ -201,11 +168,11 @@ class Heterogeneous(Student):
 
 #: the students by the word that names them; one of your own goes beside them
 STUDENTS: dict[str, Student] = {
-    "g": Plain(),
-    "f": Direct(),
+    "g": Placed("g, no scale vector"),
+    "f": Placed("f, scale vector", before=True),
     "hg": Heterogeneous(),
-    "ap": AfterPlacement(),
-    "dp": DoublePlacement(),
+    "ap": Placed("AP", after=True),
+    "dp": Placed("φ, DP", after=True, before=True),
     "or": OriginalSpace(),
     "er": Exponential(),
 }

@@ -13,7 +13,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.theory.compare import FLOOR, difference_series
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.flow import flow
-from lightning_sv.theory.panels import Line, Panel
+from lightning_sv.theory.panels import TIME, Line, Panel, ratio_panel
 from lightning_sv.theory.students import STUDENTS, Student, exact
 
 _BASELINE = STUDENTS["f"]
@@ -52,7 +52,6 @@ class Study:
 
     def panels(self) -> tuple[Panel, ...]:
         """Losses, ratios to f, and the slowest direction of the preconditioner."""
-        time = "time t of the flow"
         standard = next(student.loss for student in self.students if student.name == _BASELINE.name)
         alive = standard > FLOOR * standard[0]
         at = TIMES[alive]
@@ -61,10 +60,10 @@ class Study:
         ratios = [Line(s.name, at, s.loss[alive] / standard[alive]) for s in self.students]
         slowest = [Line(s.name, TIMES, s.spectrum[:, 0]) for s in self.students]
         return (
-            Panel("Loss along the gradient flow", time, "L(t)", losses, scale="y"),
-            Panel("Relative to f", time, "$L(t) \\,/\\, L_f(t)$", ratios, scale="xy", level=1.0, limits=(1e-3, 1e3)),
+            Panel("Loss along the gradient flow", TIME, "L(t)", losses, scale="y"),
+            ratio_panel("Relative to f", "", "f", ratios, (1e-3, 1e3)),
             Panel(
-                "Slowest direction of each student", time, "least eigenvalue of J Jᵀ, per unit of t", slowest, level=1.0
+                "Slowest direction of each student", TIME, "least eigenvalue of J Jᵀ, per unit of t", slowest, level=1.0
             ),
         )
 

@@ -1,6 +1,5 @@
 """Teachers W*: a table of exact ones, and the conditions that the theorems put on them."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -60,8 +59,3 @@ TEACHERS = (
     Teacher("balanced 2×2", ((1, 0), (1, Fraction(-7, 5)), (0, Fraction(1, 5)))),
     Teacher("balanced 3×3", ((1, 2, 2), (2, 1, -2), (2, -2, 1))),
 )
-
-
-def teachers(condition: Callable[[Teacher], bool] = lambda teacher: True) -> list[Teacher]:
-    """The table's teachers that satisfy a condition."""
-    return [teacher for teacher in TEACHERS if condition(teacher)]

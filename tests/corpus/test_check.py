@@ -145,7 +145,7 @@ def test_a_model_that_does_not_fit_is_refused(corpus: Path, manifest: Manifest) 
             check_corpus(manifest, corpus, **wanted)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="seq_len=9000 needs a shard"):
         open_split(corpus, "val", seq_len=9_000)
-    with pytest.raises(ValueError, match="split='test' is not known"):
+    with pytest.raises(ValueError, match="split 'test' is unknown"):
         open_split(corpus, "test", seq_len=8)  # type: ignore[arg-type]
 
 

@@ -20,7 +20,6 @@ from filelock import FileLock
 
 from lightning_sv.__main__ import main
 from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, iter_tokens, prepare
-from lightning_sv.corpus.progress import Progress
 from lightning_sv.corpus.sources.document import Document
 from lightning_sv.corpus.sources.stdlib import PACKAGES
 from lightning_sv.corpus.sources.table import open_source
@@ -235,6 +234,6 @@ def test_stdlib_is_large_enough(tmp_path: Path) -> None:
     """By the tokens a byte of a fair sample, which gives 30.8 M for the 31.0 M of the whole."""
     sample = prepare(CorpusConfig(dir=str(tmp_path / "stdlib"), max_bytes=3_000_000), progress=False)
     tokens, read = (sum(getattr(split, name) for split in sample.splits.values()) for name in ("tokens", "bytes"))
-    total = open_source(CorpusConfig(), Progress(enabled=False)).total_bytes
+    total = open_source(CorpusConfig(), shown=False).total_bytes
     assert total is not None and 25e6 < total * tokens / read < 35e6
     assert sample.packages.keys() == {"python", *PACKAGES}

@@ -16,7 +16,7 @@ from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.figures import budget_names, figure_names, load_budget, load_figure
-from lightning_sv.plan import plan_steps
+from lightning_sv.plan.plan import plan_steps
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.slurm import array_script
 from lightning_sv.settings.parse import parse_run

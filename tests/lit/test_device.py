@@ -12,8 +12,7 @@ from lightning_sv.callbacks.training_monitor import peak_flops
 from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.micro_batch import choose_micro_batch
 from lightning_sv.nn.gpus import find_gpu
-from lightning_sv.plan import fitting_micro_batch
-from lightning_sv.plan.plan import MOST_LOGITS, make_plan
+from lightning_sv.plan.plan import MOST_LOGITS, fitting_micro_batch, make_plan
 from lightning_sv.settings.data import Batches
 from lightning_sv.settings.parse import parse_run
 from tests.lit.valueless import valueless_device

@@ -230,7 +230,10 @@ def test_wrong_input_stops_before_the_first_step(
             ["--model.backbone.qk_norm", "true"],
             "model.backbone.qk_norm would normalize q_proj and k_proj a second time",
         ),
-        (["--model.backbone.router.balance", "luck"], "model.backbone.router.balance is 'luck'; known: loss bias none"),
+        (
+            ["--model.backbone.router.balance", "luck"],
+            "router.balance 'luck' is unknown; known: loss bias none",
+        ),
         (
             ["--model.schedule.name", "wsd", "--model.schedule.warmup_ratio", "0.9"],
             "model.schedule.warmup_ratio 0.9 is beyond stable_ratio 0.8",

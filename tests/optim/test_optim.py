@@ -102,12 +102,12 @@ def test_tuned_learning_rates() -> None:
     ],
 )
 def test_optim_errors(kwargs: dict) -> None:
-    with pytest.raises(ValueError, match=f"model.optim.{next(iter(kwargs))} is"):
+    with pytest.raises(ValueError, match=f"model.optim.{next(iter(kwargs))} "):
         OptimConfig(**kwargs)
 
 
 def test_an_unknown_optimizer_is_refused_with_or_without_a_learning_rate(config: BackboneConfig) -> None:
-    known = "model.optim.name is 'sgd'; known: adamw muon"
+    known = "model.optim.name 'sgd' is unknown; known: adamw muon"
     model = Backbone(config)
     with pytest.raises(ValueError, match=known):
         build_optimizer(parameter_groups(model, frozenset()), OptimConfig("sgd"), 1e-3)

@@ -73,7 +73,7 @@ def test_wsd_phases(total: int, warmup_ratio: float, final: float, stable_ratio:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"name": "linear"}, "name is 'linear'; known: cos wsd"),
+        ({"name": "linear"}, "name 'linear' is unknown; known: cos wsd"),
         ({"warmup_ratio": 1.0}, "warmup_ratio is 1.0"),
         ({"final_ratio": -0.1}, "final_ratio is -0.1"),
         ({"stable_ratio": 1.1}, "stable_ratio is 1.1"),

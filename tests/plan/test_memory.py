@@ -16,7 +16,7 @@ from lightning_sv.nn import BackboneConfig
 from lightning_sv.nn.config import RouterConfig
 from lightning_sv.nn.cross_entropy import CHUNK
 from lightning_sv.optim import OptimConfig, build_optimizer
-from lightning_sv.plan import step_memory
+from lightning_sv.plan.memory import step_memory
 from lightning_sv.scale.pieces import PIECE, as_on_a_gpu
 from tests.conftest import GEMMA
 

@@ -18,9 +18,10 @@ from torch.utils.tensorboard import SummaryWriter
 from lightning_sv.__main__ import main
 from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.nn import BackboneConfig, activated_parameters, meta_backbone
-from lightning_sv.plan import Parallel, find_gpu, gpu_memory, train_hours
-from lightning_sv.plan.device import largest_micro_batch
+from lightning_sv.nn.gpus import find_gpu
+from lightning_sv.plan.device import Parallel, gpu_memory, largest_micro_batch
 from lightning_sv.plan.memory import Held, StepMemory
+from lightning_sv.plan.plan import train_hours
 from lightning_sv.settings.parse import parse_run
 from tests.plan.test_memory import allocated
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -117,7 +118,8 @@ def test_teachers_meet_their_conditions() -> None:
 def test_a_wrong_statement_is_contradicted() -> None:
     """A coefficient that is off by 1e-5 does not pass, a limit that holds neither."""
     claim = next(c for c in CLAIMS if (c.claim, c.part) == ("or", "(ii)"))
-    wrong = early("or", "ψ", lambda teacher: reparameterization.stated_coefficient(teacher) + Fraction(1, 100_000))
+    stated = reparameterization.stated_coefficient
+    wrong = partial(early, "or", "ψ", lambda teacher: stated(teacher) + Fraction(1, 100_000))
     result = replace(claim, check=wrong).run()
     assert result.verdict == "CONTRADICTED" and result.finding.error == pytest.approx(1e-5)
     limit = replace(claim, check=lambda advance: Finding("< 1", 0.5, None, True), expected="fails")

@@ -59,9 +59,9 @@ def test_claims_of_the_appendix(part: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_noise_model_that_is_wrong_is_contradicted(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound with half the trace, and an identity with another σ²."""
     monkeypatch.setattr(descent, "COUNT", 20)
-    wrong = descent._equal(True, lambda p: 0.7 * p.hessian, lambda p: 0.8 * descent._square(p))
-    assert not wrong(lambda share: None).agrees
-    assert descent._bounded(lambda point: 0.7)(lambda share: None).agrees
+    wrong = descent._equal(True, lambda p: 0.7 * p.hessian, lambda p: 0.8 * descent._square(p), lambda share: None)
+    assert not wrong.agrees
+    assert descent._bounded(lambda point: 0.7, lambda share: None).agrees
 
 
 def test_closed_form_of_the_radius() -> None:

@@ -189,12 +189,9 @@ def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     """Open a file and undo its compression, whose errors name the file."""
     packed = _parts(path)[1]
-    damage = [
-        EOFError,
-        zlib.error,
-        lzma.LZMAError,
-        *([needs("zstandard", str(path)).ZstdError] if packed == ".zst" else []),
-    ]
+    damage = [EOFError, zlib.error, lzma.LZMAError]
+    if packed == ".zst":
+        damage.append(needs("zstandard", str(path)).ZstdError)
     try:
         with _OPENERS[packed](path) as file:
             yield file

@@ -112,8 +112,8 @@ def _hub_revision(name: str) -> str | None:
             "name."
         ) from error
     except HfHubHTTPError as error:
-        unreadable = _unreadable(name, "dataset", error)
-        raise unreadable from error
+        refused = _unreadable(name, "dataset", error)
+        raise refused from error
     except Exception as error:  # httpx's, and whatever a proxy says
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise ConfigError(
@@ -121,9 +121,9 @@ def _hub_revision(name: str) -> str | None:
         ) from error
 
 
-def _unreadable(name: str, where: str, error: Exception) -> ValueError:
+def _unreadable(name: str, where: str, error: Exception) -> ConfigError:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return ValueError(
+    return ConfigError(
         f"hf:{name} ({where}) cannot be read: {reason} Check the name, hf_subset, hf_split, hf_data_files "
         "and the network; without a network use files:PATH."
     )

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from lightning_sv.corpus.progress import Progress
+from lightning_sv.corpus.progress import phase
 from lightning_sv.corpus.sources.document import Document, Source, digest, order_key
 from lightning_sv.corpus.sources.state import State
 from lightning_sv.errors import ConfigError
@@ -23,26 +23,6 @@ PACKAGES = (
 # 75 MB of the 160 MB that these hold: about 30 M training tokens of a 1,024 BPE.
 DEFAULT_MAX_BYTES = 75_000_000
 _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__"}
-
-
-def stdlib_source(max_bytes: int | None, progress: Progress) -> Source:
-    """Python sources of the standard library and of `PACKAGES`, in the order of a hash of their text.
-
-    Args:
-        max_bytes: bytes of text to take at most; None means `DEFAULT_MAX_BYTES`
-        progress: shows how far the search has come
-    """
-    return _python_source(PACKAGES, max_bytes or DEFAULT_MAX_BYTES, progress)
-
-
-def installed_source(max_bytes: int | None, progress: Progress) -> Source:
-    """Python sources of the standard library and of all that is installed: what a machine without a network can read.
-
-    Args:
-        max_bytes: bytes of text to take at most; None takes all
-        progress: shows how far the search has come
-    """
-    return _python_source(_installed(), max_bytes, progress)
 
 
 def package_states(source: str) -> State:
@@ -60,18 +40,25 @@ def _installed() -> list[str]:
     return sorted(name for name in found if name.replace("-", "_") != "lightning_sv")
 
 
-def _python_source(names: Iterable[str], max_bytes: int | None, progress: Progress) -> Source:
-    """The sources of the standard library and of some distributions.
+def python_source(source: str, max_bytes: int | None, shown: bool) -> Source:
+    """Return Python sources of the standard library and of distributions, in the order of a hash of their text.
 
     The order mixes the packages, so that a cap takes a fair sample of all of them. Files that are empty or no
     UTF-8 are left out.
+
+    Args:
+        source: 'stdlib' for `PACKAGES`, 'installed' for all that is installed here
+        max_bytes: bytes of text to take at most; None takes `DEFAULT_MAX_BYTES` for 'stdlib', and otherwise all
+        shown: if True, show how far the search has come
     """
-    paths, packages, licences = _python_files(names)
+    if source == "stdlib":
+        max_bytes = max_bytes or DEFAULT_MAX_BYTES
+    paths, packages, licences = _python_files(PACKAGES if source == "stdlib" else _installed())
     found: dict[bytes, Path] = {}
     sizes: dict[bytes, int] = {}
     unreadable: set[str] = set()
     duplicates = 0
-    with progress.phase("reading sources", len(paths), unit="files") as step, ThreadPoolExecutor() as pool:
+    with phase("reading sources", len(paths), "files", shown=shown) as step, ThreadPoolExecutor() as pool:
         for path, (key, size, is_text) in zip(paths, pool.map(_examine, paths), strict=True):
             step(1)
             if not size or key in found:

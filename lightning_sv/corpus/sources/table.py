@@ -2,34 +2,37 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from lightning_sv.corpus.config import CorpusConfig
-from lightning_sv.corpus.progress import Progress
+from lightning_sv.corpus.manifest import Manifest
 from lightning_sv.corpus.sources.document import Document, Source
 from lightning_sv.corpus.sources.files import files_source, source_files
 from lightning_sv.corpus.sources.hub import hub_source, hub_state
-from lightning_sv.corpus.sources.state import State, file_states
-from lightning_sv.corpus.sources.stdlib import installed_source, package_states, stdlib_source
+from lightning_sv.corpus.sources.state import State, differences, file_states
+from lightning_sv.corpus.sources.stdlib import package_states, python_source
 from lightning_sv.errors import ConfigError
 
 #: of fewer documents than this none is held out, but the end of each
 FEW = 16
 
 
-def open_source(config: CorpusConfig, progress: Progress) -> Source:
+def open_source(config: CorpusConfig, shown: bool = True) -> Source:
     """The documents that `config.source` names, without repetition and within `max_bytes`.
 
     To add a kind of source, write a function that returns a `Source` and give it a line here, in `source_state` and in
     `CorpusConfig`.
 
+    Args:
+        config: names the source
+        shown: if True, show how far a search of the environment has come
+
     Raises:
         ConfigError: a file or dataset is missing, unreadable, or of an unknown kind; the sentence names it
     """
     kind, _, name = config.source.partition(":")
-    if kind == "stdlib":
-        return stdlib_source(config.max_bytes, progress)
-    if kind == "installed":
-        return installed_source(config.max_bytes, progress)
+    if kind in ("stdlib", "installed"):
+        return python_source(kind, config.max_bytes, shown)
     if kind == "files":
         return files_source(name, text_field=config.text_field, errors=config.errors)
     assert kind == "hf", kind  # CorpusConfig accepts no other
@@ -58,6 +61,30 @@ def source_state(config: CorpusConfig, *, ask_hub: bool) -> State:
     if kind == "hf":
         return hub_state(name, config.hf_data_files, ask=ask_hub)
     return package_states(kind)
+
+
+def changed_text(manifest: Manifest, *, ask_hub: bool = False) -> list[str]:
+    """Return a phrase per file, package or dataset that differs from what was prepared.
+
+    Nothing differs if an earlier version prepared the corpus, or if none of its text exists here any more.
+
+    Args:
+        manifest: of the prepared corpus
+        ask_hub: if True, ask the Hugging Face hub for a dataset's revision
+    """
+    if manifest.sources is None:
+        return []
+    try:
+        now = source_state(CorpusConfig(**manifest.settings), ask_hub=ask_hub)
+    except (TypeError, ValueError, OSError):  # some of it is gone, or the hub does not answer
+        now = file_states(path for path in map(Path, manifest.sources) if path.is_file())
+    return differences(manifest.sources, now) if now else []
+
+
+def listed(phrases: list[str]) -> str:
+    """Return the first three phrases as one, with the number of the others."""
+    more = f", and {len(phrases) - 3:,} more" if len(phrases) > 3 else ""
+    return ", ".join(phrases[:3]) + more
 
 
 class UniqueDocuments:

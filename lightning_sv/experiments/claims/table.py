@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from lightning_sv.analysis.decision import ALPHA, NOT_RESOLVED, NOT_TESTABLE
-from lightning_sv.errors import ConfigError, NotTestableError
+from lightning_sv.errors import ConfigError, NotTestableError, unknown
 from lightning_sv.experiments.claims import decide
 from lightning_sv.experiments.claims.outcome import Outcome, Verdict
 from lightning_sv.experiments.results import Arm, Panel
 from lightning_sv.experiments.spec import ClaimSpec, PanelKind, PanelSpec
-from lightning_sv.settings.words import unknown
 
 
 @dataclass(frozen=True)

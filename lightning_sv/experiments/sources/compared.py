@@ -17,7 +17,7 @@ from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.spec import ArmSpec, Budget, FigureSpec, ModelSpec, PanelSpec
-from lightning_sv.plan import plan_steps
+from lightning_sv.plan.plan import plan_steps
 from lightning_sv.settings.data import Batches
 from lightning_sv.settings.model import Pretraining
 from lightning_sv.settings.parse import parse_run

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.experiments.spec import CONF, Budget, FigureSpec, Tuned
-from lightning_sv.settings.words import unknown
 from lightning_sv.settings.yaml_file import read_as
 
 T = TypeVar("T")

@@ -95,7 +95,7 @@ def check_learning_rate(checkpoint: dict[str, Any], module: Pretraining, max_ste
     step, legs = checkpoint.get("global_step"), Legs()
     if not isinstance(step, int) or step < 0:
         raise ConfigError(f"the checkpoint's global_step is {step!r:.80}; resume from another.")
-    legs.restore(checkpoint[CHECKPOINT_KEY].get("legs"), step)
+    legs.restore(checkpoint[CHECKPOINT_KEY].get("legs"))
     then = checkpoint["optimizer_states"][0]["param_groups"][0]["lr"]
     now = module.lr * module.schedule.factor(min(step, max_steps - 1), max_steps)
     if isclose(then, now, rel_tol=1e-6):

@@ -1,13 +1,21 @@
 """What a claim is: a statement of the paper, a check of it, and what the check found."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from lightning_sv.theory.panels import Panel
 
 Advance = Callable[[float], None]
+T = TypeVar("T")
 Verdict = Literal["holds", "fails, as expected", "CONTRADICTED"]
+
+
+def counted(items: Sequence[T], advance: Advance) -> Iterator[T]:
+    """Yield the items, and report after each the share that is done."""
+    for done, item in enumerate(items, 1):
+        yield item
+        advance(done / len(items))
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
 """The comparison with deep linear networks: overhead, structure, and who is ahead when (paper, Appendix C.1)."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
-from lightning_sv.theory.claims.base import Advance, Claim, Finding
+from lightning_sv.theory.claims.base import Advance, Claim, Finding, counted
 from lightning_sv.theory.compare import FLOOR, TIMES, loss_ratio
 from lightning_sv.theory.deep_linear import DeepLinear, balanced, balanced_preconditioner, end_rates, singular_value
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.flow import flow
-from lightning_sv.theory.panels import Line, Panel
+from lightning_sv.theory.panels import TIME, Line, Panel, ratio_panel
 from lightning_sv.theory.students import STUDENTS, Student
 from lightning_sv.theory.teachers import TEACHERS
 
@@ -48,30 +50,28 @@ def outside_channels(student: Student, blocks: list[Array]) -> float:
     return float((k[apart] ** 2).sum() / (k**2).sum())
 
 
-def _shares(student: Student) -> float:
-    """Mean of `outside_channels` over random states with c = d = 3; balanced where the student is a DLN."""
-    rng = np.random.default_rng(0)
-    shares = []
-    for _ in range(100):
-        blocks = [rng.standard_normal(block.shape) for block in student.initial(3, 3)]
-        if isinstance(student, DeepLinear):
-            blocks = balanced(blocks[0])
-        shares.append(outside_channels(student, blocks))
-    return float(np.mean(shares))
+def _shares(students: Mapping[str, Student]) -> tuple[list[float], str]:
+    """Mean of `outside_channels` over random states with c = d = 3, balanced for a DLN, and a note on all means."""
+    means = []
+    for student in students.values():
+        rng = np.random.default_rng(0)
+        shares = []
+        for _ in range(100):
+            blocks = [rng.standard_normal(block.shape) for block in student.initial(3, 3)]
+            shares.append(outside_channels(student, balanced(blocks[0]) if isinstance(student, DeepLinear) else blocks))
+        means.append(float(np.mean(shares)))
+    listed = ", ".join(f"{name} {mean:.2f}" for name, mean in zip(students, means, strict=True))
+    return means, f"share of ‖K‖² between channels: {listed}"
 
 
 def _channel_wise(advance: Advance) -> Finding:
-    shares = {student.name: _shares(student) for student in (_F, DeepLinear())}
-    share, deep = shares.values()
-    note = "share of ‖K‖² between channels: " + ", ".join(f"{name} {value:.2f}" for name, value in shares.items())
+    (share, deep), note = _shares({student.name: student for student in (_F, DeepLinear())})
     return Finding(0.0, share, None, share == 0 and deep > 0.05, note)
 
 
 def _all_channel_wise(advance: Advance) -> Finding:
-    shares = {name: _shares(STUDENTS[name]) for name in ("f", "hg", "ap", "dp", "or", "er")}
-    note = "share of ‖K‖² between channels: " + ", ".join(f"{name} {value:.2f}" for name, value in shares.items())
-    worst = max(shares.values())
-    return Finding(0.0, worst, None, worst == 0, note)
+    shares, note = _shares({name: STUDENTS[name] for name in ("f", "hg", "ap", "dp", "or", "er")})
+    return Finding(0.0, max(shares), None, max(shares) == 0, note)
 
 
 def _closed_form(advance: Advance) -> Finding:
@@ -85,14 +85,14 @@ def _closed_form(advance: Advance) -> Finding:
         worst = max(worst, float(np.abs(products[:, k, k] / stated - 1).max()))
         lines.append(Line(f"σ = {goal}, integrated", times, products[:, k, k] / goal))
         lines.append(Line("", times[::14], stated[::14] / goal, marks=True, colour="grey"))
-    panel = Panel("A DLN learns each singular value as a logistic", "time t of the flow", "s(t) / σ", lines)
+    panel = Panel("A DLN learns each singular value as a logistic", TIME, "s(t) / σ", lines)
     note = "σ = 0.3, 1, 2.5 from s_0 = 0.01; largest relative error up to t = 5"
     return Finding(0.0, worst, worst, worst < 1e-8, note, (panel,))
 
 
 def _early(advance: Advance) -> Finding:
     behind, overtakes, lines = [], [], []
-    for k, teacher in enumerate(TEACHERS):
+    for teacher in counted(TEACHERS, advance):
         curve = loss_ratio(DeepLinear(), _G, teacher.matrix)
         scaled = loss_ratio(_F, _G, teacher.matrix, TIMES[:2])
         behind.append(float(np.interp(EARLY, curve.times, curve.values)) > 1 > scaled.values[-1])
@@ -100,17 +100,8 @@ def _early(advance: Advance) -> Finding:
         overtakes.append(float(curve.times[ahead.argmax()]) if ahead.any() else np.inf)
         if teacher.name in ("scalar", "small row", "row (3, 1)", "full 2×2", "balanced 3×3"):
             lines.append(Line(f"DLN, {teacher.name}", *curve))
-        advance((k + 1) / len(TEACHERS))
     lines.append(Line("f, full 2×2", *loss_ratio(_F, _G, TEACHERS[4].matrix)))
-    panel = Panel(
-        "Against g: f ahead at once, the DLN late or never",
-        "time t of the flow",
-        "$L(t) \\,/\\, L_g(t)$",
-        lines,
-        scale="xy",
-        level=1.0,
-        limits=(1e-4, 1e4),
-    )
+    panel = ratio_panel("Against g: f ahead at once, the DLN late or never", "", "g", lines, (1e-4, 1e4))
     never = sum(np.isinf(t) for t in overtakes)
     first = min(overtakes)
     note = (
@@ -131,7 +122,7 @@ def _regimes(advance: Advance) -> Finding:
         if deep > 0.5 and abs(np.log(deep / scaled)) > 0.05:  # slower ones have not arrived; equal ones decide nothing
             cases.append(teacher * deep / (2 * np.linalg.norm(teacher)))
     predicted, measured, wrong, worst = [], [], 0, 0.0
-    for k, teacher in enumerate(cases):
+    for teacher in counted(cases, advance):
         stated = end_rates(teacher)
         small = balanced(teacher / np.linalg.norm(teacher) * 0.01)
         found = []
@@ -144,7 +135,6 @@ def _regimes(advance: Advance) -> Finding:
         measured.append(found[1] / found[0])
         wrong += int((predicted[-1] > 1) != (measured[-1] > 1))
         worst = max(worst, *(abs(a / b - 1) for a, b in zip(found, stated, strict=True)))
-        advance((k + 1) / len(cases))
     panel = Panel(
         "Which ends the faster: a DLN above 1, f below",
         "$2\\sigma \\,/\\, \\min_j \\sqrt{1 + 4\\|w^*_j\\|^2}$: the closed form",

@@ -1,6 +1,7 @@
 """How sharpness influences descent: the expansion, the bound of the GD term, and the six models of the noise."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from lightning_sv.theory.panels import Line, Panel
 _SOURCE = 'Appendix C.2, "How Hessian sharpness influences loss descent"'
 _STATES = "2,000 random states, d = 4"
 COUNT = 2000
+Statistic = Callable[[Point], Any]
 SIGMA2, SIGMA2_OF_GRADIENT = 0.7, 0.4  # σ² (σ_0²) and σ_1² of the models
 
 
@@ -77,43 +79,33 @@ def _true_step(advance: Advance) -> Finding:
     return Finding(0.0, share, None, share == 0, note)
 
 
-def _bounded(size: Callable[[Point], Any]) -> Callable[[Advance], Finding]:
+def _bounded(size: Statistic, advance: Advance) -> Finding:
     """P ≤ size · λ_max for every covariance of trace `size`, and equal for noise along the sharpest direction."""
-
-    def check(advance: Advance) -> Finding:
-        worst, tight, shares = -np.inf, 0.0, []
-        for point, rng in _points():
-            trace = float(size(point))
-            values, vectors = np.linalg.eigh(point.hessian)
-            bound = trace * values[-1]
-            shares.append(noise_term(point.hessian, _drawn(rng, trace)) / bound)
-            top = trace * np.outer(vectors[:, -1], vectors[:, -1])
-            worst, tight = max(worst, shares[-1]), max(tight, abs(noise_term(point.hessian, top) / bound - 1))
-        note = f"{_STATES}: largest P / bound of random noise, its median {np.median(shares):.2f}; noise along the "
-        note += f"sharpest direction reaches the bound within {tight:.0e}"
-        return Finding("≤ 1", worst, None, worst <= 1 + 1e-12 and tight < 1e-10, note)
-
-    return check
+    worst, tight, shares = -np.inf, 0.0, []
+    for point, rng in _points():
+        trace = float(size(point))
+        values, vectors = np.linalg.eigh(point.hessian)
+        bound = trace * values[-1]
+        shares.append(noise_term(point.hessian, _drawn(rng, trace)) / bound)
+        top = trace * np.outer(vectors[:, -1], vectors[:, -1])
+        worst, tight = max(worst, shares[-1]), max(tight, abs(noise_term(point.hessian, top) / bound - 1))
+    note = f"{_STATES}: largest P / bound of random noise, its median {np.median(shares):.2f}; noise along the "
+    note += f"sharpest direction reaches the bound within {tight:.0e}"
+    return Finding("≤ 1", worst, None, worst <= 1 + 1e-12 and tight < 1e-10, note)
 
 
-def _equal(
-    near: bool, covariance: Callable[[Point], Array], stated: Callable[[Point], Any]
-) -> Callable[[Advance], Finding]:
+def _equal(near: bool, covariance: Statistic, stated: Statistic, advance: Advance) -> Finding:
     """P is the stated statistic for the model's covariance, where that is one."""
-
-    def check(advance: Advance) -> Finding:
-        errors, negative = [], []
-        for point, _ in _points(near):
-            c, says = covariance(point), float(stated(point))
-            errors.append(abs(noise_term(point.hessian, c) - says) / says)
-            values = np.linalg.eigvalsh(c)
-            negative.append(max(0.0, -float(values[0])) / float(values[-1]))
-        worst = max(errors)
-        note = f"{COUNT:,} states{', ‖e‖ = 0.01' if near else ''}; most negative variance over the largest: "
-        note += f"median {np.median(negative):.0e}, largest {max(negative):.2g}"
-        return Finding(0.0, worst, worst, worst < 1e-10, note)
-
-    return check
+    errors, negative = [], []
+    for point, _ in _points(near):
+        c, says = covariance(point), float(stated(point))
+        errors.append(abs(noise_term(point.hessian, c) - says) / says)
+        values = np.linalg.eigvalsh(c)
+        negative.append(max(0.0, -float(values[0])) / float(values[-1]))
+    worst = max(errors)
+    note = f"{COUNT:,} states{', ‖e‖ = 0.01' if near else ''}; most negative variance over the largest: "
+    note += f"median {np.median(negative):.0e}, largest {max(negative):.2g}"
+    return Finding(0.0, worst, worst, worst < 1e-10, note)
 
 
 def _no_covariance(advance: Advance) -> Finding:
@@ -182,31 +174,36 @@ CLAIMS = (
     _row("expansion", "E L(θ_(t+1)) = Q + (η²/2) P + o(η²)", "η from 0.001 to 0.02", _expansion),
     _row("GD term", "Q ≤ L − η(1 − η λ_max/2)‖∇L‖²", "any state, any η", _gd_term),
     _row("GD step", "L(θ − η∇L) ≤ L − η(1 − η λ_max/2)‖∇L‖², λ_max at θ", "η < 2/λ_max", _true_step, limit=True),
-    _row("1 bounded", "P ≤ σ² λ_max", "Tr C = σ²", _bounded(lambda point: SIGMA2)),
+    _row("1 bounded", "P ≤ σ² λ_max", "Tr C = σ²", partial(_bounded, lambda point: SIGMA2)),
     _row(
         "2 affine",
         "P ≤ (σ_0² + σ_1²‖∇L‖²) λ_max",
         "Tr C = σ_0² + σ_1²‖∇L‖²",
-        _bounded(lambda point: SIGMA2 + SIGMA2_OF_GRADIENT * (point.gradient @ point.gradient)),
+        partial(_bounded, lambda point: SIGMA2 + SIGMA2_OF_GRADIENT * (point.gradient @ point.gradient)),
     ),
-    _row("3 loss", "P ≤ σ² L λ_max", "Tr C = σ² L", _bounded(lambda point: SIGMA2 * point.loss())),
+    _row("3 loss", "P ≤ σ² L λ_max", "Tr C = σ² L", partial(_bounded, lambda point: SIGMA2 * point.loss())),
     _row(
         "4 isotropic",
         "P = σ² Tr ∇²L",
         "C = σ² I",
-        _equal(False, lambda point: SIGMA2 * np.eye(8), lambda point: SIGMA2 * np.trace(point.hessian)),
+        partial(_equal, False, lambda point: SIGMA2 * np.eye(8), lambda point: SIGMA2 * np.trace(point.hessian)),
     ),
     _row(
         "5 Hessian",
         "P = σ² ‖∇²L‖_F²",
         "C = σ² ∇²L, near interpolation",
-        _equal(True, lambda point: SIGMA2 * point.hessian, lambda point: SIGMA2 * _square(point)),
+        partial(_equal, True, lambda point: SIGMA2 * point.hessian, lambda point: SIGMA2 * _square(point)),
     ),
     _row(
         "6 loss, Hessian",
         "P = 2L ‖∇²L‖_F²",
         "C = 2L ∇²L, near interpolation",
-        _equal(True, lambda point: 2 * point.loss() * point.hessian, lambda point: 2 * point.loss() * _square(point)),
+        partial(
+            _equal,
+            True,
+            lambda point: 2 * point.loss() * point.hessian,
+            lambda point: 2 * point.loss() * _square(point),
+        ),
     ),
     _row("5 as printed", "P ≃ ‖∇²L‖_F² where C = σ² ∇²L", f"σ² = {SIGMA2}", _printed, limit=True),
     _row("5, 6 anywhere", "σ² ∇²L is a covariance", _STATES, _no_covariance, limit=True),

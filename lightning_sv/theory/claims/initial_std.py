@@ -4,14 +4,17 @@ Beyond the paper. The derivation is in `theory.adamw`.
 """
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lightning_sv.theory.adamw import equilibrium, memory, radii, relative_steps, simulate_radius
-from lightning_sv.theory.claims.base import Advance, Claim, Finding
+from lightning_sv.theory.claims.base import Advance, Claim, Finding, counted
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.panels import Colour, Line, Panel
-from lightning_sv.theory.short_runs import ShortRun, losses_of_rescaled, rates, train
+
+if TYPE_CHECKING:  # with torch, which no other claim needs when the command starts
+    from lightning_sv.theory.short_runs import ShortRun
 
 STDS = (0.005, 0.08, 0.32, 1.28)
 ARMS = ("llama", "dnp")
@@ -23,16 +26,19 @@ SETTLED = 100
 
 
 @cache
-def _runs() -> dict[tuple[str, float], ShortRun]:
-    """One training an arm and a std, for all parts."""
+def _runs() -> "dict[tuple[str, float], ShortRun]":
+    """Train every arm at every std once, for all parts."""
+    from lightning_sv.theory.short_runs import train
+
     return {(arm, std): train(arm, std, steps=STEPS, peak=PEAK, decay=DECAY) for arm in ARMS for std in STDS}
 
 
 def _equivalence(advance: Advance) -> Finding:
+    from lightning_sv.theory.short_runs import losses_of_rescaled
+
     apart = {}
-    for k, arm in enumerate(("dnp", "hg+dnp+or", "llama")):
+    for arm in counted(("dnp", "hg+dnp+or", "llama"), advance):
         apart[arm] = float(np.abs(losses_of_rescaled(arm, 4.0) - losses_of_rescaled(arm, 1.0)).max())
-        advance((k + 1) / 3)
     worst = max(apart["dnp"], apart["hg+dnp+or"])
     note = "c = 4, 8 steps of our models in float64; largest difference of the losses: " + ", ".join(
         f"{arm} {value:.1e}" for arm, value in apart.items()
@@ -43,7 +49,7 @@ def _equivalence(advance: Advance) -> Finding:
 def _simulated(advance: Advance) -> Finding:
     steps = np.full(3000, PEAK)
     worst, lines = 0.0, []
-    for k, std in enumerate(STDS):
+    for std in counted(STDS, advance):
         radius, relative = simulate_radius(std, steps, DECAY)
         stated = radii(std, steps, DECAY)
         settled = slice(SETTLED, None)
@@ -53,7 +59,6 @@ def _simulated(advance: Advance) -> Finding:
         at = np.unique(np.geomspace(1, 3000, 60).astype(int)) - 1
         lines.append(Line(f"std {std:g}", at + 1, stated[at]))
         lines.append(Line("", at[::3] + 1, radius[at[::3]], marks=True, colour="grey"))
-        advance((k + 1) / len(STDS))
     panel = Panel(
         "AdamW forgets the std (marks: simulated)",
         f"step, η = {PEAK}, λ = {DECAY}",
@@ -71,6 +76,8 @@ def _simulated(advance: Advance) -> Finding:
 
 
 def _radius_in_training(advance: Advance) -> Finding:
+    from lightning_sv.theory.short_runs import rates
+
     schedule = rates(STEPS, PEAK)
     ratios, lines = {}, []
     for (arm, std), run in _runs().items():

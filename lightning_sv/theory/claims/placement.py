@@ -1,15 +1,16 @@
 """AP and DP: a scale vector behind the matrix mirrors one in front; both are faster than one in front."""
 
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import Advance, Claim, Finding
+from lightning_sv.theory.claims.base import Advance, Claim, Finding, counted
 from lightning_sv.theory.claims.parts import at_an_instant, early, throughout
 from lightning_sv.theory.compare import FLOOR, TIMES, loss_ratio
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.flow import flow, loss_series
-from lightning_sv.theory.panels import Line, Panel
+from lightning_sv.theory.panels import Line, ratio_panel
 from lightning_sv.theory.students import STUDENTS
 from lightning_sv.theory.teachers import TEACHERS, Teacher
 
@@ -31,39 +32,28 @@ def after_coefficient(teacher: Array) -> Fraction:
 def _mirror(advance: Advance) -> Finding:
     exact, worst = True, 0.0
     times = TIMES[TIMES <= 4]
-    for k, teacher in enumerate(TEACHERS):
+    for teacher in counted(TEACHERS, advance):
         mirrored = loss_series(STUDENTS["f"], teacher.matrix.T, 5)
         exact = exact and loss_series(STUDENTS["ap"], teacher.matrix, 5).coefficients == mirrored.coefficients
-        ours, theirs = (
-            flow(STUDENTS["ap"], teacher.matrix, times).loss,
-            flow(STUDENTS["f"], teacher.matrix.T, times).loss,
-        )
+        ours = flow(STUDENTS["ap"], teacher.matrix, times).loss
+        theirs = flow(STUDENTS["f"], teacher.matrix.T, times).loss
         alive = theirs > FLOOR * theirs[0] * 1e4
         worst = max(worst, float(np.abs(ours[alive] / theirs[alive] - 1).max()))
-        advance((k + 1) / len(TEACHERS))
     note = f"{len(TEACHERS)} teachers: equal series to t⁵ exactly, integrated losses up to t = 4 within the error"
     return Finding(1.0, 1.0 + worst, worst, exact and worst < 1e-6, note)
 
 
 def _ahead_for_any_teacher(advance: Advance) -> Finding:
     """The limit: neither side is the better one."""
-    curves = []
-    for k, teacher in enumerate(TEACHERS):
-        curves.append((teacher, loss_ratio(STUDENTS["ap"], STUDENTS["f"], teacher.matrix, TIMES[TIMES < 5])))
-        advance((k + 1) / len(TEACHERS))
-    behind = [
-        (teacher, curve) for teacher, curve in curves if curve.peak[0] > 1 + 1e-3
-    ]  # equal ones differ at rounding
-    overtaken = [teacher.name for teacher, curve in behind if after_coefficient(teacher.matrix) < 0]
-    panel = Panel(
-        "AP against f: which side is better is the teacher's",
-        "time t of the flow",
-        "$L_{AP}(t) \\,/\\, L_f(t)$",
-        [Line(teacher.name, *curve) for teacher, curve in curves if after_coefficient(teacher.matrix)][:6],
-        scale="xy",
-        level=1.0,
-        limits=(1e-3, 1e3),
-    )
+    curves = [
+        (teacher, loss_ratio(STUDENTS["ap"], STUDENTS["f"], teacher.matrix, TIMES[TIMES < 5]))
+        for teacher in counted(TEACHERS, advance)
+    ]
+    # equal ones differ at rounding
+    behind = [teacher for teacher, curve in curves if curve.peak[0] > 1 + 1e-3]
+    overtaken = [teacher.name for teacher in behind if after_coefficient(teacher.matrix) < 0]
+    lines = [Line(teacher.name, *curve) for teacher, curve in curves if after_coefficient(teacher.matrix)][:6]
+    panel = ratio_panel("AP against f: which side is better is the teacher's", "AP", "f", lines, (1e-3, 1e3))
     ratio = max(curve.peak[0] for _, curve in curves)
     note = (
         f"behind at some time for {len(behind)} of {len(TEACHERS)} teachers; ahead early and overtaken later, as in "
@@ -92,7 +82,7 @@ CLAIMS = (
         "ours, as Theorem D.1 (ii)",
         "L_AP − L_f = −(2/3)(Σ_i ‖W*_i:‖⁴ − Σ_j ‖w*_j‖⁴) t³ + O(t⁴)",
         "W(0) = 0, γ = γa = 1 at t = 0",
-        early("ap", "AP", after_coefficient),
+        partial(early, "ap", "AP", after_coefficient),
     ),
     Claim(
         "ap",
@@ -100,7 +90,7 @@ CLAIMS = (
         "ours",
         "L_AP(t) < L_f(t) for every t > 0: rate √(1 + 4‖a‖²) against √(1 + 4a_j²)",
         "c = 1, two entries of W* are not 0",
-        throughout("ap", "AP", "one row", lambda teacher: _line(teacher, 0)),
+        partial(throughout, "ap", "AP", "one row", lambda teacher: _line(teacher, 0), ("f", "f")),
     ),
     Claim(
         "ap",
@@ -108,7 +98,7 @@ CLAIMS = (
         "ours",
         "L_f(t) < L_AP(t) for every t > 0",
         "d = 1, two entries of W* are not 0",
-        throughout("f", "f", "one column", lambda teacher: _line(teacher, 1), ("ap", "AP")),
+        partial(throughout, "f", "f", "one column", lambda teacher: _line(teacher, 1), ("ap", "AP")),
     ),
     Claim(
         "ap",
@@ -125,7 +115,7 @@ CLAIMS = (
         _SOURCE,
         "dL_φ/dt ≤ dL_f/dt ≤ 0 where γ = γb, W_f = diag(γa) W_φ",
         "on φ's trajectory, or γa_i² ≥ 1 for every i (used in the proof)",
-        at_an_instant("dp", "φ"),
+        partial(at_an_instant, "dp", "φ"),
     ),
     Claim(
         "dp",
@@ -133,7 +123,7 @@ CLAIMS = (
         _SOURCE,
         "L_φ − L_f = −(2/3) Σ_i ‖W*_i:‖⁴ t³ + O(t⁴)",
         _START,
-        early("dp", "φ", stated_coefficient),
+        partial(early, "dp", "φ", stated_coefficient),
     ),
     Claim(
         "dp",
@@ -141,6 +131,6 @@ CLAIMS = (
         _SOURCE,
         "L_φ(t) < L_f(t) for every t > 0",
         f"{_START}; the support of W* is a matching",
-        throughout("dp", "φ", "matching support", lambda teacher: teacher.matching),
+        partial(throughout, "dp", "φ", "matching support", lambda teacher: teacher.matching, ("f", "f")),
     ),
 )

@@ -1,6 +1,7 @@
 """OR and ER: magnitude and direction apart are faster than γ itself."""
 
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 
@@ -72,7 +73,7 @@ CLAIMS = (
         _SOURCE,
         "dL_ψ/dt ≤ dL_f/dt ≤ 0 where W_f = W_ψ, γ = β Norm(α)",
         "on ψ's trajectory, or ρ = β²d/‖α‖² ≥ 1 (used in the proof)",
-        at_an_instant("or", "ψ"),
+        partial(at_an_instant, "or", "ψ"),
     ),
     Claim(
         "or",
@@ -80,7 +81,7 @@ CLAIMS = (
         _SOURCE,
         "L_ψ − L_f = −(2/3)(1 − 1/d) ‖W*‖_F⁴ t³ + O(t⁴)",
         _START,
-        early("or", "ψ", stated_coefficient),
+        partial(early, "or", "ψ", stated_coefficient),
     ),
     Claim(
         "or",
@@ -88,7 +89,7 @@ CLAIMS = (
         _SOURCE,
         "L_ψ(t) < L_f(t) for every t > 0",
         f"{_START}; d > 1, columns of W* of equal positive norm",
-        throughout("or", "ψ", "balanced columns", lambda teacher: teacher.balanced),
+        partial(throughout, "or", "ψ", "balanced columns", lambda teacher: teacher.balanced, ("f", "f")),
     ),
     Claim("or", "P", "Section 3.3", "γ̇ = −P ∇L, P = d ĝĝᵀ + ρ (I − ĝĝᵀ)", "α ≠ 0, β ≠ 0", _preconditioner),
     Claim(
@@ -105,6 +106,6 @@ CLAIMS = (
         "ours, as Theorem D.2 (ii)",
         "L_ER − L_f = −(2/3)(1 − 1/d) ‖W*‖_F⁴ t³ + O(t⁴): to this order ER is OR",
         "W(0) = 0, γ = 1, α = 0, β = 0 at t = 0",
-        early("er", "ER", stated_coefficient),
+        partial(early, "er", "ER", stated_coefficient),
     ),
 )

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import Advance, Claim, Finding
+from lightning_sv.theory.claims.base import Advance, Claim, Finding, counted
 from lightning_sv.theory.compare import TIMES, stays_below
 from lightning_sv.theory.flow import flow
-from lightning_sv.theory.panels import Line, Panel
+from lightning_sv.theory.panels import TIME, Line, Panel, ratio_panel
 from lightning_sv.theory.students import STUDENTS
 from lightning_sv.theory.teachers import TEACHERS
 
@@ -16,36 +16,26 @@ _SETTING = "W(0) = 0, γ(0) = 1, W* ≠ 0"
 
 def _faster(advance: Advance) -> Finding:
     curves, below = [], []
-    for k, teacher in enumerate(TEACHERS):
+    for teacher in counted(TEACHERS, advance):
         holds, curve = stays_below(_F, _G, teacher.matrix)
         below.append(holds)
         curves.append(curve)
-        advance((k + 1) / len(TEACHERS))
     worst = max(curve.peak[0] for curve in curves)
     shown = [Line(t.name, *curve) for t, curve in zip(TEACHERS, curves, strict=True)][:6]
-    panel = Panel(
-        "f, with γ, is always below g, without",
-        "time t of the flow",
-        "$L_f(t) \\,/\\, L_g(t)$",
-        shown,
-        scale="xy",
-        level=1.0,
-        limits=(1e-6, 3),
-    )
+    panel = ratio_panel("f, with γ, is always below g, without", "f", "g", shown, (1e-6, 3))
     note = f"{len(TEACHERS)} teachers; just after t = 0 by exact series, then up to t = {TIMES[-1]:g}"
     return Finding("< 1", worst, None, all(below), note, (panel,))
 
 
 def _invariant(advance: Advance) -> Finding:
     drifts = []
-    for k, teacher in enumerate(TEACHERS):
+    for teacher in counted(TEACHERS, advance):
         states = flow(_F, teacher.matrix, TIMES).states
         drifts.append([np.abs(gamma**2 - (w**2).sum(0) - 1).max() for w, gamma in states])
-        advance((k + 1) / len(TEACHERS))
     worst = float(np.max(drifts))
     panel = Panel(
         "The invariant is conserved (grey: tolerance)",
-        "time t of the flow",
+        TIME,
         r"largest $|\gamma_j^2 - \|w_j\|^2 - 1|$",
         [Line("largest of all teachers", TIMES, np.maximum(np.max(drifts, axis=0), 1e-17))],
         scale="xy",
@@ -66,7 +56,7 @@ def _plain_loss(advance: Advance) -> Finding:
     stated, measured = start * np.exp(-2), float(flow(_G, shown.matrix, [1.0]).loss[0])
     panel = Panel(
         "$L_g$ has its closed form; $L_f$ falls faster",
-        "time t of the flow",
+        TIME,
         "loss (W* = ((1, 2), (3, −1)))",
         [
             Line("g, integrated", times, flow(_G, shown.matrix, times).loss),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lightning_sv.theory.claims.base import Advance, Claim, Finding
+from lightning_sv.theory.claims.base import Advance, Claim, Finding, counted
 from lightning_sv.theory.claims.reparameterization import stated_exponential, stated_preconditioner
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.students import STUDENTS, Heterogeneous, ScaledInput
@@ -52,13 +52,12 @@ def table_1(name: str, blocks: list[Array]) -> Array:
 def _unified(advance: Advance) -> Finding:
     rng = np.random.default_rng(0)
     worst = dict.fromkeys(_DESIGNS, 0.0)
-    for name in _DESIGNS:
+    for name in counted(_DESIGNS, advance):
         for _ in range(60):
             c, d = (int(n) for n in rng.integers(1, 5, 2))
             blocks = [rng.standard_normal(block.shape) for block in STUDENTS[name].initial(c, d)]
             k = STUDENTS[name].preconditioner(blocks)
             worst[name] = max(worst[name], float(np.abs(table_1(name, blocks) - k).max() / np.abs(k).max()))
-        advance((_DESIGNS.index(name) + 1) / len(_DESIGNS))
     note = "J Jᵀ by differentiation against the formula, 60 random states each: " + ", ".join(
         f"{name} {error:.0e}" for name, error in worst.items()
     )

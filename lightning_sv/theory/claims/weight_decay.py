@@ -5,8 +5,8 @@ from scipy.special import ndtri
 
 from lightning_sv.theory.claims.base import Advance, Claim, Finding
 from lightning_sv.theory.dual import Array
-from lightning_sv.theory.hessian import dense_hessian, dense_sharpness, sharpness
-from lightning_sv.theory.panels import Colour, Line, Panel
+from lightning_sv.theory.hessian import Point, dense_hessian, dense_sharpness, sharpness
+from lightning_sv.theory.panels import TIME, Colour, Line, Panel
 from lightning_sv.theory.sde import NoisyTraining, Paths, simulate
 
 _SOURCE = "Theorems 2.3 and C.1"
@@ -17,8 +17,7 @@ _CONDITIONS = (
 )
 _METRICS = (("λ_max", "lambda_max"), ("trace", "trace"), ("Frobenius norm", "frobenius"))
 #: colours of the metrics without decay and with it
-_WITHOUT: tuple[Colour, ...] = ("vermillion", "orange", "sky")
-_WITH: tuple[Colour, ...] = ("blue", "green", "black")
+_COLOURS: tuple[tuple[Colour, ...], ...] = (("vermillion", "orange", "sky"), ("blue", "green", "black"))
 _Z = float(ndtri(0.99))  # one side
 _Z2 = float(ndtri(0.995))  # both sides
 _DONE: dict[NoisyTraining, Paths] = {}
@@ -55,7 +54,7 @@ def _no_decay_grows(advance: Advance) -> Finding:
     ratio, error = growth(paths.gamma[-1, 0], paths.gamma[quarter, 0])
     panel = Panel(
         "Without decay of γ (μ = 0) its norm grows",
-        "time t of the flow",
+        TIME,
         r"$E\|\gamma\|^2$, band: 99% interval",
         [
             _mean_line("μ = 0", paths.times, paths.gamma[:, 0], "vermillion"),
@@ -72,28 +71,19 @@ def _no_decay_grows(advance: Advance) -> Finding:
 def _no_decay_sharpens(advance: Advance) -> Finding:
     paths = _paths(advance)
     quarter = len(paths.times) // 4
-    found = {}
+    values = {label: getattr(paths, name) for label, name in _METRICS}
+    found = {label: growth(each[-1, 0], each[quarter, 0]) for label, each in values.items()}
     lines = []
-    for (label, name), colour in zip(_METRICS, _WITHOUT, strict=True):
-        values = getattr(paths, name)
-        found[label] = growth(values[-1, 0], values[quarter, 0])
-        lines.append(Line(f"{label}, μ = 0", paths.times, values[:, 0].mean(-1) / values[0, 0].mean(), colour=colour))
-    for (label, name), colour in zip(_METRICS, _WITH, strict=True):
-        values = getattr(paths, name)
-        lines.append(
-            Line(
-                f"{label}, μ = {_SETTING.mus[1]}",
-                paths.times,
-                values[:, 1].mean(-1) / values[0, 1].mean(),
-                colour=colour,
-            )
-        )
+    for k, (mu, colours) in enumerate(zip(_SETTING.mus, _COLOURS, strict=True)):
+        for (label, each), colour in zip(values.items(), colours, strict=True):
+            relative = each[:, k].mean(-1) / each[0, k].mean()
+            lines.append(Line(f"{label}, μ = {mu:g}", paths.times, relative, colour=colour))
     lows = {label: ratio - _Z * error for label, (ratio, error) in found.items()}
     weakest = min(lows, key=lambda label: lows[label])
     note = "99% lower bounds: " + ", ".join(f"{label} {low:.2f}" for label, low in lows.items())
     panel = Panel(
         "The Hessian sharpens with it",
-        "time t of the flow",
+        TIME,
         "E[sharpness] / its value at t = 0",
         lines,
         scale="y",
@@ -136,10 +126,8 @@ def _below_bounds(advance: Advance) -> Finding:
     for values, bound in ((paths.gamma[:, 1], gamma_bound), (paths.w[:, 0], w_bound), (paths.w[:, 1], w_bound)):
         upper = values.mean(-1) + _Z * values.std(-1, ddof=1) / np.sqrt(values.shape[-1])
         shares.append(float((upper[1:] / bound[1:]).max()))
-    note = "largest share of the bound reached: " + ", ".join(
-        f"{name} {share:.2f}"
-        for name, share in zip(("E‖γ‖² (μ > 0)", "E‖w‖² (μ = 0)", "E‖w‖² (μ > 0)"), shares, strict=True)
-    )
+    names = "E‖γ‖² (μ > 0) {:.2f}, E‖w‖² (μ = 0) {:.2f}, E‖w‖² (μ > 0) {:.2f}"
+    note = "largest share of the bound reached: " + names.format(*shares)
     return Finding("< 1", max(shares), None, max(shares) < 1, note)
 
 
@@ -148,12 +136,7 @@ def _closed_forms(advance: Advance) -> Finding:
     closed, dense, errors = [], [], []
     for _ in range(60):
         w, gamma, target = rng.standard_normal((3, rng.integers(1, 7)))
-        hessian = dense_hessian(w, gamma, target)
-        d = w.size
-        blocks = np.zeros((2 * d, 2 * d))
-        for i in range(d):
-            mixed = 2 * gamma[i] * w[i] - target[i]
-            blocks[np.ix_([i, d + i], [i, d + i])] = [[gamma[i] ** 2, mixed], [mixed, w[i] ** 2]]
+        hessian, blocks = dense_hessian(w, gamma, target), Point(np.concatenate([w, gamma]), target).hessian
         ours, oracle = sharpness(w, gamma, target), dense_sharpness(hessian)
         pairs = [(getattr(ours, name), getattr(oracle, name)) for _, name in _METRICS]
         closed.append([float(a) for a, _ in pairs])
