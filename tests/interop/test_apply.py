@@ -25,9 +25,9 @@ ROUNDING = 64 * torch.finfo(torch.float32).eps
 
 
 def few(families: list[Family]) -> list[Any]:
-    """The families, but for a few marked slow."""
+    """The families, all but a few for `make test-all`."""
     return [
-        pytest.param(family, id=family.id, marks=() if family.id in FEW else pytest.mark.slow) for family in families
+        pytest.param(family, id=family.id, marks=() if family.id in FEW else pytest.mark.long) for family in families
     ]
 
 

@@ -15,7 +15,7 @@ from lightning_sv.interop import from_hugging_face, to_hugging_face
 from lightning_sv.interop.inspect.folder import vectors_of_folder
 from lightning_sv.scale import ScaleStrategy
 from tests.close import assert_near
-from tests.conftest import BUILDS, GEMMA, LLAMA_31, perturbed
+from tests.conftest import BUILDS, FEW_BUILDS, GEMMA, LLAMA_31, perturbed, thinned
 
 SIZES: dict[str, Any] = {
     "vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -41,7 +41,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
-KEEPING = [text for text in BUILDS if not ScaleStrategy.parse(text).placement_row.norm_out]
+KEEPING = thinned([text for text in BUILDS if not ScaleStrategy.parse(text).placement_row.norm_out], FEW_BUILDS)
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from lightning_sv.nn import (
 from lightning_sv.nn.compiling import compile_backbone
 from lightning_sv.nn.init import init_weights
 from tests.close import assert_near
-from tests.conftest import BUILDS, MOE
+from tests.conftest import EVERY_BUILD, MOE
 
 LLAMA_1B = BackboneConfig(d_model=1792, n_layer=22, n_head=28)
 LLAMA_012B = BackboneConfig(d_model=768, n_layer=6, n_head=12)
@@ -43,7 +43,7 @@ def test_parameter_counts_of_the_paper() -> None:
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize("family", [{}, MOE, {"post_norm": True}], ids=["dense", "moe", "post_norm"])
-@pytest.mark.parametrize("text", BUILDS)
+@pytest.mark.parametrize("text", EVERY_BUILD)
 def test_every_strategy_but_dnp_starts_as_the_standard_model(text: str, family: dict, config: BackboneConfig) -> None:
     config = replace(config, **family)
     tokens = torch.randint(0, config.vocab_size, (2, 9))

@@ -20,7 +20,7 @@ from lightning_sv.nn.moe import MixtureOfExperts
 from lightning_sv.optim import OptimConfig, build_optimizer, parameter_groups, parameter_table
 from lightning_sv.scale import ScaleOptions
 from tests.close import assert_near
-from tests.conftest import BUILDS, MOE, perturbed
+from tests.conftest import EVERY_BUILD, MOE, perturbed
 
 
 def rms(x: Tensor, eps: float) -> Tensor:
@@ -94,7 +94,7 @@ def check(config: BackboneConfig, text: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
-@pytest.mark.parametrize("text", BUILDS)
+@pytest.mark.parametrize("text", EVERY_BUILD)
 def test_equals_a_plain_loop_under_every_strategy(text: str, config: BackboneConfig) -> None:
     check(replace(config, **MOE), text)
 

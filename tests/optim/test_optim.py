@@ -7,11 +7,11 @@ from torch import nn
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.optim import OPTIMIZERS, OptimConfig, build_optimizer, group_table, parameter_groups, tuned_lr
 from lightning_sv.optim.tuned import NOT_REPORTED, TUNED_LR
-from tests.conftest import ALL_STRATEGIES
+from tests.conftest import EVERY_STRATEGY
 
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
-@pytest.mark.parametrize("text", ALL_STRATEGIES)
+@pytest.mark.parametrize("text", EVERY_STRATEGY)
 def test_groups_partition_by_role_and_decay(text: str, config: BackboneConfig) -> None:
     strategy = ScaleStrategy.parse(text)
     model = Backbone(config, strategy)
