@@ -391,7 +391,7 @@ def test_every_run_of_the_pages_has_a_learning_rate(command: str) -> None:
         assert module.lr > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in an empty folder, on a small corpus and for a few steps."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]

@@ -230,7 +230,7 @@ def test_a_wait_for_another_prepare_is_said(
     assert said == f"waiting for another prepare of {config.dir} (Ctrl-C ends the wait)\n"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stdlib_is_large_enough(tmp_path: Path) -> None:
     """By the tokens a byte of a fair sample, which gives 30.8 M for the 31.0 M of the whole."""
     sample = prepare(CorpusConfig(dir=str(tmp_path / "stdlib"), max_bytes=3_000_000), progress=False)
