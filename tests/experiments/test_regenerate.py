@@ -3,29 +3,24 @@
 import io
 import json
 import sys
-from collections import defaultdict
 from dataclasses import asdict, replace
-from graphlib import TopologicalSorter
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 from filelock import FileLock
 from rich.console import Console
 
-from lightning_sv.__main__ import main
 from lightning_sv.cli.paper import run as run_paper
-from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.dry_run import measured_ratio, print_dry_run
 from lightning_sv.experiments.judge import judge
 from lightning_sv.experiments.plan import TUNING_SEED, plan_figure
 from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.report.tuned import write_tuned
-from lightning_sv.experiments.results import Arm, Figure, Panel
+from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.figures import load_budget, load_figure
-from lightning_sv.experiments.spec import ArmSpec, Budget, ClaimSpec, FigureSpec, PanelSpec
+from lightning_sv.experiments.spec import Budget
 from lightning_sv.experiments.train import train
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import run_jobs
@@ -381,54 +376,6 @@ def test_a_figure_is_judged(shared: Runs) -> None:
     ]  # fmt: skip
     assert found.tokens_per_param == pytest.approx((6.6, 6.6), abs=0.1) and found.warnings == ()
     assert found.command.endswith("--fig heterogeneity") and found.spec.paper
-
-
-#: a figure on its way from the YAML to its verdicts, whole and in parts
-TRAVELLER = (FigureSpec, PanelSpec, ArmSpec, ClaimSpec, Figure, Panel, Arm, Verdict)
-
-
-def test_the_walk_from_the_command_to_a_verdict_is_short_and_has_no_way_back(
-    shared: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At most 12 files: those with a function that is handed a part of the figure, hands one back, or calls such a one.
-
-    What these ask of the rooms below (to read a file or a run, to build a model, a difference of pairs) does not know
-    figures.
-    """
-    train(plan("heterogeneity"), shared, parallel=2, console=quiet())
-    monkeypatch.setattr("lightning_sv.cli.paper.load_budget", lambda name: cpu())
-    monkeypatch.setattr("lightning_sv.experiments.report.write.write_report", lambda *given: None)
-    package, calls = ROOT / "lightning_sv", defaultdict[str, set[str]](set)
-    rooms = tuple(str(package / room) for room in ("cli", "experiments"))
-
-    def travels(value: Any) -> bool:
-        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-        return isinstance(value, TRAVELLER) or any(map(travels, list(parts)[:1]))
-
-    def note(frame: FrameType, event: str, returned: Any) -> None:
-        code, caller = frame.f_code, frame.f_back
-        if not code.co_filename.startswith(rooms) or event not in ("call", "return"):
-            return
-        if code.co_name.startswith("<"):  # an expression, which runs where it is used
-            return
-        given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if event == "call" else ()
-        if travels(returned) or any(travels(frame.f_locals.get(name)) for name in given):
-            while caller is not None and not caller.f_code.co_filename.startswith(rooms):
-                caller = caller.f_back
-            if caller is not None:
-                calls[caller.f_code.co_filename].add(code.co_filename)
-
-    words = ["--budget", "cpu", "--fig", "heterogeneity", "--no_train", "--no_log", "--out", str(shared.out)]
-    sys.setprofile(note)
-    try:
-        assert main(["paper", *words]) == 0
-    finally:
-        sys.setprofile(None)
-    ways = {caller: called - {caller} for caller, called in calls.items()}
-    files = {str(Path(file).relative_to(package)) for file in {*ways, *(file for of in ways.values() for file in of)}}
-    assert {"cli/paper.py", "experiments/plan.py", "experiments/judge.py", "experiments/claims/decide.py"} <= files
-    assert len(files | {"cli/main.py"}) <= 12, " ".join(sorted(files))
-    TopologicalSorter(ways).prepare()  # raises where a file calls one that it is called from
 
 
 def edit(path: Path, change: dict[str, Any]) -> None:
