@@ -78,7 +78,7 @@ def test_same_settings_do_no_work_and_others_are_refused(config: CorpusConfig, j
     times = {path: path.stat().st_mtime_ns for path in Path(config.dir).rglob("*")}
     assert prepare(replace(config, workers=1), progress=False) == first
     assert {path: path.stat().st_mtime_ns for path in Path(config.dir).rglob("*")} == times
-    with pytest.raises(ValueError, match=r"other settings \(val_fraction=0\.1 there, 0\.2 wanted\); choose another"):
+    with pytest.raises(ValueError, match="val_fraction"):
         prepare(replace(config, val_fraction=0.2), progress=False)
     assert Manifest.load(config.dir) == first
     (Path(config.dir) / "manifest.json").unlink()
@@ -184,7 +184,7 @@ def test_killed_in_the_middle_it_leaves_nothing_that_looks_finished(
         os.kill(process.pid, signal.SIGKILL)
     assert (tmp_path / ".corpus.partial" / "train" / "index.json").is_file()
     assert not Path(config.dir).exists()
-    with pytest.raises(ValueError, match=r"manifest\.json does not exist.*prepare it first"):
+    with pytest.raises(ValueError, match=r"manifest\.json"):
         Manifest.load(config.dir)
     assert prepare(config, progress=False).corpus_hash == manifest.corpus_hash
     assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus"]

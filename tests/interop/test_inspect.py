@@ -150,7 +150,7 @@ def test_what_training_in_bf16_swallows_and_channels_that_stand_out_are_counted(
     assert (kept.at_start, kept.distinct) == (0.0, 100) and (swallowed.at_start, swallowed.distinct) == (1.0, 1)
     offset = statistics(vector(updates.bfloat16(), origin=1.0))  # as 1 + w nothing is lost
     assert offset.at_start == 0 and offset.distinct == 100 and abs(offset.mean - 1) < 1e-5
-    with pytest.raises(ValueError, match=r"layers\.3\.norm has entries that are not finite"):
+    with pytest.raises(ValueError, match=r"layers\.3\.norm"):
         statistics(vector(torch.tensor([1.0, torch.nan])))
 
 

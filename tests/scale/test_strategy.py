@@ -33,9 +33,9 @@ def test_presets_and_canonical_text() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("hg+dpn", "unknown token 'dpn' \\(did you mean 'dp"),
+        ("hg+dpn", "'dpn'"),
         ("hg+or+er", "names parameterization twice, 'or' and 'er'"),
-        ("hg+unified", "preset 'unified' in 'hg\\+unified' stands alone"),
+        ("hg+unified", "'unified'"),
         ("", "empty"),
         ("hg++or", "unknown token ''"),
         ("no.such.module:Thing", "cannot be imported"),
