@@ -20,6 +20,7 @@ from lightning_sv.plan import plan_steps
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.slurm import array_script
 from lightning_sv.settings.parse import parse_run
+from tests.conftest import thinned
 
 ROOT = Path(__file__).parents[2]
 FIGURES = [
@@ -34,7 +35,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-@pytest.fixture(scope="module", params=["cpu", "cpu-long", "gpu", "paper"])
+@pytest.fixture(scope="module", params=thinned(["cpu", "cpu-long", "gpu", "paper"], ["cpu"]))
 def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, Figure]]:
     conf = ROOT / "conf"
     budget = load_budget(request.param, conf)
@@ -261,7 +262,7 @@ def test_wrong_yaml_is_one_sentence(conf: Path, text: str, message: str) -> None
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", [*FIGURES, "budgets/cpu"])
+@pytest.mark.parametrize("name", thinned([*FIGURES, "budgets/cpu"], ["tuning", "placement", "budgets/cpu"]))
 def test_any_misspelt_key_of_a_file_is_named(conf: Path, name: str) -> None:
     """Of the figure, of its first panel, and of an arm and a claim of it; or of a budget and its first model."""
     given = yaml.safe_load((ROOT / f"conf/paper/{name}.yaml").read_text())

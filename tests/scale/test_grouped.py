@@ -195,7 +195,7 @@ def test_autograd_keeps_the_arguments_alone(autocast: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("widths", [(16, 24), (21, 43)])
+@pytest.mark.parametrize("widths", thinned([(16, 24), (21, 43)], [(21, 43)]))
 def test_the_operators_keep_torchs_rules(widths: tuple[int, int], dtype: torch.dtype) -> None:
     """Shapes, strides and derivatives as the compiler is told (torch.library.opcheck)."""
     ends = rows_of(BLOCKS["some"]).ends
