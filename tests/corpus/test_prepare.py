@@ -115,11 +115,7 @@ def test_vocabularies_over_16_bits(config: CorpusConfig, tmp_path: Path) -> None
     library.save(str(tmp_path / "big.json"))
     for number in range(40):
         (tmp_path / f"{number}.txt").write_text(f"w{number} w69999 w65536 " * 5)
-    settings = {
-        "source": f"files:{tmp_path}/*.txt",
-        "tokenizer": str(tmp_path / "big.json"),
-        "val_fraction": 0.2,
-    }
+    settings = {"source": f"files:{tmp_path}/*.txt", "tokenizer": str(tmp_path / "big.json"), "val_fraction": 0.2}
     result = prepare(replace(config, **settings), progress=False)  # type: ignore[arg-type]
     assert (result.dtype, result.vocab_size, result.eot) == ("uint32", 70_001, 70_000)
     assert result.train.largest_token == 70_000

@@ -79,11 +79,7 @@ def test_saved_tokenizer_is_the_same(tmp_path: Path, corpus: Path, ranks_allowed
         folder.mkdir()
         tokenizer.save(folder)
         again = Tokenizer.load(folder)
-        assert (again.sha256, again.eot, again.vocab_size) == (
-            tokenizer.sha256,
-            tokenizer.eot,
-            tokenizer.vocab_size,
-        )
+        assert (again.sha256, again.eot, again.vocab_size) == (tokenizer.sha256, tokenizer.eot, tokenizer.vocab_size)
         assert again.encode("the thing") == tokenizer.encode("the thing")
 
 

@@ -9,13 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.nn import (
-    RouterConfig,
-    activated_parameters,
-    flops_per_token,
-    meta_backbone,
-    router_loss,
-)
+from lightning_sv.nn import RouterConfig, activated_parameters, flops_per_token, meta_backbone, router_loss
 from lightning_sv.nn.moe import MixtureOfExperts
 from lightning_sv.optim import OptimConfig, build_optimizer, parameter_groups, parameter_table
 from lightning_sv.scale import ScaleOptions
