@@ -31,6 +31,7 @@ def task(tmp_path: Path) -> Iterator[Task]:
         yield Task("cpu", True, 60.0, str(tmp_path), {}, str(tmp_path / "result.json"))
 
 
+@pytest.mark.long
 def test_stages_fail_hang_and_are_resumed_apart(tmp_path: Path) -> None:
     here = "tests.gpu.stages"
     stages = (Stage("bad", f"{here}:bad", 60), Stage("endless", f"{here}:endless", 10, beside=True))
