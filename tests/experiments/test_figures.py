@@ -200,6 +200,7 @@ def test_that_pairs_cannot_show_equality_is_said_before_training(conf: Path) -> 
     assert panel.warnings == ()
 
 
+@pytest.mark.long
 def test_a_budget_takes_figures_that_are_none_of_its_own() -> None:
     budget = load_budget("cpu-100")
     recipes = Recipes(budget, {})
