@@ -581,7 +581,7 @@ print([line for line in Path("/proc/self/status").read_text().splitlines() if "V
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from Linux's /proc")
 def test_671_billion_parameters_from_the_configuration_alone(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
