@@ -5,6 +5,7 @@ import os
 import signal
 import sysconfig
 from collections import Counter
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,23 @@ from lightning_sv.scale.strategy import AXES
 # Two files are tested at a time on two cores: a pool of compilers for each would only import torch once more.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
-#: every combination of the four axes, from the tables: a new row is tested without an edit
-ALL_STRATEGIES = ["+".join(tokens) for tokens in itertools.product(*AXES.values())]
-#: every combination that builds a different model (decay does not)
+
+def thinned(rows: Iterable[Any], kept: Collection[Any]) -> list[Any]:
+    """Rows of a matrix of tests: all but the kept ones are left to `make test-all`."""
+    return [row if row in kept else pytest.param(row, marks=pytest.mark.long) for row in rows]
+
+
+#: every combination of the axes that builds a different model (decay does not): a new row is tested without an edit
 BUILDS = ["+".join(tokens) for tokens in itertools.product(*list(AXES.values())[:3])]
+#: every row of every axis once, and both presets
+FEW_BUILDS = (
+    "shared+bp+direct", "hg+ap+offset", "hg+dp+er", "hg+dnp+or", "shared+dnp+direct", "shared+nop+or",
+)  # fmt: skip
+EVERY_BUILD = thinned(BUILDS, FEW_BUILDS)
+#: every combination of the four axes, and of those a few with each decay
+ALL_STRATEGIES = ["+".join(tokens) for tokens in itertools.product(*AXES.values())]
+FEW_STRATEGIES = [f"{build}+{decay}" for build, decay in zip(FEW_BUILDS, itertools.cycle(AXES["decay"]))]
+EVERY_STRATEGY = thinned(ALL_STRATEGIES, FEW_STRATEGIES)
 
 #: what makes a Llama a Gemma, and a small LlamaMoE whose experts' width, int(2 * 32 / 3) = 21, fits no alignment
 GEMMA: dict[str, Any] = {"qk_norm": True, "post_norm": True}

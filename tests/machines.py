@@ -69,7 +69,19 @@ def run(variant: Variant, options: list[str]) -> tuple[int, dict[str, int]]:
     """Return pytest's exit code and how many tests passed and failed, after showing those."""
     threads = int(variant.environment.get("OMP_NUM_THREADS", 1))
     workers = str(max(1, 2 // threads))  # threads that share a core spin, and a minute becomes ten
-    command = [sys.executable, "-m", "pytest", "--tb=short", "--show-capture=no", "-n", workers, "--dist", "loadfile"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--tb=short",
+        "--show-capture=no",
+        "-m",
+        "not faults and not hf4",
+        "-n",
+        workers,
+        "--dist",
+        "loadfile",
+    ]
     with tempfile.TemporaryDirectory() as cache:  # torch's compiler would take kernels of another variant from its own
         environment = os.environ | ONE | {"TORCHINDUCTOR_CACHE_DIR": cache} | variant.environment
         done = subprocess.run(

@@ -1,10 +1,12 @@
-"""`python -m tests.shapes`: every strategy of every family, forward and backward, all calls with their shapes compared.
+"""`python -m tests.shapes BUILD ...`: strategies of every family, forward and backward, all shapes compared.
 
 A process of its own, for jaxtyping wraps the functions of a module when it is first imported, and compilers would see
 the wrappers.
 """
 
+import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -16,16 +18,16 @@ with install_import_hook(["lightning_sv.scale", "lightning_sv.nn"], "beartype.be
     from lightning_sv.scale import ScaleOptions
     from lightning_sv.scale.fold import effective_weight, scaled_product
 
-from tests.conftest import BUILDS, GEMMA, MOE
+from tests.conftest import GEMMA, MOE
 
 CONFIG = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=48)
 
 
-def every_strategy() -> int:
+def every_model(builds: Sequence[str]) -> int:
     """Run the models; return how many there are (Q/K-norm and `dnp` do not go together)."""
     tokens, n = torch.randint(0, CONFIG.vocab_size, (3, 17)), 0
     for family in ({}, GEMMA, MOE):
-        for build in BUILDS:
+        for build in builds:
             if family is GEMMA and "dnp" in build:
                 continue
             model = Backbone(replace(CONFIG, **family), build, ScaleOptions(share_scale_out=n % 2 == 1))
@@ -53,4 +55,4 @@ if __name__ == "__main__":
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "scale strategy")  # strategies that are the same model
     what_torch_lets_pass()
-    print(every_strategy())
+    print(every_model(sys.argv[1:]))

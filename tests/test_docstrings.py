@@ -5,10 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 PACKAGE = Path(__file__).parent.parent / "lightning_sv"
-FILES = sorted(PACKAGE.rglob("*.py"))
 SECTIONS = ("Args", "Attributes", "Raises")
 ENTRY = re.compile(r" {4}([*\w.]+): (.*)")
 
@@ -27,10 +24,12 @@ def entries(docstring: str, section: str) -> dict[str, str]:
     return texts
 
 
-def documented(path: Path) -> Iterator[tuple[ast.FunctionDef | ast.ClassDef, str]]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and (docstring := ast.get_docstring(node)):
-            yield node, docstring
+def documented() -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef, str]]:
+    """Where it is, the node and its docstring, of every class and function that has one."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and (docstring := ast.get_docstring(node)):
+                yield f"{path.relative_to(PACKAGE)}:{node.lineno}, {node.name}", node, docstring
 
 
 def arguments(node: ast.FunctionDef | ast.ClassDef) -> list[str]:
@@ -50,22 +49,19 @@ def fields(node: ast.ClassDef) -> list[str]:
     return [target.id for target in annotated if isinstance(target, ast.Name) and not target.id.startswith("_")]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_documented_arguments_are_the_real_ones(path: Path) -> None:
+def test_documented_arguments_are_the_real_ones() -> None:
     """All of them, in their order; of a record's fields those whose names do not say it all."""
-    for node, docstring in documented(path):
+    for where, node, docstring in documented():
         if names := list(entries(docstring, "Args")):
-            assert names == arguments(node), f"{node.name}, line {node.lineno}"
+            assert names == arguments(node), where
         if isinstance(node, ast.ClassDef) and not any(isinstance(c, ast.FunctionDef) for c in node.body):
-            assert set(entries(docstring, "Attributes")) <= set(fields(node)), f"{node.name}, line {node.lineno}"
+            assert set(entries(docstring, "Attributes")) <= set(fields(node)), where
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_entries_are_phrases_in_lower_case(path: Path) -> None:
-    for node, docstring in documented(path):
+def test_entries_are_phrases_in_lower_case() -> None:
+    for where, _, docstring in documented():
         for section in SECTIONS:
             for name, text in entries(docstring, section).items():
-                where = f"{section} of {node.name}, line {node.lineno}: {name}"
-                assert text.endswith("...") or not text.endswith("."), f"{where} ends with a full stop"
+                assert text.endswith("...") or not text.endswith("."), f"{where}, {name} ends with a full stop"
                 ordinary = re.fullmatch(r"[A-Z][a-z]+", text.split()[0])
-                assert not ordinary or ordinary[0] in ("None", "False", "True"), f"{where} begins with a capital"
+                assert not ordinary or ordinary[0] in ("None", "False", "True"), f"{where}, {name}: a capital"

@@ -52,8 +52,7 @@ def test_a_dollar_in_a_label_is_a_dollar(label: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "words"),
-    [(0, "0"), (512, "512"), (1_536_000, "1.5M"), (999_999, "1M"), (25_000, "25k"), (2e10, "20B")],
+    ("tokens", "words"), [(0, "0"), (512, "512"), (1_536_000, "1.5M"), (999_999, "1M"), (25_000, "25k"), (2e10, "20B")]
 )
 def test_human_tokens(tokens: float, words: str) -> None:
     """Token counts as a reader says them."""
@@ -74,11 +73,7 @@ def test_the_baseline_keeps_its_colour() -> None:
 
 @pytest.mark.parametrize(
     ("seeds", "gain", "answer"),
-    [
-        (3, -0.1, "unified ends 0.0"),
-        (3, 0.0, "Not resolved"),
-        (1, -0.1, "one pair: no interval"),
-    ],
+    [(3, -0.1, "unified ends 0.0"), (3, 0.0, "Not resolved"), (1, -0.1, "one pair: no interval")],
 )
 def test_comparison_says_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: int, gain: float, answer: str

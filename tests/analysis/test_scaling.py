@@ -44,7 +44,7 @@ def test_a_line_is_the_normal_equations() -> None:
     assert "ln N" in fit.a.formula() and "N^-" in A.formula()
 
 
-@pytest.mark.parametrize(("form", "trials"), [("log-linear", 150), pytest.param("power", 60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("form", "trials"), [("log-linear", 150), pytest.param("power", 60, marks=pytest.mark.long)])
 def test_the_interval_covers_the_truth(form: Form, trials: int) -> None:
     """The share of 95% intervals of three pairs a size that hold the true offset and slope."""
     a, b = (A, B) if form == "power" else (LINE_A, LINE_B)

@@ -229,7 +229,7 @@ def gather_from_two() -> None:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sharded_weights_are_gathered(tmp_path: Path) -> None:
     ended = launch("tests.callbacks.test_sharpness", logs=tmp_path, seconds=120)
     assert ended.fine, ended

@@ -15,12 +15,7 @@ from lightning_sv.corpus import CorpusConfig, Manifest, prepare
 def texts() -> list[str]:
     """300 different documents of random words, some with characters beyond ASCII."""
     rng = random.Random(0)
-    words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 6))) for _ in range(200)] + [
-        "naïve",
-        "日本",
-        "🙂",
-        "\n",
-    ]
+    words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 6))) for _ in range(200)] + ["naïve", "日本", "🙂", "\n"]
     return [f"{number}: " + " ".join(rng.choices(words, k=rng.randint(5, 120))) for number in range(300)]
 
 
@@ -49,11 +44,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory, jsonl: Path) -> Path:
     folder = tmp_path_factory.mktemp("prepared") / "corpus"
     prepare(
         CorpusConfig(
-            dir=str(folder),
-            source=f"files:{jsonl}",
-            tokenizer="bpe:300",
-            val_fraction=0.1,
-            chunk_bytes="16KB",
+            dir=str(folder), source=f"files:{jsonl}", tokenizer="bpe:300", val_fraction=0.1, chunk_bytes="16KB"
         ),
         progress=False,
     )

@@ -51,11 +51,7 @@ CHANGES: list[tuple[str, Callable[[Path], object], str]] = [
 
 @pytest.mark.parametrize(("change", "message"), [c[1:] for c in CHANGES], ids=[c[0] for c in CHANGES])
 def test_changed_files_are_refused_by_prepare_and_named_by_training(
-    change: Callable[[Path], object],
-    message: str,
-    notes: Path,
-    own: CorpusConfig,
-    capsys: pytest.CaptureFixture[str],
+    change: Callable[[Path], object], message: str, notes: Path, own: CorpusConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = prepare(own, progress=False)
     assert prepare(own, progress=False) == made

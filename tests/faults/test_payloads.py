@@ -249,14 +249,9 @@ def test_a_resumed_config_imports_what_is_allowed_alone(
 ) -> None:
     run = write_run(tmp_path / "run", corpus)
     (run / "config.yaml").write_text(text.format(module))
-    for command in ("fit", "validate"):
-        for resume in (
-            ["--ckpt_path", str(run / "checkpoints/last.ckpt")],
-            ["--run_dir", str(run), "--ckpt_path=last"],
-        ):
-            words = (command, "--config", str(run / "config.yaml"), *resume)
-            refused(capsys, *words, words=f"--allow {module}")
-            refused(capsys, *words, "--allow", "another", words=f"--allow {module}")
+    resume, last = ["--ckpt_path", str(run / "checkpoints/last.ckpt")], ["--run_dir", str(run), "--ckpt_path=last"]
+    for command, *more in (["validate", *resume], ["fit", *last], ["fit", *resume, "--allow", "another"]):
+        refused(capsys, command, "--config", str(run / "config.yaml"), *more, words=f"--allow {module}")
     assert not marker.exists()
     assert main(["fit", "--allow", module, "--config", str(run / "config.yaml"), *resume]) == 2  # of another kind
     assert f"--allow {module}" not in capsys.readouterr().err

@@ -31,6 +31,7 @@ def task(tmp_path: Path) -> Iterator[Task]:
         yield Task("cpu", True, 60.0, str(tmp_path), {}, str(tmp_path / "result.json"))
 
 
+@pytest.mark.long
 def test_stages_fail_hang_and_are_resumed_apart(tmp_path: Path) -> None:
     here = "tests.gpu.stages"
     stages = (Stage("bad", f"{here}:bad", 60), Stage("endless", f"{here}:endless", 10, beside=True))
@@ -86,7 +87,7 @@ def test_ceilings(task: Task) -> None:
     _on_a_page("ceilings", found)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_correctness_finds_what_is_wrong(task: Task) -> None:
     found = correctness.run(task)
     assert found["experts_without_rows"]["ok"]
@@ -100,6 +101,7 @@ def test_correctness_finds_what_is_wrong(task: Task) -> None:
     _on_a_page("correctness", found)
 
 
+@pytest.mark.long
 def test_overhead_and_peers(task: Task) -> None:
     arms = ["llama", "unified", "Hugging Face", "Hugging Face compiled", "Hugging Face liger", "torchtitan compiled"]
     found = overhead.run(_with(task, size="0.12b", arms=arms, peak_tflops=989.4, measured_tflops=800.0))
@@ -170,6 +172,7 @@ def test_liger_leaves_the_other_llamas_alone(task: Task, monkeypatch: pytest.Mon
     assert len(calls) == size.config.n_layer and modeling_llama.apply_rotary_pos_emb is theirs
 
 
+@pytest.mark.long
 def test_a_mixture_and_its_profile(task: Task) -> None:
     found = kernels.run(_with(task, sizes=["moe-0.25b"], arms=["unified"]))
     row = found["moe-0.25b unified"]
@@ -223,7 +226,7 @@ def test_the_cache_is_carried_over(task: Task, tmp_path: Path, monkeypatch: pyte
     _on_a_page("cache", found)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fit_is_killed_and_resumed(task: Task) -> None:
     from benchmarks.gpu.stages import fit
 

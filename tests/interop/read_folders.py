@@ -54,10 +54,7 @@ def tried(reader: Any, folder: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     transformers.utils.logging.set_verbosity_error()
     found = {
-        folder.name: {
-            "transformers": tried(by_transformers, folder),
-            "ctranslate2": tried(by_ctranslate2, folder),
-        }
+        folder.name: {"transformers": tried(by_transformers, folder), "ctranslate2": tried(by_ctranslate2, folder)}
         for folder in sorted(Path(sys.argv[1]).iterdir())
     }
     print(json.dumps({"version": transformers.__version__, "folders": found}))

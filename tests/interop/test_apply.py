@@ -25,9 +25,9 @@ ROUNDING = 64 * torch.finfo(torch.float32).eps
 
 
 def few(families: list[Family]) -> list[Any]:
-    """The families, but for a few marked slow."""
+    """The families, all but a few for `make test-all`."""
     return [
-        pytest.param(family, id=family.id, marks=() if family.id in FEW else pytest.mark.slow) for family in families
+        pytest.param(family, id=family.id, marks=() if family.id in FEW else pytest.mark.long) for family in families
     ]
 
 
@@ -299,7 +299,7 @@ def test_quantized_applied_and_wrapped_models_are_refused() -> None:
         apply_strategy(model, "hg")
     model = named("llama")
     nn.utils.parametrize.register_parametrization(model.model.norm, "weight", nn.Identity())
-    with pytest.raises(ValueError, match="model.norm.weight is parametrized already.*remove_parametrizations"):
+    with pytest.raises(ValueError, match="model.norm.weight"):
         apply_strategy(model, "hg+or")
 
 
@@ -307,7 +307,7 @@ def test_what_is_put_into_a_computed_weight_is_refused_and_not_lost() -> None:
     model = named("llama")
     apply_strategy(model, "hg+dp+or+iwd")
     before, layer = state(model), model.model.layers[0].self_attn.v_proj
-    with pytest.raises(RuntimeError, match=r"would be lost; call fold_applied\(model\) before LoRA's merge"):
+    with pytest.raises(RuntimeError, match="fold_applied"):
         layer.weight.data += 1.0
     with pytest.raises(RuntimeError, match="would be lost"):
         model.model.norm.weight.data = torch.zeros(32)

@@ -11,7 +11,7 @@ from lightning_sv.interop import fold, foldable
 from lightning_sv.nn import RouterConfig
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.scale.vector import HeadShared
-from tests.conftest import ALL_STRATEGIES, GEMMA, LLAMA_31, MOE, perturbed
+from tests.conftest import EVERY_STRATEGY, GEMMA, LLAMA_31, MOE, perturbed
 
 FAMILIES: dict[str, dict[str, Any]] = {"dense": {}, "gemma": GEMMA, "moe": MOE}
 #: what Q/K-norm cannot go with, normalizes already
@@ -56,7 +56,7 @@ def assert_folded(model: Backbone) -> Backbone:
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("text", ALL_STRATEGIES)
+@pytest.mark.parametrize("text", EVERY_STRATEGY)
 def test_folding_leaves_the_logits(text: str, family: str, config: BackboneConfig) -> None:
     model = make(config, family, text)
     folded, row = assert_folded(model), model.strategy.placement_row

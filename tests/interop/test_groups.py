@@ -105,7 +105,7 @@ def test_a_wrapped_name_that_two_roles_could_mean_is_refused() -> None:
     model.register_parameter("weight", nn.Parameter(torch.ones(4)))
     roles = Roles((ModelParameter("module.weight", (4,), "input"), ModelParameter("weight", (4,), "bias")))
     assert decayed_names(model, roles=roles) == ["module.weight"]  # its own names go first
-    with pytest.raises(ValueError, match=r"_orig_mod.weight is not among them \(2 of 2 names\)"):
+    with pytest.raises(ValueError, match="_orig_mod.weight"):
         decayed_names(Wrapper("_orig_mod", model), roles=roles)
 
 

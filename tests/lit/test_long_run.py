@@ -29,9 +29,10 @@ class Watch(L.Callback):
         return len(list(Path("/proc/self/fd").iterdir()))
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
-@pytest.mark.parametrize("steps", [300, pytest.param(2000, marks=pytest.mark.faults)])
+@pytest.mark.parametrize(
+    "steps", [pytest.param(300, marks=pytest.mark.long), pytest.param(2000, marks=pytest.mark.faults)]
+)
 def test_nothing_grows(steps: int, run_args: list[str], tmp_path: Path) -> None:
     args = [*run_args, "--trainer.max_steps", str(steps), "--trainer.callbacks", f"{__name__}.Watch"]
     args += ["--checkpoint.every_n_steps", "50", "--data.validations", "20", "--data.num_workers", "0"]

@@ -18,7 +18,7 @@ from lightning_sv.curvature import HessianProduct, hutchinson, lanczos
 from lightning_sv.nn import document_numbers, next_token_loss
 from lightning_sv.runs.checkpoint import load_backbone
 from lightning_sv.runs.events import Run, read_run
-from tests.conftest import write_run_args
+from tests.conftest import thinned, write_run_args
 from tests.lit.runs import leaving
 
 CONFIG = Path(__file__).parents[2] / "conf/probes/sharpness.yaml"
@@ -44,7 +44,7 @@ def probed(plain: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[s
     return [*plain, "--config", str(config)]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=thinned(FAMILIES, ["llama"]))
 def probed_run(
     request: pytest.FixtureRequest, probed: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[list[str], Path, Path, str]:
@@ -173,7 +173,7 @@ def test_a_wrong_subset_is_refused_before_the_first_step(
     assert "budget of Sharpness is 7" in (error := capsys.readouterr().err) and "Traceback" not in error, error
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_in_bf16_the_probe_is_of_the_weights(
     probed: list[str],
     corpus: Path,

@@ -21,7 +21,7 @@ from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import ScheduleConfig
 from lightning_sv.runs.events import read_run
-from tests.conftest import write_run_args
+from tests.conftest import thinned, write_run_args
 from tests.lit.runs import kill, load, same_checkpoint, start, wait_for
 
 STEPS = 24
@@ -65,7 +65,7 @@ RECIPES: dict[str, tuple[dict[str, Any], str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", thinned(RECIPES, ["moe-bias"]))
 def test_every_family_resumes_bit_for_bit(
     name: str, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +193,7 @@ def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_share_batch_run_directory_and_validation(
     run_args: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,7 +102,7 @@ def block(x: Tensor, router: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> 
     return combine(grouped_product(hidden, Factors(down), made.rows), made)
 
 
-@pytest.mark.parametrize(("n", "compiled"), [(3, False), (60, False), pytest.param(60, True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("n", "compiled"), [(3, False), (60, False), pytest.param(60, True, marks=pytest.mark.long)])
 def test_a_block_equals_every_expert_on_every_token(n: int, compiled: bool) -> None:
     """In float32, for which the kernels are, against plain products in float64."""
     leaves = [torch.randn(*s, requires_grad=True) for s in [(n, 24), (6, 24), (6, 21, 24), (6, 21, 24), (6, 24, 21)]]

@@ -8,11 +8,11 @@ import torch
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.nn import RopeScalingConfig, activated_parameters, flops_per_token, meta_backbone
 from lightning_sv.nn.rope import rope_tables
-from tests.conftest import BUILDS, perturbed
+from tests.conftest import EVERY_BUILD, perturbed
 
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
-@pytest.mark.parametrize("text", BUILDS)
+@pytest.mark.parametrize("text", EVERY_BUILD)
 def test_shared_keys_and_values_are_copies_of_them(text: str, config: BackboneConfig) -> None:
     """Under every strategy, with documents masked or not; gradients of a shared head add up those of its copies."""
     config = replace(config, n_layer=1, n_head=4)

@@ -35,7 +35,7 @@ def test_kernels_are_refused_where_they_cannot_run(monkeypatch: pytest.MonkeyPat
     plain = model.layers[0].ffn.gated
     use_kernels(model, "plain")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ValueError, match=r"model\.kernels is triton, and .*; use plain\."):
+    with pytest.raises(ValueError, match=r"model\.kernels"):
         use_kernels(model, "triton")
     assert model.layers[0].ffn.gated is plain and model.layers[0].attn.norm_rotate is None
 

@@ -281,9 +281,7 @@ def test_a_group_added_later_is_not_forgotten() -> None:
 def test_a_model_without_trained_block_matrices_is_refused(config: BackboneConfig) -> None:
     model = Backbone(config)
     model.layers.requires_grad_(False)
-    with pytest.raises(
-        ValueError, match="muon_roles names 'matrix', and this model trains no such parameter; it trains: head"
-    ):
+    with pytest.raises(ValueError, match="muon_roles"):
         build(model)
 
 

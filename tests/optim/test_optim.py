@@ -7,11 +7,11 @@ from torch import nn
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.optim import OPTIMIZERS, OptimConfig, build_optimizer, group_table, parameter_groups, tuned_lr
 from lightning_sv.optim.tuned import NOT_REPORTED, TUNED_LR
-from tests.conftest import ALL_STRATEGIES
+from tests.conftest import EVERY_STRATEGY
 
 
 @pytest.mark.filterwarnings("ignore:scale strategy")
-@pytest.mark.parametrize("text", ALL_STRATEGIES)
+@pytest.mark.parametrize("text", EVERY_STRATEGY)
 def test_groups_partition_by_role_and_decay(text: str, config: BackboneConfig) -> None:
     strategy = ScaleStrategy.parse(text)
     model = Backbone(config, strategy)
@@ -66,7 +66,7 @@ def test_roles_that_do_not_decay(config: BackboneConfig) -> None:
     optimizer = build_optimizer(groups, OptimConfig(undecayed=["embedding", "head"]), 1e-3)
     decays = {group["role"]: group["weight_decay"] for group in optimizer.param_groups}
     assert decays == {"matrix": 0.1, "head": 0.0, "embedding": 0.0, "input": 0.1, "output": 0.0}
-    with pytest.raises(ValueError, match="model.optim.undecayed names 'router', and this model trains no such"):
+    with pytest.raises(ValueError, match="model.optim.undecayed"):
         build_optimizer(groups, OptimConfig(undecayed=["router"]), 1e-3)
 
 

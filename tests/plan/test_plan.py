@@ -115,7 +115,7 @@ def test_strategy_and_room_follow_the_config(capsys: pytest.CaptureFixture[str],
     assert sharded["strategy"] == "fsdp" and sharded["fits"] and sharded["largest_micro_batch"] == 1
     kept = plan(capsys, *four, "--trainer.strategy", given, "--trainer.strategy.init_args.keep_gathered", "true")
     assert kept["memory"]["communication"] > sharded["memory"]["communication"]
-    with pytest.raises(ValueError, match=r"init_args.keep_gathered is for a class, and trainer.strategy is 'fsdp'"):
+    with pytest.raises(ValueError, match="init_args.keep_gathered"):
         parse_run([*run_args, "--trainer.strategy", "fsdp", "--trainer.strategy.init_args.keep_gathered=true"])
     small = plan(capsys, *four, "--gpu_memory", "0.0001")
     assert not small["fits"] and small["largest_micro_batch"] is None

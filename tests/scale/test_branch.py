@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from lightning_sv.scale import Branch, ScaleBuilder, ScaleOptions, ScaleStrategy, normalize
 from lightning_sv.scale.fold import scaled_product
-from tests.conftest import BUILDS, perturbed
+from tests.conftest import EVERY_BUILD, perturbed
 
 D, OUT, HEAD = 6, 8, 4
 
@@ -27,7 +27,7 @@ def naive(group, name: str, x: Tensor, eps: float) -> Tensor:
 
 
 @pytest.mark.parametrize("share_out", [False, True])
-@pytest.mark.parametrize("text", BUILDS)
+@pytest.mark.parametrize("text", EVERY_BUILD)
 def test_group_equals_the_naive_formula_with_gradients(text: str, share_out: bool) -> None:
     options = ScaleOptions(share_scale_out=share_out)
     build = ScaleBuilder(ScaleStrategy.parse(text), options)

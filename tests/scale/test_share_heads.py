@@ -7,10 +7,10 @@ from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.plan.parameters import ledger
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.scale.vector import DirectScale, HeadShared
-from tests.conftest import BUILDS, perturbed
+from tests.conftest import BUILDS, FEW_BUILDS, perturbed, thinned
 
 Q_AND_K, ALL = ["q_proj", "k_proj"], ["q_proj", "k_proj", "v_proj"]
-WITH_OUT = [text for text in BUILDS if ScaleStrategy.parse(text).placement_row.scale_out]
+WITH_OUT = thinned([text for text in BUILDS if ScaleStrategy.parse(text).placement_row.scale_out], FEW_BUILDS)
 
 
 @pytest.mark.filterwarnings("ignore:scale strategy")

@@ -13,6 +13,7 @@ from lightning_sv.cli import main as command
 from lightning_sv.lit.summary import print_summary
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.trainer import check_trainer_keys
+from tests.conftest import thinned
 from tests.test_imports import CONFIG
 
 main = command.main
@@ -68,7 +69,7 @@ def test_no_option_is_accepted_and_ignored(words: list[str], capsys: pytest.Capt
     assert words[-2] in said and re.search(r"model\.(optim|schedule)\.name", said)
 
 
-@pytest.mark.parametrize("name", sorted(command.COMMANDS))
+@pytest.mark.parametrize("name", thinned(sorted(command.COMMANDS), ["fit", "report"]))
 def test_every_command_takes_traceback(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Which shows where an error comes from, above its sentence; the exit code is the same."""
     for words in ([name, "--traceback", "--no_such_option"], ["--traceback", name, "--no_such_option"]):

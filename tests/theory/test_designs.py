@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 from lightning_sv.scale.vector import ExponentialScale, OriginalSpaceScale
 from lightning_sv.theory.claims import deep_linear, heterogeneity, reparameterization, unified
 from lightning_sv.theory.compare import loss_ratio, starts_below
-from lightning_sv.theory.deep_linear import (
-    DeepLinear,
-    balanced,
-    balanced_preconditioner,
-    end_rates,
-    singular_value,
-)
+from lightning_sv.theory.deep_linear import DeepLinear, balanced, balanced_preconditioner, end_rates, singular_value
 from lightning_sv.theory.flow import flow, loss_series
 from lightning_sv.theory.students import STUDENTS, Heterogeneous
 from tests.theory.strategies import rational_teachers, states
