@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from lightning_sv.analysis.paired import PairedCurve, on_one_grid, paired_curve, percent
+from lightning_sv.analysis.paired import PairedCurve, on_one_grid, paired_curve
 from lightning_sv.analysis.style import GREY, LINES, colours, legend_below, new_figure, plain_style, save, set_limits
 from lightning_sv.errors import NotTestableError
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run
@@ -18,20 +18,13 @@ _LONG = 14
 
 
 @plain_style
-def draw_comparison(
-    arms: Sequence[Sequence[Run]],
-    path: str | Path,
-    *,
-    labels: Sequence[str] | None = None,
-    confidence: float = 0.95,
-) -> None:
-    """Validation loss of every arm, and its difference to the first with its interval, against training tokens.
+def draw_comparison(arms: Sequence[Sequence[Run]], path: str | Path, *, labels: Sequence[str] | None = None) -> None:
+    """Validation loss of every arm, and its difference to the first with its 95% interval, against training tokens.
 
     Args:
         arms: the baseline's runs, one per seed, then those of each other arm, the same seeds in the same order
         path: the PNG to write
         labels: names of the arms; the runs' own labels when None
-        confidence: coverage of the bands
 
     Raises:
         NotTestableError: the arms have different numbers of runs, or a pair shares no stretch of training
@@ -59,11 +52,11 @@ def draw_comparison(
     else:
         left.legend(frameon=False, loc="upper right", title=seeds, alignment="left")
 
-    pairs = [paired_curve(curves[0], arm, confidence) for arm in curves[1:]]
+    pairs = [paired_curve(curves[0], arm) for arm in curves[1:]]
     if len(pairs) == 1:
-        _draw_difference(right, pairs[0], short[0], short[1], confidence)
+        _draw_difference(right, pairs[0], short[0], short[1])
     else:
-        title = draw_differences(right, pairs, short, looks[1:], confidence)
+        title = draw_differences(right, pairs, short, looks[1:])
         _legend_above(right, title)
     save(figure, path)
 
@@ -95,11 +88,11 @@ def draw_losses(
     axes.set_ylabel("validation loss, nats per token")
 
 
-def _draw_difference(axes: Axes, pair: PairedCurve, a: str, b: str, confidence: float) -> None:
+def _draw_difference(axes: Axes, pair: PairedCurve, a: str, b: str) -> None:
     axes.axhline(0, color=GREY, linewidth=1)
     end = float(pair.mean[-1])
     _draw_band(axes, pair, "black")
-    band = _band_words([pair], confidence)
+    band = _band_words([pair])
     if pair.n > 1 and not _resolved(pair):
         answer = "Not resolved"
         band += ", covers zero at the end"
@@ -117,11 +110,7 @@ def _draw_difference(axes: Axes, pair: PairedCurve, a: str, b: str, confidence: 
 
 
 def draw_differences(
-    axes: Axes,
-    pairs: Sequence[PairedCurve],
-    names: Sequence[str],
-    looks: Sequence[tuple[str, str]],
-    confidence: float,
+    axes: Axes, pairs: Sequence[PairedCurve], names: Sequence[str], looks: Sequence[tuple[str, str]]
 ) -> str:
     """Difference of every arm to the first, with its band; the legend's title is returned.
 
@@ -130,20 +119,19 @@ def draw_differences(
         pairs: differences of the other arms to the first
         names: of all arms, the first one's first
         looks: colour and line style of each other arm
-        confidence: coverage of the bands
     """
     axes.axhline(0, color=GREY, linewidth=1)
     a, *others = names
     alike = len({pair.n for pair in pairs}) == 1
     for at, (pair, b, (colour, style)) in enumerate(zip(pairs, others, looks, strict=True)):
         label = f"{b}  {pair.mean[-1]:+.4f}"
-        label += "" if alike else f", {_count(pair.n)}"
+        label += "" if alike else ", one pair" if pair.n == 1 else f", {pair.n} pairs"
         label += "" if pair.n == 1 or _resolved(pair) else ", not resolved"
         _draw_band(axes, pair, colour, style, label, aside=at)
     axes.set_title(f"How far from {a}? {_answer(pairs, others)}")
     axes.set_ylabel(f"difference to {a}, nats per token")
     set_limits(axes, [line for pair in pairs for line in _lines_of(pair)], from_share=0.2, include=0.0)
-    return f"at the end; {_band_words(pairs, confidence)}"
+    return f"at the end; {_band_words(pairs)}"
 
 
 def _draw_band(
@@ -173,10 +161,7 @@ def _answer(pairs: Sequence[PairedCurve], names: Sequence[str]) -> str:
     if all(pair.n == 1 for pair in pairs):
         return "One pair, no verdict"
     resolved = [(name, pair.mean[-1]) for name, pair in zip(names, pairs, strict=True) if _resolved(pair)]
-    sides = {
-        "lower": [name for name, end in resolved if end < 0],
-        "higher": [name for name, end in resolved if end > 0],
-    }
+    sides = {side: [name for name, end in resolved if (end < 0) == (side == "lower")] for side in ("lower", "higher")}
     if not resolved:
         return "Not resolved"
     listed = ", ".join(f"{' and '.join(found)} {side}" for side, found in sides.items() if found)
@@ -189,16 +174,12 @@ def _resolved(pair: PairedCurve) -> bool:
     return bool(pair.low[-1] * pair.high[-1] > 0)
 
 
-def _band_words(pairs: Sequence[PairedCurve], confidence: float) -> str:
+def _band_words(pairs: Sequence[PairedCurve]) -> str:
     counts = sorted({pair.n for pair in pairs})
     if counts == [1]:
         return "one pair: no interval, no verdict"
     some = f"{counts[0]} to " if len(counts) > 1 else ""
-    return f"band: {percent(confidence)} interval of {some}{counts[-1]} pairs"
-
-
-def _count(n: int) -> str:
-    return "one pair" if n == 1 else f"{n} pairs"
+    return f"band: 95% interval of {some}{counts[-1]} pairs"
 
 
 def _lines_of(pair: PairedCurve) -> list[Curve]:

@@ -198,15 +198,12 @@ def _to_targets(a: Sequence[Curve], b: Sequence[Curve], targets: Sequence[float]
         why = "a run has its final loss alone, not those before it" if alone else "a run diverged"
         nothing = (None,) * len(a)
         return TokenEfficiency(nothing, nothing, None, None, None, why)
-    reach_a = tuple(tokens_to_reach(*c, target) for c, target in zip(a, targets, strict=True))
-    reach_b = tuple(tokens_to_reach(*c, target) for c, target in zip(b, targets, strict=True))
-    known_a = [x for x in reach_a if x is not None and x > 0]
-    known_b = [x for x in reach_b if x is not None and x > 0]
+    reach_a, reach_b = (tuple(tokens_to_reach(*c, t) for c, t in zip(of, targets, strict=True)) for of in (a, b))
+    known_a, known_b = ([x for x in reached if x is not None and x > 0] for reached in (reach_a, reach_b))
     if len(known_a) < len(a) or len(known_b) < len(b):
         return TokenEfficiency(reach_a, reach_b, None, None, None)
     log = paired_difference(np.log(known_b), np.log(known_a), confidence)
-    low = None if log.low is None else math.exp(log.low)
-    high = None if log.high is None else math.exp(log.high)
+    low, high = (None if end is None else math.exp(end) for end in (log.low, log.high))
     return TokenEfficiency(reach_a, reach_b, math.exp(log.mean), low, high)
 
 
@@ -245,22 +242,16 @@ def on_one_grid(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.
     return tokens, np.stack([np.interp(tokens, *c) for c in curves])
 
 
-def paired_curve(a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.95) -> PairedCurve:
-    """B - A on one grid of evaluations, see `on_one_grid`, with pointwise Student's t intervals.
+def paired_curve(a: Sequence[Curve], b: Sequence[Curve]) -> PairedCurve:
+    """B - A on one grid of evaluations, see `on_one_grid`, with pointwise 95% intervals of Student's t.
 
     Raises:
         NotTestableError: the runs share no stretch of training, or no evaluation at which all values are finite
     """
     tokens, values = on_one_grid([*a, *b])
     finite = np.isfinite(values).all(axis=0)
-    points = [paired_difference(column[: len(a)], column[len(a) :], confidence) for column in values.T[finite]]
+    points = [paired_difference(column[: len(a)], column[len(a) :]) for column in values.T[finite]]
     if not points:
         raise NotTestableError("The runs share no finite evaluation; repair the runs that diverged.")
-    nan = math.nan
-    return PairedCurve(
-        tokens[finite],
-        np.array([p.mean for p in points]),
-        np.array([nan if p.low is None else p.low for p in points]),
-        np.array([nan if p.high is None else p.high for p in points]),
-        len(a),
-    )
+    mean, low, high = np.array([(p.mean, p.low, p.high) for p in points], dtype=np.float64).T  # None is NaN
+    return PairedCurve(tokens[finite], mean, low, high, len(a))

@@ -23,11 +23,7 @@ from lightning_sv.analysis.style import (
 from lightning_sv.errors import NotTestableError
 from lightning_sv.runs.events import TRAIN_LOSS, VAL_LOSS, Curve, Run
 
-_PROJECTIONS = {
-    "q_proj": ("Q", BLUE, "-"),
-    "k_proj": ("K", ORANGE, "--"),
-    "v_proj": ("V", GREEN, "-."),
-}
+_PROJECTIONS = {"q_proj": ("Q", BLUE, "-"), "k_proj": ("K", ORANGE, "--"), "v_proj": ("V", GREEN, "-.")}
 
 
 @plain_style
@@ -84,12 +80,7 @@ def _draw_losses(axes: Axes, run: Run) -> None:
 
 
 def draw_branches(axes: Axes, branches: Mapping[str, Curve]) -> None:
-    """Norms of the Q, K and V branches relative to their start, against training tokens.
-
-    Args:
-        axes: where to draw
-        branches: curves by ``q_proj``, ``k_proj``, ``v_proj``
-    """
+    """Norms of the Q, K and V branches relative to their start, against training tokens."""
     shown = []
     for name, curve in branches.items():
         symbol, colour, style = _PROJECTIONS[name]
@@ -106,11 +97,6 @@ def draw_branches(axes: Axes, branches: Mapping[str, Curve]) -> None:
 def _running_mean(values: NDArray[np.float64], width: int) -> NDArray[np.float64]:
     """Mean over the ``width`` values around each that are finite, fewer at the ends."""
     finite = np.isfinite(values)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(finite)])
     # centred: a trailing mean would lag behind the falling loss and look worse than it
-    at = np.arange(len(values))
-    start, stop = np.maximum(0, at - width // 2), np.minimum(len(values), at + (width + 1) // 2)
-    number = counts[stop] - counts[start]
-    mean: NDArray[np.float64] = np.where(number > 0, (sums[stop] - sums[start]) / np.maximum(number, 1), np.nan)
-    return mean
+    sums, counts = (np.convolve(x, np.ones(width), "same") for x in (np.where(finite, values, 0.0), finite))
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)

@@ -45,17 +45,12 @@ plain_style = rc_context({key: value for key, value in rcParamsDefault.items() i
 _UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
-def human_tokens(tokens: float, digits: int = 2) -> str:
-    """1536000 -> 1.5M: a token count as a reader says it.
-
-    Args:
-        tokens: number of tokens
-        digits: significant figures
-    """
+def human_tokens(tokens: float) -> str:
+    """1536000 -> 1.5M: a token count in two significant figures."""
     for size, unit in _UNITS:
         # half a unit of the last figure below, so that 999999 reads 1M rather than 1000k
-        if abs(tokens) >= size * (1 - 0.5 * 10.0**-digits):
-            return f"{float(f'{tokens / size:.{digits}g}'):g}{unit}"
+        if abs(tokens) >= size * (1 - 0.005):
+            return f"{float(f'{tokens / size:.2g}'):g}{unit}"
     return f"{tokens:.0f}"
 
 

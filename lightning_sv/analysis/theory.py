@@ -17,12 +17,7 @@ _MARKS = "osD^v"
 
 @plain_style
 def draw_panels(panels: Sequence[Panel], path: str | Path) -> None:
-    """Write a PNG with at most three panels a row.
-
-    Args:
-        panels: at least one
-        path: the file; its folder is made
-    """
+    """Write a PNG with at most three panels a row."""
     columns = min(len(panels), 3)
     rows = -(-len(panels) // columns)
     figure = new_figure(columns, rows, formulas=True)

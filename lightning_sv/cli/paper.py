@@ -15,13 +15,13 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.dry_run import print_dry_run
 from lightning_sv.experiments.judge import judge
 from lightning_sv.experiments.plan import plan_figure
-from lightning_sv.experiments.recipe import by_seed
 from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.report.log import LOG, add_to_log, log_of, log_rows, read_log, with_earlier
 from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.figures import budget_names, figure_names, load_budget, load_figure
+from lightning_sv.experiments.spec import by_seed
 from lightning_sv.experiments.train import context_of, train
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.runs.launch import default_parallel

@@ -1,5 +1,6 @@
 """May these runs be compared? Same corpus and tokenizer (refused), same config (warned)."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -54,8 +55,7 @@ def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> No
             raise ConfigError(
                 f"{run.dir / SUMMARY} has no {missing[0]}, so nobody can tell what it was trained on; run it again."
             )
-        if validation:
-            facts[name] |= {f"data.{key}": _data(run, key) for key in VALIDATION_KEYS}
+        facts[name] |= {f"data.{key}": _data(run, key) for key in VALIDATION_KEYS if validation}
     check_same_data(facts)
 
 
@@ -121,20 +121,21 @@ def config_differences(runs: Mapping[str, Run], asked: Sequence[str]) -> list[Co
 def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[ConfigDifference]) -> list[str]:
     """Sentences on what weakens the comparison without making it meaningless."""
     warnings = [
-        f"The configs differ in {d.key}: {_words(d.a)} against {_words(d.b)} ({d.where})."
+        f"The configs differ in {d.key}: {' against '.join('the default' if x is None else str(x) for x in (d.a, d.b))}"
+        f" ({d.where})."
         for d in differences
         if not d.expected
     ]
-    tokens = [str(run.tokens) for run in runs.values()]
-    versions = [str(run.summary.get("torch")) for run in runs.values()]
-    commits = [_short(str(run.summary.get("commit"))) for run in runs.values()]
-    machines = [str(run.summary.get("machine") or "one not stated").partition(", torch ")[0] for run in runs.values()]
-    for what, values in (
-        ("end at different tokens", tokens),
-        ("used different versions of torch", versions),
-        ("were trained by different commits of the code", commits),
-        ("are from different machines", machines),
-    ):
+    for what, values in {
+        "end at different tokens": [str(run.tokens) for run in runs.values()],
+        "used different versions of torch": [str(run.summary.get("torch")) for run in runs.values()],
+        "were trained by different commits of the code": [
+            re.sub("^([^,]{10})[^,]*", r"\1", str(run.summary.get("commit"))) for run in runs.values()
+        ],
+        "are from different machines": [
+            str(run.summary.get("machine") or "one not stated").partition(", torch ")[0] for run in runs.values()
+        ],
+    }.items():
         if len(set(values)) > 1:
             by_value = {x: [name for name, y in zip(runs, values, strict=True) if y == x] for x in values}
             listed = "; ".join(f"{x} ({_few(names)})" for x, names in by_value.items())
@@ -190,28 +191,13 @@ def _in_use(run: Run, key: str, value: Any) -> Any:
     return run.summary.get(stated, value) if value == unset else value
 
 
-def _words(value: Any) -> str:
-    return "the default" if value is None else str(value)
-
-
 def _few(names: list[str]) -> str:
     return ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
 
 
-def _short(commit: str) -> str:
-    words = commit.split(",")
-    return ",".join([words[0][:10], *words[1:]])
-
-
 def _leaves(run: Run) -> dict[str, Any]:
-    # both spellings of the directory, the longer first, for one may be part of the other
-    spellings = sorted({str(run.dir.resolve()), str(run.dir)}, key=len, reverse=True)
-
-    def normal(value: Any) -> Any:
-        if isinstance(value, str):
-            for spelling in spellings:
-                value = value.replace(spelling, "<run_dir>")
-        return value
+    # the longer spelling of the directory first, because it may contain the other
+    longer, shorter = sorted((str(run.dir.resolve()), str(run.dir)), key=len, reverse=True)
 
     def walk(node: Any, key: str) -> Iterator[tuple[str, Any]]:
         if isinstance(node, Mapping):  # an empty one says nothing
@@ -220,7 +206,9 @@ def _leaves(run: Run) -> dict[str, Any]:
         elif isinstance(node, list) and node:
             for i, child in enumerate(node):
                 yield from walk(child, f"{key}.{i}")
+        elif isinstance(node, str):
+            yield key, node.replace(longer, "<run_dir>").replace(shorter, "<run_dir>")
         else:
-            yield key, normal(node)
+            yield key, node
 
     return dict(walk(run.config, ""))

@@ -7,22 +7,17 @@ is missing; with more seeds or further arms, only those.
 """
 
 import re
-import shlex
 from dataclasses import replace
 from pathlib import Path
+from string import ascii_lowercase
 
 from rich.console import Console
 
 from lightning_sv.analysis.losses import draw_comparison
 from lightning_sv.analysis.sharpness import draw_sharpness, has_sharpness, sharpness_rows
 from lightning_sv.errors import ConfigError, RunError
-from lightning_sv.experiments.checks import (
-    check_same_corpus,
-    comparability_warnings,
-    config_differences,
-    rests_on,
-)
-from lightning_sv.experiments.comparison import Comparison, in_words, run_name
+from lightning_sv.experiments.checks import check_same_corpus, comparability_warnings, config_differences, rests_on
+from lightning_sv.experiments.comparison import Comparison, in_words
 from lightning_sv.experiments.judge import decided, read
 from lightning_sv.experiments.report.tables import check_replaceable, write_csv
 from lightning_sv.experiments.report.write import write_report
@@ -30,19 +25,11 @@ from lightning_sv.experiments.results import Figure, Panel
 from lightning_sv.experiments.runs import Runs, diverged
 from lightning_sv.experiments.sources.own_runs import COMPARISON, with_branches
 from lightning_sv.experiments.train import train
-from lightning_sv.runs.directory import is_complete
 from lightning_sv.whole import whole
 
 
 def default_out(figure: Figure, model: str, corpus: str, command: str = "compare") -> Path:
-    """`runs/compare/tiny-stdlib/llama_vs_unified_nop`, or `runs/sweep/tiny-stdlib/llama_unified`.
-
-    Args:
-        figure: the comparison or sweep
-        model: name of the baseline's
-        corpus: its directory
-        command: which of the two it is
-    """
+    """`runs/compare/tiny-stdlib/llama_vs_unified_nop`, or `runs/sweep/tiny-stdlib/llama_unified`."""
     words = (f"{model}-{Path(corpus).name}", *figure.panels[0].spec.arms)
     where, a, *others = (re.sub(r"[^\w.+=-]+", "-", word) for word in words)
     return Path(
@@ -68,29 +55,35 @@ def compare(
         RunError: a run fails; the message ends with the last lines of its log, and the others are trained
     """
     console = console or Console(stderr=True)
-    if jobs is not None and jobs < 1:
-        raise ConfigError(f"jobs is {jobs}; give the number of runs at a time, at least 1.")
-    check_replaceable(out, [runs.dir(*run).parent for run in figure.runs()[:1]])
-    _say_what_is_there(figure, runs, out, console)
-    reused = {recipe.key(seed) for recipe, seed in figure.runs() if runs.job(recipe, seed).state() == "complete"}
+    _check(figure, runs, out, jobs)
+    reused = set[str]()
     for recipe, seed in figure.runs():
-        if recipe.key(seed) in reused:
-            where = f"{runs.dir(recipe, seed)} is complete with the same configuration"
-            console.print(f"{recipe.title}, seed {seed}: reused, {where}", markup=False, highlight=False)
+        if (job := runs.job(recipe, seed)).state() == "complete":
+            reused.add(job.name)
+            where = f"{job.run_dir} is complete with the same configuration"
+            console.print(f"{job.title}: reused, {where}", markup=False, highlight=False)
     failed = train([figure], runs, parallel=jobs, console=console)
     panel = read(figure.panels[0], runs)
     if failed or panel.why_not is not None:
         raise RunError(next(iter(failed.values()), panel.why_not))
-    arms = panel.arms
-    named = {run_name(i, seed): arm.runs[k] for k, seed in enumerate(arms[0].seeds) for i, arm in enumerate(arms)}
+    letters = list(zip(ascii_lowercase, panel.arms, strict=False))
+    named = {f"{x}-seed{seed}": arm.runs[k] for k, seed in enumerate(panel.arms[0].seeds) for x, arm in letters}
+    jobs_of = {f"{x}-seed{seed}": runs.job(recipe, seed) for x, arm in letters for recipe, seed in arm.wanted}
+    commands = {name: [*job.record()["command"], *job.here[:2]] for name, job in jobs_of.items()}
     differences = config_differences(named, [key for arm in panel.spec.arms.values() for key in arm.set])
     check_same_corpus(named)
     warnings = (*comparability_warnings(named, differences), *rests_on(panel))
     (judged,) = decided([replace(figure, panels=(panel,), warnings=warnings, command=command)])
     judged = with_branches(in_words(judged))
-    comparison = Comparison(judged, named, frozenset(reused), tuple(differences), runs, out)
+    comparison = Comparison(judged, named, commands, frozenset(reused), tuple(differences), out)
     write_report([judged], out, "a comparison of your own")
-    _write(comparison)
+    with whole(out / COMPARISON) as partial:
+        partial.write_text(comparison.to_json() + "\n")
+    labels, of_arms = [arm.label for arm in panel.arms], [arm.runs for arm in panel.arms]
+    draw_comparison(of_arms, out / "comparison.png", labels=labels)
+    if has_sharpness(list(named.values())):
+        draw_sharpness(of_arms, out / "sharpness.png", labels=labels)
+        write_csv(out / "sharpness.csv", sharpness_rows(of_arms, labels))
     return comparison
 
 
@@ -113,9 +106,7 @@ def sweep(
         ConfigError: a directory that holds another run or report, or no number of jobs
         RunError: a run fails, and does not diverge; or every run of an arm diverges
     """
-    if jobs is not None and jobs < 1:
-        raise ConfigError(f"jobs is {jobs}; give the number of runs at a time, at least 1.")
-    check_replaceable(out, [runs.dir(*run).parent for run in figure.runs()[:1]])
+    _check(figure, runs, out, jobs)
     failed = train([figure], runs, parallel=jobs, console=console or Console(stderr=True))
     panel = read(figure.panels[0], runs)
     lost = [failed[r.key(s)] for r, s in figure.runs() if r.key(s) in failed and not diverged(runs.job(r, s))]
@@ -125,25 +116,7 @@ def sweep(
     return panel
 
 
-def _say_what_is_there(figure: Figure, runs: Runs, out: Path, console: Console) -> None:
-    """Say what happens to runs that an earlier version named by arm and seed."""
-    old = [path for path in sorted(out.glob("[a-z]-seed*")) if is_complete(path)]
-    if old:
-        console.print(
-            f"{old[0]} and {len(old) - 1} more finished runs are named as in an earlier version: they stay and are not "
-            f"used here; lightning-sv report {shlex.quote(str(out))} draws them.",
-            markup=False,
-            highlight=False,
-        )
-
-
-def _write(comparison: Comparison) -> None:
-    """`comparison.json`, the chart, and the sharpness where every run measured it."""
-    out, arms = comparison.out, comparison.arms
-    labels, runs = [arm.label for arm in arms], [arm.runs for arm in arms]
-    with whole(out / COMPARISON) as partial:
-        partial.write_text(comparison.to_json() + "\n")
-    draw_comparison(runs, out / "comparison.png", labels=labels)
-    if has_sharpness([run for of in runs for run in of]):
-        draw_sharpness(runs, out / "sharpness.png", labels=labels)
-        write_csv(out / "sharpness.csv", sharpness_rows(runs, labels))
+def _check(figure: Figure, runs: Runs, out: Path, jobs: int | None) -> None:
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"jobs is {jobs}; give the number of runs at a time, at least 1.")
+    check_replaceable(out, [runs.dir(*run).parent for run in figure.runs()[:1]])

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.checks import ConfigDifference
 from lightning_sv.experiments.claims.together import TWO_SIDED, difference
 from lightning_sv.experiments.results import Arm, Figure, Panel
-from lightning_sv.experiments.runs import Runs
 from lightning_sv.runs.events import Run
 from lightning_sv.settings.words import words_of
 from lightning_sv.version import __version__
@@ -110,11 +108,6 @@ def in_words(figure: Figure) -> Figure:
     return replace(figure, panels=(replace(panel, notes=(*said, *panel.notes)),), warnings=(*figure.warnings, *lost))
 
 
-def run_name(arm: int, seed: int) -> str:
-    """What a comparison calls a run: `a-seed0`."""
-    return f"{ascii_lowercase[arm]}-seed{seed}"
-
-
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """A judged figure of one panel of losses: a baseline and the other arms.
@@ -122,33 +115,23 @@ class Comparison:
     Args:
         figure: its first panel has the arms, the baseline first
         runs: every run by its name, seed by seed: `a-seed0`, `b-seed0`, ..., `a-seed1`, ...
+        commands: command line of every run, by its name
         reused: keys of the runs that were complete beforehand
         differences: where the configs differ
-        had: where the runs lie, and what trains them
         out: directory of the comparison
     """
 
     figure: Figure
     runs: Mapping[str, Run]
+    commands: Mapping[str, list[str]]
     reused: frozenset[str]
     differences: tuple[ConfigDifference, ...]
-    had: Runs
     out: Path
 
     @property
     def arms(self) -> tuple[Arm, ...]:
         """The baseline and the others."""
         return self.figure.panels[0].arms
-
-    @property
-    def a(self) -> Arm:
-        """The arm compared with, the baseline."""
-        return self.arms[0]
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """Seeds of the pairs."""
-        return self.a.seeds
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -160,23 +143,13 @@ class Comparison:
         """A with each other arm, in their order."""
         return pairs_of(self.figure.panels[0])[0]
 
-    @property
-    def commands(self) -> dict[str, list[str]]:
-        """Command line of every run, by its name."""
-        commands = {}
-        for i, arm in enumerate(self.arms):
-            for recipe, seed in arm.wanted:
-                job = self.had.job(recipe, seed)
-                commands[run_name(i, seed)] = [*job.record()["command"], *job.here[:2]]
-        return commands
-
     def to_dict(self) -> dict[str, Any]:
         """Every figure with what is needed to get it again; plain JSON types."""
-        first, commands = self.a.runs[0].summary, self.commands
+        first, packages = self.arms[0].runs[0].summary, ("torch", "lightning", "litdata", "numpy", "scipy")
         specs = self.figure.spec.panels[0].arms
         return {
             "unit": "nats per token",
-            "seeds": list(self.seeds),
+            "seeds": list(self.arms[0].seeds),
             "arms": [
                 {
                     "label": arm.label,
@@ -193,7 +166,7 @@ class Comparison:
                     "name": name,
                     "dir": os.path.relpath(run.dir, self.out),
                     "reused": run.dir.name in self.reused,
-                    "command": shlex.join(commands[name]),
+                    "command": shlex.join(self.commands[name]),
                     "val_loss": run.val_loss,
                     "tokens": run.tokens,
                     "summary": dict(run.summary),
@@ -204,7 +177,7 @@ class Comparison:
             "warnings": list(self.warnings),
             "corpus_hash": first["corpus_hash"],
             "tokenizer_sha256": first["tokenizer_sha256"],
-            "versions": _versions(),
+            "versions": {"lightning_sv": __version__, **{package: version(package) for package in packages}},
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
@@ -227,11 +200,11 @@ class Comparison:
     def _table(self) -> Table:
         table = Table(title="val loss, nats per token", title_justify="left")
         table.add_column("strategy", overflow="fold")
-        for head in ("mean", *(f"seed {k}" for k in self.seeds)):
+        for head in ("mean", *(f"seed {k}" for k in self.arms[0].seeds)):
             table.add_column(head, justify="right", no_wrap=True)
         pairs, factors = self.pairs, [pair.efficiency.factor for pair in self.pairs]
         if any(factors):
-            table.add_column(f"tokens of {self.a.label} / its own", justify="right")
+            table.add_column(f"tokens of {self.arms[0].label} / its own", justify="right")
         for arm in self.arms:
             table.add_row(arm.label, *(f"{x:.4f}" for x in (float(np.mean(arm.losses)), *arm.losses)))
         table.add_section()
@@ -239,8 +212,3 @@ class Comparison:
             numbers = (f"{x:+.4f}" for x in (pair.difference.mean, *pair.per_seed))
             table.add_row(pair.title, *numbers, *([times(factor)] if factor else []))
         return table
-
-
-def _versions() -> dict[str, str]:
-    packages = ("torch", "lightning", "litdata", "numpy", "scipy")
-    return {"lightning_sv": __version__, **{package: version(package) for package in packages}}

@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_sv.experiments.recipe import MFU, Wanted, by_seed
+from lightning_sv.experiments.recipes import MFU
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
-from lightning_sv.experiments.spec import Budget
+from lightning_sv.experiments.spec import Budget, Wanted, by_seed
 from lightning_sv.runs.directory import read_summary
 
 
@@ -34,15 +34,7 @@ def measured_ratio(wanted: Sequence[Wanted], runs: Runs) -> float | None:
 
 
 def print_dry_run(console: Console, figures: Sequence[Figure], runs: Runs, budget: Budget, parallel: int) -> None:
-    """Show every run, each figure alone and all together, and how long that takes.
-
-    Args:
-        console: shows it
-        figures: what would be trained
-        runs: those that are there already
-        budget: models, steps and seeds of the runs
-        parallel: runs at a time
-    """
+    """Show every run, each figure alone and all together, and how long that takes."""
     total = by_seed(run for figure in figures for run in figure.runs())
     ratio = measured_ratio(total, runs)
     missing = {job.name for job in replace(runs, context=None).missing(total)}
@@ -68,7 +60,11 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: Runs, budge
     console.print(table)
 
     def time_of(wanted: Sequence[Wanted]) -> str:
-        return _time(cost(wanted, budget), budget, ratio, parallel)
+        amount = cost(wanted, budget)
+        if budget.gpu is not None:
+            return f"{amount:,.1f} GPU-hours"
+        source = "as the budget estimates" if ratio is None else f"measured: {ratio:.2f} times the budget's estimate"
+        return f"about {amount * (ratio or 1.0) / 60 / parallel:,.0f} min, {parallel} at a time, {source}"
 
     for figure in figures:
         alone = figure.runs()
@@ -83,11 +79,3 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: Runs, budge
         f"together: {len(total)} runs, {time_of(total)}; missing: {len(left)} runs, {time_of(left)}. The paper trains "
         "with 100 tokens a parameter."
     )
-
-
-def _time(amount: float, budget: Budget, ratio: float | None, parallel: int) -> str:
-    if budget.gpu is not None:
-        return f"{amount:,.1f} GPU-hours"
-    minutes = amount * (ratio or 1.0) / 60 / parallel
-    source = "as the budget estimates" if ratio is None else f"measured: {ratio:.2f} times the budget's estimate"
-    return f"about {minutes:,.0f} min, {parallel} at a time, {source}"

@@ -18,10 +18,6 @@ from lightning_sv.experiments.spec import ClaimSpec
 def judge(figures: Sequence[Figure], runs: Runs) -> list[Figure]:
     """Read the runs of figures and judge their claims, which share the scatter of runs, and chance.
 
-    Args:
-        figures: as they were planned, all that a report has
-        runs: those that are there
-
     Raises:
         ConfigError: a run is of another corpus, tokenizer or validation set
     """
@@ -82,5 +78,5 @@ def decide(claim: ClaimSpec, panel: Panel, figure: Figure) -> list[Verdict]:
             raise NotTestableError(why_not)
         found = verdicts(claim, panel)
     except NotTestableError as why:  # hours of runs stand behind the other claims
-        found = (not_testable(claim, str(why).rstrip(".")),)
+        found = [not_testable(claim, str(why).rstrip("."))]
     return [replace(with_papers_number(v, figure.papers_own), panel=panel.spec.title) for v in found]

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,34 +18,30 @@ def measured_table(path: Path) -> Table:
         ConfigError: the file is not there, or is neither
     """
     try:
-        is_theory = isinstance(json.loads(path.read_text(encoding="utf-8")), list)
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} has no figures ({error!r}); make theory or make bench writes it.") from error
-    return theory_table(path) if is_theory else benchmark_table(path)
+    return theory_table(found, path) if isinstance(found, list) else benchmark_table(found, path)
 
 
-def theory_table(path: Path, claim: str = "or") -> Table:
-    """Statements of one theorem with their verdicts, as `make theory` wrote them.
+def theory_table(found: list[Any], path: Path) -> Table:
+    """Statements of the paper's Figure 11 (claim `or`) with their verdicts, as `make theory` wrote them.
 
     Args:
-        path: theory.json
-        claim: word of the theorem; 'or' is the paper's Figure 11
+        found: content of the file
+        path: where it is from
 
     Raises:
         ConfigError: the file has none
     """
+    columns = ("part", "statement", "stated", "measured", "verdict")
     try:
-        found = [row for row in json.loads(path.read_text(encoding="utf-8")) if row["claim"] == claim]
-        rows = tuple(
-            (row["part"], row["statement"], _digits(row["stated"]), _digits(row["measured"]), row["verdict"])
-            for row in found
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        rows = tuple(tuple(_digits(row[key]) for key in columns) for row in found if row["claim"] == "or")
+    except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} has no claims ({error!r}); make theory writes it.") from error
     if not rows:
-        raise ConfigError(f"{path} has no claim {claim!r}; make theory writes it.")
-    note = f"Checked apart from this page by make theory ({path})."
-    return Table(("part", "statement", "stated", "measured", "verdict"), rows, note)
+        raise ConfigError(f"{path} has no claim 'or'; make theory writes it.")
+    return Table(columns, rows, f"Checked apart from this page by make theory ({path}).")
 
 
 def _digits(value: str | float) -> str:
@@ -52,23 +49,26 @@ def _digits(value: str | float) -> str:
     return value if isinstance(value, str) else f"{value:.8g}"
 
 
-def benchmark_table(path: Path) -> Table:
+def benchmark_table(found: dict[str, Any], path: Path) -> Table:
     """Step times over llama's, as `make bench` wrote them, and on what.
 
+    Args:
+        found: content of the file
+        path: where it is from
+
     Raises:
-        ConfigError: the file is not there, or not what `make bench` writes
+        ConfigError: it is not what `make bench` writes
     """
     try:
-        modes = json.loads(path.read_text())
         rows = tuple(
-            (f"{row['name']}, {mode}", row["milliseconds"], row["ratio"], row["low"], row["high"], row["pairs"])
-            for mode, groups in modes.items()
+            (f"{row['name']}, {mode}", *(row[key] for key in ("milliseconds", "ratio", "low", "high", "pairs")))
+            for mode, groups in found.items()
             if isinstance(groups, dict) and "strategies" in groups
             for row in groups["strategies"]
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} has no step times ({error!r}); make bench writes it.") from error
-    machine = ", ".join(f"{key} {value}" for key, value in modes.get("machine", {}).items()) or "machine not stated"
+    machine = ", ".join(f"{key} {value}" for key, value in found.get("machine", {}).items()) or "machine not stated"
     note = f"Measured apart from this page ({path}): {machine}."
     return Table(("strategy", "ms a step", "over llama", "low", "high", "pairs"), rows, note)
 

@@ -10,9 +10,8 @@ from scipy.special import ndtri
 from lightning_sv.analysis.decision import CONFIDENCE, pairs_within
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.claims.table import check_claims
-from lightning_sv.experiments.recipe import Recipe
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series
-from lightning_sv.experiments.spec import ArmSpec, Budget, ClaimSpec, FigureSpec, ModelSpec, PanelSpec
+from lightning_sv.experiments.spec import ArmSpec, Budget, ClaimSpec, FigureSpec, ModelSpec, PanelSpec, Recipe
 
 if TYPE_CHECKING:  # torch with it, and `report` plans nothing
     from lightning_sv.experiments.recipes import Recipes
@@ -47,9 +46,8 @@ def plan_figure(figure: FigureSpec, recipes: "Recipes") -> Figure:
 
 
 def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
-    budget = recipes.budget.name
-    roles = panel.models or [panel.model]
-    models = {role: recipes.model(role) for role in roles}
+    budget, where = recipes.budget.name, f"{figure}: panel {panel.title!r}"
+    models = {role: recipes.model(role) for role in panel.models or [panel.model]}
     here = [role for role, model in models.items() if isinstance(model, ModelSpec)]
     axes = {key: of[budget] for key, of in panel.axes.items() if budget in of}
     why_not = panel.not_at.get(budget)
@@ -68,42 +66,42 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
         return Panel(panel, why_not="no grid is given for it")
     first = TUNING_SEED if panel.kind == "grid" else recipes.budget.first_seed
     seeds = tuple(range(first, first + panel.seeds.get(budget, recipes.budget.seeds)))
-    _check_pairs(panel, recipes.budget, len(seeds), f"{figure}: panel {panel.title!r}")
-    arms, series = [], []
+    _check_pairs(panel, recipes.budget, len(seeds), where)
+    arms, series = list[Arm](), list[Series]()
     for label, spec in panel.arms.items():
-        if budget in spec.not_at:
-            continue
-        points: dict[str, Recipe] = {}
-        grid: list[tuple[float, ...]] = []
-        sizes: dict[str, float] = {}
-        if panel.kind in ("scaling", "lengths"):
-            made = [recipes.make(panel, spec, role) for role in here]
-            names = [recipe.model for recipe in made] if panel.kind == "scaling" else _lengths(panel, recipes, here)
-            points = {f"{label}, {name}": recipe for name, recipe in zip(names, made, strict=True)}
-            sizes = {
-                name: recipe.parameters if panel.kind == "scaling" else recipe.tokens_per_param
-                for name, recipe in zip(names, made, strict=True)
-            }
-        elif panel.kind == "grid":
-            along = [spec.axes.get(key, {}).get(budget, values) for key, values in axes.items()]
-            grid = _cross(along) if budget in panel.cross else list(product(*along))
-            for point in grid:
-                said = [f"{key.rpartition('.')[2]} {value:g}" for key, value in zip(axes, point, strict=True)]
-                points[", ".join([label, *said])] = recipes.make(
-                    panel, spec, panel.model, dict(zip(axes, point, strict=True))
-                )
-        else:
-            points = {label: recipes.make(panel, spec, spec.model or panel.model)}
-        arms += [Arm(name, (), spec.ours, spec.baseline, recipe, seeds) for name, recipe in points.items()]
-        values = tuple(sizes.values())
-        series.append(Series(label, spec.ours, spec.baseline, tuple(points), values, tuple(sizes), tuple(grid)))
-    _check_different(arms, f"{figure}: panel {panel.title!r}")
+        if budget not in spec.not_at:
+            points, of = _points(panel, label, spec, recipes, here, axes)
+            arms += [Arm(name, (), spec.ours, spec.baseline, recipe, seeds) for name, recipe in points.items()]
+            series += [of] if of.sizes or of.points else []
+    _check_different(arms, where)
     few = panel.kind == "scaling" and len(here) < 4
     warnings = [f"{panel.title}: {len(here)} sizes; a slope wants four or more."] * few
     warnings += [f"{panel.title}: all arms have one learning rate and initial std: {why}." for why in untuned]
     warnings += [words for role in here for words in _beyond_reach(panel, recipes.budget, role, len(seeds))]
-    of_series = tuple(series) if sizes or grid else ()
-    return Panel(panel, tuple(arms), of_series, warnings=tuple(warnings))
+    return Panel(panel, tuple(arms), tuple(series), warnings=tuple(warnings))
+
+
+def _points(
+    panel: PanelSpec, label: str, arm: ArmSpec, recipes: "Recipes", here: list[str], axes: dict[str, list[float]]
+) -> tuple[dict[str, Recipe], Series]:
+    """What is trained of an arm, by the labels of its points: sizes, lengths, values of a grid, or the arm alone."""
+    of = Series(label, arm.ours, arm.baseline, ())
+    if panel.kind == "grid":
+        along = [arm.axes.get(key, {}).get(recipes.budget.name, values) for key, values in axes.items()]
+        grid = tuple(_cross(along) if recipes.budget.name in panel.cross else product(*along))
+        keys = [dict(zip(axes, point, strict=True)) for point in grid]
+        names = [", ".join([label, *(f"{k.rpartition('.')[2]} {v:g}" for k, v in each.items())]) for each in keys]
+        made = [recipes.make(panel, arm, panel.model, each) for each in keys]
+        of = replace(of, arms=tuple(names), points=grid)
+    elif panel.kind in ("scaling", "lengths"):
+        by_size, made = panel.kind == "scaling", [recipes.make(panel, arm, role) for role in here]
+        sizes = [recipe.model for recipe in made] if by_size else _lengths(panel, recipes, here)
+        names = [f"{label}, {size}" for size in sizes]
+        values = tuple(recipe.parameters if by_size else recipe.tokens_per_param for recipe in made)
+        of = replace(of, arms=tuple(names), values=values, sizes=tuple(sizes))
+    else:
+        names, made = [label], [recipes.make(panel, arm, arm.model or panel.model)]
+    return dict(zip(names, made, strict=True)), of
 
 
 def _here(arm: ArmSpec, recipes: "Recipes") -> ArmSpec:

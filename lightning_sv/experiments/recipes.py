@@ -11,10 +11,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from lightning_sv.errors import ConfigError, unknown
-from lightning_sv.experiments.recipe import MFU, Recipe
-from lightning_sv.experiments.sources.figures import load_tuned
-from lightning_sv.experiments.sources.tuned import tuned_keys
-from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, PanelSpec
+from lightning_sv.experiments.sources.figures import load_tuned, tuned_keys
+from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, PanelSpec, Recipe
 from lightning_sv.nn.gpus import find_gpu
 from lightning_sv.plan.plan import plan_steps, train_hours
 from lightning_sv.runs.directory import LAST
@@ -22,6 +20,9 @@ from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.words import words_of
 from lightning_sv.settings.yaml_file import read_yaml
 from lightning_sv.whole import file_sha256
+
+#: share of a GPU's peak that hours are given for; the middle of `lightning_sv.plan.MFUS`
+MFU = 0.4
 
 
 class Recipes:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +11,7 @@ from lightning_sv.analysis.pooled import Families
 from lightning_sv.analysis.scaling import Scaling, fit_scaling
 from lightning_sv.errors import ConfigError, NotTestableError, unknown
 from lightning_sv.experiments.claims.outcome import Verdict
-from lightning_sv.experiments.recipe import Recipe, Wanted, by_seed
-from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec
+from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec, Recipe, Wanted, by_seed
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run
 
 
@@ -96,14 +94,6 @@ class Series:
     def name(self) -> str:
         """What a legend calls it."""
         return f"{self.label} (ours)" if self.ours else self.label
-
-
-class SeriesFit(NamedTuple):
-    """The scaling laws of a series and of the baseline's, fitted jointly; where they cannot be, why not."""
-
-    series: Series
-    scaling: Scaling | None
-    why_not: str = ""
 
 
 @dataclass(frozen=True)
@@ -196,11 +186,11 @@ class Panel:
         The report and the claims ask for the same; it is computed once.
 
         Raises:
-            ConfigError: other sizes, fewer than two, or losses that are not finite
+            NotTestableError: other sizes, fewer than two, or losses that are not finite
         """
         if (a.label, b.label) not in self._fits:
             if b.sizes != a.sizes:
-                raise ConfigError(f"its sizes {list(b.sizes)} are not the baseline's {list(a.sizes)}.")
+                raise NotTestableError(f"its sizes {list(b.sizes)} are not the baseline's {list(a.sizes)}.")
             losses = (np.stack(self.losses(series)) for series in (a, b))
             self._fits[a.label, b.label] = fit_scaling([float(size) for size in a.values], *losses)
         return self._fits[a.label, b.label]
@@ -211,17 +201,15 @@ class Panel:
         return next((series for series in self.series if series.baseline), None)
 
     @property
-    def fits(self) -> tuple[SeriesFit, ...]:
-        """Of every other series of a scaling panel, against the baseline's."""
-        base, found = self.baseline, []
-        for series in self.series:
-            if base is None or series is base:
-                continue
+    def fits(self) -> list[tuple[Series, Scaling | str]]:
+        """Every other series of a scaling panel with its laws and the baseline's, or why there are none."""
+        base, found = self.baseline, list[tuple[Series, Scaling | str]]()
+        for series in self.series if base else ():
             try:
-                found.append(SeriesFit(series, self.fit(base, series)))
+                found += [(series, self.fit(base, series))] if base and series is not base else []
             except NotTestableError as error:
-                found.append(SeriesFit(series, None, str(error)))
-        return tuple(found)
+                found.append((series, str(error)))
+        return found
 
 
 @dataclass(frozen=True, eq=False)

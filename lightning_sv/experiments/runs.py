@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.recipe import Recipe, Wanted
 from lightning_sv.experiments.results import Arm, Panel
+from lightning_sv.experiments.spec import Recipe, Wanted
 from lightning_sv.runs.directory import NONFINITE, is_complete
 from lightning_sv.runs.events import Run, read_run
 from lightning_sv.runs.job import LAUNCHER, Job

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from rich.console import Console
 
-from lightning_sv.experiments.recipe import by_seed
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs, diverged
+from lightning_sv.experiments.spec import by_seed
 from lightning_sv.runs.launch import default_parallel, run_jobs
 from lightning_sv.settings.data import Batches
 from lightning_sv.version import __version__

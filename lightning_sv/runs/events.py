@@ -17,7 +17,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.util.tensor_util import make_ndarray
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, NotTestableError
 from lightning_sv.runs.directory import CONFIG, SUMMARY, event_files, is_begun, is_complete, read_config, read_summary
 
 log = logging.getLogger(__name__)
@@ -63,13 +63,13 @@ class Run:
         """``tag`` -> (tokens, values), in order of tokens.
 
         Raises:
-            ConfigError: the run logged no such scalar
+            NotTestableError: the run logged no such scalar
         """
         if tag not in self.curves:
             known = ", ".join(sorted(self.curves))
             if self.recorded:
-                raise ConfigError(f"of {self.dir.name} only {known} is recorded, {tag!r} is not; train it here.")
-            raise ConfigError(f"{self.dir} logged no scalar named {tag!r}; it has {known}.")
+                raise NotTestableError(f"of {self.dir.name} only {known} is recorded, {tag!r} is not; train it here.")
+            raise NotTestableError(f"{self.dir} logged no scalar named {tag!r}; it has {known}.")
         return self.curves[tag]
 
     @property

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_sv.errors import ConfigError
+from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.nn import (
     Backbone,
     BackboneConfig,
@@ -24,7 +24,6 @@ from lightning_sv.optim import (
 )
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.settings.paths import find_config
-from lightning_sv.settings.words import unknown
 from lightning_sv.settings.yaml_file import read_yaml
 from lightning_sv.whole import regular
 

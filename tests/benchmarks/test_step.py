@@ -12,7 +12,7 @@ from torch import nn
 from benchmarks import step
 from benchmarks.memory import saved_mib
 from benchmarks.peers import PEERS
-from lightning_sv.experiments.overhead import benchmark_table
+from lightning_sv.experiments.overhead import measured_table
 
 ROOT = Path(__file__).parent.parent.parent
 ARGS = ["--rounds", "2", "--threads", "1", "--widths", "32", "--modes", "eager", "--peers", "Hugging Face", "litgpt"]
@@ -57,7 +57,7 @@ def test_it_goes_on_from_its_file(
         assert found["missing"] == {"litgpt": "ModuleNotFoundError: No module named 'litgpt'"}
     page = capsys.readouterr().out
     assert "| d=32, bf16, eager, 1 thread |" in page and "litgpt is not measured: ModuleNotFoundError" in page
-    names = [row[0] for row in benchmark_table(file).rows]
+    names = [row[0] for row in measured_table(file).rows]
     assert names == [f"{s}, d=32 {dtype} eager, 1 thread" for dtype in ("fp32", "bf16") for s in step.STRATEGIES]
     monkeypatch.setattr(step, "compare", None)
     run(monkeypatch, *ARGS, "--json", str(file))  # nothing is left to measure

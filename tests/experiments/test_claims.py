@@ -22,11 +22,10 @@ from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.claims.table import KINDS, not_testable, statement, verdicts
 from lightning_sv.experiments.claims.together import corrected
 from lightning_sv.experiments.judge import decided
-from lightning_sv.experiments.overhead import benchmark_table, throughput_table
-from lightning_sv.experiments.recipe import Recipe
+from lightning_sv.experiments.overhead import measured_table, throughput_table
 from lightning_sv.experiments.report.tables import ours_words
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series
-from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec
+from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec, Recipe
 from lightning_sv.runs.events import Curve, Run
 
 TOKENS = np.arange(100, 2001, 100)
@@ -292,8 +291,8 @@ def scaling_panel(slopes: dict[str, float], sizes: tuple[float, ...] = (1e5, 2e5
 def test_slope_is_that_of_the_joint_fit() -> None:
     claim, panel = ClaimSpec("slope", "steeper", a="a", b="b"), scaling_panel({"a": -0.08, "b": -0.05})
     (found,) = verdicts(claim, panel)
-    ((_, fits, _),) = panel.fits
-    assert fits.power is not None
+    ((_, fits),) = panel.fits
+    assert not isinstance(fits, str) and fits.power is not None
     assert found.verdict == "holds" and found.estimate == pytest.approx(0.03, abs=1e-3)
     assert (found.estimate, found.low, found.high) == fits.power.slope
     each = verdicts(ClaimSpec("less", "lower", a="a", b="b"), panel)
@@ -388,8 +387,8 @@ def test_optima_are_compared_with_their_errors(gap: float, noise: float, values:
 def test_wrong_claims_and_untestable_ones() -> None:
     with pytest.raises(ValueError, match="'panel'"):
         judge("less", arm("A"), flat())
-    with pytest.raises(ValueError, match="absent.json has no step times .*make bench writes it"):
-        benchmark_table(Path("absent.json"))
+    with pytest.raises(ValueError, match="absent.json has no figures .*make bench writes it"):
+        measured_table(Path("absent.json"))
     claim = ClaimSpec("less", "0.028", a="a", b="b", margin=0.02)
     found = not_testable(claim, "no GPU")
     assert (found.verdict, found.n) == ("not testable here", 0)
@@ -409,8 +408,8 @@ def test_a_run_that_ends_before_a_crossing_does_not_test_it() -> None:
     short, enough = verdicts(ClaimSpec("less", "lower", a="a", b="b", crossing=600), panel)
     assert (short.verdict, enough.verdict) == ("not testable here", "holds")
     assert "end after 599 steps, and a, 100000 is known to pass b, 100000 at about 600" in short.sentence
-    with pytest.raises(NotTestableError, match="end after 599 steps"):
-        verdicts(ClaimSpec("slope", "steeper", a="a", b="b", crossing=600), panel)
+    (steeper,) = verdicts(ClaimSpec("slope", "steeper", a="a", b="b", crossing=600), panel)
+    assert steeper.verdict == "not testable here" and "end after 599 steps" in steeper.sentence
 
 
 def figure_of(name: str, *panels: Panel) -> Figure:

@@ -231,15 +231,6 @@ def test_a_comparison_and_a_figure_come_to_the_same_runs(monkeypatch: pytest.Mon
     assert {r.key(seed) for r, seed in compared.runs()} == {r.key(seed) for r, seed in figure.runs()}
 
 
-def test_runs_of_an_earlier_version_are_named_and_stay(tmp_path: Path) -> None:
-    old = tmp_path / "a-seed0"
-    old.mkdir()
-    (old / "summary.json").write_text("{}")
-    _, said = run(tmp_path, seeds=1)
-    assert f"{old} and 0 more finished runs are named as in an earlier version: they stay and are not used" in said
-    assert (old / "summary.json").read_text() == "{}"
-
-
 def test_interval_that_covers_zero(tmp_path: Path) -> None:
     """Differences 0.01 and -0.02 resolve nothing; tokens are compared to the loss that both reach."""
     found, _ = run(tmp_path, "--delta", "0.01,-0.02", seeds=2)

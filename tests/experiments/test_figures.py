@@ -11,11 +11,11 @@ from lightning_sv.experiments.claims.table import KINDS
 from lightning_sv.experiments.dry_run import cost
 from lightning_sv.experiments.judge import judge
 from lightning_sv.experiments.plan import plan_figure
-from lightning_sv.experiments.recipe import by_seed
 from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.figures import budget_names, figure_names, load_budget, load_figure
+from lightning_sv.experiments.spec import by_seed
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.slurm import array_script

@@ -97,9 +97,9 @@ def test_scaling_shows_both_fits_and_the_difference() -> None:
     panel = fake.scaling_panel()
     (fit, gap, *sizes), notes = scaling_views(panel)
     axes = fit.figure.axes[0]
-    law = panel.fits[0].scaling
-    assert law is panel.fits[0].scaling  # computed once
-    assert law is not None and law.power is not None and law.power.a.formula() in legend(axes)
+    law = panel.fits[0][1]
+    assert law is panel.fits[0][1]  # computed once
+    assert not isinstance(law, str) and law.power is not None and law.power.a.formula() in legend(axes)
     assert {"llama", "unified", "hg+dp+or (ours)", "linear in ln N"} <= set(legend(axes))
     smooth = [line for line in axes.lines if len(line.get_xdata()) == 100]
     assert len(smooth) == 6 and axes.get_xscale() == "log" and axes.get_xlabel() == "parameters"

@@ -149,7 +149,7 @@ class Foreign(L.LightningModule):
         super().__init__()
         self.net = net
 
-    def training_step(self, block: Tensor, batch_idx: int) -> Tensor:
+    def training_step(self, block: Tensor, batch_idx: int) -> Any:
         return nn.functional.cross_entropy(self.net(block[:, :-1]).flatten(0, 1), block[:, 1:].flatten())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -1,15 +1,14 @@
-"""What decides each kind of claim: from the runs of a panel to a word, an interval and a sentence.
+"""What each kind of claim is about: from the runs of a panel to an estimate, its interval and a sentence.
 
 A - B is a difference of validation losses, nats per token, over runs that share seed and data; its scatter is that of
 all arms of the family (`together`). What a claim says besides is a claim of its own, see `table.KINDS`.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from lightning_sv.analysis.decision import (
@@ -21,7 +20,6 @@ from lightning_sv.analysis.decision import (
     below,
     directed,
     directed_or_equal,
-    equivalent,
     inside,
     interval,
     opposite,
@@ -32,8 +30,8 @@ from lightning_sv.analysis.grids import Optimum
 from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent, token_efficiency
 from lightning_sv.analysis.scaling import FEWEST_SIZES, Interval
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.claims.outcome import Outcome
-from lightning_sv.experiments.claims.together import TWO_SIDED, Change, LossAt, difference
+from lightning_sv.experiments.claims.outcome import Estimate
+from lightning_sv.experiments.claims.together import TWO_SIDED, LossAt, difference
 from lightning_sv.experiments.results import Arm, Panel
 from lightning_sv.experiments.spec import ClaimSpec
 from lightning_sv.runs.events import Run
@@ -44,54 +42,35 @@ def _two(claim: ClaimSpec, panel: Panel) -> tuple[Arm, Arm, str]:
     return a, b, f"{claim.a} - {claim.b}"
 
 
-def less(claim: ClaimSpec, panel: Panel) -> Outcome:
-    """A is below B by more than the margin, at the end or at a share of the tokens."""
+def loss(claim: ClaimSpec, panel: Panel) -> Estimate:
+    """A - B at the end or at a share of the tokens."""
     a, b, name = _two(claim, panel)
     d = difference(panel, a, b, LossAt(claim.until))
-    finding = directed_or_equal(d, -claim.margin)
     at = "" if claim.until == 1 else f"at {claim.until:.0%} of the tokens "
-    small = finding.word == HOLDS and claim.margin < MARGIN and inside(d, MARGIN) == HOLDS
-    return Outcome(finding, d, f"{at}{interval(d, name)}{f', which is within {MARGIN:g}' * small}")
+    small = below(d, -claim.margin) == HOLDS and claim.margin < MARGIN and inside(d, MARGIN) == HOLDS
+    return Estimate(d, f"{at}{interval(d, name)}{f', which is within {MARGIN:g}' * small}")
 
 
-def not_less(claim: ClaimSpec, panel: Panel) -> Outcome:
-    """A does not."""
-    found = less(claim, panel)
-    return found._replace(finding=opposite(found.finding))
-
-
-def _change(claim: ClaimSpec, panel: Panel) -> tuple[PairedDifference, str]:
-    """How a - b moves from one share of the tokens to another, and the sentence about it."""
-    a, b, name = _two(claim, panel)
-    d = difference(panel, a, b, Change(claim.at, claim.until))
-    early, late = (difference(panel, a, b, LossAt(share)).mean for share in (claim.at, claim.until))
-    to = "the end" if claim.until == 1 else f"{claim.until:.0%}"
-    words = f"the change of {name} from {claim.at:.0%} of the tokens to {to}, {early:+.3f} to {late:+.3f},"
-    return d, interval(d, words)
-
-
-def widens(claim: ClaimSpec, panel: Panel) -> Outcome:
-    """A - B falls from one share of the tokens to another."""
-    d, words = _change(claim, panel)
-    return Outcome(directed_or_equal(d), d, words)
-
-
-def keeps(claim: ClaimSpec, panel: Panel) -> Outcome:
-    """A - B rises by less than the margin."""
-    d, words = _change(claim, panel)
-    return Outcome(directed(d, claim.margin), d, words)
-
-
-def equal(claim: ClaimSpec, panel: Panel) -> Outcome:
-    """A ends within the margin of B."""
+def loss_and_tokens(claim: ClaimSpec, panel: Panel) -> Estimate:
+    """A - B at the end, where A may have trained longer."""
     a, b, name = _two(claim, panel)
     d = difference(panel, a, b)
     share = float(np.mean([x.tokens / y.tokens for x, y in zip(a.runs, b.runs, strict=True)]))
     longer = f"with {share:.2f} times the tokens " if abs(share - 1) > 0.01 else ""
-    return Outcome(equivalent(d, claim.margin), d, f"{longer}{interval(d, name)}")
+    return Estimate(d, f"{longer}{interval(d, name)}")
 
 
-def efficiency(claim: ClaimSpec, panel: Panel) -> Outcome:
+def change(claim: ClaimSpec, panel: Panel) -> Estimate:
+    """How A - B moves from one share of the tokens to another."""
+    a, b, name = _two(claim, panel)
+    d = difference(panel, a, b, LossAt(claim.until, claim.at))
+    early, late = (difference(panel, a, b, LossAt(share)).mean for share in (claim.at, claim.until))
+    to = "the end" if claim.until == 1 else f"{claim.until:.0%}"
+    words = f"the change of {name} from {claim.at:.0%} of the tokens to {to}, {early:+.3f} to {late:+.3f},"
+    return Estimate(d, interval(d, words))
+
+
+def efficiency(claim: ClaimSpec, panel: Panel) -> Estimate:
     """A passes B's final loss, within its own schedule, after fewer tokens."""
     a, b, _ = _two(claim, panel)
     # B's tokens to B's end over A's tokens to the same loss, on logarithms
@@ -99,34 +78,34 @@ def efficiency(claim: ClaimSpec, panel: Panel) -> Outcome:
     if e.why_not:
         raise NotTestableError(e.why_not)
     if e.factor is None:
-        loss = difference(panel, a, b)
+        at_end = difference(panel, a, b)
         reached = f"{a.label} reaches {b.label}'s final loss in {e.reached} of {e.n} pairs: no token factor"
-        word = CONTRADICTED if below(loss) == CONTRADICTED else NOT_RESOLVED
-        found = directed(loss)._replace(word=word, p=loss.p_above())
-        if loss.mean <= 0:
+        word = CONTRADICTED if below(at_end) == CONTRADICTED else NOT_RESOLVED
+        found = directed(at_end)._replace(word=word, p=at_end.p_above())
+        if at_end.mean <= 0:
             found = found._replace(to_go="")  # more pairs would not make one of these reach it
-        return Outcome(found, loss, reached, part="the final loss")
+        return Estimate(at_end, reached, part="the final loss", finding=found)
     tokens_a, tokens_b = ([math.log(t) for t in of if t is not None] for of in (e.tokens_a, e.tokens_b))
     d = paired_difference(tokens_a, tokens_b, CONFIDENCE)
     level = percent(CONFIDENCE)
     within = f"{level} interval {e.low:.2f} to {e.high:.2f}, {e.n} pairs" if e.low else "one pair, no interval"
     factor = replace(d, mean=e.factor, low=e.low, high=e.high)
     words = f"within one schedule {b.label} needs {e.factor:.2f} times the tokens of {a.label} for its final loss"
-    return Outcome(directed(d), factor, f"{words} ({within})", "times")
+    return Estimate(factor, f"{words} ({within})", "times", tested=d)
 
 
-def apart(claim: ClaimSpec, panel: Panel) -> Outcome:
-    """Two norms grow by factors whose ratio is further from 1 than exp(margin); contradicted where it is nearer."""
+def growths_apart(claim: ClaimSpec, panel: Panel) -> Estimate:
+    """Logarithm of the ratio of the factors by which two norms grow."""
     arm = panel.arm(claim.a)
     one, two = ([math.log(c.values[-1] / c.values[0]) for c in (run.curve(t) for run in arm.runs)] for t in claim.tags)
     d = paired_difference(two, one, CONFIDENCE)
     names = [tag.split("/")[-2] for tag in claim.tags]
     grown = " and ".join(f"{name} by {math.exp(np.mean(x)):.2f}" for name, x in zip(names, (one, two), strict=True))
     detail = f"{arm.label} from its first to its last norm: {grown}; {interval(d, 'the logarithms apart', '')}"
-    return Outcome(opposite(equivalent(d, claim.margin)), d, detail, "in logarithms")
+    return Estimate(d, detail, "in logarithms")
 
 
-def slope(claim: ClaimSpec, panel: Panel) -> Outcome:
+def slope(claim: ClaimSpec, panel: Panel) -> Estimate:
     """The joint fits of the report: both forms must say the same, for that the form is wrong is in neither interval."""
     a, b = (next(each for each in panel.series if each.label == label) for label in (claim.a, claim.b))
     fits, n, sizes = panel.fit(b, a).fits, len(panel.losses(b)[0]), len(b.sizes)
@@ -142,7 +121,7 @@ def slope(claim: ClaimSpec, panel: Panel) -> Outcome:
     least = max(findings, key=lambda finding: finding.p)._replace(word=word)
     if sizes < FEWEST_SIZES or {HOLDS, CONTRADICTED} <= words:
         least = least._replace(to_go="")  # sizes are lacking, or a law that fits, not pairs
-    return Outcome(least, found[0], detail, "in the exponent", sides=2)
+    return Estimate(found[0], detail, "in the exponent", sides=2, finding=least)
 
 
 def _of_fit(slope: Interval, n: int, df: int) -> PairedDifference:
@@ -152,16 +131,16 @@ def _of_fit(slope: Interval, n: int, df: int) -> PairedDifference:
     return PairedDifference(slope.value, slope.low, slope.high, se, n, TWO_SIDED, df)
 
 
-def grid_gap(claim: ClaimSpec, panel: Panel) -> Outcome:
-    """A's optimum is below B's by more than the margin; the seeds are the same, so that their offsets cancel."""
+def grid_gap(claim: ClaimSpec, panel: Panel) -> Estimate:
+    """A's optimum less B's; the seeds are the same, so that their offsets cancel."""
     of = {series.label: panel.optimum(series) for series in panel.series}
     a, b = of[claim.a], of[claim.b]
     d = _of_optima(a, b, len(panel.losses(panel.series[0])[0]))
     where = "; ".join(optimum_words(label, of[label], panel.spec.axes) for label in (claim.a, claim.b))
-    finding = directed_or_equal(d, -claim.margin)
-    if a.why_not or b.why_not:
-        finding = finding._replace(word=NOT_RESOLVED, to_go="")  # the sentence says what the grid lacks
-    return Outcome(finding, d, f"{interval(d, f'{claim.a} - {claim.b}')}, each at its optimum: {where}")
+    finding = None
+    if a.why_not or b.why_not:  # the sentence says what the grid lacks
+        finding = directed_or_equal(d, -claim.margin)._replace(word=NOT_RESOLVED, to_go="")
+    return Estimate(d, f"{interval(d, f'{claim.a} - {claim.b}')}, each at its optimum: {where}", finding=finding)
 
 
 def _of_optima(a: Optimum, b: Optimum, n: int) -> PairedDifference:
@@ -183,28 +162,12 @@ def optimum_words(label: str, o: Optimum, axes: Iterable[str]) -> str:
     return f"{label} at {at}" + (f", its lowest point: {o.why_not}" if o.why_not else "")
 
 
-def _settled(values: NDArray[np.float64]) -> float:
-    return float(np.median(values[len(values) // 2 :]))
-
-
-def _last(values: NDArray[np.float64]) -> float:
-    return float(values[-1])
-
-
-def _ratio(
-    claim: ClaimSpec,
-    panel: Panel,
-    what: str,
-    tag: str,
-    *,
-    of: Callable[[NDArray[np.float64]], float] = _settled,
-    power: int = 1,
-    below: float,
-) -> Outcome:
-    """That A / B of a power of what is logged is below a number; by default of its median after half of the run."""
+def ratio(claim: ClaimSpec, panel: Panel, what: str, tag: str, *, last: bool = False, power: int = 1) -> Estimate:
+    """A / B of a power of what is logged: of its last value, or of its median after half of the run."""
 
     def log(run: Run) -> float:
-        value = of(run.curve(tag).values)
+        values = run.curve(tag).values
+        value = float(values[-1] if last else np.median(values[len(values) // 2 :]))
         if not value > 0:
             raise NotTestableError(f"{tag} of {run.dir} is {value:g}, and ratios want numbers above 0.")
         return power * math.log(value)
@@ -212,24 +175,9 @@ def _ratio(
     a, b, _ = _two(claim, panel)
     d = paired_difference([log(r) for r in b.runs], [log(r) for r in a.runs], CONFIDENCE)
     low, high = (None if end is None else math.exp(end) for end in (d.low, d.high))
-    ratio = replace(d, mean=math.exp(d.mean), low=low, high=high)
     ends = "the only pair, no interval"
     if low is not None and high is not None:
         ends = f"{percent(d.confidence)} interval {times(low)} to {times(high)}, {pairs_words(d)}"
-    detail = f"{what} of {a.label} is {times(ratio.mean)} times that of {b.label} ({ends})"
-    return Outcome(directed(d, math.log(below)), ratio, detail, "times")
-
-
-def cost(claim: ClaimSpec, panel: Panel) -> Outcome:
-    """A step of A takes less than the margin times that of B."""
-    return _ratio(claim, panel, "time of a step", "throughput/tokens_per_s", power=-1, below=claim.margin)
-
-
-def memory(claim: ClaimSpec, panel: Panel) -> Outcome:
-    """A needs less than the margin times the memory of B."""
-    return _ratio(claim, panel, "peak memory", "memory/peak_gib", below=claim.margin)
-
-
-def lower(claim: ClaimSpec, panel: Panel) -> Outcome:
-    """What the panel draws, which its title names, ends lower in A than in B."""
-    return _ratio(claim, panel, panel.spec.tag, panel.spec.tag, of=_last, below=1.0)
+    shown = replace(d, mean=math.exp(d.mean), low=low, high=high)
+    detail = f"{what} of {a.label} is {times(shown.mean)} times that of {b.label} ({ends})"
+    return Estimate(shown, detail, "times", tested=d)

@@ -10,25 +10,27 @@ from lightning_sv.analysis.paired import PairedDifference
 Agreement = Literal["", "consistent", "not consistent"]
 
 
-class Outcome(NamedTuple):
-    """What one claim came to.
+class Estimate(NamedTuple):
+    """What a claim is about, as the runs of a panel have it.
 
     Args:
-        finding: the word and its p value
-        d: the figures behind it
+        d: the figures
         detail: the sentence about them
         unit: of the figures
         part: what they are of, where it is not what the claim names, e.g. ``the final loss``
         sides: 2 where the error of the interval is that of both sides together, so that the opposite is no further
             question
+        tested: what the claim's test is of, where it is not `d`: logarithms of a ratio
+        finding: what it comes to, where the kind of claim has no test of its own
     """
 
-    finding: Finding
     d: PairedDifference
     detail: str
     unit: str = "nats per token"
     part: str = ""
     sides: int = 1
+    tested: PairedDifference | None = None
+    finding: Finding | None = None
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,25 @@
 """The kinds of claims that runs can check: a table, one row each; what a figure may ask of them, and their verdicts."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
-from lightning_sv.analysis.decision import ALPHA, NOT_RESOLVED, NOT_TESTABLE
+from lightning_sv.analysis.decision import (
+    ALPHA,
+    NOT_RESOLVED,
+    NOT_TESTABLE,
+    Finding,
+    directed,
+    directed_or_equal,
+    equivalent,
+    opposite,
+)
+from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.errors import ConfigError, NotTestableError, unknown
 from lightning_sv.experiments.claims import decide
-from lightning_sv.experiments.claims.outcome import Outcome, Verdict
-from lightning_sv.experiments.results import Arm, Panel
+from lightning_sv.experiments.claims.outcome import Estimate, Verdict
+from lightning_sv.experiments.results import Panel
 from lightning_sv.experiments.spec import ClaimSpec, PanelKind, PanelSpec
 
 
@@ -17,14 +29,16 @@ class ClaimType:
 
     Args:
         statement: in words, a template
-        judge: what decides it
+        measure: what it is about, from the runs of a panel
+        test: what that says of it, where `measure` does not
         panels: kinds of panels that can have it
         needs: what such a claim, or its panel, must say besides; None where it does
         parts: the claims that it is made of, each judged by itself
     """
 
     statement: str
-    judge: Callable[[ClaimSpec, Panel], Outcome]
+    measure: Callable[[ClaimSpec, Panel], Estimate]
+    test: Callable[[PairedDifference, ClaimSpec], Finding]
     panels: tuple[PanelKind, ...] = ("curves", "scaling", "lengths")
     needs: Callable[[ClaimSpec, PanelSpec], str | None] = lambda claim, panel: None
     parts: Callable[[ClaimSpec], tuple[ClaimSpec, ...]] = lambda claim: (claim,)
@@ -47,45 +61,82 @@ def _lower(claim: ClaimSpec, share: float) -> ClaimSpec:
     return replace(claim, kind="less", until=share, margin=0.0, text=None, paper_value=None)
 
 
-def _each_quarter(claim: ClaimSpec) -> tuple[ClaimSpec, ...]:
-    return tuple(_lower(claim, share) for share in QUARTERS)
-
-
-def _overtaken(claim: ClaimSpec) -> tuple[ClaimSpec, ...]:
-    return _lower(claim, claim.at), _lower(replace(claim, a=claim.b, b=claim.a), 1.0)
-
-
 #: of the training, for a lead that is kept throughout
 QUARTERS = (0.25, 0.5, 0.75, 1.0)
 
+
+def _below(d: PairedDifference, claim: ClaimSpec) -> Finding:
+    return directed_or_equal(d, -claim.margin)
+
+
+def _ratio_below(d: PairedDifference, claim: ClaimSpec) -> Finding:
+    return directed(d, math.log(claim.margin or 1.0))
+
+
+def _within(d: PairedDifference, claim: ClaimSpec) -> Finding:
+    return equivalent(d, claim.margin)
+
+
 KINDS: dict[str, ClaimType] = {
-    "less": ClaimType("{a} {ends} below {b}{more}", decide.less),
-    "not_less": ClaimType("{a} does not end below {b}{more}", decide.not_less),
-    "equal": ClaimType("{a} ends within {margin:g} of {b}", decide.equal, needs=_margin),
-    "crosses": ClaimType("{a} leads {b} at {at:.0%} of the tokens and is overtaken", decide.less, parts=_overtaken),
-    "leads": ClaimType("{a} is below {b} at each quarter of the tokens", decide.less, parts=_each_quarter),
+    "less": ClaimType("{a} {ends} below {b}{more}", decide.loss, _below),
+    "not_less": ClaimType("{a} does not end below {b}{more}", decide.loss, lambda d, claim: opposite(_below(d, claim))),
+    "equal": ClaimType("{a} ends within {margin:g} of {b}", decide.loss_and_tokens, _within, needs=_margin),
+    "crosses": ClaimType(
+        "{a} leads {b} at {at:.0%} of the tokens and is overtaken",
+        decide.loss,
+        _below,
+        parts=lambda claim: (_lower(claim, claim.at), _lower(replace(claim, a=claim.b, b=claim.a), 1.0)),
+    ),
+    "leads": ClaimType(
+        "{a} is below {b} at each quarter of the tokens",
+        decide.loss,
+        _below,
+        parts=lambda claim: tuple(_lower(claim, share) for share in QUARTERS),
+    ),
     "widens": ClaimType(
         "{a} gains on {b} from {at:.0%} to {until:.0%} of the tokens",
-        decide.widens,
+        decide.change,
+        lambda d, _: directed_or_equal(d),
         parts=lambda claim: (claim, _lower(claim, claim.until)),
     ),
     "keeps": ClaimType(
         "the lead of {a} over {b} shrinks by less than {margin:g} after {at:.0%} of the tokens",
-        decide.keeps,
+        decide.change,
+        lambda d, claim: directed(d, claim.margin),
         parts=lambda claim: (_lower(claim, claim.at), claim),
     ),
-    "efficiency": ClaimType("{a} reaches the final loss of {b} with fewer tokens", decide.efficiency),
+    "efficiency": ClaimType(
+        "{a} reaches the final loss of {b} with fewer tokens", decide.efficiency, lambda d, _: directed(d)
+    ),
     "apart": ClaimType(
         "in {a} the norms of {tags} grow or shrink at rates more than {margin:.0%} apart",
-        decide.apart,
+        decide.growths_apart,
+        lambda d, claim: opposite(_within(d, claim)),
         ("qkv",),
         _two_tags_apart,
     ),
-    "lower": ClaimType("it ends lower in {a} than in {b}", decide.lower, ("scalar",)),
-    "slope": ClaimType("the loss of {a} falls faster with size than that of {b}", decide.slope, ("scaling",)),
-    "grid_gap": ClaimType("{a} ends below {b}{more}, each at its own optimum", decide.grid_gap, ("grid",)),
-    "cost": ClaimType("a step of {a} takes less than {margin:g} times that of {b}", decide.cost, ("table",), _margin),
-    "memory": ClaimType("{a} needs less than {margin:g} times the memory of {b}", decide.memory, ("table",), _margin),
+    "lower": ClaimType(
+        "it ends lower in {a} than in {b}",
+        lambda claim, panel: decide.ratio(claim, panel, panel.spec.tag, panel.spec.tag, last=True),
+        lambda d, _: directed(d),
+        ("scalar",),
+    ),
+    "slope": ClaimType("the loss of {a} falls faster with size than that of {b}", decide.slope, _below, ("scaling",)),
+    "grid_gap": ClaimType("{a} ends below {b}{more}, each at its own optimum", decide.grid_gap, _below, ("grid",)),
+    "cost": ClaimType(
+        "a step of {a} takes less than {margin:g} times that of {b}",
+        partial(decide.ratio, what="time of a step", tag="throughput/tokens_per_s", power=-1),
+        _ratio_below,
+        ("table",),
+        _margin,
+    ),
+    "memory": ClaimType(
+        "{a} needs less than {margin:g} times the memory of {b}",
+        partial(decide.ratio, what="peak memory", tag="memory/peak_gib"),
+        _ratio_below,
+        ("table",),
+        _margin,
+    ),
 }
 
 
@@ -135,39 +186,32 @@ def check_claims(panel: PanelSpec, where: str) -> None:
         )
 
 
-def verdicts(claim: ClaimSpec, panel: Panel) -> tuple[Verdict, ...]:
+def verdicts(claim: ClaimSpec, panel: Panel) -> list[Verdict]:
     """Verdicts on a claim that was checked: one a part, and on a scaling panel one a size where it is about two arms.
 
     Raises:
-        NotTestableError: one size, and the claim is about a slope; or runs that end before a crossing that is known
-        ConfigError: a run has not logged what the claim is about
+        NotTestableError: one size, and the claim is about a slope; or a run has not logged what the claim is about
     """
-    sizes = panel.sizes
-    if claim.kind == "slope":
-        if len(sizes) < 2:
-            raise NotTestableError("one size gives no slope")
-        _check_crossing(claim, panel.arms)
-        return (_verdict(claim, panel),)
-    of_sizes = [replace(claim, a=f"{claim.a}, {s}", b=f"{claim.b}, {s}") for s in sizes] or [claim]
-    return tuple(verdict for each in of_sizes for verdict in _of_two(each, panel))
+    if claim.kind == "slope" and len(panel.sizes) < 2:
+        raise NotTestableError("one size gives no slope")
+    each_size = [replace(claim, a=f"{claim.a}, {s}", b=f"{claim.b}, {s}") for s in panel.sizes]
+    found = []
+    for each in each_size if each_size and claim.kind != "slope" else [claim]:
+        if why := _ends_early(each, panel):
+            found.append(not_testable(each, why))
+        else:
+            found += [_verdict(part, panel) for part in KINDS[claim.kind].parts(each)]
+    return found
 
 
-def _of_two(claim: ClaimSpec, panel: Panel) -> tuple[Verdict, ...]:
-    try:
-        if claim.crossing:
-            _check_crossing(claim, [panel.arm(claim.a), panel.arm(claim.b)])
-    except NotTestableError as why:
-        return (not_testable(claim, str(why)),)
-    return tuple(_verdict(part, panel) for part in KINDS[claim.kind].parts(claim))
-
-
-def _check_crossing(claim: ClaimSpec, arms: Sequence[Arm]) -> None:
-    """Refuse runs that end where A is known to be behind still: they are short, and say nothing of A."""
+def _ends_early(claim: ClaimSpec, panel: Panel) -> str:
+    """Why runs say nothing of A: they end where it is known to be behind still. Empty if they are long enough."""
+    if not claim.crossing:
+        return ""
+    arms = panel.arms if claim.kind == "slope" else [panel.arm(claim.a), panel.arm(claim.b)]
     steps = min((arm.recipe.steps for arm in arms if arm.recipe), default=claim.crossing)
-    if steps < claim.crossing:
-        raise NotTestableError(
-            f"runs end after {steps:,} steps, and {claim.a} is known to pass {claim.b} at about {claim.crossing:,}"
-        )
+    known = f"{claim.a} is known to pass {claim.b} at about {claim.crossing:,}"
+    return f"runs end after {steps:,} steps, and {known}" if steps < claim.crossing else ""
 
 
 def statement(claim: ClaimSpec) -> str:
@@ -187,15 +231,16 @@ def not_testable(claim: ClaimSpec, why: str) -> Verdict:
 
 
 def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
-    (word, p, to_go), d, detail, unit, part, sides = KINDS[claim.kind].judge(claim, panel)
+    kind = KINDS[claim.kind]
+    d, detail, unit, part, sides, tested, finding = kind.measure(claim, panel)
+    word, p, to_go = finding or kind.test(tested or d, claim)
     word = word if d.se is not None else NOT_RESOLVED  # never a verdict from one run
     p *= 2 * ALPHA / (1 - d.confidence)  # below ALPHA where the interval, whose error is its own, decides
     hint = f"; {to_go}" if word == NOT_RESOLVED and to_go else ""
-    sentence = f"{word.capitalize()}: {detail}{hint}."
     return Verdict(
         claim=statement(claim),
         verdict=word,
-        sentence=sentence,
+        sentence=f"{word.capitalize()}: {detail}{hint}.",
         estimate=d.mean,
         low=d.low,
         high=d.high,

@@ -25,13 +25,15 @@ TWO_SIDED = 0.95
 
 @dataclass(frozen=True)
 class LossAt:
-    """Validation loss of a run at a share of its tokens, linear between evaluations; at 1 its last.
+    """Validation loss of a run at a share of its tokens, linear between evaluations; or a change of it.
 
     Args:
-        share: above 0 and at most 1
+        share: above 0 and at most 1; at 1 the last loss
+        since: the earlier share, whose loss is subtracted; None for the loss itself
     """
 
     share: float = 1.0
+    since: float | None = None
 
     def __call__(self, run: Run) -> float:
         """Nats per token.
@@ -39,6 +41,8 @@ class LossAt:
         Raises:
             NotTestableError: the run is not validated before
         """
+        if self.since is not None:
+            return LossAt(self.share)(run) - LossAt(self.since)(run)
         if self.share == 1.0:
             return run.val_loss
         curve, at = run.curve(VAL_LOSS), self.share * run.tokens
@@ -48,23 +52,6 @@ class LossAt:
                 f"{curve.tokens[-1]:,}; set data.validations, or another share in the claim."
             )
         return float(np.interp(at, curve.tokens, curve.values))
-
-
-@dataclass(frozen=True)
-class Change:
-    """Loss at one share of a run's tokens, less that at another.
-
-    Args:
-        at: the earlier share
-        until: the later one
-    """
-
-    at: float
-    until: float
-
-    def __call__(self, run: Run) -> float:
-        """Nats per token."""
-        return LossAt(self.until)(run) - LossAt(self.at)(run)
 
 
 def families_of(panels: Iterable[Panel]) -> Families:
@@ -141,9 +128,6 @@ def corrected(figures: Sequence[Figure]) -> list[Figure]:
     A claim that is tested by one side asks twice, for its opposite is tested too, so its p counts twice. Then among the
     primary ones that are left no false one is with probability 0.95; of the others that are left one in twenty is
     expected to be.
-
-    Args:
-        figures: all that are judged together
     """
     tested = [v for figure in figures for v in figure.verdicts if v.p is not None]
     found: dict[Verdict, float] = {}

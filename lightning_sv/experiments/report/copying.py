@@ -21,23 +21,23 @@ def measured(arms: Sequence[Arm]) -> bool:
     return bool(runs) and all(GAIN in run.curves for run in runs)
 
 
-def forms_at(gain: Curve, formed: float = FORMED) -> float | None:
-    """Return the tokens after which `gain` is first at most `formed`, on straight lines; None if it never is.
+def forms_at(gain: Curve) -> float | None:
+    """Return the tokens after which `gain` is first at most `FORMED`, on straight lines; None if it never is.
 
     >>> forms_at(Curve(np.array([100, 200, 300]), np.array([0.0, -0.2, -0.8])))
     250.0
     """
-    below = np.flatnonzero(gain.values <= formed)
+    below = np.flatnonzero(gain.values <= FORMED)
     if not below.size:
         return None
     i = int(below[0])
     if i == 0:
         return float(gain.tokens[0])
     (t0, t1), (y0, y1) = gain.tokens[i - 1 : i + 1], gain.values[i - 1 : i + 1]
-    return float(t0 + (t1 - t0) * (formed - y0) / (y1 - y0))
+    return float(t0 + (t1 - t0) * (FORMED - y0) / (y1 - y0))
 
 
-def parts_of(base: Arm, arm: Arm, confidence: float = 0.95) -> dict[str, PairedDifference]:
+def parts_of(base: Arm, arm: Arm) -> dict[str, PairedDifference]:
     """Split the mean loss of `arm` minus that of `base` by kind: share of the kind times the difference of its means.
 
     The parts add up to the difference on the measured sequences, which are fewer than those of val/loss.
@@ -46,7 +46,7 @@ def parts_of(base: Arm, arm: Arm, confidence: float = 0.95) -> dict[str, PairedD
     found = {}
     for kind in KINDS:
         first, second = ([_part(run, kind) for run in each.runs] for each in (a, b))
-        found[kind] = paired_difference(first, second, confidence)
+        found[kind] = paired_difference(first, second)
     return found
 
 

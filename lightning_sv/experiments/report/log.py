@@ -4,7 +4,7 @@
 """
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -26,36 +26,22 @@ Row = dict[str, str]
 
 
 def log_of(budget: str, out: Path) -> Path:
-    """Return the log of a budget's verdicts: LOG, or for a custom budget one next to its report.
-
-    Args:
-        budget: its name
-        out: directory of the report
-    """
+    """Return the log of a budget's verdicts: LOG, or for a custom budget one next to its report in `out`."""
     return LOG if budget in BUDGETS else out / LOG.name
 
 
 def log_rows(figures: Sequence[Figure], budget: str) -> list[Row]:
-    """One row a claim that could be judged, with the last day of its figure's runs and what they were trained with.
-
-    Args:
-        figures: judged
-        budget: its name
-    """
+    """One row a claim that could be judged, with the last day of its figure's runs and what they were trained with."""
     found = []
     for figure in figures:
         runs = [run.summary for panel in figure.panels for arm in panel.arms for run in arm.runs]
-        of = {
-            "date": max((str(run.get("date") or "") for run in runs), default=""),
-            "budget": budget,
-            "figure": figure.spec.name,
-            "commit": _several(run.get("commit") for run in runs),
-            "corpus": _several(run.get("corpus_hash") for run in runs),
-            "machine": _several(run.get("machine") for run in runs),
-        }
+        of = {"date": max((str(run.get("date") or "") for run in runs), default=""), "budget": budget}
+        for column, key in (("commit", "commit"), ("corpus", "corpus_hash"), ("machine", "machine")):
+            of[column] = "; ".join(sorted({str(run[key]) for run in runs if run.get(key)}))
         for verdict in figure.verdicts:
             if verdict.verdict != NOT_TESTABLE:
-                found.append(_row({**vars(verdict), **of, "claim": figure.claim(verdict)}))
+                row = {**vars(verdict), **of, "figure": figure.spec.name, "claim": figure.claim(verdict)}
+                found.append({column: _text(row.get(column)) for column in _COLUMNS})
     return found
 
 
@@ -110,13 +96,7 @@ def add_to_log(rows: Iterable[Row], path: Path = LOG) -> int:
 
 
 def with_earlier(figures: Sequence[Figure], budget: str, log: Sequence[Row]) -> list[Figure]:
-    """Figures whose verdicts say what earlier records of the same claim and budget came to.
-
-    Args:
-        figures: judged
-        budget: its name
-        log: as `read_log` gives it, without these figures or with them
-    """
+    """Figures whose verdicts say what earlier records of the same claim and budget came to."""
     ours = {_content(row) for row in log_rows(figures, budget)}
     before: dict[tuple[str, str], list[Row]] = {}
     for row in log:
@@ -131,10 +111,6 @@ def with_earlier(figures: Sequence[Figure], budget: str, log: Sequence[Row]) -> 
     return [replace(f, verdicts=tuple(told(f, verdict) for verdict in f.verdicts)) for f in figures]
 
 
-def _row(values: Mapping[str, object]) -> Row:
-    return {column: _text(values.get(column)) for column in _COLUMNS}
-
-
 def _text(value: object) -> str:
     try:
         return f"{float(str(value)):.6g}"
@@ -144,7 +120,3 @@ def _text(value: object) -> str:
 
 def _content(row: Row) -> tuple[str, ...]:
     return tuple(row[column] for column in _COLUMNS if column != "date")
-
-
-def _several(values: Iterable[object]) -> str:
-    return "; ".join(sorted({str(value) for value in values if value}))

@@ -38,21 +38,10 @@ class Section(NamedTuple):
 def markdown_report(
     figures: Sequence[Figure], panels: Sequence[Sequence[Section]], head: Sequence[tuple[str, str]]
 ) -> str:
-    """The whole report; every text of a user's stays text, whatever it holds.
-
-    Args:
-        figures: at least one
-        panels: what is said of the panels of each figure, in the same order
-        head: what stands above everything, as `head_lines` gives it
-    """
+    """The whole report; every text of a user's stays text, whatever it holds."""
     title = figures[0].spec.title if len(figures) == 1 else "Scale vectors: the paper's figures, regenerated"
     parts = [f"# {_text(title)}", _table(["", ""], head)]
-    claims = [
-        [f.spec.title, f.claim(v), v.verdict, v.corrected or "", ours_words(v), v.paper or "not stated"]
-        for f in figures
-        for v in f.verdicts
-    ]
-    if claims:
+    if claims := [_claim(f, v, _ALL) for f in figures for v in f.verdicts]:
         parts += ["## Claims", _table(_ALL, claims)]
     for figure, sections in zip(figures, panels, strict=True):
         parts += _figure(figure)
@@ -72,22 +61,26 @@ def _figure(figure: Figure) -> list[str]:
     )
     parts = [f"## {_text(figure.spec.title)}", _paragraph(about)]
     parts += [f"> **Warning:** {_text(warning)}" for warning in figure.warnings]
-    claims = [
-        [
-            figure.claim(v),
-            v.verdict,
-            v.corrected or "",
-            p_words(v),
-            v.earlier,
-            v.sentence,
-            ours_words(v),
-            v.paper or "not stated",
-        ]
-        for v in figure.verdicts
-    ]
+    claims = [_claim(figure, v, _OWN) for v in figure.verdicts]
     parts += [_table(_OWN, claims)] if claims else []
     parts += [_table(["in the paper", ""], list(figure.spec.paper.items()))] if figure.spec.paper else []
     return parts
+
+
+def _claim(figure: Figure, v: Verdict, columns: Sequence[str]) -> list[str]:
+    """Some columns of a claim in a table."""
+    texts = {
+        "figure": figure.spec.title,
+        "claim": figure.claim(v),
+        "verdict": v.verdict,
+        "corrected": v.corrected or "",
+        "p": p_words(v),
+        "earlier": v.earlier,
+        "in words": v.sentence,
+        "ours, nats per token unless said": ours_words(v),
+        "the paper's": v.paper or "not stated",
+    }
+    return [texts[column] for column in columns]
 
 
 def head_lines(figures: Sequence[Figure], what: str, made: Provenance, caution: str = "") -> list[tuple[str, str]]:

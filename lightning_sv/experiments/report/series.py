@@ -28,9 +28,9 @@ def scaling_views(panel: Panel) -> tuple[list[View], list[str]]:
         panel: of the kind `scaling`
     """
     fits, notes = {}, []
-    for series, scaling, why_not in panel.fits:
-        if scaling is None:
-            notes.append(f"{series.name} has no scaling fit: {why_not}")
+    for series, scaling in panel.fits:
+        if isinstance(scaling, str):
+            notes.append(f"{series.name} has no scaling fit: {scaling}")
         else:
             fits[series.label] = scaling
             notes += [f"{series.name}: {warning}" for warning in scaling.warnings]

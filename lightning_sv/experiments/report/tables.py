@@ -32,6 +32,7 @@ _SUMMARY = (
     "steps", "parameters", "activated_parameters", "lr", "seconds", "corpus_hash", "tokenizer_sha256", "torch",
     "commit", "date", "machine",
 )  # fmt: skip
+_DIFFERENCE = ("figure", "panel", "arm", "baseline", "quantity", "n", "estimate", "low", "high")
 
 
 def tokens_per_param(run: Run) -> float | None:
@@ -76,34 +77,28 @@ def difference_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
     rows = []
     for figure in figures:
         for panel in figure.panels:
-            found: list[tuple[str, str, str, int | None, Any]] = [
-                (arm, against, "final loss", d.n, (d.mean, d.low, d.high)) for arm, against, d in _final(panel)
-            ]
-            factors = _factors(panel)
-            found += [(arm, of, "token factor", e.n, (e.factor, e.low, e.high)) for (arm, of), e in factors.items()]
+            found: list[tuple[Any, ...]] = []
+            found += [(*of, "final loss", d.n, d.mean, d.low, d.high) for of, d in _final(panel).items()]
+            found += [(*of, "token factor", e.n, e.factor, e.low, e.high) for of, e in _factors(panel).items()]
             found += [
-                (arm.label, of.label, f"final loss, part of {kind}", d.n, (d.mean, d.low, d.high))
+                (arm.label, of.label, f"final loss, part of {kind}", d.n, d.mean, d.low, d.high)
                 for arm, of in _pairs_of(panel)
                 if measured((arm, of))
-                for kind, d in parts_of(of, arm, TWO_SIDED).items()
+                for kind, d in parts_of(of, arm).items()
             ]
             for series, against, fit in _laws(panel):
-                found.append((series.label, against.label, f"offset, {fit.form} law", None, fit.offset))
-                found.append((series.label, against.label, f"slope, {fit.form} law", None, fit.slope))
-            for arm, other, quantity, n, (estimate, low, high) in found:
-                where = {"figure": figure.spec.name, "panel": panel.title, "arm": arm, "baseline": other}
-                rows.append({**where, "quantity": quantity, "n": n, "estimate": estimate, "low": low, "high": high})
+                for name, interval in (("offset", fit.offset), ("slope", fit.slope)):
+                    found.append((series.label, against.label, f"{name}, {fit.form} law", None, *interval))
+            rows += [dict(zip(_DIFFERENCE, (figure.spec.name, panel.title, *row), strict=True)) for row in found]
     return rows
 
 
-def _final(panel: Panel) -> list[tuple[str, str, PairedDifference]]:
-    """(arm, baseline, arm - baseline at the end), at equal sizes; arms that diverged are left out."""
-    found = []
+def _final(panel: Panel) -> dict[tuple[str, str], PairedDifference]:
+    """(arm, baseline) -> arm - baseline at the end, at equal sizes; arms that diverged are left out."""
+    found = {}
     for arm, against in _pairs_of(panel):
-        try:
-            found.append((arm.label, against.label, difference(panel, arm, against, confidence=TWO_SIDED)))
-        except NotTestableError:
-            continue
+        with suppress(NotTestableError):
+            found[arm.label, against.label] = difference(panel, arm, against, confidence=TWO_SIDED)
     return found
 
 
@@ -119,11 +114,10 @@ def _pairs_of(panel: Panel) -> list[tuple[Arm, Arm]]:
     by_label = {arm.label: arm for arm in panel.arms}
     base = next((arm for arm in panel.arms if arm.baseline), None)
     pairs = [(arm, base) for arm in panel.arms if panel.kind == "curves" and base and arm is not base]
-    if panel.sizes:
-        series = panel.series
-        at = {size: by_label[x] for s in series if s.baseline for size, x in zip(s.sizes, s.arms, strict=True)}
-        others = [(size, x) for s in series if not s.baseline for size, x in zip(s.sizes, s.arms, strict=True)]
-        pairs = [(by_label[x], at[size]) for size, x in others if size in at]
+    if panel.sizes and (of := panel.baseline):
+        at = dict(zip(of.sizes, of.arms, strict=True))
+        others = [(size, x) for s in panel.series if s is not of for size, x in zip(s.sizes, s.arms, strict=True)]
+        pairs = [(by_label[x], by_label[at[size]]) for size, x in others if size in at]
     return pairs
 
 
@@ -133,13 +127,7 @@ def verdict_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
 
 
 def verdicts_json(figures: Sequence[Figure], report: Path, **more: Any) -> str:
-    """The verdicts of judged figures as JSON; numbers that are not finite are null.
-
-    Args:
-        figures: judged
-        report: the page that shows them
-        **more: further entries
-    """
+    """The verdicts of judged figures as JSON; numbers that are not finite are null."""
     made = [
         {
             "figure": figure.spec.name,
@@ -215,7 +203,8 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
         return _scalar_table(panel)
     if panel.kind not in ("curves", "lengths"):
         return [], []
-    differences, factors = {arm: d for arm, _, d in _final(panel)}, {arm: e for (arm, _), e in _factors(panel).items()}
+    differences = {arm: d for (arm, _), d in _final(panel).items()}
+    factors = {arm: e for (arm, _), e in _factors(panel).items()}
     alike = len({arm.seeds for arm in panel.arms}) == 1
     rows = []
     for arm in sorted(panel.arms, key=lambda arm: not arm.baseline):
@@ -227,15 +216,12 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
         if not panel.spec.claims:  # claims have verdicts, by tests of one side
             shown.append("" if d is None else direction(d))
         e = factors.get(arm.label)
-        tokens = "" if e is None or e.factor is None else f"{times(e.factor)}{_times_within(e)}"
+        ends = "" if e is None or e.low is None or e.high is None else f" ({times(e.low)} to {times(e.high)})"
+        tokens = "" if e is None or e.factor is None else f"{times(e.factor)}{ends}"
         rows.append([arm.name, f"{losses.mean():.4f}", seeds, *shown, tokens])
     result = [] if panel.spec.claims else ["result"]
     columns = ["arm", "final loss, nats per token", "each seed", "difference", "95% interval", *result, TOKEN_FACTOR]
     return columns, rows
-
-
-def _times_within(e: TokenEfficiency) -> str:
-    return "" if e.low is None or e.high is None else f" ({times(e.low)} to {times(e.high)})"
 
 
 def _scalar_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
@@ -251,7 +237,7 @@ def _laws(panel: Panel) -> list[tuple[Series, Series, ScalingFit]]:
     """(series, the baseline's, fit of both) of a scaling panel: one a series and form of the law."""
     if panel.kind != "scaling" or panel.baseline is None:
         return []
-    fitted = [(series, scaling) for series, scaling, _ in panel.fits if scaling]
+    fitted = [(series, scaling) for series, scaling in panel.fits if not isinstance(scaling, str)]
     return [(series, panel.baseline, fit) for series, scaling in fitted for fit in scaling.fits]
 
 
@@ -280,8 +266,7 @@ def ours_words(verdict: Verdict) -> str:
     if verdict.estimate is None:
         return "not measured"
     part = f"{verdict.part}: " if verdict.part else ""
-    pairs = _pairs(verdict.n)
-    pairs = f"{percent(verdict.confidence)}, {pairs}"
+    pairs = f"{percent(verdict.confidence)}, {_pairs(verdict.n)}"
     if verdict.unit == "times":
         ends = " to ".join(times(end) for end in (verdict.low, verdict.high) if end is not None) or "no interval"
         return f"{part}{times(verdict.estimate)} times ({ends}; {pairs})"

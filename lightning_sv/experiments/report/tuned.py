@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_sv.analysis.grids import Optimum
-from lightning_sv.experiments.recipe import Recipe
 from lightning_sv.experiments.results import Figure, Panel
-from lightning_sv.experiments.sources.tuned import rounded
+from lightning_sv.experiments.sources.figures import rounded
+from lightning_sv.experiments.spec import Recipe
 from lightning_sv.whole import whole
 
 

@@ -51,14 +51,7 @@ class View(NamedTuple):
 
 
 def view(name: str, alt: str, axes: Axes, legend: str) -> View:
-    """The finished picture of one panel; its words end with the names of the lines, which stand below it.
-
-    Args:
-        name: of its file
-        alt: what it shows
-        axes: the panel
-        legend: title of the legend
-    """
+    """The finished picture of one panel; its words end with the names of the lines, which stand below it."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     set_style(axes)
@@ -68,15 +61,8 @@ def view(name: str, alt: str, axes: Axes, legend: str) -> View:
 
 def looks_of(arms: Sequence[Arm] | Sequence[Series]) -> list[tuple[str, str]]:
     """Colour and line style of every arm; the baseline's are those of llama, whatever its name."""
-    has_baseline = any(arm.baseline for arm in arms)
-    names = [
-        "llama"
-        if arm.baseline
-        else f"{arm.label}, not compared with"
-        if arm.label == "llama" and has_baseline
-        else arm.label
-        for arm in arms
-    ]
+    other = "llama, not the baseline" if any(arm.baseline for arm in arms) else "llama"
+    names = ["llama" if arm.baseline else other if arm.label == "llama" else arm.label for arm in arms]
     styles = cycle(LINES[1:])
     lines = ["-" if name == "llama" else next(styles) for name in names]
     return list(zip(colours(names), lines, strict=True))
@@ -87,15 +73,14 @@ def baseline_first(arms: Sequence[_ArmOrSeries]) -> list[_ArmOrSeries]:
     return sorted(arms, key=lambda arm: not arm.baseline)
 
 
-def curve_views(panel: Panel, confidence: float = 0.95) -> tuple[list[View], list[str]]:
+def curve_views(panel: Panel) -> tuple[list[View], list[str]]:
     """Loss against tokens, the difference to the baseline, the end of training; notes on what cannot be drawn.
 
     Args:
         panel: of the kind `curves`; one without a baseline has no difference
-        confidence: coverage of the bands
     """
     arms = baseline_first(panel.arms)
-    difference, notes = _difference_view(panel.title, arms, confidence)
+    difference, notes = _difference_view(panel.title, arms)
     counts = sorted({len(arm.runs) for arm in arms})
     several = " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1]))))
     seeds = "one seed" if counts == [1] else f"mean of {several} seeds"
@@ -119,7 +104,7 @@ def _loss_view(name: str, alt: str, arms: Sequence[Arm], names: Sequence[str], t
     return view(name, alt, axes, title)
 
 
-def _difference_view(title: str, arms: Sequence[Arm], confidence: float) -> tuple[list[View], list[str]]:
+def _difference_view(title: str, arms: Sequence[Arm]) -> tuple[list[View], list[str]]:
     """One view at most: of the arms that end where the baseline does."""
     base, *others = arms
     if not base.baseline:
@@ -135,7 +120,7 @@ def _difference_view(title: str, arms: Sequence[Arm], confidence: float) -> tupl
             continue
         try:
             a, b = base.paired(arm)
-            pairs.append(paired_curve(a.curves, b.curves, confidence))
+            pairs.append(paired_curve(a.curves, b.curves))
         except NotTestableError as error:
             notes.append(f"{arm.name} - {base.name} cannot be drawn: {error}")
         else:
@@ -144,7 +129,7 @@ def _difference_view(title: str, arms: Sequence[Arm], confidence: float) -> tupl
     if not pairs:
         return [], notes
     axes = new_figure(panels=1).subplots()
-    legend = draw_differences(axes, pairs, names, looks, confidence)
+    legend = draw_differences(axes, pairs, names, looks)
     axes.set_title("How far from the baseline?")
     set_token_axis(axes)
     return [view("difference", f"{title}: difference to {base.name}", axes, legend)], notes

@@ -70,7 +70,7 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
         drawn = [(panel, *_draw(panel)) for panel in figure.panels]
         # the same arms, tuned in two ways, are read side by side
         share_y([view.figure for panel, views, _ in drawn if panel.kind == "lengths" for view in views])
-        stem = f"figures/{_slug(figure.spec.name)}"
+        stem = "figures/" + re.sub(r"[^\w.+=-]+", "-", figure.spec.name)
         panels.append([section for i, each in enumerate(drawn, 1) for section in _save(*each, out, f"{stem}-{i}")])
     text = markdown_report(figures, panels, head_lines(figures, what, Provenance.now(), caution))
     for name, page in zip(PAGES, (text, html_page(text, out)), strict=True):
@@ -78,12 +78,12 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
             partial.write_text(page, encoding="utf-8")
     write_tuned(figures, out)
     for name, rows in (
-        (RESULTS, run_rows(figures)),
-        ("differences.csv", difference_rows(figures)),
-        ("verdicts.csv", verdict_rows(figures)),
-        ("tables.csv", table_rows(figures)),
+        (RESULTS, run_rows),
+        ("differences.csv", difference_rows),
+        ("verdicts.csv", verdict_rows),
+        ("tables.csv", table_rows),
     ):
-        write_csv(out / name, rows)
+        write_csv(out / name, rows(figures))
 
 
 def _draw(panel: Panel) -> tuple[list[View], list[str]]:
@@ -94,10 +94,7 @@ def _draw(panel: Panel) -> tuple[list[View], list[str]]:
 
 
 def _save(panel: Panel, views: Sequence[View], notes: Sequence[str], out: Path, stem: str) -> list[Section]:
-    columns, rows = panel_table(panel)
-    for view in views:
-        view.save(out / f"{stem}-{view.name}")
-    pictures = [(f"{stem}-{view.name}.png", view.alt) for view in views]
+    pictures = _saved(views, out, stem)
     if drawn := panel.spec.picture:
         if Path(drawn).is_file():
             pictures.append((f"{stem}.png", panel.title))
@@ -105,15 +102,15 @@ def _save(panel: Panel, views: Sequence[View], notes: Sequence[str], out: Path, 
             shutil.copyfile(drawn, out / f"{stem}.png")
         else:
             notes = [*notes, f"There is no {drawn} to show here."]
-    sections = [Section(panel.title, pictures, columns, rows, (*notes, *panel.notes))]
+    sections = [Section(panel.title, pictures, *panel_table(panel), (*notes, *panel.notes))]
     if panel.kind == "curves" and measured(panel.arms):
-        drawn_copying = copying_view(panel)
-        drawn_copying.save(out / f"{stem}-{drawn_copying.name}")
-        picture = [(f"{stem}-{drawn_copying.name}.png", drawn_copying.alt)]
-        title = f"{panel.title}: copying from the context"
-        sections.append(Section(title, picture, *copying_table(panel), [COPYING_NOTE]))
+        pictures, title = _saved([copying_view(panel)], out, stem), f"{panel.title}: copying from the context"
+        sections.append(Section(title, pictures, *copying_table(panel), [COPYING_NOTE]))
     return sections
 
 
-def _slug(name: str) -> str:
-    return re.sub(r"[^\w.+=-]+", "-", name)
+def _saved(views: Sequence[View], out: Path, stem: str) -> list[tuple[str, str]]:
+    """Write pictures; return their paths below the report, each with its words."""
+    for view in views:
+        view.save(out / f"{stem}-{view.name}")
+    return [(f"{stem}-{view.name}.png", view.alt) for view in views]

@@ -54,11 +54,6 @@ def asked(scale: str, text: str, label: str | None) -> Asked:
 def compared_figure(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> Figure:
     """The figure of one panel that compares the first arm with each other one, settled.
 
-    Args:
-        arms: the baseline and the others
-        words: of the command line, for every arm
-        seeds: pairs
-
     Raises:
         ConfigError: a comparison that makes no sense, or what `fit` would refuse
     """

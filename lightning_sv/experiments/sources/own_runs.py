@@ -1,18 +1,13 @@
 """A user's own runs as a figure, drawn as the paper's are, from their event files."""
 
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from lightning_sv.analysis.run_plot import branch_norms
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.checks import (
-    check_same_corpus,
-    comparability_warnings,
-    config_differences,
-)
+from lightning_sv.experiments.checks import check_same_corpus, comparability_warnings, config_differences
 from lightning_sv.experiments.comparison import in_words
 from lightning_sv.experiments.judge import decided
 from lightning_sv.experiments.report.tables import tokens_per_param
@@ -84,23 +79,17 @@ def own_figure(
     warnings += [f"Left out: {error}" for error in damaged]
     if unfinished:
         warnings.append(f"Left out, for they are not finished: {', '.join(map(str, unfinished))}.")
-    results = tuple(
-        Arm(
-            name,
-            tuple(run for _, run in sorted(arms[name].items())),
-            baseline=name == first and len(arms) > 1,
-            seeds=tuple(sorted(arms[name])),
-        )
-        for name in sorted(arms, key=lambda name: name != first)
-    )
-    return _figure(results, tuple(warnings), command)
+    results = []
+    for name, seeds in sorted(arms.items(), key=lambda arm: arm[0] != first):
+        each, runs = zip(*sorted(seeds.items()), strict=True)
+        results.append(Arm(name, runs, baseline=name == first and len(arms) > 1, seeds=each))
+    return _figure(results, found, warnings, command)
 
 
-def _figure(arms: tuple[Arm, ...], warnings: tuple[str, ...], command: str) -> Figure:
-    panel = Panel(PanelSpec("Validation loss"), arms)
-    counts = sorted({len(arm.runs) for arm in arms})
-    seeds = ["one seed" if n == 1 else f"{n} seeds" for n in counts]
-    ratios = [x for arm in arms for run in arm.runs if (x := tokens_per_param(run)) is not None] or [0.0]
+def _figure(arms: Sequence[Arm], runs: Sequence[Run], warnings: Sequence[str], command: str) -> Figure:
+    panel = Panel(PanelSpec("Validation loss"), tuple(arms))
+    seeds = ["one seed" if n == 1 else f"{n} seeds" for n in sorted({len(arm.runs) for arm in arms})]
+    ratios = [x for run in runs if (x := tokens_per_param(run)) is not None] or [0.0]
     spec = FigureSpec(
         name="runs",
         title=", ".join(arm.label for arm in arms),
@@ -108,7 +97,7 @@ def _figure(arms: tuple[Arm, ...], warnings: tuple[str, ...], command: str) -> F
         summary=f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}, {' or '.join(seeds)}.",
         panels=[panel.spec],
     )
-    figure = Figure(spec, (panel,), (), warnings, command, (min(ratios), max(ratios)))
+    figure = Figure(spec, (panel,), (), tuple(warnings), command, (min(ratios), max(ratios)))
     return with_branches(in_words(*decided([figure])))
 
 
@@ -147,11 +136,8 @@ def _expand(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
 
 
 def _compared(comparison: Path) -> list[Path]:
-    """Directories of the runs of a comparison, relative to it; of an earlier version where its commands say."""
+    """Directories of the runs of a comparison, which are relative to it."""
     try:
-        runs = json.loads(comparison.read_text())["runs"]
-        return [
-            comparison.parent / run["dir"] if "dir" in run else Path(shlex.split(run["command"])[-1]) for run in runs
-        ]
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        return [comparison.parent / run["dir"] for run in json.loads(comparison.read_text())["runs"]]
+    except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{comparison} is not what compare writes ({error!r}); run it again.") from error
