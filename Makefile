@@ -40,7 +40,7 @@ reads-params := MODEL SCALE ARGS
 reads-compare := $(LAYERED) A B A_ARGS B_ARGS SEEDS LR STD
 reads-sweep := $(LAYERED) SCALE SEEDS LR STD
 reads-paper := BUDGET FIG ARGS
-$(foreach name,theory test test-all test-faults test-torch211 test-hf4 test-machines bench bench-step bench-startup bench-bytes gpu_report \
+$(foreach name,theory test test-all test-wheel test-faults test-torch211 test-hf4 test-machines bench bench-step bench-startup bench-bytes gpu_report \
 	tensorboard,$(eval reads-$(name) := ARGS))
 $(foreach name,install install-hf install-text check docs doctor clean,$(eval reads-$(name) := ))
 ALWAYS := PYTHON TORCH VENV
@@ -115,7 +115,7 @@ OF_LR = $(if $(LR),--model.optim.lr "$$LR") $(if $(STD),--model.backbone.init_st
 .DEFAULT:
 	$(error there is no target $@; make help lists them)
 
-.PHONY: help install install-hf install-text data train resume generate report export plan params compare sweep paper theory gpu_report test test-all test-faults test-torch211 test-hf4 test-machines check docs bench bench-bytes tensorboard doctor clean
+.PHONY: help install install-hf install-text data train resume generate report export plan params compare sweep paper theory gpu_report test test-all test-wheel test-faults test-torch211 test-hf4 test-machines check docs bench bench-bytes tensorboard doctor clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -241,6 +241,9 @@ test: $(VENV)/.test  ## the tests, two files at a time
 test-all: $(VENV)/.test  ## the tests and their long matrices: every family, strategy, config and launch
 	@$(WORDS) OMP_NUM_THREADS=1 "$$BIN/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 		-m 'not faults and not hf4' "$$@"
+
+test-wheel: $(VENV)/.test  ## the wheel, installed in an empty folder: a script, a run (part of test-all)
+	@$(WORDS) OMP_NUM_THREADS=1 "$$BIN/python" -m pytest -m long tests/test_wheel.py "$$@"
 
 test-faults: $(VENV)/.test  ## provoked faults and 10,000 hostile inputs; the table goes to results/faults.json
 	@$(WORDS) OMP_NUM_THREADS=1 FAULTS_JSON=results/faults.json "$$BIN/python" -m pytest -n 2 -m faults tests/faults \

@@ -18,7 +18,10 @@ ROOT = Path(__file__).resolve().parent.parent
 #: where the reading begins; whatever is linked from there follows
 FIRST = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "data/README.md", "docs"]
 #: packages that people import from, a page each
-API = ["scale", "nn", "optim", "interop", "curvature", "theory", "corpus", "analysis"]
+API = [
+    "scale", "nn", "optim", "interop", "curvature", "theory", "corpus", "analysis",
+    "callbacks", "lit.module", "lit.data", "runs.events",
+]  # fmt: skip
 #: what pages need besides the theme's files
 ASSETS = ["site.css", "iframe-worker.js"]
 #: a table of more columns takes the room of the page's table of contents

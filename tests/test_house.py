@@ -38,7 +38,7 @@ FLOORS = {
 }  # fmt: skip
 KNOW_LIGHTNING = {"lit", "callbacks"}
 #: layers of a run; conf/paper holds experiments
-EXPERIMENTS = ("paper", "budgets", "tuned")
+EXPERIMENTS = ("paper", "budgets", "tuned", "experiment")
 LAYERS = sorted(path for path in (ROOT / "conf").rglob("*.yaml") if path.parts[-2] not in EXPERIMENTS)
 MODELS = sorted((ROOT / "conf/model").glob("*.yaml"))
 FEW_MODELS = [path for path in MODELS if path.stem in ("llama-0.12b", "moe-0.25b", "gemma-0.5b", "tiny")]

@@ -10,7 +10,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.settings.paths import PATHS, WITH_PATHS, expand_path, expand_variables
+from lightning_sv.settings.paths import PATHS, WITH_PATHS, config_path, expand_path, expand_variables
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.sections import SECTIONS
 from lightning_sv.settings.yaml_file import parse_yaml, read_yaml, without_empty
@@ -67,7 +67,7 @@ class Parser(ArgumentParser):
                 if not inline and i + 1 < len(words):
                     text = words[i + 1]
                 if name in ("--config", "-c"):
-                    path = expand_path(text, name)
+                    path = config_path(text, name)
                     read_yaml(path, f"--config {path}")
                     words[i : i + 2 - bool(inline)] = [f"{name}={path}"] if inline else [name, path]
                 elif name.startswith("--") and name[2:] in SECTIONS:

@@ -41,6 +41,17 @@ def expand_path(text: str, key: str) -> str:
     return path
 
 
+def config_path(text: str, key: str) -> str:
+    """Return the path of a config file; a bare name is one of conf/experiment.
+
+    Raises:
+        ConfigError: see `expand_path`; or a bare name is neither a file nor an experiment
+    """
+    path = expand_path(text, key)
+    is_name = re.fullmatch(r"[\w.+-]+", text) and not text.endswith((".yaml", ".yml"))
+    return str(find_config("experiment", text)) if is_name and not Path(path).exists() else path
+
+
 def expand_variables(text: str, key: str) -> str:
     """Write out `$NAME` and `${NAME}`.
 

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.settings.paths import expand_path
+from lightning_sv.settings.paths import config_path
 from lightning_sv.settings.yaml_file import read_yaml
 
 
@@ -33,7 +33,7 @@ def read_words(words: Sequence[str], command: str) -> tuple[list[Path], dict[str
     keys: dict[str, Any] = {}
     for key, text in zip(parts[::2], parts[1::2], strict=True):
         if key == "--config":
-            files.append(Path(expand_path(text, key)))
+            files.append(Path(config_path(text, key)))
             keys = {k: v for k, v in keys.items() if k not in read_leaves(files[-1])}
             continue
         try:  # as the layers are read: 1e-3 is a number

@@ -1,7 +1,7 @@
 """The module, the data module and the callbacks in a plain `lightning.Trainer`, as a library."""
 
 import csv
-import importlib.util
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +73,17 @@ def test_the_example_trains_and_reads_its_best_checkpoint(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    spec = importlib.util.spec_from_file_location("lightning_trainer", ROOT / "examples/lightning_trainer.py")
-    assert spec is not None and spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    example.main(str(corpus), str(tmp_path / "out"), steps=50)
+    runpy.run_path(str(ROOT / "examples/lightning_trainer.py"))["main"](str(corpus), str(tmp_path / "out"), steps=50)
     assert "logits (32, 64, 1024)" in capsys.readouterr().out
     tags = rows(tmp_path / "out")[0].keys()
     assert {"train/loss", "val/loss", "val/perplexity", "branch_norm/layer0/q_proj/effective", "sharpness/loss"} <= tags
+
+
+def test_the_example_of_a_module_of_ones_own_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(ROOT / "examples/own_lightning_module.py"))["main"](str(tmp_path), steps=40)
+    losses = [float(row["loss"]) for row in rows(tmp_path) if row["loss"]]
+    assert losses[-1] < losses[0] - 0.5 and "branch_norm/head/up_proj/gamma_out" in rows(tmp_path)[0]
 
 
 def test_losses_are_logged_and_a_checkpoint_is_the_module(data: TokenDataModule, tmp_path: Path) -> None:

@@ -1,0 +1,51 @@
+"""The wheel, used from an empty folder."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.long
+def test_wheel_in_an_empty_folder_trains(corpus: Path, tmp_path: Path) -> None:
+    source, site, empty = tmp_path / "source", tmp_path / "site", tmp_path / "empty"
+    for name in ("lightning_sv", "conf"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    pip = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path)]
+    subprocess.run(pip, cwd=source, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(site)
+    assert (site / "lightning_sv/py.typed").is_file()
+    empty.mkdir()
+    shutil.copy(ROOT / "examples/lightning_trainer.py", empty)
+    env = os.environ | {"PYTHONPATH": str(site)}
+
+    def run(*words: str) -> str:
+        return subprocess.run(
+            [sys.executable, *words], cwd=empty, env=env, check=True, capture_output=True, text=True
+        ).stdout
+
+    assert run("-c", "import lightning_sv; print(lightning_sv.__file__)").startswith(str(site))
+    assert "logits" in run("-W", "ignore", "lightning_trainer.py", str(corpus), "out")
+    sizes = ["--trainer.max_steps", "2", "--data.corpus.tokenizer", "bpe:300"]
+    run(
+        "-m",
+        "lightning_sv",
+        "fit",
+        "--config",
+        "tiny-llama",
+        "--data.corpus.dir",
+        str(corpus),
+        *sizes,
+        "--run_dir",
+        "run",
+    )
+    assert (empty / "run/summary.json").is_file()
