@@ -1,6 +1,6 @@
 """RMSNorm with an optional scale vector: RMSNorm(x; gamma) = gamma * Norm(x) (paper, eq. 1)."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from lightning_sv.scale.pieces import pieces
 from lightning_sv.scale.shapes import Float
 from lightning_sv.scale.twice import plain_gradients
-from lightning_sv.scale.vector import ScaleVector
+from lightning_sv.scale.vector import DirectScale, ScaleVector
 
 
 def normalize(
@@ -125,23 +125,25 @@ def add_norm_gradients(
 
 
 class RMSNorm(nn.Module):
-    """Normalize, then scale if the norm has a scale vector of its own.
+    """Normalize, then scale if the norm has a scale vector of its own; `RMSNorm(d)` is torch's.
 
     Args:
         d: width of the last axis
-        eps: added to the mean square under the root
-        scale: the norm's scale vector, or None (`nop`, `ap`, and under `hg`, where the branches own
-            their vectors)
+        eps: added to the mean square under the root; None for the machine epsilon of the input's dtype, as torch has it
+        scale: scale vector of the norm; 'direct' for one that stores gamma; None for none (`nop`, `ap`, and under `hg`,
+            where the branches own their vectors)
     """
 
-    def __init__(self, d: int, eps: float, scale: ScaleVector | None = None):
+    def __init__(self, d: int, eps: float | None = None, scale: ScaleVector | Literal["direct"] | None = "direct"):
         super().__init__()
-        assert scale is None or scale.d == d
-        self.d, self.eps, self.scale = d, eps, scale
+        vector = DirectScale(d, "input") if scale == "direct" else scale
+        assert vector is None or vector.d == d
+        self.d, self.eps, self.scale = d, eps, vector
 
     def forward(self, x: Float[Tensor, "*rows {self.d}"]) -> Float[Tensor, "*rows {self.d}"]:
         """(..., d) -> (..., d)."""
-        return normalize(x, self.eps, None if self.scale is None else self.scale())
+        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
+        return normalize(x, eps, None if self.scale is None else self.scale())
 
     def extra_repr(self) -> str:
         """Show width and eps in the printed module."""
