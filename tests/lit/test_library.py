@@ -3,7 +3,7 @@
 import csv
 import runpy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lightning as L
 import pytest
@@ -189,7 +189,7 @@ def test_callbacks_work_on_a_module_of_the_users(kind: str, name: str | None, tm
     loader: Any = DataLoader(blocks(), batch_size=2)  # type: ignore[arg-type]
     held_out = blocks(4)
     probe = Sharpness(
-        ("all", "scale_input"), probes=2, loss=lambda module: module.training_step(held_out, 0), model=name
+        ("all", "scale_input"), probes=2, loss=lambda user: cast(Any, user).training_step(held_out, 0), model=name
     )
     monitors = [RouterMonitor(2, model=name)] * (kind == "mixture")
     callbacks = [TrainingMonitor(2), BranchNorms(2, model=name), Preconditioner(2, model=name), probe, *monitors]
