@@ -133,6 +133,8 @@ def test_every_config_parses_in_a_run(path: Path, capsys: pytest.CaptureFixture[
     def contains(big: object, small: object) -> bool:
         if isinstance(small, dict):
             return isinstance(big, dict) and all(contains(big[key], value) for key, value in small.items())
+        if isinstance(small, list):
+            return isinstance(big, list) and len(big) == len(small) and all(map(contains, big, small))
         return big == small
 
     assert contains(resolved, own)

@@ -71,7 +71,7 @@ def ours(arm: str, size: Size, batch: int, device: torch.device, compile_how: st
     with torch.device(device), patch("lightning_sv.nn.backbone.init_weights", _draw_there):
         module.configure_model()
     module.net.to(device).train()
-    optimizer = build_optimizer(module.parameter_groups(module.net), module.optim, module.lr)
+    optimizer = build_optimizer(module.settings.parameter_groups(module.net), module.settings.optim, module.settings.lr)
     block = draw_tokens(size, batch, device)
 
     def loss() -> Tensor:

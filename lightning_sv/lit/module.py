@@ -128,7 +128,7 @@ class PretrainModule(L.LightningModule):
 
         Args:
             name: of the file in conf/model
-            changes: further arguments of the module; fields of the backbone are given as `d_model=64`
+            **changes: further arguments of the module; fields of the backbone are given as `d_model=64`
 
         Raises:
             ConfigError: there is no such preset, or a change is no argument
@@ -203,7 +203,8 @@ class PretrainModule(L.LightningModule):
         loss = nats + router_loss(routings, self.settings.config)
         self.nonfinite.see(loss.detach())
         if not self._monitored:
-            self.log("train/loss", nats.detach(), prog_bar=True, batch_size=len(block))
+            to_loggers = bool(self.trainer.loggers)
+            self.log("train/loss", nats.detach(), prog_bar=True, logger=to_loggers, batch_size=len(block))
         return {"loss": loss, "nats": nats.detach(), "routings": [routing.detach() for routing in routings]}
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
@@ -238,8 +239,9 @@ class PretrainModule(L.LightningModule):
     def _log_held_out(self, split: str) -> None:
         loss = self.val_nats.compute() / self.val_tokens.compute()
         monitored = is_monitored(self.trainer) and self.trainer.state.fn == "fit"
-        self.log(f"{split}/loss", loss, logger=not monitored, prog_bar=not monitored)
-        self.log(f"{split}/perplexity", loss.exp(), logger=not monitored)
+        to_loggers = bool(self.trainer.loggers) and not monitored
+        self.log(f"{split}/loss", loss, logger=to_loggers, prog_bar=not monitored)
+        self.log(f"{split}/perplexity", loss.exp(), logger=to_loggers)
         self.val_nats.reset()
         self.val_tokens.reset()
 

@@ -12,8 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lightning_sv
 from lightning_sv.errors import ConfigError
+from lightning_sv.version import __version__
 
 
 class Provenance(NamedTuple):
@@ -89,12 +89,12 @@ def commit() -> str:
 
     As it was when this process first asked: what is committed later does not run in it.
     """
-    root = Path(lightning_sv.__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     top = _git("rev-parse", "--show-toplevel", at=root)
     head = _git("rev-parse", "HEAD", at=root)
     # an environment may lie inside somebody else's checkout, whose commit says nothing about this code
     if top is None or head is None or Path(top).resolve() != root:
-        return f"version {lightning_sv.__version__}, not a git checkout"
+        return f"version {__version__}, not a git checkout"
     # what is recorded is no code
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)results", at=root)
     return f"{head}, with uncommitted changes" if changed else head

@@ -77,6 +77,8 @@ class Parser(ArgumentParser):
         except (OverflowError, TypeError, RecursionError, AttributeError, KeyError) as error:
             # jsonargparse meets 10**400 for a float, or a list for a section
             self.error(f"a value cannot be read ({error!r})", None)
+        except ValueError as error:  # OmegaConf's, about an interpolation
+            raise error if isinstance(error, ConfigError) else ConfigError(str(error).splitlines()[0]) from error
         _check_values(self, config)
         _expand_paths(self, config)
         return config

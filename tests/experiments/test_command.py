@@ -99,7 +99,6 @@ def test_one_budget_for_all_arms(
         (["--b_args=--data.corpus.dir {short}"], "corpus_hash"),
         (["--b_args=--data.micro_batch 3"], "data.micro_batch"),
         (["--trainer.val_check_interval", "0.5"], "set data.validations instead"),
-        (["--trainer.precision", "16-mixed"], "trainer.precision"),
     ],
 )
 def test_what_would_fail_is_refused_before_the_first_step(

@@ -89,7 +89,8 @@ def test_stops_before_the_step(
             kept = before["global_step"] == step and differences(dict(before["state_dict"]), ours) == []
             kept &= differences(before["optimizer_states"], [module.optimizers().optimizer.state_dict()]) == []
         else:
-            fresh = type(module.net)(module.config, module.strategy, module.scale_options, seed=0)
+            made = module.settings
+            fresh = type(module.net)(made.config, made.strategy, made.scale_options, seed=0)
             kept = differences(dict(fresh.state_dict()), dict(module.net.state_dict())) == []
             kept &= not (run / LAST).exists()
         tally(f"{what}, stopped", told and known and kept)

@@ -31,6 +31,7 @@ def make(d_model: int, n_layer: int, vocab_size: int) -> PretrainModule:
     backbone = BackboneConfig(name="x", d_model=d_model, n_layer=n_layer, n_head=4, vocab_size=vocab_size)
     module = PretrainModule(backbone, "unified", optim=OptimConfig(lr=1e-3))
     module._trainer = SimpleNamespace(world_size=1)  # all that a step asks it
+    module._monitored = True  # and nothing to log to
     return module
 
 
@@ -41,7 +42,7 @@ def measure(
     module = make(d_model, n_layer, vocab_size)
     module.configure_model()
     shard(module.net, init_device_mesh("cpu", (2,)), keep_gathered=keep)
-    optimizer = build_optimizer(module.parameter_groups(module.net), module.optim, module.lr)
+    optimizer = build_optimizer(module.settings.parameter_groups(module.net), module.settings.optim, module.settings.lr)
 
     def step() -> PretrainModule:
         optimizer.zero_grad()
@@ -64,7 +65,7 @@ def measure(
             step()
         return 0, 0
     measured = min(real() for _ in range(STEPS))
-    plan = step_memory(make(d_model, n_layer, vocab_size), sequences, tokens, accumulate=n > 1)
+    plan = step_memory(make(d_model, n_layer, vocab_size).settings, sequences, tokens, accumulate=n > 1)
     weights, _, state = plan.parts(2)  # allocated before the profiler looks
     planned = gpu_memory(plan, module.net.layers, Parallel("fsdp", keep_gathered=keep), 2, accumulate=n > 1)
     return planned.peak, measured + weights + state

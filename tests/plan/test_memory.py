@@ -51,16 +51,17 @@ def make(name: str, again: bool = False) -> PretrainModule:
     backbone = BackboneConfig(name="x", d_model=192, n_layer=3, n_head=3, vocab_size=1024, **sizes)
     module = PretrainModule(backbone, scale, optim=OptimConfig(name=optimizer, lr=1e-3), activation_checkpointing=again)
     module._trainer = SimpleNamespace(world_size=1)  # all that a step asks it
+    module._monitored = True  # and nothing to log to
     return module
 
 
 def two_steps(module: PretrainModule, precision: str, micro_batches: int) -> PretrainModule:
     """Lightning's automatic optimization, written out."""
     module.configure_model()
-    optimizer = build_optimizer(module.parameter_groups(module.net), module.optim, module.lr)
+    optimizer = build_optimizer(module.settings.parameter_groups(module.net), module.settings.optim, module.settings.lr)
     for _ in range(2):
         for index in range(micro_batches):
-            block = torch.randint(module.config.vocab_size, (B, T + 1))
+            block = torch.randint(module.settings.config.vocab_size, (B, T + 1))
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
                 loss = module.training_step(block, index)["loss"]
             if index == 0:
@@ -74,7 +75,7 @@ def two_steps(module: PretrainModule, precision: str, micro_batches: int) -> Pre
 @pytest.mark.parametrize(("precision", "micro_batches"), [("32-true", 1), ("bf16-mixed", 2)])
 @pytest.mark.parametrize("name", thinned(MODELS, ["unified", "gemma", "moe-muon"]))
 def test_the_peak_is_that_of_a_real_step(name: str, precision: str, micro_batches: int) -> None:
-    plan = step_memory(make(name), B, T, precision=precision, accumulate=micro_batches > 1)
+    plan = step_memory(make(name).settings, B, T, precision=precision, accumulate=micro_batches > 1)
     with as_on_a_gpu(PIECE, CHUNK):
         real = allocated(lambda: two_steps(make(name), precision, micro_batches))
     assert plan.activations > 2 * plan.parts()[0]  # the tensors that are hard to foretell dominate
@@ -85,16 +86,16 @@ def test_the_peak_is_that_of_a_real_step(name: str, precision: str, micro_batche
 
 @pytest.mark.parametrize("name", ["unified", "moe"])
 def test_blocks_that_are_run_again_keep_less(name: str) -> None:
-    plan = step_memory(make(name, again=True), B, T, precision="bf16-mixed")
+    plan = step_memory(make(name, again=True).settings, B, T, precision="bf16-mixed")
     with as_on_a_gpu(PIECE, CHUNK):
         real = allocated(lambda: two_steps(make(name, again=True), "bf16-mixed", 1))
     assert 0.99 * real - 4 * B * T * D_FF < plan.peak < 1.01 * real
-    assert plan.activations < 0.7 * step_memory(make(name), B, T, precision="bf16-mixed").activations
+    assert plan.activations < 0.7 * step_memory(make(name).settings, B, T, precision="bf16-mixed").activations
 
 
 def test_parts_are_those_of_the_parameters_and_the_module_is_as_before() -> None:
     module = make("muon")
-    plan = step_memory(module, 1, 8)
+    plan = step_memory(module.settings, 1, 8)
     assert module.backbone is None and module._loads is None
     module.configure_model()
     size = {name: p.nbytes for name, p in module.net.named_parameters()}
@@ -108,7 +109,7 @@ def test_parts_are_those_of_the_parameters_and_the_module_is_as_before() -> None
 
 
 def test_documents_are_masked_in_the_fake_step_as_well() -> None:
-    plain, masked = make("llama"), make("llama")
+    plain, masked = make("llama").settings, make("llama").settings
     masked.mask_documents = True
     assert step_memory(masked, B, T).peak > step_memory(plain, B, T).peak
 
