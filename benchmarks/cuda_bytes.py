@@ -83,6 +83,7 @@ def passes(model: str, strategy: str, layers: list[int], more: Sequence[str] = (
             )
             with torch.device("meta"):
                 module.configure_model()
+                module._monitored = True  # nothing to log to
             for program in programs:
                 program.calls = 0
             with EagerBytes(count):

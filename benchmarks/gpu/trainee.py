@@ -80,7 +80,7 @@ def ours(arm: str, size: Size, batch: int, device: torch.device, compile_how: st
 
     tokens = batch * size.seq_len
     step = step_of(loss, module.net, optimizer, device)
-    return Trainee(arm, step, module.flops_per_token(size.seq_len) * tokens, tokens, module.net)
+    return Trainee(arm, step, module.settings.flops_per_token(size.seq_len) * tokens, tokens, module.net)
 
 
 def step_of(
