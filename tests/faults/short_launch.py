@@ -33,6 +33,7 @@ def train(ns_dtype: str, **sizes: int) -> None:
     optim = OptimConfig(name="muon", lr=6e-3, ns_dtype=ns_dtype)
     module = PretrainModule(backbone, "unified", optim=optim, activation_checkpointing=mixed, seed=0)
     module._trainer = SimpleNamespace(world_size=2)  # all that a step asks it
+    module._monitored = True  # and nothing to log to
     module.configure_model()
     shard(module.net, init_device_mesh("cpu", (2,)))
     optimizer = build_optimizer(module.settings.parameter_groups(module.net), module.settings.optim, module.settings.lr)
