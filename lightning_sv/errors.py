@@ -5,11 +5,11 @@ from difflib import get_close_matches
 
 
 class ConfigError(ValueError):
-    """Report what a user got wrong: `KEY is VALUE; expected EXPECTED. HINT`; the command line exits with 2."""
+    """Report wrong user input as `KEY is VALUE; expected EXPECTED. HINT`; the command line exits with 2."""
 
 
 class NotTestableError(ConfigError):
-    """Report that the given runs cannot answer a question, and why; a claim's verdict becomes "not testable here"."""
+    """Report why the given runs cannot answer a question; the verdict becomes "not testable here"."""
 
 
 class RunError(RuntimeError):
@@ -17,7 +17,7 @@ class RunError(RuntimeError):
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Return the sentence that lists what is known, with the nearest name."""
+    """Return the sentence that lists the known names and suggests the nearest one."""
     names = list(known)
     hint = "".join(f" Did you mean {near!r}?" for near in get_close_matches(str(name), names, n=1))
     return f"{what} {name!r} is unknown; known: {' '.join(names) or 'none (run it in the repository)'}.{hint}"

@@ -11,7 +11,7 @@ LEVELS = {"--quiet": logging.WARNING, "--verbose": logging.DEBUG}
 
 
 class _Stderr(logging.Handler):
-    """Write to stderr as it is at the moment: a progress bar or a test may have replaced it."""
+    """Write to the present `sys.stderr`, which a progress bar or a test may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one message."""
@@ -19,8 +19,8 @@ class _Stderr(logging.Handler):
 
 
 def _on_first_device(record: logging.LogRecord) -> bool:
-    """Whether a message is this process's to give: of a launch of several the first gives it, and errors all do."""
-    ranks: Any = sys.modules.get("lightning.fabric.utilities.rank_zero")  # no command waits for Lightning's import
+    """Return True on the first of several processes, and for errors on all of them."""
+    ranks: Any = sys.modules.get("lightning.fabric.utilities.rank_zero")  # do not import Lightning for this
     rank = getattr(getattr(ranks, "rank_zero_only", None), "rank", 0)
     return record.levelno >= logging.ERROR or not rank
 
@@ -41,5 +41,5 @@ def quiet_libraries() -> None:
 
 
 def is_quiet() -> bool:
-    """Whether the user asked for results alone, without progress."""
+    """Return True if `--quiet` is given."""
     return _PACKAGE.level > logging.INFO

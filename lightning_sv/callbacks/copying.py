@@ -112,7 +112,7 @@ class CopyingMonitor(L.Callback):
         points: measurements in a run, evenly spaced, the last at its end
         sequences: held-out sequences of each, spread evenly over the validation split
         repeat_length: tokens of the text that is read twice; null for half of data.seq_len
-        model: dotted name of the submodule that maps token ids to logits; null for our backbone, or the whole module
+        model: dotted name of the submodule that maps token ids to logits; null for our backbone, or the module itself
 
     Raises:
         ConfigError: a value below 1 (repeat_length: below 2), or a repeat_length that data.seq_len does not hold twice
@@ -146,9 +146,9 @@ class CopyingMonitor(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Refuse a repeated text that does not fit into a sequence, and other data than token batches."""
-        data: Any = getattr(trainer, "datamodule", None)
-        if not (hasattr(data, "seq_len") and hasattr(data, "held_out")):
-            raise ConfigError("CopyingMonitor reads held-out tokens; expected a TokenDataModule.")
+        data = data_of(trainer)
+        if data is None:
+            raise ConfigError(f"datamodule is {trainer.datamodule!r}; expected a TokenDataModule for CopyingMonitor.")  # type: ignore[attr-defined]
         most = (data.seq_len + 1) // 2
         if self.repeat_length is not None and self.repeat_length > most:
             raise ConfigError(

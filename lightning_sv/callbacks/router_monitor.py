@@ -1,4 +1,4 @@
-"""What the routers of a mixture of experts do: load, balance loss, entropy, dropped tokens."""
+"""Routers of a mixture of experts: load, balance loss, entropy, dropped tokens."""
 
 from functools import partial
 from typing import Any
@@ -50,7 +50,10 @@ class RouterMonitor(MetricAccumulator):
         found = {path: module for path, module in modules if isinstance(module, MixtureOfExperts)}
         self._mixtures = {place_of(path): module for path, module in found.items()}
         if not found and settings_of(pl_module) is None:
-            raise ConfigError(f"RouterMonitor: {type(pl_module).__name__} has no MixtureOfExperts; leave it out.")
+            raise ConfigError(
+                f"the model of RouterMonitor is {type(pl_module).__name__}; expected one with a MixtureOfExperts. Remove the "
+                "callback."
+            )
 
     def charts(self) -> Pages:
         """Return the load of every expert, a chart per block; nothing for a dense model."""
@@ -58,7 +61,7 @@ class RouterMonitor(MetricAccumulator):
         return {"expert load": loads} if loads else {}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Watch the mixtures of a module that does not return their routings."""
+        """Add hooks to the experts of a custom module, which does not return its routings."""
         super().on_train_start(trainer, pl_module)
         for name, module in self._mixtures.items() if settings_of(pl_module) is None else ():
             module.register_forward_hook(partial(self._see, name))

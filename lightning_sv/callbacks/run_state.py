@@ -1,4 +1,4 @@
-"""What callbacks read of a run, whatever its LightningModule and its data are."""
+"""State of a run that callbacks read, for any LightningModule and any data."""
 
 import math
 from typing import Any
@@ -12,11 +12,11 @@ from lightning_sv.settings.model import Pretraining
 
 
 def model_of(module: L.LightningModule, name: str | None = None) -> nn.Module:
-    """Return the model that a callback looks at.
+    """Return the model that a callback reads.
 
     Args:
-        module: what the Trainer trains
-        name: dotted name of a submodule; None for our backbone, or all of a module of another class
+        module: LightningModule that the Trainer trains
+        name: dotted name of a submodule; None for our backbone, or for a custom module itself
 
     Raises:
         ConfigError: `module` has no submodule of that name
@@ -32,7 +32,7 @@ def model_of(module: L.LightningModule, name: str | None = None) -> nn.Module:
 
 
 def settings_of(module: L.LightningModule) -> Pretraining | None:
-    """Return the settings of a `PretrainModule`; None for another class."""
+    """Return the settings of a `PretrainModule`; None for any other class."""
     settings = getattr(module, "settings", None)
     return settings if isinstance(settings, Pretraining) else None
 
@@ -44,38 +44,42 @@ def data_of(trainer: L.Trainer) -> Batches | None:
 
 
 def tokens_per_step(trainer: L.Trainer) -> int | None:
-    """Return the tokens of an optimizer step over all devices; None for other data than ours."""
+    """Return the tokens per optimizer step over all devices; None without a `TokenDataModule`."""
     data = data_of(trainer)
     return None if data is None else data.tokens_per_step
 
 
 def tokens_seen(trainer: L.Trainer) -> int:
-    """Return the training tokens behind the current weights, of data of ours."""
+    """Return the number of training tokens so far; the data must be a `TokenDataModule`."""
     per_step = tokens_per_step(trainer)
     assert per_step is not None
     return trainer.global_step * per_step
 
 
 def was_skipped(module: L.LightningModule) -> bool:
-    """Whether the last step was left out because a loss or gradient was not finite."""
+    """Return True if the last step was skipped because a loss or gradient was not finite."""
     return bool(getattr(getattr(module, "nonfinite", None), "skipped_now", False))
 
 
 def total_steps(trainer: L.Trainer) -> int | None:
-    """Return the optimizer steps of the whole run; None where only time ends it."""
+    """Return the number of optimizer steps of the run; None if only `max_time` ends it."""
     total = trainer.estimated_stepping_batches
     return int(total) if math.isfinite(total) and total >= 0 else None
 
 
 def known_steps(trainer: L.Trainer, callback: str) -> int:
-    """Return the optimizer steps of the run, of which a callback needs to know the number.
+    """Return the number of optimizer steps of the run.
+
+    Args:
+        trainer: trainer of the run
+        callback: name of the callback that needs the number, for the error
 
     Raises:
-        ConfigError: only time ends the run
+        ConfigError: only `max_time` ends the run
     """
     total = total_steps(trainer)
     if total is None:
-        raise ConfigError(f"max_steps and max_epochs are not set; expected one of them, because {callback} needs it.")
+        raise ConfigError(f"max_steps and max_epochs are not set; expected one of them. {callback} needs the number.")
     return total
 
 

@@ -1,4 +1,4 @@
-"""The branches of a model with their scale vectors: of `BranchGroup`s, and of a model after `apply_strategy`."""
+"""Branches of a model with their scale vectors, for `BranchGroup`s and for models after `apply_strategy`."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -55,7 +55,7 @@ def _of_norms(model: nn.Module) -> Iterator[tuple[str, Tensor | None, dict[str, 
 
 
 def _of_applied(model: nn.Module) -> Iterator[tuple[str, Tensor | None, dict[str, Any]]]:
-    """Yield what `interop.apply` made of plain layers, which it gives parametrizations."""
+    """Yield the branches of a model after `apply_strategy`, which are parametrized weights."""
     for path, module in model.named_modules():
         if not parametrize.is_parametrized(module, "weight"):
             continue
@@ -87,7 +87,7 @@ def means_over_layers(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_scaled(module: L.LightningModule, name: str | None, callback: str) -> nn.Module:
-    """Return the model that a callback looks at, see `run_state.model_of`.
+    """Return the model that a callback reads, see `run_state.model_of`.
 
     Raises:
         ConfigError: it has no scale vectors
@@ -95,7 +95,7 @@ def check_scaled(module: L.LightningModule, name: str | None, callback: str) -> 
     model = model_of(module, name)
     if not any(branch.vectors or branch.weight is not None for branch in scaled_branches(model)):
         raise ConfigError(
-            f"{callback}: {type(model).__name__} has no scale vectors; expected a Backbone, norms and branches made by "
-            "ScaleBuilder, or a model after apply_strategy."
+            f"the model of {callback} is {type(model).__name__}, without scale vectors; expected a Backbone, a model "
+            "built with ScaleBuilder, or a model after apply_strategy."
         )
     return model

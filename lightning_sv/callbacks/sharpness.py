@@ -56,8 +56,7 @@ class Sharpness(L.Callback):
     retained graph (`exact`: it keeps attention's T^2 entries, so of long sequences only the beginning is read, which
     is said at the start), and lanczos_steps vectors of a subset's size.
 
-    With `loss` given it measures that loss instead, on the training model itself, of any class: on one device or a
-    model that every device holds whole.
+    If `loss` is given, it measures that loss on the training model of any class. The model must not be sharded.
 
     Args:
         subsets: names, see `parameter_subsets`; all, a role, a layer, or a branch. Roles that the model has no
@@ -73,7 +72,7 @@ class Sharpness(L.Callback):
         hutchinson_probes: products for a trace and squared Frobenius norm, at least 2
         loss: function of the LightningModule that returns a scalar loss of fixed data; null for the held-out loss of a
             `PretrainModule` that reads a `TokenDataModule`
-        model: dotted name of the submodule whose parameters count, with `loss`; null for the whole module
+        model: dotted name of the submodule whose parameters count, with `loss`; null for the module itself
 
     Raises:
         ConfigError: a value out of range, a subset that the model does not have, or no loss for other modules or data
@@ -124,18 +123,18 @@ class Sharpness(L.Callback):
         self._state = _ProbeState(**{key: value for key, value in state_dict.items() if key in known})
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse subsets that the model does not have, and a module or data that give no loss."""
+        """Check the subsets, and that there is a loss to measure."""
         if self.loss is None:
-            settings, data = settings_of(pl_module), getattr(trainer, "datamodule", None)
-            if settings is None or not hasattr(data, "held_out"):
+            settings = settings_of(pl_module)
+            if settings is None or data_of(trainer) is None:
                 raise ConfigError(
-                    "loss of Sharpness is not set; expected a function of the LightningModule, because this is no "
-                    "PretrainModule that reads a TokenDataModule."
+                    "loss of Sharpness is None; expected a function of the LightningModule. Only a PretrainModule "
+                    "with a TokenDataModule has a default loss."
                 )
             self._find(parameter_subsets(settings.meta()))
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Refuse subsets that a model of the user's does not have."""
+        """Check the subsets on a custom model, which exists now."""
         if self.loss is not None:
             self._find(parameter_subsets(model_of(pl_module, self.model)))
 
@@ -171,7 +170,7 @@ class Sharpness(L.Callback):
             self._probe(trainer, pl_module)
 
     def _take_batch(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Read the held-out batch, of a size that the run's plan gives."""
+        """Read the held-out batch; its size follows from the run's plan."""
         data, settings = data_of(trainer), settings_of(pl_module)
         assert data is not None and settings is not None
         products = self.lanczos_steps + self.hutchinson_probes
@@ -239,7 +238,7 @@ class Sharpness(L.Callback):
         pause_throughput(trainer, seconds)
 
     def _of_copy(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
-        """Measure the held-out loss on a copy of our backbone; on the first device alone."""
+        """Measure the held-out loss on a copy of our backbone, on the first device only."""
         settings, data = settings_of(pl_module), data_of(trainer)
         assert settings is not None and data is not None
         model = plain_copy(model_of(pl_module), settings.meta(), pl_module.device, keep=trainer.is_global_zero)
@@ -252,7 +251,7 @@ class Sharpness(L.Callback):
             return self._measure(parameter_subsets(model), lambda: next_token_loss(model(tokens, documents), targets))
 
     def _of_model(self, pl_module: L.LightningModule) -> dict[str, float]:
-        """Measure the user's loss on the model itself, in evaluation mode, with the random numbers of training kept."""
+        """Measure the custom loss on the model itself, in evaluation mode; training's random state is kept."""
         assert self.loss is not None
         loss, training = self.loss, {module: module.training for module in pl_module.modules()}
         devices = [pl_module.device] if pl_module.device.type == "cuda" else []

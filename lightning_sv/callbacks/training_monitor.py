@@ -22,8 +22,8 @@ class TrainingMonitor(MetricAccumulator):
 
     train/loss: mean over the steps since the last write, nats per token. throughput/mfu: model FLOPs over the
     peak of the device's data sheet, with throughput/mfu_of_measured, over what a large matrix product reaches there;
-    where no peak is listed, as for a CPU, throughput/mfu is the latter. Of a module other than `PretrainModule` the
-    loss is what its training_step returns; tokens and FLOPs are left out, and throughput/steps_per_s is logged.
+    if no peak is listed, as for a CPU, throughput/mfu is the latter. For a custom module, train/loss is the value that
+    training_step returns, and throughput/steps_per_s replaces tokens and FLOPs.
 
     Args:
         every_n_steps: optimizer steps between two writes
@@ -112,17 +112,17 @@ class TrainingMonitor(MetricAccumulator):
 
 
 def is_monitored(trainer: L.Trainer) -> bool:
-    """Whether a `TrainingMonitor` writes the losses, which the module then leaves to it."""
+    """Return True if a `TrainingMonitor` logs the losses, so that the module need not."""
     return any(isinstance(callback, TrainingMonitor) for callback in trainer.callbacks)  # type: ignore[attr-defined]
 
 
 def axis(logger: Any, trainer: L.Trainer) -> int:
-    """Return where a value of now stands in a logger's charts: at the optimizer steps, or what it makes of them."""
+    """Return the position on a logger's axis: optimizer steps, or tokens for the run's own logger."""
     return trainer.global_step * int(getattr(logger, "tokens_per_step", 1))
 
 
 def write_scalars(trainer: L.Trainer, values: dict[str, float]) -> None:
-    """Give `values` to every logger, at the optimizer steps taken so far."""
+    """Log `values` to every logger at the current optimizer step."""
     for logger in trainer.loggers:
         logger.log_metrics(values, step=trainer.global_step)
 

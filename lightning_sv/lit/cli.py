@@ -89,14 +89,14 @@ class PretrainCLI(LightningCLI):
         return {self._asked: LightningCLI.subcommands()[self._asked]}
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the trainer, the model, and what a run reads, of which the data module is made."""
+        """Add the trainer, the model and the batches, from which the data module is built."""
         parser.add_lightning_class_args(self.trainer_class, "trainer")
         parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
         parser.add_class_arguments(PretrainModule, "model", skip={"lr"})  # model.optim.lr
         parser.add_class_arguments(Batches, "data")
 
     def instantiate_classes(self) -> None:
-        """Make the data module of the batches, between the model and the trainer."""
+        """Build the data module from the batches, before the trainer."""
         self.config_init = self.parser.instantiate(self.config)
         self.model, self.batches = (self._get(self.config_init, key) for key in ("model", "data"))
         self.datamodule = TokenDataModule.from_batches(self.batches)
@@ -237,7 +237,7 @@ class PretrainCLI(LightningCLI):
             logger.log_hyperparams(hyperparameters(self.trainer, self.model, self.batches))
 
     def _accumulate(self) -> None:
-        """Tell the trainer how many micro-batches make a step, and when to validate, both known only now."""
+        """Set accumulation and the validation interval, because the number of devices is known only now."""
         accumulate = self.batches.share(self.trainer.world_size).accumulate
         self.trainer.accumulate_grad_batches = accumulate
         every = math.ceil(self.trainer.max_steps / self.batches.validations)

@@ -28,14 +28,14 @@ class TokenDataModule(L.LightningDataModule):
     Args:
         corpus: folder that `lightning-sv prepare` made, or its `CorpusConfig`
         seq_len: tokens that a sequence predicts
-        batch_size: sequences that a device processes at once
-        global_batch: sequences of an optimizer step over all devices, to be checked; None for what the Trainer makes
+        batch_size: sequences per forward pass on one device
+        global_batch: sequences per optimizer step over all devices, to be checked; None to take the Trainer's
         num_workers: loader processes per device; 0 reads in the training process
         val_sequences: sequences of a validation, spread evenly over the split, at most; None for all
         seed: of the order of the sequences; None for seed_everything's
 
     Attributes:
-        batches: what a step reads, known from `setup` on
+        batches: corpus, sequence length and batch; `setup` sets the global batch
 
     Raises:
         ConfigError: a number out of range, or no corpus in the folder
@@ -54,28 +54,18 @@ class TokenDataModule(L.LightningDataModule):
         super().__init__()
         if isinstance(corpus, str):
             corpus = CorpusConfig(dir=corpus, tokenizer=Manifest.load(corpus).tokenizer)
-        self._given = Batches(
+        self.batches = Batches(
             corpus, seq_len, global_batch or batch_size, batch_size,
             num_workers=num_workers, val_sequences=val_sequences, seed=seed,
         )  # fmt: skip
-        self._fixed = global_batch is not None
-        self.batches: Batches | None = None
+        self._is_fixed = global_batch is not None
 
     @classmethod
     def from_batches(cls, batches: Batches) -> Self:
-        """Make the data module of the command line, whose global batch is fixed and micro-batch may come later."""
-        made = cls(batches.corpus, batches.seq_len, batches.micro_batch or batches.global_batch, batches.global_batch)
-        made._given = made.batches = batches
-        return made
-
-    @property
-    def seq_len(self) -> int:
-        """Tokens that a sequence predicts."""
-        return self._given.seq_len
-
-    def held_out(self, n_sequences: int) -> Tensor:
-        """Return sequences (n, seq_len + 1) spread evenly over the validation split, see `Batches.held_out`."""
-        return self._given.held_out(n_sequences)
+        """Make the data module of the command line, which fixes the global batch and may set the micro-batch later."""
+        module = cls(batches.corpus, batches.seq_len, batches.global_batch, batches.global_batch)
+        module.batches = batches
+        return module
 
     def setup(self, stage: str) -> None:
         """Find what this device reads of a step, from the Trainer's devices and accumulation.
@@ -83,13 +73,11 @@ class TokenDataModule(L.LightningDataModule):
         Raises:
             ConfigError: the corpus does not fit the model, or accumulation does not make the global batch
         """
-        trainer, batches = self.trainer, self._given
+        trainer, batches = self.trainer, self.batches
         assert trainer is not None
         accumulate, devices = int(trainer.accumulate_grad_batches), trainer.world_size
-        assert batches.micro_batch is not None or self._fixed
-        if not self._fixed:
-            assert batches.micro_batch is not None
-            batches = batches.with_global_batch(batches.micro_batch * accumulate * devices)
+        if not self._is_fixed and batches.micro_batch is not None:
+            batches.global_batch = batches.micro_batch * accumulate * devices
         settings = settings_of(trainer.lightning_module)
         if settings is not None:
             batches.check(settings.config.vocab_size, checksums=False)  # the command has hashed the shards
@@ -97,16 +85,15 @@ class TokenDataModule(L.LightningDataModule):
         if stage == "fit" and self._share.accumulate != accumulate:
             raise ConfigError(
                 f"trainer.accumulate_grad_batches is {accumulate}; expected {self._share.accumulate}, because "
-                f"{devices} devices with batch_size {self._share.micro_batch} make data.global_batch "
-                f"{batches.global_batch} only so."
+                f"global_batch is {batches.global_batch} and {devices} devices have batch_size "
+                f"{self._share.micro_batch}."
             )
         if devices > 1 and trainer._accelerator_connector.use_distributed_sampler:
             raise ConfigError(
-                "use_distributed_sampler of the Trainer is True; expected False, because a TokenDataModule gives every "
-                "device its share itself."
+                "use_distributed_sampler is True; expected False, because TokenDataModule splits the batch over the "
+                "devices. Pass use_distributed_sampler=False to the Trainer."
             )
         batches.check_validation(devices)
-        self.batches = batches
 
     @property
     def _on_cuda(self) -> bool:
@@ -116,7 +103,7 @@ class TokenDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> TokenLoader:
         """Shuffled sequences; its state_dict is the exact position in the corpus."""
-        given = self._given
+        given = self.batches
         return TokenLoader(
             open_split(given.corpus.dir, "train", seq_len=given.seq_len),
             self._share,
@@ -131,7 +118,7 @@ class TokenDataModule(L.LightningDataModule):
         Devices read different parts of them, in equally many batches: sharded forward passes wait for each other.
         The batches are of one size where that is not too small, as the compiler makes code for each.
         """
-        given = self._given
+        given = self.batches
         sequences = open_split(given.corpus.dir, "val", seq_len=given.seq_len)
         numbers = given.spread(len(sequences), given.validation_sequences)
         # Evaluation keeps no graph, so small micro-batches are put together.
@@ -152,7 +139,7 @@ class TokenDataModule(L.LightningDataModule):
 
     def predict_dataloader(self) -> "DataLoader[Tensor]":
         """Return this device's sequences of `val_dataloader`, in batches of one size: Lightning numbers them itself."""
-        given = self._given
+        given = self.batches
         sequences = open_split(given.corpus.dir, "val", seq_len=given.seq_len)
         numbers = given.spread(len(sequences), given.validation_sequences)[self._share.rank :: self._share.ranks]
         return DataLoader(Subset(sequences, numbers), batch_size=self._share.micro_batch)

@@ -19,7 +19,7 @@ class RunLogger(TensorBoardLogger):
     """
 
     opened = False
-    #: what a step of the axis stands for; the command line sets it
+    #: tokens per optimizer step; the command line sets it
     tokens_per_step = 1
 
     @property

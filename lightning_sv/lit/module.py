@@ -47,17 +47,17 @@ class PretrainModule(L.LightningModule):
         schedule: learning rate over the steps of the Trainer; a run that only max_time ends stays at the peak
         tokens_per_param: training budget of the command line, in tokens per activated parameter
         mask_documents: keep attention inside a document of a packed sequence, with a `TokenDataModule`
-        compile: with torch.compile: 'none', 'model' (the whole backbone) or 'block' (each block and the head)
+        compile: with torch.compile: 'none', 'model' (the backbone as one graph) or 'block' (each block and the head)
         activation_checkpointing: keep only the blocks' inputs for backward, and run them again there
         residual: dtype of the residual stream under bf16-mixed: 'wide' is float32, 'narrow' is bf16
         kernels: 'plain', PyTorch, or 'triton', for a CUDA device
-        nonfinite: what to do if a loss or gradient is not finite: 'stop' before the step, or 'skip' the step
+        nonfinite: reaction to a loss or gradient that is not finite: 'stop' before the step, or 'skip' the step
         seed: of the initialization; None for seed_everything's
         init_from: checkpoint, run directory or folder of transformers that the command line starts from
         lr: peak learning rate, in place of optim.lr
 
     Attributes:
-        settings: these arguments, with what follows from them (number of parameters, groups, FLOPs)
+        settings: these arguments and derived values (number of parameters, groups, FLOPs)
 
     Raises:
         ConfigError: a strategy, option or optimizer that does not fit the model, or no learning rate known
@@ -82,7 +82,7 @@ class PretrainModule(L.LightningModule):
         lr: float | None = None,
     ):
         super().__init__()
-        # of a checkpoint they are dictionaries
+        # load_from_checkpoint passes dictionaries
         backbone = BackboneConfig(**backbone) if isinstance(backbone, dict) else backbone
         scale_options = ScaleOptions(**scale_options) if isinstance(scale_options, dict) else scale_options
         optim = OptimConfig(**optim) if isinstance(optim, dict) else optim

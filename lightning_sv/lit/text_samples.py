@@ -37,10 +37,10 @@ class TextSamples(L.Callback):
         self._sampling = None if tokens == 0 else Sampling(tokens, temperature, top_k)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse another module or other data, of which the tokenizer is not known."""
-        known = settings_of(pl_module) is not None and hasattr(getattr(trainer, "datamodule", None), "held_out")
-        if self._sampling is not None and not known:
-            raise ConfigError("TextSamples continues text of a PretrainModule that reads a TokenDataModule.")
+        """Check that the tokenizer is known."""
+        is_ours = settings_of(pl_module) is not None and data_of(trainer) is not None
+        if self._sampling is not None and not is_ours:
+            raise ConfigError("TextSamples needs a PretrainModule and a TokenDataModule.")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write one; on every device, as a sharded model needs them all."""

@@ -1,6 +1,5 @@
 """What a run reads: a corpus, cut into sequences and batches. Without Lightning."""
 
-import copy
 import logging
 from pathlib import Path
 
@@ -65,12 +64,6 @@ class Batches:
         self.micro_batch, self.num_workers = micro_batch, num_workers
         self.validations, self.val_sequences, self.seed = validations, val_sequences, seed
         self._manifest: Manifest | None = None
-
-    def with_global_batch(self, global_batch: int) -> "Batches":
-        """Return the same with another number of sequences per optimizer step."""
-        changed = copy.copy(self)
-        changed.global_batch = global_batch
-        return changed
 
     @property
     def tokens_per_step(self) -> int:

@@ -77,14 +77,14 @@ class Parser(ArgumentParser):
         except (OverflowError, TypeError, RecursionError, AttributeError, KeyError) as error:
             # jsonargparse meets 10**400 for a float, or a list for a section
             self.error(f"a value cannot be read ({error!r})", None)
-        except ValueError as error:  # OmegaConf's, about an interpolation
+        except ValueError as error:  # from OmegaConf, about an interpolation
             raise error if isinstance(error, ConfigError) else ConfigError(str(error).splitlines()[0]) from error
         _check_values(self, config)
         _expand_paths(self, config)
         return config
 
     def instantiate(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the classes; what a class refuses is the user's to mend."""
+        """Build the classes; raise ConfigError if a class refuses its arguments."""
         try:
             return super().instantiate(*args, **kwargs)
         except ConfigError:

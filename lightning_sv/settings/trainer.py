@@ -112,7 +112,7 @@ REFUSED_CALLBACKS = {
     "ModelPruning": _ROLES,
     "BackboneFinetuning": _ROLES,
 }
-#: Lightning's callbacks and trainer keys that bend what a run promises -> how
+#: callbacks and trainer keys that may end a run early -> the warning
 WARNED_CALLBACKS = {"EarlyStopping": _BUDGET, "Timer": _BUDGET}
 WARNED = {"max_epochs": ((None, -1), _BUDGET), "max_time": ((None,), _BUDGET)}
 #: precisions whose weights are in half precision

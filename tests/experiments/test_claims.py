@@ -387,7 +387,7 @@ def test_optima_are_compared_with_their_errors(gap: float, noise: float, values:
 def test_wrong_claims_and_untestable_ones() -> None:
     with pytest.raises(ValueError, match="'panel'"):
         judge("less", arm("A"), flat())
-    with pytest.raises(ValueError, match="absent.json has no figures .*make bench writes it"):
+    with pytest.raises(ValueError, match="absent.json"):
         measured_table(Path("absent.json"))
     claim = ClaimSpec("less", "0.028", a="a", b="b", margin=0.02)
     found = not_testable(claim, "no GPU")

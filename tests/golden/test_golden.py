@@ -73,7 +73,7 @@ def test_deterministic_true_fails_loudly(run_args: list[str], tmp_path: Path) ->
     foreign = ["--trainer.callbacks+", "tests.golden.test_golden.Scattered"]
     try:
         assert main([*arguments, str(tmp_path / "ours")]) == 0
-        with pytest.raises(RuntimeError, match="put_ does not have a deterministic implementation"):
+        with pytest.raises(RuntimeError, match="put_"):
             main([*arguments, str(tmp_path / "foreign"), *foreign])
     finally:
         torch.use_deterministic_algorithms(False)
