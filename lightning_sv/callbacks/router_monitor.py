@@ -51,8 +51,8 @@ class RouterMonitor(MetricAccumulator):
         self._mixtures = {place_of(path): module for path, module in found.items()}
         if not found and settings_of(pl_module) is None:
             raise ConfigError(
-                f"the model of RouterMonitor is {type(pl_module).__name__}; expected one with a MixtureOfExperts. Remove the "
-                "callback."
+                f"the model of RouterMonitor is {type(pl_module).__name__}; expected one with a "
+                "MixtureOfExperts. Remove the callback."
             )
 
     def charts(self) -> Pages:
