@@ -23,7 +23,7 @@ from lightning_sv.lit.shard import shard
 from lightning_sv.nn import Backbone, BackboneConfig, MixtureOfExperts, Routing, document_numbers, router_loss
 from lightning_sv.nn.compiling import compile_backbone
 from lightning_sv.nn.kernels.use import Kernels, use_kernels
-from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, gathered
+from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, clip_by_role, matrix_rate
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, RNG_KEY
 from lightning_sv.runs.provenance import Legs, commit
 from lightning_sv.scale import ScaleOptions
@@ -94,8 +94,8 @@ class PretrainModule(L.LightningModule):
         )  # fmt: skip
         self.save_hyperparameters(
             {
-                "backbone": backbone.settings(), "scale": scale, "scale_options": asdict(scale_options),
-                "optim": asdict(optim), "schedule": asdict(schedule), "tokens_per_param": tokens_per_param,
+                "backbone": backbone.settings(), "scale": scale, "scale_options": scale_options.settings(),
+                "optim": optim.settings(), "schedule": asdict(schedule), "tokens_per_param": tokens_per_param,
                 "mask_documents": mask_documents, "compile": compile, "residual": residual, "kernels": kernels,
                 "activation_checkpointing": activation_checkpointing, "nonfinite": nonfinite, "seed": seed,
                 "init_from": init_from,
@@ -268,20 +268,19 @@ class PretrainModule(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the global norm, and keep the norm for the log (one pass over the gradients)."""
+        """Clip by the global norm, or by the norm of a role in `optim.clip_by_role`; keep the norm for the log."""
         if gradient_clip_algorithm == "value":
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             gradient_clip_val = None
         limit = gradient_clip_val or float("inf")  # Lightning's 0 means no clipping
-        norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit, foreach=True)
-        norm = gathered(norm.detach())
+        norm = clip_by_role(self.net.parameters(), optimizer, limit, self.settings.optim.clip_by_role)
         precision = self.trainer.precision_plugin
         if isinstance(precision, MixedPrecision) and precision.scaler is not None:
             self.nonfinite.forget()  # an overflow of fp16 is expected, and left out by the scaler
             self.grad_norm = float(norm)
         else:
             self.grad_norm = self.nonfinite.check(self, norm)
-        self.step_lr = float(optimizer.param_groups[0]["lr"])
+        self.step_lr = matrix_rate(optimizer.param_groups)
 
     def on_train_start(self) -> None:
         """Draw random numbers from where the checkpoint left off, if there is one."""

@@ -1,6 +1,6 @@
 """The SwiGLU feed-forward network (arXiv:2002.05202) on the branches gate and up."""
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.nn.init import Sublayer
@@ -22,7 +22,7 @@ class FeedForward(Sublayer):
         d_ff = config.ffn_width
         branch = Branch(d_ff, norm_width=d_ff)  # dnp normalizes over the hidden units
         self.gate_up = build.group("ffn_norm", config.d_model, {"gate_proj": branch, "up_proj": branch})
-        self.down_proj = nn.Linear(d_ff, config.d_model, bias=False)
+        self.down_proj = build.linear("down_proj", d_ff, config.d_model)
         #: `gated`, or a kernel that does the same, where `use_kernels` has put one
         self.gated = gated
 
