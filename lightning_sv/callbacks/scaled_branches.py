@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from lightning_sv.callbacks.run_state import model_of
 from lightning_sv.errors import ConfigError
-from lightning_sv.optim import gathered
+from lightning_sv.optim import full_tensor
 from lightning_sv.scale import output_norms, scaled_linears
 
 
@@ -30,7 +30,7 @@ class ScaledBranch(NamedTuple):
 
     def gammas(self) -> dict[str, Tensor]:
         """Return side -> gamma; of sharded vectors, a collective."""
-        return {side: gathered(vector()) for side, vector in self.vectors.items()}
+        return {side: full_tensor(vector()) for side, vector in self.vectors.items()}
 
 
 def scaled_branches(model: nn.Module) -> list[ScaledBranch]:

@@ -5,7 +5,7 @@ import json
 from rich.console import Console
 
 from lightning_sv.nn import BackboneConfig
-from lightning_sv.plan.parameters import ledger
+from lightning_sv.plan.parameters import count_parameters
 from lightning_sv.scale import ScaleOptions
 from lightning_sv.settings.parser import Parser
 from lightning_sv.settings.sections import read_past
@@ -29,7 +29,7 @@ def run(argv: list[str]) -> int:
     read_past(parser, sections=["data", "trainer", "model.optim", "model.schedule"], keys=keys)
     config = parser.parse_args(argv)
     made = parser.instantiate(config)
-    book = ledger(made.model.backbone, config.model.scale, made.model.scale_options)
+    book = count_parameters(made.model.backbone, config.model.scale, made.model.scale_options)
     if config.json:
         print(json.dumps(book.to_dict(), indent=2))
     else:

@@ -12,14 +12,12 @@ from typing import Any
 from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
-from lightning_sv.corpus.check import SHOWN_BYTES, check_corpus
 from lightning_sv.corpus.config import LAYER, PADDED_TO, CorpusConfig
 from lightning_sv.corpus.encode import encode_documents
 from lightning_sv.corpus.loss import check_sample, check_share, lost_share
 from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, Manifest, SplitInfo, corpus_hash
 from lightning_sv.corpus.progress import phase
-from lightning_sv.corpus.sources.state import file_bytes, hashed
-from lightning_sv.corpus.sources.table import (
+from lightning_sv.corpus.sources.registry import (
     SplitDocuments,
     UniqueDocuments,
     changed_text,
@@ -27,7 +25,9 @@ from lightning_sv.corpus.sources.table import (
     open_source,
     source_state,
 )
+from lightning_sv.corpus.sources.state import file_bytes, hashed
 from lightning_sv.corpus.tokenizer import JsonTokenizer, Tokenizer, bpe_size, check_end, open_tokenizer
+from lightning_sv.corpus.validate import SHOWN_BYTES, check_corpus
 from lightning_sv.corpus.writer import ShardWriter
 from lightning_sv.errors import ConfigError
 from lightning_sv.whole import whole

@@ -20,9 +20,9 @@ from lightning_sv.lit.checkpoint.start import Start, check_origin
 from lightning_sv.lit.checkpoint.write import restart_between_steps
 from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.lit.shard import shard
-from lightning_sv.nn import Backbone, BackboneConfig, MixtureOfExperts, Routing, document_numbers, router_loss
-from lightning_sv.nn.compiling import compile_backbone
-from lightning_sv.nn.kernels.use import Kernels, use_kernels
+from lightning_sv.nn import Backbone, BackboneConfig, MixtureOfExperts, Routing, document_ids, router_loss
+from lightning_sv.nn.compile import compile_backbone
+from lightning_sv.nn.kernels.select import Kernels, use_kernels
 from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, clip_by_role, matrix_rate
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, RNG_KEY
 from lightning_sv.runs.provenance import Legs, commit
@@ -187,7 +187,7 @@ class PretrainModule(L.LightningModule):
         tokens, documents = block[:, :-1], None
         if self.settings.mask_documents:
             data = data_of(self.trainer)
-            documents = None if data is None else document_numbers(tokens, data.eot)
+            documents = None if data is None else document_ids(tokens, data.eot)
         out: tuple[Tensor, list[Routing]] = self.net(tokens, documents, targets=block[:, 1:], with_routing=True)
         return out
 

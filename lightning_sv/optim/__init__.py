@@ -2,18 +2,18 @@
 
 from lightning_sv.optim.build import OPTIMIZERS, build_optimizer
 from lightning_sv.optim.config import OptimConfig
+from lightning_sv.optim.dtensor import full_tensor
 from lightning_sv.optim.groups import (
     PARAMETER_ROLES,
     ParameterGroup,
     clip_by_role,
     group_table,
     matrix_rate,
-    parameter_groups,
     parameter_roles,
     parameter_table,
+    role_groups,
 )
 from lightning_sv.optim.schedule import ScheduleConfig
-from lightning_sv.optim.sharded import gathered
 from lightning_sv.optim.tuned import tuned_lr
 
 __all__ = [
@@ -24,11 +24,11 @@ __all__ = [
     "ScheduleConfig",
     "build_optimizer",
     "clip_by_role",
-    "gathered",
+    "full_tensor",
     "group_table",
     "matrix_rate",
-    "parameter_groups",
     "parameter_roles",
     "parameter_table",
+    "role_groups",
     "tuned_lr",
 ]

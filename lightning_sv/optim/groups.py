@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.optim.sharded import gathered
+from lightning_sv.optim.dtensor import full_tensor
 from lightning_sv.scale import ScaledLinear, ScaleVector
 
 ParameterRole = Literal["matrix", "router", "head", "embedding", "input", "output"]
@@ -92,7 +92,7 @@ class ParameterGroup:
         }
 
 
-def parameter_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[ParameterGroup]:
+def role_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[ParameterGroup]:
     """Partition the trained parameters of `model` by role.
 
     Scale vectors decay where their role is in `decayed_roles` (paper, Section 2.2). Matrices do, the embedding,
@@ -140,7 +140,7 @@ def clip_by_role(
     for parameter in parameters:
         parts.setdefault(own.get(parameter, ""), []).append(parameter)
     norms = [
-        gathered(nn.utils.clip_grad_norm_(members, limits.get(role, limit), foreach=True).detach())
+        full_tensor(nn.utils.clip_grad_norm_(members, limits.get(role, limit), foreach=True).detach())
         for role, members in parts.items()
     ]
     return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lightning_sv.corpus import CorpusConfig, Manifest, Share, check_corpus, open_split
-from lightning_sv.corpus.sources.table import changed_text, listed
+from lightning_sv.corpus import CorpusConfig, Manifest, RankShare, check_corpus, open_split
+from lightning_sv.corpus.sources.registry import changed_text, listed
 from lightning_sv.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class Batches:
         if checksums and (changes := changed_text(self.manifest)):
             log.warning("%s is used as it is, although its text has changed: %s", self.corpus.dir, listed(changes))
 
-    def share(self, devices: int, rank: int = 0) -> Share:
+    def share(self, devices: int, rank: int = 0) -> RankShare:
         """Return what one of so many devices reads of every optimizer step.
 
         Raises:
@@ -124,7 +124,7 @@ class Batches:
                 f"data.global_batch {self.global_batch} on {devices} devices; "
                 f"{', '.join(str(n) for n in range(1, per_device + 1) if per_device % n == 0)} do."
             )
-        return Share(self.global_batch, micro, rank, devices)
+        return RankShare(self.global_batch, micro, rank, devices)
 
     def check_validation(self, devices: int) -> None:
         """Refuse a validation that gives a device nothing.

@@ -13,13 +13,13 @@ from lightning_sv.nn import (
     flops_per_token,
     meta_backbone,
 )
-from lightning_sv.nn.kernels.use import Kernels
+from lightning_sv.nn.kernels.select import Kernels
 from lightning_sv.optim import (
     OptimConfig,
     ParameterGroup,
     ScheduleConfig,
     build_optimizer,
-    parameter_groups,
+    role_groups,
     tuned_lr,
 )
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
@@ -117,7 +117,7 @@ class Pretraining:
 
     def parameter_groups(self, model: Backbone) -> list[ParameterGroup]:
         """Return the trained parameters of `model`, this module's backbone or `meta()`, by role."""
-        return parameter_groups(model, self.strategy.decayed_roles)
+        return role_groups(model, self.strategy.decayed_roles)
 
 
 def preset(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:

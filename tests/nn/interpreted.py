@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from lightning_sv import Backbone, BackboneConfig, ScaleOptions
 from lightning_sv.curvature import twice_differentiable
 from lightning_sv.nn.kernels import gate_up, heads
-from lightning_sv.nn.kernels.use import use_kernels
+from lightning_sv.nn.kernels.select import use_kernels
 from lightning_sv.nn.rope import rope_tables, rotate
 from lightning_sv.scale.norm import normalize
 

@@ -12,13 +12,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.nn import (
     activated_parameters,
-    document_numbers,
+    document_ids,
     flops_per_token,
     meta_backbone,
     next_token_loss,
     router_loss,
 )
-from lightning_sv.nn.compiling import compile_backbone
+from lightning_sv.nn.compile import compile_backbone
 from lightning_sv.nn.init import init_weights
 from tests.close import assert_near
 from tests.conftest import EVERY_BUILD, MOE
@@ -96,9 +96,9 @@ def test_causal_and_document_masks(config: BackboneConfig) -> None:
     changed[0, 8] = (tokens[0, 8] + 1) % config.vocab_size
     assert torch.equal(model(tokens)[:, :8], model(changed)[:, :8])
     tokens[0, 5] = 0  # end of text
-    documents = document_numbers(tokens, eot=0)
+    documents = document_ids(tokens, eot=0)
     assert documents.tolist() == [[0] * 6 + [1] * 6]
-    plain = document_numbers(tokens, eot=config.vocab_size)
+    plain = document_ids(tokens, eot=config.vocab_size)
     torch.testing.assert_close(model(tokens, plain), model(tokens), rtol=1e-9, atol=1e-12)
     other = tokens.clone()
     other[0, :5] = torch.randint(1, config.vocab_size, (5,))

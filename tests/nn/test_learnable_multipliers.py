@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import fold, foldable
 from lightning_sv.nn import Backbone, BackboneConfig
-from lightning_sv.optim import OptimConfig, build_optimizer, clip_by_role, matrix_rate, parameter_groups
+from lightning_sv.optim import OptimConfig, build_optimizer, clip_by_role, matrix_rate, role_groups
 from lightning_sv.scale import ScaleOptions, scaled_linears
 from lightning_sv.settings.parse import parse_run
 
@@ -68,7 +68,7 @@ def test_forward_gradients_and_two_steps_equal_a_block_written_by_hand() -> None
     theirs = torch.optim.AdamW(
         [{"params": list(ps), "weight_decay": decay} for ps, decay in groups], lr=0.01, betas=(0.9, 0.95)
     )
-    ours = build_optimizer(parameter_groups(model, model.strategy.decayed_roles), config, 0.01)
+    ours = build_optimizer(role_groups(model, model.strategy.decayed_roles), config, 0.01)
     for _ in range(2):
         loss = F.cross_entropy(by_hand(plain, tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         own = model(tokens[:, :-1], targets=tokens[:, 1:])
@@ -128,7 +128,7 @@ def test_std_and_rate_by_role() -> None:
     assert abs(model.embed.weight.std().item() - 1) < 0.02 and not model.head.lm_head.weight.any()
     assert torch.equal(model.layers[1].attn.o_proj.weight, usual.layers[1].attn.o_proj.weight)
     settings = OptimConfig(lr_factor_by_role={"head": 0.5}, weight_decay_by_role={"embedding": 0.0})
-    optimizer = build_optimizer(parameter_groups(model, frozenset()), settings, 0.01)
+    optimizer = build_optimizer(role_groups(model, frozenset()), settings, 0.01)
     rates = {group["role"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
     assert rates == {"matrix": (0.01, 0.1), "head": (0.005, 0.1), "embedding": (0.01, 0.0), "input": (0.01, 0.0)}
     assert matrix_rate(optimizer.param_groups) == 0.01

@@ -14,10 +14,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_sv.scale.double_backward import reference_gradients
+from lightning_sv.scale.grouped_mm import wide_empty
 from lightning_sv.scale.norm import normalize
-from lightning_sv.scale.products import wide_empty
 from lightning_sv.scale.shapes import Float
-from lightning_sv.scale.twice import plain_gradients
 
 #: programs of a backward pass, each with a part of the scale vectors' gradients: two a multiprocessor of an H200
 PROGRAMS = 264
@@ -108,7 +108,7 @@ def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ..
         def plain(gate: Tensor, up: Tensor, gamma_gate: Tensor, gamma_up: Tensor) -> Tensor:
             return F.silu(normalize(gate, ctx.eps, gamma_gate)) * normalize(up, ctx.eps, gamma_up)
 
-        return *plain_gradients(plain, inputs, grad), None
+        return *reference_gradients(plain, inputs, grad), None
     grad_gate, grad_up, parts = _normed_swiglu_backward(grad, *inputs, rrms)
     grad_gammas = (total.to(gamma.dtype) for total, gamma in zip(parts.sum(1), inputs[2:], strict=True))
     return grad_gate, grad_up, *grad_gammas, None

@@ -6,7 +6,7 @@ import torch
 
 from lightning_sv.nn.backbone import Backbone
 
-How = Literal["none", "model", "block"]
+CompileMode = Literal["none", "model", "block"]
 #: Inductor keeps cheap passes fused into their readers rather than store their float32 results (2.11 and 2.13)
 INDUCTOR = {"realize_reads_threshold": 16, "realize_opcount_threshold": 200, "realize_acc_reads_threshold": 32}
 
@@ -18,7 +18,7 @@ def prepare_compiler() -> None:
         setattr(torch._inductor.config, key, value)
 
 
-def compile_backbone(net: Backbone, how: How) -> None:
+def compile_backbone(net: Backbone, how: CompileMode) -> None:
     """Compile in place, so that the keys of the state stay: nothing, the whole model, or each block and the head apart.
 
     By block one compilation serves all blocks, and hooks around them stay. Blocks are graphs of their own, between

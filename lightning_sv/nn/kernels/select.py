@@ -10,7 +10,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.nn.attention import Attention
 from lightning_sv.nn.backbone import Backbone
 from lightning_sv.nn.ffn import FeedForward
-from lightning_sv.nn.swiglu import gated
+from lightning_sv.nn.swiglu import swiglu_outputs
 from lightning_sv.scale import Output
 
 Kernels = Literal["plain", "triton"]
@@ -35,7 +35,7 @@ def use_kernels(net: Backbone, kernels: Kernels) -> None:
         if isinstance(module, Attention):
             module.norm_rotate = norm_rotate
         elif isinstance(module, FeedForward):
-            module.gated = gated_by_kernel
+            module.swiglu_outputs = gated_by_kernel
 
 
 def unusable() -> str | None:
@@ -50,9 +50,9 @@ def unusable() -> str | None:
 
 
 def gated_by_kernel(gate: Output, up: Output) -> Tensor:
-    """Return what `gated` does, with both norms in one kernel where both branches have one."""
+    """Return what `swiglu_outputs` does, with both norms in one kernel where both branches have one."""
     from lightning_sv.nn.kernels.gate_up import normed_swiglu
 
     if not (gate.whole and up.whole):
-        return gated(gate, up)
+        return swiglu_outputs(gate, up)
     return normed_swiglu(gate.product, up.product, gate.gamma, up.gamma, gate.eps)
