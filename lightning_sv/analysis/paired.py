@@ -207,22 +207,6 @@ def _to_targets(a: Sequence[Curve], b: Sequence[Curve], targets: Sequence[float]
     return TokenEfficiency(reach_a, reach_b, math.exp(log.mean), low, high)
 
 
-def on_common_tokens(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Curves -> (tokens (N,), values (runs, N)) at the evaluations that all of them have.
-
-    Raises:
-        NotTestableError: the curves share no evaluation
-    """
-    common = set(curves[0].tokens.tolist()).intersection(*(c.tokens.tolist() for c in curves[1:]))
-    if not common:
-        raise NotTestableError(
-            "The runs share no evaluation at equal tokens; compare runs of one batch size, "
-            "sequence length and validation interval."
-        )
-    tokens = np.array(sorted(common), dtype=np.int64)
-    return tokens, np.stack([c.values[np.isin(c.tokens, tokens)] for c in curves])
-
-
 def on_one_grid(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Curves -> (tokens (N,), values (runs, N)) at the evaluations of one of them, the others linear between theirs.
 

@@ -73,12 +73,12 @@ def test_the_baseline_keeps_its_colour() -> None:
 
 @pytest.mark.parametrize(
     ("seeds", "gain", "answer"),
-    [(3, -0.1, "unified ends 0.0"), (3, 0.0, "Not resolved"), (1, -0.1, "one pair: no interval")],
+    [(3, -0.1, "How far from llama? unified lower"), (3, 0.0, "Not resolved"), (1, -0.1, "one pair: no interval")],
 )
 def test_comparison_says_what_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: int, gain: float, answer: str
 ) -> None:
-    """The title states the end of the drawn band, the early drop is cropped, ticks read 0.5M."""
+    """The title states which arm ends lower, the early drop is cropped, ticks read 0.5M."""
     figures = []
     monkeypatch.setattr(losses, "save", lambda f, path: (figures.append(f), save(f, path)))
     runs_a = [synthetic("llama", k, 0.0) for k in range(seeds)]
@@ -88,7 +88,7 @@ def test_comparison_says_what_it_shows(
     losses.draw_comparison([runs_a, runs_b], tmp_path / "deep" / "c.png")
     assert imread(tmp_path / "deep" / "c.png").shape[:2] == (600, 1500)
     left, right = figures[0].axes
-    words = right.get_title(loc="left") + " " + " ".join(text.get_text() for text in right.texts)
+    words = right.get_title(loc="left") + " " + right.get_legend().get_title().get_text()
     assert answer in words
     assert left.get_ylim()[1] < 4.5 and right.get_ylim()[0] < 0 < right.get_ylim()[1]
     assert "0.5M" in [tick.get_text() for tick in left.get_xticklabels()]

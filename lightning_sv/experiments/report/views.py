@@ -6,15 +6,15 @@ A baseline is blue and solid in every picture; what the paper does not have says
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lightning_sv.analysis.losses import draw_differences, draw_losses
-from lightning_sv.analysis.paired import on_common_tokens, paired_curve
+from lightning_sv.analysis.losses import draw_differences, draw_losses, draw_seeds
+from lightning_sv.analysis.paired import on_one_grid, paired_curve
 from lightning_sv.analysis.run_plot import branch_norms, draw_branches
 from lightning_sv.analysis.style import (
     GREY,
@@ -150,7 +150,7 @@ def branch_views(panel: Panel) -> tuple[list[View], list[str]]:
             continue
         means = {}
         for projection in norms[0]:
-            tokens, values = on_common_tokens([norm[projection] for norm in norms])
+            tokens, values = on_one_grid([norm[projection] for norm in norms])
             means[projection] = Curve(tokens, values.mean(axis=0))
         figure = new_figure(panels=1)
         axes = figure.subplots()
@@ -177,20 +177,18 @@ def scalar_views(panel: Panel) -> tuple[list[View], list[str]]:
     """
     axes = new_figure(panels=1).subplots()
     arms, tag, notes = baseline_first(panel.arms), panel.spec.tag, []
-    for arm, (colour, style) in zip(arms, looks_of(arms), strict=True):
+    for arm, look in zip(arms, looks_of(arms), strict=True):
         if not all(tag in run.curves for run in arm.runs):
             notes.append(f"{arm.name} has no {tag} in its event files.")
             continue
-        tokens, values = on_common_tokens([run.curve(tag) for run in arm.runs])
+        tokens, values = on_one_grid([run.curve(tag) for run in arm.runs])
         later = tokens > 0  # the axis is logarithmic, as the steps of the probes are
         if not later.any() or not (values > 0).all():
             notes.append(f"{arm.name} has {tag} before its first step alone, or not above 0: not drawn in logarithms.")
             continue
-        for seed in values if len(values) > 1 else []:
-            axes.plot(tokens[later], seed[later], color=colour, linewidth=0.7, alpha=0.45)
-        mean = np.exp(np.log(values).mean(0))[later]
-        look: dict[str, Any] = {"linestyle": style, "color": colour, "marker": "o", "markersize": 3}
-        axes.plot(tokens[later], mean, linewidth=2, label=f"{arm.name}  {mean[-1]:.3g} at the end", **look)
+        mean, mark = np.exp(np.log(values).mean(0))[later], {"marker": "o", "markersize": 3}
+        label = f"{arm.name}  {mean[-1]:.3g} at the end"
+        draw_seeds(axes, tokens[later], values[:, later], mean, look, label=label, **mark)
     if not axes.lines:
         return [], notes
     axes.set(yscale="log", title="Which ends lower?", ylabel=tag)
@@ -203,12 +201,10 @@ def scalar_views(panel: Panel) -> tuple[list[View], list[str]]:
 def copying_view(panel: Panel) -> View:
     """Draw the gain on a second copy against tokens: a thick line per arm, a thin one per seed."""
     axes, arms = new_figure(panels=1).subplots(), baseline_first(panel.arms)
-    for arm, (colour, style) in zip(arms, looks_of(arms), strict=True):
-        tokens, values = on_common_tokens([run.curve(GAIN) for run in arm.runs])
-        for seed in values if len(values) > 1 else []:
-            axes.plot(tokens, seed, color=colour, linewidth=0.7, alpha=0.45)
+    for arm, look in zip(arms, looks_of(arms), strict=True):
+        tokens, values = on_one_grid([run.curve(GAIN) for run in arm.runs])
         mean = values.mean(0)
-        axes.plot(tokens, mean, color=colour, linestyle=style, linewidth=2, label=f"{arm.name}  {mean[-1]:+.2f}")
+        draw_seeds(axes, tokens, values, mean, look, label=f"{arm.name}  {mean[-1]:+.2f}")
     axes.axhline(0, color=GREY, linewidth=1, zorder=1)
     axes.axhline(FORMED, color=GREY, linewidth=1, linestyle=":", zorder=1)
     axes.set(title="When does each arm learn to copy?", ylabel="loss on a second copy − first, nats per token")
