@@ -70,7 +70,7 @@ def draw_seeds(
         values: (seeds, N) what was logged
         mean: (N,) what stands for all seeds
         look: colour and line style
-        line: further properties of the thick line
+        **line: further properties of the thick line
 
     Returns:
         The thick line.

@@ -192,7 +192,9 @@ def token_factor(a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.9
 
 
 def _to_targets(a: Sequence[Curve], b: Sequence[Curve], targets: Sequence[float], confidence: float) -> TokenEfficiency:
-    assert len(a) == len(b) > 0, (len(a), len(b))
+    assert len(a) == len(b), (len(a), len(b))
+    if not a:
+        return TokenEfficiency((), (), None, None, None, "they share no seed")
     alone = min(curve.tokens.size for curve in (*a, *b)) < 2
     if alone or not all(math.isfinite(curve.values[-1]) for curve in (*a, *b)):
         why = "a run has its final loss alone, not those before it" if alone else "a run diverged"

@@ -8,7 +8,7 @@ about the scatter of seeds (how much that is: docs/verdicts.md).
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -18,7 +18,6 @@ from scipy.special import fdtrc
 
 from lightning_sv.analysis.paired import PairedDifference, paired_difference
 from lightning_sv.errors import NotTestableError
-from lightning_sv.runs.events import Run
 
 #: the scatter is not pooled where arms would scatter as unequally as these do this rarely
 UNEQUAL = 0.05
@@ -139,85 +138,3 @@ class Family:
         if own > 0 and (others == 0 or float(fdtrc(df, rest, own / df / others)) < UNEQUAL):
             return f"their own scatter, larger than that of {len(self.scattered)} arms"
         return ""
-
-
-class Families:
-    """The arms that are compared with one another, directly or through others, and their runs.
-
-    Args:
-        groups: arms whose losses can be compared: one model and budget, one text
-        runs: arm -> seed -> its run
-    """
-
-    def __init__(self, groups: Iterable[Iterable[Hashable]], runs: Mapping[Hashable, Mapping[int, Run]]):
-        self._runs = runs
-        self._home: dict[Hashable, frozenset[Hashable]] = {arm: frozenset([arm]) for arm in runs}
-        for group in groups:
-            whole = frozenset[Hashable]().union(*(self._home[arm] for arm in group))
-            self._home |= dict.fromkeys(whole, whole)
-        self._known: dict[tuple[frozenset[Hashable], Callable[[Run], float]], Family] = {}
-
-    def difference(self, a: Hashable, b: Hashable, of: Callable[[Run], float], confidence: float) -> PairedDifference:
-        """A - B of what a function reads of a run: of their family, or of the two alone where they are of several.
-
-        Args:
-            a: arm in question
-            b: arm it is compared with
-            of: a run -> its loss, or what else is compared; equal functions are computed once
-            confidence: coverage of the interval
-
-        Raises:
-            NotTestableError: a run of the two does not have it
-        """
-        for arm in (a, b):
-            for run in self._runs[arm].values():
-                if not math.isfinite(of(run)):
-                    raise NotTestableError(f"{run.dir} diverged; leave it out or repair it.")
-        home = self._home[a] if b in self._home[a] else frozenset([a, b])
-        if (home, of) not in self._known:
-            # in the order of the runs: that of a set is another in every process, and with it the last digit
-            values = {arm: _read(runs, of) for arm, runs in self._runs.items() if arm in home}
-            self._known[home, of] = Family({arm: row for arm, row in values.items() if row})
-        return self._known[home, of].difference(a, b, confidence)
-
-
-def _read(runs: Mapping[int, Run], of: Callable[[Run], float]) -> dict[int, float]:
-    """What there is to read and finite: what an arm of another claim lacks is no matter of this one."""
-    found = {}
-    for seed, run in runs.items():
-        try:
-            value = of(run)
-        except NotTestableError:
-            continue
-        if math.isfinite(value):
-            found[seed] = value
-    return found
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """P values corrected for their number: all below alpha are true findings with probability 1 - alpha.
-
-    S. Holm, A simple sequentially rejective multiple test procedure, Scand. J. Statist. 6 (1979).
-
-    Args:
-        p_values: (N,) one a claim
-    """
-    order, n = np.argsort(p_values), len(p_values)
-    corrected = np.empty(n)
-    corrected[order] = np.maximum.accumulate(np.minimum(1.0, (n - np.arange(n)) * np.sort(p_values)))
-    return [float(p) for p in corrected]
-
-
-def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
-    """P values corrected for their number: of all below alpha a share of alpha at most is expected to be false.
-
-    Y. Benjamini and Y. Hochberg, Controlling the false discovery rate, J. R. Statist. Soc. B 57 (1995).
-
-    Args:
-        p_values: (N,) one a claim
-    """
-    if not p_values:
-        return []
-    from scipy.stats import false_discovery_control
-
-    return [float(p) for p in false_discovery_control(p_values)]

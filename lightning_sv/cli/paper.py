@@ -14,7 +14,7 @@ from rich.table import Table
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.dry_run import print_dry_run
 from lightning_sv.experiments.judge import judge
-from lightning_sv.experiments.plan import plan_figure
+from lightning_sv.experiments.plan import FigurePlan, plan_figure
 from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.report.log import LOG, add_to_log, log_of, log_rows, read_log, with_earlier
 from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
@@ -113,7 +113,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     words += ["--out", shlex.quote(str(out))] * (options.out is not None)
     words += ["--recorded", *(shlex.quote(str(path)) for path in options.recorded)] * bool(options.recorded)
     commands = [" ".join([*words, "--fig", shlex.quote(figure.spec.name)]) for figure in figures]
-    found = judge([replace(f, command=command) for f, command in zip(figures, commands, strict=True)], runs)
+    found = [replace(f, command=words) for f, words in zip(judge(figures, runs), commands, strict=True)]
     if not options.no_log:
         found = with_earlier(found, budget.name, log)
     print_verdicts(console, found)
@@ -156,7 +156,7 @@ def _keys(rest: list[str]) -> dict[str, Any]:
     return keys
 
 
-def _check_rates(figures: Sequence[Figure]) -> None:
+def _check_rates(figures: Sequence[FigurePlan]) -> None:
     """Refuse a named figure if no learning rate is tuned for it.
 
     Raises:
@@ -170,7 +170,7 @@ def _check_rates(figures: Sequence[Figure]) -> None:
             raise ConfigError(f"--fig {figure.spec.name}: {waiting[0].why_not}.")
 
 
-def _context(figures: Sequence[Figure]) -> dict[str, str]:
+def _context(figures: Sequence[FigurePlan]) -> dict[str, str]:
     """What the runs' results depend on beside their commands.
 
     Raises:
@@ -180,7 +180,7 @@ def _context(figures: Sequence[Figure]) -> dict[str, str]:
     return context_of(parse_run(args)[1]) if args else {}
 
 
-def _slurm(console: Console, figures: Sequence[Figure], runs: Runs, recipes: Recipes, submitted: bool) -> int:
+def _slurm(console: Console, figures: Sequence[FigurePlan], runs: Runs, recipes: Recipes, submitted: bool) -> int:
     """Print the array of the missing runs."""
     missing = runs.missing(by_seed(run for figure in figures for run in figure.runs()))
     if not missing:

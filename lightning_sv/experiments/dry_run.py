@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lightning_sv.experiments.plan import FigurePlan
 from lightning_sv.experiments.recipes import MFU
-from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.spec import Budget, Wanted, by_seed
 from lightning_sv.runs.directory import read_summary
@@ -33,7 +33,7 @@ def measured_ratio(wanted: Sequence[Wanted], runs: Runs) -> float | None:
     return float(np.median(ratios)) if ratios else None
 
 
-def print_dry_run(console: Console, figures: Sequence[Figure], runs: Runs, budget: Budget, parallel: int) -> None:
+def print_dry_run(console: Console, figures: Sequence[FigurePlan], runs: Runs, budget: Budget, parallel: int) -> None:
     """Show every run, each figure alone and all together, and how long that takes."""
     total = by_seed(run for figure in figures for run in figure.runs())
     ratio = measured_ratio(total, runs)

@@ -7,41 +7,54 @@ from pathlib import Path
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.checks import weaknesses
 from lightning_sv.experiments.claims.outcome import Verdict
+from lightning_sv.experiments.claims.pooling import Pool
 from lightning_sv.experiments.claims.table import not_testable, verdicts, with_papers_number
-from lightning_sv.experiments.claims.together import corrected, families_of, one_primary
-from lightning_sv.experiments.overhead import measured_table, throughput_table
+from lightning_sv.experiments.claims.together import corrected, one_primary
+from lightning_sv.experiments.measured_tables import measured_table, throughput_table
+from lightning_sv.experiments.plan import FigurePlan, PanelPlan
 from lightning_sv.experiments.results import Arm, Figure, Panel
-from lightning_sv.experiments.runs import Runs
+from lightning_sv.experiments.runs import Runs, diverged
 from lightning_sv.experiments.spec import ClaimSpec
+from lightning_sv.runs.job import Job
 
 
-def judge(figures: Sequence[Figure], runs: Runs) -> list[Figure]:
+def judge(plans: Sequence[FigurePlan], runs: Runs) -> list[Figure]:
     """Read the runs of figures and judge their claims, which share the scatter of runs, and chance.
 
     Raises:
         ConfigError: a run is of another corpus, tokenizer or validation set
     """
-    read_ones = []
-    for figure in figures:
-        panels = tuple(read(panel, runs) for panel in figure.panels)
+    figures = []
+    for plan in plans:
+        panels = tuple(read(panel, runs) for panel in plan.panels)
         warnings = dict.fromkeys(warning for panel in panels for warning in weaknesses(panel))
-        read_ones.append(replace(figure, panels=panels, warnings=tuple(warnings)))
-    return decided(read_ones)
+        figures.append(
+            Figure(plan.spec, panels, (), tuple(warnings), "", plan.tokens_per_param, plan.budget, plan.papers_own)
+        )
+    return decided(figures)
 
 
-def read(panel: Panel, runs: Runs) -> Panel:
+def read(plan: PanelPlan, runs: Runs) -> Panel:
     """A panel with its runs, on the seeds of which every run is there; it says why where there is none."""
-    panel = runs.without_diverged(panel)
-    every = tuple(runs.read(arm) for arm in panel.arms)
-    arms, left_out = runs.complete(panel.arms)
-    if panel.arms and not arms:
-        return replace(panel, arms=(), every=every, why_not=left_out)
-    arms = tuple(whole.on(arm.seeds) for arm, whole in zip(arms, every, strict=True))
+    plan = runs.without_diverged(plan)
+    spec, every, why_not = plan.spec, tuple(runs.read(arm) for arm in plan.arms), plan.why_not
+    left = runs.missing([run for arm in plan.arms for run in arm.runs])
+    seeds = [seed for seed in plan.arms[0].seeds if all(seed in arm.seeds for arm in every)] if every else []
+    what = _missing(left) if left else None
+    arms = tuple(arm.on(seeds) for arm in every) if seeds else ()
+    if every and not seeds:
+        return Panel(spec, (), plan.series, why_not=what, warnings=plan.warnings, every=every)
     table = None
-    if panel.kind == "table" and panel.why_not is None:
-        table = measured_table(Path(panel.spec.file)) if panel.spec.file else throughput_table(arms)
+    if spec.kind == "table" and why_not is None:
+        table = measured_table(Path(spec.file)) if spec.file else throughput_table(arms)
     notes = (*((table.note,) if table and table.note else ()), *trained(arms))
-    return replace(panel, arms=arms, every=every, table=table, left_out=left_out, notes=notes)
+    return Panel(spec, arms, plan.series, table, why_not, what, plan.warnings, notes, every)
+
+
+def _missing(left: Sequence[Job]) -> str:
+    lost = sum(map(diverged, left))
+    why = f" ({lost} diverged)" if lost else ""
+    return f"{len(left)} of its runs did not finish{why}, the first being {left[0].title} ({left[0].log})"
 
 
 def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
@@ -58,11 +71,12 @@ def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
 
 def decided(figures: Sequence[Figure]) -> list[Figure]:
     """Figures whose panels have their runs, with a verdict on every claim, and what is left of it for their number."""
-    every = [panel for figure in figures for panel in figure.panels]
-    families = families_of(every)
-    found = []
+    pool, found = Pool(), []
     for figure in figures:
-        panels = [replace(panel, families=families) for panel in figure.panels]
+        for panel in figure.panels:
+            panel.add_to(pool)
+    for figure in figures:
+        panels = [replace(panel, pool=pool) for panel in figure.panels]
         claims = [(claim, decide(claim, panel, figure)) for panel in panels for claim in panel.spec.claims]
         able = tuple(panel for panel in panels if panel.why_not is None)
         found.append(replace(figure, panels=able, verdicts=one_primary(claims)))

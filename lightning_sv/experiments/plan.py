@@ -1,7 +1,7 @@
-"""A figure under a budget: the runs of its panels."""
+"""Plan a figure under a budget: which runs its panels need."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -10,8 +10,18 @@ from scipy.special import ndtri
 from lightning_sv.analysis.decision import CONFIDENCE, pairs_within
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.claims.table import check_claims
-from lightning_sv.experiments.results import Arm, Figure, Panel, Series
-from lightning_sv.experiments.spec import ArmSpec, Budget, ClaimSpec, FigureSpec, ModelSpec, PanelSpec, Recipe
+from lightning_sv.experiments.results import Series
+from lightning_sv.experiments.spec import (
+    ArmSpec,
+    Budget,
+    ClaimSpec,
+    FigureSpec,
+    ModelSpec,
+    PanelSpec,
+    Recipe,
+    Wanted,
+    by_seed,
+)
 
 if TYPE_CHECKING:  # torch with it, and `report` plans nothing
     from lightning_sv.experiments.recipes import Recipes
@@ -21,7 +31,77 @@ if TYPE_CHECKING:  # torch with it, and `report` plans nothing
 TUNING_SEED = 100
 
 
-def plan_figure(figure: FigureSpec, recipes: "Recipes") -> Figure:
+@dataclass(frozen=True)
+class ArmPlan:
+    """What is trained of one arm of a panel, or of one point of a grid or of a scaling panel.
+
+    Args:
+        label: what table and chart call it
+        recipe: what is trained
+        seeds: that it is trained on; all arms of a panel have the same
+        ours: whether the arm is not the paper's
+        baseline: whether the others are compared with it; one arm of a panel at most
+    """
+
+    label: str
+    recipe: Recipe
+    seeds: tuple[int, ...]
+    ours: bool = False
+    baseline: bool = False
+
+    @property
+    def runs(self) -> list[Wanted]:
+        """One run per seed."""
+        return [(self.recipe, seed) for seed in self.seeds]
+
+
+@dataclass(frozen=True)
+class PanelPlan:
+    """What is trained for one panel.
+
+    Args:
+        spec: as in the YAML
+        arms: in its order; none if the panel cannot be had, or is a table of a file
+        series: of a grid or a scaling panel
+        why_not: why it cannot be had
+        warnings: what weakens it whatever its runs come to
+    """
+
+    spec: PanelSpec
+    arms: tuple[ArmPlan, ...] = ()
+    series: tuple[Series, ...] = ()
+    why_not: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FigurePlan:
+    """What is trained for one figure.
+
+    Args:
+        spec: as in the YAML
+        panels: in its order
+        budget: name of the budget
+        papers_own: whether its models and tokens are the paper's
+    """
+
+    spec: FigureSpec
+    panels: tuple[PanelPlan, ...]
+    budget: str
+    papers_own: bool = False
+
+    def runs(self) -> list[Wanted]:
+        """Every run once, seed by seed."""
+        return by_seed(run for panel in self.panels for arm in panel.arms for run in arm.runs)
+
+    @property
+    def tokens_per_param(self) -> tuple[float, float]:
+        """Training tokens per (activated) parameter of its runs, the fewest and the most."""
+        ratios = [recipe.tokens_per_param for recipe, _ in self.runs()]
+        return min(ratios, default=0.0), max(ratios, default=0.0)
+
+
+def plan_figure(figure: FigureSpec, recipes: "Recipes") -> FigurePlan:
     """Settle every arm of a figure.
 
     Raises:
@@ -33,19 +113,10 @@ def plan_figure(figure: FigureSpec, recipes: "Recipes") -> Figure:
         check_claims(panel, where)
         _check_baseline(panel, where)
     panels = tuple(_plan_panel(panel, recipes, figure.name) for panel in figure.panels)
-    budgets = [recipe.tokens_per_param for panel in panels for arm in panel.arms for recipe, _ in arm.wanted[:1]]
-    budget = recipes.budget
-    ratios = (min(budgets, default=0.0), max(budgets, default=0.0))
-    return Figure(
-        figure,
-        panels,
-        tokens_per_param=ratios,
-        budget=budget.name,
-        papers_own=budget.papers_own or figure.papers_protocol,
-    )
+    return FigurePlan(figure, panels, recipes.budget.name, recipes.budget.papers_own or figure.papers_protocol)
 
 
-def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
+def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> PanelPlan:
     budget, where = recipes.budget.name, f"{figure}: panel {panel.title!r}"
     models = {role: recipes.model(role) for role in panel.models or [panel.model]}
     here = [role for role, model in models.items() if isinstance(model, ModelSpec)]
@@ -54,31 +125,31 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
     if why_not is None and panel.lr is not None and budget not in panel.lr:
         why_not = f"no learning rate is tuned for it under {budget}; add one to lr in conf/paper/{figure}.yaml"
     if panel.file is not None or why_not is not None:
-        return Panel(panel, why_not=why_not)
+        return PanelPlan(panel, why_not=why_not)
     if panel.kind not in ("grid", "scaling", "lengths"):  # whose arms all train the models of the panel
         panel = replace(panel, arms={label: _here(arm, recipes) for label, arm in panel.arms.items()})
     if not here:
-        return Panel(panel, why_not=next(model for model in models.values() if isinstance(model, str)))
+        return PanelPlan(panel, why_not=next(model for model in models.values() if isinstance(model, str)))
     untuned = tuple(dict.fromkeys(filter(None, (recipes.untuned(panel, recipes.budget.models[role]) for role in here))))
     if untuned and panel.tuned_as:
-        return Panel(panel, why_not=untuned[0])
+        return PanelPlan(panel, why_not=untuned[0])
     if panel.kind == "grid" and not axes:
-        return Panel(panel, why_not="no grid is given for it")
+        return PanelPlan(panel, why_not="no grid is given for it")
     first = TUNING_SEED if panel.kind == "grid" else recipes.budget.first_seed
     seeds = tuple(range(first, first + panel.seeds.get(budget, recipes.budget.seeds)))
     _check_pairs(panel, recipes.budget, len(seeds), where)
-    arms, series = list[Arm](), list[Series]()
+    arms, series = list[ArmPlan](), list[Series]()
     for label, spec in panel.arms.items():
         if budget not in spec.not_at:
             points, of = _points(panel, label, spec, recipes, here, axes)
-            arms += [Arm(name, (), spec.ours, spec.baseline, recipe, seeds) for name, recipe in points.items()]
+            arms += [ArmPlan(name, recipe, seeds, spec.ours, spec.baseline) for name, recipe in points.items()]
             series += [of] if of.sizes or of.points else []
     _check_different(arms, where)
     few = panel.kind == "scaling" and len(here) < 4
     warnings = [f"{panel.title}: {len(here)} sizes; a slope wants four or more."] * few
     warnings += [f"{panel.title}: all arms have one learning rate and initial std: {why}." for why in untuned]
     warnings += [words for role in here for words in _beyond_reach(panel, recipes.budget, role, len(seeds))]
-    return Panel(panel, tuple(arms), tuple(series), warnings=tuple(warnings))
+    return PanelPlan(panel, tuple(arms), tuple(series), warnings=tuple(warnings))
 
 
 def _points(
@@ -162,9 +233,9 @@ def _cross(axes: list[list[float]]) -> list[tuple[float, ...]]:
     return [p for p in product(*axes) if sum(x != c for x, c in zip(p, centre, strict=True)) <= 1]
 
 
-def _check_different(arms: list[Arm], where: str) -> None:
+def _check_different(arms: list[ArmPlan], where: str) -> None:
     seen: dict[str, str] = {}
     for arm in arms:
-        other = seen.setdefault(arm.recipe.identity, arm.label) if arm.recipe else arm.label
+        other = seen.setdefault(arm.recipe.identity, arm.label)
         if other != arm.label:
             raise ConfigError(f"{where}: {other!r} and {arm.label!r} come to the same runs; leave one out.")

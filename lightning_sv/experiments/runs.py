@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.results import Arm, Panel
+from lightning_sv.experiments.plan import ArmPlan, PanelPlan
+from lightning_sv.experiments.results import Arm
 from lightning_sv.experiments.spec import Recipe, Wanted
 from lightning_sv.runs.directory import NONFINITE, is_complete
 from lightning_sv.runs.events import Run, read_run
@@ -73,16 +74,16 @@ class Runs:
             return [job for job in jobs if not is_complete(job.run_dir)]
         return [job for job in jobs if job.state() != "complete"]
 
-    def read(self, arm: Arm) -> Arm:
-        """An arm with all of its runs that are complete, and their seeds.
+    def read(self, arm: ArmPlan) -> Arm:
+        """Read all runs of an arm that are complete.
 
         Raises:
             ConfigError: a run is damaged
         """
-        gone = {job.name for job in self.missing(arm.wanted)}
-        there = [(recipe, seed) for recipe, seed in arm.wanted if recipe.key(seed) not in gone]
-        runs = tuple(self._read(*run) for run in there)
-        return replace(arm, runs=runs, seeds=tuple(seed for _, seed in there))
+        gone = {job.name for job in self.missing(arm.runs)}
+        seeds = tuple(seed for seed in arm.seeds if arm.recipe.key(seed) not in gone)
+        runs = tuple(self._read(arm.recipe, seed) for seed in seeds)
+        return Arm(arm.label, runs, arm.ours, arm.baseline, arm.recipe, seeds)
 
     def _read(self, recipe: Recipe, seed: int) -> Run:
         """A run that is there, or recorded."""
@@ -92,24 +93,11 @@ class Runs:
         config = {"data": json.loads(recipe.identity)["data"], "seed_everything": seed}
         return replace(self.recorded[directory.name], dir=directory, config=config)
 
-    def complete(self, arms: Sequence[Arm]) -> tuple[tuple[Arm, ...], str | None]:
-        """The arms on the seeds of which all are complete, none without such a seed; what is missing."""
-        left = self.missing([run for arm in arms for run in arm.wanted])
-        if not left:
-            return tuple(arms), None
-        names = {job.name for job in left}
-        lacking = {seed for arm in arms for recipe, seed in arm.wanted if recipe.key(seed) in names}
-        seeds = tuple(seed for seed in arms[0].seeds if seed not in lacking)
-        lost = sum(map(diverged, left))
-        why = f" ({lost} diverged)" if lost else ""
-        what = f"{len(left)} of its runs did not finish{why}, the first being {left[0].title} ({left[0].log})"
-        return tuple(replace(arm, seeds=seeds) for arm in arms) if seeds else (), what
-
-    def without_diverged(self, panel: Panel) -> Panel:
+    def without_diverged(self, panel: PanelPlan) -> PanelPlan:
         """A grid without the values at which a run diverged: they are not the best ones. Other panels as they are."""
-        if panel.kind != "grid":
+        if panel.spec.kind != "grid":
             return panel
-        gone = {arm.label: sum(diverged(self.job(*run)) for run in arm.wanted) for arm in panel.arms}
+        gone = {arm.label: sum(diverged(self.job(*run)) for run in arm.runs) for arm in panel.arms}
         gone = {label: n for label, n in gone.items() if n}
         series = []
         for each in panel.series:
@@ -118,7 +106,9 @@ class Runs:
                 return replace(panel, arms=(), series=(), why_not=f"{each.label} diverged at every value")
             points, arms = zip(*kept, strict=True)
             series.append(replace(each, points=points, arms=arms))
-        words = (f"{panel.title}: {label} diverged in {n} of its runs and is left out." for label, n in gone.items())
+        words = (
+            f"{panel.spec.title}: {label} diverged in {n} of its runs and is left out." for label, n in gone.items()
+        )
         return replace(
             panel,
             arms=tuple(arm for arm in panel.arms if arm.label not in gone),

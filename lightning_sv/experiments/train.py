@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from rich.console import Console
 
-from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.plan import FigurePlan
 from lightning_sv.experiments.runs import Runs, diverged
 from lightning_sv.experiments.spec import by_seed
 from lightning_sv.runs.launch import default_parallel, run_jobs
@@ -18,7 +18,7 @@ from lightning_sv.settings.data import Batches
 from lightning_sv.version import __version__
 
 
-def train(figures: Sequence[Figure], runs: Runs, *, parallel: int | None, console: Console) -> dict[str, str]:
+def train(figures: Sequence[FigurePlan], runs: Runs, *, parallel: int | None, console: Console) -> dict[str, str]:
     """Train what is missing.
 
     Args:

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +9,7 @@ from scipy import stats
 from scipy.special import stdtrit
 
 from lightning_sv.analysis.paired import paired_difference
-from lightning_sv.analysis.pooled import UNEQUAL, Families, Family, benjamini_hochberg, holm
-from lightning_sv.runs.events import Curve, Run
+from lightning_sv.analysis.pooled import UNEQUAL, Family
 
 #: of a run's variance at 3,000 steps in the first recordings: residual sd 0.0113, of the seed 0.31 of the whole. Later
 #: ones have 0 to 0.9 of the seed (docs/verdicts.md); seeds are fitted, so that no interval depends on it
@@ -159,38 +157,6 @@ def test_arms_that_scatter_unequally_are_not_pooled() -> None:
     assert Family({arm: dict.fromkeys(range(3), 3.0) for arm in "abc"}).p_equal == 1.0
 
 
-def of(value: float, seeds: int = 2) -> dict[int, Run]:
-    noise = np.random.default_rng(int(value)).normal(0, 0.01, 3) if value == value else np.zeros(3)
-    return {
-        s: Run(Path("x"), "x", {}, {}, {"l": Curve(np.array([1]), np.array([value + noise[s]]))}) for s in range(seeds)
-    }
-
-
-def last(run: Run) -> float:
-    return float(run.curve("l").values[-1])
-
-
-def test_families_are_the_arms_that_are_compared_with_one_another() -> None:
-    """Two panels share an arm, so their three arms pool; a third panel's do not, nor arms of two panels."""
-    runs = {"a": of(1.0), "b": of(2.0, 3), "c": of(3.0), "x": of(4.0), "y": of(5.0)}
-    families = Families([["a", "b"], ["b", "c"], ["x", "y"]], runs)
-    d = families.difference("a", "c", last, 0.9)
-    assert (d.mean, d.confidence, d.scatter) == (
-        pytest.approx(-2.0, abs=0.05),
-        0.9,
-        "scatter of 3 arms, 2 degrees of freedom",
-    )
-    assert families.difference("x", "y", last, 0.9).scatter == "" == families.difference("a", "x", last, 0.9).scatter
-    runs["c"] = of(math.nan)
-    assert families.difference("a", "b", last, 0.9).mean == pytest.approx(-1.0, abs=0.05)
-    with pytest.raises(ValueError, match="x diverged"):
-        families.difference("c", "b", last, 0.9)
-    runs["c"] = {0: Run(Path("x"), "x", {}, {}, {})}
-    assert Families([["a", "b", "c"]], runs).difference("a", "b", last, 0.9).scatter == ""
-    with pytest.raises(ValueError, match="logged no scalar"):
-        families.difference("c", "b", last, 0.9)
-
-
 def test_equivalence_is_decided_by_two_one_sided_tests() -> None:
     rng, n, at_the_margin, at_zero = np.random.default_rng(4), 1000, 0, 0
     for _ in range(n):
@@ -203,15 +169,3 @@ def test_equivalence_is_decided_by_two_one_sided_tests() -> None:
     assert interval.low is not None and interval.high is not None
     inside = interval.low > -0.02 and interval.high < 0.02
     assert inside == (contrast.p_within(0.02) < 0.05)  # the same as the 90% interval inside the margin
-
-
-def test_holm_is_the_step_down_of_bonferroni() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([]) == []
-    assert holm([0.9, 0.8]) == [1.0, 1.0]
-
-
-def test_benjamini_hochberg_by_hand() -> None:
-    """N p / rank, the least from there on: 0.08 / 2 of the second, 0.12 / 3 and 0.16 / 4 of the others."""
-    assert benjamini_hochberg([0.04, 0.005, 0.03, 0.02]) == pytest.approx([0.04, 0.02, 0.04, 0.04])
-    assert benjamini_hochberg([]) == []

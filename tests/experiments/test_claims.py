@@ -15,14 +15,14 @@ from scipy import stats as scipy_stats
 from lightning_sv.analysis.decision import Finding, directed
 from lightning_sv.analysis.grids import Optimum
 from lightning_sv.analysis.paired import PairedDifference
-from lightning_sv.analysis.pooled import Family, benjamini_hochberg, holm
+from lightning_sv.analysis.pooled import Family
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.decide import optimum_words
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.claims.table import KINDS, not_testable, statement, verdicts
-from lightning_sv.experiments.claims.together import corrected
+from lightning_sv.experiments.claims.together import benjamini_hochberg, corrected, holm
 from lightning_sv.experiments.judge import decided
-from lightning_sv.experiments.overhead import measured_table, throughput_table
+from lightning_sv.experiments.measured_tables import measured_table, throughput_table
 from lightning_sv.experiments.report.tables import ours_words
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series
 from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec, Recipe
@@ -492,3 +492,15 @@ def test_the_papers_number_is_looked_for_where_the_runs_are_the_papers() -> None
     assert inside.agreement == "consistent" and inside.sentence.endswith("4 pairs); the paper's -0.0205 lies inside.")
     assert outside.agreement == "not consistent" and outside.sentence.endswith("the paper's -0.03 lies outside.")
     assert (another.agreement, another.paper_value) == ("", None) and "the paper's" not in another.sentence
+
+
+def test_holm_is_the_step_down_of_bonferroni() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == []
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_benjamini_hochberg_by_hand() -> None:
+    """N p / rank, the least from there on: 0.08 / 2 of the second, 0.12 / 3 and 0.16 / 4 of the others."""
+    assert benjamini_hochberg([0.04, 0.005, 0.03, 0.02]) == pytest.approx([0.04, 0.02, 0.04, 0.04])
+    assert benjamini_hochberg([]) == []

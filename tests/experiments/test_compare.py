@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from lightning_sv.experiments.compare import compare, default_out
-from lightning_sv.experiments.comparison import Comparison, pairs_of
+from lightning_sv.experiments.compare import Comparison, compare, default_out
+from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.runs import Runs
@@ -271,7 +271,7 @@ def test_refused_requests(tmp_path: Path) -> None:
 
     refused(LLAMA, LLAMA, match="Arms A and B are both 'llama'")
     refused(LLAMA, UNIFIED, asked("nop", "", "unified"), match="Arms B and C are both 'unified'")
-    refused(LLAMA, UNIFIED, asked("unified", "", "again"), match="'unified' and 'again' are the same strategy with the")
+    refused(LLAMA, UNIFIED, asked("unified", "", "again"), match="'unified' and 'again' come to the same runs")
     refused(LLAMA, asked("hg+dnp+or+iwd", "", None), UNIFIED, match="come to the same runs; leave one out")
     refused(LLAMA, asked("nop", "--seed_everything 3", "nop"), match="every run has its own --seed_everything")
     refused(LLAMA, match="There are 0 strategies to compare with 'llama'")

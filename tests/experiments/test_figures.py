@@ -10,9 +10,8 @@ from lightning_sv.analysis.decision import NOT_TESTABLE
 from lightning_sv.experiments.claims.table import KINDS
 from lightning_sv.experiments.dry_run import cost
 from lightning_sv.experiments.judge import judge
-from lightning_sv.experiments.plan import plan_figure
+from lightning_sv.experiments.plan import FigurePlan, plan_figure
 from lightning_sv.experiments.recipes import Recipes
-from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.figures import budget_names, figure_names, load_budget, load_figure
 from lightning_sv.experiments.spec import by_seed
@@ -36,7 +35,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module", params=thinned(["cpu", "cpu-long", "gpu", "paper"], ["cpu"]))
-def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, Figure]]:
+def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, FigurePlan]]:
     conf = ROOT / "conf"
     budget = load_budget(request.param, conf)
     recipes = Recipes(budget, {}, conf)
@@ -44,7 +43,7 @@ def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, Figure]]:
     return request.param, {name: plan_figure(load_figure(name, conf), recipes) for name in names}
 
 
-def test_every_run_under_every_budget_is_one_that_fit_takes(planned: tuple[str, dict[str, Figure]]) -> None:
+def test_every_run_under_every_budget_is_one_that_fit_takes(planned: tuple[str, dict[str, FigurePlan]]) -> None:
     """The settled arguments parse, and come to the steps, learning rate and tokens that the plan states."""
     budget, figures = planned
     assert set(figures) <= set(FIGURES) == set(figure_names()) and budget in budget_names()
@@ -64,7 +63,7 @@ def test_every_run_under_every_budget_is_one_that_fit_takes(planned: tuple[str, 
                     assert {claim.a, claim.b or claim.a} <= labels, (figure.spec.name, claim)
 
 
-def test_the_papers_budget_has_its_tokens(planned: tuple[str, dict[str, Figure]]) -> None:
+def test_the_papers_budget_has_its_tokens(planned: tuple[str, dict[str, FigurePlan]]) -> None:
     budget, figures = planned
     per_param = {f.spec.name: [r.tokens_per_param for r, _ in f.runs()] for f in figures.values()}
     least = {"cpu": 6.5, "cpu-long": 26, "gpu": 20, "paper": 99.9}[budget]  # the batch is whole: 5% over, 3% below
@@ -75,7 +74,7 @@ def test_the_papers_budget_has_its_tokens(planned: tuple[str, dict[str, Figure]]
     assert min(pairs) >= 2 and (budget != "cpu-long" or max(pairs) == 6)
 
 
-def test_the_budget_of_a_cpu_keeps_to_its_time(planned: tuple[str, dict[str, Figure]]) -> None:
+def test_the_budget_of_a_cpu_keeps_to_its_time(planned: tuple[str, dict[str, FigurePlan]]) -> None:
     """Two cores: all figures in 105 minutes, each alone under 25; cpu-long in a night."""
     budget, figures = planned
     spec = load_budget(budget, ROOT / "conf")
@@ -87,7 +86,7 @@ def test_the_budget_of_a_cpu_keeps_to_its_time(planned: tuple[str, dict[str, Fig
         assert total / 3600 / 2 <= 12
 
 
-def test_figures_share_their_arms(planned: tuple[str, dict[str, Figure]]) -> None:
+def test_figures_share_their_arms(planned: tuple[str, dict[str, FigurePlan]]) -> None:
     """A baseline is trained once: one key whatever the figure, label or spelling of the strategy."""
     _, figures = planned
     keys = {name: {r.key(s) for r, s in figure.runs()} for name, figure in figures.items()}
@@ -99,7 +98,7 @@ def test_figures_share_their_arms(planned: tuple[str, dict[str, Figure]]) -> Non
         assert len(keys[name]) == len({(r.identity, s) for r, s in figure.runs()})
 
 
-def test_what_a_budget_lacks_says_so(planned: tuple[str, dict[str, Figure]]) -> None:
+def test_what_a_budget_lacks_says_so(planned: tuple[str, dict[str, FigurePlan]]) -> None:
     budget, figures = planned
     reasons = {p.spec.title: p.why_not for f in figures.values() for p in f.panels if p.why_not}
     assert ("Dense-0.5B" in reasons) == (budget != "cpu-long") and all(len(why.split()) > 3 for why in reasons.values())
@@ -107,7 +106,7 @@ def test_what_a_budget_lacks_says_so(planned: tuple[str, dict[str, Figure]]) -> 
     assert ("Throughput of training runs" in reasons) == budget.startswith("cpu")
 
 
-def test_the_slurm_array_is_a_script(planned: tuple[str, dict[str, Figure]], tmp_path: Path) -> None:
+def test_the_slurm_array_is_a_script(planned: tuple[str, dict[str, FigurePlan]], tmp_path: Path) -> None:
     """`bash -n` reads it, and a task's arguments are those of its run, word by word."""
     budget, figures = planned
     chosen = figures["placement"].runs()

@@ -14,7 +14,7 @@ from rich.console import Console
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.dry_run import measured_ratio, print_dry_run
 from lightning_sv.experiments.judge import judge
-from lightning_sv.experiments.plan import TUNING_SEED, plan_figure
+from lightning_sv.experiments.plan import TUNING_SEED, FigurePlan, plan_figure
 from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.report.tuned import write_tuned
 from lightning_sv.experiments.results import Figure
@@ -46,12 +46,12 @@ def cpu() -> Budget:
     return replace(budget, models=models, seeds=3, first_seed=0)
 
 
-def plan(*names: str) -> list[Figure]:
+def plan(*names: str) -> list[FigurePlan]:
     recipes = Recipes(cpu(), {}, Path("conf"))
     return [plan_figure(load_figure(name), recipes) for name in names]
 
 
-def judged(figure: Figure, runs: Runs) -> Figure:
+def judged(figure: FigurePlan, runs: Runs) -> Figure:
     """A figure by itself."""
     (found,) = judge([figure], runs)
     return found
@@ -153,7 +153,7 @@ def test_a_comment_in_a_config_trains_nothing_again(conf: Path, tmp_path: Path) 
     (conf / "model").unlink()
     (conf / "model").mkdir()
 
-    def planned(text: str) -> Figure:
+    def planned(text: str) -> FigurePlan:
         (conf / "model/tiny.yaml").write_text(text)
         return plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf))
 
@@ -210,7 +210,7 @@ def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> N
     (conf / "paper/other.yaml").write_text(FIGURE.replace("scale: hg", "scale: hg+dnp"))
     runs = Runs(tmp_path / "out", launcher=(*FAKE, "--best", "0.0022", "0.025"))
 
-    def planned(name: str, change: str = "") -> Figure:
+    def planned(name: str, change: str = "") -> FigurePlan:
         spec = load_figure(name, conf)
         if change:
             spec = replace(spec, panels=[replace(spec.panels[0], **{change.split()[0]: change.split()[1]})])

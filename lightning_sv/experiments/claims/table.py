@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 from lightning_sv.analysis.decision import (
     ALPHA,
@@ -22,6 +23,16 @@ from lightning_sv.experiments.claims.outcome import Estimate, Verdict
 from lightning_sv.experiments.results import Panel
 from lightning_sv.experiments.spec import ClaimSpec, PanelKind, PanelSpec
 
+TestName = Literal["below", "below or equal", "not below", "within", "outside"]
+#: tests of an estimate with its standard error against a bound, or against both signs of it
+TESTS: dict[TestName, Callable[[PairedDifference, float], Finding]] = {
+    "below": directed,
+    "below or equal": directed_or_equal,
+    "not below": lambda d, bound: opposite(directed_or_equal(d, bound)),
+    "within": equivalent,
+    "outside": lambda d, margin: opposite(equivalent(d, margin)),
+}
+
 
 @dataclass(frozen=True)
 class ClaimType:
@@ -30,7 +41,8 @@ class ClaimType:
     Args:
         statement: in words, a template
         measure: what it is about, from the runs of a panel
-        test: what that says of it, where `measure` does not
+        test: key of `TESTS`
+        bound: that the estimate is tested against, in its unit
         panels: kinds of panels that can have it
         needs: what such a claim, or its panel, must say besides; None where it does
         parts: the claims that it is made of, each judged by itself
@@ -38,7 +50,8 @@ class ClaimType:
 
     statement: str
     measure: Callable[[ClaimSpec, Panel], Estimate]
-    test: Callable[[PairedDifference, ClaimSpec], Finding]
+    test: TestName
+    bound: Callable[[ClaimSpec], float] = lambda claim: -claim.margin
     panels: tuple[PanelKind, ...] = ("curves", "scaling", "lengths")
     needs: Callable[[ClaimSpec, PanelSpec], str | None] = lambda claim, panel: None
     parts: Callable[[ClaimSpec], tuple[ClaimSpec, ...]] = lambda claim: (claim,)
@@ -65,75 +78,83 @@ def _lower(claim: ClaimSpec, share: float) -> ClaimSpec:
 QUARTERS = (0.25, 0.5, 0.75, 1.0)
 
 
-def _below(d: PairedDifference, claim: ClaimSpec) -> Finding:
-    return directed_or_equal(d, -claim.margin)
+def _zero(claim: ClaimSpec) -> float:
+    return 0.0
 
 
-def _ratio_below(d: PairedDifference, claim: ClaimSpec) -> Finding:
-    return directed(d, math.log(claim.margin or 1.0))
+def _plus(claim: ClaimSpec) -> float:
+    return claim.margin
 
 
-def _within(d: PairedDifference, claim: ClaimSpec) -> Finding:
-    return equivalent(d, claim.margin)
+def _log(claim: ClaimSpec) -> float:
+    return math.log(claim.margin or 1.0)
 
 
 KINDS: dict[str, ClaimType] = {
-    "less": ClaimType("{a} {ends} below {b}{more}", decide.loss, _below),
-    "not_less": ClaimType("{a} does not end below {b}{more}", decide.loss, lambda d, claim: opposite(_below(d, claim))),
-    "equal": ClaimType("{a} ends within {margin:g} of {b}", decide.loss_and_tokens, _within, needs=_margin),
+    "less": ClaimType("{a} {ends} below {b}{more}", decide.loss, "below or equal"),
+    "not_less": ClaimType("{a} does not end below {b}{more}", decide.loss, "not below"),
+    "equal": ClaimType("{a} ends within {margin:g} of {b}", decide.loss_and_tokens, "within", _plus, needs=_margin),
     "crosses": ClaimType(
         "{a} leads {b} at {at:.0%} of the tokens and is overtaken",
         decide.loss,
-        _below,
+        "below or equal",
         parts=lambda claim: (_lower(claim, claim.at), _lower(replace(claim, a=claim.b, b=claim.a), 1.0)),
     ),
     "leads": ClaimType(
         "{a} is below {b} at each quarter of the tokens",
         decide.loss,
-        _below,
+        "below or equal",
         parts=lambda claim: tuple(_lower(claim, share) for share in QUARTERS),
     ),
     "widens": ClaimType(
         "{a} gains on {b} from {at:.0%} to {until:.0%} of the tokens",
         decide.change,
-        lambda d, _: directed_or_equal(d),
+        "below or equal",
+        _zero,
         parts=lambda claim: (claim, _lower(claim, claim.until)),
     ),
     "keeps": ClaimType(
         "the lead of {a} over {b} shrinks by less than {margin:g} after {at:.0%} of the tokens",
         decide.change,
-        lambda d, claim: directed(d, claim.margin),
+        "below",
+        _plus,
         parts=lambda claim: (_lower(claim, claim.at), claim),
     ),
-    "efficiency": ClaimType(
-        "{a} reaches the final loss of {b} with fewer tokens", decide.efficiency, lambda d, _: directed(d)
-    ),
+    "efficiency": ClaimType("{a} reaches the final loss of {b} with fewer tokens", decide.efficiency, "below", _zero),
     "apart": ClaimType(
         "in {a} the norms of {tags} grow or shrink at rates more than {margin:.0%} apart",
         decide.growths_apart,
-        lambda d, claim: opposite(_within(d, claim)),
+        "outside",
+        _plus,
         ("qkv",),
         _two_tags_apart,
     ),
     "lower": ClaimType(
         "it ends lower in {a} than in {b}",
         lambda claim, panel: decide.ratio(claim, panel, panel.spec.tag, panel.spec.tag, last=True),
-        lambda d, _: directed(d),
+        "below",
+        _zero,
         ("scalar",),
     ),
-    "slope": ClaimType("the loss of {a} falls faster with size than that of {b}", decide.slope, _below, ("scaling",)),
-    "grid_gap": ClaimType("{a} ends below {b}{more}, each at its own optimum", decide.grid_gap, _below, ("grid",)),
+    "slope": ClaimType(
+        "the loss of {a} falls faster with size than that of {b}", decide.slope, "not below", panels=("scaling",)
+    ),
+    "grid_gap": ClaimType(
+        "{a} ends below {b}{more}, each at its own optimum", decide.grid_gap, "below or equal", panels=("grid",)
+    ),
     "cost": ClaimType(
         "a step of {a} takes less than {margin:g} times that of {b}",
         partial(decide.ratio, what="time of a step", tag="throughput/tokens_per_s", power=-1),
-        _ratio_below,
+        "below",
+        _log,
         ("table",),
         _margin,
     ),
     "memory": ClaimType(
         "{a} needs less than {margin:g} times the memory of {b}",
         partial(decide.ratio, what="peak memory", tag="memory/peak_gib"),
-        _ratio_below,
+        "below",
+        _log,
         ("table",),
         _margin,
     ),
@@ -233,7 +254,7 @@ def not_testable(claim: ClaimSpec, why: str) -> Verdict:
 def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
     kind = KINDS[claim.kind]
     d, detail, unit, part, sides, tested, finding = kind.measure(claim, panel)
-    word, p, to_go = finding or kind.test(tested or d, claim)
+    word, p, to_go = finding or TESTS[kind.test](tested or d, kind.bound(claim))
     word = word if d.se is not None else NOT_RESOLVED  # never a verdict from one run
     p *= 2 * ALPHA / (1 - d.confidence)  # below ALPHA where the interval, whose error is its own, decides
     hint = f"; {to_go}" if word == NOT_RESOLVED and to_go else ""

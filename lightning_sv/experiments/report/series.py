@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lightning_sv.analysis.grids import Optimum
 from lightning_sv.analysis.scaling import Scaling
 from lightning_sv.analysis.style import GREY, human_tokens, new_figure
-from lightning_sv.experiments.claims.together import TWO_SIDED, difference
+from lightning_sv.experiments.claims.pooling import TWO_SIDED
 from lightning_sv.experiments.report.views import View, axis_words, baseline_first, curve_views, looks_of, view
 from lightning_sv.experiments.results import Panel, Series
 
@@ -109,7 +109,7 @@ def length_views(panel: Panel) -> tuple[list[View], list[str]]:
 def _gaps(panel: Panel, series: Series, base: Series) -> tuple[list[float], list[float]]:
     """Differences to the baseline at every point, and half of their intervals."""
     ends = ((panel.arm(x), panel.arm(y)) for x, y in zip(series.arms, base.arms, strict=True))
-    pairs = [difference(panel, *of, confidence=TWO_SIDED) for of in ends]
+    pairs = [panel.difference(*of, confidence=TWO_SIDED) for of in ends]
     return [pair.mean for pair in pairs], [pair.smallest_resolvable or 0.0 for pair in pairs]
 
 
