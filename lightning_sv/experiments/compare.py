@@ -23,9 +23,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from lightning_sv.analysis.decision import times
-from lightning_sv.analysis.losses import draw_comparison
-from lightning_sv.analysis.sharpness import draw_sharpness, has_sharpness, sharpness_rows
+from lightning_sv.analysis.loss_plots import draw_comparison
+from lightning_sv.analysis.sharpness_plots import draw_sharpness, has_sharpness, sharpness_rows
+from lightning_sv.analysis.verdicts import times
 from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.experiments.checks import (
     ConfigDifference,
@@ -185,8 +185,8 @@ def compare(
     console = console or Console(stderr=True)
     _check(figure, runs, out, jobs)
     reused = set[str]()
-    for recipe, seed in figure.runs():
-        if (job := runs.job(recipe, seed)).state() == "complete":
+    for run_spec, seed in figure.runs():
+        if (job := runs.job(run_spec, seed)).state() == "complete":
             reused.add(job.name)
             where = f"{job.run_dir} is complete with the same configuration"
             console.print(f"{job.title}: reused, {where}", markup=False, highlight=False)

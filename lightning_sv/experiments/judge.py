@@ -60,12 +60,14 @@ def _missing(left: Sequence[Job]) -> str:
 def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
     """What a reader must know of the runs: one sentence for all arms that are alike but for their strategy."""
     alike: dict[tuple[str, ...], list[str]] = {}
-    recipes = {arm.label: arm.recipe for arm in arms if arm.recipe}
+    run_specs = {arm.label: arm.run_spec for arm in arms if arm.run_spec}
     for arm in arms:
-        if recipe := arm.recipe:
-            budget = f"{recipe.steps:,} steps, {recipe.tokens_per_param:.1f} tokens a parameter, {len(arm.seeds)} seeds"
-            alike.setdefault((recipe.model, recipe.details, budget), []).append(arm.label)
-    notes = dict.fromkeys(recipe.note for recipe in recipes.values() if recipe.note)
+        if run_spec := arm.run_spec:
+            budget = (
+                f"{run_spec.steps:,} steps, {run_spec.tokens_per_param:.1f} tokens a parameter, {len(arm.seeds)} seeds"
+            )
+            alike.setdefault((run_spec.model, run_spec.details, budget), []).append(arm.label)
+    notes = dict.fromkeys(run_spec.note for run_spec in run_specs.values() if run_spec.note)
     return (*(f"{', '.join(what)}: {'; '.join(labels)}." for what, labels in alike.items()), *notes)
 
 

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from lightning_sv.analysis.decision import difference_sentence, direction, tokens_sentence
 from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, token_factor
 from lightning_sv.analysis.run_plot import branch_norms
+from lightning_sv.analysis.verdicts import difference_sentence, direction, tokens_sentence
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
 from lightning_sv.experiments.results import Arm, Figure, Panel

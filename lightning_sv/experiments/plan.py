@@ -3,29 +3,15 @@
 import math
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
 
 from scipy.special import ndtri
 
-from lightning_sv.analysis.decision import CONFIDENCE, pairs_within
+from lightning_sv.analysis.verdicts import CONFIDENCE, pairs_within
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.claims.table import check_claims
 from lightning_sv.experiments.results import Series
-from lightning_sv.experiments.spec import (
-    ArmSpec,
-    Budget,
-    ClaimSpec,
-    FigureSpec,
-    ModelSpec,
-    PanelSpec,
-    Recipe,
-    Wanted,
-    by_seed,
-)
-
-if TYPE_CHECKING:  # torch with it, and `report` plans nothing
-    from lightning_sv.experiments.recipes import Recipes
-
+from lightning_sv.experiments.run_spec import RunRequest, RunResolver, RunSpec, by_seed
+from lightning_sv.experiments.spec import ArmSpec, Budget, ClaimSpec, FigureSpec, ModelSpec, PanelSpec
 
 #: grids are trained on seeds from here on, which judge nothing: what is best by luck there has no luck elsewhere
 TUNING_SEED = 100
@@ -37,22 +23,22 @@ class ArmPlan:
 
     Args:
         label: what table and chart call it
-        recipe: what is trained
+        run_spec: what is trained
         seeds: that it is trained on; all arms of a panel have the same
         ours: whether the arm is not the paper's
         baseline: whether the others are compared with it; one arm of a panel at most
     """
 
     label: str
-    recipe: Recipe
+    run_spec: RunSpec
     seeds: tuple[int, ...]
     ours: bool = False
     baseline: bool = False
 
     @property
-    def runs(self) -> list[Wanted]:
+    def runs(self) -> list[RunRequest]:
         """One run per seed."""
-        return [(self.recipe, seed) for seed in self.seeds]
+        return [(self.run_spec, seed) for seed in self.seeds]
 
 
 @dataclass(frozen=True)
@@ -90,18 +76,18 @@ class FigurePlan:
     budget: str
     papers_own: bool = False
 
-    def runs(self) -> list[Wanted]:
+    def runs(self) -> list[RunRequest]:
         """Every run once, seed by seed."""
         return by_seed(run for panel in self.panels for arm in panel.arms for run in arm.runs)
 
     @property
     def tokens_per_param(self) -> tuple[float, float]:
         """Training tokens per (activated) parameter of its runs, the fewest and the most."""
-        ratios = [recipe.tokens_per_param for recipe, _ in self.runs()]
+        ratios = [run_spec.tokens_per_param for run_spec, _ in self.runs()]
         return min(ratios, default=0.0), max(ratios, default=0.0)
 
 
-def plan_figure(figure: FigureSpec, recipes: "Recipes") -> FigurePlan:
+def plan_figure(figure: FigureSpec, resolver: RunResolver) -> FigurePlan:
     """Settle every arm of a figure.
 
     Raises:
@@ -112,13 +98,13 @@ def plan_figure(figure: FigureSpec, recipes: "Recipes") -> FigurePlan:
         where = f"{figure.name}: panel {panel.title!r}"
         check_claims(panel, where)
         _check_baseline(panel, where)
-    panels = tuple(_plan_panel(panel, recipes, figure.name) for panel in figure.panels)
-    return FigurePlan(figure, panels, recipes.budget.name, recipes.budget.papers_own or figure.papers_protocol)
+    panels = tuple(_plan_panel(panel, resolver, figure.name) for panel in figure.panels)
+    return FigurePlan(figure, panels, resolver.budget.name, resolver.budget.papers_own or figure.papers_protocol)
 
 
-def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> PanelPlan:
-    budget, where = recipes.budget.name, f"{figure}: panel {panel.title!r}"
-    models = {role: recipes.model(role) for role in panel.models or [panel.model]}
+def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> PanelPlan:
+    budget, where = resolver.budget.name, f"{figure}: panel {panel.title!r}"
+    models = {role: resolver.model(role) for role in panel.models or [panel.model]}
     here = [role for role, model in models.items() if isinstance(model, ModelSpec)]
     axes = {key: of[budget] for key, of in panel.axes.items() if budget in of}
     why_not = panel.not_at.get(budget)
@@ -127,64 +113,66 @@ def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> PanelPlan:
     if panel.file is not None or why_not is not None:
         return PanelPlan(panel, why_not=why_not)
     if panel.kind not in ("grid", "scaling", "lengths"):  # whose arms all train the models of the panel
-        panel = replace(panel, arms={label: _here(arm, recipes) for label, arm in panel.arms.items()})
+        panel = replace(panel, arms={label: _here(arm, resolver) for label, arm in panel.arms.items()})
     if not here:
         return PanelPlan(panel, why_not=next(model for model in models.values() if isinstance(model, str)))
-    untuned = tuple(dict.fromkeys(filter(None, (recipes.untuned(panel, recipes.budget.models[role]) for role in here))))
+    untuned = tuple(
+        dict.fromkeys(filter(None, (resolver.untuned(panel, resolver.budget.models[role]) for role in here)))
+    )
     if untuned and panel.tuned_as:
         return PanelPlan(panel, why_not=untuned[0])
     if panel.kind == "grid" and not axes:
         return PanelPlan(panel, why_not="no grid is given for it")
-    first = TUNING_SEED if panel.kind == "grid" else recipes.budget.first_seed
-    seeds = tuple(range(first, first + panel.seeds.get(budget, recipes.budget.seeds)))
-    _check_pairs(panel, recipes.budget, len(seeds), where)
+    first = TUNING_SEED if panel.kind == "grid" else resolver.budget.first_seed
+    seeds = tuple(range(first, first + panel.seeds.get(budget, resolver.budget.seeds)))
+    _check_pairs(panel, resolver.budget, len(seeds), where)
     arms, series = list[ArmPlan](), list[Series]()
     for label, spec in panel.arms.items():
         if budget not in spec.not_at:
-            points, of = _points(panel, label, spec, recipes, here, axes)
-            arms += [ArmPlan(name, recipe, seeds, spec.ours, spec.baseline) for name, recipe in points.items()]
+            points, of = _points(panel, label, spec, resolver, here, axes)
+            arms += [ArmPlan(name, run_spec, seeds, spec.ours, spec.baseline) for name, run_spec in points.items()]
             series += [of] if of.sizes or of.points else []
     _check_different(arms, where)
     few = panel.kind == "scaling" and len(here) < 4
     warnings = [f"{panel.title}: {len(here)} sizes; a slope wants four or more."] * few
     warnings += [f"{panel.title}: all arms have one learning rate and initial std: {why}." for why in untuned]
-    warnings += [words for role in here for words in _beyond_reach(panel, recipes.budget, role, len(seeds))]
+    warnings += [words for role in here for words in _beyond_reach(panel, resolver.budget, role, len(seeds))]
     return PanelPlan(panel, tuple(arms), tuple(series), warnings=tuple(warnings))
 
 
 def _points(
-    panel: PanelSpec, label: str, arm: ArmSpec, recipes: "Recipes", here: list[str], axes: dict[str, list[float]]
-) -> tuple[dict[str, Recipe], Series]:
+    panel: PanelSpec, label: str, arm: ArmSpec, resolver: RunResolver, here: list[str], axes: dict[str, list[float]]
+) -> tuple[dict[str, RunSpec], Series]:
     """What is trained of an arm, by the labels of its points: sizes, lengths, values of a grid, or the arm alone."""
     of = Series(label, arm.ours, arm.baseline, ())
     if panel.kind == "grid":
-        along = [arm.axes.get(key, {}).get(recipes.budget.name, values) for key, values in axes.items()]
-        grid = tuple(_cross(along) if recipes.budget.name in panel.cross else product(*along))
+        along = [arm.axes.get(key, {}).get(resolver.budget.name, values) for key, values in axes.items()]
+        grid = tuple(_cross(along) if resolver.budget.name in panel.cross else product(*along))
         keys = [dict(zip(axes, point, strict=True)) for point in grid]
         names = [", ".join([label, *(f"{k.rpartition('.')[2]} {v:g}" for k, v in each.items())]) for each in keys]
-        made = [recipes.make(panel, arm, panel.model, each) for each in keys]
+        made = [resolver.resolve(panel, arm, panel.model, each) for each in keys]
         of = replace(of, arms=tuple(names), points=grid)
     elif panel.kind in ("scaling", "lengths"):
-        by_size, made = panel.kind == "scaling", [recipes.make(panel, arm, role) for role in here]
-        sizes = [recipe.model for recipe in made] if by_size else _lengths(panel, recipes, here)
+        by_size, made = panel.kind == "scaling", [resolver.resolve(panel, arm, role) for role in here]
+        sizes = [run_spec.model for run_spec in made] if by_size else _lengths(panel, resolver, here)
         names = [f"{label}, {size}" for size in sizes]
-        values = tuple(recipe.parameters if by_size else recipe.tokens_per_param for recipe in made)
+        values = tuple(run_spec.parameters if by_size else run_spec.tokens_per_param for run_spec in made)
         of = replace(of, arms=tuple(names), values=values, sizes=tuple(sizes))
     else:
-        names, made = [label], [recipes.make(panel, arm, arm.model or panel.model)]
+        names, made = [label], [resolver.resolve(panel, arm, arm.model or panel.model)]
     return dict(zip(names, made, strict=True)), of
 
 
-def _here(arm: ArmSpec, recipes: "Recipes") -> ArmSpec:
+def _here(arm: ArmSpec, resolver: RunResolver) -> ArmSpec:
     """An arm with a model of its own that the budget lacks is not trained there, for the budget's reason."""
-    why_not = recipes.model(arm.model) if arm.model else None
-    return replace(arm, not_at={recipes.budget.name: why_not} | arm.not_at) if isinstance(why_not, str) else arm
+    why_not = resolver.model(arm.model) if arm.model else None
+    return replace(arm, not_at={resolver.budget.name: why_not} | arm.not_at) if isinstance(why_not, str) else arm
 
 
-def _lengths(panel: PanelSpec, recipes: "Recipes", roles: list[str]) -> list[str]:
+def _lengths(panel: PanelSpec, resolver: RunResolver, roles: list[str]) -> list[str]:
     """The baseline's tokens a parameter; those of an arm with more vectors are a hundredth fewer."""
     (baseline,) = (arm for arm in panel.arms.values() if arm.baseline)
-    return [f"{recipes.make(panel, baseline, role).tokens_per_param:.3g} tokens a parameter" for role in roles]
+    return [f"{resolver.resolve(panel, baseline, role).tokens_per_param:.3g} tokens a parameter" for role in roles]
 
 
 def _check_baseline(panel: PanelSpec, where: str) -> None:
@@ -236,6 +224,6 @@ def _cross(axes: list[list[float]]) -> list[tuple[float, ...]]:
 def _check_different(arms: list[ArmPlan], where: str) -> None:
     seen: dict[str, str] = {}
     for arm in arms:
-        other = seen.setdefault(arm.recipe.identity, arm.label)
+        other = seen.setdefault(arm.run_spec.identity, arm.label)
         if other != arm.label:
             raise ConfigError(f"{where}: {other!r} and {arm.label!r} come to the same runs; leave one out.")

@@ -2,19 +2,23 @@
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_sv.analysis.decision import CONFIDENCE
-from lightning_sv.analysis.grids import Optimum, fit_optimum
+from lightning_sv.analysis.optimum import Optimum, fit_optimum
 from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.scaling import Scaling, fit_scaling
+from lightning_sv.analysis.verdicts import CONFIDENCE
 from lightning_sv.errors import ConfigError, NotTestableError, unknown
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.claims.pooling import FINAL, Pool
-from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec, Recipe
+from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run
+
+if TYPE_CHECKING:  # torch with it, and a report needs none
+    from lightning_sv.experiments.run_spec import RunSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +30,7 @@ class Arm:
         runs: completed, one per seed, in their order
         ours: whether the arm is not the paper's
         baseline: whether the others are compared with it; one arm of a panel at most
-        recipe: what was trained; None where the runs are somebody's own directories
+        run_spec: what was trained; None where the runs are somebody's own directories
         seeds: of the runs; all arms of a panel that is not of somebody's own runs have the same
     """
 
@@ -34,7 +38,7 @@ class Arm:
     runs: tuple[Run, ...] = ()
     ours: bool = False
     baseline: bool = False
-    recipe: Recipe | None = None
+    run_spec: "RunSpec | None" = None
     seeds: tuple[int, ...] = ()
 
     @property
@@ -173,7 +177,7 @@ class Panel:
 
     def _key(self, arm: Arm) -> Hashable:
         of_its_own = self.title if self.kind == "grid" else ""
-        return of_its_own, arm.recipe.identity if arm.recipe else arm.label
+        return of_its_own, arm.run_spec.identity if arm.run_spec else arm.label
 
     def difference(
         self, a: Arm, b: Arm, of: Callable[[Run], float] = FINAL, confidence: float = CONFIDENCE

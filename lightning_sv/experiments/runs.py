@@ -8,7 +8,7 @@ from pathlib import Path
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.plan import ArmPlan, PanelPlan
 from lightning_sv.experiments.results import Arm
-from lightning_sv.experiments.spec import Recipe, Wanted
+from lightning_sv.experiments.run_spec import RunRequest, RunSpec
 from lightning_sv.runs.directory import NONFINITE, is_complete
 from lightning_sv.runs.events import Run, read_run
 from lightning_sv.runs.job import LAUNCHER, Job
@@ -33,14 +33,14 @@ class Runs:
     beside: Sequence[Path] = ()
     recorded: Mapping[str, Run] = field(default_factory=dict)
 
-    def dir(self, recipe: Recipe, seed: int) -> Path:
+    def dir(self, run_spec: RunSpec, seed: int) -> Path:
         """Directory of one run."""
-        return self.job(recipe, seed).run_dir
+        return self.job(run_spec, seed).run_dir
 
-    def job(self, recipe: Recipe, seed: int) -> Job:
+    def job(self, run_spec: RunSpec, seed: int) -> Job:
         """The run as a child process."""
-        args = (*recipe.args, "--seed_everything", str(seed))
-        title, context, name = f"{recipe.title}, seed {seed}", self.context or {}, recipe.key(seed)
+        args = (*run_spec.args, "--seed_everything", str(seed))
+        title, context, name = f"{run_spec.title}, seed {seed}", self.context or {}, run_spec.key(seed)
         own = Job(title, tuple(self.launcher), args, self.out / "runs" / name, context)
         if own.run_dir.exists():
             return own
@@ -54,16 +54,16 @@ class Runs:
         except ConfigError:
             return False
 
-    def is_recorded(self, recipe: Recipe, seed: int) -> bool:
+    def is_recorded(self, run_spec: RunSpec, seed: int) -> bool:
         """Whether a recording stands in for it: its directory, once it is complete, counts more."""
-        job = self.job(recipe, seed)
+        job = self.job(run_spec, seed)
         return job.name in self.recorded and not is_complete(job.run_dir)
 
-    def is_begun(self, recipe: Recipe, seed: int) -> bool:
+    def is_begun(self, run_spec: RunSpec, seed: int) -> bool:
         """Whether it is there, or a part of it."""
-        return self.is_recorded(recipe, seed) or self.dir(recipe, seed).is_dir()
+        return self.is_recorded(run_spec, seed) or self.dir(run_spec, seed).is_dir()
 
-    def missing(self, wanted: Sequence[Wanted]) -> list[Job]:
+    def missing(self, wanted: Sequence[RunRequest]) -> list[Job]:
         """Those that are not complete, and not recorded.
 
         Raises:
@@ -81,16 +81,16 @@ class Runs:
             ConfigError: a run is damaged
         """
         gone = {job.name for job in self.missing(arm.runs)}
-        seeds = tuple(seed for seed in arm.seeds if arm.recipe.key(seed) not in gone)
-        runs = tuple(self._read(arm.recipe, seed) for seed in seeds)
-        return Arm(arm.label, runs, arm.ours, arm.baseline, arm.recipe, seeds)
+        seeds = tuple(seed for seed in arm.seeds if arm.run_spec.key(seed) not in gone)
+        runs = tuple(self._read(arm.run_spec, seed) for seed in seeds)
+        return Arm(arm.label, runs, arm.ours, arm.baseline, arm.run_spec, seeds)
 
-    def _read(self, recipe: Recipe, seed: int) -> Run:
+    def _read(self, run_spec: RunSpec, seed: int) -> Run:
         """A run that is there, or recorded."""
-        directory = self.dir(recipe, seed)
-        if not self.is_recorded(recipe, seed):
+        directory = self.dir(run_spec, seed)
+        if not self.is_recorded(run_spec, seed):
             return read_run(directory)
-        config = {"data": json.loads(recipe.identity)["data"], "seed_everything": seed}
+        config = {"data": json.loads(run_spec.identity)["data"], "seed_everything": seed}
         return replace(self.recorded[directory.name], dir=directory, config=config)
 
     def without_diverged(self, panel: PanelPlan) -> PanelPlan:

@@ -11,8 +11,8 @@ import torch
 from rich.console import Console
 
 from lightning_sv.experiments.plan import FigurePlan
+from lightning_sv.experiments.run_spec import by_seed
 from lightning_sv.experiments.runs import Runs, diverged
-from lightning_sv.experiments.spec import by_seed
 from lightning_sv.runs.launch import default_parallel, run_jobs
 from lightning_sv.settings.data import Batches
 from lightning_sv.version import __version__

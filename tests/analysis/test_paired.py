@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from lightning_sv.analysis.decision import Finding, below, opposite, tokens_sentence
 from lightning_sv.analysis.paired import (
     on_one_grid,
     paired_curve,
@@ -17,6 +16,7 @@ from lightning_sv.analysis.paired import (
     token_factor,
     tokens_to_reach,
 )
+from lightning_sv.analysis.verdicts import Finding, below, opposite, tokens_sentence
 from lightning_sv.runs.events import Curve
 
 LOSSES = st.floats(0.5, 12, allow_nan=False)

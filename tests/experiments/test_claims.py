@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from lightning_sv.analysis.decision import Finding, directed
-from lightning_sv.analysis.grids import Optimum
+from lightning_sv.analysis.block_anova import BlockDesign
+from lightning_sv.analysis.optimum import Optimum
 from lightning_sv.analysis.paired import PairedDifference
-from lightning_sv.analysis.pooled import Family
+from lightning_sv.analysis.verdicts import Finding, directed
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.decide import optimum_words
 from lightning_sv.experiments.claims.outcome import Verdict
@@ -25,7 +25,8 @@ from lightning_sv.experiments.judge import decided
 from lightning_sv.experiments.measured_tables import measured_table, throughput_table
 from lightning_sv.experiments.report.tables import ours_words
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series
-from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec, Recipe
+from lightning_sv.experiments.run_spec import RunSpec
+from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
 
 TOKENS = np.arange(100, 2001, 100)
@@ -212,8 +213,8 @@ def test_arms_of_one_panel_share_their_scatter() -> None:
     noise = rng.normal(0, 0.01, (3, 4))
     arms = [arm(label, gap, tuple(row)) for label, gap, row in zip("abc", (-0.02, 0.0, 0.1), noise, strict=True)]
     found = judge("less", *arms)
-    family = Family({a.label: dict(enumerate(a.losses)) for a in arms}).difference("a", "b", 0.9)
-    assert (found.estimate, found.low, found.high) == pytest.approx((family.mean, family.low, family.high))
+    design = BlockDesign({a.label: dict(enumerate(a.losses)) for a in arms}).difference("a", "b", 0.9)
+    assert (found.estimate, found.low, found.high) == pytest.approx((design.mean, design.low, design.high))
     assert found.df == 6 and "4 pairs; scatter of 3 arms, 6 degrees of freedom)" in found.sentence
 
 
@@ -398,10 +399,10 @@ def test_wrong_claims_and_untestable_ones() -> None:
 def test_a_run_that_ends_before_a_crossing_does_not_test_it() -> None:
     """Of the sizes of a panel those that are long enough are judged; a slope needs all of them."""
     panel = scaling_panel({"a": -0.08, "b": -0.05}, (1e5, 2e5))
-    recipe = Recipe("tiny", "hg", "", (), "{}", 600, 600_000, 100_000, 1.0, None, "tiny")
+    run_spec = RunSpec("tiny", "hg", "", (), "{}", 600, 600_000, 100_000, 1.0, None, "tiny")
     steps = [599 if "100000" in arm.label else 600 for arm in panel.arms]
     arms = [
-        replace(arm, recipe=replace(recipe, identity=arm.label, steps=n))
+        replace(arm, run_spec=replace(run_spec, identity=arm.label, steps=n))
         for arm, n in zip(panel.arms, steps, strict=True)
     ]
     panel = replace(panel, arms=tuple(arms))

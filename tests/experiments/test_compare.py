@@ -21,7 +21,7 @@ from rich.console import Console
 from lightning_sv.experiments.compare import Comparison, compare, default_out
 from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.plan import plan_figure
-from lightning_sv.experiments.recipes import Recipes
+from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.compared import Asked, asked, compared_figure
 from lightning_sv.experiments.sources.figures import load_budget, load_figure
@@ -56,7 +56,7 @@ def test_runs_that_start_from_weights_are_known_by_their_content(tmp_path: Path)
 
     def keys(start: Path) -> set[str]:
         figure = compared_figure((LLAMA, UNIFIED), [*CONFIG, "--model.init_from", str(start)], 1)
-        return {recipe.key(seed) for recipe, seed in figure.runs()}
+        return {run_spec.key(seed) for run_spec, seed in figure.runs()}
 
     one, same, other = tmp_path / "one.ckpt", tmp_path / "same/checkpoints/last.ckpt", tmp_path / "other.ckpt"
     same.parent.mkdir(parents=True)
@@ -226,7 +226,7 @@ def test_a_comparison_and_a_figure_come_to_the_same_runs(monkeypatch: pytest.Mon
     budget = load_budget("cpu")
     plain = {"dense": replace(budget.models["dense"], set={}, tuned="")}  # what `compare` is not told
     budget = replace(budget, set={}, seeds=3, first_seed=0, models=plain)
-    figure = plan_figure(load_figure("heterogeneity"), Recipes(budget, {}))
+    figure = plan_figure(load_figure("heterogeneity"), RunResolver(budget, {}))
     compared = compared_figure([LLAMA, asked("hg", "", None), asked("hg+dp+or", "", None)], CONFIG, 3)
     assert {r.key(seed) for r, seed in compared.runs()} == {r.key(seed) for r, seed in figure.runs()}
 
@@ -278,8 +278,8 @@ def test_refused_requests(tmp_path: Path) -> None:
     refused(LLAMA, UNIFIED, words=[*CONFIG, "--run_dir=x"], match="every run has its own --run_dir")
     refused(LLAMA, UNIFIED, words=["--config"], match="compare: --config is not understood; keys of fit are given as")
     refused(LLAMA, UNIFIED, seeds=0, match="--seeds is 0; give the number of seeds")
-    recipe, seed = compared_figure((LLAMA, UNIFIED), CONFIG, 1).runs()[0]
-    foreign = tmp_path / "runs" / recipe.key(seed)
+    run_spec, seed = compared_figure((LLAMA, UNIFIED), CONFIG, 1).runs()[0]
+    foreign = tmp_path / "runs" / run_spec.key(seed)
     foreign.mkdir(parents=True)
     (foreign / "thesis.tex").touch()
     refused(LLAMA, UNIFIED, match="not a run of this comparison")

@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_sv.analysis.decision import NOT_TESTABLE
+from lightning_sv.analysis.verdicts import NOT_TESTABLE
 from lightning_sv.experiments.claims.table import KINDS
 from lightning_sv.experiments.dry_run import cost
 from lightning_sv.experiments.judge import judge
 from lightning_sv.experiments.plan import FigurePlan, plan_figure
-from lightning_sv.experiments.recipes import Recipes
+from lightning_sv.experiments.run_spec import RunResolver, by_seed
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.figures import budget_names, figure_names, load_budget, load_figure
-from lightning_sv.experiments.spec import by_seed
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.slurm import array_script
@@ -38,22 +37,22 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, FigurePlan]]:
     conf = ROOT / "conf"
     budget = load_budget(request.param, conf)
-    recipes = Recipes(budget, {}, conf)
+    resolver = RunResolver(budget, {}, conf)
     names = budget.figures or figure_names(conf)
-    return request.param, {name: plan_figure(load_figure(name, conf), recipes) for name in names}
+    return request.param, {name: plan_figure(load_figure(name, conf), resolver) for name in names}
 
 
 def test_every_run_under_every_budget_is_one_that_fit_takes(planned: tuple[str, dict[str, FigurePlan]]) -> None:
     """The settled arguments parse, and come to the steps, learning rate and tokens that the plan states."""
     budget, figures = planned
     assert set(figures) <= set(FIGURES) == set(figure_names()) and budget in budget_names()
-    recipes = {recipe.identity: recipe for figure in figures.values() for recipe, _ in figure.runs()}
-    assert len(recipes) > 20
-    for recipe in recipes.values():
-        module, data, trainer = parse_run(list(recipe.args), check_corpus=False)
-        assert plan_steps(module, data, trainer) == recipe.steps
-        assert recipe.tokens == recipe.steps * data.tokens_per_step
-        assert (recipe.seconds is None) == (budget in ("gpu", "paper")) != (recipe.gpu_hours is None)
+    run_specs = {run_spec.identity: run_spec for figure in figures.values() for run_spec, _ in figure.runs()}
+    assert len(run_specs) > 20
+    for run_spec in run_specs.values():
+        module, data, trainer = parse_run(list(run_spec.args), check_corpus=False)
+        assert plan_steps(module, data, trainer) == run_spec.steps
+        assert run_spec.tokens == run_spec.steps * data.tokens_per_step
+        assert (run_spec.seconds is None) == (budget in ("gpu", "paper")) != (run_spec.gpu_hours is None)
     for figure in figures.values():
         for panel in figure.panels:
             labels = {arm.label for arm in panel.arms} | {series.label for series in panel.series}
@@ -150,7 +149,7 @@ CROSS = FIGURE.replace(
 def test_an_arm_that_a_budget_does_not_train_says_why(conf: Path, tmp_path: Path) -> None:
     text = FIGURE.replace("scale: hg", "scale: hg, not_at: {cpu: it waits for longer runs}")
     (conf / "paper/mine.yaml").write_text(text + "  claims: [{kind: less, a: b, b: a, paper: x}]\n")
-    figure = plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf))
+    figure = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
     assert [arm.label for arm in figure.panels[0].arms] == ["a"]
     ((verdict,),) = (found.verdicts for found in judge([figure], Runs(tmp_path, None)))
     assert verdict.verdict == NOT_TESTABLE and "it waits for longer runs" in verdict.sentence
@@ -163,7 +162,7 @@ def test_an_arm_whose_model_a_budget_lacks_has_its_reason(conf: Path, tmp_path: 
     with (conf / "paper/budgets/cpu.yaml").open("a") as file:
         file.write("lacks: {dense-large: one size is trained}\n")
     (conf / "paper/mine.yaml").write_text(FIGURE.replace("scale: hg", "scale: hg, model: dense-large") + CLAIM % "less")
-    figure = plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf))
+    figure = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
     assert [arm.label for arm in figure.panels[0].arms] == ["a"]
     ((verdict,),) = (found.verdicts for found in judge([figure], Runs(tmp_path, None)))
     assert verdict.verdict == NOT_TESTABLE and "one size is trained" in verdict.sentence
@@ -171,13 +170,13 @@ def test_an_arm_whose_model_a_budget_lacks_has_its_reason(conf: Path, tmp_path: 
 
 def test_pairs_that_can_decide_no_claim_are_refused_before_training(conf: Path) -> None:
     (conf / "paper/mine.yaml").write_text(FIGURE.replace("title: p", "title: p\n  seeds: {cpu: 1}") + CLAIM % "less")
-    recipes = Recipes(load_budget("cpu", conf), {}, conf)
+    resolver = RunResolver(load_budget("cpu", conf), {}, conf)
     with pytest.raises(
         ValueError, match=r"mine: panel 'p': budget cpu trains 1 pair for it, too few to decide a claim; give it two"
     ):
-        plan_figure(load_figure("mine", conf), recipes)
+        plan_figure(load_figure("mine", conf), resolver)
     (conf / "paper/mine.yaml").write_text(FIGURE.replace("title: p", "title: p\n  seeds: {cpu: 1}"))
-    assert len(plan_figure(load_figure("mine", conf), recipes).runs()) == 2  # it asks nothing
+    assert len(plan_figure(load_figure("mine", conf), resolver).runs()) == 2  # it asks nothing
 
 
 def test_that_pairs_cannot_show_equality_is_said_before_training(conf: Path) -> None:
@@ -190,27 +189,27 @@ def test_that_pairs_cannot_show_equality_is_said_before_training(conf: Path) -> 
     text = path.read_text()
     for scatter, pairs in ((0.005, None), (0.02, 69)):
         path.write_text(text.replace("{config: tiny,", f"{{config: tiny, scatter: {scatter},"))
-        (panel,) = plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf)).panels
+        (panel,) = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf)).panels
         said = [f"where arms are equal {pairs} pairs show it" in words for words in panel.warnings]
         assert said == [True] * (pairs is not None)
     text = (conf / "paper/mine.yaml").read_text()
     (conf / "paper/mine.yaml").write_text(text + "  optim: muon\n")  # whose scatter is another
-    (panel,) = plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf)).panels
+    (panel,) = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf)).panels
     assert panel.warnings == ()
 
 
 @pytest.mark.long
 def test_a_budget_takes_figures_that_are_none_of_its_own() -> None:
     budget = load_budget("cpu-100")
-    recipes = Recipes(budget, {})
-    planned = {name: len(plan_figure(load_figure(name), recipes).runs()) for name in figure_names()}
+    resolver = RunResolver(budget, {})
+    planned = {name: len(plan_figure(load_figure(name), resolver).runs()) for name in figure_names()}
     assert {name for name, runs in planned.items() if runs} > {*budget.figures, "candidates", "param-ablation"}
 
 
 def test_a_cross_varies_one_setting_at_a_time(conf: Path) -> None:
     """Through the first of the others' values."""
     (conf / "paper/mine.yaml").write_text(CROSS)
-    (panel,) = plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf)).panels
+    (panel,) = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf)).panels
     assert set(panel.series[0].points) == {(2, 0.02), (1, 0.02), (4, 0.02), (2, 0.01), (2, 0.03)}
     assert len(panel.series[0].points) == 5 and len(panel.arms) == 10
 
@@ -255,7 +254,7 @@ def test_a_cross_varies_one_setting_at_a_time(conf: Path) -> None:
 def test_wrong_yaml_is_one_sentence(conf: Path, text: str, message: str) -> None:
     (conf / "paper/mine.yaml").write_text(text)
     with pytest.raises(ValueError, match=message) as error:
-        plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf))
+        plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
     assert "\n" not in str(error.value)
 
 
@@ -288,7 +287,7 @@ def test_one_configuration_has_one_key(conf: Path) -> None:
         "    e: {scale: unified, longer: 1.5}\n"
     )
     (conf / "paper/mine.yaml").write_text(spelled)
-    figure = plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf))
-    b, c, d, e = (figure.panels[i].arms[j].recipe for i, j in ((0, 1), (1, 0), (1, 1), (1, 2)))
+    figure = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
+    b, c, d, e = (figure.panels[i].arms[j].run_spec for i, j in ((0, 1), (1, 0), (1, 1), (1, 2)))
     assert b.key(0) == c.key(0) and b.args == c.args
     assert len({b.key(0), b.key(1), d.key(0), e.key(0)}) == 4 and e.steps == 4500

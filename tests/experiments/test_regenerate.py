@@ -15,9 +15,9 @@ from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.dry_run import measured_ratio, print_dry_run
 from lightning_sv.experiments.judge import judge
 from lightning_sv.experiments.plan import TUNING_SEED, FigurePlan, plan_figure
-from lightning_sv.experiments.recipes import Recipes
 from lightning_sv.experiments.report.tuned import write_tuned
 from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.runs import Runs
 from lightning_sv.experiments.sources.figures import load_budget, load_figure
 from lightning_sv.experiments.spec import Budget
@@ -47,8 +47,8 @@ def cpu() -> Budget:
 
 
 def plan(*names: str) -> list[FigurePlan]:
-    recipes = Recipes(cpu(), {}, Path("conf"))
-    return [plan_figure(load_figure(name), recipes) for name in names]
+    resolver = RunResolver(cpu(), {}, Path("conf"))
+    return [plan_figure(load_figure(name), resolver) for name in names]
 
 
 def judged(figure: FigurePlan, runs: Runs) -> Figure:
@@ -155,7 +155,7 @@ def test_a_comment_in_a_config_trains_nothing_again(conf: Path, tmp_path: Path) 
 
     def planned(text: str) -> FigurePlan:
         (conf / "model/tiny.yaml").write_text(text)
-        return plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf))
+        return plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
 
     runs = Runs(tmp_path / "out", launcher=FAKE)
     train([planned(tiny)], runs, parallel=2, console=quiet())
@@ -175,8 +175,8 @@ def test_a_run_that_fails_leaves_the_others_their_verdicts(tmp_path: Path) -> No
     (verdict,), (warning,) = found.verdicts, found.warnings
     assert verdict.n == 2 and "rests on the seeds of which every run is there: 3 of its runs did not finish" in warning
     for arm in figure.panels[0].arms:
-        (runs.dir(arm.recipe, 0) / "summary.json").unlink()
-        (runs.dir(arm.recipe, 2) / "summary.json").unlink()
+        (runs.dir(arm.run_spec, 0) / "summary.json").unlink()
+        (runs.dir(arm.run_spec, 2) / "summary.json").unlink()
     found = judged(figure, runs)
     assert [v.verdict for v in found.verdicts] == ["not testable here"] and found.panels == ()
     assert "9 of its runs did not finish, the first being tiny, llama" in found.verdicts[0].sentence
@@ -214,7 +214,7 @@ def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> N
         spec = load_figure(name, conf)
         if change:
             spec = replace(spec, panels=[replace(spec.panels[0], **{change.split()[0]: change.split()[1]})])
-        return plan_figure(spec, Recipes(load_budget("cpu", conf), {}, conf))
+        return plan_figure(spec, RunResolver(load_budget("cpu", conf), {}, conf))
 
     grid = planned("mine")
     assert len(grid.runs()) == 2 * 9 * 2 and {seed for _, seed in grid.runs()} == {TUNING_SEED, TUNING_SEED + 1}
@@ -236,14 +236,14 @@ def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> N
         write_tuned([replace(found, panels=(replace(panel, series=order),))], tmp_path / "twice")
         text = (tmp_path / "twice/tuned/tiny-3000.yaml").read_text()
         assert text.count('"llama"') == 1 and "model.optim.lr: 0.0022" in text
-    llama, dnp = (arm.recipe for arm in planned("other").panels[0].arms)
+    llama, dnp = (arm.run_spec for arm in planned("other").panels[0].arms)
     assert llama is not None and dnp is not None
     assert "lr 0.0022, init_std 0.025" in llama.details and llama.note == ""
     assert "lr 0.0022, init_std 0.025" in dnp.details
     assert dnp.note == "hg+dnp is not tuned itself: it has the values of hg+dnp+or+iwd."
-    shared = planned("other", "tuned_as llama").panels[0].arms[1].recipe
+    shared = planned("other", "tuned_as llama").panels[0].arms[1].run_spec
     assert shared is not None and shared.note == "All arms have the learning rate and the initial std of llama."
-    narrow = planned("other", "model dense-1").panels[0].arms[0].recipe
+    narrow = planned("other", "model dense-1").panels[0].arms[0].run_spec
     assert narrow is not None and "init_std 0.05" in narrow.details  # a quarter of the width, twice the std
     text = (
         FIGURE.replace("scale: llama", "scale: llama, baseline: true")
@@ -257,10 +257,10 @@ def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> N
     (panel,) = planned("lengths").panels
     lengths = ("1.34 tokens a parameter", "6.69 tokens a parameter")  # the baseline's: b has more scale vectors
     assert [series.sizes for series in panel.series] == [lengths, lengths]
-    shorter = panel.arm("b, 1.34 tokens a parameter").recipe
+    shorter = panel.arm("b, 1.34 tokens a parameter").run_spec
     assert shorter is not None and shorter.steps == 600 and f"{shorter.tokens_per_param:.3g}" == "1.32"
     (conf / "paper/other.yaml").write_text(FIGURE + "  schedule: wsd\n")
-    other = planned("other").panels[0].arms[0].recipe
+    other = planned("other").panels[0].arms[0].run_spec
     assert other is not None and "init_std" not in other.details  # tuned under another schedule
 
 
@@ -268,7 +268,7 @@ def test_a_value_at_which_a_run_diverges_is_not_the_best(conf: Path, tmp_path: P
     """It is left out of its grid and not trained again; a figure of other kind says that a seed diverged."""
     (conf / "paper/mine.yaml").write_text(GRID)
     figures = [
-        plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf)),
+        plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf)),
         *plan("heterogeneity"),
     ]
     runs = Runs(tmp_path / "out", launcher=FAKE)
@@ -279,8 +279,8 @@ def test_a_value_at_which_a_run_diverges_is_not_the_best(conf: Path, tmp_path: P
         (runs.dir(*run) / "nonfinite.jsonl").touch()
 
     grid, other = (figure.panels[0] for figure in figures)
-    diverge(next(arm for arm in grid.arms if arm.label == "unified, lr 0.002, init_std 0.02").recipe, 101)
-    diverge(next(arm for arm in other.arms if arm.label == "hg").recipe, 0)
+    diverge(next(arm for arm in grid.arms if arm.label == "unified, lr 0.002, init_std 0.02").run_spec, 101)
+    diverge(next(arm for arm in other.arms if arm.label == "hg").run_spec, 0)
     said = Console(file=io.StringIO(), width=300)
     assert train(figures, runs, parallel=2, console=said) == {}
     assert said.file.getvalue().count(" diverged; remove ") == 2  # type: ignore[attr-defined]
@@ -337,9 +337,9 @@ def test_time_is_measured_on_finished_runs(shared: Runs) -> None:
     (figure,) = plan("heterogeneity")
     train([figure], shared, parallel=2, console=quiet())
     assert measured_ratio(figure.runs(), shared) is None  # the stand-in takes no time
-    for factor, (recipe, seed) in zip((1.5, 2.0, 9.0), figure.runs(), strict=False):
-        assert recipe.seconds is not None
-        edit(shared.dir(recipe, seed) / "summary.json", {"seconds": factor * recipe.seconds})
+    for factor, (run_spec, seed) in zip((1.5, 2.0, 9.0), figure.runs(), strict=False):
+        assert run_spec.seconds is not None
+        edit(shared.dir(run_spec, seed) / "summary.json", {"seconds": factor * run_spec.seconds})
     assert measured_ratio(figure.runs(), shared) == pytest.approx(2.0)
     said = Console(file=io.StringIO(), width=200)
     print_dry_run(said, [figure], shared, load_budget("cpu"), parallel=2)
@@ -350,15 +350,15 @@ def test_time_is_measured_on_finished_runs(shared: Runs) -> None:
 def test_a_dry_run_fits_a_terminal(name: str, width: int, tmp_path: Path) -> None:
     """No number, heading or word is cut off, and none of the table's lines is longer than the terminal."""
     budget = load_budget(name)
-    figure = plan_figure(load_figure("dense-scaling"), Recipes(budget, {}))
+    figure = plan_figure(load_figure("dense-scaling"), RunResolver(budget, {}))
     said = Console(file=io.StringIO(), width=width)
     print_dry_run(said, [figure], Runs(tmp_path), budget, parallel=2)
     text = said.file.getvalue()  # type: ignore[attr-defined]
     lines = text[text.index("\n") : text.index("dense-scaling")].splitlines()
     assert budget.summary in text.splitlines()[0] and max(map(len, lines)) <= width and "…" not in text
     shown = set(text.split())
-    for recipe, _ in figure.runs():
-        assert {f"{recipe.steps:,}", f"{recipe.tokens:,}", f"{recipe.tokens_per_param:.1f}"} <= shown
+    for run_spec, _ in figure.runs():
+        assert {f"{run_spec.steps:,}", f"{run_spec.tokens:,}", f"{run_spec.tokens_per_param:.1f}"} <= shown
     assert {"steps", "tokens", "runs", "done"} <= shown
 
 
@@ -413,20 +413,20 @@ def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path
 
 
 def test_sizes_of_a_law_share_the_corpus_and_say_where_validation_differs(tmp_path: Path) -> None:
-    figure = plan_figure(load_figure("dense-scaling"), Recipes(replace(cpu(), seeds=2), {}))
+    figure = plan_figure(load_figure("dense-scaling"), RunResolver(replace(cpu(), seeds=2), {}))
     runs = Runs(tmp_path, launcher=FAKE)
     train([figure], runs, parallel=2, console=quiet())
     before = judged(figure, runs)
     assert before.warnings == () and len(before.panels[0].arms) == 12
-    for recipe, seed in figure.runs():
-        if recipe.model == "tiny":
-            path = runs.dir(recipe, seed) / "config.yaml"
+    for run_spec, seed in figure.runs():
+        if run_spec.model == "tiny":
+            path = runs.dir(run_spec, seed) / "config.yaml"
             edit(path, {"data": json.loads(path.read_text())["data"] | {"seq_len": 128}})
     (warning,) = judged(figure, runs).warnings
     assert "the laws run through sizes with data.seq_len 64 and 128." in warning
-    for recipe, seed in figure.runs():
-        if recipe.model == "tiny":
-            edit(runs.dir(recipe, seed) / "summary.json", {"corpus_hash": "beef"})
+    for run_spec, seed in figure.runs():
+        if run_spec.model == "tiny":
+            edit(runs.dir(run_spec, seed) / "summary.json", {"corpus_hash": "beef"})
     with pytest.raises(ValueError, match="used different corpora"):
         judged(figure, runs)
 

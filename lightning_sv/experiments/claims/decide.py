@@ -11,7 +11,10 @@ from dataclasses import replace
 import numpy as np
 from scipy.special import stdtrit
 
-from lightning_sv.analysis.decision import (
+from lightning_sv.analysis.optimum import Optimum
+from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent, token_efficiency
+from lightning_sv.analysis.scaling import FEWEST_SIZES, Interval
+from lightning_sv.analysis.verdicts import (
     CONFIDENCE,
     CONTRADICTED,
     HOLDS,
@@ -26,9 +29,6 @@ from lightning_sv.analysis.decision import (
     pairs_words,
     times,
 )
-from lightning_sv.analysis.grids import Optimum
-from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent, token_efficiency
-from lightning_sv.analysis.scaling import FEWEST_SIZES, Interval
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.outcome import Estimate
 from lightning_sv.experiments.claims.pooling import TWO_SIDED, LossAt

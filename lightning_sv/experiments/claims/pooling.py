@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightning_sv.analysis.block_anova import BlockDesign
 from lightning_sv.analysis.paired import PairedDifference
-from lightning_sv.analysis.pooled import Family
 from lightning_sv.errors import NotTestableError
 from lightning_sv.runs.events import VAL_LOSS, Run
 
@@ -63,7 +63,7 @@ class Pool:
     def __init__(self) -> None:
         self._runs: dict[Hashable, dict[int, Run]] = {}
         self._home: dict[Hashable, frozenset[Hashable]] = {}
-        self._designs: dict[tuple[frozenset[Hashable], Callable[[Run], float]], Family] = {}
+        self._designs: dict[tuple[frozenset[Hashable], Callable[[Run], float]], BlockDesign] = {}
 
     def add(self, arms: Mapping[Hashable, Mapping[int, Run]]) -> None:
         """Add arms that a panel compares, arm -> seed -> run: those that end after as many tokens of one text."""
@@ -95,7 +95,7 @@ class Pool:
         if (home, of) not in self._designs:
             # in the order of the runs: that of a set is another in every process, and with it the last digit
             values = {arm: _read(runs, of) for arm, runs in self._runs.items() if arm in home}
-            self._designs[home, of] = Family({arm: row for arm, row in values.items() if row})
+            self._designs[home, of] = BlockDesign({arm: row for arm, row in values.items() if row})
         return self._designs[home, of].difference(a, b, confidence)
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from lightning_sv.analysis.decision import (
+from lightning_sv.analysis.paired import PairedDifference
+from lightning_sv.analysis.verdicts import (
     ALPHA,
     NOT_RESOLVED,
     NOT_TESTABLE,
@@ -16,7 +17,6 @@ from lightning_sv.analysis.decision import (
     equivalent,
     opposite,
 )
-from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.errors import ConfigError, NotTestableError, unknown
 from lightning_sv.experiments.claims import decide
 from lightning_sv.experiments.claims.outcome import Estimate, Verdict
@@ -230,7 +230,7 @@ def _ends_early(claim: ClaimSpec, panel: Panel) -> str:
     if not claim.crossing:
         return ""
     arms = panel.arms if claim.kind == "slope" else [panel.arm(claim.a), panel.arm(claim.b)]
-    steps = min((arm.recipe.steps for arm in arms if arm.recipe), default=claim.crossing)
+    steps = min((arm.run_spec.steps for arm in arms if arm.run_spec), default=claim.crossing)
     known = f"{claim.a} is known to pass {claim.b} at about {claim.crossing:,}"
     return f"runs end after {steps:,} steps, and {known}" if steps < claim.crossing else ""
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
-from lightning_sv.analysis.grids import Optimum
+from lightning_sv.analysis.optimum import Optimum
 from lightning_sv.analysis.scaling import Scaling
 from lightning_sv.analysis.style import GREY, human_tokens, new_figure
 from lightning_sv.experiments.claims.pooling import TWO_SIDED

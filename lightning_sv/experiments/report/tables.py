@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from lightning_sv.analysis.decision import direction, times
 from lightning_sv.analysis.paired import PairedDifference, percent
 from lightning_sv.analysis.scaling import ScalingFit
+from lightning_sv.analysis.verdicts import direction, times
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.pairs import pairs_of

@@ -13,7 +13,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lightning_sv.analysis.losses import draw_differences, draw_losses, draw_seeds
+from lightning_sv.analysis.loss_plots import draw_differences, draw_losses, draw_seeds
 from lightning_sv.analysis.paired import on_one_grid, paired_curve
 from lightning_sv.analysis.run_plot import branch_norms, draw_branches
 from lightning_sv.analysis.style import (

@@ -15,7 +15,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.checks import VALIDATION_KEYS, check_same_data
 from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
 from lightning_sv.experiments.plan import FigurePlan, plan_figure
-from lightning_sv.experiments.recipes import Recipes
+from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.spec import ArmSpec, Budget, FigureSpec, ModelSpec, PanelSpec
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.settings.data import Batches
@@ -64,7 +64,7 @@ def compared_figure(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> 
     title = f"{', '.join(label for label, _ in others)} against {a}"
     planned = _settled(FigureSpec("comparison", title, "A comparison of your own", summary, [panel]), words, seeds)
     (settled,) = planned.panels
-    named = tuple(replace(arm, recipe=replace(arm.recipe, title=arm.label)) for arm in settled.arms)
+    named = tuple(replace(arm, run_spec=replace(arm.run_spec, title=arm.label)) for arm in settled.arms)
     return replace(planned, panels=(replace(settled, arms=named),))
 
 
@@ -108,7 +108,7 @@ def _settled(figure: FigureSpec, words: Sequence[str], seeds: int) -> FigurePlan
     # its time is that of its steps, which nobody estimates
     model = ModelSpec(config="", seconds_per_1000_steps=0.0)
     budget = Budget(_OWN, figure.summary, layers=[], seeds=seeds, models={panel.model: model}, set=keys)
-    return plan_figure(figure, Recipes(budget, {}, files=files))
+    return plan_figure(figure, RunResolver(budget, {}, files=files))
 
 
 def _check(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> None:

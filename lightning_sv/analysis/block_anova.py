@@ -1,7 +1,7 @@
-"""loss = arm + seed + residual over all runs of a family, with one residual variance: differences of two arms.
+"""loss = arm + seed + residual over all runs of a design, with one residual variance: differences of two arms.
 
-A family is the arms of one model at one budget, trained on the same seeds: a randomized block design, whose blocks
-are the seeds (R. A. Fisher, The Design of Experiments, 1935). Three pairs alone leave 2 degrees of freedom for their
+The arms of one model at one budget, trained on the same seeds, are a randomized block design, whose blocks are the
+seeds (R. A. Fisher, The Design of Experiments, 1935). Three pairs alone leave 2 degrees of freedom for their
 scatter, and Student's quantile is 4.30; fifteen arms of three seeds leave 28 for the same scatter, and it is 2.05.
 Seeds are fixed effects: then the t distribution is exact also where some arm lacks some seed, and nothing is assumed
 about the scatter of seeds (how much that is: docs/verdicts.md).
@@ -23,7 +23,7 @@ from lightning_sv.errors import NotTestableError
 UNEQUAL = 0.05
 
 
-class Family:
+class BlockDesign:
     """The least-squares fit of loss = arm + seed + residual.
 
     Args:
@@ -36,7 +36,7 @@ class Family:
     def __init__(self, losses: Mapping[Hashable, Mapping[int, float]]):
         cells = [(arm, seed, loss) for arm, of in losses.items() for seed, loss in of.items()]
         if not cells:
-            raise NotTestableError("a family needs the losses of at least one run.")
+            raise NotTestableError("a design needs the losses of at least one run.")
         if diverged := [(arm, seed) for arm, seed, loss in cells if not math.isfinite(loss)]:
             arm, seed = diverged[0]
             raise NotTestableError(f"the loss of {arm}, seed {seed}, is not finite; leave that run out.")
@@ -87,10 +87,10 @@ class Family:
         return float(bartlett(*rows).pvalue)
 
     def difference(self, a: Hashable, b: Hashable, confidence: float = 0.95) -> PairedDifference:
-        """A - B with the family's scatter, or with that of the pairs where the family's is not theirs.
+        """A - B with the design's scatter, or with that of the pairs where the design's is not theirs.
 
-        The pairs stand alone where Bartlett's test says that the arms of the family scatter unequally, or where they
-        scatter more than the rest by themselves: their own sum of squares is a part of the family's, so that its ratio
+        The pairs stand alone where Bartlett's test says that the arms of the design scatter unequally, or where they
+        scatter more than the rest by themselves: their own sum of squares is a part of the design's, so that its ratio
         to the rest has an F distribution where all scatter alike. An arm of one run has no interval: its luck would be
         taken for its merit.
 
@@ -100,11 +100,11 @@ class Family:
             confidence: coverage of the interval
 
         Raises:
-            NotTestableError: an arm that the family does not have, or two that no chain of shared seeds connects
+            NotTestableError: an arm that the design does not have, or two that no chain of shared seeds connects
         """
         for arm in (a, b):
             if arm not in self._losses:
-                raise NotTestableError(f"the family has no arm {arm!r}; it has {', '.join(map(str, self._arms))}.")
+                raise NotTestableError(f"the design has no arm {arm!r}; it has {', '.join(map(str, self._arms))}.")
         weights = np.zeros(len(self._effects))
         weights[self._arms.index(a)] += 1.0
         weights[self._arms.index(b)] -= 1.0
@@ -125,7 +125,7 @@ class Family:
         return PairedDifference(mean, None, None, se, len(shared), confidence, self.df, words).at(confidence)
 
     def _why_alone(self, pairs: NDArray[np.floating]) -> str:
-        """In words, why pairs do not take the family's scatter; empty where they do."""
+        """In words, why pairs do not take the design's scatter; empty where they do."""
         df, rest = len(pairs) - 1, self.df - len(pairs) + 1
         if df < 1 or rest < 1 or not self.squares:
             return ""
