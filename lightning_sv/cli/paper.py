@@ -13,14 +13,14 @@ from rich.table import Table
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.dry_run import print_dry_run
-from lightning_sv.experiments.judge import judge
+from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import FigurePlan, plan_figure
 from lightning_sv.experiments.report.log import LOG, add_to_log, log_of, log_rows, read_log, with_earlier
 from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_spec import RunResolver, by_seed
-from lightning_sv.experiments.runs import Runs
-from lightning_sv.experiments.sources.figures import budget_names, figure_names, load_budget, load_figure
+from lightning_sv.experiments.run_store import RunStore
+from lightning_sv.experiments.sources.from_yaml import budget_names, figure_names, load_budget, load_figure
 from lightning_sv.experiments.train import context_of, train
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.runs.launch import default_parallel
@@ -89,12 +89,12 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parallel = options.jobs or default_parallel()
     console = Console(width=None if sys.stdout.isatty() else 150, stderr=options.json)
     if options.dry_run:
-        runs = Runs(out, None, beside=beside, recorded=read_recorded(options.recorded))
+        runs = RunStore(out, None, beside=beside, recorded=read_recorded(options.recorded))
         print_dry_run(console, figures, runs, budget, parallel)
         return 0
     context = None if options.no_train else _context(figures)
     recorded = read_recorded(options.recorded, (context or {}).get("corpus_hash"))
-    runs = Runs(out, context, launcher, beside, recorded)
+    runs = RunStore(out, context, launcher, beside, recorded)
     if options.slurm:
         print_dry_run(Console(stderr=True, width=console.width), figures, runs, budget, parallel)
         return _slurm(console, figures, runs, resolver, options.submit)
@@ -112,7 +112,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     words += ["--out", shlex.quote(str(out))] * (options.out is not None)
     words += ["--recorded", *(shlex.quote(str(path)) for path in options.recorded)] * bool(options.recorded)
     commands = [" ".join([*words, "--fig", shlex.quote(figure.spec.name)]) for figure in figures]
-    found = [replace(f, command=words) for f, words in zip(judge(figures, runs), commands, strict=True)]
+    found = [replace(f, command=words) for f, words in zip(evaluate(figures, runs), commands, strict=True)]
     if not options.no_log:
         found = with_earlier(found, budget.name, log)
     print_verdicts(console, found)
@@ -179,7 +179,9 @@ def _context(figures: Sequence[FigurePlan]) -> dict[str, str]:
     return context_of(parse_run(args)[1]) if args else {}
 
 
-def _slurm(console: Console, figures: Sequence[FigurePlan], runs: Runs, resolver: RunResolver, submitted: bool) -> int:
+def _slurm(
+    console: Console, figures: Sequence[FigurePlan], runs: RunStore, resolver: RunResolver, submitted: bool
+) -> int:
     """Print the array of the missing runs."""
     missing = runs.missing(by_seed(run for figure in figures for run in figure.runs()))
     if not missing:

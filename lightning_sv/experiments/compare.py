@@ -27,21 +27,21 @@ from lightning_sv.analysis.loss_plots import draw_comparison
 from lightning_sv.analysis.sharpness_plots import draw_sharpness, has_sharpness, sharpness_rows
 from lightning_sv.analysis.verdicts import times
 from lightning_sv.errors import ConfigError, RunError
-from lightning_sv.experiments.checks import (
+from lightning_sv.experiments.comparability import (
     ConfigDifference,
     check_same_corpus,
     comparability_warnings,
     config_differences,
     rests_on,
 )
-from lightning_sv.experiments.judge import read
+from lightning_sv.experiments.evaluate import load_runs
 from lightning_sv.experiments.pairs import Pair, described, pairs_of
 from lightning_sv.experiments.plan import FigurePlan
 from lightning_sv.experiments.report.tables import check_replaceable, write_csv
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Arm, Figure, Panel
-from lightning_sv.experiments.runs import Runs, diverged
-from lightning_sv.experiments.sources.own_runs import COMPARISON
+from lightning_sv.experiments.run_store import RunStore, diverged
+from lightning_sv.experiments.sources.from_runs import COMPARISON
 from lightning_sv.experiments.train import train
 from lightning_sv.runs.events import Run
 from lightning_sv.settings.words import words_of
@@ -161,7 +161,7 @@ def default_out(figure: FigurePlan, model: str, corpus: str, command: str = "com
 
 def compare(
     figure: FigurePlan,
-    runs: Runs,
+    runs: RunStore,
     out: Path,
     *,
     jobs: int | None = None,
@@ -171,7 +171,7 @@ def compare(
     """Run what is missing, check that the runs are comparable, write figures, pictures and the report.
 
     Args:
-        figure: of one panel, the baseline first, see `lightning_sv.experiments.sources.compared.compared_figure`
+        figure: of one panel, the baseline first, see `lightning_sv.experiments.sources.from_cli.compared_figure`
         runs: those that are there, and what trains the others
         out: directory of the comparison
         jobs: runs at a time; None: one per core, at most four, a single one on a GPU
@@ -192,7 +192,7 @@ def compare(
             console.print(f"{job.title}: reused, {where}", markup=False, highlight=False)
     failed = train([figure], runs, parallel=jobs, console=console)
     (plan,) = figure.panels
-    panel = read(plan, runs)
+    panel = load_runs(plan, runs)
     if failed or panel.why_not is not None:
         raise RunError(next(iter(failed.values()), panel.why_not))
     letters = list(zip(ascii_lowercase, panel.arms, strict=False))
@@ -219,7 +219,7 @@ def compare(
 
 def sweep(
     figure: FigurePlan,
-    runs: Runs,
+    runs: RunStore,
     out: Path,
     *,
     jobs: int | None = None,
@@ -231,7 +231,7 @@ def sweep(
     A run that diverges is left out with its point.
 
     Args:
-        figure: of one grid, see `lightning_sv.experiments.sources.compared.swept_figure`
+        figure: of one grid, see `lightning_sv.experiments.sources.from_cli.swept_figure`
         runs: those that are there, and what trains the others
         out: directory of the report
         jobs: runs at a time; None: see `compare`
@@ -244,7 +244,7 @@ def sweep(
     """
     _check(figure, runs, out, jobs)
     failed = train([figure], runs, parallel=jobs, console=console or Console(stderr=True))
-    panel = read(figure.panels[0], runs)
+    panel = load_runs(figure.panels[0], runs)
     lost = [failed[r.key(s)] for r, s in figure.runs() if r.key(s) in failed and not diverged(runs.job(r, s))]
     if lost or panel.why_not is not None:
         raise RunError(lost[0] if lost else f"{panel.why_not}; give other values.")
@@ -252,7 +252,7 @@ def sweep(
     return panel
 
 
-def _check(figure: FigurePlan, runs: Runs, out: Path, jobs: int | None) -> None:
+def _check(figure: FigurePlan, runs: RunStore, out: Path, jobs: int | None) -> None:
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs is {jobs}; give the number of runs at a time, at least 1.")
     check_replaceable(out, [runs.dir(*run).parent for run in figure.runs()[:1]])

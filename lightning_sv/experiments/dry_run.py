@@ -11,7 +11,7 @@ from rich.table import Table
 
 from lightning_sv.experiments.plan import FigurePlan
 from lightning_sv.experiments.run_spec import MFU, RunRequest, by_seed
-from lightning_sv.experiments.runs import Runs
+from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.spec import Budget
 from lightning_sv.runs.directory import read_summary
 
@@ -23,7 +23,7 @@ def cost(wanted: Sequence[RunRequest], budget: Budget) -> float:
     return sum((run_spec.seconds or 0.0) + budget.startup_seconds for run_spec, _ in wanted)
 
 
-def measured_ratio(wanted: Sequence[RunRequest], runs: Runs) -> float | None:
+def measured_ratio(wanted: Sequence[RunRequest], runs: RunStore) -> float | None:
     """Median of measured over estimated seconds, of the runs that are complete; None without any."""
     ratios = []
     for run_spec, seed in wanted:
@@ -33,7 +33,9 @@ def measured_ratio(wanted: Sequence[RunRequest], runs: Runs) -> float | None:
     return float(np.median(ratios)) if ratios else None
 
 
-def print_dry_run(console: Console, figures: Sequence[FigurePlan], runs: Runs, budget: Budget, parallel: int) -> None:
+def print_dry_run(
+    console: Console, figures: Sequence[FigurePlan], runs: RunStore, budget: Budget, parallel: int
+) -> None:
     """Show every run, each figure alone and all together, and how long that takes."""
     total = by_seed(run for figure in figures for run in figure.runs())
     ratio = measured_ratio(total, runs)

@@ -8,7 +8,7 @@ from scipy.special import ndtri
 
 from lightning_sv.analysis.verdicts import CONFIDENCE, pairs_within
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.claims.table import check_claims
+from lightning_sv.experiments.claims.claim_types import check_claims
 from lightning_sv.experiments.results import Series
 from lightning_sv.experiments.run_spec import RunRequest, RunResolver, RunSpec, by_seed
 from lightning_sv.experiments.spec import ArmSpec, Budget, ClaimSpec, FigureSpec, ModelSpec, PanelSpec

@@ -12,8 +12,8 @@ from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.scaling import Scaling, fit_scaling
 from lightning_sv.analysis.verdicts import CONFIDENCE
 from lightning_sv.errors import ConfigError, NotTestableError, unknown
-from lightning_sv.experiments.claims.outcome import Verdict
 from lightning_sv.experiments.claims.pooling import FINAL, Pool
+from lightning_sv.experiments.claims.verdict import Verdict
 from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run
 

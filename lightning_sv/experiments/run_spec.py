@@ -13,7 +13,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from lightning_sv.errors import ConfigError, unknown
-from lightning_sv.experiments.sources.figures import load_tuned, tuned_keys
+from lightning_sv.experiments.sources.from_yaml import load_tuned, tuned_keys
 from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, PanelSpec
 from lightning_sv.nn.gpus import find_gpu
 from lightning_sv.plan.plan import plan_steps, train_hours

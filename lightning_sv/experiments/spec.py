@@ -100,10 +100,10 @@ class ArmSpec:
 
 @dataclass(frozen=True)
 class ClaimSpec:
-    """A statement that runs can check; which fields count depends on the kind (`claims.table.KINDS`).
+    """A statement that runs can check; which fields count depends on the kind (`claims.claim_types.KINDS`).
 
     Args:
-        kind: row of the table in claims/table.py
+        kind: row of the table in claims/claim_types.py
         paper: the paper's number or finding
         a: arm in question
         b: arm it is compared with
@@ -185,7 +185,7 @@ class PanelSpec:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The optima of some arms of one model: what the figure `tuning` found, see sources/figures.py.
+    """The optima of some arms of one model: what the figure `tuning` found, see sources/from_yaml.py.
 
     Args:
         name: of the file in conf/paper/tuned, without its ending

@@ -17,11 +17,11 @@ from lightning_sv.analysis.optimum import Optimum
 from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.verdicts import Finding, directed
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.claims.decide import optimum_words
-from lightning_sv.experiments.claims.outcome import Verdict
-from lightning_sv.experiments.claims.table import KINDS, not_testable, statement, verdicts
-from lightning_sv.experiments.claims.together import benjamini_hochberg, corrected, holm
-from lightning_sv.experiments.judge import decided
+from lightning_sv.experiments.claims.claim_tests import optimum_words
+from lightning_sv.experiments.claims.claim_types import KINDS, not_testable, statement, verdicts
+from lightning_sv.experiments.claims.multiple_testing import benjamini_hochberg, corrected, holm
+from lightning_sv.experiments.claims.verdict import Verdict
+from lightning_sv.experiments.evaluate import evaluate_claims
 from lightning_sv.experiments.measured_tables import measured_table, throughput_table
 from lightning_sv.experiments.report.tables import ours_words
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series
@@ -429,9 +429,9 @@ def test_claims_are_corrected_for_their_number() -> None:
         more = {"1": [replace(less, margin=0.01, primary=True)], "3": [replace(less, kind="not_less")]}
         panel = panel_of([less, *more.get(name, [])], wide(less.a, gap, times), flat(less.b))
         figures.append(figure_of(name, panel))
-    found = [verdict for figure in figures for verdict in decided([figure])[0].verdicts]
+    found = [verdict for figure in figures for verdict in evaluate_claims([figure])[0].verdicts]
     assert [v.primary for v in found] == [False, True, True, True, False]
-    one, two, three = decided(figures)
+    one, two, three = evaluate_claims(figures)
     p_values = [v.p for v in (one.verdicts[1], two.verdicts[0], three.verdicts[0])]
     assert None not in p_values
     expected = holm([min(1.0, 2 * p) for p in p_values if p is not None])  # a claim and its opposite are two
@@ -477,7 +477,7 @@ def plain_verdict(claim: str, finding: Finding, *, primary: bool) -> Verdict:
 def test_a_part_that_is_another_claim_is_shown_once() -> None:
     """`leads` ends with what `less` says; the primary one is the first claim's."""
     claims = [ClaimSpec(kind, kind, a="a", b="b") for kind in ("less", "leads")]
-    (found,) = decided([figure_of("x", panel_of(claims, arm("a", -0.04), flat()))])
+    (found,) = evaluate_claims([figure_of("x", panel_of(claims, arm("a", -0.04), flat()))])
     assert [v.claim for v in found.verdicts] == [
         "a ends below b", *(f"a is below b at {n}% of the tokens" for n in (25, 50, 75)),
     ]  # fmt: skip
@@ -487,7 +487,7 @@ def test_a_part_that_is_another_claim_is_shown_once() -> None:
 def test_the_papers_number_is_looked_for_where_the_runs_are_the_papers() -> None:
     def ours(name: str, value: float) -> Verdict:
         claim = ClaimSpec("less", "0.02", a="a", b="b", paper_value=value)
-        return decided([figure_of(name, panel_of([claim], arm("a", -0.02), flat()))])[0].verdicts[0]
+        return evaluate_claims([figure_of(name, panel_of([claim], arm("a", -0.02), flat()))])[0].verdicts[0]
 
     inside, outside, another = ours("own", -0.0205), ours("own", -0.03), ours("cpu", -0.02)
     assert inside.agreement == "consistent" and inside.sentence.endswith("4 pairs); the paper's -0.0205 lies inside.")

@@ -22,10 +22,10 @@ from lightning_sv.experiments.compare import Comparison, compare, default_out
 from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.run_spec import RunResolver
-from lightning_sv.experiments.runs import Runs
-from lightning_sv.experiments.sources.compared import Asked, asked, compared_figure
-from lightning_sv.experiments.sources.figures import load_budget, load_figure
-from lightning_sv.experiments.sources.own_runs import COMPARISON, own_figure
+from lightning_sv.experiments.run_store import RunStore
+from lightning_sv.experiments.sources.from_cli import Asked, asked, compared_figure
+from lightning_sv.experiments.sources.from_runs import COMPARISON, own_figure
+from lightning_sv.experiments.sources.from_yaml import load_budget, load_figure
 from tests.conftest import listen_to_interrupts
 from tests.experiments.fake_results import disk_full
 
@@ -41,7 +41,7 @@ def run(
     """The comparison and what it said while running; `fake` are further words of the stand-in."""
     said = Console(file=io.StringIO(), width=400)
     figure = compared_figure(arms, words, seeds)
-    found = compare(figure, Runs(out, launcher=(*FAKE, *fake)), out, jobs=2, console=said)
+    found = compare(figure, RunStore(out, launcher=(*FAKE, *fake)), out, jobs=2, console=said)
     return found, said.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -294,7 +294,7 @@ def test_interrupt_stops_the_children_and_keeps_finished_runs(tmp_path: Path) ->
     code = (
         "from tests.experiments.test_compare import *\n"
         f"out, launcher = Path({str(tmp_path)!r}), (*FAKE, '--hang_seed', '1')\n"
-        "compare(compared_figure((LLAMA, UNIFIED), CONFIG, 2), Runs(out, launcher=launcher), out, jobs=2)"
+        "compare(compared_figure((LLAMA, UNIFIED), CONFIG, 2), RunStore(out, launcher=launcher), out, jobs=2)"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, preexec_fn=listen_to_interrupts

@@ -10,7 +10,7 @@ import pytest
 from lightning_sv.experiments.measured_tables import measured_table
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure, Panel
-from lightning_sv.experiments.sources.figures import load_figure
+from lightning_sv.experiments.sources.from_yaml import load_figure
 from lightning_sv.theory.claims import CLAIMS
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from lightning_sv.analysis.paired import PairedDifference, percent
 from lightning_sv.analysis.scaling import ScalingFit
 from lightning_sv.analysis.verdicts import direction, times
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.claims.outcome import Verdict
+from lightning_sv.experiments.claims.verdict import Verdict
 from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.report.copying import measured, parts_of
 from lightning_sv.experiments.results import Figure, Panel, Series

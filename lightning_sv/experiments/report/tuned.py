@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lightning_sv.analysis.optimum import Optimum
 from lightning_sv.experiments.results import Figure, Panel
-from lightning_sv.experiments.sources.figures import rounded
+from lightning_sv.experiments.sources.from_yaml import rounded
 from lightning_sv.whole import whole
 
 if TYPE_CHECKING:  # torch with it, and a report needs none

@@ -1,7 +1,7 @@
 """What each kind of claim is about: from the runs of a panel to an estimate, its interval and a sentence.
 
 A - B is a difference of validation losses, nats per token, over runs that share seed and data; its scatter is that of
-all arms of the family (`together`). What a claim says besides is a claim of its own, see `table.KINDS`.
+all arms like them (`pooling`). What a claim says besides is a claim of its own, see `claim_types.KINDS`.
 """
 
 import math
@@ -30,8 +30,8 @@ from lightning_sv.analysis.verdicts import (
     times,
 )
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.claims.outcome import Estimate
 from lightning_sv.experiments.claims.pooling import TWO_SIDED, LossAt
+from lightning_sv.experiments.claims.verdict import Estimate
 from lightning_sv.experiments.results import Arm, Panel
 from lightning_sv.experiments.spec import ClaimSpec
 from lightning_sv.runs.events import Run

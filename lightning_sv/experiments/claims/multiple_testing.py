@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from lightning_sv.analysis.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE
-from lightning_sv.experiments.claims.outcome import Verdict
+from lightning_sv.experiments.claims.verdict import Verdict
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.spec import ClaimSpec
 

@@ -7,13 +7,13 @@ import pytest
 import yaml
 
 from lightning_sv.analysis.verdicts import NOT_TESTABLE
-from lightning_sv.experiments.claims.table import KINDS
+from lightning_sv.experiments.claims.claim_types import KINDS
 from lightning_sv.experiments.dry_run import cost
-from lightning_sv.experiments.judge import judge
+from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import FigurePlan, plan_figure
 from lightning_sv.experiments.run_spec import RunResolver, by_seed
-from lightning_sv.experiments.runs import Runs
-from lightning_sv.experiments.sources.figures import budget_names, figure_names, load_budget, load_figure
+from lightning_sv.experiments.run_store import RunStore
+from lightning_sv.experiments.sources.from_yaml import budget_names, figure_names, load_budget, load_figure
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.slurm import array_script
@@ -151,7 +151,7 @@ def test_an_arm_that_a_budget_does_not_train_says_why(conf: Path, tmp_path: Path
     (conf / "paper/mine.yaml").write_text(text + "  claims: [{kind: less, a: b, b: a, paper: x}]\n")
     figure = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
     assert [arm.label for arm in figure.panels[0].arms] == ["a"]
-    ((verdict,),) = (found.verdicts for found in judge([figure], Runs(tmp_path, None)))
+    ((verdict,),) = (found.verdicts for found in evaluate([figure], RunStore(tmp_path, None)))
     assert verdict.verdict == NOT_TESTABLE and "it waits for longer runs" in verdict.sentence
 
 
@@ -164,7 +164,7 @@ def test_an_arm_whose_model_a_budget_lacks_has_its_reason(conf: Path, tmp_path: 
     (conf / "paper/mine.yaml").write_text(FIGURE.replace("scale: hg", "scale: hg, model: dense-large") + CLAIM % "less")
     figure = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
     assert [arm.label for arm in figure.panels[0].arms] == ["a"]
-    ((verdict,),) = (found.verdicts for found in judge([figure], Runs(tmp_path, None)))
+    ((verdict,),) = (found.verdicts for found in evaluate([figure], RunStore(tmp_path, None)))
     assert verdict.verdict == NOT_TESTABLE and "one size is trained" in verdict.sentence
 
 

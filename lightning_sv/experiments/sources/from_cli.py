@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.checks import VALIDATION_KEYS, check_same_data
 from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
+from lightning_sv.experiments.comparability import VALIDATION_KEYS, check_same_data
 from lightning_sv.experiments.plan import FigurePlan, plan_figure
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.spec import ArmSpec, Budget, FigureSpec, ModelSpec, PanelSpec

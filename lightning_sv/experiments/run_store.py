@@ -15,7 +15,7 @@ from lightning_sv.runs.job import LAUNCHER, Job
 
 
 @dataclass(frozen=True)
-class Runs:
+class RunStore:
     """The shared runs of one budget.
 
     Args:

@@ -18,8 +18,8 @@ from lightning_sv.analysis.verdicts import (
     opposite,
 )
 from lightning_sv.errors import ConfigError, NotTestableError, unknown
-from lightning_sv.experiments.claims import decide
-from lightning_sv.experiments.claims.outcome import Estimate, Verdict
+from lightning_sv.experiments.claims import claim_tests
+from lightning_sv.experiments.claims.verdict import Estimate, Verdict
 from lightning_sv.experiments.results import Panel
 from lightning_sv.experiments.spec import ClaimSpec, PanelKind, PanelSpec
 
@@ -91,39 +91,43 @@ def _log(claim: ClaimSpec) -> float:
 
 
 KINDS: dict[str, ClaimType] = {
-    "less": ClaimType("{a} {ends} below {b}{more}", decide.loss, "below or equal"),
-    "not_less": ClaimType("{a} does not end below {b}{more}", decide.loss, "not below"),
-    "equal": ClaimType("{a} ends within {margin:g} of {b}", decide.loss_and_tokens, "within", _plus, needs=_margin),
+    "less": ClaimType("{a} {ends} below {b}{more}", claim_tests.loss, "below or equal"),
+    "not_less": ClaimType("{a} does not end below {b}{more}", claim_tests.loss, "not below"),
+    "equal": ClaimType(
+        "{a} ends within {margin:g} of {b}", claim_tests.loss_and_tokens, "within", _plus, needs=_margin
+    ),
     "crosses": ClaimType(
         "{a} leads {b} at {at:.0%} of the tokens and is overtaken",
-        decide.loss,
+        claim_tests.loss,
         "below or equal",
         parts=lambda claim: (_lower(claim, claim.at), _lower(replace(claim, a=claim.b, b=claim.a), 1.0)),
     ),
     "leads": ClaimType(
         "{a} is below {b} at each quarter of the tokens",
-        decide.loss,
+        claim_tests.loss,
         "below or equal",
         parts=lambda claim: tuple(_lower(claim, share) for share in QUARTERS),
     ),
     "widens": ClaimType(
         "{a} gains on {b} from {at:.0%} to {until:.0%} of the tokens",
-        decide.change,
+        claim_tests.change,
         "below or equal",
         _zero,
         parts=lambda claim: (claim, _lower(claim, claim.until)),
     ),
     "keeps": ClaimType(
         "the lead of {a} over {b} shrinks by less than {margin:g} after {at:.0%} of the tokens",
-        decide.change,
+        claim_tests.change,
         "below",
         _plus,
         parts=lambda claim: (_lower(claim, claim.at), claim),
     ),
-    "efficiency": ClaimType("{a} reaches the final loss of {b} with fewer tokens", decide.efficiency, "below", _zero),
+    "efficiency": ClaimType(
+        "{a} reaches the final loss of {b} with fewer tokens", claim_tests.efficiency, "below", _zero
+    ),
     "apart": ClaimType(
         "in {a} the norms of {tags} grow or shrink at rates more than {margin:.0%} apart",
-        decide.growths_apart,
+        claim_tests.growths_apart,
         "outside",
         _plus,
         ("qkv",),
@@ -131,20 +135,20 @@ KINDS: dict[str, ClaimType] = {
     ),
     "lower": ClaimType(
         "it ends lower in {a} than in {b}",
-        lambda claim, panel: decide.ratio(claim, panel, panel.spec.tag, panel.spec.tag, last=True),
+        lambda claim, panel: claim_tests.ratio(claim, panel, panel.spec.tag, panel.spec.tag, last=True),
         "below",
         _zero,
         ("scalar",),
     ),
     "slope": ClaimType(
-        "the loss of {a} falls faster with size than that of {b}", decide.slope, "not below", panels=("scaling",)
+        "the loss of {a} falls faster with size than that of {b}", claim_tests.slope, "not below", panels=("scaling",)
     ),
     "grid_gap": ClaimType(
-        "{a} ends below {b}{more}, each at its own optimum", decide.grid_gap, "below or equal", panels=("grid",)
+        "{a} ends below {b}{more}, each at its own optimum", claim_tests.grid_gap, "below or equal", panels=("grid",)
     ),
     "cost": ClaimType(
         "a step of {a} takes less than {margin:g} times that of {b}",
-        partial(decide.ratio, what="time of a step", tag="throughput/tokens_per_s", power=-1),
+        partial(claim_tests.ratio, what="time of a step", tag="throughput/tokens_per_s", power=-1),
         "below",
         _log,
         ("table",),
@@ -152,7 +156,7 @@ KINDS: dict[str, ClaimType] = {
     ),
     "memory": ClaimType(
         "{a} needs less than {margin:g} times the memory of {b}",
-        partial(decide.ratio, what="peak memory", tag="memory/peak_gib"),
+        partial(claim_tests.ratio, what="peak memory", tag="memory/peak_gib"),
         "below",
         _log,
         ("table",),

@@ -5,20 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.checks import weaknesses
-from lightning_sv.experiments.claims.outcome import Verdict
+from lightning_sv.experiments.claims.claim_types import not_testable, verdicts, with_papers_number
+from lightning_sv.experiments.claims.multiple_testing import corrected, one_primary
 from lightning_sv.experiments.claims.pooling import Pool
-from lightning_sv.experiments.claims.table import not_testable, verdicts, with_papers_number
-from lightning_sv.experiments.claims.together import corrected, one_primary
+from lightning_sv.experiments.claims.verdict import Verdict
+from lightning_sv.experiments.comparability import panel_warnings
 from lightning_sv.experiments.measured_tables import measured_table, throughput_table
 from lightning_sv.experiments.plan import FigurePlan, PanelPlan
 from lightning_sv.experiments.results import Arm, Figure, Panel
-from lightning_sv.experiments.runs import Runs, diverged
+from lightning_sv.experiments.run_store import RunStore, diverged
 from lightning_sv.experiments.spec import ClaimSpec
 from lightning_sv.runs.job import Job
 
 
-def judge(plans: Sequence[FigurePlan], runs: Runs) -> list[Figure]:
+def evaluate(plans: Sequence[FigurePlan], runs: RunStore) -> list[Figure]:
     """Read the runs of figures and judge their claims, which share the scatter of runs, and chance.
 
     Raises:
@@ -26,15 +26,15 @@ def judge(plans: Sequence[FigurePlan], runs: Runs) -> list[Figure]:
     """
     figures = []
     for plan in plans:
-        panels = tuple(read(panel, runs) for panel in plan.panels)
-        warnings = dict.fromkeys(warning for panel in panels for warning in weaknesses(panel))
+        panels = tuple(load_runs(panel, runs) for panel in plan.panels)
+        warnings = dict.fromkeys(warning for panel in panels for warning in panel_warnings(panel))
         figures.append(
             Figure(plan.spec, panels, (), tuple(warnings), "", plan.tokens_per_param, plan.budget, plan.papers_own)
         )
-    return decided(figures)
+    return evaluate_claims(figures)
 
 
-def read(plan: PanelPlan, runs: Runs) -> Panel:
+def load_runs(plan: PanelPlan, runs: RunStore) -> Panel:
     """A panel with its runs, on the seeds of which every run is there; it says why where there is none."""
     plan = runs.without_diverged(plan)
     spec, every, why_not = plan.spec, tuple(runs.read(arm) for arm in plan.arms), plan.why_not
@@ -71,7 +71,7 @@ def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
     return (*(f"{', '.join(what)}: {'; '.join(labels)}." for what, labels in alike.items()), *notes)
 
 
-def decided(figures: Sequence[Figure]) -> list[Figure]:
+def evaluate_claims(figures: Sequence[Figure]) -> list[Figure]:
     """Figures whose panels have their runs, with a verdict on every claim, and what is left of it for their number."""
     pool, found = Pool(), []
     for figure in figures:
@@ -79,13 +79,13 @@ def decided(figures: Sequence[Figure]) -> list[Figure]:
             panel.add_to(pool)
     for figure in figures:
         panels = [replace(panel, pool=pool) for panel in figure.panels]
-        claims = [(claim, decide(claim, panel, figure)) for panel in panels for claim in panel.spec.claims]
+        claims = [(claim, evaluate_claim(claim, panel, figure)) for panel in panels for claim in panel.spec.claims]
         able = tuple(panel for panel in panels if panel.why_not is None)
         found.append(replace(figure, panels=able, verdicts=one_primary(claims)))
     return corrected(found)
 
 
-def decide(claim: ClaimSpec, panel: Panel, figure: Figure) -> list[Verdict]:
+def evaluate_claim(claim: ClaimSpec, panel: Panel, figure: Figure) -> list[Verdict]:
     """The verdicts on a claim; where something cannot be had, of the runs or on this budget, why not."""
     try:
         untrained = (panel.spec.arms[x].not_at for x in (claim.a, claim.b) if x in panel.spec.arms)

@@ -149,7 +149,7 @@ def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[Config
     return warnings
 
 
-def weaknesses(panel: Panel) -> list[str]:
+def panel_warnings(panel: Panel) -> list[str]:
     """What weakens a panel: what was known before, configs that differ in more than it asked for, runs that lack.
 
     Raises:

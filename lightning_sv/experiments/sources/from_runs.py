@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.checks import check_same_corpus, comparability_warnings, config_differences
+from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings, config_differences
 from lightning_sv.experiments.pairs import described
 from lightning_sv.experiments.report.tables import tokens_per_param
 from lightning_sv.experiments.results import Arm, Figure, Panel
