@@ -15,8 +15,8 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.dry_run import print_dry_run
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import FigurePlan, plan_figure
-from lightning_sv.experiments.report.log import LOG, add_to_log, log_of, log_rows, read_log, with_earlier
 from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
+from lightning_sv.experiments.report.verdict_log import LOG, add_to_log, log_of, log_rows, read_log, with_earlier
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_spec import RunResolver, by_seed
 from lightning_sv.experiments.run_store import RunStore
