@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from lightning_sv.analysis.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.claims.claim_types import not_testable, verdicts, with_papers_number
+from lightning_sv.experiments.claims.claim_types import KINDS, TESTS
 from lightning_sv.experiments.claims.multiple_testing import corrected, one_primary
 from lightning_sv.experiments.claims.pooling import Pool
 from lightning_sv.experiments.claims.verdict import Verdict
@@ -95,4 +96,85 @@ def evaluate_claim(claim: ClaimSpec, panel: Panel, figure: Figure) -> list[Verdi
         found = verdicts(claim, panel)
     except NotTestableError as why:  # hours of runs stand behind the other claims
         found = [not_testable(claim, str(why).rstrip("."))]
-    return [replace(with_papers_number(v, figure.papers_own), panel=panel.spec.title) for v in found]
+    return [replace(_with_papers_number(v, figure.papers_own), panel=panel.spec.title) for v in found]
+
+
+def verdicts(claim: ClaimSpec, panel: Panel) -> list[Verdict]:
+    """Verdicts on a claim that was checked: one a part, and on a scaling panel one a size where it is about two arms.
+
+    Raises:
+        NotTestableError: one size, and the claim is about a slope; or a run has not logged what the claim is about
+    """
+    if claim.kind == "slope" and len(panel.sizes) < 2:
+        raise NotTestableError("one size gives no slope")
+    each_size = [replace(claim, a=f"{claim.a}, {s}", b=f"{claim.b}, {s}") for s in panel.sizes]
+    found = []
+    for each in each_size if each_size and claim.kind != "slope" else [claim]:
+        if why := _ends_early(each, panel):
+            found.append(not_testable(each, why))
+        else:
+            found += [_verdict(part, panel) for part in KINDS[claim.kind].parts(each)]
+    return found
+
+
+def _ends_early(claim: ClaimSpec, panel: Panel) -> str:
+    """Why runs say nothing of A: they end where it is known to be behind still. Empty if they are long enough."""
+    if not claim.crossing:
+        return ""
+    arms = panel.arms if claim.kind == "slope" else [panel.arm(claim.a), panel.arm(claim.b)]
+    steps = min((arm.run_spec.steps for arm in arms if arm.run_spec), default=claim.crossing)
+    known = f"{claim.a} is known to pass {claim.b} at about {claim.crossing:,}"
+    return f"runs end after {steps:,} steps, and {known}" if steps < claim.crossing else ""
+
+
+def statement(claim: ClaimSpec) -> str:
+    """The claim in words."""
+    tags = " and ".join(tag.split("/")[-2] for tag in claim.tags)
+    more = f" by more than {claim.margin:g}" if claim.margin else ""
+    late = claim.until == 1
+    words = {"tags": tags, "more": more if late else f"{more} at {claim.until:.0%} of the tokens"}
+    words["ends"] = "ends" if late else "is"
+    return claim.text or KINDS[claim.kind].statement.format(**(vars(claim) | words))
+
+
+def not_testable(claim: ClaimSpec, why: str) -> Verdict:
+    """The verdict on what these runs, or this budget, cannot show."""
+    sentence = f"Not testable here: {why}."
+    return Verdict(statement(claim), NOT_TESTABLE, sentence, None, None, None, 0, None, claim.paper)
+
+
+def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
+    kind = KINDS[claim.kind]
+    d, detail, unit, part, sides, tested, finding = kind.measure(claim, panel)
+    word, p, to_go = finding or TESTS[kind.test](tested or d, kind.bound(claim))
+    word = word if d.se is not None else NOT_RESOLVED  # never a verdict from one run
+    p *= 2 * ALPHA / (1 - d.confidence)  # below ALPHA where the interval, whose error is its own, decides
+    hint = f"; {to_go}" if word == NOT_RESOLVED and to_go else ""
+    return Verdict(
+        claim=statement(claim),
+        verdict=word,
+        sentence=f"{word.capitalize()}: {detail}{hint}.",
+        estimate=d.mean,
+        low=d.low,
+        high=d.high,
+        n=d.n,
+        smallest=d.smallest_resolvable,
+        paper=claim.paper,
+        unit=unit,
+        confidence=d.confidence,
+        part=part,
+        p=min(1.0, p) if d.se is not None else None,
+        df=d.df,
+        paper_value=claim.paper_value,
+        sides=sides,
+    )
+
+
+def _with_papers_number(verdict: Verdict, papers_own: bool) -> Verdict:
+    """A verdict that says whether its interval holds the paper's number, where runs are of its models and tokens."""
+    value, low, high = verdict.paper_value, verdict.low, verdict.high
+    if not papers_own or value is None or low is None or high is None:
+        return replace(verdict, paper_value=None)
+    inside = low <= value <= high
+    words = f"{verdict.sentence[:-1]}; the paper's {value:+g} lies {'inside' if inside else 'outside'}."
+    return replace(verdict, sentence=words, agreement="consistent" if inside else "not consistent")

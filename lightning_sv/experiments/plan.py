@@ -7,8 +7,8 @@ from itertools import product
 from scipy.special import ndtri
 
 from lightning_sv.analysis.verdicts import CONFIDENCE, pairs_within
-from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.claims.claim_types import check_claims
+from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.experiments.claims.claim_types import KINDS
 from lightning_sv.experiments.results import Series
 from lightning_sv.experiments.run_spec import RunRequest, RunResolver, RunSpec, by_seed
 from lightning_sv.experiments.spec import ArmSpec, Budget, ClaimSpec, FigureSpec, ModelSpec, PanelSpec
@@ -96,7 +96,7 @@ def plan_figure(figure: FigureSpec, resolver: RunResolver) -> FigurePlan:
     """
     for panel in figure.panels:
         where = f"{figure.name}: panel {panel.title!r}"
-        check_claims(panel, where)
+        _check_claims(panel, where)
         _check_baseline(panel, where)
     panels = tuple(_plan_panel(panel, resolver, figure.name) for panel in figure.panels)
     return FigurePlan(figure, panels, resolver.budget.name, resolver.budget.papers_own or figure.papers_protocol)
@@ -173,6 +173,43 @@ def _lengths(panel: PanelSpec, resolver: RunResolver, roles: list[str]) -> list[
     """The baseline's tokens a parameter; those of an arm with more vectors are a hundredth fewer."""
     (baseline,) = (arm for arm in panel.arms.values() if arm.baseline)
     return [f"{resolver.resolve(panel, baseline, role).tokens_per_param:.3g} tokens a parameter" for role in roles]
+
+
+def _check_claims(panel: PanelSpec, where: str) -> None:
+    """Refuse a claim that no run of the panel could decide, or settings that it does not have."""
+    for claim in panel.claims:
+        if claim.kind not in KINDS:
+            raise ConfigError(unknown(f"{where}: claim of kind", claim.kind, list(KINDS)))
+        kind = KINDS[claim.kind]
+        if panel.kind not in kind.panels:
+            kinds = " or ".join(kind.panels)
+            raise ConfigError(
+                f"{where}: a claim {claim.kind!r} needs a panel of kind {kinds}, this one is {panel.kind!r}."
+            )
+        for label in [claim.a, claim.b] if "{b}" in kind.statement else [claim.a]:
+            if label not in panel.arms:
+                raise ConfigError(unknown(f"{where}: claim {claim.kind!r}: arm", label, list(panel.arms)))
+        if claim.a == claim.b and "{b}" in kind.statement:
+            raise ConfigError(f"{where}: claim {claim.kind!r} compares {claim.a!r} with itself; a and b are two arms.")
+        for key, share in (("at", claim.at), ("until", claim.until)):
+            if not 0 < share <= 1:
+                raise ConfigError(
+                    f"{where}: claim {claim.kind!r}: {key} is {share:g}; a share of the tokens is over 0 and up to 1."
+                )
+        if lacking := kind.needs(claim, panel):
+            raise ConfigError(f"{where}: a claim {claim.kind!r} needs {lacking}.")
+    if (panel.kind == "scalar") != bool(panel.tag):
+        says = f"its tag is {panel.tag!r}" if panel.tag else "it names no tag"
+        raise ConfigError(
+            f"{where}: {says} and its kind is {panel.kind!r}; the kind 'scalar' and a tag, e.g. "
+            "sharpness/all/lambda_max, go together."
+        )
+    own = {label: key for label, arm in panel.arms.items() for key in arm.axes if key not in panel.axes}
+    for label, key in own.items():
+        raise ConfigError(
+            f"{where}: arm {label!r} has values of {key}, which the panel does not vary; set the key of one run "
+            "under 'set'."
+        )
 
 
 def _check_baseline(panel: PanelSpec, where: str) -> None:

@@ -18,10 +18,10 @@ from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.verdicts import Finding, directed
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.claim_tests import optimum_words
-from lightning_sv.experiments.claims.claim_types import KINDS, not_testable, statement, verdicts
+from lightning_sv.experiments.claims.claim_types import KINDS
 from lightning_sv.experiments.claims.multiple_testing import benjamini_hochberg, corrected, holm
 from lightning_sv.experiments.claims.verdict import Verdict
-from lightning_sv.experiments.evaluate import evaluate_claims
+from lightning_sv.experiments.evaluate import evaluate_claims, not_testable, statement, verdicts
 from lightning_sv.experiments.measured_tables import measured_table, throughput_table
 from lightning_sv.experiments.report.tables import ours_words
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series

@@ -8,18 +8,14 @@ from typing import Literal
 
 from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.verdicts import (
-    ALPHA,
-    NOT_RESOLVED,
-    NOT_TESTABLE,
     Finding,
     directed,
     directed_or_equal,
     equivalent,
     opposite,
 )
-from lightning_sv.errors import ConfigError, NotTestableError, unknown
 from lightning_sv.experiments.claims import claim_tests
-from lightning_sv.experiments.claims.verdict import Estimate, Verdict
+from lightning_sv.experiments.claims.verdict import Estimate
 from lightning_sv.experiments.results import Panel
 from lightning_sv.experiments.spec import ClaimSpec, PanelKind, PanelSpec
 
@@ -163,130 +159,3 @@ KINDS: dict[str, ClaimType] = {
         _margin,
     ),
 }
-
-
-def check_claims(panel: PanelSpec, where: str) -> None:
-    """Refuse a claim that no run of the panel could decide, or settings that it does not have, before any is trained.
-
-    Args:
-        panel: as in the YAML
-        where: names it to the user
-
-    Raises:
-        ConfigError: an unknown kind or arm, one arm twice, a share of the tokens that is none, a kind that such a panel
-            does not have, or one without what it needs
-    """
-    for claim in panel.claims:
-        if claim.kind not in KINDS:
-            raise ConfigError(unknown(f"{where}: claim of kind", claim.kind, list(KINDS)))
-        kind = KINDS[claim.kind]
-        if panel.kind not in kind.panels:
-            kinds = " or ".join(kind.panels)
-            raise ConfigError(
-                f"{where}: a claim {claim.kind!r} needs a panel of kind {kinds}, this one is {panel.kind!r}."
-            )
-        for label in [claim.a, claim.b] if "{b}" in kind.statement else [claim.a]:
-            if label not in panel.arms:
-                raise ConfigError(unknown(f"{where}: claim {claim.kind!r}: arm", label, list(panel.arms)))
-        if claim.a == claim.b and "{b}" in kind.statement:
-            raise ConfigError(f"{where}: claim {claim.kind!r} compares {claim.a!r} with itself; a and b are two arms.")
-        for key, share in (("at", claim.at), ("until", claim.until)):
-            if not 0 < share <= 1:
-                raise ConfigError(
-                    f"{where}: claim {claim.kind!r}: {key} is {share:g}; a share of the tokens is over 0 and up to 1."
-                )
-        if lacking := kind.needs(claim, panel):
-            raise ConfigError(f"{where}: a claim {claim.kind!r} needs {lacking}.")
-    if (panel.kind == "scalar") != bool(panel.tag):
-        says = f"its tag is {panel.tag!r}" if panel.tag else "it names no tag"
-        raise ConfigError(
-            f"{where}: {says} and its kind is {panel.kind!r}; the kind 'scalar' and a tag, e.g. "
-            "sharpness/all/lambda_max, go together."
-        )
-    own = {label: key for label, arm in panel.arms.items() for key in arm.axes if key not in panel.axes}
-    for label, key in own.items():
-        raise ConfigError(
-            f"{where}: arm {label!r} has values of {key}, which the panel does not vary; set the key of one run "
-            "under 'set'."
-        )
-
-
-def verdicts(claim: ClaimSpec, panel: Panel) -> list[Verdict]:
-    """Verdicts on a claim that was checked: one a part, and on a scaling panel one a size where it is about two arms.
-
-    Raises:
-        NotTestableError: one size, and the claim is about a slope; or a run has not logged what the claim is about
-    """
-    if claim.kind == "slope" and len(panel.sizes) < 2:
-        raise NotTestableError("one size gives no slope")
-    each_size = [replace(claim, a=f"{claim.a}, {s}", b=f"{claim.b}, {s}") for s in panel.sizes]
-    found = []
-    for each in each_size if each_size and claim.kind != "slope" else [claim]:
-        if why := _ends_early(each, panel):
-            found.append(not_testable(each, why))
-        else:
-            found += [_verdict(part, panel) for part in KINDS[claim.kind].parts(each)]
-    return found
-
-
-def _ends_early(claim: ClaimSpec, panel: Panel) -> str:
-    """Why runs say nothing of A: they end where it is known to be behind still. Empty if they are long enough."""
-    if not claim.crossing:
-        return ""
-    arms = panel.arms if claim.kind == "slope" else [panel.arm(claim.a), panel.arm(claim.b)]
-    steps = min((arm.run_spec.steps for arm in arms if arm.run_spec), default=claim.crossing)
-    known = f"{claim.a} is known to pass {claim.b} at about {claim.crossing:,}"
-    return f"runs end after {steps:,} steps, and {known}" if steps < claim.crossing else ""
-
-
-def statement(claim: ClaimSpec) -> str:
-    """The claim in words."""
-    tags = " and ".join(tag.split("/")[-2] for tag in claim.tags)
-    more = f" by more than {claim.margin:g}" if claim.margin else ""
-    late = claim.until == 1
-    words = {"tags": tags, "more": more if late else f"{more} at {claim.until:.0%} of the tokens"}
-    words["ends"] = "ends" if late else "is"
-    return claim.text or KINDS[claim.kind].statement.format(**(vars(claim) | words))
-
-
-def not_testable(claim: ClaimSpec, why: str) -> Verdict:
-    """The verdict on what these runs, or this budget, cannot show."""
-    sentence = f"Not testable here: {why}."
-    return Verdict(statement(claim), NOT_TESTABLE, sentence, None, None, None, 0, None, claim.paper)
-
-
-def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
-    kind = KINDS[claim.kind]
-    d, detail, unit, part, sides, tested, finding = kind.measure(claim, panel)
-    word, p, to_go = finding or TESTS[kind.test](tested or d, kind.bound(claim))
-    word = word if d.se is not None else NOT_RESOLVED  # never a verdict from one run
-    p *= 2 * ALPHA / (1 - d.confidence)  # below ALPHA where the interval, whose error is its own, decides
-    hint = f"; {to_go}" if word == NOT_RESOLVED and to_go else ""
-    return Verdict(
-        claim=statement(claim),
-        verdict=word,
-        sentence=f"{word.capitalize()}: {detail}{hint}.",
-        estimate=d.mean,
-        low=d.low,
-        high=d.high,
-        n=d.n,
-        smallest=d.smallest_resolvable,
-        paper=claim.paper,
-        unit=unit,
-        confidence=d.confidence,
-        part=part,
-        p=min(1.0, p) if d.se is not None else None,
-        df=d.df,
-        paper_value=claim.paper_value,
-        sides=sides,
-    )
-
-
-def with_papers_number(verdict: Verdict, papers_own: bool) -> Verdict:
-    """A verdict that says whether its interval holds the paper's number, where runs are of its models and tokens."""
-    value, low, high = verdict.paper_value, verdict.low, verdict.high
-    if not papers_own or value is None or low is None or high is None:
-        return replace(verdict, paper_value=None)
-    inside = low <= value <= high
-    words = f"{verdict.sentence[:-1]}; the paper's {value:+g} lies {'inside' if inside else 'outside'}."
-    return replace(verdict, sentence=words, agreement="consistent" if inside else "not consistent")
