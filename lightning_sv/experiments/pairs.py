@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, token_factor
-from lightning_sv.analysis.run_plot import branch_norms
 from lightning_sv.analysis.verdicts import difference_sentence, direction, tokens_sentence
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.pooling import TWO_SIDED
@@ -93,6 +92,8 @@ def pairs_of(panel: Panel) -> tuple[list[Pair], list[str]]:
 
 def described(figure: Figure) -> Figure:
     """A figure of one panel of losses with a sentence on each pair, and branch norms if all runs logged them."""
+    from lightning_sv.analysis.run_plot import branch_norms  # matplotlib, which a dry run does without
+
     (panel,) = figure.panels
     pairs, lost = pairs_of(panel)
     said = (f"{pair.sentence()} {pair.tokens_sentence()}" for pair in pairs)

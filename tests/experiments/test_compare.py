@@ -183,7 +183,7 @@ def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
     assert figures["differences"][1]["difference"]["per_seed"] == pytest.approx([0.04, 0.06, 0.05], abs=1e-6)
     assert figures["differences"][1][key]["factor"] < 1 < figures["differences"][0][key]["factor"]
     scales = [(d.a, d.b) for d in four.differences if d.key == "model.scale"]
-    assert scales == [("llama", "hg+dnp+or+iwd"), ("llama", "nop"), ("llama", "hg")] and not four.warnings
+    assert scales == [("llama", "hg+dnp+or+iwd"), ("llama", "nop"), ("llama", "hg")] and not four.figure.warnings
     console = Console(file=io.StringIO(), width=250)
     four.print(console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -258,7 +258,9 @@ def test_runs_that_cannot_be_compared(tmp_path: Path) -> None:
         run(tmp_path / "corpus", "--corpus_of", "hg+dnp+or+iwd", "decaf", seeds=1)
     faster = asked("unified", "--model.optim.lr 0.1", "unified")
     found, _ = run(tmp_path / "config", "--hidden.key", "differs", seeds=1, arms=(LLAMA, faster))
-    assert found.warnings == ("The configs differ in hidden.key: llama against hg+dnp+or+iwd (a-seed0, b-seed0).",)
+    assert found.figure.warnings == (
+        "The configs differ in hidden.key: llama against hg+dnp+or+iwd (a-seed0, b-seed0).",
+    )
     assert [d.key for d in found.differences if d.expected] == ["model.optim.lr", "model.scale"]
 
 

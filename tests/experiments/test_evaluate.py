@@ -253,12 +253,13 @@ def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> N
     (conf / "paper/lengths.yaml").write_text(text)
     short = TINY.replace("tiny, ", "tiny, set: {trainer.max_steps: 600}, ", 1)
     (conf / "paper/budgets/cpu.yaml").write_text(f"{BUDGET}  dense: {TINY}  dense-2: {short}")
-    assert planned("lengths").ratio() == "1.32 to 6.69" and planned("other").ratio() == "6.62"
+    assert planned("lengths").tokens_per_param == pytest.approx((1.32, 6.69), abs=5e-3)
+    assert planned("other").tokens_per_param == pytest.approx((6.62, 6.62), rel=0.02)
     (panel,) = planned("lengths").panels
     lengths = ("1.34 tokens a parameter", "6.69 tokens a parameter")  # the baseline's: b has more scale vectors
     assert [series.sizes for series in panel.series] == [lengths, lengths]
-    shorter = panel.arm("b, 1.34 tokens a parameter").run_spec
-    assert shorter is not None and shorter.steps == 600 and f"{shorter.tokens_per_param:.3g}" == "1.32"
+    (shorter,) = (arm.run_spec for arm in panel.arms if arm.label == "b, 1.34 tokens a parameter")
+    assert shorter.steps == 600 and f"{shorter.tokens_per_param:.3g}" == "1.32"
     (conf / "paper/other.yaml").write_text(FIGURE + "  schedule: wsd\n")
     other = planned("other").panels[0].arms[0].run_spec
     assert other is not None and "init_std" not in other.details  # tuned under another schedule
@@ -366,7 +367,7 @@ def test_a_figure_is_judged(shared: RunStore) -> None:
     """The stand-in's differences are -0.02, -0.04, -0.03 for every strategy but llama."""
     (figure,) = plan("heterogeneity")
     train([figure], shared, parallel=2, console=quiet())
-    found = judged(replace(figure, command="lightning-sv paper --fig heterogeneity"), shared)
+    found = replace(judged(figure, shared), command="lightning-sv paper --fig heterogeneity")
     (verdict,) = found.verdicts
     assert (verdict.verdict, verdict.n, verdict.paper) == ("holds", 3, "improves")
     assert verdict.estimate == pytest.approx(-0.03, abs=1e-6)

@@ -68,7 +68,7 @@ def test_the_papers_budget_has_its_tokens(planned: tuple[str, dict[str, FigurePl
     least = {"cpu": 6.5, "cpu-long": 26, "gpu": 20, "paper": 99.9}[budget]  # the batch is whole: 5% over, 3% below
     assert min(per_param["placement"] + per_param["iwd"] + per_param["necessity"]) >= least * 0.999
     assert max(per_param["dense-scaling"], default=0) <= least * 1.1  # equal at every size
-    panels = [panel for f in figures.values() for panel in f.panels if panel.kind != "grid"]
+    panels = [panel for f in figures.values() for panel in f.panels if panel.spec.kind != "grid"]
     pairs = {len(arm.seeds) for panel in panels for arm in panel.arms}
     assert min(pairs) >= 2 and (budget != "cpu-long" or max(pairs) == 6)
 
