@@ -66,14 +66,14 @@ def test_a_missing_run_is_bridged_by_the_other_arms() -> None:
     losses = {"a": {1: 1.0, 2: 2.0}, "b": {0: 0.5, 2: 2.5}, "c": {0: 0.1, 1: 1.1, 2: 2.1}}
     design = BlockDesign(losses)
     # normal equations with a, b, c and seeds 1, 2 over seed 0
-    design = np.array([[1, 0, 0, 1, 0], [1, 0, 0, 0, 1], [0, 1, 0, 0, 0], [0, 1, 0, 0, 1],
-                       [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 0, 1]], dtype=float)  # fmt: skip
+    known = np.array([[1, 0, 0, 1, 0], [1, 0, 0, 0, 1], [0, 1, 0, 0, 0], [0, 1, 0, 0, 1],
+                      [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 0, 1]], dtype=float)  # fmt: skip
     y = np.array([1.0, 2.0, 0.5, 2.5, 0.1, 1.1, 2.1])
-    solved = np.linalg.solve(design.T @ design, design.T @ y)
+    solved = np.linalg.solve(known.T @ known, known.T @ y)
     contrast = design.difference("a", "b")
     assert contrast.mean == pytest.approx(solved[0] - solved[1], rel=1e-9)
     assert (design.df, contrast.n) == (2, 1)
-    unit = np.linalg.inv(design.T @ design)
+    unit = np.linalg.inv(known.T @ known)
     assert contrast.se == pytest.approx(
         math.sqrt(design.squares / 2 * (unit[0, 0] + unit[1, 1] - 2 * unit[0, 1])), rel=1e-9
     )
