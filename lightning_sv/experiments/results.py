@@ -56,6 +56,11 @@ class Arm:
         """Validation losses against training tokens, one per seed."""
         return [run.curve(VAL_LOSS) for run in self.runs]
 
+    @property
+    def by_seed(self) -> dict[int, Run]:
+        """Seed -> its run; 0, 1, ... for runs that do not say theirs."""
+        return dict(zip(self.seeds or range(len(self.runs)), self.runs, strict=True))
+
     def paired(self, other: "Arm") -> tuple["Arm", "Arm"]:
         """Both arms on the seeds that they share, so that their runs are pairs."""
         if self.seeds == other.seeds:
@@ -65,8 +70,7 @@ class Arm:
 
     def on(self, seeds: Sequence[int]) -> "Arm":
         """The arm on some of its seeds, their runs with them."""
-        runs = dict(zip(self.seeds, self.runs, strict=True))
-        return replace(self, runs=tuple(runs[seed] for seed in seeds), seeds=tuple(seeds))
+        return replace(self, runs=tuple(self.by_seed[seed] for seed in seeds), seeds=tuple(seeds))
 
 
 @dataclass(frozen=True)
@@ -171,8 +175,7 @@ class Panel:
     def add_to(self, pool: Pool) -> Pool:
         """Add its runs to those whose scatter they share; return the pool."""
         for arms in self.alike(self.every or self.arms) if self.kind != "table" else []:
-            found = {self._key(arm): arm for arm in arms if arm.runs}
-            pool.add({k: dict(zip(arm.seeds or range(99), arm.runs, strict=False)) for k, arm in found.items()})
+            pool.add({self._key(arm): arm.by_seed for arm in arms if arm.runs})
         return pool
 
     def _key(self, arm: Arm) -> Hashable:

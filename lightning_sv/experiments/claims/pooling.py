@@ -67,13 +67,14 @@ class Pool:
 
     def add(self, arms: Mapping[Hashable, Mapping[int, Run]]) -> None:
         """Add arms that a panel compares, arm -> seed -> run: those that end after as many tokens of one text."""
-        alike: dict[Hashable, frozenset[Hashable]] = {}
+        alike: dict[Hashable, list[Hashable]] = {}
         for arm, runs in arms.items():
             self._runs.setdefault(arm, {}).update(runs)
             first = next(iter(runs.values()))
             ends = (first.tokens, *(first.summary.get(key) for key in CORPUS_KEYS))
-            alike[ends] = alike.get(ends, frozenset()) | self._home.get(arm, frozenset([arm]))
-        for home in alike.values():
+            alike.setdefault(ends, []).append(arm)
+        for group in alike.values():
+            home = frozenset[Hashable]().union(*(self._home.get(arm, frozenset([arm])) for arm in group))
             self._home |= dict.fromkeys(home, home)
 
     def difference(self, a: Hashable, b: Hashable, of: Callable[[Run], float], confidence: float) -> PairedDifference:
