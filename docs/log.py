@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 
-from lightning_sv.experiments.report.log import read_log
+from lightning_sv.experiments.report.verdict_log import read_log
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = """# Log of results

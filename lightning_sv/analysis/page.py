@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from lightning_sv.analysis.decision import VerdictWord
+from lightning_sv.analysis.verdicts import VerdictWord
 
 _VERDICTS: tuple[str, ...] = get_args(VerdictWord)
 

@@ -192,7 +192,9 @@ def token_factor(a: Sequence[Curve], b: Sequence[Curve], confidence: float = 0.9
 
 
 def _to_targets(a: Sequence[Curve], b: Sequence[Curve], targets: Sequence[float], confidence: float) -> TokenEfficiency:
-    assert len(a) == len(b) > 0, (len(a), len(b))
+    assert len(a) == len(b), (len(a), len(b))
+    if not a:
+        return TokenEfficiency((), (), None, None, None, "they share no seed")
     alone = min(curve.tokens.size for curve in (*a, *b)) < 2
     if alone or not all(math.isfinite(curve.values[-1]) for curve in (*a, *b)):
         why = "a run has its final loss alone, not those before it" if alone else "a run diverged"
@@ -205,22 +207,6 @@ def _to_targets(a: Sequence[Curve], b: Sequence[Curve], targets: Sequence[float]
     log = paired_difference(np.log(known_b), np.log(known_a), confidence)
     low, high = (None if end is None else math.exp(end) for end in (log.low, log.high))
     return TokenEfficiency(reach_a, reach_b, math.exp(log.mean), low, high)
-
-
-def on_common_tokens(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Curves -> (tokens (N,), values (runs, N)) at the evaluations that all of them have.
-
-    Raises:
-        NotTestableError: the curves share no evaluation
-    """
-    common = set(curves[0].tokens.tolist()).intersection(*(c.tokens.tolist() for c in curves[1:]))
-    if not common:
-        raise NotTestableError(
-            "The runs share no evaluation at equal tokens; compare runs of one batch size, "
-            "sequence length and validation interval."
-        )
-    tokens = np.array(sorted(common), dtype=np.int64)
-    return tokens, np.stack([c.values[np.isin(c.tokens, tokens)] for c in curves])
 
 
 def on_one_grid(curves: Sequence[Curve]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

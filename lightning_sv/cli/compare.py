@@ -8,8 +8,8 @@ from rich.console import Console
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.compare import compare, default_out
-from lightning_sv.experiments.runs import Runs
-from lightning_sv.experiments.sources.compared import asked, check_different, compared_figure, one_budget, resolve
+from lightning_sv.experiments.run_store import RunStore
+from lightning_sv.experiments.sources.from_cli import asked, check_different, compared_figure, one_budget, resolve
 from lightning_sv.experiments.train import context_of
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.settings.plain_parser import PlainParser, number
@@ -60,7 +60,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     Console(stderr=True).print(budget, markup=False, highlight=False, soft_wrap=True)
     out = options.out or default_out(figure, runs[0].model.config.name, runs[0].data.corpus.dir)
     # a directory that is asked for has its runs in it; all others share theirs
-    had = Runs(out if options.out else out.parent, context_of(runs[0].data), launcher)
+    had = RunStore(out if options.out else out.parent, context_of(runs[0].data), launcher)
     command = shlex.join(["lightning-sv", "compare", *argv])
     result = compare(figure, had, out, jobs=options.jobs, command=command)
     if options.json:

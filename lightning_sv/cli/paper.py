@@ -13,15 +13,14 @@ from rich.table import Table
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.dry_run import print_dry_run
-from lightning_sv.experiments.judge import judge
-from lightning_sv.experiments.plan import plan_figure
-from lightning_sv.experiments.recipes import Recipes
-from lightning_sv.experiments.report.log import LOG, add_to_log, log_of, log_rows, read_log, with_earlier
+from lightning_sv.experiments.evaluate import evaluate
+from lightning_sv.experiments.plan import FigurePlan, plan_figure
 from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
+from lightning_sv.experiments.report.verdict_log import LOG, add_to_log, log_of, log_rows, read_log, with_earlier
 from lightning_sv.experiments.results import Figure
-from lightning_sv.experiments.runs import Runs
-from lightning_sv.experiments.sources.figures import budget_names, figure_names, load_budget, load_figure
-from lightning_sv.experiments.spec import by_seed
+from lightning_sv.experiments.run_spec import RunResolver, by_seed
+from lightning_sv.experiments.run_store import RunStore
+from lightning_sv.experiments.sources.from_yaml import budget_names, figure_names, load_budget, load_figure
 from lightning_sv.experiments.train import context_of, train
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.runs.launch import default_parallel
@@ -78,9 +77,9 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     if options.jobs is not None and options.jobs < 1:
         raise ConfigError(f"--jobs is {options.jobs}; give the number of runs at a time, at least 1.")
     budget = load_budget(options.budget)
-    recipes = Recipes(budget, _keys(rest))
+    resolver = RunResolver(budget, _keys(rest))
     figures = [
-        plan_figure(load_figure(name), recipes)
+        plan_figure(load_figure(name), resolver)
         for name in dict.fromkeys(options.fig or budget.figures or figure_names())
     ]
     if options.fig and not (options.dry_run or options.no_train):
@@ -90,15 +89,15 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parallel = options.jobs or default_parallel()
     console = Console(width=None if sys.stdout.isatty() else 150, stderr=options.json)
     if options.dry_run:
-        runs = Runs(out, None, beside=beside, recorded=read_recorded(options.recorded))
+        runs = RunStore(out, None, beside=beside, recorded=read_recorded(options.recorded))
         print_dry_run(console, figures, runs, budget, parallel)
         return 0
     context = None if options.no_train else _context(figures)
     recorded = read_recorded(options.recorded, (context or {}).get("corpus_hash"))
-    runs = Runs(out, context, launcher, beside, recorded)
+    runs = RunStore(out, context, launcher, beside, recorded)
     if options.slurm:
         print_dry_run(Console(stderr=True, width=console.width), figures, runs, budget, parallel)
-        return _slurm(console, figures, runs, recipes, options.submit)
+        return _slurm(console, figures, runs, resolver, options.submit)
     if options.no_train and not any(runs.is_begun(*run) for figure in figures for run in figure.runs()):
         raise ConfigError(f"paper: {out} holds no run of these figures; leave out --no_train, or name their --out.")
     check_replaceable(out, [out / "runs"])
@@ -113,7 +112,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     words += ["--out", shlex.quote(str(out))] * (options.out is not None)
     words += ["--recorded", *(shlex.quote(str(path)) for path in options.recorded)] * bool(options.recorded)
     commands = [" ".join([*words, "--fig", shlex.quote(figure.spec.name)]) for figure in figures]
-    found = judge([replace(f, command=command) for f, command in zip(figures, commands, strict=True)], runs)
+    found = [replace(f, command=words) for f, words in zip(evaluate(figures, runs), commands, strict=True)]
     if not options.no_log:
         found = with_earlier(found, budget.name, log)
     print_verdicts(console, found)
@@ -156,7 +155,7 @@ def _keys(rest: list[str]) -> dict[str, Any]:
     return keys
 
 
-def _check_rates(figures: Sequence[Figure]) -> None:
+def _check_rates(figures: Sequence[FigurePlan]) -> None:
     """Refuse a named figure if no learning rate is tuned for it.
 
     Raises:
@@ -170,17 +169,19 @@ def _check_rates(figures: Sequence[Figure]) -> None:
             raise ConfigError(f"--fig {figure.spec.name}: {waiting[0].why_not}.")
 
 
-def _context(figures: Sequence[Figure]) -> dict[str, str]:
+def _context(figures: Sequence[FigurePlan]) -> dict[str, str]:
     """What the runs' results depend on beside their commands.
 
     Raises:
         ConfigError: the corpus is not there
     """
-    args = next((list(recipe.args) for figure in figures for recipe, _ in figure.runs()), None)
+    args = next((list(run_spec.args) for figure in figures for run_spec, _ in figure.runs()), None)
     return context_of(parse_run(args)[1]) if args else {}
 
 
-def _slurm(console: Console, figures: Sequence[Figure], runs: Runs, recipes: Recipes, submitted: bool) -> int:
+def _slurm(
+    console: Console, figures: Sequence[FigurePlan], runs: RunStore, resolver: RunResolver, submitted: bool
+) -> int:
     """Print the array of the missing runs."""
     missing = runs.missing(by_seed(run for figure in figures for run in figure.runs()))
     if not missing:
@@ -189,7 +190,7 @@ def _slurm(console: Console, figures: Sequence[Figure], runs: Runs, recipes: Rec
     for job in missing:
         job.prepare()
     script = runs.out / "slurm.sh"
-    text = array_script(missing, f"paper-{recipes.budget.name}", recipes.budget.sbatch)
+    text = array_script(missing, f"paper-{resolver.budget.name}", resolver.budget.sbatch)
     script.write_text(text, encoding="utf-8")
     script.chmod(0o755)
     print(text)

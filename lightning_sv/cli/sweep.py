@@ -15,8 +15,8 @@ from rich.table import Table
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.compare import default_out, sweep
 from lightning_sv.experiments.results import Panel, Series
-from lightning_sv.experiments.runs import Runs
-from lightning_sv.experiments.sources.compared import (
+from lightning_sv.experiments.run_store import RunStore
+from lightning_sv.experiments.sources.from_cli import (
     asked,
     check_different,
     check_fixed,
@@ -75,7 +75,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     said.print(budget, markup=False, highlight=False, soft_wrap=True)
     where = default_out(figure, runs[0].model.config.name, runs[0].data.corpus.dir, "sweep")
     out = options.out or where
-    had = Runs(out if options.out else out.parent, context_of(runs[0].data), launcher)
+    had = RunStore(out if options.out else out.parent, context_of(runs[0].data), launcher)
     command = shlex.join(["lightning-sv", "sweep", *argv])
     panel = sweep(figure, had, out, jobs=options.jobs, console=said, command=command)
     found = [_swept(panel, series) for series in panel.series]

@@ -6,29 +6,151 @@ Runs are named by what they train, and found again in any comparison beside this
 is missing; with more seeds or further arms, only those.
 """
 
+import json
+import os
 import re
-from dataclasses import replace
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from string import ascii_lowercase
+from typing import Any
 
+import numpy as np
 from rich.console import Console
+from rich.table import Table
 
-from lightning_sv.analysis.losses import draw_comparison
-from lightning_sv.analysis.sharpness import draw_sharpness, has_sharpness, sharpness_rows
+from lightning_sv.analysis.loss_plots import draw_comparison
+from lightning_sv.analysis.sharpness_plots import draw_sharpness, has_sharpness, sharpness_rows
+from lightning_sv.analysis.verdicts import times
 from lightning_sv.errors import ConfigError, RunError
-from lightning_sv.experiments.checks import check_same_corpus, comparability_warnings, config_differences, rests_on
-from lightning_sv.experiments.comparison import Comparison, in_words
-from lightning_sv.experiments.judge import decided, read
+from lightning_sv.experiments.comparability import (
+    ConfigDifference,
+    check_same_corpus,
+    comparability_warnings,
+    config_differences,
+    rests_on,
+)
+from lightning_sv.experiments.evaluate import load_runs
+from lightning_sv.experiments.pairs import Pair, described, pairs_of
+from lightning_sv.experiments.plan import FigurePlan
 from lightning_sv.experiments.report.tables import check_replaceable, write_csv
 from lightning_sv.experiments.report.write import write_report
-from lightning_sv.experiments.results import Figure, Panel
-from lightning_sv.experiments.runs import Runs, diverged
-from lightning_sv.experiments.sources.own_runs import COMPARISON, with_branches
+from lightning_sv.experiments.results import Arm, Figure, Panel
+from lightning_sv.experiments.run_store import RunStore, diverged
+from lightning_sv.experiments.sources.from_runs import COMPARISON
 from lightning_sv.experiments.train import train
+from lightning_sv.runs.events import Run
+from lightning_sv.settings.words import words_of
+from lightning_sv.version import __version__
 from lightning_sv.whole import whole
 
 
-def default_out(figure: Figure, model: str, corpus: str, command: str = "compare") -> Path:
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The outcome: a baseline and one or several other arms, every number about one of these and its pair with it.
+
+    Args:
+        figure: its first panel has the arms, the baseline first
+        runs: every run by its name, seed by seed: `a-seed0`, `b-seed0`, ..., `a-seed1`, ...
+        commands: command line of every run, by its name
+        reused: keys of the runs that were complete beforehand
+        differences: where the configs differ
+        out: directory of the comparison
+    """
+
+    figure: Figure
+    runs: Mapping[str, Run]
+    commands: Mapping[str, list[str]]
+    reused: frozenset[str]
+    differences: tuple[ConfigDifference, ...]
+    out: Path
+
+    @property
+    def arms(self) -> tuple[Arm, ...]:
+        """The baseline and the others."""
+        return self.figure.panels[0].arms
+
+    @cached_property
+    def pairs(self) -> list[Pair]:
+        """A with each other arm, in their order."""
+        return pairs_of(self.figure.panels[0])[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every figure with what is needed to get it again; plain JSON types."""
+        first, packages = self.arms[0].runs[0].summary, ("torch", "lightning", "litdata", "numpy", "scipy")
+        specs = self.figure.spec.panels[0].arms
+        return {
+            "unit": "nats per token",
+            "seeds": list(self.arms[0].seeds),
+            "arms": [
+                {
+                    "label": arm.label,
+                    "scale": specs[arm.label].scale,
+                    "args": words_of(specs[arm.label].set),
+                    "val_loss": float(np.mean(arm.losses)),
+                    "val_loss_per_seed": arm.losses.tolist(),
+                }
+                for arm in self.arms
+            ],
+            "differences": [pair.to_dict() for pair in self.pairs],
+            "runs": [
+                {
+                    "name": name,
+                    "dir": os.path.relpath(run.dir, self.out),
+                    "reused": run.dir.name in self.reused,
+                    "command": shlex.join(self.commands[name]),
+                    "val_loss": run.val_loss,
+                    "tokens": run.tokens,
+                    "summary": dict(run.summary),
+                }
+                for name, run in self.runs.items()
+            ],
+            "config_differences": [d._asdict() for d in self.differences],
+            "warnings": list(self.figure.warnings),
+            "corpus_hash": first["corpus_hash"],
+            "tokenizer_sha256": first["tokenizer_sha256"],
+            "versions": {"lightning_sv": __version__, **{package: version(package) for package in packages}},
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as text."""
+        return json.dumps(self.to_dict(), indent=2, default=str)
+
+    def print(self, console: Console) -> None:
+        """Table, sentences, warnings and the paths of the files."""
+        console.print(self._table())
+        for pair in self.pairs:
+            console.print(pair.sentence(), markup=False, highlight=False, style="bold")
+            console.print(pair.tokens_sentence(), markup=False, highlight=False)
+        for warning in self.figure.warnings:
+            console.print(f"Warning: {warning}", markup=False, highlight=False, style="yellow")
+        found = [self.out / name for name in ("comparison.json", "comparison.png", "sharpness.png", "report.html")]
+        files = "\n".join(str(file) for file in found if file.exists())
+        console.print(files, markup=False, highlight=False, soft_wrap=True)
+
+    def _table(self) -> Table:
+        table = Table(title="val loss, nats per token", title_justify="left")
+        table.add_column("strategy", overflow="fold")
+        for head in ("mean", *(f"seed {k}" for k in self.arms[0].seeds)):
+            table.add_column(head, justify="right", no_wrap=True)
+        factors = [pair.efficiency.factor for pair in self.pairs]
+        if any(factors):
+            table.add_column(f"tokens of {self.arms[0].label} / its own", justify="right")
+        for arm in self.arms:
+            table.add_row(arm.label, *(f"{x:.4f}" for x in (float(np.mean(arm.losses)), *arm.losses)))
+        table.add_section()
+        for pair, factor in zip(self.pairs, factors, strict=True):
+            numbers = (f"{x:+.4f}" for x in (pair.difference.mean, *pair.per_seed))
+            table.add_row(pair.title, *numbers, *([times(factor)] if factor else []))
+        return table
+
+
+def default_out(figure: FigurePlan, model: str, corpus: str, command: str = "compare") -> Path:
     """`runs/compare/tiny-stdlib/llama_vs_unified_nop`, or `runs/sweep/tiny-stdlib/llama_unified`."""
     words = (f"{model}-{Path(corpus).name}", *figure.panels[0].spec.arms)
     where, a, *others = (re.sub(r"[^\w.+=-]+", "-", word) for word in words)
@@ -38,12 +160,18 @@ def default_out(figure: Figure, model: str, corpus: str, command: str = "compare
 
 
 def compare(
-    figure: Figure, runs: Runs, out: Path, *, jobs: int | None = None, console: Console | None = None, command: str = ""
+    figure: FigurePlan,
+    runs: RunStore,
+    out: Path,
+    *,
+    jobs: int | None = None,
+    console: Console | None = None,
+    command: str = "",
 ) -> Comparison:
     """Run what is missing, check that the runs are comparable, write figures, pictures and the report.
 
     Args:
-        figure: of one panel, the baseline first, see `lightning_sv.experiments.sources.compared.compared_figure`
+        figure: of one panel, the baseline first, see `lightning_sv.experiments.sources.from_cli.compared_figure`
         runs: those that are there, and what trains the others
         out: directory of the comparison
         jobs: runs at a time; None: one per core, at most four, a single one on a GPU
@@ -57,24 +185,26 @@ def compare(
     console = console or Console(stderr=True)
     _check(figure, runs, out, jobs)
     reused = set[str]()
-    for recipe, seed in figure.runs():
-        if (job := runs.job(recipe, seed)).state() == "complete":
+    for run_spec, seed in figure.runs():
+        if (job := runs.job(run_spec, seed)).state() == "complete":
             reused.add(job.name)
             where = f"{job.run_dir} is complete with the same configuration"
             console.print(f"{job.title}: reused, {where}", markup=False, highlight=False)
     failed = train([figure], runs, parallel=jobs, console=console)
-    panel = read(figure.panels[0], runs)
+    (plan,) = figure.panels
+    panel = load_runs(plan, runs)
     if failed or panel.why_not is not None:
         raise RunError(next(iter(failed.values()), panel.why_not))
     letters = list(zip(ascii_lowercase, panel.arms, strict=False))
     named = {f"{x}-seed{seed}": arm.runs[k] for k, seed in enumerate(panel.arms[0].seeds) for x, arm in letters}
-    jobs_of = {f"{x}-seed{seed}": runs.job(recipe, seed) for x, arm in letters for recipe, seed in arm.wanted}
+    jobs_of = {
+        f"{x}-seed{r[1]}": runs.job(*r) for x, arm in zip(ascii_lowercase, plan.arms, strict=False) for r in arm.runs
+    }
     commands = {name: [*job.record()["command"], *job.here[:2]] for name, job in jobs_of.items()}
     differences = config_differences(named, [key for arm in panel.spec.arms.values() for key in arm.set])
     check_same_corpus(named)
     warnings = (*comparability_warnings(named, differences), *rests_on(panel))
-    (judged,) = decided([replace(figure, panels=(panel,), warnings=warnings, command=command)])
-    judged = with_branches(in_words(judged))
+    judged = described(Figure(figure.spec, (panel,), (), warnings, command, figure.tokens_per_param))
     comparison = Comparison(judged, named, commands, frozenset(reused), tuple(differences), out)
     write_report([judged], out, "a comparison of your own")
     with whole(out / COMPARISON) as partial:
@@ -88,14 +218,20 @@ def compare(
 
 
 def sweep(
-    figure: Figure, runs: Runs, out: Path, *, jobs: int | None = None, console: Console | None = None, command: str = ""
+    figure: FigurePlan,
+    runs: RunStore,
+    out: Path,
+    *,
+    jobs: int | None = None,
+    console: Console | None = None,
+    command: str = "",
 ) -> Panel:
     """Run what is missing of a grid, and write its report; return the panel with its runs.
 
     A run that diverges is left out with its point.
 
     Args:
-        figure: of one grid, see `lightning_sv.experiments.sources.compared.swept_figure`
+        figure: of one grid, see `lightning_sv.experiments.sources.from_cli.swept_figure`
         runs: those that are there, and what trains the others
         out: directory of the report
         jobs: runs at a time; None: see `compare`
@@ -108,15 +244,15 @@ def sweep(
     """
     _check(figure, runs, out, jobs)
     failed = train([figure], runs, parallel=jobs, console=console or Console(stderr=True))
-    panel = read(figure.panels[0], runs)
+    panel = load_runs(figure.panels[0], runs)
     lost = [failed[r.key(s)] for r, s in figure.runs() if r.key(s) in failed and not diverged(runs.job(r, s))]
     if lost or panel.why_not is not None:
         raise RunError(lost[0] if lost else f"{panel.why_not}; give other values.")
-    write_report([replace(figure, panels=(panel,), command=command)], out, "a sweep of your own")
+    write_report([Figure(figure.spec, (panel,), (), (), command, figure.tokens_per_param)], out, "a sweep of your own")
     return panel
 
 
-def _check(figure: Figure, runs: Runs, out: Path, jobs: int | None) -> None:
+def _check(figure: FigurePlan, runs: RunStore, out: Path, jobs: int | None) -> None:
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs is {jobs}; give the number of runs at a time, at least 1.")
     check_replaceable(out, [runs.dir(*run).parent for run in figure.runs()[:1]])

@@ -9,31 +9,33 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_sv.experiments.recipes import MFU
-from lightning_sv.experiments.results import Figure
-from lightning_sv.experiments.runs import Runs
-from lightning_sv.experiments.spec import Budget, Wanted, by_seed
+from lightning_sv.experiments.plan import FigurePlan
+from lightning_sv.experiments.run_spec import MFU, RunRequest, by_seed
+from lightning_sv.experiments.run_store import RunStore
+from lightning_sv.experiments.spec import Budget
 from lightning_sv.runs.directory import read_summary
 
 
-def cost(wanted: Sequence[Wanted], budget: Budget) -> float:
+def cost(wanted: Sequence[RunRequest], budget: Budget) -> float:
     """Seconds of one core, or GPU-hours, of these runs."""
     if budget.gpu is not None:
-        return sum(recipe.gpu_hours or 0.0 for recipe, _ in wanted)
-    return sum((recipe.seconds or 0.0) + budget.startup_seconds for recipe, _ in wanted)
+        return sum(run_spec.gpu_hours or 0.0 for run_spec, _ in wanted)
+    return sum((run_spec.seconds or 0.0) + budget.startup_seconds for run_spec, _ in wanted)
 
 
-def measured_ratio(wanted: Sequence[Wanted], runs: Runs) -> float | None:
+def measured_ratio(wanted: Sequence[RunRequest], runs: RunStore) -> float | None:
     """Median of measured over estimated seconds, of the runs that are complete; None without any."""
     ratios = []
-    for recipe, seed in wanted:
-        took = read_summary(runs.dir(recipe, seed)).get("seconds")  # of this machine: none that is recorded
-        if recipe.seconds and isinstance(took, float):
-            ratios.append(took / recipe.seconds)
+    for run_spec, seed in wanted:
+        took = read_summary(runs.dir(run_spec, seed)).get("seconds")  # of this machine: none that is recorded
+        if run_spec.seconds and isinstance(took, float):
+            ratios.append(took / run_spec.seconds)
     return float(np.median(ratios)) if ratios else None
 
 
-def print_dry_run(console: Console, figures: Sequence[Figure], runs: Runs, budget: Budget, parallel: int) -> None:
+def print_dry_run(
+    console: Console, figures: Sequence[FigurePlan], runs: RunStore, budget: Budget, parallel: int
+) -> None:
     """Show every run, each figure alone and all together, and how long that takes."""
     total = by_seed(run for figure in figures for run in figure.runs())
     ratio = measured_ratio(total, runs)
@@ -43,13 +45,13 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: Runs, budge
     unit = "seconds" if budget.gpu is None else "GPU-hours"
     for column in ("steps", "tokens", "tokens a\nparameter", f"{unit}\na run", "runs", "done"):
         table.add_column(column, justify="right", no_wrap=True)
-    grouped: dict[str, list[Wanted]] = {}
-    for recipe, seed in total:
-        grouped.setdefault(recipe.identity, []).append((recipe, seed))
+    grouped: dict[str, list[RunRequest]] = {}
+    for run_spec, seed in total:
+        grouped.setdefault(run_spec.identity, []).append((run_spec, seed))
     for of in sorted(grouped.values(), key=lambda each: (each[0][0].model, each[0][0].strategy, each[0][0].steps)):
-        recipe, each = of[0][0], cost(of[:1], budget) * (ratio or 1.0)
-        words = escape(f"{recipe.model}, {recipe.strategy}, {recipe.details}")
-        size = (f"{recipe.steps:,}", f"{recipe.tokens:,}", f"{recipe.tokens_per_param:.1f}")
+        run_spec, each = of[0][0], cost(of[:1], budget) * (ratio or 1.0)
+        words = escape(f"{run_spec.model}, {run_spec.strategy}, {run_spec.details}")
+        size = (f"{run_spec.steps:,}", f"{run_spec.tokens:,}", f"{run_spec.tokens_per_param:.1f}")
         time = f"{each:,.0f}" if budget.gpu is None else f"{each:,.1f}"
         table.add_row(words, *size, time, str(len(of)), str(sum(r.key(s) not in missing for r, s in of)))
 
@@ -59,7 +61,7 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: Runs, budge
     say(f"budget {budget.name}: {budget.summary}{f'; {budget.gpu}, {MFU:.0%} MFU' if budget.gpu else ''}")
     console.print(table)
 
-    def time_of(wanted: Sequence[Wanted]) -> str:
+    def time_of(wanted: Sequence[RunRequest]) -> str:
         amount = cost(wanted, budget)
         if budget.gpu is not None:
             return f"{amount:,.1f} GPU-hours"

@@ -1,27 +1,93 @@
-"""A figure under a budget: the runs of its panels."""
+"""Plan a figure under a budget: which runs its panels need."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
 
 from scipy.special import ndtri
 
-from lightning_sv.analysis.decision import CONFIDENCE, pairs_within
-from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.claims.table import check_claims
-from lightning_sv.experiments.results import Arm, Figure, Panel, Series
-from lightning_sv.experiments.spec import ArmSpec, Budget, ClaimSpec, FigureSpec, ModelSpec, PanelSpec, Recipe
-
-if TYPE_CHECKING:  # torch with it, and `report` plans nothing
-    from lightning_sv.experiments.recipes import Recipes
-
+from lightning_sv.analysis.verdicts import CONFIDENCE, pairs_within
+from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.experiments.claims.claim_types import KINDS
+from lightning_sv.experiments.results import Series
+from lightning_sv.experiments.run_spec import RunRequest, RunResolver, RunSpec, by_seed
+from lightning_sv.experiments.spec import ArmSpec, Budget, ClaimSpec, FigureSpec, ModelSpec, PanelSpec
 
 #: grids are trained on seeds from here on, which judge nothing: what is best by luck there has no luck elsewhere
 TUNING_SEED = 100
 
 
-def plan_figure(figure: FigureSpec, recipes: "Recipes") -> Figure:
+@dataclass(frozen=True)
+class ArmPlan:
+    """What is trained of one arm of a panel, or of one point of a grid or of a scaling panel.
+
+    Args:
+        label: what table and chart call it
+        run_spec: what is trained
+        seeds: that it is trained on; all arms of a panel have the same
+        ours: whether the arm is not the paper's
+        baseline: whether the others are compared with it; one arm of a panel at most
+    """
+
+    label: str
+    run_spec: RunSpec
+    seeds: tuple[int, ...]
+    ours: bool = False
+    baseline: bool = False
+
+    @property
+    def runs(self) -> list[RunRequest]:
+        """One run per seed."""
+        return [(self.run_spec, seed) for seed in self.seeds]
+
+
+@dataclass(frozen=True)
+class PanelPlan:
+    """What is trained for one panel.
+
+    Args:
+        spec: as in the YAML
+        arms: in its order; none if the panel cannot be had, or is a table of a file
+        series: of a grid or a scaling panel
+        why_not: why it cannot be had
+        warnings: what weakens it whatever its runs come to
+    """
+
+    spec: PanelSpec
+    arms: tuple[ArmPlan, ...] = ()
+    series: tuple[Series, ...] = ()
+    why_not: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FigurePlan:
+    """What is trained for one figure.
+
+    Args:
+        spec: as in the YAML
+        panels: in its order
+        budget: name of the budget
+        papers_own: whether its models and tokens are the paper's
+    """
+
+    spec: FigureSpec
+    panels: tuple[PanelPlan, ...]
+    budget: str
+    papers_own: bool = False
+
+    def runs(self) -> list[RunRequest]:
+        """Every run once, seed by seed."""
+        return by_seed(run for panel in self.panels for arm in panel.arms for run in arm.runs)
+
+    @property
+    def tokens_per_param(self) -> tuple[float, float]:
+        """Training tokens per (activated) parameter of its runs, the fewest and the most."""
+        ratios = [run_spec.tokens_per_param for run_spec, _ in self.runs()]
+        return min(ratios, default=0.0), max(ratios, default=0.0)
+
+
+def plan_figure(figure: FigureSpec, resolver: RunResolver) -> FigurePlan:
     """Settle every arm of a figure.
 
     Raises:
@@ -30,90 +96,120 @@ def plan_figure(figure: FigureSpec, recipes: "Recipes") -> Figure:
     """
     for panel in figure.panels:
         where = f"{figure.name}: panel {panel.title!r}"
-        check_claims(panel, where)
+        _check_claims(panel, where)
         _check_baseline(panel, where)
-    panels = tuple(_plan_panel(panel, recipes, figure.name) for panel in figure.panels)
-    budgets = [recipe.tokens_per_param for panel in panels for arm in panel.arms for recipe, _ in arm.wanted[:1]]
-    budget = recipes.budget
-    ratios = (min(budgets, default=0.0), max(budgets, default=0.0))
-    return Figure(
-        figure,
-        panels,
-        tokens_per_param=ratios,
-        budget=budget.name,
-        papers_own=budget.papers_own or figure.papers_protocol,
-    )
+    panels = tuple(_plan_panel(panel, resolver, figure.name) for panel in figure.panels)
+    return FigurePlan(figure, panels, resolver.budget.name, resolver.budget.papers_own or figure.papers_protocol)
 
 
-def _plan_panel(panel: PanelSpec, recipes: "Recipes", figure: str) -> Panel:
-    budget, where = recipes.budget.name, f"{figure}: panel {panel.title!r}"
-    models = {role: recipes.model(role) for role in panel.models or [panel.model]}
+def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> PanelPlan:
+    budget, where = resolver.budget.name, f"{figure}: panel {panel.title!r}"
+    models = {role: resolver.model(role) for role in panel.models or [panel.model]}
     here = [role for role, model in models.items() if isinstance(model, ModelSpec)]
     axes = {key: of[budget] for key, of in panel.axes.items() if budget in of}
     why_not = panel.not_at.get(budget)
     if why_not is None and panel.lr is not None and budget not in panel.lr:
         why_not = f"no learning rate is tuned for it under {budget}; add one to lr in conf/paper/{figure}.yaml"
     if panel.file is not None or why_not is not None:
-        return Panel(panel, why_not=why_not)
+        return PanelPlan(panel, why_not=why_not)
     if panel.kind not in ("grid", "scaling", "lengths"):  # whose arms all train the models of the panel
-        panel = replace(panel, arms={label: _here(arm, recipes) for label, arm in panel.arms.items()})
+        panel = replace(panel, arms={label: _here(arm, resolver) for label, arm in panel.arms.items()})
     if not here:
-        return Panel(panel, why_not=next(model for model in models.values() if isinstance(model, str)))
-    untuned = tuple(dict.fromkeys(filter(None, (recipes.untuned(panel, recipes.budget.models[role]) for role in here))))
+        return PanelPlan(panel, why_not=next(model for model in models.values() if isinstance(model, str)))
+    untuned = tuple(
+        dict.fromkeys(filter(None, (resolver.untuned(panel, resolver.budget.models[role]) for role in here)))
+    )
     if untuned and panel.tuned_as:
-        return Panel(panel, why_not=untuned[0])
+        return PanelPlan(panel, why_not=untuned[0])
     if panel.kind == "grid" and not axes:
-        return Panel(panel, why_not="no grid is given for it")
-    first = TUNING_SEED if panel.kind == "grid" else recipes.budget.first_seed
-    seeds = tuple(range(first, first + panel.seeds.get(budget, recipes.budget.seeds)))
-    _check_pairs(panel, recipes.budget, len(seeds), where)
-    arms, series = list[Arm](), list[Series]()
+        return PanelPlan(panel, why_not="no grid is given for it")
+    first = TUNING_SEED if panel.kind == "grid" else resolver.budget.first_seed
+    seeds = tuple(range(first, first + panel.seeds.get(budget, resolver.budget.seeds)))
+    _check_pairs(panel, resolver.budget, len(seeds), where)
+    arms, series = list[ArmPlan](), list[Series]()
     for label, spec in panel.arms.items():
         if budget not in spec.not_at:
-            points, of = _points(panel, label, spec, recipes, here, axes)
-            arms += [Arm(name, (), spec.ours, spec.baseline, recipe, seeds) for name, recipe in points.items()]
+            points, of = _points(panel, label, spec, resolver, here, axes)
+            arms += [ArmPlan(name, run_spec, seeds, spec.ours, spec.baseline) for name, run_spec in points.items()]
             series += [of] if of.sizes or of.points else []
     _check_different(arms, where)
     few = panel.kind == "scaling" and len(here) < 4
     warnings = [f"{panel.title}: {len(here)} sizes; a slope wants four or more."] * few
     warnings += [f"{panel.title}: all arms have one learning rate and initial std: {why}." for why in untuned]
-    warnings += [words for role in here for words in _beyond_reach(panel, recipes.budget, role, len(seeds))]
-    return Panel(panel, tuple(arms), tuple(series), warnings=tuple(warnings))
+    warnings += [words for role in here for words in _beyond_reach(panel, resolver.budget, role, len(seeds))]
+    return PanelPlan(panel, tuple(arms), tuple(series), warnings=tuple(warnings))
 
 
 def _points(
-    panel: PanelSpec, label: str, arm: ArmSpec, recipes: "Recipes", here: list[str], axes: dict[str, list[float]]
-) -> tuple[dict[str, Recipe], Series]:
+    panel: PanelSpec, label: str, arm: ArmSpec, resolver: RunResolver, here: list[str], axes: dict[str, list[float]]
+) -> tuple[dict[str, RunSpec], Series]:
     """What is trained of an arm, by the labels of its points: sizes, lengths, values of a grid, or the arm alone."""
     of = Series(label, arm.ours, arm.baseline, ())
     if panel.kind == "grid":
-        along = [arm.axes.get(key, {}).get(recipes.budget.name, values) for key, values in axes.items()]
-        grid = tuple(_cross(along) if recipes.budget.name in panel.cross else product(*along))
+        along = [arm.axes.get(key, {}).get(resolver.budget.name, values) for key, values in axes.items()]
+        grid = tuple(_cross(along) if resolver.budget.name in panel.cross else product(*along))
         keys = [dict(zip(axes, point, strict=True)) for point in grid]
         names = [", ".join([label, *(f"{k.rpartition('.')[2]} {v:g}" for k, v in each.items())]) for each in keys]
-        made = [recipes.make(panel, arm, panel.model, each) for each in keys]
+        made = [resolver.resolve(panel, arm, panel.model, each) for each in keys]
         of = replace(of, arms=tuple(names), points=grid)
     elif panel.kind in ("scaling", "lengths"):
-        by_size, made = panel.kind == "scaling", [recipes.make(panel, arm, role) for role in here]
-        sizes = [recipe.model for recipe in made] if by_size else _lengths(panel, recipes, here)
+        by_size, made = panel.kind == "scaling", [resolver.resolve(panel, arm, role) for role in here]
+        sizes = [run_spec.model for run_spec in made] if by_size else _lengths(panel, resolver, here)
         names = [f"{label}, {size}" for size in sizes]
-        values = tuple(recipe.parameters if by_size else recipe.tokens_per_param for recipe in made)
+        values = tuple(run_spec.parameters if by_size else run_spec.tokens_per_param for run_spec in made)
         of = replace(of, arms=tuple(names), values=values, sizes=tuple(sizes))
     else:
-        names, made = [label], [recipes.make(panel, arm, arm.model or panel.model)]
+        names, made = [label], [resolver.resolve(panel, arm, arm.model or panel.model)]
     return dict(zip(names, made, strict=True)), of
 
 
-def _here(arm: ArmSpec, recipes: "Recipes") -> ArmSpec:
+def _here(arm: ArmSpec, resolver: RunResolver) -> ArmSpec:
     """An arm with a model of its own that the budget lacks is not trained there, for the budget's reason."""
-    why_not = recipes.model(arm.model) if arm.model else None
-    return replace(arm, not_at={recipes.budget.name: why_not} | arm.not_at) if isinstance(why_not, str) else arm
+    why_not = resolver.model(arm.model) if arm.model else None
+    return replace(arm, not_at={resolver.budget.name: why_not} | arm.not_at) if isinstance(why_not, str) else arm
 
 
-def _lengths(panel: PanelSpec, recipes: "Recipes", roles: list[str]) -> list[str]:
+def _lengths(panel: PanelSpec, resolver: RunResolver, roles: list[str]) -> list[str]:
     """The baseline's tokens a parameter; those of an arm with more vectors are a hundredth fewer."""
     (baseline,) = (arm for arm in panel.arms.values() if arm.baseline)
-    return [f"{recipes.make(panel, baseline, role).tokens_per_param:.3g} tokens a parameter" for role in roles]
+    return [f"{resolver.resolve(panel, baseline, role).tokens_per_param:.3g} tokens a parameter" for role in roles]
+
+
+def _check_claims(panel: PanelSpec, where: str) -> None:
+    """Refuse a claim that no run of the panel could decide, or settings that it does not have."""
+    for claim in panel.claims:
+        if claim.kind not in KINDS:
+            raise ConfigError(unknown(f"{where}: claim of kind", claim.kind, list(KINDS)))
+        kind = KINDS[claim.kind]
+        if panel.kind not in kind.panels:
+            kinds = " or ".join(kind.panels)
+            raise ConfigError(
+                f"{where}: a claim {claim.kind!r} needs a panel of kind {kinds}, this one is {panel.kind!r}."
+            )
+        for label in [claim.a, claim.b] if "{b}" in kind.statement else [claim.a]:
+            if label not in panel.arms:
+                raise ConfigError(unknown(f"{where}: claim {claim.kind!r}: arm", label, list(panel.arms)))
+        if claim.a == claim.b and "{b}" in kind.statement:
+            raise ConfigError(f"{where}: claim {claim.kind!r} compares {claim.a!r} with itself; a and b are two arms.")
+        for key, share in (("at", claim.at), ("until", claim.until)):
+            if not 0 < share <= 1:
+                raise ConfigError(
+                    f"{where}: claim {claim.kind!r}: {key} is {share:g}; a share of the tokens is over 0 and up to 1."
+                )
+        if lacking := kind.needs(claim, panel):
+            raise ConfigError(f"{where}: a claim {claim.kind!r} needs {lacking}.")
+    if (panel.kind == "scalar") != bool(panel.tag):
+        says = f"its tag is {panel.tag!r}" if panel.tag else "it names no tag"
+        raise ConfigError(
+            f"{where}: {says} and its kind is {panel.kind!r}; the kind 'scalar' and a tag, e.g. "
+            "sharpness/all/lambda_max, go together."
+        )
+    own = {label: key for label, arm in panel.arms.items() for key in arm.axes if key not in panel.axes}
+    for label, key in own.items():
+        raise ConfigError(
+            f"{where}: arm {label!r} has values of {key}, which the panel does not vary; set the key of one run "
+            "under 'set'."
+        )
 
 
 def _check_baseline(panel: PanelSpec, where: str) -> None:
@@ -162,9 +258,9 @@ def _cross(axes: list[list[float]]) -> list[tuple[float, ...]]:
     return [p for p in product(*axes) if sum(x != c for x, c in zip(p, centre, strict=True)) <= 1]
 
 
-def _check_different(arms: list[Arm], where: str) -> None:
+def _check_different(arms: list[ArmPlan], where: str) -> None:
     seen: dict[str, str] = {}
     for arm in arms:
-        other = seen.setdefault(arm.recipe.identity, arm.label) if arm.recipe else arm.label
+        other = seen.setdefault(arm.run_spec.identity, arm.label)
         if other != arm.label:
             raise ConfigError(f"{where}: {other!r} and {arm.label!r} come to the same runs; leave one out.")

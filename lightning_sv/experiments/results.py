@@ -1,38 +1,44 @@
-"""A figure and what came of it: its spec, the arms trained for it, what their runs say. Plain data throughout."""
+"""A figure whose runs are read: arms with their runs, panels, verdicts. Plain data throughout."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_sv.analysis.grids import Optimum, fit_optimum
-from lightning_sv.analysis.pooled import Families
+from lightning_sv.analysis.optimum import Optimum, fit_optimum
+from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.scaling import Scaling, fit_scaling
+from lightning_sv.analysis.verdicts import CONFIDENCE
 from lightning_sv.errors import ConfigError, NotTestableError, unknown
-from lightning_sv.experiments.claims.outcome import Verdict
-from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec, Recipe, Wanted, by_seed
+from lightning_sv.experiments.claims.pooling import FINAL, Pool
+from lightning_sv.experiments.claims.verdict import Verdict
+from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run
+
+if TYPE_CHECKING:  # torch with it, and a report needs none
+    from lightning_sv.experiments.run_spec import RunSpec
 
 
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """One arm of a panel: what is trained, on which seeds, and its runs once they are read.
+    """The runs of one arm of a panel.
 
     Args:
         label: what table and chart call it
         runs: completed, one per seed, in their order
         ours: whether the arm is not the paper's
         baseline: whether the others are compared with it; one arm of a panel at most
-        recipe: what is trained; None where the runs are somebody's own directories
-        seeds: that it is trained on; all arms of a panel that is not of somebody's own runs have the same
+        run_spec: what was trained; None where the runs are somebody's own directories
+        seeds: of the runs; all arms of a panel that is not of somebody's own runs have the same
     """
 
     label: str
     runs: tuple[Run, ...] = ()
     ours: bool = False
     baseline: bool = False
-    recipe: Recipe | None = None
+    run_spec: "RunSpec | None" = None
     seeds: tuple[int, ...] = ()
 
     @property
@@ -51,9 +57,9 @@ class Arm:
         return [run.curve(VAL_LOSS) for run in self.runs]
 
     @property
-    def wanted(self) -> list[Wanted]:
-        """Its runs, whether they are there or not."""
-        return [(self.recipe, seed) for seed in self.seeds] if self.recipe else []
+    def by_seed(self) -> dict[int, Run]:
+        """Seed -> its run; 0, 1, ... for runs that do not say theirs."""
+        return dict(zip(self.seeds or range(len(self.runs)), self.runs, strict=True))
 
     def paired(self, other: "Arm") -> tuple["Arm", "Arm"]:
         """Both arms on the seeds that they share, so that their runs are pairs."""
@@ -64,8 +70,7 @@ class Arm:
 
     def on(self, seeds: Sequence[int]) -> "Arm":
         """The arm on some of its seeds, their runs with them."""
-        runs = dict(zip(self.seeds, self.runs, strict=True))
-        return replace(self, runs=tuple(runs[seed] for seed in seeds), seeds=tuple(seeds))
+        return replace(self, runs=tuple(self.by_seed[seed] for seed in seeds), seeds=tuple(seeds))
 
 
 @dataclass(frozen=True)
@@ -113,19 +118,19 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One panel of a figure: settled under a budget, and with its runs once they are read.
+    """One panel of a figure, with its runs.
 
     Args:
         spec: as in the YAML
         arms: in its order; none where the panel cannot be had
         series: of a grid or a scaling panel
-        table: of a panel that is a table, once it is read
+        table: of a panel that is a table
         why_not: why it cannot be had
         left_out: which of its runs are missing, where it rests on the others
         warnings: what weakens it
         notes: sentences for the reader: what was trained, and how far it can be trusted
         every: its arms with all runs that are there, also those whose pair is missing; none where no pair is
-        families: which arms scatter alike, over all figures that are judged together
+        pool: the runs of all figures that are evaluated together
     """
 
     spec: PanelSpec
@@ -137,7 +142,7 @@ class Panel:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     every: tuple[Arm, ...] = ()
-    families: Families | None = None
+    pool: Pool | None = None
     _fits: dict[tuple[str, str], Scaling] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -166,6 +171,33 @@ class Panel:
         of = {arm.label: arm for arm in arms}
         columns = zip(*(series.arms for series in self.series), strict=True) if self.sizes else [of]
         return [[of[label] for label in labels] for labels in columns]
+
+    def add_to(self, pool: Pool) -> Pool:
+        """Add its runs to those whose scatter they share; return the pool."""
+        for arms in self.alike(self.every or self.arms) if self.kind != "table" else []:
+            pool.add({self._key(arm): arm.by_seed for arm in arms if arm.runs})
+        return pool
+
+    def _key(self, arm: Arm) -> Hashable:
+        of_its_own = self.title if self.kind == "grid" else ""
+        return of_its_own, arm.run_spec.identity if arm.run_spec else arm.label
+
+    def difference(
+        self, a: Arm, b: Arm, of: Callable[[Run], float] = FINAL, confidence: float = CONFIDENCE
+    ) -> PairedDifference:
+        """A - B, with the scatter of all arms like them.
+
+        Args:
+            a: arm in question
+            b: arm it is compared with
+            of: what is compared: the final loss, that at a share of the tokens, a change
+            confidence: coverage of the interval
+
+        Raises:
+            NotTestableError: a run does not have it, or the arms share no seed
+        """
+        pool = self.pool or self.add_to(Pool())
+        return pool.difference(self._key(a), self._key(b), of, confidence)
 
     def losses(self, series: Series) -> list[NDArray[np.float64]]:
         """(n,) final losses at every point of a series, nats per token; NaN where a run diverged."""
@@ -214,7 +246,7 @@ class Panel:
 
 @dataclass(frozen=True, eq=False)
 class Figure:
-    """One figure or table: settled under a budget, and judged once its runs are read.
+    """One figure or table, with its runs and the verdicts on its claims.
 
     Args:
         spec: as in the YAML
@@ -235,10 +267,6 @@ class Figure:
     tokens_per_param: tuple[float, float] = (0.0, 0.0)
     budget: str = ""
     papers_own: bool = False
-
-    def runs(self) -> list[Wanted]:
-        """Every run that is known beforehand, seed by seed."""
-        return by_seed(run for panel in self.panels for arm in panel.arms for run in arm.wanted)
 
     def ratio(self) -> str:
         """Training tokens per parameter in words: the fewest, "to" the most where these are a tenth more."""

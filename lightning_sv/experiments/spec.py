@@ -1,8 +1,5 @@
-"""Types of conf/paper: figures, panels, arms, claims, the budgets they are run on, and the runs that follow."""
+"""Types of conf/paper: figures, panels, arms, claims, and the budgets they are run on."""
 
-import hashlib
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -103,10 +100,10 @@ class ArmSpec:
 
 @dataclass(frozen=True)
 class ClaimSpec:
-    """A statement that runs can check; which fields count depends on the kind (`claims.table.KINDS`).
+    """A statement that runs can check; which fields count depends on the kind (`claims.claim_types.KINDS`).
 
     Args:
-        kind: row of the table in claims/table.py
+        kind: row of the table in claims/claim_types.py
         paper: the paper's number or finding
         a: arm in question
         b: arm it is compared with
@@ -188,7 +185,7 @@ class PanelSpec:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The optima of some arms of one model: what the figure `tuning` found, see sources/figures.py.
+    """The optima of some arms of one model: what the figure `tuning` found, see sources/from_yaml.py.
 
     Args:
         name: of the file in conf/paper/tuned, without its ending
@@ -231,56 +228,3 @@ class FigureSpec:
     paper: dict[str, str] = field(default_factory=dict)
     paper_tokens_per_param: str = "100"
     papers_protocol: bool = False
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Everything that decides the runs of an arm but their seed. Arms of equal configuration are trained once.
-
-    Args:
-        model: name of the model
-        strategy: label of the strategy
-        details: optimizer, schedule and the values that differ from the model's file, for a reader
-        args: of `fit`, without seed and directory
-        identity: the configuration as JSON: all that its YAML and arguments say, without the defaults of the code
-        steps: optimizer steps
-        tokens: training tokens
-        parameters: activated parameters
-        seconds: of one core; None on a GPU
-        gpu_hours: at `recipes.MFU`; None on a CPU
-        title: what a reader sees of its runs
-        note: what a reader of the losses of its model must know
-    """
-
-    model: str
-    strategy: str
-    details: str
-    args: tuple[str, ...]
-    identity: str
-    steps: int
-    tokens: int
-    parameters: int
-    seconds: float | None
-    gpu_hours: float | None
-    title: str
-    note: str = ""
-
-    @property
-    def tokens_per_param(self) -> float:
-        """Training tokens per activated parameter; 100 in the paper."""
-        return self.tokens / self.parameters
-
-    def key(self, seed: int) -> str:
-        """Name of the run's directory: readable, and a hash of what decides the result."""
-        digest = hashlib.sha256(f"{self.identity} {seed}".encode()).hexdigest()[:10]
-        return re.sub(r"[^\w.+-]+", "_", f"{self.model}-{self.strategy}-seed{seed}-{digest}")
-
-
-#: a run that is to be had: what is trained, on which seed
-Wanted = tuple[Recipe, int]
-
-
-def by_seed(wanted: Iterable[Wanted]) -> list[Wanted]:
-    """Each run once, in order of the seeds, so that a stop leaves whole pairs."""
-    unique = {recipe.key(seed): (recipe, seed) for recipe, seed in wanted}
-    return sorted(unique.values(), key=lambda run: run[1])

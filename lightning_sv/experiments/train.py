@@ -10,15 +10,15 @@ from collections.abc import Sequence
 import torch
 from rich.console import Console
 
-from lightning_sv.experiments.results import Figure
-from lightning_sv.experiments.runs import Runs, diverged
-from lightning_sv.experiments.spec import by_seed
+from lightning_sv.experiments.plan import FigurePlan
+from lightning_sv.experiments.run_spec import by_seed
+from lightning_sv.experiments.run_store import RunStore, diverged
 from lightning_sv.runs.launch import default_parallel, run_jobs
 from lightning_sv.settings.data import Batches
 from lightning_sv.version import __version__
 
 
-def train(figures: Sequence[Figure], runs: Runs, *, parallel: int | None, console: Console) -> dict[str, str]:
+def train(figures: Sequence[FigurePlan], runs: RunStore, *, parallel: int | None, console: Console) -> dict[str, str]:
     """Train what is missing.
 
     Args:
@@ -56,5 +56,5 @@ def train(figures: Sequence[Figure], runs: Runs, *, parallel: int | None, consol
 
 
 def context_of(data: Batches) -> dict[str, str]:
-    """Return what the results of runs depend on beside their commands: of `Runs`, which refuses to mix them."""
+    """Return what the results of runs depend on beside their commands: of `RunStore`, which refuses to mix them."""
     return {"corpus_hash": data.manifest.corpus_hash, "torch": torch.__version__, "lightning_sv": __version__}

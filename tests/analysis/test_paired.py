@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from lightning_sv.analysis.decision import Finding, below, opposite, tokens_sentence
 from lightning_sv.analysis.paired import (
-    on_common_tokens,
     on_one_grid,
     paired_curve,
     paired_difference,
@@ -18,6 +16,7 @@ from lightning_sv.analysis.paired import (
     token_factor,
     tokens_to_reach,
 )
+from lightning_sv.analysis.verdicts import Finding, below, opposite, tokens_sentence
 from lightning_sv.runs.events import Curve
 
 LOSSES = st.floats(0.5, 12, allow_nan=False)
@@ -150,15 +149,10 @@ def test_curves_of_other_grids_are_interpolated() -> None:
         on_one_grid([curve([10, 30], [2.0, 1.0]), curve([40, 60], [1.0, 0.0])])
 
 
-def test_curves_meet_on_common_tokens() -> None:
-    """Only evaluations that all runs have count, and diverged ones are left out of the band."""
+def test_a_band_leaves_out_what_diverged() -> None:
     a = [curve([1, 2, 3], [3.0, 2.0, 1.0]), curve([2, 3, 4], [2.2, 1.2, 1.0])]
     b = [curve([2, 3], [1.9, math.nan]), curve([1, 2, 3], [9.0, 2.0, 1.0])]
-    tokens, values = on_common_tokens(a)
-    assert tokens.tolist() == [2, 3] and values.tolist() == [[2.0, 1.0], [2.2, 1.2]]
     band = paired_curve(a, b)
     oracle = paired_difference([2.0, 2.2], [1.9, 2.0])
     assert band.tokens.tolist() == [2]
     assert (band.mean[0], band.low[0], band.high[0]) == (oracle.mean, oracle.low, oracle.high)
-    with pytest.raises(ValueError, match="share no evaluation"):
-        on_common_tokens([a[0], curve([7], [1.0])])

@@ -12,7 +12,7 @@ from torch import nn
 from benchmarks import step
 from benchmarks.memory import saved_mib
 from benchmarks.peers import PEERS
-from lightning_sv.experiments.overhead import measured_table
+from lightning_sv.experiments.measured_tables import measured_table
 
 ROOT = Path(__file__).parent.parent.parent
 ARGS = ["--rounds", "2", "--threads", "1", "--widths", "32", "--modes", "eager", "--peers", "Hugging Face", "litgpt"]

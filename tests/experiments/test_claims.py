@@ -12,20 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
-from lightning_sv.analysis.decision import Finding, directed
-from lightning_sv.analysis.grids import Optimum
+from lightning_sv.analysis.block_anova import BlockDesign
+from lightning_sv.analysis.optimum import Optimum
 from lightning_sv.analysis.paired import PairedDifference
-from lightning_sv.analysis.pooled import Family, benjamini_hochberg, holm
+from lightning_sv.analysis.verdicts import Finding, directed
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.claims.decide import optimum_words
-from lightning_sv.experiments.claims.outcome import Verdict
-from lightning_sv.experiments.claims.table import KINDS, not_testable, statement, verdicts
-from lightning_sv.experiments.claims.together import corrected
-from lightning_sv.experiments.judge import decided
-from lightning_sv.experiments.overhead import measured_table, throughput_table
+from lightning_sv.experiments.claims.claim_tests import optimum_words
+from lightning_sv.experiments.claims.claim_types import KINDS
+from lightning_sv.experiments.claims.multiple_testing import benjamini_hochberg, corrected, holm
+from lightning_sv.experiments.claims.verdict import Verdict
+from lightning_sv.experiments.evaluate import evaluate_claims, not_testable, statement, verdicts
+from lightning_sv.experiments.measured_tables import measured_table, throughput_table
 from lightning_sv.experiments.report.tables import ours_words
 from lightning_sv.experiments.results import Arm, Figure, Panel, Series
-from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec, Recipe
+from lightning_sv.experiments.run_spec import RunSpec
+from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
 
 TOKENS = np.arange(100, 2001, 100)
@@ -212,8 +213,8 @@ def test_arms_of_one_panel_share_their_scatter() -> None:
     noise = rng.normal(0, 0.01, (3, 4))
     arms = [arm(label, gap, tuple(row)) for label, gap, row in zip("abc", (-0.02, 0.0, 0.1), noise, strict=True)]
     found = judge("less", *arms)
-    family = Family({a.label: dict(enumerate(a.losses)) for a in arms}).difference("a", "b", 0.9)
-    assert (found.estimate, found.low, found.high) == pytest.approx((family.mean, family.low, family.high))
+    design = BlockDesign({a.label: dict(enumerate(a.losses)) for a in arms}).difference("a", "b", 0.9)
+    assert (found.estimate, found.low, found.high) == pytest.approx((design.mean, design.low, design.high))
     assert found.df == 6 and "4 pairs; scatter of 3 arms, 6 degrees of freedom)" in found.sentence
 
 
@@ -398,10 +399,10 @@ def test_wrong_claims_and_untestable_ones() -> None:
 def test_a_run_that_ends_before_a_crossing_does_not_test_it() -> None:
     """Of the sizes of a panel those that are long enough are judged; a slope needs all of them."""
     panel = scaling_panel({"a": -0.08, "b": -0.05}, (1e5, 2e5))
-    recipe = Recipe("tiny", "hg", "", (), "{}", 600, 600_000, 100_000, 1.0, None, "tiny")
+    run_spec = RunSpec("tiny", "hg", "", (), "{}", 600, 600_000, 100_000, 1.0, None, "tiny")
     steps = [599 if "100000" in arm.label else 600 for arm in panel.arms]
     arms = [
-        replace(arm, recipe=replace(recipe, identity=arm.label, steps=n))
+        replace(arm, run_spec=replace(run_spec, identity=arm.label, steps=n))
         for arm, n in zip(panel.arms, steps, strict=True)
     ]
     panel = replace(panel, arms=tuple(arms))
@@ -428,9 +429,9 @@ def test_claims_are_corrected_for_their_number() -> None:
         more = {"1": [replace(less, margin=0.01, primary=True)], "3": [replace(less, kind="not_less")]}
         panel = panel_of([less, *more.get(name, [])], wide(less.a, gap, times), flat(less.b))
         figures.append(figure_of(name, panel))
-    found = [verdict for figure in figures for verdict in decided([figure])[0].verdicts]
+    found = [verdict for figure in figures for verdict in evaluate_claims([figure])[0].verdicts]
     assert [v.primary for v in found] == [False, True, True, True, False]
-    one, two, three = decided(figures)
+    one, two, three = evaluate_claims(figures)
     p_values = [v.p for v in (one.verdicts[1], two.verdicts[0], three.verdicts[0])]
     assert None not in p_values
     expected = holm([min(1.0, 2 * p) for p in p_values if p is not None])  # a claim and its opposite are two
@@ -476,7 +477,7 @@ def plain_verdict(claim: str, finding: Finding, *, primary: bool) -> Verdict:
 def test_a_part_that_is_another_claim_is_shown_once() -> None:
     """`leads` ends with what `less` says; the primary one is the first claim's."""
     claims = [ClaimSpec(kind, kind, a="a", b="b") for kind in ("less", "leads")]
-    (found,) = decided([figure_of("x", panel_of(claims, arm("a", -0.04), flat()))])
+    (found,) = evaluate_claims([figure_of("x", panel_of(claims, arm("a", -0.04), flat()))])
     assert [v.claim for v in found.verdicts] == [
         "a ends below b", *(f"a is below b at {n}% of the tokens" for n in (25, 50, 75)),
     ]  # fmt: skip
@@ -486,9 +487,21 @@ def test_a_part_that_is_another_claim_is_shown_once() -> None:
 def test_the_papers_number_is_looked_for_where_the_runs_are_the_papers() -> None:
     def ours(name: str, value: float) -> Verdict:
         claim = ClaimSpec("less", "0.02", a="a", b="b", paper_value=value)
-        return decided([figure_of(name, panel_of([claim], arm("a", -0.02), flat()))])[0].verdicts[0]
+        return evaluate_claims([figure_of(name, panel_of([claim], arm("a", -0.02), flat()))])[0].verdicts[0]
 
     inside, outside, another = ours("own", -0.0205), ours("own", -0.03), ours("cpu", -0.02)
     assert inside.agreement == "consistent" and inside.sentence.endswith("4 pairs); the paper's -0.0205 lies inside.")
     assert outside.agreement == "not consistent" and outside.sentence.endswith("the paper's -0.03 lies outside.")
     assert (another.agreement, another.paper_value) == ("", None) and "the paper's" not in another.sentence
+
+
+def test_holm_is_the_step_down_of_bonferroni() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([]) == []
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+
+
+def test_benjamini_hochberg_by_hand() -> None:
+    """N p / rank, the least from there on: 0.08 / 2 of the second, 0.12 / 3 and 0.16 / 4 of the others."""
+    assert benjamini_hochberg([0.04, 0.005, 0.03, 0.02]) == pytest.approx([0.04, 0.02, 0.04, 0.04])
+    assert benjamini_hochberg([]) == []

@@ -18,14 +18,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from lightning_sv.experiments.compare import compare, default_out
-from lightning_sv.experiments.comparison import Comparison, pairs_of
+from lightning_sv.experiments.compare import Comparison, compare, default_out
+from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.plan import plan_figure
-from lightning_sv.experiments.recipes import Recipes
-from lightning_sv.experiments.runs import Runs
-from lightning_sv.experiments.sources.compared import Asked, asked, compared_figure
-from lightning_sv.experiments.sources.figures import load_budget, load_figure
-from lightning_sv.experiments.sources.own_runs import COMPARISON, own_figure
+from lightning_sv.experiments.run_spec import RunResolver
+from lightning_sv.experiments.run_store import RunStore
+from lightning_sv.experiments.sources.from_cli import Asked, asked, compared_figure
+from lightning_sv.experiments.sources.from_runs import COMPARISON, own_figure
+from lightning_sv.experiments.sources.from_yaml import load_budget, load_figure
 from tests.conftest import listen_to_interrupts
 from tests.experiments.fake_results import disk_full
 
@@ -41,7 +41,7 @@ def run(
     """The comparison and what it said while running; `fake` are further words of the stand-in."""
     said = Console(file=io.StringIO(), width=400)
     figure = compared_figure(arms, words, seeds)
-    found = compare(figure, Runs(out, launcher=(*FAKE, *fake)), out, jobs=2, console=said)
+    found = compare(figure, RunStore(out, launcher=(*FAKE, *fake)), out, jobs=2, console=said)
     return found, said.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -56,7 +56,7 @@ def test_runs_that_start_from_weights_are_known_by_their_content(tmp_path: Path)
 
     def keys(start: Path) -> set[str]:
         figure = compared_figure((LLAMA, UNIFIED), [*CONFIG, "--model.init_from", str(start)], 1)
-        return {recipe.key(seed) for recipe, seed in figure.runs()}
+        return {run_spec.key(seed) for run_spec, seed in figure.runs()}
 
     one, same, other = tmp_path / "one.ckpt", tmp_path / "same/checkpoints/last.ckpt", tmp_path / "other.ckpt"
     same.parent.mkdir(parents=True)
@@ -183,7 +183,7 @@ def test_several_arms_share_one_baseline(tmp_path: Path) -> None:
     assert figures["differences"][1]["difference"]["per_seed"] == pytest.approx([0.04, 0.06, 0.05], abs=1e-6)
     assert figures["differences"][1][key]["factor"] < 1 < figures["differences"][0][key]["factor"]
     scales = [(d.a, d.b) for d in four.differences if d.key == "model.scale"]
-    assert scales == [("llama", "hg+dnp+or+iwd"), ("llama", "nop"), ("llama", "hg")] and not four.warnings
+    assert scales == [("llama", "hg+dnp+or+iwd"), ("llama", "nop"), ("llama", "hg")] and not four.figure.warnings
     console = Console(file=io.StringIO(), width=250)
     four.print(console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -226,7 +226,7 @@ def test_a_comparison_and_a_figure_come_to_the_same_runs(monkeypatch: pytest.Mon
     budget = load_budget("cpu")
     plain = {"dense": replace(budget.models["dense"], set={}, tuned="")}  # what `compare` is not told
     budget = replace(budget, set={}, seeds=3, first_seed=0, models=plain)
-    figure = plan_figure(load_figure("heterogeneity"), Recipes(budget, {}))
+    figure = plan_figure(load_figure("heterogeneity"), RunResolver(budget, {}))
     compared = compared_figure([LLAMA, asked("hg", "", None), asked("hg+dp+or", "", None)], CONFIG, 3)
     assert {r.key(seed) for r, seed in compared.runs()} == {r.key(seed) for r, seed in figure.runs()}
 
@@ -258,7 +258,9 @@ def test_runs_that_cannot_be_compared(tmp_path: Path) -> None:
         run(tmp_path / "corpus", "--corpus_of", "hg+dnp+or+iwd", "decaf", seeds=1)
     faster = asked("unified", "--model.optim.lr 0.1", "unified")
     found, _ = run(tmp_path / "config", "--hidden.key", "differs", seeds=1, arms=(LLAMA, faster))
-    assert found.warnings == ("The configs differ in hidden.key: llama against hg+dnp+or+iwd (a-seed0, b-seed0).",)
+    assert found.figure.warnings == (
+        "The configs differ in hidden.key: llama against hg+dnp+or+iwd (a-seed0, b-seed0).",
+    )
     assert [d.key for d in found.differences if d.expected] == ["model.optim.lr", "model.scale"]
 
 
@@ -271,15 +273,15 @@ def test_refused_requests(tmp_path: Path) -> None:
 
     refused(LLAMA, LLAMA, match="Arms A and B are both 'llama'")
     refused(LLAMA, UNIFIED, asked("nop", "", "unified"), match="Arms B and C are both 'unified'")
-    refused(LLAMA, UNIFIED, asked("unified", "", "again"), match="'unified' and 'again' are the same strategy with the")
+    refused(LLAMA, UNIFIED, asked("unified", "", "again"), match="'unified' and 'again' come to the same runs")
     refused(LLAMA, asked("hg+dnp+or+iwd", "", None), UNIFIED, match="come to the same runs; leave one out")
     refused(LLAMA, asked("nop", "--seed_everything 3", "nop"), match="every run has its own --seed_everything")
     refused(LLAMA, match="There are 0 strategies to compare with 'llama'")
     refused(LLAMA, UNIFIED, words=[*CONFIG, "--run_dir=x"], match="every run has its own --run_dir")
     refused(LLAMA, UNIFIED, words=["--config"], match="compare: --config is not understood; keys of fit are given as")
     refused(LLAMA, UNIFIED, seeds=0, match="--seeds is 0; give the number of seeds")
-    recipe, seed = compared_figure((LLAMA, UNIFIED), CONFIG, 1).runs()[0]
-    foreign = tmp_path / "runs" / recipe.key(seed)
+    run_spec, seed = compared_figure((LLAMA, UNIFIED), CONFIG, 1).runs()[0]
+    foreign = tmp_path / "runs" / run_spec.key(seed)
     foreign.mkdir(parents=True)
     (foreign / "thesis.tex").touch()
     refused(LLAMA, UNIFIED, match="not a run of this comparison")
@@ -294,7 +296,7 @@ def test_interrupt_stops_the_children_and_keeps_finished_runs(tmp_path: Path) ->
     code = (
         "from tests.experiments.test_compare import *\n"
         f"out, launcher = Path({str(tmp_path)!r}), (*FAKE, '--hang_seed', '1')\n"
-        "compare(compared_figure((LLAMA, UNIFIED), CONFIG, 2), Runs(out, launcher=launcher), out, jobs=2)"
+        "compare(compared_figure((LLAMA, UNIFIED), CONFIG, 2), RunStore(out, launcher=launcher), out, jobs=2)"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, preexec_fn=listen_to_interrupts

@@ -9,15 +9,15 @@ import pytest
 from rich.console import Console
 
 from lightning_sv.cli.paper import run as run_paper
-from lightning_sv.experiments.judge import judge
+from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure
-from lightning_sv.experiments.runs import Runs
+from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.train import train
 from lightning_sv.runs.recorded import read_recorded
 from tests.experiments.test_compare import FAKE
-from tests.experiments.test_figures import ROOT
-from tests.experiments.test_regenerate import cpu, plan, quiet
+from tests.experiments.test_evaluate import cpu, plan, quiet
+from tests.experiments.test_plan import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -31,9 +31,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Figure]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         (figure,) = plan("heterogeneity")
-        runs = Runs(tmp_path_factory.mktemp("there"), launcher=FAKE)
+        runs = RunStore(tmp_path_factory.mktemp("there"), launcher=FAKE)
         train([figure], runs, parallel=2, console=quiet())
-        (found,) = judge([figure], runs)
+        (found,) = evaluate([figure], runs)
         write_report([found], runs.out / "report", "cpu")
     return runs.out / "report", found
 
@@ -42,10 +42,10 @@ def test_recorded_runs_give_the_same_verdicts(trained: tuple[Path, Figure], tmp_
     """And the same curves, whose report is a recording in its turn."""
     report, before = trained
     (figure,) = plan("heterogeneity")
-    here = Runs(tmp_path / "here", None, FAKE, recorded=read_recorded([report]))
+    here = RunStore(tmp_path / "here", None, FAKE, recorded=read_recorded([report]))
     assert here.missing(figure.runs()) == [] and len(here.recorded) == 9
     assert read_recorded([report / "results.csv"]).keys() == here.recorded.keys()
-    (found,) = judge([figure], here)
+    (found,) = evaluate([figure], here)
     assert [asdict(v) for v in found.verdicts] == [asdict(v) for v in before.verdicts]
     assert found.warnings == before.warnings == ()
     for arm, of in zip(found.panels[0].arms, before.panels[0].arms, strict=True):
@@ -65,17 +65,17 @@ def test_what_a_recording_lacks_is_trained(trained: tuple[Path, Figure], tmp_pat
         "".join(row for row in rows if "-hg-seed0" not in row and "-hg-seed1" not in row)
     )
     (figure,) = plan("heterogeneity")
-    here = Runs(tmp_path / "here", {}, (*FAKE, "--delta", "1"), recorded=read_recorded([tmp_path / "some"]))
+    here = RunStore(tmp_path / "here", {}, (*FAKE, "--delta", "1"), recorded=read_recorded([tmp_path / "some"]))
     said = Console(file=io.StringIO(), width=200)
     train([figure], here, parallel=2, console=said)
     assert "7 of 9 runs are complete, 7 of them as recorded" in said.file.getvalue()  # type: ignore[attr-defined]
     assert len(list((here.out / "runs").iterdir())) == 2
-    (found,) = judge([figure], here)
+    (found,) = evaluate([figure], here)
     assert [v.n for v in found.verdicts] == [3] and found.warnings == ()
     losses = [(a.losses, b.losses) for a, b in zip(found.panels[0].arms, before.panels[0].arms, strict=True)]
     assert sum(int((a != b).sum()) for a, b in losses) == 2  # those of this launcher are worse by 1
     both = replace(here, recorded=read_recorded([report]))
-    (again,) = judge([figure], both)
+    (again,) = evaluate([figure], both)
     assert [v.estimate for v in again.verdicts] == [v.estimate for v in found.verdicts]
 
 
@@ -89,7 +89,7 @@ def test_a_row_without_its_curve_is_its_end(trained: tuple[Path, Figure], tmp_pa
         writer.writeheader()
         writer.writerows(rows)
     (figure,) = plan("heterogeneity")
-    (found,) = judge([figure], Runs(tmp_path, None, FAKE, recorded=read_recorded([tmp_path])))
+    (found,) = evaluate([figure], RunStore(tmp_path, None, FAKE, recorded=read_recorded([tmp_path])))
     assert [v.estimate for v in found.verdicts] == [v.estimate for v in before.verdicts]
     run = found.panels[0].arms[0].runs[0]
     assert len(run.curve("val/loss").tokens) == 1

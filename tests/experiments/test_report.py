@@ -18,12 +18,12 @@ from matplotlib.image import imread
 
 from lightning_sv.__main__ import main
 from lightning_sv.analysis.page import html_page
-from lightning_sv.experiments.claims.outcome import Verdict
-from lightning_sv.experiments.comparison import pairs_of
+from lightning_sv.experiments.claims.verdict import Verdict
+from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.report.markdown import Section, markdown_report
 from lightning_sv.experiments.report.tables import check_replaceable, write_csv
 from lightning_sv.experiments.report.write import write_report
-from lightning_sv.experiments.sources.own_runs import own_figure
+from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.runs.events import read_run
 from tests.experiments.fake_results import disk_full, figure, write_run
 
@@ -278,7 +278,7 @@ def test_a_report_of_other_runs_is_not_replaced(
 def test_one_run_alone_and_seeds_without_a_pair(runs: Path) -> None:
     """One run: a loss and no difference. Each arm is paired with the baseline on all the seeds that both have."""
     alone = own_figure([runs / "llama0"])
-    assert pairs_of(alone.panels[0]) == ((), ()) and not alone.panels[0].arms[0].baseline
+    assert pairs_of(alone.panels[0]) == ([], []) and not alone.panels[0].arms[0].baseline
     figure = own_figure([runs / "llama0", runs / "llama1", runs / "unified1"])
     assert [arm.label for arm in figure.panels[0].arms] == ["llama", "unified"]
     ((pair,), _) = pairs_of(figure.panels[0])

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lightning_sv.experiments.overhead import measured_table
+from lightning_sv.experiments.measured_tables import measured_table
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure, Panel
-from lightning_sv.experiments.sources.figures import load_figure
+from lightning_sv.experiments.sources.from_yaml import load_figure
 from lightning_sv.theory.claims import CLAIMS
 
 ROOT = Path(__file__).parents[2]
@@ -57,5 +57,5 @@ def test_files_that_hold_no_claims(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no claim 'or'; make theory writes it"):
         measured_table(file)
     file.write_text('[{"claim": "or"}]')
-    with pytest.raises(ValueError, match="has no claims .*make theory writes it"):
+    with pytest.raises(ValueError, match="has no figures .*make theory or make bench writes it"):
         measured_table(file)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.experiments.report.markdown import Section, head_lines, markdown_report
 from lightning_sv.experiments.report.tables import panel_table, run_rows
-from lightning_sv.experiments.sources.own_runs import own_figure
+from lightning_sv.experiments.sources.from_runs import own_figure
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, load_backbone
 from lightning_sv.runs.provenance import Provenance
 from lightning_sv.scale import ScaleOptions

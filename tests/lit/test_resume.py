@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lightning_sv.__main__ import main
-from lightning_sv.experiments.checks import comparability_warnings
+from lightning_sv.experiments.comparability import comparability_warnings
 from lightning_sv.lit.checkpoint.settings import check_learning_rate
 from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO
 from lightning_sv.lit.module import PretrainModule

@@ -12,7 +12,7 @@ import yaml
 
 from lightning_sv.__main__ import main
 from lightning_sv.cli import params
-from lightning_sv.experiments.sources.figures import budget_names, figure_names
+from lightning_sv.experiments.sources.from_yaml import budget_names, figure_names
 from lightning_sv.settings import parser, plain_parser
 from lightning_sv.settings.model import Pretraining
 from lightning_sv.settings.parse import _parser, parse_run

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lightning_sv.analysis.paired import PairedDifference, paired_difference
+from lightning_sv.analysis.paired import PairedDifference, paired_difference, tokens_to_reach
 from lightning_sv.experiments.results import Arm, Panel
-from lightning_sv.runs.events import COPYING, Curve, Run
+from lightning_sv.runs.events import COPYING, Run
 
 #: kinds of token, as `callbacks.copying.TokenKinds` has them
 KINDS = ("repeat", "seen", "unseen")
@@ -19,22 +19,6 @@ def measured(arms: Sequence[Arm]) -> bool:
     """Whether all runs of the arms, at least one, measured copying."""
     runs = [run for arm in arms for run in arm.runs]
     return bool(runs) and all(GAIN in run.curves for run in runs)
-
-
-def forms_at(gain: Curve) -> float | None:
-    """Return the tokens after which `gain` is first at most `FORMED`, on straight lines; None if it never is.
-
-    >>> forms_at(Curve(np.array([100, 200, 300]), np.array([0.0, -0.2, -0.8])))
-    250.0
-    """
-    below = np.flatnonzero(gain.values <= FORMED)
-    if not below.size:
-        return None
-    i = int(below[0])
-    if i == 0:
-        return float(gain.tokens[0])
-    (t0, t1), (y0, y1) = gain.tokens[i - 1 : i + 1], gain.values[i - 1 : i + 1]
-    return float(t0 + (t1 - t0) * (FORMED - y0) / (y1 - y0))
 
 
 def parts_of(base: Arm, arm: Arm) -> dict[str, PairedDifference]:
@@ -64,7 +48,7 @@ def copying_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
             np.mean([run.curve(COPYING + kind).values[-1] for run in arm.runs])
             for kind in (*KINDS, "second_minus_first")
         ]
-        formed = [forms_at(run.curve(GAIN)) for run in arm.runs]
+        formed = [tokens_to_reach(*run.curve(GAIN), FORMED) for run in arm.runs]
         times = ", ".join("never" if at is None else f"{at / 1e6:.2f}" for at in formed)
         row = [arm.name, *(f"{end:.3f}" for end in ends), times]
         if base:

@@ -5,20 +5,19 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lightning_sv.analysis.decision import direction, times
-from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, percent, token_factor
+from lightning_sv.analysis.paired import PairedDifference, percent
 from lightning_sv.analysis.scaling import ScalingFit
-from lightning_sv.errors import ConfigError, NotTestableError
-from lightning_sv.experiments.claims.outcome import Verdict
-from lightning_sv.experiments.claims.together import TWO_SIDED, difference
+from lightning_sv.analysis.verdicts import direction, times
+from lightning_sv.errors import ConfigError
+from lightning_sv.experiments.claims.verdict import Verdict
+from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.report.copying import measured, parts_of
-from lightning_sv.experiments.results import Arm, Figure, Panel, Series
+from lightning_sv.experiments.results import Figure, Panel, Series
 from lightning_sv.runs.events import COPYING, VAL_LOSS, Run
 from lightning_sv.runs.recorded import RESULTS, curve_text
 from lightning_sv.whole import check_writable, whole
@@ -46,7 +45,7 @@ def run_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
 
     `runs.recorded` reads them. Runs that measured copying have a column per tag; if no run did, there are none.
     """
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "figure": figure.spec.name,
             "panel": panel.title,
@@ -77,48 +76,26 @@ def difference_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
     rows = []
     for figure in figures:
         for panel in figure.panels:
+            pairs = [((p.b.label, p.a.label), p) for p in pairs_of(panel)[0]]
             found: list[tuple[Any, ...]] = []
-            found += [(*of, "final loss", d.n, d.mean, d.low, d.high) for of, d in _final(panel).items()]
-            found += [(*of, "token factor", e.n, e.factor, e.low, e.high) for of, e in _factors(panel).items()]
+            found += [(*of, "final loss", *_ends(p.difference)) for of, p in pairs]
+            tokens = [(of, p.efficiency) for of, p in pairs]
+            found += [(*of, "token factor", e.n, e.factor, e.low, e.high) for of, e in tokens if e.factor is not None]
             found += [
-                (arm.label, of.label, f"final loss, part of {kind}", d.n, d.mean, d.low, d.high)
-                for arm, of in _pairs_of(panel)
-                if measured((arm, of))
-                for kind, d in parts_of(of, arm).items()
+                (*of, f"final loss, part of {kind}", *_ends(d))
+                for of, p in pairs
+                if measured((p.a, p.b))
+                for kind, d in parts_of(p.a, p.b).items()
             ]
             for series, against, fit in _laws(panel):
-                for name, interval in (("offset", fit.offset), ("slope", fit.slope)):
-                    found.append((series.label, against.label, f"{name}, {fit.form} law", None, *interval))
+                for name, ends in (("offset", fit.offset), ("slope", fit.slope)):
+                    found.append((series.label, against.label, f"{name}, {fit.form} law", None, *ends))
             rows += [dict(zip(_DIFFERENCE, (figure.spec.name, panel.title, *row), strict=True)) for row in found]
     return rows
 
 
-def _final(panel: Panel) -> dict[tuple[str, str], PairedDifference]:
-    """(arm, baseline) -> arm - baseline at the end, at equal sizes; arms that diverged are left out."""
-    found = {}
-    for arm, against in _pairs_of(panel):
-        with suppress(NotTestableError):
-            found[arm.label, against.label] = difference(panel, arm, against, confidence=TWO_SIDED)
-    return found
-
-
-def _factors(panel: Panel) -> dict[tuple[str, str], TokenEfficiency]:
-    """(arm, baseline) -> tokens of the baseline over those of the arm, where their runs tell."""
-    pairs = [(arm.label, against.label, against.paired(arm)) for arm, against in _pairs_of(panel)]
-    found = {(arm, of): token_factor(a.curves, b.curves, TWO_SIDED) for arm, of, (a, b) in pairs if a.runs}
-    return {names: e for names, e in found.items() if e.factor is not None}
-
-
-def _pairs_of(panel: Panel) -> list[tuple[Arm, Arm]]:
-    """(arm, baseline) of every comparison that a panel shows."""
-    by_label = {arm.label: arm for arm in panel.arms}
-    base = next((arm for arm in panel.arms if arm.baseline), None)
-    pairs = [(arm, base) for arm in panel.arms if panel.kind == "curves" and base and arm is not base]
-    if panel.sizes and (of := panel.baseline):
-        at = dict(zip(of.sizes, of.arms, strict=True))
-        others = [(size, x) for s in panel.series if s is not of for size, x in zip(s.sizes, s.arms, strict=True)]
-        pairs = [(by_label[x], by_label[at[size]]) for size, x in others if size in at]
-    return pairs
+def _ends(d: PairedDifference) -> tuple[Any, ...]:
+    return d.n, d.mean, d.low, d.high
 
 
 def verdict_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
@@ -128,17 +105,18 @@ def verdict_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
 
 def verdicts_json(figures: Sequence[Figure], report: Path, **more: Any) -> str:
     """The verdicts of judged figures as JSON; numbers that are not finite are null."""
+
+    def finite(value: Any) -> Any:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
     made = [
         {
             "figure": figure.spec.name,
             "title": figure.spec.title,
             "command": figure.command,
             "tokens_per_param": figure.tokens_per_param,
-            "verdicts": [
-                {key: None if value in (math.inf, -math.inf) or value != value else value for key, value in row.items()}
-                for row in map(asdict, figure.verdicts)
-            ],
-            "warnings": list(figure.warnings),
+            "verdicts": [{key: finite(value) for key, value in vars(verdict).items()} for verdict in figure.verdicts],
+            "warnings": figure.warnings,
         }
         for figure in figures
     ]
@@ -203,22 +181,26 @@ def panel_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
         return _scalar_table(panel)
     if panel.kind not in ("curves", "lengths"):
         return [], []
-    differences = {arm: d for (arm, _), d in _final(panel).items()}
-    factors = {arm: e for (arm, _), e in _factors(panel).items()}
+    pairs = {pair.b.label: pair for pair in pairs_of(panel)[0]}
     alike = len({arm.seeds for arm in panel.arms}) == 1
     rows = []
     for arm in sorted(panel.arms, key=lambda arm: not arm.baseline):
-        losses, d = arm.losses, differences.get(arm.label)
+        losses, pair = arm.losses, pairs.get(arm.label)
         seeds = ", ".join(f"{x:.4f}" for x in losses)
-        shown = ["baseline" if arm.baseline else "", ""]
-        if d is not None:
-            shown = [f"{d.mean:+.4f}", interval(d.low, d.high) + ("" if alike else f"; {_pairs(d.n)}")]
-        if not panel.spec.claims:  # claims have verdicts, by tests of one side
-            shown.append("" if d is None else direction(d))
-        e = factors.get(arm.label)
-        ends = "" if e is None or e.low is None or e.high is None else f" ({times(e.low)} to {times(e.high)})"
-        tokens = "" if e is None or e.factor is None else f"{times(e.factor)}{ends}"
-        rows.append([arm.name, f"{losses.mean():.4f}", seeds, *shown, tokens])
+        shown = ["baseline" if arm.baseline else "", "", "", ""]
+        if pair:
+            d, e = pair.difference, pair.efficiency
+            ends = "" if e.low is None or e.high is None else f" ({times(e.low)} to {times(e.high)})"
+            tokens = "" if e.factor is None else f"{times(e.factor)}{ends}"
+            shown = [
+                f"{d.mean:+.4f}",
+                _interval(d.low, d.high) + ("" if alike else f"; {_pairs(d.n)}"),
+                direction(d),
+                tokens,
+            ]
+        if panel.spec.claims:  # claims have verdicts, by tests of one side
+            del shown[2]
+        rows.append([arm.name, f"{losses.mean():.4f}", seeds, *shown])
     result = [] if panel.spec.claims else ["result"]
     columns = ["arm", "final loss, nats per token", "each seed", "difference", "95% interval", *result, TOKEN_FACTOR]
     return columns, rows
@@ -250,8 +232,8 @@ def _law_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
             series.name,
             fit.b.formula(),
             fit.a.formula(),
-            f"{fit.offset.value:+.4f} ({interval(fit.offset.low, fit.offset.high)})",
-            f"{fit.slope.value:+.4f} ({interval(fit.slope.low, fit.slope.high)})",
+            f"{fit.offset.value:+.4f} ({_interval(fit.offset.low, fit.offset.high)})",
+            f"{fit.slope.value:+.4f} ({_interval(fit.slope.low, fit.slope.high)})",
             f"{fit.residual:.4f}",
         ]
         for series, _, fit in laws
@@ -271,7 +253,7 @@ def ours_words(verdict: Verdict) -> str:
         ends = " to ".join(times(end) for end in (verdict.low, verdict.high) if end is not None) or "no interval"
         return f"{part}{times(verdict.estimate)} times ({ends}; {pairs})"
     unit = "" if verdict.unit == "nats per token" else f" {verdict.unit}"
-    return f"{part}{verdict.estimate:+.4f}{unit} ({interval(verdict.low, verdict.high)}; {pairs})"
+    return f"{part}{verdict.estimate:+.4f}{unit} ({_interval(verdict.low, verdict.high)}; {pairs})"
 
 
 def p_words(verdict: Verdict) -> str:
@@ -286,7 +268,7 @@ def _pairs(n: int) -> str:
     return "1 pair" if n == 1 else f"{n} pairs"
 
 
-def interval(low: float | None, high: float | None) -> str:
+def _interval(low: float | None, high: float | None) -> str:
     """Two ends as text."""
     return "no interval" if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
 

@@ -4,12 +4,15 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lightning_sv.analysis.grids import Optimum
+from lightning_sv.analysis.optimum import Optimum
 from lightning_sv.experiments.results import Figure, Panel
-from lightning_sv.experiments.sources.figures import rounded
-from lightning_sv.experiments.spec import Recipe
+from lightning_sv.experiments.sources.from_yaml import rounded
 from lightning_sv.whole import whole
+
+if TYPE_CHECKING:  # torch with it, and a report needs none
+    from lightning_sv.experiments.run_spec import RunSpec
 
 
 def write_tuned(figures: Sequence[Figure], out: Path) -> None:
@@ -21,27 +24,27 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
     written: set[Path] = set()
     for figure in sorted(figures, key=lambda figure: figure.spec.name != "tuning"):
         for panel in figure.panels:
-            recipe = panel.arms[0].recipe if panel.arms else None
-            if panel.kind == "grid" and recipe is not None:
-                path = out / "tuned" / f"{recipe.model}-{recipe.steps}.yaml"
+            run_spec = panel.arms[0].run_spec if panel.arms else None
+            if panel.kind == "grid" and run_spec is not None:
+                path = out / "tuned" / f"{run_spec.model}-{run_spec.steps}.yaml"
                 if path not in written:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     with whole(path) as partial:
-                        partial.write_text(_text(figure, panel, recipe), encoding="utf-8")
+                        partial.write_text(_text(figure, panel, run_spec), encoding="utf-8")
                     written.add(path)
 
 
-def _text(figure: Figure, panel: Panel, recipe: Recipe) -> str:
+def _text(figure: Figure, panel: Panel, run_spec: "RunSpec") -> str:
     arms, runs = panel.arms, [run for arm in panel.arms for run in arm.runs]
     commits = ", ".join(sorted({str(run.summary.get("commit"))[:10] for run in runs}))
     seeds = f"seeds {arms[0].seeds[0]} to {arms[0].seeds[-1]}" if len(arms[0].seeds) > 1 else f"seed {arms[0].seeds[0]}"
     spec = panel.spec
-    width = json.loads(recipe.identity)["model"]["backbone"]["d_model"]
+    width = json.loads(run_spec.identity)["model"]["backbone"]["d_model"]
     lines = [f"source: {json.dumps(f'{figure.command}; {seeds}, commit {commits}')}"]
     lines += [f"optim: {spec.optim}", f"schedule: {spec.schedule}", f"d_model: {width}", "arms:"]
     found: dict[str, Optimum] = {}
     for series in panel.series:
-        best, of = panel.optimum(series), panel.arm(series.arms[0]).recipe
+        best, of = panel.optimum(series), panel.arm(series.arms[0]).run_spec
         assert of is not None
         if of.strategy not in found or best.loss < found[of.strategy].loss:
             found[of.strategy] = best

@@ -10,7 +10,8 @@ from lightning_sv.analysis.style import plain_style, share_y
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.report.copying import copying_table, measured
 from lightning_sv.experiments.report.markdown import Section, head_lines, markdown_report
-from lightning_sv.experiments.report.series import grid_views, length_views, scaling_views
+from lightning_sv.experiments.report.plots import Plot, branch_plots, copying_plot, curve_plots, scalar_plots
+from lightning_sv.experiments.report.scaling_plots import grid_plots, length_plots, scaling_plots
 from lightning_sv.experiments.report.tables import (
     PAGES,
     difference_rows,
@@ -21,7 +22,6 @@ from lightning_sv.experiments.report.tables import (
     write_csv,
 )
 from lightning_sv.experiments.report.tuned import write_tuned
-from lightning_sv.experiments.report.views import View, branch_views, copying_view, curve_views, scalar_views
 from lightning_sv.experiments.results import Figure, Panel
 from lightning_sv.experiments.spec import PanelKind
 from lightning_sv.runs.provenance import Provenance
@@ -35,13 +35,13 @@ COPYING_NOTE = (
     "per token on its second reading; one time per seed."
 )
 
-_VIEWS: dict[PanelKind, Callable[[Panel], tuple[list[View], list[str]]]] = {
-    "curves": curve_views,
-    "scaling": scaling_views,
-    "lengths": length_views,
-    "grid": grid_views,
-    "qkv": branch_views,
-    "scalar": scalar_views,
+_PLOTS: dict[PanelKind, Callable[[Panel], tuple[list[Plot], list[str]]]] = {
+    "curves": curve_plots,
+    "scaling": scaling_plots,
+    "lengths": length_plots,
+    "grid": grid_plots,
+    "qkv": branch_plots,
+    "scalar": scalar_plots,
     "table": lambda panel: ([], []),
 }
 
@@ -69,7 +69,7 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
     for figure in figures:
         drawn = [(panel, *_draw(panel)) for panel in figure.panels]
         # the same arms, tuned in two ways, are read side by side
-        share_y([view.figure for panel, views, _ in drawn if panel.kind == "lengths" for view in views])
+        share_y([plot.figure for panel, plots, _ in drawn if panel.kind == "lengths" for plot in plots])
         stem = "figures/" + re.sub(r"[^\w.+=-]+", "-", figure.spec.name)
         panels.append([section for i, each in enumerate(drawn, 1) for section in _save(*each, out, f"{stem}-{i}")])
     text = markdown_report(figures, panels, head_lines(figures, what, Provenance.now(), caution))
@@ -86,15 +86,15 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
         write_csv(out / name, rows(figures))
 
 
-def _draw(panel: Panel) -> tuple[list[View], list[str]]:
+def _draw(panel: Panel) -> tuple[list[Plot], list[str]]:
     try:
-        return _VIEWS[panel.kind](panel)
+        return _PLOTS[panel.kind](panel)
     except NotTestableError as error:  # hours of runs stand behind the other panels
         return [], [f"This panel cannot be drawn: {error}"]
 
 
-def _save(panel: Panel, views: Sequence[View], notes: Sequence[str], out: Path, stem: str) -> list[Section]:
-    pictures = _saved(views, out, stem)
+def _save(panel: Panel, plots: Sequence[Plot], notes: Sequence[str], out: Path, stem: str) -> list[Section]:
+    pictures = _saved(plots, out, stem)
     if drawn := panel.spec.picture:
         if Path(drawn).is_file():
             pictures.append((f"{stem}.png", panel.title))
@@ -104,13 +104,13 @@ def _save(panel: Panel, views: Sequence[View], notes: Sequence[str], out: Path, 
             notes = [*notes, f"There is no {drawn} to show here."]
     sections = [Section(panel.title, pictures, *panel_table(panel), (*notes, *panel.notes))]
     if panel.kind == "curves" and measured(panel.arms):
-        pictures, title = _saved([copying_view(panel)], out, stem), f"{panel.title}: copying from the context"
+        pictures, title = _saved([copying_plot(panel)], out, stem), f"{panel.title}: copying from the context"
         sections.append(Section(title, pictures, *copying_table(panel), [COPYING_NOTE]))
     return sections
 
 
-def _saved(views: Sequence[View], out: Path, stem: str) -> list[tuple[str, str]]:
+def _saved(plots: Sequence[Plot], out: Path, stem: str) -> list[tuple[str, str]]:
     """Write pictures; return their paths below the report, each with its words."""
-    for view in views:
-        view.save(out / f"{stem}-{view.name}")
-    return [(f"{stem}-{view.name}.png", view.alt) for view in views]
+    for plot in plots:
+        plot.save(out / f"{stem}-{plot.name}")
+    return [(f"{stem}-{plot.name}.png", plot.alt) for plot in plots]

@@ -14,9 +14,9 @@ from matplotlib.lines import Line2D
 
 from lightning_sv.analysis.style import BLUE, new_figure
 from lightning_sv.experiments.report.copying import copying_table
-from lightning_sv.experiments.report.series import _set_log_axis, grid_views, length_views, scaling_views
+from lightning_sv.experiments.report.plots import Plot, branch_plots, curve_plots, looks_of, scalar_plots
+from lightning_sv.experiments.report.scaling_plots import _set_log_axis, grid_plots, length_plots, scaling_plots
 from lightning_sv.experiments.report.tables import panel_table
-from lightning_sv.experiments.report.views import View, branch_views, curve_views, looks_of, scalar_views
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
@@ -35,9 +35,9 @@ def legend(axes: Axes) -> dict[str, tuple[str, str]]:
 def test_curves_answer_three_questions(seeds: int) -> None:
     """Every arm in its look in each picture, ours by name; the difference and the end state the runs' own figures."""
     panel = fake.curves_panel(seeds)
-    views, notes = curve_views(panel)
-    loss, difference, end = (view.figure.axes[0] for view in views)
-    assert [view.name for view in views] == ["loss", "difference", "end"] and not notes
+    plots, notes = curve_plots(panel)
+    loss, difference, end = (plot.figure.axes[0] for plot in plots)
+    assert [plot.name for plot in plots] == ["loss", "difference", "end"] and not notes
     dp, llama, ours = panel.arms
     assert list(legend(loss)) == ["llama", "dp", "hg+dp+or (ours)"]
     assert legend(loss)["llama"] == (BLUE, "-")
@@ -52,7 +52,7 @@ def test_curves_answer_three_questions(seeds: int) -> None:
     assert end.get_xlim()[0] == 0.8 * 1_536_000
     for axes in (loss, difference, end):
         assert axes.get_xlabel() == "training tokens"
-    assert ("one pair: no interval" in views[1].figure.legends[0].get_title().get_text()) == (seeds == 1)
+    assert ("one pair: no interval" in plots[1].figure.legends[0].get_title().get_text()) == (seeds == 1)
 
 
 def test_the_baseline_has_one_colour_everywhere(tmp_path: Path) -> None:
@@ -64,13 +64,13 @@ def test_the_baseline_has_one_colour_everywhere(tmp_path: Path) -> None:
         assert BLUE not in [colour for colour, _ in others] and "-" not in [style for _, style in others]
         assert all(a != b for a, b in pairwise(others))
     for axes in (
-        curve_views(fake.curves_panel())[0][0].figure.axes[0],
-        scaling_views(fake.scaling_panel())[0][0].figure.axes[0],
-        grid_views(fake.grid_panel())[0][0].figure.axes[0],
+        curve_plots(fake.curves_panel())[0][0].figure.axes[0],
+        scaling_plots(fake.scaling_panel())[0][0].figure.axes[0],
+        grid_plots(fake.grid_panel())[0][0].figure.axes[0],
     ):
         assert next(look[0] for name, look in legend(axes).items() if name.startswith("llama")) == BLUE
     for name in ("a", "b"):
-        grid_views(fake.grid_panel())[0][0].save(tmp_path / name)
+        grid_plots(fake.grid_panel())[0][0].save(tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
@@ -81,21 +81,21 @@ def test_arms_that_cannot_be_paired_are_named() -> None:
     for run in longer.runs:
         curve = run.curves["val/loss"]
         run.curves["val/loss"] = Curve(curve.tokens * 2, curve.values)  # type: ignore[index]
-    views, notes = curve_views(Panel(PanelSpec("p"), (*panel.arms, longer)))
-    assert "longer" in legend(views[0].figure.axes[0])
-    assert not any("longer" in word for word in legend(views[1].figure.axes[0]))
+    plots, notes = curve_plots(Panel(PanelSpec("p"), (*panel.arms, longer)))
+    assert "longer" in legend(plots[0].figure.axes[0])
+    assert not any("longer" in word for word in legend(plots[1].figure.axes[0]))
     (note,) = notes
     assert note.startswith(
         "longer ends at 3.1M tokens, llama at 1.5M: its difference, from end to end, is in the table"
     )
     alone = [Arm(arm.label, arm.runs, False, False) for arm in panel.arms]
-    assert [view.name for view in curve_views(Panel(PanelSpec("p"), tuple(alone)))[0]] == ["loss", "end"]
+    assert [plot.name for plot in curve_plots(Panel(PanelSpec("p"), tuple(alone)))[0]] == ["loss", "end"]
 
 
 def test_scaling_shows_both_fits_and_the_difference() -> None:
     """Means at the sizes, two laws an arm, the fitted numbers in the notes, an interval at every size."""
     panel = fake.scaling_panel()
-    (fit, gap, *sizes), notes = scaling_views(panel)
+    (fit, gap, *sizes), notes = scaling_plots(panel)
     axes = fit.figure.axes[0]
     law = panel.fits[0][1]
     assert law is panel.fits[0][1]  # computed once
@@ -110,11 +110,11 @@ def test_scaling_shows_both_fits_and_the_difference() -> None:
     assert rows[0][4].startswith(f"{law.power.slope.value:+.4f} (") and rows[2][0] == "hg+dp+or (ours)"
     bars = gap.figure.axes[0].containers
     assert [bar.get_label() for bar in bars] == ["unified", "hg+dp+or (ours)"]
-    assert [view.name for view in sizes] == [f"loss-{size}" for size in panel.sizes]  # points have no way there
-    few = scaling_views(fake.scaling_panel(sizes=fake.SIZES[:3]))[1]
+    assert [plot.name for plot in sizes] == [f"loss-{size}" for size in panel.sizes]  # points have no way there
+    few = scaling_plots(fake.scaling_panel(sizes=fake.SIZES[:3]))[1]
     assert "unified: The scaling fit has 3 sizes, fewer than 4" in few[0]
-    one_size, notes = scaling_views(fake.scaling_panel(sizes=fake.SIZES[:1]))
-    assert [view.name for view in one_size] == ["fit", f"loss-dense-{fake.SIZES[0]:g}"]
+    one_size, notes = scaling_plots(fake.scaling_panel(sizes=fake.SIZES[:1]))
+    assert [plot.name for plot in one_size] == ["fit", f"loss-dense-{fake.SIZES[0]:g}"]
     assert "at least two sizes" in notes[0]
 
 
@@ -123,8 +123,8 @@ def test_lengths_show_the_difference_at_each() -> None:
     panel = fake.scaling_panel()
     lengths = tuple(replace(each, values=(7.0, 27.0, 50.0, 100.0)) for each in panel.series)
     panel = replace(panel, spec=replace(panel.spec, kind="lengths"), series=lengths)
-    (view,), notes = length_views(panel)
-    axes = view.figure.axes[0]
+    (plot,), notes = length_plots(panel)
+    axes = plot.figure.axes[0]
     bars: list[Any] = axes.containers
     assert not notes and [str(bar.get_label()).split("  ")[0] for bar in bars] == ["unified", "hg+dp+or (ours)"]
     base, unified, _ = (panel.losses(each) for each in lengths)
@@ -145,10 +145,10 @@ def test_two_panels_of_lengths_have_one_range(tmp_path: Path, monkeypatch: pytes
                 run.curve("val/loss").values[:] += more
         values = tuple(replace(each, values=(7.0, 27.0, 50.0, 100.0)) for each in panel.series)
         panels.append(replace(panel, spec=replace(panel.spec, kind="lengths"), series=values))
-    alone = [length_views(panel)[0][0].figure.axes[0].get_ylim() for panel in panels]
+    alone = [length_plots(panel)[0][0].figure.axes[0].get_ylim() for panel in panels]
     assert alone[0] != alone[1]
-    drawn, save = [], View.save
-    monkeypatch.setattr(View, "save", lambda view, stem: (drawn.append(view.figure.axes[0]), save(view, stem)))
+    drawn, save = [], Plot.save
+    monkeypatch.setattr(Plot, "save", lambda plot, stem: (drawn.append(plot.figure.axes[0]), save(plot, stem)))
     spec = FigureSpec("horizon", "The length of training", "5", "", [panel.spec for panel in panels])
     write_report([Figure(spec, tuple(panels))], tmp_path, "")
     lows, highs = zip(*alone, strict=True)
@@ -177,18 +177,18 @@ def test_labels_of_rates_that_lie_close_do_not_touch(rates: list[float]) -> None
 def test_a_grid_rings_the_optimum() -> None:
     """The fitted optimum is named and ringed; one at the grid's end is said and has no ring."""
     panel = fake.grid_panel()
-    (view,), notes = grid_views(panel)
-    axes = view.figure.axes[0]
+    (plot,), notes = grid_plots(panel)
+    axes = plot.figure.axes[0]
     names = list(legend(axes))
     assert names[0].startswith("llama: 3.0") and names[0].endswith("at 0.00294")  # the noise moves it by 2%
-    assert names[1].startswith("unified: 3.0") and not notes and view.name == "lr"
+    assert names[1].startswith("unified: 3.0") and not notes and plot.name == "lr"
     rings = [line.get_xdata()[0] for line in axes.lines if line.get_markersize() == 13]
     assert rings == pytest.approx([3e-3, 1e-2], rel=0.05)
     assert axes.get_xlabel() == "peak learning rate" and axes.get_xscale() == "log"
     series = tuple(replace(s, points=s.points[:2], arms=s.arms[:2]) for s in panel.series)
-    (view,), notes = grid_views(replace(panel, series=series))
+    (plot,), notes = grid_plots(replace(panel, series=series))
     assert notes[0] == "unified has no fitted optimum: the lowest loss is at the end of the grid (0.003)."
-    assert not [line for line in view.figure.axes[0].lines if line.get_markersize() == 13]
+    assert not [line for line in plot.figure.axes[0].lines if line.get_markersize() == 13]
 
 
 def test_branches_share_one_scale() -> None:
@@ -197,9 +197,9 @@ def test_branches_share_one_scale() -> None:
     panel = Panel(
         PanelSpec("b", kind="qkv"), (fake.arm("llama", 0.0, baseline=True), fake.arm("hg", 0.0, ours=True), bare)
     )
-    views, notes = branch_views(panel)
-    assert len(views) == 2 and notes == ["nop has no branch norms in its event files."]
-    first, second = (view.figure.axes[0] for view in views)
+    plots, notes = branch_plots(panel)
+    assert len(plots) == 2 and notes == ["nop has no branch norms in its event files."]
+    first, second = (plot.figure.axes[0] for plot in plots)
     assert first.get_ylim() == second.get_ylim() and second.get_title(loc="left").startswith("hg (ours)")
     run = panel.arms[0].runs[0].curve("branch_norm/mean/v_proj/effective").values
     assert f"V, x {run[-1] / run[0]:.2f} at the end" in legend(first)
@@ -215,8 +215,8 @@ def test_a_scalar_is_drawn_in_logarithms() -> None:
             run.curves["sharp"] = Curve(np.array([0, 1000, 10_000]), values)  # type: ignore[index]
         arms.append(whole)
     panel = Panel(PanelSpec("s", kind="scalar", tag="sharp"), (*arms, fake.point("nop", 3.0)))
-    (view,), notes = scalar_views(panel)
-    axes = view.figure.axes[0]
+    (plot,), notes = scalar_plots(panel)
+    axes = plot.figure.axes[0]
     assert list(legend(axes)) == ["llama  100 at the end", "hg  200 at the end"]
     assert notes == ["nop has no sharp in its event files."]
     assert (axes.get_xscale(), axes.get_yscale(), axes.get_ylabel()) == ("log", "log", "sharp")
@@ -227,7 +227,7 @@ def test_a_scalar_is_drawn_in_logarithms() -> None:
     columns, rows = panel_table(panel)
     assert columns[1] == "sharp at the end, geometric mean" and rows[0] == ["llama", "100", "50, 100, 200"]
     empty = Panel(panel.spec, panel.arms[2:])
-    assert scalar_views(empty) == ([], ["nop has no sharp in its event files."])
+    assert scalar_plots(empty) == ([], ["nop has no sharp in its event files."])
 
 
 def with_copying(panel: Panel, formed: dict[str, int]) -> Panel:

@@ -9,9 +9,9 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
-from lightning_sv.analysis.decision import NOT_TESTABLE
+from lightning_sv.analysis.verdicts import NOT_TESTABLE
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.claims.outcome import Verdict
+from lightning_sv.experiments.claims.verdict import Verdict
 from lightning_sv.experiments.results import Figure
 from lightning_sv.whole import whole
 

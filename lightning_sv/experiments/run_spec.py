@@ -1,9 +1,11 @@
-"""An arm of a figure, settled under a budget: arguments of `fit`, steps, tokens, and what a run of it takes."""
+"""What a run trains: an arm of a figure, resolved under a budget to arguments of `fit`, steps, tokens and time."""
 
+import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from lightning_sv.errors import ConfigError, unknown
-from lightning_sv.experiments.sources.figures import load_tuned, tuned_keys
-from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, PanelSpec, Recipe
+from lightning_sv.experiments.sources.from_yaml import load_tuned, tuned_keys
+from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, PanelSpec
 from lightning_sv.nn.gpus import find_gpu
 from lightning_sv.plan.plan import plan_steps, train_hours
 from lightning_sv.runs.directory import LAST
@@ -25,7 +27,60 @@ from lightning_sv.whole import file_sha256
 MFU = 0.4
 
 
-class Recipes:
+@dataclass(frozen=True)
+class RunSpec:
+    """Everything that decides the runs of an arm but their seed. Arms of equal configuration are trained once.
+
+    Args:
+        model: name of the model
+        strategy: label of the strategy
+        details: optimizer, schedule and the values that differ from the model's file, for a reader
+        args: of `fit`, without seed and directory
+        identity: the configuration as JSON: all that its YAML and arguments say, without the defaults of the code
+        steps: optimizer steps
+        tokens: training tokens
+        parameters: activated parameters
+        seconds: of one core; None on a GPU
+        gpu_hours: at `MFU`; None on a CPU
+        title: what a reader sees of its runs
+        note: what a reader of the losses of its model must know
+    """
+
+    model: str
+    strategy: str
+    details: str
+    args: tuple[str, ...]
+    identity: str
+    steps: int
+    tokens: int
+    parameters: int
+    seconds: float | None
+    gpu_hours: float | None
+    title: str
+    note: str = ""
+
+    @property
+    def tokens_per_param(self) -> float:
+        """Training tokens per activated parameter; 100 in the paper."""
+        return self.tokens / self.parameters
+
+    def key(self, seed: int) -> str:
+        """Name of the run's directory: readable, and a hash of what decides the result."""
+        digest = hashlib.sha256(f"{self.identity} {seed}".encode()).hexdigest()[:10]
+        return re.sub(r"[^\w.+-]+", "_", f"{self.model}-{self.strategy}-seed{seed}-{digest}")
+
+
+#: a run that is to be had: what is trained, on which seed
+RunRequest = tuple[RunSpec, int]
+
+
+def by_seed(wanted: Iterable[RunRequest]) -> list[RunRequest]:
+    """Each run once, in order of the seeds, so that a stop leaves whole pairs."""
+    unique = {run_spec.key(seed): (run_spec, seed) for run_spec, seed in wanted}
+    return sorted(unique.values(), key=lambda run: run[1])
+
+
+class RunResolver:
     """Settles arms under one budget.
 
     Args:
@@ -39,7 +94,7 @@ class Recipes:
         self, budget: Budget, extra: Mapping[str, Any], conf: Path = CONF, files: Sequence[Path] | None = None
     ):
         self.budget, self.extra, self.conf, self.files = budget, dict(extra), conf, files
-        self._made: dict[str, Recipe] = {}
+        self._made: dict[str, RunSpec] = {}
         self._steps = cache(_steps)
 
     def model(self, role: str) -> ModelSpec | str:
@@ -55,7 +110,7 @@ class Recipes:
             raise ConfigError(unknown(f"budget {self.budget.name}: model", role, known))
         return self.budget.lacks[role]
 
-    def make(self, panel: PanelSpec, arm: ArmSpec, role: str, more: Mapping[str, Any] | None = None) -> Recipe:
+    def resolve(self, panel: PanelSpec, arm: ArmSpec, role: str, more: Mapping[str, Any] | None = None) -> RunSpec:
         """Settle one arm.
 
         Args:
@@ -72,17 +127,16 @@ class Recipes:
         assert isinstance(model, ModelSpec) and isinstance(of, ModelSpec), role
         rates = (panel.lr or {}) | arm.lr
         lr = {"model.optim.lr": rates[self.budget.name]} if self.budget.name in rates else {}
-        own = {**arm.set, **(more or {}), **self.extra, **lr}
-        paths, given = self._layers(panel, model, own)
-        tuned, note = self._tuned(panel, arm, model, paths, given)
-        paths, given = self._layers(panel, model, own, tuned)
-        asked = json.dumps([[str(p) for p in paths], given, arm.scale, arm.longer], sort_keys=True)
+        paths, below = self._paths(panel, model), {**self.budget.set, **model.set}
+        above = {**panel.set, **arm.set, **(more or {}), **self.extra, **lr}
+        tuned, note = self._tuned(panel, arm, model, _args(paths, below | above))
+        keys = below | tuned | above
+        asked = json.dumps([[str(p) for p in paths], keys, arm.scale, arm.longer], sort_keys=True)
         if asked not in self._made:
-            paths_of, given_of = self._layers(panel, of, self.extra)
-            of_llama = self._steps(*_configs(paths_of), *words_of(given_of))
-            # what an arm itself says of them counts
-            steps = int(arm.set.get("trainer.max_steps", round(of_llama * arm.longer)))
-            made = self._make(paths, given, arm, model, panel, steps)
+            llama = {**self.budget.set, **of.set, **panel.set, **self.extra}
+            steps = round(self._steps(*_args(self._paths(panel, of), llama)) * arm.longer)
+            steps = int(arm.set.get("trainer.max_steps", steps))  # what an arm itself says of them counts
+            made = self._resolve(paths, keys, arm, model, panel, steps)
             self._made[asked] = replace(made, note=" ".join(filter(None, (made.note, note))))
         return self._made[asked]
 
@@ -95,7 +149,7 @@ class Recipes:
         return f"conf/paper/tuned/{model.tuned}.yaml is not there yet, the figure tuning writes it"
 
     def _tuned(
-        self, panel: PanelSpec, arm: ArmSpec, model: ModelSpec, paths: list[Path], given: Mapping[str, Any]
+        self, panel: PanelSpec, arm: ArmSpec, model: ModelSpec, args: Sequence[str]
     ) -> tuple[dict[str, float], str]:
         """The optimum that an arm has, or that all share, and a sentence on it."""
         wanted = model.tuned and panel.kind != "grid" and panel.lr is None
@@ -103,35 +157,25 @@ class Recipes:
         if tuned is None or (tuned.optim, tuned.schedule) != (panel.optim, panel.schedule):
             return {}, ""
         shared = panel.tuned_as not in ("", "own")
-        words = [*_configs(paths), *words_of(given)]
         scale = panel.tuned_as if shared else arm.scale
-        module, _, _ = parse_run([*words, "--model.scale", scale], check_corpus=False)
+        module, _, _ = parse_run([*args, "--model.scale", scale], check_corpus=False)
         exceptions = "" if shared else module.scale_options.label()
         label = f"{module.strategy}{exceptions}"
         found, note = tuned_keys(tuned, module.strategy, label, module.config.d_model)
         return found, f"All arms have the learning rate and the initial std of {label}." if shared else note
 
-    def _layers(
-        self,
-        panel: PanelSpec,
-        model: ModelSpec,
-        more: Mapping[str, Any],
-        tuned: Mapping[str, float] | None = None,
-    ) -> tuple[list[Path], dict[str, Any]]:
+    def _paths(self, panel: PanelSpec, model: ModelSpec) -> list[Path]:
         files = ["base", f"optim/{panel.optim}", f"schedule/{panel.schedule}", *self.budget.layers]
         files += [f"model/{model.config}", *([f"probes/{panel.probes}"] if panel.probes else [])]
-        paths = [self.conf / f"{file}.yaml" for file in files]
-        keys = {**self.budget.set, **model.set, **(tuned or {}), **panel.set, **more}
-        return paths if self.files is None else list(self.files), keys
+        return [self.conf / f"{file}.yaml" for file in files] if self.files is None else list(self.files)
 
-    def _make(
-        self, paths: list[Path], given: dict[str, Any], arm: ArmSpec, model: ModelSpec, panel: PanelSpec, steps: int
-    ) -> Recipe:
+    def _resolve(
+        self, paths: list[Path], keys: dict[str, Any], arm: ArmSpec, model: ModelSpec, panel: PanelSpec, steps: int
+    ) -> RunSpec:
         layered = OmegaConf.merge({}, *(read_yaml(path, f"--config {path}") for path in paths))
         # what a file says already is not said again: one configuration, one command
-        changes = {k: v for k, v in sorted(given.items()) if OmegaConf.select(layered, k) != v}
-        words = [*_configs(paths), *words_of(changes)]
-        module, data, trainer = parse_run([*words, "--model.scale", arm.scale], check_corpus=False)
+        changes = {k: v for k, v in sorted(keys.items()) if OmegaConf.select(layered, k) != v}
+        module, data, trainer = parse_run([*_args(paths, changes), "--model.scale", arm.scale], check_corpus=False)
         exceptions = any(k.startswith("model.scale_options") for k in changes)
         strategy = str(module.strategy if exceptions else module.canonical)
         settled = {"model.optim.lr": module.lr, "model.scale": strategy, "trainer.max_steps": steps}
@@ -163,11 +207,11 @@ class Recipes:
             seconds *= math.prod(slower.get(x, 1.0) for x in (module.strategy.placement, panel.optim, panel.probes))
         strategy = f"{strategy}{module.scale_options.label()}"
         details = ", ".join([f"{module.optim.name} {module.schedule.name}", f"lr {module.lr:g}", *told, *probes])
-        return Recipe(
+        return RunSpec(
             model=module.config.name,
             strategy=strategy,
             details=details,
-            args=(*_configs(paths), *words_of({**changes, **settled})),
+            args=tuple(_args(paths, changes | settled)),
             identity=json.dumps(identity, sort_keys=True),
             steps=steps,
             tokens=tokens,
@@ -184,8 +228,8 @@ def _steps(*words: str) -> int:
     return plan_steps(*parse_run([*words, "--model.scale", "llama"], check_corpus=False))
 
 
-def _configs(paths: Sequence[Path]) -> list[str]:
-    return [word for path in paths for word in ("--config", path.as_posix())]
+def _args(paths: Sequence[Path], keys: Mapping[str, Any]) -> list[str]:
+    return [*(word for path in paths for word in ("--config", path.as_posix())), *words_of(keys)]
 
 
 @cache

@@ -1,7 +1,7 @@
 """What each kind of claim is about: from the runs of a panel to an estimate, its interval and a sentence.
 
 A - B is a difference of validation losses, nats per token, over runs that share seed and data; its scatter is that of
-all arms of the family (`together`). What a claim says besides is a claim of its own, see `table.KINDS`.
+all arms like them (`pooling`). What a claim says besides is a claim of its own, see `claim_types.KINDS`.
 """
 
 import math
@@ -11,7 +11,10 @@ from dataclasses import replace
 import numpy as np
 from scipy.special import stdtrit
 
-from lightning_sv.analysis.decision import (
+from lightning_sv.analysis.optimum import Optimum
+from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent, token_efficiency
+from lightning_sv.analysis.scaling import FEWEST_SIZES, Interval
+from lightning_sv.analysis.verdicts import (
     CONFIDENCE,
     CONTRADICTED,
     HOLDS,
@@ -26,12 +29,9 @@ from lightning_sv.analysis.decision import (
     pairs_words,
     times,
 )
-from lightning_sv.analysis.grids import Optimum
-from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent, token_efficiency
-from lightning_sv.analysis.scaling import FEWEST_SIZES, Interval
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.claims.outcome import Estimate
-from lightning_sv.experiments.claims.together import TWO_SIDED, LossAt, difference
+from lightning_sv.experiments.claims.pooling import TWO_SIDED, LossAt
+from lightning_sv.experiments.claims.verdict import Estimate
 from lightning_sv.experiments.results import Arm, Panel
 from lightning_sv.experiments.spec import ClaimSpec
 from lightning_sv.runs.events import Run
@@ -45,7 +45,7 @@ def _two(claim: ClaimSpec, panel: Panel) -> tuple[Arm, Arm, str]:
 def loss(claim: ClaimSpec, panel: Panel) -> Estimate:
     """A - B at the end or at a share of the tokens."""
     a, b, name = _two(claim, panel)
-    d = difference(panel, a, b, LossAt(claim.until))
+    d = panel.difference(a, b, LossAt(claim.until))
     at = "" if claim.until == 1 else f"at {claim.until:.0%} of the tokens "
     small = below(d, -claim.margin) == HOLDS and claim.margin < MARGIN and inside(d, MARGIN) == HOLDS
     return Estimate(d, f"{at}{interval(d, name)}{f', which is within {MARGIN:g}' * small}")
@@ -54,7 +54,7 @@ def loss(claim: ClaimSpec, panel: Panel) -> Estimate:
 def loss_and_tokens(claim: ClaimSpec, panel: Panel) -> Estimate:
     """A - B at the end, where A may have trained longer."""
     a, b, name = _two(claim, panel)
-    d = difference(panel, a, b)
+    d = panel.difference(a, b)
     share = float(np.mean([x.tokens / y.tokens for x, y in zip(a.runs, b.runs, strict=True)]))
     longer = f"with {share:.2f} times the tokens " if abs(share - 1) > 0.01 else ""
     return Estimate(d, f"{longer}{interval(d, name)}")
@@ -63,8 +63,8 @@ def loss_and_tokens(claim: ClaimSpec, panel: Panel) -> Estimate:
 def change(claim: ClaimSpec, panel: Panel) -> Estimate:
     """How A - B moves from one share of the tokens to another."""
     a, b, name = _two(claim, panel)
-    d = difference(panel, a, b, LossAt(claim.until, claim.at))
-    early, late = (difference(panel, a, b, LossAt(share)).mean for share in (claim.at, claim.until))
+    d = panel.difference(a, b, LossAt(claim.until, claim.at))
+    early, late = (panel.difference(a, b, LossAt(share)).mean for share in (claim.at, claim.until))
     to = "the end" if claim.until == 1 else f"{claim.until:.0%}"
     words = f"the change of {name} from {claim.at:.0%} of the tokens to {to}, {early:+.3f} to {late:+.3f},"
     return Estimate(d, interval(d, words))
@@ -78,7 +78,7 @@ def efficiency(claim: ClaimSpec, panel: Panel) -> Estimate:
     if e.why_not:
         raise NotTestableError(e.why_not)
     if e.factor is None:
-        at_end = difference(panel, a, b)
+        at_end = panel.difference(a, b)
         reached = f"{a.label} reaches {b.label}'s final loss in {e.reached} of {e.n} pairs: no token factor"
         word = CONTRADICTED if below(at_end) == CONTRADICTED else NOT_RESOLVED
         found = directed(at_end)._replace(word=word, p=at_end.p_above())

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from numpy.typing import ArrayLike, NDArray
 
 from lightning_sv.analysis.paired import PairedCurve, on_one_grid, paired_curve
 from lightning_sv.analysis.style import GREY, LINES, colours, legend_below, new_figure, plain_style, save, set_limits
@@ -53,12 +55,31 @@ def draw_comparison(arms: Sequence[Sequence[Run]], path: str | Path, *, labels: 
         left.legend(frameon=False, loc="upper right", title=seeds, alignment="left")
 
     pairs = [paired_curve(curves[0], arm) for arm in curves[1:]]
-    if len(pairs) == 1:
-        _draw_difference(right, pairs[0], short[0], short[1])
-    else:
-        title = draw_differences(right, pairs, short, looks[1:])
-        _legend_above(right, title)
+    _legend_above(right, draw_differences(right, pairs, short, looks[1:]))
     save(figure, path)
+
+
+def draw_seeds(
+    axes: Axes, tokens: ArrayLike, values: NDArray[np.float64], mean: ArrayLike, look: tuple[str, str], **line: Any
+) -> Line2D:
+    """Draw an arm: a thick line for the mean, and a thin one per seed where there are several.
+
+    Args:
+        axes: where to draw
+        tokens: (N,) training tokens
+        values: (seeds, N) what was logged
+        mean: (N,) what stands for all seeds
+        look: colour and line style
+        **line: further properties of the thick line
+
+    Returns:
+        The thick line.
+    """
+    colour, style = look
+    for seed in values if len(values) > 1 else []:
+        axes.plot(tokens, seed, color=colour, linewidth=0.7, alpha=0.45)
+    (thick,) = axes.plot(tokens, mean, linestyle=style, color=colour, linewidth=2, **line)
+    return thick
 
 
 def draw_losses(
@@ -77,36 +98,12 @@ def draw_losses(
         looks: colour and line style of each arm
         from_share: the part of training from which the limits of the loss are taken
     """
-    for name, (colour, style), arm in zip(names, looks, arms, strict=True):
-        for curve in arm if len(arm) > 1 else []:
-            axes.plot(*curve, color=colour, linewidth=0.7, alpha=0.45)
+    for name, look, arm in zip(names, looks, arms, strict=True):
         tokens, values = on_one_grid(arm)
-        (mean,) = axes.plot(tokens, values.mean(axis=0), linestyle=style, color=colour, linewidth=2, label=name)
-        if len(tokens) == 1:  # a recording may hold the last loss alone
-            mean.set_marker("o")
+        mark = {"marker": "o"} if len(tokens) == 1 else {}  # a recording may hold the last loss alone
+        draw_seeds(axes, tokens, values, values.mean(axis=0), look, label=name, **mark)
     set_limits(axes, [curve for arm in arms for curve in arm], from_share)
     axes.set_ylabel("validation loss, nats per token")
-
-
-def _draw_difference(axes: Axes, pair: PairedCurve, a: str, b: str) -> None:
-    axes.axhline(0, color=GREY, linewidth=1)
-    end = float(pair.mean[-1])
-    _draw_band(axes, pair, "black")
-    band = _band_words([pair])
-    if pair.n > 1 and not _resolved(pair):
-        answer = "Not resolved"
-        band += ", covers zero at the end"
-    else:
-        digits = 3 if abs(end) >= 5e-3 else 4
-        answer = f"{b} ends {abs(end):.{digits}f} {'lower' if end < 0 else 'higher'}"
-    axes.set_title(f"How far apart? {answer}")
-    set_limits(axes, _lines_of(pair), from_share=0.2, include=0.0)
-    axes.set_ylabel(f"{b} - {a}, nats per token")
-    # the note goes where the line does not end
-    below, above = axes.get_ylim()
-    place = (0.97, "top") if end < (below + above) / 2 else (0.03, "bottom")
-    where: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "va": place[1]}
-    axes.text(0.985, place[0], band, color=GREY, fontsize=9, **where)
 
 
 def draw_differences(

@@ -1,14 +1,14 @@
-"""loss = arm + seed + residual over all runs of a family, with one residual variance: differences of two arms.
+"""loss = arm + seed + residual over all runs of a design, with one residual variance: differences of two arms.
 
-A family is the arms of one model at one budget, trained on the same seeds: a randomized block design, whose blocks
-are the seeds (R. A. Fisher, The Design of Experiments, 1935). Three pairs alone leave 2 degrees of freedom for their
+The arms of one model at one budget, trained on the same seeds, are a randomized block design, whose blocks are the
+seeds (R. A. Fisher, The Design of Experiments, 1935). Three pairs alone leave 2 degrees of freedom for their
 scatter, and Student's quantile is 4.30; fifteen arms of three seeds leave 28 for the same scatter, and it is 2.05.
 Seeds are fixed effects: then the t distribution is exact also where some arm lacks some seed, and nothing is assumed
 about the scatter of seeds (how much that is: docs/verdicts.md).
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from functools import cached_property
 
@@ -18,13 +18,12 @@ from scipy.special import fdtrc
 
 from lightning_sv.analysis.paired import PairedDifference, paired_difference
 from lightning_sv.errors import NotTestableError
-from lightning_sv.runs.events import Run
 
 #: the scatter is not pooled where arms would scatter as unequally as these do this rarely
 UNEQUAL = 0.05
 
 
-class Family:
+class BlockDesign:
     """The least-squares fit of loss = arm + seed + residual.
 
     Args:
@@ -37,7 +36,7 @@ class Family:
     def __init__(self, losses: Mapping[Hashable, Mapping[int, float]]):
         cells = [(arm, seed, loss) for arm, of in losses.items() for seed, loss in of.items()]
         if not cells:
-            raise NotTestableError("a family needs the losses of at least one run.")
+            raise NotTestableError("a design needs the losses of at least one run.")
         if diverged := [(arm, seed) for arm, seed, loss in cells if not math.isfinite(loss)]:
             arm, seed = diverged[0]
             raise NotTestableError(f"the loss of {arm}, seed {seed}, is not finite; leave that run out.")
@@ -88,10 +87,10 @@ class Family:
         return float(bartlett(*rows).pvalue)
 
     def difference(self, a: Hashable, b: Hashable, confidence: float = 0.95) -> PairedDifference:
-        """A - B with the family's scatter, or with that of the pairs where the family's is not theirs.
+        """A - B with the design's scatter, or with that of the pairs where the design's is not theirs.
 
-        The pairs stand alone where Bartlett's test says that the arms of the family scatter unequally, or where they
-        scatter more than the rest by themselves: their own sum of squares is a part of the family's, so that its ratio
+        The pairs stand alone where Bartlett's test says that the arms of the design scatter unequally, or where they
+        scatter more than the rest by themselves: their own sum of squares is a part of the design's, so that its ratio
         to the rest has an F distribution where all scatter alike. An arm of one run has no interval: its luck would be
         taken for its merit.
 
@@ -101,11 +100,11 @@ class Family:
             confidence: coverage of the interval
 
         Raises:
-            NotTestableError: an arm that the family does not have, or two that no chain of shared seeds connects
+            NotTestableError: an arm that the design does not have, or two that no chain of shared seeds connects
         """
         for arm in (a, b):
             if arm not in self._losses:
-                raise NotTestableError(f"the family has no arm {arm!r}; it has {', '.join(map(str, self._arms))}.")
+                raise NotTestableError(f"the design has no arm {arm!r}; it has {', '.join(map(str, self._arms))}.")
         weights = np.zeros(len(self._effects))
         weights[self._arms.index(a)] += 1.0
         weights[self._arms.index(b)] -= 1.0
@@ -126,7 +125,7 @@ class Family:
         return PairedDifference(mean, None, None, se, len(shared), confidence, self.df, words).at(confidence)
 
     def _why_alone(self, pairs: NDArray[np.floating]) -> str:
-        """In words, why pairs do not take the family's scatter; empty where they do."""
+        """In words, why pairs do not take the design's scatter; empty where they do."""
         df, rest = len(pairs) - 1, self.df - len(pairs) + 1
         if df < 1 or rest < 1 or not self.squares:
             return ""
@@ -139,85 +138,3 @@ class Family:
         if own > 0 and (others == 0 or float(fdtrc(df, rest, own / df / others)) < UNEQUAL):
             return f"their own scatter, larger than that of {len(self.scattered)} arms"
         return ""
-
-
-class Families:
-    """The arms that are compared with one another, directly or through others, and their runs.
-
-    Args:
-        groups: arms whose losses can be compared: one model and budget, one text
-        runs: arm -> seed -> its run
-    """
-
-    def __init__(self, groups: Iterable[Iterable[Hashable]], runs: Mapping[Hashable, Mapping[int, Run]]):
-        self._runs = runs
-        self._home: dict[Hashable, frozenset[Hashable]] = {arm: frozenset([arm]) for arm in runs}
-        for group in groups:
-            whole = frozenset[Hashable]().union(*(self._home[arm] for arm in group))
-            self._home |= dict.fromkeys(whole, whole)
-        self._known: dict[tuple[frozenset[Hashable], Callable[[Run], float]], Family] = {}
-
-    def difference(self, a: Hashable, b: Hashable, of: Callable[[Run], float], confidence: float) -> PairedDifference:
-        """A - B of what a function reads of a run: of their family, or of the two alone where they are of several.
-
-        Args:
-            a: arm in question
-            b: arm it is compared with
-            of: a run -> its loss, or what else is compared; equal functions are computed once
-            confidence: coverage of the interval
-
-        Raises:
-            NotTestableError: a run of the two does not have it
-        """
-        for arm in (a, b):
-            for run in self._runs[arm].values():
-                if not math.isfinite(of(run)):
-                    raise NotTestableError(f"{run.dir} diverged; leave it out or repair it.")
-        home = self._home[a] if b in self._home[a] else frozenset([a, b])
-        if (home, of) not in self._known:
-            # in the order of the runs: that of a set is another in every process, and with it the last digit
-            values = {arm: _read(runs, of) for arm, runs in self._runs.items() if arm in home}
-            self._known[home, of] = Family({arm: row for arm, row in values.items() if row})
-        return self._known[home, of].difference(a, b, confidence)
-
-
-def _read(runs: Mapping[int, Run], of: Callable[[Run], float]) -> dict[int, float]:
-    """What there is to read and finite: what an arm of another claim lacks is no matter of this one."""
-    found = {}
-    for seed, run in runs.items():
-        try:
-            value = of(run)
-        except NotTestableError:
-            continue
-        if math.isfinite(value):
-            found[seed] = value
-    return found
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """P values corrected for their number: all below alpha are true findings with probability 1 - alpha.
-
-    S. Holm, A simple sequentially rejective multiple test procedure, Scand. J. Statist. 6 (1979).
-
-    Args:
-        p_values: (N,) one a claim
-    """
-    order, n = np.argsort(p_values), len(p_values)
-    corrected = np.empty(n)
-    corrected[order] = np.maximum.accumulate(np.minimum(1.0, (n - np.arange(n)) * np.sort(p_values)))
-    return [float(p) for p in corrected]
-
-
-def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
-    """P values corrected for their number: of all below alpha a share of alpha at most is expected to be false.
-
-    Y. Benjamini and Y. Hochberg, Controlling the false discovery rate, J. R. Statist. Soc. B 57 (1995).
-
-    Args:
-        p_values: (N,) one a claim
-    """
-    if not p_values:
-        return []
-    from scipy.stats import false_discovery_control
-
-    return [float(p) for p in false_discovery_control(p_values)]

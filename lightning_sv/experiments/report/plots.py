@@ -6,15 +6,15 @@ A baseline is blue and solid in every picture; what the paper does not have says
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lightning_sv.analysis.losses import draw_differences, draw_losses
-from lightning_sv.analysis.paired import on_common_tokens, paired_curve
+from lightning_sv.analysis.loss_plots import draw_differences, draw_losses, draw_seeds
+from lightning_sv.analysis.paired import on_one_grid, paired_curve
 from lightning_sv.analysis.run_plot import branch_norms, draw_branches
 from lightning_sv.analysis.style import (
     GREY,
@@ -35,7 +35,7 @@ _END = 0.8
 _ArmOrSeries = TypeVar("_ArmOrSeries", Arm, Series)
 
 
-class View(NamedTuple):
+class Plot(NamedTuple):
     """One picture: a name for its file, words for those who cannot see it, the figure."""
 
     name: str
@@ -50,13 +50,13 @@ class View(NamedTuple):
             self.figure.savefig(f"{stem}.png")
 
 
-def view(name: str, alt: str, axes: Axes, legend: str) -> View:
+def finished(name: str, alt: str, axes: Axes, legend: str) -> Plot:
     """The finished picture of one panel; its words end with the names of the lines, which stand below it."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     set_style(axes)
     legend_below(figure, axes, legend)
-    return View(name, f"{alt}: {'; '.join(axes.get_legend_handles_labels()[1])}", figure)
+    return Plot(name, f"{alt}: {'; '.join(axes.get_legend_handles_labels()[1])}", figure)
 
 
 def looks_of(arms: Sequence[Arm] | Sequence[Series]) -> list[tuple[str, str]]:
@@ -73,24 +73,24 @@ def baseline_first(arms: Sequence[_ArmOrSeries]) -> list[_ArmOrSeries]:
     return sorted(arms, key=lambda arm: not arm.baseline)
 
 
-def curve_views(panel: Panel) -> tuple[list[View], list[str]]:
+def curve_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     """Loss against tokens, the difference to the baseline, the end of training; notes on what cannot be drawn.
 
     Args:
         panel: of the kind `curves`; one without a baseline has no difference
     """
     arms = baseline_first(panel.arms)
-    difference, notes = _difference_view(panel.title, arms)
+    difference, notes = _difference_plot(panel.title, arms)
     counts = sorted({len(arm.runs) for arm in arms})
     several = " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1]))))
     seeds = "one seed" if counts == [1] else f"mean of {several} seeds"
     ends = [f"{arm.name}  {arm.losses.mean():.4f}" for arm in arms]
-    loss = _loss_view("loss", f"{panel.title}: validation loss", arms, [arm.name for arm in arms], seeds)
-    end = _loss_view("end", f"{panel.title}: end of training", arms, ends, f"at the end, {seeds}")
+    loss = _loss_plot("loss", f"{panel.title}: validation loss", arms, [arm.name for arm in arms], seeds)
+    end = _loss_plot("end", f"{panel.title}: end of training", arms, ends, f"at the end, {seeds}")
     return [loss, *difference, end], notes
 
 
-def _loss_view(name: str, alt: str, arms: Sequence[Arm], names: Sequence[str], title: str) -> View:
+def _loss_plot(name: str, alt: str, arms: Sequence[Arm], names: Sequence[str], title: str) -> Plot:
     curves = [arm.curves for arm in arms]
     from_share = _END if name == "end" else 0.2
     axes = new_figure(panels=1).subplots()
@@ -101,11 +101,11 @@ def _loss_view(name: str, alt: str, arms: Sequence[Arm], names: Sequence[str], t
         axes.set_xlim(from_share * min(ends), max(ends) * 1.01)
         axes.set_title(f"The last {1 - from_share:.0%} of training")
     set_token_axis(axes)
-    return view(name, alt, axes, title)
+    return finished(name, alt, axes, title)
 
 
-def _difference_view(title: str, arms: Sequence[Arm]) -> tuple[list[View], list[str]]:
-    """One view at most: of the arms that end where the baseline does."""
+def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[str]]:
+    """One plot at most: of the arms that end where the baseline does."""
     base, *others = arms
     if not base.baseline:
         return [], []
@@ -132,10 +132,10 @@ def _difference_view(title: str, arms: Sequence[Arm]) -> tuple[list[View], list[
     legend = draw_differences(axes, pairs, names, looks)
     axes.set_title("How far from the baseline?")
     set_token_axis(axes)
-    return [view("difference", f"{title}: difference to {base.name}", axes, legend)], notes
+    return [finished("difference", f"{title}: difference to {base.name}", axes, legend)], notes
 
 
-def branch_views(panel: Panel) -> tuple[list[View], list[str]]:
+def branch_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     """Growth of the Q, K and V norms against tokens, mean over the seeds: one picture an arm, on one scale.
 
     Args:
@@ -150,7 +150,7 @@ def branch_views(panel: Panel) -> tuple[list[View], list[str]]:
             continue
         means = {}
         for projection in norms[0]:
-            tokens, values = on_common_tokens([norm[projection] for norm in norms])
+            tokens, values = on_one_grid([norm[projection] for norm in norms])
             means[projection] = Curve(tokens, values.mean(axis=0))
         figure = new_figure(panels=1)
         axes = figure.subplots()
@@ -160,16 +160,16 @@ def branch_views(panel: Panel) -> tuple[list[View], list[str]]:
         set_style(axes)
         found.append((arm.name, figure))
     limits = np.array([figure.axes[0].get_ylim() for _, figure in found])
-    views = []
+    plots = []
     for i, (name, figure) in enumerate(found, 1):
         axes = figure.axes[0]
         axes.set_ylim(limits[:, 0].min(), limits[:, 1].max())
         ends = "; ".join(axes.get_legend_handles_labels()[1])
-        views.append(View(f"qkv{i}", f"{panel.title}, {name}: {ends}", figure))
-    return views, notes
+        plots.append(Plot(f"qkv{i}", f"{panel.title}, {name}: {ends}", figure))
+    return plots, notes
 
 
-def scalar_views(panel: Panel) -> tuple[list[View], list[str]]:
+def scalar_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     """A logged scalar against tokens, both in logarithms: the geometric mean of the seeds, and a thin line a seed.
 
     Args:
@@ -177,43 +177,39 @@ def scalar_views(panel: Panel) -> tuple[list[View], list[str]]:
     """
     axes = new_figure(panels=1).subplots()
     arms, tag, notes = baseline_first(panel.arms), panel.spec.tag, []
-    for arm, (colour, style) in zip(arms, looks_of(arms), strict=True):
+    for arm, look in zip(arms, looks_of(arms), strict=True):
         if not all(tag in run.curves for run in arm.runs):
             notes.append(f"{arm.name} has no {tag} in its event files.")
             continue
-        tokens, values = on_common_tokens([run.curve(tag) for run in arm.runs])
+        tokens, values = on_one_grid([run.curve(tag) for run in arm.runs])
         later = tokens > 0  # the axis is logarithmic, as the steps of the probes are
         if not later.any() or not (values > 0).all():
             notes.append(f"{arm.name} has {tag} before its first step alone, or not above 0: not drawn in logarithms.")
             continue
-        for seed in values if len(values) > 1 else []:
-            axes.plot(tokens[later], seed[later], color=colour, linewidth=0.7, alpha=0.45)
-        mean = np.exp(np.log(values).mean(0))[later]
-        look: dict[str, Any] = {"linestyle": style, "color": colour, "marker": "o", "markersize": 3}
-        axes.plot(tokens[later], mean, linewidth=2, label=f"{arm.name}  {mean[-1]:.3g} at the end", **look)
+        mean, mark = np.exp(np.log(values).mean(0))[later], {"marker": "o", "markersize": 3}
+        label = f"{arm.name}  {mean[-1]:.3g} at the end"
+        draw_seeds(axes, tokens[later], values[:, later], mean, look, label=label, **mark)
     if not axes.lines:
         return [], notes
     axes.set(yscale="log", title="Which ends lower?", ylabel=tag)
     set_token_axis(axes, "log")
     n = len(arms[0].runs)
     seeds = f"geometric mean of {n} seeds, a thin line a seed" if n > 1 else "one seed"
-    return [view("scalar", panel.title, axes, seeds)], notes
+    return [finished("scalar", panel.title, axes, seeds)], notes
 
 
-def copying_view(panel: Panel) -> View:
+def copying_plot(panel: Panel) -> Plot:
     """Draw the gain on a second copy against tokens: a thick line per arm, a thin one per seed."""
     axes, arms = new_figure(panels=1).subplots(), baseline_first(panel.arms)
-    for arm, (colour, style) in zip(arms, looks_of(arms), strict=True):
-        tokens, values = on_common_tokens([run.curve(GAIN) for run in arm.runs])
-        for seed in values if len(values) > 1 else []:
-            axes.plot(tokens, seed, color=colour, linewidth=0.7, alpha=0.45)
+    for arm, look in zip(arms, looks_of(arms), strict=True):
+        tokens, values = on_one_grid([run.curve(GAIN) for run in arm.runs])
         mean = values.mean(0)
-        axes.plot(tokens, mean, color=colour, linestyle=style, linewidth=2, label=f"{arm.name}  {mean[-1]:+.2f}")
+        draw_seeds(axes, tokens, values, mean, look, label=f"{arm.name}  {mean[-1]:+.2f}")
     axes.axhline(0, color=GREY, linewidth=1, zorder=1)
     axes.axhline(FORMED, color=GREY, linewidth=1, linestyle=":", zorder=1)
     axes.set(title="When does each arm learn to copy?", ylabel="loss on a second copy − first, nats per token")
     set_token_axis(axes)
-    return view(
+    return finished(
         "copying", f"{panel.title}: loss on text read twice", axes, "at the end; dotted: the circuit has formed"
     )
 

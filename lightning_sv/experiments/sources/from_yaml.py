@@ -97,7 +97,7 @@ def tuned_keys(tuned: Tuned, strategy: "ScaleStrategy", label: str, d_model: int
     Args:
         tuned: the optima
         strategy: of the arm
-        label: as a recipe names it, exceptions included
+        label: as a run_spec names it, exceptions included
         d_model: width of its model
 
     Raises:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from lightning_sv.analysis.decision import Finding, VerdictWord
 from lightning_sv.analysis.paired import PairedDifference
+from lightning_sv.analysis.verdicts import Finding, VerdictWord
 
 #: whether an interval holds the paper's number
 Agreement = Literal["", "consistent", "not consistent"]

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from omegaconf import OmegaConf
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.checks import CORPUS_KEYS, VALIDATION_KEYS, check_same_data
-from lightning_sv.experiments.plan import plan_figure
-from lightning_sv.experiments.recipes import Recipes
-from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
+from lightning_sv.experiments.comparability import VALIDATION_KEYS, check_same_data
+from lightning_sv.experiments.plan import FigurePlan, plan_figure
+from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.spec import ArmSpec, Budget, FigureSpec, ModelSpec, PanelSpec
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.settings.data import Batches
@@ -51,7 +51,7 @@ def asked(scale: str, text: str, label: str | None) -> Asked:
     return label or ",".join([scale, *changes]), ArmSpec(scale, set={**leaves, **keys})
 
 
-def compared_figure(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> Figure:
+def compared_figure(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> FigurePlan:
     """The figure of one panel that compares the first arm with each other one, settled.
 
     Raises:
@@ -64,13 +64,13 @@ def compared_figure(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> 
     title = f"{', '.join(label for label, _ in others)} against {a}"
     planned = _settled(FigureSpec("comparison", title, "A comparison of your own", summary, [panel]), words, seeds)
     (settled,) = planned.panels
-    named = tuple(replace(arm, recipe=arm.recipe and replace(arm.recipe, title=arm.label)) for arm in settled.arms)
+    named = tuple(replace(arm, run_spec=replace(arm.run_spec, title=arm.label)) for arm in settled.arms)
     return replace(planned, panels=(replace(settled, arms=named),))
 
 
 def swept_figure(
     arms: Sequence[Asked], axes: Mapping[str, Sequence[float]], words: Sequence[str], seeds: int, made: Pretraining
-) -> Figure:
+) -> FigurePlan:
     """The figure of one panel that trains every arm at all combinations of some settings, settled.
 
     Args:
@@ -101,14 +101,14 @@ def swept_figure(
     return _settled(FigureSpec("sweep", title, "A sweep of your own", summary, [panel]), words, seeds)
 
 
-def _settled(figure: FigureSpec, words: Sequence[str], seeds: int) -> Figure:
+def _settled(figure: FigureSpec, words: Sequence[str], seeds: int) -> FigurePlan:
     """A figure of one panel under what the words of a command line say."""
     files, keys = read_words(words, "compare")
     (panel,) = figure.panels
     # its time is that of its steps, which nobody estimates
     model = ModelSpec(config="", seconds_per_1000_steps=0.0)
     budget = Budget(_OWN, figure.summary, layers=[], seeds=seeds, models={panel.model: model}, set=keys)
-    return plan_figure(figure, Recipes(budget, {}, files=files))
+    return plan_figure(figure, RunResolver(budget, {}, files=files))
 
 
 def _check(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> None:
@@ -118,15 +118,11 @@ def _check(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> None:
         raise ConfigError(
             f"There are {len(arms) - 1} strategies to compare with {labels[0]!r}; give 1 to {len(ascii_lowercase) - 1}."
         )
-    for (i, (first, one)), (j, (second, other)) in combinations(enumerate(arms), 2):
+    for (i, first), (j, second) in combinations(enumerate(labels), 2):
         if first == second:
             raise ConfigError(
                 f"Arms {ascii_lowercase[i].upper()} and {ascii_lowercase[j].upper()} are both {first!r}, so "
                 "their difference would be noise; give strategies that differ, or labels where the arguments do."
-            )
-        if (one.scale, one.set) == (other.scale, other.set):
-            raise ConfigError(
-                f"{first!r} and {second!r} are the same strategy with the same arguments; give two that differ."
             )
     _check_keys(arms, words, seeds)
 

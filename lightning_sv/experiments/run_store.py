@@ -6,15 +6,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.results import Arm, Panel
-from lightning_sv.experiments.spec import Recipe, Wanted
+from lightning_sv.experiments.plan import ArmPlan, PanelPlan
+from lightning_sv.experiments.results import Arm
+from lightning_sv.experiments.run_spec import RunRequest, RunSpec
 from lightning_sv.runs.directory import NONFINITE, is_complete
 from lightning_sv.runs.events import Run, read_run
 from lightning_sv.runs.job import LAUNCHER, Job
 
 
 @dataclass(frozen=True)
-class Runs:
+class RunStore:
     """The shared runs of one budget.
 
     Args:
@@ -32,14 +33,14 @@ class Runs:
     beside: Sequence[Path] = ()
     recorded: Mapping[str, Run] = field(default_factory=dict)
 
-    def dir(self, recipe: Recipe, seed: int) -> Path:
+    def dir(self, run_spec: RunSpec, seed: int) -> Path:
         """Directory of one run."""
-        return self.job(recipe, seed).run_dir
+        return self.job(run_spec, seed).run_dir
 
-    def job(self, recipe: Recipe, seed: int) -> Job:
+    def job(self, run_spec: RunSpec, seed: int) -> Job:
         """The run as a child process."""
-        args = (*recipe.args, "--seed_everything", str(seed))
-        title, context, name = f"{recipe.title}, seed {seed}", self.context or {}, recipe.key(seed)
+        args = (*run_spec.args, "--seed_everything", str(seed))
+        title, context, name = f"{run_spec.title}, seed {seed}", self.context or {}, run_spec.key(seed)
         own = Job(title, tuple(self.launcher), args, self.out / "runs" / name, context)
         if own.run_dir.exists():
             return own
@@ -53,16 +54,16 @@ class Runs:
         except ConfigError:
             return False
 
-    def is_recorded(self, recipe: Recipe, seed: int) -> bool:
+    def is_recorded(self, run_spec: RunSpec, seed: int) -> bool:
         """Whether a recording stands in for it: its directory, once it is complete, counts more."""
-        job = self.job(recipe, seed)
+        job = self.job(run_spec, seed)
         return job.name in self.recorded and not is_complete(job.run_dir)
 
-    def is_begun(self, recipe: Recipe, seed: int) -> bool:
+    def is_begun(self, run_spec: RunSpec, seed: int) -> bool:
         """Whether it is there, or a part of it."""
-        return self.is_recorded(recipe, seed) or self.dir(recipe, seed).is_dir()
+        return self.is_recorded(run_spec, seed) or self.dir(run_spec, seed).is_dir()
 
-    def missing(self, wanted: Sequence[Wanted]) -> list[Job]:
+    def missing(self, wanted: Sequence[RunRequest]) -> list[Job]:
         """Those that are not complete, and not recorded.
 
         Raises:
@@ -73,43 +74,30 @@ class Runs:
             return [job for job in jobs if not is_complete(job.run_dir)]
         return [job for job in jobs if job.state() != "complete"]
 
-    def read(self, arm: Arm) -> Arm:
-        """An arm with all of its runs that are complete, and their seeds.
+    def read(self, arm: ArmPlan) -> Arm:
+        """Read all runs of an arm that are complete.
 
         Raises:
             ConfigError: a run is damaged
         """
-        gone = {job.name for job in self.missing(arm.wanted)}
-        there = [(recipe, seed) for recipe, seed in arm.wanted if recipe.key(seed) not in gone]
-        runs = tuple(self._read(*run) for run in there)
-        return replace(arm, runs=runs, seeds=tuple(seed for _, seed in there))
+        gone = {job.name for job in self.missing(arm.runs)}
+        seeds = tuple(seed for seed in arm.seeds if arm.run_spec.key(seed) not in gone)
+        runs = tuple(self._read(arm.run_spec, seed) for seed in seeds)
+        return Arm(arm.label, runs, arm.ours, arm.baseline, arm.run_spec, seeds)
 
-    def _read(self, recipe: Recipe, seed: int) -> Run:
+    def _read(self, run_spec: RunSpec, seed: int) -> Run:
         """A run that is there, or recorded."""
-        directory = self.dir(recipe, seed)
-        if not self.is_recorded(recipe, seed):
+        directory = self.dir(run_spec, seed)
+        if not self.is_recorded(run_spec, seed):
             return read_run(directory)
-        config = {"data": json.loads(recipe.identity)["data"], "seed_everything": seed}
+        config = {"data": json.loads(run_spec.identity)["data"], "seed_everything": seed}
         return replace(self.recorded[directory.name], dir=directory, config=config)
 
-    def complete(self, arms: Sequence[Arm]) -> tuple[tuple[Arm, ...], str | None]:
-        """The arms on the seeds of which all are complete, none without such a seed; what is missing."""
-        left = self.missing([run for arm in arms for run in arm.wanted])
-        if not left:
-            return tuple(arms), None
-        names = {job.name for job in left}
-        lacking = {seed for arm in arms for recipe, seed in arm.wanted if recipe.key(seed) in names}
-        seeds = tuple(seed for seed in arms[0].seeds if seed not in lacking)
-        lost = sum(map(diverged, left))
-        why = f" ({lost} diverged)" if lost else ""
-        what = f"{len(left)} of its runs did not finish{why}, the first being {left[0].title} ({left[0].log})"
-        return tuple(replace(arm, seeds=seeds) for arm in arms) if seeds else (), what
-
-    def without_diverged(self, panel: Panel) -> Panel:
+    def without_diverged(self, panel: PanelPlan) -> PanelPlan:
         """A grid without the values at which a run diverged: they are not the best ones. Other panels as they are."""
-        if panel.kind != "grid":
+        if panel.spec.kind != "grid":
             return panel
-        gone = {arm.label: sum(diverged(self.job(*run)) for run in arm.wanted) for arm in panel.arms}
+        gone = {arm.label: sum(diverged(self.job(*run)) for run in arm.runs) for arm in panel.arms}
         gone = {label: n for label, n in gone.items() if n}
         series = []
         for each in panel.series:
@@ -118,7 +106,9 @@ class Runs:
                 return replace(panel, arms=(), series=(), why_not=f"{each.label} diverged at every value")
             points, arms = zip(*kept, strict=True)
             series.append(replace(each, points=points, arms=arms))
-        words = (f"{panel.title}: {label} diverged in {n} of its runs and is left out." for label, n in gone.items())
+        words = (
+            f"{panel.spec.title}: {label} diverged in {n} of its runs and is left out." for label, n in gone.items()
+        )
         return replace(
             panel,
             arms=tuple(arm for arm in panel.arms if arm.label not in gone),

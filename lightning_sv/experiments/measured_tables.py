@@ -1,4 +1,4 @@
-"""Rows of tables: step times from the benchmarks or from training runs, and what the theory's claims came to."""
+"""Panels that are tables: step times of benchmarks or of training runs, and the theory's claims."""
 
 import json
 from collections.abc import Sequence
@@ -19,28 +19,18 @@ def measured_table(path: Path) -> Table:
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        table = _theory(found, path) if isinstance(found, list) else _benchmark(found, path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} has no figures ({error!r}); make theory or make bench writes it.") from error
-    return theory_table(found, path) if isinstance(found, list) else benchmark_table(found, path)
-
-
-def theory_table(found: list[Any], path: Path) -> Table:
-    """Statements of the paper's Figure 11 (claim `or`) with their verdicts, as `make theory` wrote them.
-
-    Args:
-        found: content of the file
-        path: where it is from
-
-    Raises:
-        ConfigError: the file has none
-    """
-    columns = ("part", "statement", "stated", "measured", "verdict")
-    try:
-        rows = tuple(tuple(_digits(row[key]) for key in columns) for row in found if row["claim"] == "or")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} has no claims ({error!r}); make theory writes it.") from error
-    if not rows:
+    if isinstance(found, list) and not table.rows:
         raise ConfigError(f"{path} has no claim 'or'; make theory writes it.")
+    return table
+
+
+def _theory(found: list[Any], path: Path) -> Table:
+    """Statements of the paper's Figure 11 (claim `or`) with their verdicts."""
+    columns = ("part", "statement", "stated", "measured", "verdict")
+    rows = tuple(tuple(_digits(row[key]) for key in columns) for row in found if row["claim"] == "or")
     return Table(columns, rows, f"Checked apart from this page by make theory ({path}).")
 
 
@@ -49,25 +39,14 @@ def _digits(value: str | float) -> str:
     return value if isinstance(value, str) else f"{value:.8g}"
 
 
-def benchmark_table(found: dict[str, Any], path: Path) -> Table:
-    """Step times over llama's, as `make bench` wrote them, and on what.
-
-    Args:
-        found: content of the file
-        path: where it is from
-
-    Raises:
-        ConfigError: it is not what `make bench` writes
-    """
-    try:
-        rows = tuple(
-            (f"{row['name']}, {mode}", *(row[key] for key in ("milliseconds", "ratio", "low", "high", "pairs")))
-            for mode, groups in found.items()
-            if isinstance(groups, dict) and "strategies" in groups
-            for row in groups["strategies"]
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} has no step times ({error!r}); make bench writes it.") from error
+def _benchmark(found: dict[str, Any], path: Path) -> Table:
+    """Step times over llama's, and on what."""
+    rows = tuple(
+        (f"{row['name']}, {mode}", *(row[key] for key in ("milliseconds", "ratio", "low", "high", "pairs")))
+        for mode, groups in found.items()
+        if isinstance(groups, dict) and "strategies" in groups
+        for row in groups["strategies"]
+    )
     machine = ", ".join(f"{key} {value}" for key, value in found.get("machine", {}).items()) or "machine not stated"
     note = f"Measured apart from this page ({path}): {machine}."
     return Table(("strategy", "ms a step", "over llama", "low", "high", "pairs"), rows, note)

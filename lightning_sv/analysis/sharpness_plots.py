@@ -1,14 +1,15 @@
 """A figure from event files alone: the Hessian of the held-out loss along the runs of several arms."""
 
 from collections.abc import Sequence
-from itertools import cycle, islice, product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.lines import Line2D
 
-from lightning_sv.analysis.paired import on_common_tokens
+from lightning_sv.analysis.loss_plots import draw_seeds
+from lightning_sv.analysis.paired import on_one_grid
 from lightning_sv.analysis.style import LINES, colours, new_figure, plain_style, save
 from lightning_sv.runs.events import Run
 
@@ -55,20 +56,17 @@ def draw_sharpness(arms: Sequence[Sequence[Run]], path: str | Path, *, labels: S
     figure = new_figure(panels=len(_FIGURES))
     figure.set_figheight(3.2 * len(parts))
     grid = figure.subplots(len(parts), len(_FIGURES), squeeze=False)
-    looks = list(zip(labels, colours(labels), islice(cycle(LINES), len(arms)), arms, strict=True))
+    looks = list(zip(labels, zip(colours(labels), cycle(LINES), strict=False), arms, strict=True))
     shown: dict[str, Line2D] = {}
     for (i, part), (j, (key, name)) in product(enumerate(parts), enumerate(_FIGURES.items())):
         axes, tag, everything = grid[i][j], f"{_PREFIX}{part}/{key}", []
-        for label, colour, style, runs in looks:
+        for label, look, runs in looks:
             if not all(tag in run.curves for run in runs):
                 continue
-            tokens, values = on_common_tokens([run.curve(tag) for run in runs])
-            later = tokens > 0  # the axis is logarithmic, as the probes are
-            for seed in values if len(runs) > 1 else []:
-                axes.plot(tokens[later], seed[later], color=colour, linewidth=0.7, alpha=0.45)
-            look: dict[str, Any] = {"linestyle": style, "color": colour, "marker": "o", "markersize": 3}
-            (shown[label],) = axes.plot(tokens[later], values.mean(0)[later], linewidth=2, **look)
-            everything.append(values[:, later])
+            tokens, values = on_one_grid([run.curve(tag) for run in runs])
+            tokens, values = tokens[tokens > 0], values[:, tokens > 0]  # the axis is logarithmic, as the probes are
+            shown[label] = draw_seeds(axes, tokens, values, values.mean(0), look, marker="o", markersize=3)
+            everything.append(values)
         if key != "trace" and all(np.all(values > 0) for values in everything):
             axes.set_yscale("log")
         axes.set_title(f"{name}: {_PARTS.get(part, part)}")

@@ -8,18 +8,18 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from numpy.typing import NDArray
 
-from lightning_sv.analysis.grids import Optimum
+from lightning_sv.analysis.optimum import Optimum
 from lightning_sv.analysis.scaling import Scaling
 from lightning_sv.analysis.style import GREY, human_tokens, new_figure
-from lightning_sv.experiments.claims.together import TWO_SIDED, difference
-from lightning_sv.experiments.report.views import View, axis_words, baseline_first, curve_views, looks_of, view
+from lightning_sv.experiments.claims.pooling import TWO_SIDED
+from lightning_sv.experiments.report.plots import Plot, axis_words, baseline_first, curve_plots, finished, looks_of
 from lightning_sv.experiments.results import Panel, Series
 
 _DOTS = (0, (1, 3))
 _LOSS = "final validation loss, nats per token"
 
 
-def scaling_views(panel: Panel) -> tuple[list[View], list[str]]:
+def scaling_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     """Loss against size with both laws, the difference to the baseline at every size, and the training of every size.
 
     The baseline's own curve is that of its fit with the first other series: each fit is of two arms.
@@ -34,19 +34,19 @@ def scaling_views(panel: Panel) -> tuple[list[View], list[str]]:
         else:
             fits[series.label] = scaling
             notes += [f"{series.name}: {warning}" for warning in scaling.warnings]
-    views = [_fit_view(panel, fits)]
+    plots = [_fit_plot(panel, fits)]
     if fits:
-        views.append(_gap_view(panel, fits))
+        plots.append(_gap_plot(panel, fits))
     for i, size in enumerate(panel.sizes):
         arms = tuple(replace(panel.arm(series.arms[i]), label=series.label) for series in panel.series)
         spec = replace(panel.spec, title=f"{panel.title}, {size}", kind="curves")
-        drawn, lacking = curve_views(Panel(spec, arms))
-        views += [view._replace(name=f"{view.name}-{size}") for view in drawn if view.name != "end"]
+        drawn, lacking = curve_plots(Panel(spec, arms))
+        plots += [plot._replace(name=f"{plot.name}-{size}") for plot in drawn if plot.name != "end"]
         notes += lacking
-    return views, notes
+    return plots, notes
 
 
-def _fit_view(panel: Panel, fits: dict[str, Scaling]) -> View:
+def _fit_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
     all_series = baseline_first(panel.series)
     axes = new_figure(panels=1).subplots()
     for series, (colour, style) in zip(all_series, looks_of(all_series), strict=True):
@@ -67,10 +67,10 @@ def _fit_view(panel: Panel, fits: dict[str, Scaling]) -> View:
     axes.plot([], [], linestyle=_DOTS, color=GREY, linewidth=1.2, label="linear in ln N")
     axes.set(title="How does the loss fall with size?", ylabel=_LOSS)
     _set_size_axis(axes, panel.series[0])
-    return view("fit", panel.title, axes, "N: the size; means of the seeds, fits of least squares")
+    return finished("fit", panel.title, axes, "N: the size; means of the seeds, fits of least squares")
 
 
-def _gap_view(panel: Panel, fits: dict[str, Scaling]) -> View:
+def _gap_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
     base, *others = all_series = baseline_first(panel.series)
     axes = new_figure(panels=1).subplots()
     for i, (series, (colour, style)) in enumerate(zip(others, looks_of(all_series)[1:], strict=True)):
@@ -88,7 +88,7 @@ def _gap_view(panel: Panel, fits: dict[str, Scaling]) -> View:
     return _gap_picture("gap", panel, base, axes, "; lines: fits")
 
 
-def length_views(panel: Panel) -> tuple[list[View], list[str]]:
+def length_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     """Difference to the baseline against tokens a parameter, each point a training of its own.
 
     Args:
@@ -109,16 +109,16 @@ def length_views(panel: Panel) -> tuple[list[View], list[str]]:
 def _gaps(panel: Panel, series: Series, base: Series) -> tuple[list[float], list[float]]:
     """Differences to the baseline at every point, and half of their intervals."""
     ends = ((panel.arm(x), panel.arm(y)) for x, y in zip(series.arms, base.arms, strict=True))
-    pairs = [difference(panel, *of, confidence=TWO_SIDED) for of in ends]
+    pairs = [panel.difference(*of, confidence=TWO_SIDED) for of in ends]
     return [pair.mean for pair in pairs], [pair.smallest_resolvable or 0.0 for pair in pairs]
 
 
-def _gap_picture(name: str, panel: Panel, base: Series, axes: Axes, more: str = "") -> View:
+def _gap_picture(name: str, panel: Panel, base: Series, axes: Axes, more: str = "") -> Plot:
     axes.axhline(0, color=GREY, linewidth=1, zorder=1)  # behind what is drawn
     axes.set_ylabel(f"difference to {base.label}, nats per token")
     n = len(panel.losses(base)[0])
     legend = f"95% interval of {n} pairs{more}" if n > 1 else "one pair: no interval"
-    return view(name, f"{panel.title}, difference to {base.label}", axes, legend)
+    return finished(name, f"{panel.title}, difference to {base.label}", axes, legend)
 
 
 def _around(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -149,7 +149,7 @@ def _apart(ticks: Sequence[float], letters: int) -> list[float]:
     return kept
 
 
-def grid_views(panel: Panel) -> tuple[list[View], list[str]]:
+def grid_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     """Final loss of every arm against each setting, the others at their best; its optimum with its error.
 
     Args:
@@ -161,15 +161,15 @@ def grid_views(panel: Panel) -> tuple[list[View], list[str]]:
         if found.why_not:
             at = ", ".join(f"{value:g}" for value in found.values)
             notes.append(f"{series.name} has no fitted optimum: {found.why_not} ({at}).")
-    views = []
+    plots = []
     for k, key in enumerate(panel.spec.axes):
         ticks = sorted({point[k] for series in panel.series for point in series.points})
         if len(ticks) > 1:
-            views.append(_profile_view(panel, k, key, ticks, optima))
-    return views, notes
+            plots.append(_profile_plot(panel, k, key, ticks, optima))
+    return plots, notes
 
 
-def _profile_view(panel: Panel, k: int, key: str, ticks: Sequence[float], optima: dict[str, Optimum]) -> View:
+def _profile_plot(panel: Panel, k: int, key: str, ticks: Sequence[float], optima: dict[str, Optimum]) -> Plot:
     all_series = baseline_first(panel.series)
     axes = new_figure(panels=1).subplots()
     for series, (colour, style) in zip(all_series, looks_of(all_series), strict=True):
@@ -192,4 +192,4 @@ def _profile_view(panel: Panel, k: int, key: str, ticks: Sequence[float], optima
     axes.set(xlabel=axis_words(key), ylabel=_LOSS, title="Where is the optimum of each arm?")
     others = ", the other settings at their best" if len(panel.spec.axes) > 1 else ""
     legend = f"mean of the seeds{others};\nring: the fitted optimum, with its standard error"
-    return view(key.rpartition(".")[2], f"{panel.title}, {axis_words(key)}", axes, legend)
+    return finished(key.rpartition(".")[2], f"{panel.title}, {axis_words(key)}", axes, legend)

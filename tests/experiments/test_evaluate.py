@@ -13,19 +13,19 @@ from rich.console import Console
 
 from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.dry_run import measured_ratio, print_dry_run
-from lightning_sv.experiments.judge import judge
-from lightning_sv.experiments.plan import TUNING_SEED, plan_figure
-from lightning_sv.experiments.recipes import Recipes
+from lightning_sv.experiments.evaluate import evaluate
+from lightning_sv.experiments.plan import TUNING_SEED, FigurePlan, plan_figure
 from lightning_sv.experiments.report.tuned import write_tuned
 from lightning_sv.experiments.results import Figure
-from lightning_sv.experiments.runs import Runs
-from lightning_sv.experiments.sources.figures import load_budget, load_figure
+from lightning_sv.experiments.run_spec import RunResolver
+from lightning_sv.experiments.run_store import RunStore
+from lightning_sv.experiments.sources.from_yaml import load_budget, load_figure
 from lightning_sv.experiments.spec import Budget
 from lightning_sv.experiments.train import train
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import run_jobs
 from tests.experiments.test_compare import FAKE
-from tests.experiments.test_figures import FIGURE, ROOT, conf
+from tests.experiments.test_plan import FIGURE, ROOT, conf
 
 __all__ = ["conf"]  # a fixture
 
@@ -46,14 +46,14 @@ def cpu() -> Budget:
     return replace(budget, models=models, seeds=3, first_seed=0)
 
 
-def plan(*names: str) -> list[Figure]:
-    recipes = Recipes(cpu(), {}, Path("conf"))
-    return [plan_figure(load_figure(name), recipes) for name in names]
+def plan(*names: str) -> list[FigurePlan]:
+    resolver = RunResolver(cpu(), {}, Path("conf"))
+    return [plan_figure(load_figure(name), resolver) for name in names]
 
 
-def judged(figure: Figure, runs: Runs) -> Figure:
+def judged(figure: FigurePlan, runs: RunStore) -> Figure:
     """A figure by itself."""
-    (found,) = judge([figure], runs)
+    (found,) = evaluate([figure], runs)
     return found
 
 
@@ -101,11 +101,11 @@ def test_a_signal_is_no_failure_of_the_run(tmp_path: Path, code: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("paper"), launcher=FAKE)
+def shared(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
+    return RunStore(tmp_path_factory.mktemp("paper"), launcher=FAKE)
 
 
-def test_arms_are_trained_once_and_skipped_when_complete(shared: Runs) -> None:
+def test_arms_are_trained_once_and_skipped_when_complete(shared: RunStore) -> None:
     (figure,) = plan("heterogeneity")
     train([figure], shared, parallel=2, console=quiet())
     before = {path.name: path.stat().st_mtime_ns for path in (shared.out / "runs").glob("*/summary.json")}
@@ -121,16 +121,16 @@ def test_arms_are_trained_once_and_skipped_when_complete(shared: Runs) -> None:
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items() if path != gone)
     # another torch would train otherwise, and reads what is there all the same
     with pytest.raises(ValueError, match="torch was None, now 9"):
-        Runs(shared.out, {"torch": "9"}, FAKE).missing(figure.runs())
-    assert Runs(shared.out, None, FAKE).missing(figure.runs()) == []
+        RunStore(shared.out, {"torch": "9"}, FAKE).missing(figure.runs())
+    assert RunStore(shared.out, None, FAKE).missing(figure.runs()) == []
 
 
-def test_what_another_budget_has_trained_is_not_trained_again(shared: Runs, tmp_path: Path) -> None:
+def test_what_another_budget_has_trained_is_not_trained_again(shared: RunStore, tmp_path: Path) -> None:
     """A budget of its own folder takes finished runs of one beside it, unless they are of another corpus or torch."""
     (figure,) = plan("heterogeneity")
     train([figure], shared, parallel=2, console=quiet())
     lost = shared.dir(*figure.runs()[0])
-    other = Runs(tmp_path / "other", shared.context, FAKE, [tmp_path / "none", shared.out])
+    other = RunStore(tmp_path / "other", shared.context, FAKE, [tmp_path / "none", shared.out])
     (lost / "summary.json").rename(lost / "kept.json")  # not whole there: it is trained here
     try:
         said = Console(file=io.StringIO(), width=200)
@@ -141,9 +141,9 @@ def test_what_another_budget_has_trained_is_not_trained_again(shared: Runs, tmp_
     assert "8 of 9 runs are complete, 8 of them under other budgets" in text and text.count(": done in") == 1
     assert [path.name for path in (other.out / "runs").iterdir()] == [lost.name]
     assert [v.n for v in judged(figure, other).verdicts] == [3]
-    beside = Runs(tmp_path / "third", {"torch": "9"}, FAKE, [shared.out])
+    beside = RunStore(tmp_path / "third", {"torch": "9"}, FAKE, [shared.out])
     assert len(beside.missing(figure.runs())) == 9  # another torch would train otherwise
-    assert Runs(tmp_path / "third", None, FAKE, [shared.out]).missing(figure.runs()) == []
+    assert RunStore(tmp_path / "third", None, FAKE, [shared.out]).missing(figure.runs()) == []
 
 
 def test_a_comment_in_a_config_trains_nothing_again(conf: Path, tmp_path: Path) -> None:
@@ -153,11 +153,11 @@ def test_a_comment_in_a_config_trains_nothing_again(conf: Path, tmp_path: Path) 
     (conf / "model").unlink()
     (conf / "model").mkdir()
 
-    def planned(text: str) -> Figure:
+    def planned(text: str) -> FigurePlan:
         (conf / "model/tiny.yaml").write_text(text)
-        return plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf))
+        return plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
 
-    runs = Runs(tmp_path / "out", launcher=FAKE)
+    runs = RunStore(tmp_path / "out", launcher=FAKE)
     train([planned(tiny)], runs, parallel=2, console=quiet())
     assert runs.missing(planned(f"# a word\n{tiny}").runs()) == []
     assert len(runs.missing(planned(tiny.replace("d_model: 64", "d_model: 96")).runs())) == 4
@@ -166,7 +166,7 @@ def test_a_comment_in_a_config_trains_nothing_again(conf: Path, tmp_path: Path) 
 def test_a_run_that_fails_leaves_the_others_their_verdicts(tmp_path: Path) -> None:
     """Seed 1 of every arm fails: all others are trained and judged; where none is left, the claim says why."""
     (figure,) = plan("heterogeneity")
-    runs = Runs(tmp_path, launcher=(*FAKE, "--fail_seed", "1"))
+    runs = RunStore(tmp_path, launcher=(*FAKE, "--fail_seed", "1"))
     said = Console(file=io.StringIO(), width=200)
     failed = train([figure], runs, parallel=2, console=said)
     assert len(failed) == 3 and all("the lid of the corpus is stuck" in why for why in failed.values())
@@ -175,8 +175,8 @@ def test_a_run_that_fails_leaves_the_others_their_verdicts(tmp_path: Path) -> No
     (verdict,), (warning,) = found.verdicts, found.warnings
     assert verdict.n == 2 and "rests on the seeds of which every run is there: 3 of its runs did not finish" in warning
     for arm in figure.panels[0].arms:
-        (runs.dir(arm.recipe, 0) / "summary.json").unlink()
-        (runs.dir(arm.recipe, 2) / "summary.json").unlink()
+        (runs.dir(arm.run_spec, 0) / "summary.json").unlink()
+        (runs.dir(arm.run_spec, 2) / "summary.json").unlink()
     found = judged(figure, runs)
     assert [v.verdict for v in found.verdicts] == ["not testable here"] and found.panels == ()
     assert "9 of its runs did not finish, the first being tiny, llama" in found.verdicts[0].sentence
@@ -208,13 +208,13 @@ def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> N
     (conf / "paper/budgets/cpu.yaml").write_text(f"{BUDGET}  dense: {TINY}  dense-1: {small}")
     (conf / "paper/mine.yaml").write_text(GRID)
     (conf / "paper/other.yaml").write_text(FIGURE.replace("scale: hg", "scale: hg+dnp"))
-    runs = Runs(tmp_path / "out", launcher=(*FAKE, "--best", "0.0022", "0.025"))
+    runs = RunStore(tmp_path / "out", launcher=(*FAKE, "--best", "0.0022", "0.025"))
 
-    def planned(name: str, change: str = "") -> Figure:
+    def planned(name: str, change: str = "") -> FigurePlan:
         spec = load_figure(name, conf)
         if change:
             spec = replace(spec, panels=[replace(spec.panels[0], **{change.split()[0]: change.split()[1]})])
-        return plan_figure(spec, Recipes(load_budget("cpu", conf), {}, conf))
+        return plan_figure(spec, RunResolver(load_budget("cpu", conf), {}, conf))
 
     grid = planned("mine")
     assert len(grid.runs()) == 2 * 9 * 2 and {seed for _, seed in grid.runs()} == {TUNING_SEED, TUNING_SEED + 1}
@@ -236,14 +236,14 @@ def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> N
         write_tuned([replace(found, panels=(replace(panel, series=order),))], tmp_path / "twice")
         text = (tmp_path / "twice/tuned/tiny-3000.yaml").read_text()
         assert text.count('"llama"') == 1 and "model.optim.lr: 0.0022" in text
-    llama, dnp = (arm.recipe for arm in planned("other").panels[0].arms)
+    llama, dnp = (arm.run_spec for arm in planned("other").panels[0].arms)
     assert llama is not None and dnp is not None
     assert "lr 0.0022, init_std 0.025" in llama.details and llama.note == ""
     assert "lr 0.0022, init_std 0.025" in dnp.details
     assert dnp.note == "hg+dnp is not tuned itself: it has the values of hg+dnp+or+iwd."
-    shared = planned("other", "tuned_as llama").panels[0].arms[1].recipe
+    shared = planned("other", "tuned_as llama").panels[0].arms[1].run_spec
     assert shared is not None and shared.note == "All arms have the learning rate and the initial std of llama."
-    narrow = planned("other", "model dense-1").panels[0].arms[0].recipe
+    narrow = planned("other", "model dense-1").panels[0].arms[0].run_spec
     assert narrow is not None and "init_std 0.05" in narrow.details  # a quarter of the width, twice the std
     text = (
         FIGURE.replace("scale: llama", "scale: llama, baseline: true")
@@ -253,14 +253,15 @@ def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> N
     (conf / "paper/lengths.yaml").write_text(text)
     short = TINY.replace("tiny, ", "tiny, set: {trainer.max_steps: 600}, ", 1)
     (conf / "paper/budgets/cpu.yaml").write_text(f"{BUDGET}  dense: {TINY}  dense-2: {short}")
-    assert planned("lengths").ratio() == "1.32 to 6.69" and planned("other").ratio() == "6.62"
+    assert planned("lengths").tokens_per_param == pytest.approx((1.32, 6.69), abs=5e-3)
+    assert planned("other").tokens_per_param == pytest.approx((6.62, 6.62), rel=0.02)
     (panel,) = planned("lengths").panels
     lengths = ("1.34 tokens a parameter", "6.69 tokens a parameter")  # the baseline's: b has more scale vectors
     assert [series.sizes for series in panel.series] == [lengths, lengths]
-    shorter = panel.arm("b, 1.34 tokens a parameter").recipe
-    assert shorter is not None and shorter.steps == 600 and f"{shorter.tokens_per_param:.3g}" == "1.32"
+    (shorter,) = (arm.run_spec for arm in panel.arms if arm.label == "b, 1.34 tokens a parameter")
+    assert shorter.steps == 600 and f"{shorter.tokens_per_param:.3g}" == "1.32"
     (conf / "paper/other.yaml").write_text(FIGURE + "  schedule: wsd\n")
-    other = planned("other").panels[0].arms[0].recipe
+    other = planned("other").panels[0].arms[0].run_spec
     assert other is not None and "init_std" not in other.details  # tuned under another schedule
 
 
@@ -268,10 +269,10 @@ def test_a_value_at_which_a_run_diverges_is_not_the_best(conf: Path, tmp_path: P
     """It is left out of its grid and not trained again; a figure of other kind says that a seed diverged."""
     (conf / "paper/mine.yaml").write_text(GRID)
     figures = [
-        plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf)),
+        plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf)),
         *plan("heterogeneity"),
     ]
-    runs = Runs(tmp_path / "out", launcher=FAKE)
+    runs = RunStore(tmp_path / "out", launcher=FAKE)
     train(figures, runs, parallel=2, console=quiet())
 
     def diverge(*run: Any) -> None:
@@ -279,8 +280,8 @@ def test_a_value_at_which_a_run_diverges_is_not_the_best(conf: Path, tmp_path: P
         (runs.dir(*run) / "nonfinite.jsonl").touch()
 
     grid, other = (figure.panels[0] for figure in figures)
-    diverge(next(arm for arm in grid.arms if arm.label == "unified, lr 0.002, init_std 0.02").recipe, 101)
-    diverge(next(arm for arm in other.arms if arm.label == "hg").recipe, 0)
+    diverge(next(arm for arm in grid.arms if arm.label == "unified, lr 0.002, init_std 0.02").run_spec, 101)
+    diverge(next(arm for arm in other.arms if arm.label == "hg").run_spec, 0)
     said = Console(file=io.StringIO(), width=300)
     assert train(figures, runs, parallel=2, console=said) == {}
     assert said.file.getvalue().count(" diverged; remove ") == 2  # type: ignore[attr-defined]
@@ -295,7 +296,7 @@ def test_unfinished_runs_of_another_version_are_kept(tmp_path: Path) -> None:
     """Their name is a hash of the configuration: a new torch must not cost days of training."""
     (figure,) = plan("heterogeneity")
     run = figure.runs()[0]
-    old, new = (Runs(tmp_path, {"torch": torch}, FAKE).job(*run) for torch in ("2.13.0", "2.14.0"))
+    old, new = (RunStore(tmp_path, {"torch": torch}, FAKE).job(*run) for torch in ("2.13.0", "2.14.0"))
     old.prepare()
     assert new.state() == "restart"
     (old.run_dir / "checkpoints").mkdir()
@@ -333,13 +334,13 @@ def test_runs_side_by_side_see_a_gpu_each(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "all/summary.json").read_text() == "3,5"
 
 
-def test_time_is_measured_on_finished_runs(shared: Runs) -> None:
+def test_time_is_measured_on_finished_runs(shared: RunStore) -> None:
     (figure,) = plan("heterogeneity")
     train([figure], shared, parallel=2, console=quiet())
     assert measured_ratio(figure.runs(), shared) is None  # the stand-in takes no time
-    for factor, (recipe, seed) in zip((1.5, 2.0, 9.0), figure.runs(), strict=False):
-        assert recipe.seconds is not None
-        edit(shared.dir(recipe, seed) / "summary.json", {"seconds": factor * recipe.seconds})
+    for factor, (run_spec, seed) in zip((1.5, 2.0, 9.0), figure.runs(), strict=False):
+        assert run_spec.seconds is not None
+        edit(shared.dir(run_spec, seed) / "summary.json", {"seconds": factor * run_spec.seconds})
     assert measured_ratio(figure.runs(), shared) == pytest.approx(2.0)
     said = Console(file=io.StringIO(), width=200)
     print_dry_run(said, [figure], shared, load_budget("cpu"), parallel=2)
@@ -350,23 +351,23 @@ def test_time_is_measured_on_finished_runs(shared: Runs) -> None:
 def test_a_dry_run_fits_a_terminal(name: str, width: int, tmp_path: Path) -> None:
     """No number, heading or word is cut off, and none of the table's lines is longer than the terminal."""
     budget = load_budget(name)
-    figure = plan_figure(load_figure("dense-scaling"), Recipes(budget, {}))
+    figure = plan_figure(load_figure("dense-scaling"), RunResolver(budget, {}))
     said = Console(file=io.StringIO(), width=width)
-    print_dry_run(said, [figure], Runs(tmp_path), budget, parallel=2)
+    print_dry_run(said, [figure], RunStore(tmp_path), budget, parallel=2)
     text = said.file.getvalue()  # type: ignore[attr-defined]
     lines = text[text.index("\n") : text.index("dense-scaling")].splitlines()
     assert budget.summary in text.splitlines()[0] and max(map(len, lines)) <= width and "…" not in text
     shown = set(text.split())
-    for recipe, _ in figure.runs():
-        assert {f"{recipe.steps:,}", f"{recipe.tokens:,}", f"{recipe.tokens_per_param:.1f}"} <= shown
+    for run_spec, _ in figure.runs():
+        assert {f"{run_spec.steps:,}", f"{run_spec.tokens:,}", f"{run_spec.tokens_per_param:.1f}"} <= shown
     assert {"steps", "tokens", "runs", "done"} <= shown
 
 
-def test_a_figure_is_judged(shared: Runs) -> None:
+def test_a_figure_is_judged(shared: RunStore) -> None:
     """The stand-in's differences are -0.02, -0.04, -0.03 for every strategy but llama."""
     (figure,) = plan("heterogeneity")
     train([figure], shared, parallel=2, console=quiet())
-    found = judged(replace(figure, command="lightning-sv paper --fig heterogeneity"), shared)
+    found = replace(judged(figure, shared), command="lightning-sv paper --fig heterogeneity")
     (verdict,) = found.verdicts
     assert (verdict.verdict, verdict.n, verdict.paper) == ("holds", 3, "improves")
     assert verdict.estimate == pytest.approx(-0.03, abs=1e-6)
@@ -384,7 +385,7 @@ def edit(path: Path, change: dict[str, Any]) -> None:
 
 def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path) -> None:
     (figure,) = plan("heterogeneity")
-    runs = Runs(tmp_path, launcher=FAKE)
+    runs = RunStore(tmp_path, launcher=FAKE)
     train([figure], runs, parallel=2, console=quiet())
     last = runs.dir(*figure.runs()[-1])
     config = json.loads((last / "config.yaml").read_text())
@@ -413,20 +414,20 @@ def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path
 
 
 def test_sizes_of_a_law_share_the_corpus_and_say_where_validation_differs(tmp_path: Path) -> None:
-    figure = plan_figure(load_figure("dense-scaling"), Recipes(replace(cpu(), seeds=2), {}))
-    runs = Runs(tmp_path, launcher=FAKE)
+    figure = plan_figure(load_figure("dense-scaling"), RunResolver(replace(cpu(), seeds=2), {}))
+    runs = RunStore(tmp_path, launcher=FAKE)
     train([figure], runs, parallel=2, console=quiet())
     before = judged(figure, runs)
     assert before.warnings == () and len(before.panels[0].arms) == 12
-    for recipe, seed in figure.runs():
-        if recipe.model == "tiny":
-            path = runs.dir(recipe, seed) / "config.yaml"
+    for run_spec, seed in figure.runs():
+        if run_spec.model == "tiny":
+            path = runs.dir(run_spec, seed) / "config.yaml"
             edit(path, {"data": json.loads(path.read_text())["data"] | {"seq_len": 128}})
     (warning,) = judged(figure, runs).warnings
     assert "the laws run through sizes with data.seq_len 64 and 128." in warning
-    for recipe, seed in figure.runs():
-        if recipe.model == "tiny":
-            edit(runs.dir(recipe, seed) / "summary.json", {"corpus_hash": "beef"})
+    for run_spec, seed in figure.runs():
+        if run_spec.model == "tiny":
+            edit(runs.dir(run_spec, seed) / "summary.json", {"corpus_hash": "beef"})
     with pytest.raises(ValueError, match="used different corpora"):
         judged(figure, runs)
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_sv.experiments.checks import comparability_warnings, config_differences
+from lightning_sv.experiments.comparability import comparability_warnings, config_differences
 from lightning_sv.runs.events import Curve, Run
 
 

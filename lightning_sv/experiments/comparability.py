@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lightning_sv.errors import ConfigError
+from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
 from lightning_sv.experiments.results import Panel
 from lightning_sv.runs.directory import SUMMARY
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.provenance import lengths
 
-#: what of a corpus decides the unit of a loss, and what decides the text that a run is validated on
-CORPUS_KEYS = {"corpus_hash": "corpora", "tokenizer_sha256": "tokenizers"}
+#: what decides the text that a run is validated on
 VALIDATION_KEYS = ("val_sequences", "seq_len")
 # what differs between the runs of any comparison, by design
 _OWN_KEYS = ("model.scale", "seed_everything", "run_dir")
@@ -149,7 +149,7 @@ def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[Config
     return warnings
 
 
-def weaknesses(panel: Panel) -> list[str]:
+def panel_warnings(panel: Panel) -> list[str]:
     """What weakens a panel: what was known before, configs that differ in more than it asked for, runs that lack.
 
     Raises:

@@ -2,14 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from lightning_sv.analysis.run_plot import branch_norms
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.checks import check_same_corpus, comparability_warnings, config_differences
-from lightning_sv.experiments.comparison import in_words
-from lightning_sv.experiments.judge import decided
+from lightning_sv.experiments.comparability import check_same_corpus, comparability_warnings, config_differences
+from lightning_sv.experiments.pairs import described
 from lightning_sv.experiments.report.tables import tokens_per_param
 from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
@@ -98,15 +95,7 @@ def _figure(arms: Sequence[Arm], runs: Sequence[Run], warnings: Sequence[str], c
         panels=[panel.spec],
     )
     figure = Figure(spec, (panel,), (), tuple(warnings), command, (min(ratios), max(ratios)))
-    return with_branches(in_words(*decided([figure])))
-
-
-def with_branches(figure: Figure) -> Figure:
-    """A figure of one panel of losses with a second of branch norms, where all its runs logged them."""
-    (panel,) = figure.panels
-    if not all(branch_norms(run) for arm in panel.arms for run in arm.runs):
-        return figure
-    return replace(figure, panels=(panel, replace(panel, spec=PanelSpec("Branches", kind="qkv"))))
+    return described(figure)
 
 
 def _seed(run: Run) -> int:

@@ -6,16 +6,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_sv.analysis.decision import NOT_TESTABLE
-from lightning_sv.experiments.claims.table import KINDS
+from lightning_sv.analysis.verdicts import NOT_TESTABLE
+from lightning_sv.experiments.claims.claim_types import KINDS
 from lightning_sv.experiments.dry_run import cost
-from lightning_sv.experiments.judge import judge
-from lightning_sv.experiments.plan import plan_figure
-from lightning_sv.experiments.recipes import Recipes
-from lightning_sv.experiments.results import Figure
-from lightning_sv.experiments.runs import Runs
-from lightning_sv.experiments.sources.figures import budget_names, figure_names, load_budget, load_figure
-from lightning_sv.experiments.spec import by_seed
+from lightning_sv.experiments.evaluate import evaluate
+from lightning_sv.experiments.plan import FigurePlan, plan_figure
+from lightning_sv.experiments.run_spec import RunResolver, by_seed
+from lightning_sv.experiments.run_store import RunStore
+from lightning_sv.experiments.sources.from_yaml import budget_names, figure_names, load_budget, load_figure
 from lightning_sv.plan.plan import plan_steps
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.slurm import array_script
@@ -37,25 +35,25 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module", params=thinned(["cpu", "cpu-long", "gpu", "paper"], ["cpu"]))
-def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, Figure]]:
+def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, FigurePlan]]:
     conf = ROOT / "conf"
     budget = load_budget(request.param, conf)
-    recipes = Recipes(budget, {}, conf)
+    resolver = RunResolver(budget, {}, conf)
     names = budget.figures or figure_names(conf)
-    return request.param, {name: plan_figure(load_figure(name, conf), recipes) for name in names}
+    return request.param, {name: plan_figure(load_figure(name, conf), resolver) for name in names}
 
 
-def test_every_run_under_every_budget_is_one_that_fit_takes(planned: tuple[str, dict[str, Figure]]) -> None:
+def test_every_run_under_every_budget_is_one_that_fit_takes(planned: tuple[str, dict[str, FigurePlan]]) -> None:
     """The settled arguments parse, and come to the steps, learning rate and tokens that the plan states."""
     budget, figures = planned
     assert set(figures) <= set(FIGURES) == set(figure_names()) and budget in budget_names()
-    recipes = {recipe.identity: recipe for figure in figures.values() for recipe, _ in figure.runs()}
-    assert len(recipes) > 20
-    for recipe in recipes.values():
-        module, data, trainer = parse_run(list(recipe.args), check_corpus=False)
-        assert plan_steps(module, data, trainer) == recipe.steps
-        assert recipe.tokens == recipe.steps * data.tokens_per_step
-        assert (recipe.seconds is None) == (budget in ("gpu", "paper")) != (recipe.gpu_hours is None)
+    run_specs = {run_spec.identity: run_spec for figure in figures.values() for run_spec, _ in figure.runs()}
+    assert len(run_specs) > 20
+    for run_spec in run_specs.values():
+        module, data, trainer = parse_run(list(run_spec.args), check_corpus=False)
+        assert plan_steps(module, data, trainer) == run_spec.steps
+        assert run_spec.tokens == run_spec.steps * data.tokens_per_step
+        assert (run_spec.seconds is None) == (budget in ("gpu", "paper")) != (run_spec.gpu_hours is None)
     for figure in figures.values():
         for panel in figure.panels:
             labels = {arm.label for arm in panel.arms} | {series.label for series in panel.series}
@@ -65,18 +63,18 @@ def test_every_run_under_every_budget_is_one_that_fit_takes(planned: tuple[str, 
                     assert {claim.a, claim.b or claim.a} <= labels, (figure.spec.name, claim)
 
 
-def test_the_papers_budget_has_its_tokens(planned: tuple[str, dict[str, Figure]]) -> None:
+def test_the_papers_budget_has_its_tokens(planned: tuple[str, dict[str, FigurePlan]]) -> None:
     budget, figures = planned
     per_param = {f.spec.name: [r.tokens_per_param for r, _ in f.runs()] for f in figures.values()}
     least = {"cpu": 6.5, "cpu-long": 26, "gpu": 20, "paper": 99.9}[budget]  # the batch is whole: 5% over, 3% below
     assert min(per_param["placement"] + per_param["iwd"] + per_param["necessity"]) >= least * 0.999
     assert max(per_param["dense-scaling"], default=0) <= least * 1.1  # equal at every size
-    panels = [panel for f in figures.values() for panel in f.panels if panel.kind != "grid"]
+    panels = [panel for f in figures.values() for panel in f.panels if panel.spec.kind != "grid"]
     pairs = {len(arm.seeds) for panel in panels for arm in panel.arms}
     assert min(pairs) >= 2 and (budget != "cpu-long" or max(pairs) == 6)
 
 
-def test_the_budget_of_a_cpu_keeps_to_its_time(planned: tuple[str, dict[str, Figure]]) -> None:
+def test_the_budget_of_a_cpu_keeps_to_its_time(planned: tuple[str, dict[str, FigurePlan]]) -> None:
     """Two cores: all figures in 105 minutes, each alone under 25; cpu-long in a night."""
     budget, figures = planned
     spec = load_budget(budget, ROOT / "conf")
@@ -88,7 +86,7 @@ def test_the_budget_of_a_cpu_keeps_to_its_time(planned: tuple[str, dict[str, Fig
         assert total / 3600 / 2 <= 12
 
 
-def test_figures_share_their_arms(planned: tuple[str, dict[str, Figure]]) -> None:
+def test_figures_share_their_arms(planned: tuple[str, dict[str, FigurePlan]]) -> None:
     """A baseline is trained once: one key whatever the figure, label or spelling of the strategy."""
     _, figures = planned
     keys = {name: {r.key(s) for r, s in figure.runs()} for name, figure in figures.items()}
@@ -100,7 +98,7 @@ def test_figures_share_their_arms(planned: tuple[str, dict[str, Figure]]) -> Non
         assert len(keys[name]) == len({(r.identity, s) for r, s in figure.runs()})
 
 
-def test_what_a_budget_lacks_says_so(planned: tuple[str, dict[str, Figure]]) -> None:
+def test_what_a_budget_lacks_says_so(planned: tuple[str, dict[str, FigurePlan]]) -> None:
     budget, figures = planned
     reasons = {p.spec.title: p.why_not for f in figures.values() for p in f.panels if p.why_not}
     assert ("Dense-0.5B" in reasons) == (budget != "cpu-long") and all(len(why.split()) > 3 for why in reasons.values())
@@ -108,7 +106,7 @@ def test_what_a_budget_lacks_says_so(planned: tuple[str, dict[str, Figure]]) -> 
     assert ("Throughput of training runs" in reasons) == budget.startswith("cpu")
 
 
-def test_the_slurm_array_is_a_script(planned: tuple[str, dict[str, Figure]], tmp_path: Path) -> None:
+def test_the_slurm_array_is_a_script(planned: tuple[str, dict[str, FigurePlan]], tmp_path: Path) -> None:
     """`bash -n` reads it, and a task's arguments are those of its run, word by word."""
     budget, figures = planned
     chosen = figures["placement"].runs()
@@ -152,9 +150,9 @@ CROSS = FIGURE.replace(
 def test_an_arm_that_a_budget_does_not_train_says_why(conf: Path, tmp_path: Path) -> None:
     text = FIGURE.replace("scale: hg", "scale: hg, not_at: {cpu: it waits for longer runs}")
     (conf / "paper/mine.yaml").write_text(text + "  claims: [{kind: less, a: b, b: a, paper: x}]\n")
-    figure = plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf))
+    figure = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
     assert [arm.label for arm in figure.panels[0].arms] == ["a"]
-    ((verdict,),) = (found.verdicts for found in judge([figure], Runs(tmp_path, None)))
+    ((verdict,),) = (found.verdicts for found in evaluate([figure], RunStore(tmp_path, None)))
     assert verdict.verdict == NOT_TESTABLE and "it waits for longer runs" in verdict.sentence
 
 
@@ -165,21 +163,21 @@ def test_an_arm_whose_model_a_budget_lacks_has_its_reason(conf: Path, tmp_path: 
     with (conf / "paper/budgets/cpu.yaml").open("a") as file:
         file.write("lacks: {dense-large: one size is trained}\n")
     (conf / "paper/mine.yaml").write_text(FIGURE.replace("scale: hg", "scale: hg, model: dense-large") + CLAIM % "less")
-    figure = plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf))
+    figure = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
     assert [arm.label for arm in figure.panels[0].arms] == ["a"]
-    ((verdict,),) = (found.verdicts for found in judge([figure], Runs(tmp_path, None)))
+    ((verdict,),) = (found.verdicts for found in evaluate([figure], RunStore(tmp_path, None)))
     assert verdict.verdict == NOT_TESTABLE and "one size is trained" in verdict.sentence
 
 
 def test_pairs_that_can_decide_no_claim_are_refused_before_training(conf: Path) -> None:
     (conf / "paper/mine.yaml").write_text(FIGURE.replace("title: p", "title: p\n  seeds: {cpu: 1}") + CLAIM % "less")
-    recipes = Recipes(load_budget("cpu", conf), {}, conf)
+    resolver = RunResolver(load_budget("cpu", conf), {}, conf)
     with pytest.raises(
         ValueError, match=r"mine: panel 'p': budget cpu trains 1 pair for it, too few to decide a claim; give it two"
     ):
-        plan_figure(load_figure("mine", conf), recipes)
+        plan_figure(load_figure("mine", conf), resolver)
     (conf / "paper/mine.yaml").write_text(FIGURE.replace("title: p", "title: p\n  seeds: {cpu: 1}"))
-    assert len(plan_figure(load_figure("mine", conf), recipes).runs()) == 2  # it asks nothing
+    assert len(plan_figure(load_figure("mine", conf), resolver).runs()) == 2  # it asks nothing
 
 
 def test_that_pairs_cannot_show_equality_is_said_before_training(conf: Path) -> None:
@@ -192,27 +190,27 @@ def test_that_pairs_cannot_show_equality_is_said_before_training(conf: Path) -> 
     text = path.read_text()
     for scatter, pairs in ((0.005, None), (0.02, 69)):
         path.write_text(text.replace("{config: tiny,", f"{{config: tiny, scatter: {scatter},"))
-        (panel,) = plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf)).panels
+        (panel,) = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf)).panels
         said = [f"where arms are equal {pairs} pairs show it" in words for words in panel.warnings]
         assert said == [True] * (pairs is not None)
     text = (conf / "paper/mine.yaml").read_text()
     (conf / "paper/mine.yaml").write_text(text + "  optim: muon\n")  # whose scatter is another
-    (panel,) = plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf)).panels
+    (panel,) = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf)).panels
     assert panel.warnings == ()
 
 
 @pytest.mark.long
 def test_a_budget_takes_figures_that_are_none_of_its_own() -> None:
     budget = load_budget("cpu-100")
-    recipes = Recipes(budget, {})
-    planned = {name: len(plan_figure(load_figure(name), recipes).runs()) for name in figure_names()}
+    resolver = RunResolver(budget, {})
+    planned = {name: len(plan_figure(load_figure(name), resolver).runs()) for name in figure_names()}
     assert {name for name, runs in planned.items() if runs} > {*budget.figures, "candidates", "param-ablation"}
 
 
 def test_a_cross_varies_one_setting_at_a_time(conf: Path) -> None:
     """Through the first of the others' values."""
     (conf / "paper/mine.yaml").write_text(CROSS)
-    (panel,) = plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf)).panels
+    (panel,) = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf)).panels
     assert set(panel.series[0].points) == {(2, 0.02), (1, 0.02), (4, 0.02), (2, 0.01), (2, 0.03)}
     assert len(panel.series[0].points) == 5 and len(panel.arms) == 10
 
@@ -257,7 +255,7 @@ def test_a_cross_varies_one_setting_at_a_time(conf: Path) -> None:
 def test_wrong_yaml_is_one_sentence(conf: Path, text: str, message: str) -> None:
     (conf / "paper/mine.yaml").write_text(text)
     with pytest.raises(ValueError, match=message) as error:
-        plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf))
+        plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
     assert "\n" not in str(error.value)
 
 
@@ -290,7 +288,7 @@ def test_one_configuration_has_one_key(conf: Path) -> None:
         "    e: {scale: unified, longer: 1.5}\n"
     )
     (conf / "paper/mine.yaml").write_text(spelled)
-    figure = plan_figure(load_figure("mine", conf), Recipes(load_budget("cpu", conf), {}, conf))
-    b, c, d, e = (figure.panels[i].arms[j].recipe for i, j in ((0, 1), (1, 0), (1, 1), (1, 2)))
+    figure = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
+    b, c, d, e = (figure.panels[i].arms[j].run_spec for i, j in ((0, 1), (1, 0), (1, 1), (1, 2)))
     assert b.key(0) == c.key(0) and b.args == c.args
     assert len({b.key(0), b.key(1), d.key(0), e.key(0)}) == 4 and e.steps == 4500

@@ -7,12 +7,20 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.cli.paper import run as run_paper
-from lightning_sv.experiments.report.log import BUDGETS, LOG, add_to_log, log_of, log_rows, read_log, with_earlier
+from lightning_sv.experiments.report.verdict_log import (
+    BUDGETS,
+    LOG,
+    add_to_log,
+    log_of,
+    log_rows,
+    read_log,
+    with_earlier,
+)
 from lightning_sv.experiments.results import Figure
-from lightning_sv.experiments.sources.figures import budget_names
+from lightning_sv.experiments.sources.from_yaml import budget_names
 from tests.experiments.fake_results import disk_full, figure
 from tests.experiments.test_compare import FAKE
-from tests.experiments.test_figures import FIGURE
+from tests.experiments.test_plan import FIGURE
 
 ROOT = Path(__file__).parents[2]
 

@@ -2,16 +2,14 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 from scipy.special import stdtrit
 
+from lightning_sv.analysis.block_anova import UNEQUAL, BlockDesign
 from lightning_sv.analysis.paired import paired_difference
-from lightning_sv.analysis.pooled import UNEQUAL, Families, Family, benjamini_hochberg, holm
-from lightning_sv.runs.events import Curve, Run
 
 #: of a run's variance at 3,000 steps in the first recordings: residual sd 0.0113, of the seed 0.31 of the whole. Later
 #: ones have 0 to 0.9 of the seed (docs/verdicts.md); seeds are fitted, so that no interval depends on it
@@ -27,7 +25,7 @@ def draw(rng: np.random.Generator, arms: int, seeds: int, sd: float = RESIDUAL_S
 def test_two_arms_are_the_paired_t_test() -> None:
     losses = draw(np.random.default_rng(0), 2, 5)
     a, b = (list(losses[arm].values()) for arm in "01")
-    contrast = Family(losses).difference("0", "1")
+    contrast = BlockDesign(losses).difference("0", "1")
     for alternative, p in (("less", contrast.p_below(0.001)), ("greater", contrast.p_above(0.001))):
         assert p == pytest.approx(stats.ttest_rel(a, np.array(b) + 0.001, alternative=alternative).pvalue, rel=1e-9)
     expected = stats.ttest_rel(a, b).confidence_interval(0.9)
@@ -45,12 +43,12 @@ def test_a_whole_block_design_is_its_closed_form() -> None:
     y = np.array([list(row.values()) for row in losses.values()])
     residuals = y - y.mean(1, keepdims=True) - y.mean(0, keepdims=True) + y.mean()
     variance = (residuals**2).sum() / 15
-    family = Family(losses)
-    assert (family.df, family.variance) == (15, pytest.approx(variance, rel=1e-9))
-    contrast = family.difference("2", "5")
+    design = BlockDesign(losses)
+    assert (design.df, design.variance) == (15, pytest.approx(variance, rel=1e-9))
+    contrast = design.difference("2", "5")
     assert contrast.mean == pytest.approx(y[2].mean() - y[5].mean(), rel=1e-9)
     assert contrast.se == pytest.approx(math.sqrt(2 * variance / 4), rel=1e-9)
-    back = family.difference("5", "2")
+    back = design.difference("5", "2")
     assert back.mean == pytest.approx(-contrast.mean) and back.p_above() == pytest.approx(contrast.p_below())
 
 
@@ -58,37 +56,37 @@ def test_arms_that_are_copies_differ_by_nothing() -> None:
     """Whatever the last digit that this machine's solver leaves: 2.7e-15 was "contradicted" on one of three CPUs."""
     for rng in map(np.random.default_rng, range(20)):
         copies = draw(rng, 1, 3)["0"]
-        family = Family({"a": copies, "b": dict(copies)})
-        for difference in (family.difference("a", "b"), family.difference("b", "a")):
+        design = BlockDesign({"a": copies, "b": dict(copies)})
+        for difference in (design.difference("a", "b"), design.difference("b", "a")):
             assert (difference.mean, difference.low, difference.high, difference.se) == (0.0, 0.0, 0.0, 0.0)
 
 
 def test_a_missing_run_is_bridged_by_the_other_arms() -> None:
     """A without seed 0 and B without seed 1 share seed 2 alone, and their difference uses all that C tells."""
     losses = {"a": {1: 1.0, 2: 2.0}, "b": {0: 0.5, 2: 2.5}, "c": {0: 0.1, 1: 1.1, 2: 2.1}}
-    family = Family(losses)
+    design = BlockDesign(losses)
     # normal equations with a, b, c and seeds 1, 2 over seed 0
-    design = np.array([[1, 0, 0, 1, 0], [1, 0, 0, 0, 1], [0, 1, 0, 0, 0], [0, 1, 0, 0, 1],
-                       [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 0, 1]], dtype=float)  # fmt: skip
+    known = np.array([[1, 0, 0, 1, 0], [1, 0, 0, 0, 1], [0, 1, 0, 0, 0], [0, 1, 0, 0, 1],
+                      [0, 0, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 0, 1]], dtype=float)  # fmt: skip
     y = np.array([1.0, 2.0, 0.5, 2.5, 0.1, 1.1, 2.1])
-    solved = np.linalg.solve(design.T @ design, design.T @ y)
-    contrast = family.difference("a", "b")
+    solved = np.linalg.solve(known.T @ known, known.T @ y)
+    contrast = design.difference("a", "b")
     assert contrast.mean == pytest.approx(solved[0] - solved[1], rel=1e-9)
-    assert (family.df, contrast.n) == (2, 1)
-    unit = np.linalg.inv(design.T @ design)
+    assert (design.df, contrast.n) == (2, 1)
+    unit = np.linalg.inv(known.T @ known)
     assert contrast.se == pytest.approx(
-        math.sqrt(family.squares / 2 * (unit[0, 0] + unit[1, 1] - 2 * unit[0, 1])), rel=1e-9
+        math.sqrt(design.squares / 2 * (unit[0, 0] + unit[1, 1] - 2 * unit[0, 1])), rel=1e-9
     )
 
 
 def test_wrong_families_are_refused() -> None:
     with pytest.raises(ValueError, match="share no seed"):
-        Family({"a": {0: 1.0}, "b": {1: 2.0}}).difference("a", "b")
+        BlockDesign({"a": {0: 1.0}, "b": {1: 2.0}}).difference("a", "b")
     with pytest.raises(ValueError, match="no arm 'c'; it has a, b"):
-        Family({"a": {0: 1.0}, "b": {0: 2.0}}).difference("a", "c")
+        BlockDesign({"a": {0: 1.0}, "b": {0: 2.0}}).difference("a", "c")
     with pytest.raises(ValueError, match="a, seed 0, is not finite"):
-        Family({"a": {0: math.nan}, "b": {0: 2.0}})
-    alone = Family({"a": {0: 1.0}, "b": {0: 2.0}}).difference("a", "b")
+        BlockDesign({"a": {0: math.nan}, "b": {0: 2.0}})
+    alone = BlockDesign({"a": {0: 1.0}, "b": {0: 2.0}}).difference("a", "b")
     assert alone.mean == pytest.approx(-1.0) and (alone.low, alone.p_below()) == (None, 1.0)
 
 
@@ -96,11 +94,11 @@ def test_an_arm_of_one_run_has_no_interval() -> None:
     """The others' scatter is known, and its own luck is not: it might be taken for merit."""
     losses = draw(np.random.default_rng(5), 6, 3)
     losses["5"] = {0: losses["5"][0]}
-    family = Family(losses)
-    few = family.difference("5", "0")
+    design = BlockDesign(losses)
+    few = design.difference("5", "0")
     assert (few.low, few.se, few.n, few.p_above()) == (None, None, 1, 1.0)
     assert few.mean == pytest.approx(losses["5"][0] - losses["0"][0], rel=1e-6)
-    assert family.difference("1", "0").scatter == "scatter of 5 arms, 8 degrees of freedom"
+    assert design.difference("1", "0").scatter == "scatter of 5 arms, 8 degrees of freedom"
 
 
 @pytest.mark.parametrize(("arms", "seeds"), [(2, 3), (6, 3), (15, 3), (6, 6)])
@@ -114,33 +112,33 @@ def test_intervals_cover_at_the_measured_scatter(arms: int, seeds: int) -> None:
     hits, wrong = 0, np.zeros(3)
     for _ in range(n):
         losses = draw(rng, arms, seeds)
-        family = Family(losses)
-        d = family.difference("0", "1")
-        assert d.low is not None and d.high is not None and family.variance is not None
+        design = BlockDesign(losses)
+        d = design.difference("0", "1")
+        assert d.low is not None and d.high is not None and design.variance is not None
         hits += d.low <= 0 <= d.high
         y = np.array([list(row.values()) for row in losses.values()])
-        t = stdtrit(family.df, 0.975)
-        one = math.sqrt(family.variance / seeds)
+        t = stdtrit(design.df, 0.975)
+        one = math.sqrt(design.variance / seeds)
         with_seeds = t * math.sqrt(2 * y.var(axis=1, ddof=1).mean() / seeds)
         mean = y[0].mean() - y[1].mean()
         wrong += [abs(mean) <= half for half in (1.96 * math.sqrt(2) * one, t * one, with_seeds)]
     within = 3 * math.sqrt(0.95 * 0.05 / n) + 0.004
     assert hits / n == pytest.approx(0.95, abs=within)
     failing = np.abs(wrong / n - 0.95) > within
-    assert failing[1] and (failing[0] or family.df > 2) and (failing[2] or family.df < 25)
+    assert failing[1] and (failing[0] or design.df > 2) and (failing[2] or design.df < 25)
 
 
 def test_a_pair_that_scatters_more_is_taken_by_itself() -> None:
     rng = np.random.default_rng(3)
     losses = draw(rng, 8, 6)
     losses["wild"] = {seed: 3.5 + x * RESIDUAL_SD for seed, x in enumerate((-2.0, 1.5, 2.0, -1.5, 1.0, -1.0))}
-    family = Family(losses)
-    assert family.p_equal > UNEQUAL
-    wild, tame = family.difference("wild", "0"), family.difference("1", "0")
+    design = BlockDesign(losses)
+    assert design.p_equal > UNEQUAL
+    wild, tame = design.difference("wild", "0"), design.difference("1", "0")
     pair = stats.ttest_rel(list(losses["wild"].values()), list(losses["0"].values()))
     assert wild.df == 5 and wild.scatter == "their own scatter, larger than that of 9 arms"
     assert wild.p_below() == pytest.approx(float(stats.t.cdf(pair.statistic, 5)), rel=1e-9)
-    assert tame.df == family.df == 40 and tame.scatter == "scatter of 9 arms, 40 degrees of freedom"
+    assert tame.df == design.df == 40 and tame.scatter == "scatter of 9 arms, 40 degrees of freedom"
 
 
 def test_arms_that_scatter_unequally_are_not_pooled() -> None:
@@ -148,53 +146,21 @@ def test_arms_that_scatter_unequally_are_not_pooled() -> None:
     rng = np.random.default_rng(6)
     losses = draw(rng, 8, 6)
     losses["wild"] = {seed: 3.5 + float(rng.normal(0, 12 * RESIDUAL_SD)) for seed in range(6)}
-    family = Family(losses)
-    tame = family.difference("1", "0")
-    assert family.p_equal < 1e-6 and tame.df == 5 and "that of the 9 arms is unequal (Bartlett, p" in tame.scatter
-    rows = [family._residuals[family._of == i] for i in range(9)]
-    assert family.p_equal == pytest.approx(float(stats.bartlett(*rows).pvalue), rel=1e-9)
+    design = BlockDesign(losses)
+    tame = design.difference("1", "0")
+    assert design.p_equal < 1e-6 and tame.df == 5 and "that of the 9 arms is unequal (Bartlett, p" in tame.scatter
+    rows = [design._residuals[design._of == i] for i in range(9)]
+    assert design.p_equal == pytest.approx(float(stats.bartlett(*rows).pvalue), rel=1e-9)
     for arms in (3, 15):
-        rejected = np.mean([Family(draw(rng, arms, 3)).p_equal < UNEQUAL for _ in range(600)])
+        rejected = np.mean([BlockDesign(draw(rng, arms, 3)).p_equal < UNEQUAL for _ in range(600)])
         assert rejected < 0.05 + 3 * math.sqrt(0.05 * 0.95 / 600), arms
-    assert Family({arm: dict.fromkeys(range(3), 3.0) for arm in "abc"}).p_equal == 1.0
-
-
-def of(value: float, seeds: int = 2) -> dict[int, Run]:
-    noise = np.random.default_rng(int(value)).normal(0, 0.01, 3) if value == value else np.zeros(3)
-    return {
-        s: Run(Path("x"), "x", {}, {}, {"l": Curve(np.array([1]), np.array([value + noise[s]]))}) for s in range(seeds)
-    }
-
-
-def last(run: Run) -> float:
-    return float(run.curve("l").values[-1])
-
-
-def test_families_are_the_arms_that_are_compared_with_one_another() -> None:
-    """Two panels share an arm, so their three arms pool; a third panel's do not, nor arms of two panels."""
-    runs = {"a": of(1.0), "b": of(2.0, 3), "c": of(3.0), "x": of(4.0), "y": of(5.0)}
-    families = Families([["a", "b"], ["b", "c"], ["x", "y"]], runs)
-    d = families.difference("a", "c", last, 0.9)
-    assert (d.mean, d.confidence, d.scatter) == (
-        pytest.approx(-2.0, abs=0.05),
-        0.9,
-        "scatter of 3 arms, 2 degrees of freedom",
-    )
-    assert families.difference("x", "y", last, 0.9).scatter == "" == families.difference("a", "x", last, 0.9).scatter
-    runs["c"] = of(math.nan)
-    assert families.difference("a", "b", last, 0.9).mean == pytest.approx(-1.0, abs=0.05)
-    with pytest.raises(ValueError, match="x diverged"):
-        families.difference("c", "b", last, 0.9)
-    runs["c"] = {0: Run(Path("x"), "x", {}, {}, {})}
-    assert Families([["a", "b", "c"]], runs).difference("a", "b", last, 0.9).scatter == ""
-    with pytest.raises(ValueError, match="logged no scalar"):
-        families.difference("c", "b", last, 0.9)
+    assert BlockDesign({arm: dict.fromkeys(range(3), 3.0) for arm in "abc"}).p_equal == 1.0
 
 
 def test_equivalence_is_decided_by_two_one_sided_tests() -> None:
     rng, n, at_the_margin, at_zero = np.random.default_rng(4), 1000, 0, 0
     for _ in range(n):
-        contrast = Family(draw(rng, 15, 6)).difference("0", "1")
+        contrast = BlockDesign(draw(rng, 15, 6)).difference("0", "1")
         at_zero += contrast.p_within(0.02) < 0.05
         at_the_margin += replace(contrast, mean=contrast.mean + 0.02).p_within(0.02) < 0.05
     assert at_the_margin / n == pytest.approx(0.05, abs=3 * math.sqrt(0.05 * 0.95 / n))  # never more than it says
@@ -203,15 +169,3 @@ def test_equivalence_is_decided_by_two_one_sided_tests() -> None:
     assert interval.low is not None and interval.high is not None
     inside = interval.low > -0.02 and interval.high < 0.02
     assert inside == (contrast.p_within(0.02) < 0.05)  # the same as the 90% interval inside the margin
-
-
-def test_holm_is_the_step_down_of_bonferroni() -> None:
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm([]) == []
-    assert holm([0.9, 0.8]) == [1.0, 1.0]
-
-
-def test_benjamini_hochberg_by_hand() -> None:
-    """N p / rank, the least from there on: 0.08 / 2 of the second, 0.12 / 3 and 0.16 / 4 of the others."""
-    assert benjamini_hochberg([0.04, 0.005, 0.03, 0.02]) == pytest.approx([0.04, 0.02, 0.04, 0.04])
-    assert benjamini_hochberg([]) == []

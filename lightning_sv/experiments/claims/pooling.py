@@ -1,0 +1,110 @@
+"""Differences of two arms, with the scatter of all runs that are comparable with theirs.
+
+Arms that a panel compares after as many tokens of one text scatter alike, and so do all that share an arm. One model,
+optimizer, schedule and batch follow: it is what a panel's arms have in common. A size of a scaling panel is by itself;
+so is a grid, and the arms at its best values, whose seeds must not meet others.
+"""
+
+import math
+from collections.abc import Callable, Hashable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+
+from lightning_sv.analysis.block_anova import BlockDesign
+from lightning_sv.analysis.paired import PairedDifference
+from lightning_sv.errors import NotTestableError
+from lightning_sv.runs.events import VAL_LOSS, Run
+
+#: what of a corpus decides the unit of a loss, in words
+CORPUS_KEYS = {"corpus_hash": "corpora", "tokenizer_sha256": "tokenizers"}
+#: coverage of the interval of a comparison, which asks for no direction, and of a rule
+TWO_SIDED = 0.95
+
+
+@dataclass(frozen=True)
+class LossAt:
+    """Validation loss of a run at a share of its tokens, linear between evaluations; or a change of it.
+
+    Args:
+        share: above 0 and at most 1; at 1 the last loss
+        since: the earlier share, whose loss is subtracted; None for the loss itself
+    """
+
+    share: float = 1.0
+    since: float | None = None
+
+    def __call__(self, run: Run) -> float:
+        """Nats per token.
+
+        Raises:
+            NotTestableError: the run is not validated before
+        """
+        if self.since is not None:
+            return LossAt(self.share)(run) - LossAt(self.since)(run)
+        if self.share == 1.0:
+            return run.val_loss
+        curve, at = run.curve(VAL_LOSS), self.share * run.tokens
+        if at < curve.tokens[0]:
+            raise NotTestableError(
+                f"{run.dir} has no validation loss around {at:,.0f} tokens, only from {curve.tokens[0]:,} to "
+                f"{curve.tokens[-1]:,}; set data.validations, or another share in the claim."
+            )
+        return float(np.interp(at, curve.tokens, curve.values))
+
+
+FINAL = LossAt()
+
+
+class Pool:
+    """The runs of all figures that are evaluated together, by the arms that scatter alike."""
+
+    def __init__(self) -> None:
+        self._runs: dict[Hashable, dict[int, Run]] = {}
+        self._home: dict[Hashable, frozenset[Hashable]] = {}
+        self._designs: dict[tuple[frozenset[Hashable], Callable[[Run], float]], BlockDesign] = {}
+
+    def add(self, arms: Mapping[Hashable, Mapping[int, Run]]) -> None:
+        """Add arms that a panel compares, arm -> seed -> run: those that end after as many tokens of one text."""
+        alike: dict[Hashable, list[Hashable]] = {}
+        for arm, runs in arms.items():
+            self._runs.setdefault(arm, {}).update(runs)
+            first = next(iter(runs.values()))
+            ends = (first.tokens, *(first.summary.get(key) for key in CORPUS_KEYS))
+            alike.setdefault(ends, []).append(arm)
+        for group in alike.values():
+            home = frozenset[Hashable]().union(*(self._home.get(arm, frozenset([arm])) for arm in group))
+            self._home |= dict.fromkeys(home, home)
+
+    def difference(self, a: Hashable, b: Hashable, of: Callable[[Run], float], confidence: float) -> PairedDifference:
+        """A - B with the scatter of all arms like them, or of the two alone where they are not alike.
+
+        Args:
+            a: arm in question
+            b: arm it is compared with
+            of: a run -> its loss, or what else is compared; equal functions are computed once
+            confidence: coverage of the interval
+
+        Raises:
+            NotTestableError: a run of the two does not have it
+        """
+        for run in (*self._runs[a].values(), *self._runs[b].values()):
+            if not math.isfinite(of(run)):
+                raise NotTestableError(f"{run.dir} diverged; leave it out or repair it.")
+        home = self._home[a] if b in self._home[a] else frozenset([a, b])
+        if (home, of) not in self._designs:
+            # in the order of the runs: that of a set is another in every process, and with it the last digit
+            values = {arm: _read(runs, of) for arm, runs in self._runs.items() if arm in home}
+            self._designs[home, of] = BlockDesign({arm: row for arm, row in values.items() if row})
+        return self._designs[home, of].difference(a, b, confidence)
+
+
+def _read(runs: Mapping[int, Run], of: Callable[[Run], float]) -> dict[int, float]:
+    """Read what is there and finite: what an arm of another claim lacks is no matter of this one."""
+    found = {}
+    for seed, run in runs.items():
+        with suppress(NotTestableError):
+            if math.isfinite(value := of(run)):
+                found[seed] = value
+    return found

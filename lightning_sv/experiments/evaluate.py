@@ -1,0 +1,180 @@
+"""How verdicts come about: the runs of all figures are read, arms that scatter alike pooled, every claim decided."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lightning_sv.analysis.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE
+from lightning_sv.errors import NotTestableError
+from lightning_sv.experiments.claims.claim_types import KINDS, TESTS
+from lightning_sv.experiments.claims.multiple_testing import corrected, one_primary
+from lightning_sv.experiments.claims.pooling import Pool
+from lightning_sv.experiments.claims.verdict import Verdict
+from lightning_sv.experiments.comparability import panel_warnings
+from lightning_sv.experiments.measured_tables import measured_table, throughput_table
+from lightning_sv.experiments.plan import FigurePlan, PanelPlan
+from lightning_sv.experiments.results import Arm, Figure, Panel
+from lightning_sv.experiments.run_store import RunStore, diverged
+from lightning_sv.experiments.spec import ClaimSpec
+from lightning_sv.runs.job import Job
+
+
+def evaluate(plans: Sequence[FigurePlan], runs: RunStore) -> list[Figure]:
+    """Read the runs of figures and judge their claims, which share the scatter of runs, and chance.
+
+    Raises:
+        ConfigError: a run is of another corpus, tokenizer or validation set
+    """
+    figures = []
+    for plan in plans:
+        panels = tuple(load_runs(panel, runs) for panel in plan.panels)
+        warnings = dict.fromkeys(warning for panel in panels for warning in panel_warnings(panel))
+        figures.append(
+            Figure(plan.spec, panels, (), tuple(warnings), "", plan.tokens_per_param, plan.budget, plan.papers_own)
+        )
+    return evaluate_claims(figures)
+
+
+def load_runs(plan: PanelPlan, runs: RunStore) -> Panel:
+    """A panel with its runs, on the seeds of which every run is there; it says why where there is none."""
+    plan = runs.without_diverged(plan)
+    spec, every, why_not = plan.spec, tuple(runs.read(arm) for arm in plan.arms), plan.why_not
+    left = runs.missing([run for arm in plan.arms for run in arm.runs])
+    seeds = [seed for seed in plan.arms[0].seeds if all(seed in arm.seeds for arm in every)] if every else []
+    what = _missing(left) if left else None
+    arms = tuple(arm.on(seeds) for arm in every) if seeds else ()
+    if every and not seeds:
+        return Panel(spec, (), plan.series, why_not=what, warnings=plan.warnings, every=every)
+    table = None
+    if spec.kind == "table" and why_not is None:
+        table = measured_table(Path(spec.file)) if spec.file else throughput_table(arms)
+    notes = (*((table.note,) if table and table.note else ()), *trained(arms))
+    return Panel(spec, arms, plan.series, table, why_not, what, plan.warnings, notes, every)
+
+
+def _missing(left: Sequence[Job]) -> str:
+    lost = sum(map(diverged, left))
+    why = f" ({lost} diverged)" if lost else ""
+    return f"{len(left)} of its runs did not finish{why}, the first being {left[0].title} ({left[0].log})"
+
+
+def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
+    """What a reader must know of the runs: one sentence for all arms that are alike but for their strategy."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    run_specs = {arm.label: arm.run_spec for arm in arms if arm.run_spec}
+    for arm in arms:
+        if run_spec := arm.run_spec:
+            budget = (
+                f"{run_spec.steps:,} steps, {run_spec.tokens_per_param:.1f} tokens a parameter, {len(arm.seeds)} seeds"
+            )
+            alike.setdefault((run_spec.model, run_spec.details, budget), []).append(arm.label)
+    notes = dict.fromkeys(run_spec.note for run_spec in run_specs.values() if run_spec.note)
+    return (*(f"{', '.join(what)}: {'; '.join(labels)}." for what, labels in alike.items()), *notes)
+
+
+def evaluate_claims(figures: Sequence[Figure]) -> list[Figure]:
+    """Figures whose panels have their runs, with a verdict on every claim, and what is left of it for their number."""
+    pool, found = Pool(), []
+    for figure in figures:
+        for panel in figure.panels:
+            panel.add_to(pool)
+    for figure in figures:
+        panels = [replace(panel, pool=pool) for panel in figure.panels]
+        claims = [(claim, evaluate_claim(claim, panel, figure)) for panel in panels for claim in panel.spec.claims]
+        able = tuple(panel for panel in panels if panel.why_not is None)
+        found.append(replace(figure, panels=able, verdicts=one_primary(claims)))
+    return corrected(found)
+
+
+def evaluate_claim(claim: ClaimSpec, panel: Panel, figure: Figure) -> list[Verdict]:
+    """The verdicts on a claim; where something cannot be had, of the runs or on this budget, why not."""
+    try:
+        untrained = (panel.spec.arms[x].not_at for x in (claim.a, claim.b) if x in panel.spec.arms)
+        reasons = [of[figure.budget] for of in (claim.not_at, *untrained) if figure.budget in of]
+        if why_not := next(iter(reasons), panel.why_not):
+            raise NotTestableError(why_not)
+        found = verdicts(claim, panel)
+    except NotTestableError as why:  # hours of runs stand behind the other claims
+        found = [not_testable(claim, str(why).rstrip("."))]
+    return [replace(_with_papers_number(v, figure.papers_own), panel=panel.spec.title) for v in found]
+
+
+def verdicts(claim: ClaimSpec, panel: Panel) -> list[Verdict]:
+    """Verdicts on a claim that was checked: one a part, and on a scaling panel one a size where it is about two arms.
+
+    Raises:
+        NotTestableError: one size, and the claim is about a slope; or a run has not logged what the claim is about
+    """
+    if claim.kind == "slope" and len(panel.sizes) < 2:
+        raise NotTestableError("one size gives no slope")
+    each_size = [replace(claim, a=f"{claim.a}, {s}", b=f"{claim.b}, {s}") for s in panel.sizes]
+    found = []
+    for each in each_size if each_size and claim.kind != "slope" else [claim]:
+        if why := _ends_early(each, panel):
+            found.append(not_testable(each, why))
+        else:
+            found += [_verdict(part, panel) for part in KINDS[claim.kind].parts(each)]
+    return found
+
+
+def _ends_early(claim: ClaimSpec, panel: Panel) -> str:
+    """Why runs say nothing of A: they end where it is known to be behind still. Empty if they are long enough."""
+    if not claim.crossing:
+        return ""
+    arms = panel.arms if claim.kind == "slope" else [panel.arm(claim.a), panel.arm(claim.b)]
+    steps = min((arm.run_spec.steps for arm in arms if arm.run_spec), default=claim.crossing)
+    known = f"{claim.a} is known to pass {claim.b} at about {claim.crossing:,}"
+    return f"runs end after {steps:,} steps, and {known}" if steps < claim.crossing else ""
+
+
+def statement(claim: ClaimSpec) -> str:
+    """The claim in words."""
+    tags = " and ".join(tag.split("/")[-2] for tag in claim.tags)
+    more = f" by more than {claim.margin:g}" if claim.margin else ""
+    late = claim.until == 1
+    words = {"tags": tags, "more": more if late else f"{more} at {claim.until:.0%} of the tokens"}
+    words["ends"] = "ends" if late else "is"
+    return claim.text or KINDS[claim.kind].statement.format(**(vars(claim) | words))
+
+
+def not_testable(claim: ClaimSpec, why: str) -> Verdict:
+    """The verdict on what these runs, or this budget, cannot show."""
+    sentence = f"Not testable here: {why}."
+    return Verdict(statement(claim), NOT_TESTABLE, sentence, None, None, None, 0, None, claim.paper)
+
+
+def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
+    kind = KINDS[claim.kind]
+    d, detail, unit, part, sides, tested, finding = kind.measure(claim, panel)
+    word, p, to_go = finding or TESTS[kind.test](tested or d, kind.bound(claim))
+    word = word if d.se is not None else NOT_RESOLVED  # never a verdict from one run
+    p *= 2 * ALPHA / (1 - d.confidence)  # below ALPHA where the interval, whose error is its own, decides
+    hint = f"; {to_go}" if word == NOT_RESOLVED and to_go else ""
+    return Verdict(
+        claim=statement(claim),
+        verdict=word,
+        sentence=f"{word.capitalize()}: {detail}{hint}.",
+        estimate=d.mean,
+        low=d.low,
+        high=d.high,
+        n=d.n,
+        smallest=d.smallest_resolvable,
+        paper=claim.paper,
+        unit=unit,
+        confidence=d.confidence,
+        part=part,
+        p=min(1.0, p) if d.se is not None else None,
+        df=d.df,
+        paper_value=claim.paper_value,
+        sides=sides,
+    )
+
+
+def _with_papers_number(verdict: Verdict, papers_own: bool) -> Verdict:
+    """A verdict that says whether its interval holds the paper's number, where runs are of its models and tokens."""
+    value, low, high = verdict.paper_value, verdict.low, verdict.high
+    if not papers_own or value is None or low is None or high is None:
+        return replace(verdict, paper_value=None)
+    inside = low <= value <= high
+    words = f"{verdict.sentence[:-1]}; the paper's {value:+g} lies {'inside' if inside else 'outside'}."
+    return replace(verdict, sentence=words, agreement="consistent" if inside else "not consistent")
