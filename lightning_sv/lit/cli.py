@@ -224,7 +224,7 @@ class PretrainCLI(LightningCLI):
         ckpt_path, extend = (self.config[key] for key in ("ckpt_path", "extend"))
         trainer, model, data = self.trainer, self.model.settings, self.batches
         init_from, checksums = model.init_from, trainer.local_rank == 0
-        if model.compile_how == "model" and isinstance(trainer.strategy, FullyShardedStrategy):
+        if model.compile == "model" and isinstance(trainer.strategy, FullyShardedStrategy):
             raise ConfigError("model.compile 'model' does not go with a sharded model; use 'block'.")
         data.check(model.config.vocab_size, checksums=checksums)
         data.share(trainer.world_size)

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import lightning as L
@@ -92,16 +92,7 @@ class PretrainModule(L.LightningModule):
             backbone, scale, scale_options, optim, schedule, tokens_per_param, mask_documents, compile,
             activation_checkpointing, residual, kernels, nonfinite, seed, init_from,
         )  # fmt: skip
-        self.save_hyperparameters(
-            {
-                "backbone": backbone.settings(), "scale": scale, "scale_options": asdict(scale_options),
-                "optim": asdict(optim), "schedule": asdict(schedule), "tokens_per_param": tokens_per_param,
-                "mask_documents": mask_documents, "compile": compile, "residual": residual, "kernels": kernels,
-                "activation_checkpointing": activation_checkpointing, "nonfinite": nonfinite, "seed": seed,
-                "init_from": init_from,
-            },
-            logger=False,
-        )  # fmt: skip
+        self.save_hyperparameters(self.settings.plain(), logger=False)
         self.nonfinite = NonFinite(skip=nonfinite == "skip")
         self.backbone: Backbone | None = None
         #: folder of a transformers model whose weights a new run begins with
@@ -175,12 +166,12 @@ class PretrainModule(L.LightningModule):
         self.backbone.narrow_residual = settings.residual == "narrow"
         use_kernels(self.backbone, settings.kernels)
         if self.device_mesh is not None:
-            assert settings.compile_how != "model"  # the command line refuses it
+            assert settings.compile != "model"  # the command line refuses it
             strategy: Any = self.trainer.strategy
             self.backbone.to(strategy.root_device)
             shard(self.backbone, self.device_mesh["data_parallel"], keep_gathered=strategy.keep_gathered)
         # In place: the checkpoint's keys stay clean.
-        compile_backbone(self.backbone, settings.compile_how)
+        compile_backbone(self.backbone, settings.compile)
 
     def loss(self, block: Tensor) -> tuple[Tensor, list[Routing]]:
         """Return the mean next-token loss, nats per token, of a (B, T + 1) block of token ids, and the routings."""

@@ -157,7 +157,7 @@ def test_validation_batches_are_of_one_size(
     found, read = [], []
     for rank in range(ranks):
         reads = Batches(SimpleNamespace(dir=""), 8, micro * ranks, micro)  # type: ignore[arg-type]
-        reads._manifest = SimpleNamespace(val=SimpleNamespace(sequences=lambda seq_len: sequences))  # type: ignore[assignment]
+        reads.manifest = SimpleNamespace(val=SimpleNamespace(sequences=lambda seq_len: sequences))  # type: ignore[assignment]
         data = TokenDataModule.from_batches(reads)
         data.trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))  # type: ignore[assignment]
         data._share = reads.share(ranks, rank)

@@ -1,7 +1,6 @@
 """The words of the command line: `-` counts as `_` in every option's name, and nowhere else."""
 
 import doctest
-import inspect
 import json
 from argparse import SUPPRESS
 from pathlib import Path
@@ -11,10 +10,8 @@ import pytest
 import yaml
 
 from lightning_sv.__main__ import main
-from lightning_sv.cli import params
 from lightning_sv.experiments.sources.figures import budget_names, figure_names
 from lightning_sv.settings import parser, plain_parser
-from lightning_sv.settings.model import Pretraining
 from lightning_sv.settings.parse import _parser, parse_run
 from tests.test_imports import CONFIG
 
@@ -54,11 +51,6 @@ def test_values_keep_their_hyphens(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_misspelt_option_is_answered_with_its_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["params", *CONFIG, "--model.backbone.n-lyaer", "3"]) == 2
     assert "Did you mean 'model.backbone.n_layer'?" in capsys.readouterr().err
-
-
-def test_params_reads_past_every_key_of_a_model_that_does_not_count() -> None:
-    counts = {"backbone", "scale", "scale_options", "optim", "schedule"}
-    assert set(inspect.signature(Pretraining).parameters) == counts | set(params.TRAINING_KEYS)
 
 
 @pytest.mark.parametrize(
