@@ -27,6 +27,7 @@ from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.micro_batch import choose_micro_batch
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.ranks import leave_group, take_rank
+from lightning_sv.lit.run_parser import RunParser
 from lightning_sv.lit.shard import FullyShardedStrategy
 from lightning_sv.lit.signals import StoppedError, StopSignals
 from lightning_sv.lit.summary import (
@@ -45,7 +46,6 @@ from lightning_sv.runs.trust import check_resumed, split_allow
 from lightning_sv.settings.data import Batches
 from lightning_sv.settings.model import is_of_transformers
 from lightning_sv.settings.parse import add_run
-from lightning_sv.settings.parser import Parser
 from lightning_sv.settings.paths import INPUTS
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.sections import CALLBACKS
@@ -62,10 +62,6 @@ log = logging.getLogger(__name__)
 
 #: commands
 COMMANDS = ("fit", "validate")
-
-
-class RunParser(Parser, LightningArgumentParser):
-    """LightningCLI's parser, with our errors."""
 
 
 class PretrainCLI(LightningCLI):
@@ -103,6 +99,7 @@ class PretrainCLI(LightningCLI):
         quiet_warnings()
         prepare_torch()
         atexit.register(leave_group)
+        program = "lightning-sv" if args is not None else Path(sys.argv[0]).name
         self.command, *words = (sys.argv[1:] if args is None else args) or [""]
         self._signals = StopSignals()
         try:
@@ -114,7 +111,7 @@ class PretrainCLI(LightningCLI):
                     args=words,  # type: ignore[arg-type]
                     run=False,
                     parser_class=RunParser,
-                    parser_kwargs={"prog": f"{Path(sys.argv[0]).name} {self.command}", "parser_mode": "omegaconf+"},
+                    parser_kwargs={"prog": f"{program} {self.command}", "parser_mode": "omegaconf+"},
                     seed_everything_default=0,
                     save_config_callback=None,
                     auto_configure_optimizers=False,  # model.optim and model.schedule say it
