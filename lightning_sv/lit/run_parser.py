@@ -3,10 +3,12 @@
 import shutil
 import sys
 from argparse import SUPPRESS, Action
+from enum import Enum
 from itertools import groupby
 from textwrap import shorten
 from typing import Any
 
+import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_sv.settings.parser import Parser
@@ -31,6 +33,9 @@ FILE is YAML with any of these keys, or a name in conf/experiment, e.g. tiny-uni
 _FOOT = """
 These are the main options; {prog} --help_all lists all {count}, with types and units.
 {prog} --trainer.callbacks.help CLASS lists those of one of Lightning's callbacks; the same works for loggers."""
+
+# the default of Timer's interval is an enum, which a config could not hold
+yaml.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(value.value), yaml.SafeDumper)
 
 
 class RunParser(Parser, LightningArgumentParser):
