@@ -45,15 +45,18 @@ class PretrainModule(L.LightningModule):
         scale_options: finer choices of the strategy
         optim: optimizer
         schedule: learning rate over the steps of the Trainer; a run that only max_time ends stays at the peak
-        tokens_per_param: training budget of the command line, in tokens per activated parameter
-        mask_documents: keep attention inside a document of a packed sequence, with a `TokenDataModule`
+        tokens_per_param: training budget of the command line, in tokens per activated parameter; 100 in the paper
+        mask_documents: keep attention inside a document of a packed sequence, with a `TokenDataModule` (the paper does
+            not say)
         compile: with torch.compile: 'none', 'model' (the backbone as one graph) or 'block' (each block and the head)
         activation_checkpointing: keep only the blocks' inputs for backward, and run them again there
-        residual: dtype of the residual stream under bf16-mixed: 'wide' is float32, 'narrow' is bf16
-        kernels: 'plain', PyTorch, or 'triton', for a CUDA device
+        residual: dtype of the residual stream under bf16-mixed: 'wide' is float32; 'narrow' is bf16, less memory for
+            other rounding
+        kernels: what normalizes q, k, v, gate and up: 'plain', PyTorch, or 'triton', not yet timed on a CUDA device
         nonfinite: reaction to a loss or gradient that is not finite: 'stop' before the step, or 'skip' the step
         seed: of the initialization; None for seed_everything's
-        init_from: checkpoint, run directory or folder of transformers that the command line starts from
+        init_from: checkpoint, run directory or folder of transformers (Llama, Mistral, Qwen 3, Gemma 3) whose weights
+            the command line starts from; optimizer, steps and tokens begin anew
         lr: peak learning rate, in place of optim.lr
 
     Attributes:

@@ -12,7 +12,6 @@ import yaml
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_sv.settings.parser import Parser
-from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.sections import SECTIONS
 
 #: sections whose keys are all main options
@@ -43,7 +42,7 @@ class RunParser(Parser, LightningArgumentParser):
 
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
         """Parse, or print all options."""
-        if "--help_all" in underscored(sys.argv[1:] if args is None else args):
+        if "--help_all" in args:
             self._print_message(super().format_help(), sys.stdout)
             self.exit()
         return super().parse_args(args, *rest, **kwargs)

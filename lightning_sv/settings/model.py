@@ -30,33 +30,7 @@ from lightning_sv.whole import regular
 
 @dataclass
 class Pretraining:
-    """What is pre-trained, how, and for how long; `lit.module.PretrainModule` is the LightningModule of it.
-
-    Args:
-        backbone: the sizes
-        scale: the strategy: tokens joined by '+', one per axis (shared hg / nop bp ap dp dnp /
-            direct offset or er / wd iwd owd nowd), or a preset (llama, unified)
-        scale_options: finer choices of the strategy
-        optim: the optimizer
-        schedule: the learning rate over the steps
-        tokens_per_param: the training budget per activated parameter, from which trainer.max_steps
-            follows unless that is set; 100 in the paper
-        mask_documents: keep attention inside a document of a packed sequence (the paper does not
-            say; attention across is the default)
-        compile: with torch.compile: 'none'; 'model', the whole backbone; 'block', each block and the head
-            apart, which FSDP2 needs and which compiles in the time of one block
-        activation_checkpointing: keep only the blocks' inputs for backward, and run them again there
-        residual: dtype of the residual stream under trainer.precision bf16-mixed: 'wide' is float32; 'narrow' is bf16,
-            less memory and fewer bytes for other rounding. The same elsewhere
-        kernels: what normalizes q, k, v, gate and up: 'plain', PyTorch; 'triton', kernels for a CUDA device, which
-            move fewer bytes by count and have not been timed on one yet
-        nonfinite: what to do where a loss or gradient is not finite: 'stop', before the step and with the
-            batch's identity saved; 'skip' the step and record it (which biases comparisons)
-        seed: of the initialization; null for seed_everything's
-        init_from: a checkpoint or a run directory whose weights it starts from: the same model and tokenizer; another
-            learning rate, schedule, decay or text. The optimizer, and steps and tokens, begin anew. Or the folder of a
-            Llama, Mistral, Qwen 3 or Gemma 3 of transformers, whose sizes it takes too; any strategy without dnp. null
-            for none
+    """What is pre-trained, how, and for how long: the settings of `lit.module.PretrainModule`, which explains them.
 
     Raises:
         ConfigError: a strategy, option or optimizer that does not fit the model, or no learning rate known

@@ -83,7 +83,7 @@ class Parser(ArgumentParser):
         except ValueError as error:  # from OmegaConf, about an interpolation
             raise error if isinstance(error, ConfigError) else ConfigError(str(error).splitlines()[0]) from error
         _check_values(self, config)
-        _expand_paths(self, config)
+        _expand_paths(config)
         return config
 
     def instantiate(self, *args: Any, **kwargs: Any) -> Any:
@@ -197,12 +197,12 @@ def _check_values(parser: ArgumentParser, config: Any) -> None:
             raise ConfigError(f"{action.dest} is {value}; expected a finite number.")
 
 
-def _expand_paths(parser: ArgumentParser, config: Any) -> None:
+def _expand_paths(config: Any) -> None:
     """Write out `~` and `$NAME` in the keys that are paths."""
-    for action in parser._actions:
-        for keys, expanded in ((PATHS, expand_path), (WITH_PATHS, expand_variables)):
-            if action.dest in keys and isinstance(value := config.get(action.dest), str):
-                config[action.dest] = expanded(value, action.dest)
+    for keys, expanded in ((PATHS, expand_path), (WITH_PATHS, expand_variables)):
+        for key in keys:
+            if isinstance(value := config.get(key), str):
+                config[key] = expanded(value, key)
 
 
 def _keys(parser: ArgumentParser) -> set[str]:

@@ -123,8 +123,8 @@ def test_help_says_every_default(command: str, capsys: pytest.CaptureFixture[str
     made: list[plain_parser.PlainParser] = []
     init = plain_parser.PlainParser.__init__
 
-    def kept(self: plain_parser.PlainParser, **settings: Any) -> None:
-        init(self, **settings)
+    def kept(self: plain_parser.PlainParser, *args: Any, **settings: Any) -> None:
+        init(self, *args, **settings)
         made.append(self)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
