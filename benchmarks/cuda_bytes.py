@@ -76,7 +76,7 @@ def passes(model: str, strategy: str, layers: list[int], more: Sequence[str] = (
                 run.config,
                 str(run.strategy),
                 optim=run.optim,
-                compile=run.compile_how,
+                compile=run.compile,
                 activation_checkpointing=run.activation_checkpointing,
                 residual=run.residual,
                 kernels=run.kernels,

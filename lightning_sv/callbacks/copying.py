@@ -182,7 +182,7 @@ class CopyingMonitor(L.Callback):
         was_training = model.training
         model.eval()
         # Other shapes than the trained one would be compiled each, and the training step perhaps anew.
-        compiled = settings is not None and settings.compile_how != "none"
+        compiled = settings is not None and settings.compile != "none"
         with (
             torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
             trainer.precision_plugin.forward_context(),

@@ -11,6 +11,8 @@ from typing import Any
 
 import lightning as L
 
+from lightning_sv.lit.ranks import rank
+
 log = logging.getLogger(__name__)
 
 #: exit status of a program that SIGTERM ended, Ctrl-C, or the end of its terminal
@@ -33,6 +35,10 @@ class StoppedError(Exception):
     def __init__(self, step: int, code: int, requeue: bool):
         super().__init__(f"stopped after step {step}, as asked by a signal")
         self.code, self.requeue = code, requeue
+
+    def exit_code(self) -> int:
+        """Return the exit status of the program, after asking SLURM to start the job again if announced."""
+        return 0 if self.requeue and (rank() or requeue()) else self.code
 
 
 class StopSignals:

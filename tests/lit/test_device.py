@@ -9,10 +9,11 @@ import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks.training_monitor import peak_flops
+from lightning_sv.lit import micro_batch
 from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.micro_batch import choose_micro_batch
 from lightning_sv.nn.gpus import find_gpu
-from lightning_sv.plan.plan import MOST_LOGITS, fitting_micro_batch, make_plan
+from lightning_sv.plan.plan import MOST_LOGITS, make_plan
 from lightning_sv.settings.data import Batches
 from lightning_sv.settings.parse import parse_run
 from tests.conftest import thinned
@@ -75,7 +76,7 @@ def test_the_micro_batch_of_a_gpu_is_the_largest_that_fits(
 
     def chosen(memory: int, devices: int = 1) -> int | None:
         run, data, trainer = parse_run(args)
-        said = choose_micro_batch(run, data, trainer, card(memory), devices, fitting_micro_batch)
+        said = choose_micro_batch(run, data, trainer, card(memory), devices)
         assert said is not None and f"micro-batches of {data.micro_batch} x 32 tokens" in said
         return data.micro_batch
 
@@ -90,18 +91,19 @@ def test_the_micro_batch_of_a_gpu_is_the_largest_that_fits(
     with pytest.raises(ValueError, match="tiny does not fit: one sequence of 32 tokens takes 0.0 GiB"):
         chosen(1000)
     data.micro_batch = 3
-    assert choose_micro_batch(run, data, trainer, card(1000), 1, fitting_micro_batch) is None and data.micro_batch == 3
+    assert choose_micro_batch(run, data, trainer, card(1000), 1) is None and data.micro_batch == 3
 
 
 def test_a_cpu_keeps_a_short_share_whole_and_cuts_a_long_one(
     run_args: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, data, trainer = parse_run(run_args)
-    assert choose_micro_batch(run, data, trainer, torch.device("cpu"), 1, fitting_micro_batch) is None
+    assert choose_micro_batch(run, data, trainer, torch.device("cpu"), 1) is None
     assert data.micro_batch is None and data.share(1).micro_batch == 4
     data.global_batch = MOST_LOGITS  # of 32 x 300 logits each
     asked: list[int] = []
-    choose_micro_batch(run, data, trainer, torch.device("cpu"), 1, lambda *args: asked.append(args[3]) or 7)
+    monkeypatch.setattr(micro_batch, "fitting_micro_batch", lambda *args: asked.append(args[3]) or 7)
+    choose_micro_batch(run, data, trainer, torch.device("cpu"), 1)
     assert data.micro_batch == 7 and asked[0] > 2**28
 
 
@@ -155,7 +157,7 @@ def test_validation_batches_are_of_one_size(
     found, read = [], []
     for rank in range(ranks):
         reads = Batches(SimpleNamespace(dir=""), 8, micro * ranks, micro)  # type: ignore[arg-type]
-        reads._manifest = SimpleNamespace(val=SimpleNamespace(sequences=lambda seq_len: sequences))  # type: ignore[assignment]
+        reads.manifest = SimpleNamespace(val=SimpleNamespace(sequences=lambda seq_len: sequences))  # type: ignore[assignment]
         data = TokenDataModule.from_batches(reads)
         data.trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))  # type: ignore[assignment]
         data._share = reads.share(ranks, rank)
