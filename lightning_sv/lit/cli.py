@@ -123,6 +123,8 @@ class PretrainCLI(LightningCLI):
         check_trainer_keys(given)
         check_gpu(given["accelerator"])
         kwargs["logger"] = False
+        if isinstance(given["strategy"], FullyShardedStrategy):
+            kwargs["inference_mode"] = False  # FSDP2 reads version counters, which inference tensors lack
         if self.subcommand == "fit":
             if given["max_steps"] == -1:
                 kwargs["max_steps"] = model.steps_for_budget(data.tokens_per_step)
