@@ -25,7 +25,7 @@ from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.micro_batch import Fitting, choose_micro_batch
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.ranks import take_rank
+from lightning_sv.lit.ranks import join_ranks
 from lightning_sv.lit.shard import FullyShardedStrategy
 from lightning_sv.lit.signals import StopSignals
 from lightning_sv.lit.summary import hyperparameters, print_groups, summarize, write_parameters, write_summary
@@ -137,7 +137,7 @@ class PretrainCLI(LightningCLI):
             trainer = super().instantiate_trainer(**kwargs)
         except ValueError as error:
             raise ConfigError(f"trainer: {error}") from error
-        take_rank(trainer)
+        self._cleanup.push(join_ranks(trainer))
         if self.subcommand == "fit":
             name = f"{model.config.name}/{model.label}-seed{self._get(self.config, 'seed_everything')}"
             run_dir, ckpt_path = (self._get(self.config, key) for key in ("run_dir", "ckpt_path"))

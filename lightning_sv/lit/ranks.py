@@ -1,8 +1,25 @@
-"""This process among the others of a run."""
+"""This process among the others of a run: how they start together, and end together."""
+
+import ctypes
+import os
+import signal
+import sys
+from datetime import timedelta
+from functools import partial
 
 import lightning as L
+from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import distributed
+
+from lightning_sv.lit.signals import StoppedError
+
+#: how long a collective waits for a rank; Lightning's own half an hour is as many GPU-hours as half the GPUs
+_TIMEOUT = timedelta(minutes=10)
+_PR_SET_PDEATHSIG = 1
+#: whether this process has failed, so that others may wait for it in a collective
+_failed = False
 
 
 def rank() -> int:
@@ -10,9 +27,36 @@ def rank() -> int:
     return int(getattr(rank_zero_only, "rank", 0) or 0)
 
 
-def take_rank(trainer: L.Trainer) -> None:
-    """Take the trainer's rank: Lightning's is that of RANK or SLURM_PROCID, also for one process, a run of its own."""
+def join_ranks(trainer: L.Trainer) -> "partial[None]":
+    """Take the trainer's rank, and let no process wait long for one that has failed, or outlive the one it came from.
+
+    Lightning's rank is that of RANK or SLURM_PROCID, also for one process, a run of its own.
+
+    Returns:
+        The handler of the exception that ends the run, for an `ExitStack`.
+    """
     rank_zero_only.rank = trainer.global_rank  # type: ignore[attr-defined]
+    strategy: object = trainer.strategy
+    if getattr(strategy, "_timeout", None) == default_pg_timeout:
+        strategy._timeout = _TIMEOUT  # type: ignore[attr-defined]
+    started_by_rank_0 = isinstance(getattr(strategy, "cluster_environment", None), LightningEnvironment)
+    if started_by_rank_0 and trainer.local_rank and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return partial(_leave, trainer)
+
+
+def _leave(trainer: L.Trainer, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    """End the ranks that this one has started, if it failed: they may wait in a collective, and nobody else would."""
+    global _failed
+    _failed = error is not None and not isinstance(error, StoppedError) and trainer.world_size > 1
+    if _failed and (launcher := trainer.strategy.launcher) is not None:
+        launcher.kill(signal.SIGKILL)
+
+
+def end_at_once(code: int) -> None:
+    """Exit without the handlers of `atexit` if this rank has failed: NCCL leaves its group by a collective."""
+    if _failed:
+        os._exit(code)
 
 
 def leave_group() -> None:
