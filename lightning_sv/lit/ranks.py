@@ -13,6 +13,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import distributed
 
+from lightning_sv.errors import ConfigError
 from lightning_sv.lit.signals import StoppedError
 
 #: how long a collective waits for a rank; Lightning's own half an hour is as many GPU-hours as half the GPUs
@@ -34,8 +35,18 @@ def join_ranks(trainer: L.Trainer) -> "partial[None]":
 
     Returns:
         The handler of the exception that ends the run, for an `ExitStack`.
+
+    Raises:
+        ConfigError: there are fewer or more processes than devices
     """
     rank_zero_only.rank = trainer.global_rank  # type: ignore[attr-defined]
+    devices, nodes = trainer.num_devices, trainer.num_nodes
+    if trainer.world_size != devices * nodes:
+        raise ConfigError(
+            f"trainer.devices x trainer.num_nodes is {devices} x {nodes}; expected {trainer.world_size}, the processes "
+            f"that were started. Start one per device: srun --ntasks-per-node={devices} (under SLURM), or torchrun "
+            f"--nproc-per-node={devices}."
+        )
     strategy: object = trainer.strategy
     if getattr(strategy, "_timeout", None) == default_pg_timeout:
         strategy._timeout = _TIMEOUT  # type: ignore[attr-defined]
