@@ -209,6 +209,8 @@ class PretrainCLI(LightningCLI):
                 console.print(line, highlight=False, soft_wrap=True)
         self._get(self.config_init, "checkpoint").path = self.run_dir / LAST
         folder = self.run_dir.absolute()
+        # under SLURM Lightning resumes any hpc_ckpt_*.ckpt of its root, which is the working directory if not set
+        self.trainer._default_root_dir = str(folder)  # type: ignore[attr-defined]
         ours = RunLogger(folder.parent, name="", version=folder.name, default_hp_metric=False)
         ours.tokens_per_step = self.batches.tokens_per_step
         assert Path(ours.log_dir) == folder, (ours.log_dir, folder)
