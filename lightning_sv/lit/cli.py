@@ -25,7 +25,7 @@ from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.micro_batch import Fitting, choose_micro_batch
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.ranks import join_ranks
+from lightning_sv.lit.ranks import check_same_start, join_ranks
 from lightning_sv.lit.shard import FullyShardedStrategy
 from lightning_sv.lit.signals import StopSignals
 from lightning_sv.lit.summary import hyperparameters, print_groups, summarize, write_parameters, write_summary
@@ -129,7 +129,10 @@ class PretrainCLI(LightningCLI):
             if given["max_steps"] == -1:
                 kwargs["max_steps"] = model.steps_for_budget(data.tokens_per_step)
             kwargs["plugins"] = [AtomicCheckpointIO(), *_several(given["plugins"])]
-            begin = LambdaCallback(on_train_start=lambda trainer, module: self._begin())
+            begin = LambdaCallback(
+                setup=lambda trainer, module, stage: check_same_start(self._start),
+                on_train_start=lambda trainer, module: self._begin(),
+            )
             kwargs["callbacks"] = [begin, *_several(given["callbacks"])]  # before any callback that writes
             self._get(self.config_init, "progress").stream = sys.stderr if self.json else sys.stdout
             self._get(self.config_init, "checkpoint").signals = self._signals
@@ -179,8 +182,10 @@ class PretrainCLI(LightningCLI):
         data.share(trainer.world_size)
         data.check_validation(trainer.world_size)
         said: list[str] = []
+        self._start = (ckpt_path, 0)
         if ckpt_path is not None:
             checkpoint = check_checkpoint(ckpt_path, checksums=checksums)
+            self._start = (ckpt_path, checkpoint["global_step"])
             check_settings(checkpoint, model, data, training=True)
             if not extend:
                 check_learning_rate(checkpoint, model, trainer.max_steps)

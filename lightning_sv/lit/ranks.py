@@ -64,6 +64,25 @@ def _leave(trainer: L.Trainer, kind: type[BaseException] | None, error: BaseExce
         launcher.kill(signal.SIGKILL)
 
 
+def check_same_start(start: tuple[str | None, int]) -> None:
+    """Compare the checkpoint and step that all ranks begin with: a collective, once there is a process group.
+
+    Raises:
+        ConfigError: they differ, e.g. because a node's file system does not show the checkpoint yet
+    """
+    if not distributed.is_initialized():
+        return
+    starts: list[tuple[str | None, int]] = [start] * distributed.get_world_size()
+    distributed.all_gather_object(starts, start)
+    for number, other in enumerate(starts):
+        if other != starts[0]:
+            first, wrong = (f"{path} at step {step}" if path else "none" for path, step in (starts[0], other))
+            raise ConfigError(
+                f"ckpt_path is {wrong} on rank {number}; expected {first}, as on rank 0. Start again when every node "
+                "reads the same checkpoint."
+            )
+
+
 def end_at_once(code: int) -> None:
     """Exit without the handlers of `atexit` if this rank has failed: NCCL leaves its group by a collective."""
     if _failed:

@@ -89,3 +89,5 @@ def test_validates_as_under_nccl(strategy: str, ranks: int, args: list[str], tmp
     loss = read_summary(tmp_path / "alone")["val_loss"]
     assert json.loads(line)["val_loss"] == pytest.approx(loss, rel=1e-5)
     assert read_summary(tmp_path / "run")["val_loss"] == pytest.approx(loss, rel=1e-5)
+    refused = [log.count("error: ckpt_path is none on rank 1; expected ") for log in ended.logs]
+    assert refused == ([1, 1] if ranks == 2 else [0])
