@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.process import ROOT, Running, Task, read_json, write_json
-from lightning_sv.nn.gpus import GPUS
+from lightning_sv.nn.gpus import gpu_of_card
 from lightning_sv.runs.provenance import Provenance
 
 REPORT = "report.json"
@@ -156,9 +156,12 @@ class Runner:
     def _known(self) -> dict[str, Any]:
         """What later stages use of earlier ones: the card's peak by its data sheet, the measured one, and where to."""
         figures = self.report["stages"].get("ceilings", {}).get("figures", {})
-        name = figures.get("versions", {}).get("device", "").lower()
-        listed = next((gpu.bf16 / 1e12 for gpu in GPUS if gpu.name.partition("-")[0] in name), None)
-        return {"peak_tflops": listed, "measured_tflops": figures.get("bf16_tflops"), "out": str(self.out)}
+        gpu = gpu_of_card(figures.get("versions", {}).get("device", ""))
+        return {
+            "peak_tflops": gpu and gpu.bf16 / 1e12,
+            "measured_tflops": figures.get("bf16_tflops"),
+            "out": str(self.out),
+        }
 
     def _write(self) -> None:
         self.report["made"]["seconds"] = round(time.monotonic() - self.began, 1)

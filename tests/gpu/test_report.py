@@ -1,6 +1,7 @@
 """Every stage of `make gpu_report` at toy size on the CPU; the runner, with stages that fail or hang."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -146,7 +147,8 @@ def test_arms_that_do_not_fit_together_are_timed_beside_the_first(task: Task, mo
     assert found["left_out"].keys() == {"or, large"} and "do not fit" in found["left_out"]["or, large"]
     rows = found["arms"]["large"]["rows"]
     assert [rows[arm]["rounds"] for arm in ("llama", "hg", "or")] == [7, 7, 1] and rows["or"]["ratio"] > 0
-    _on_a_page("overhead-0.12b", found)
+    page = _on_a_page("overhead-0.12b", found)
+    assert "| rounds |" in page and re.search(r"^\| or \|([^|]*\|){3} 1 \|", page, re.MULTILINE)
 
 
 def test_liger_leaves_the_other_llamas_alone(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,10 +265,11 @@ def _with(task: Task, **options: Any) -> Task:
     return Task(task.device, task.toy, task.seconds, task.work, options, task.result)
 
 
-def _on_a_page(name: str, figures: dict[str, Any]) -> None:
-    """The page of a whole stage, and of every part of one, is written without a word of what is missing."""
+def _on_a_page(name: str, figures: dict[str, Any]) -> str:
+    """Return the page of a whole stage; that of every part of one is written without a word of what is missing."""
     made = {"provenance": {"machine": "m", "date": "d", "commit": "c"}, "toy": True, "seconds": 1.0}
     stage = {"state": "done", "seconds": 1.0, "figures": figures}
     text = markdown.page({"made": made, "stages": {name: stage}})
     assert f"## {name}" in text and "incomplete" not in text
     markdown.page({"made": made, "stages": {name: stage | {"figures": {}}}})
+    return text
