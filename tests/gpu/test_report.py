@@ -2,9 +2,11 @@
 
 import json
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,7 @@ from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import markdown
 from benchmarks.gpu.clock import clock_of
 from benchmarks.gpu.peers import peer
-from benchmarks.gpu.process import Job, Task, at_once
+from benchmarks.gpu.process import ROOT, Job, Task, at_once
 from benchmarks.gpu.rounds import interleaved, ratios
 from benchmarks.gpu.runner import STAGES, Runner, Stage
 from benchmarks.gpu.sizes import ARMS, size_of
@@ -252,6 +254,31 @@ def test_wrong_input_is_one_sentence(
     assert command.main(["--device", "cpu", "--stages", "ceilings,lunch"]) == 2
     assert "unknown stage 'lunch'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+    file = tmp_path / "file"
+    file.touch()
+    assert command.main(["--device", "cpu", "--out", str(file / "out"), "--work", str(tmp_path / "work")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "work").exists()
+
+
+def test_what_is_missing_is_named_with_its_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command._missing() is None
+    others = [found for found in metadata.distributions() if found.metadata["Name"] not in ("omegaconf", "litdata")]
+    monkeypatch.setattr(metadata, "distributions", lambda: others)
+    said = command._missing()
+    assert said is not None and said.startswith("not installed: litdata omegaconf;")
+    assert re.search(r"pip download .* litdata==[\d.]+ omegaconf==[\d.]+\n", said)
+
+
+def test_a_step_is_timed_with_torch_lightning_and_torchmetrics() -> None:
+    """What a corpus and a command line need may be absent."""
+    program = """
+import sys
+for name in ("omegaconf", "jsonargparse", "litdata", "boto3"):
+    sys.modules[name] = None
+from benchmarks.gpu.stages import correctness, kernels, overhead
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_stages_name_functions_and_fit_into_ten_minutes() -> None:
