@@ -37,6 +37,7 @@ class Stage:
 #: those that compile a whole model come last: at 1B that alone would take the stage's time
 PEER_ARMS = (
     "llama", "Hugging Face", "Hugging Face liger", "Hugging Face compiled", "litgpt compiled", "torchtitan compiled",
+    "litgpt compiled, loss in one",
 )  # fmt: skip
 STAGES = (
     Stage("ceilings", "benchmarks.gpu.stages.ceilings:run", 45),
