@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from omegaconf import OmegaConf
 
 from lightning_sv.corpus.config import LAYER, PADDED_TO, CorpusConfig
 from lightning_sv.corpus.encode import encode_documents
@@ -89,6 +88,8 @@ def _write_layer(config: CorpusConfig, vocab_size: int, folder: Path) -> None:
     made.pop("workers", None)  # of one preparation
     padded = -(-vocab_size // PADDED_TO) * PADDED_TO
     layer: dict[str, Any] = {"data": {"corpus": made}, "model": {"backbone": {"vocab_size": padded}}}
+    from omegaconf import OmegaConf  # here: a machine that only trains prepared tokens need not have it
+
     OmegaConf.save(OmegaConf.create(layer), folder / LAYER)
 
 

@@ -26,7 +26,7 @@ from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.micro_batch import choose_micro_batch
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.ranks import leave_group, take_rank
+from lightning_sv.lit.ranks import check_same_start, join_ranks, leave_group
 from lightning_sv.lit.run_parser import RunParser
 from lightning_sv.lit.shard import FullyShardedStrategy
 from lightning_sv.lit.signals import StoppedError, StopSignals
@@ -177,11 +177,16 @@ class PretrainCLI(LightningCLI):
         check_trainer_keys(given)
         check_gpu(given["accelerator"])
         kwargs["logger"] = False
+        if isinstance(given["strategy"], FullyShardedStrategy):
+            kwargs["inference_mode"] = False  # FSDP2 reads version counters, which inference tensors lack
         if self.command == "fit":
             if given["max_steps"] == -1:
                 kwargs["max_steps"] = model.steps_for_budget(data.tokens_per_step)
             kwargs["plugins"] = [AtomicCheckpointIO(), *_several(given["plugins"])]
-            begin = LambdaCallback(on_train_start=lambda trainer, module: self._begin())
+            begin = LambdaCallback(
+                setup=lambda trainer, module, stage: check_same_start(self._start),
+                on_train_start=lambda trainer, module: self._begin(),
+            )
             kwargs["callbacks"] = [begin, *_several(given["callbacks"])]  # before any callback that writes
             self.config_init["progress"].stream = sys.stderr if self.json else sys.stdout
             self.config_init["checkpoint"].signals = self._signals
@@ -189,7 +194,7 @@ class PretrainCLI(LightningCLI):
             trainer = super().instantiate_trainer(**kwargs)
         except ValueError as error:
             raise ConfigError(f"trainer: {error}") from error
-        take_rank(trainer)
+        self._cleanup.push(join_ranks(trainer))
         if self.command == "fit":
             name = f"{model.config.name}/{model.label}-seed{self.config['seed_everything']}"
             run_dir, ckpt_path = (self.config[key] for key in ("run_dir", "ckpt_path"))
@@ -227,8 +232,10 @@ class PretrainCLI(LightningCLI):
         data.share(trainer.world_size)
         data.check_validation(trainer.world_size)
         said: list[str] = []
+        self._start = (ckpt_path, 0)
         if ckpt_path is not None:
             checkpoint = check_checkpoint(ckpt_path, checksums=checksums)
+            self._start = (ckpt_path, checkpoint["global_step"])
             check_settings(checkpoint, model, data, training=True)
             if not extend:
                 check_learning_rate(checkpoint, model, trainer.max_steps)
@@ -257,6 +264,8 @@ class PretrainCLI(LightningCLI):
                 console.print(line, highlight=False, soft_wrap=True)
         self.config_init["checkpoint"].path = self.run_dir / LAST
         folder = self.run_dir.absolute()
+        # under SLURM Lightning resumes any hpc_ckpt_*.ckpt of its root, which is the working directory if not set
+        self.trainer._default_root_dir = str(folder)  # type: ignore[attr-defined]
         ours = RunLogger(folder.parent, name="", version=folder.name, default_hp_metric=False)
         ours.tokens_per_step = self.batches.tokens_per_step
         assert Path(ours.log_dir) == folder, (ours.log_dir, folder)

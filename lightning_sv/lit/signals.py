@@ -15,6 +15,8 @@ from lightning_sv.lit.ranks import rank
 
 log = logging.getLogger(__name__)
 
+#: environment variable: SLURM is asked to requeue the job on SIGTERM as well, which `scancel` sends too
+REQUEUE_ON_SIGTERM = "LIGHTNING_SV_REQUEUE_ON_SIGTERM"
 #: exit status of a program that SIGTERM ended, Ctrl-C, or the end of its terminal
 STOPPED, INTERRUPTED, HUNG_UP = (128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
@@ -84,10 +86,13 @@ class StopSignals:
         """End the run after the last step, whose checkpoint is written: a collective.
 
         Raises:
-            StoppedError: always; requeue if SLURM gave any device the signal that announces the end of the job's time
+            StoppedError: always; requeue if SLURM gave any device the signal that announces the end of the job's time,
+                or SIGTERM where `REQUEUE_ON_SIGTERM` is set
         """
-        kinds = (signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-        announced, interrupted, hung_up = (self._received == number for number in kinds)
+        kinds = [(signal.SIGUSR1,), (signal.SIGINT,), (signal.SIGHUP,)]
+        if os.environ.get(REQUEUE_ON_SIGTERM):
+            kinds[0] = (signal.SIGUSR1, signal.SIGTERM)
+        announced, interrupted, hung_up = (self._received in numbers for numbers in kinds)
         if trainer.world_size > 1:  # the signal reaches one process before another
             announced, interrupted, hung_up = (
                 trainer.strategy.reduce_boolean_decision(kind, all=False) for kind in (announced, interrupted, hung_up)

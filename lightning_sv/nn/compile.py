@@ -11,13 +11,6 @@ CompileMode = Literal["none", "model", "block"]
 INDUCTOR = {"realize_reads_threshold": 16, "realize_opcount_threshold": 200, "realize_acc_reads_threshold": 32}
 
 
-def prepare_compiler() -> None:
-    """Set what holds for everything that this process compiles."""
-    torch._dynamo.config.optimize_ddp = False
-    for key, value in INDUCTOR.items():
-        setattr(torch._inductor.config, key, value)
-
-
 def compile_backbone(net: Backbone, how: CompileMode) -> None:
     """Compile in place, so that the keys of the state stay: nothing, the whole model, or each block and the head apart.
 
@@ -26,9 +19,9 @@ def compile_backbone(net: Backbone, how: CompileMode) -> None:
     """
     if how == "none":
         return
-    prepare_compiler()
+    torch._dynamo.config.optimize_ddp = False
     if how == "model":
-        net.compile()
+        net.compile(options=INDUCTOR)
         return
     for module in (*net.layers, net.head):
-        module.forward = torch.compile(module.forward, dynamic=False)
+        module.forward = torch.compile(module.forward, dynamic=False, options=INDUCTOR)

@@ -24,7 +24,6 @@ from lightning_sv.optim import (
 )
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.settings.paths import find_config
-from lightning_sv.settings.yaml_file import read_yaml
 from lightning_sv.whole import regular
 
 
@@ -108,6 +107,8 @@ def preset(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: there is no such file, or a change is neither
     """
+    from lightning_sv.settings.yaml_file import read_yaml  # here: a model is built without omegaconf
+
     sizes = BackboneConfig.__dataclass_fields__
     arguments: dict[str, Any] = {}
     for kind, stem in ((".", "base"), ("optim", "adamw"), ("schedule", "cos"), ("model", name)):

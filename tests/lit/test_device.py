@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmarks.gpu.runner import Runner
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks.training_monitor import peak_flops
 from lightning_sv.lit import micro_batch
@@ -109,10 +110,14 @@ def test_a_cpu_keeps_a_short_share_whole_and_cuts_a_long_one(
 
 def test_the_peak_of_a_card_is_that_of_its_data_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda", 0)
-    for name, bf16 in (("NVIDIA H200", 989.4e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA A100-SXM4-80GB", 312e12)):
+    cards = {"NVIDIA H200": 989.4e12, "NVIDIA H100 80GB HBM3": 989.4e12, "NVIDIA A100-SXM4-80GB": 312e12}
+    cards |= {"NVIDIA H100 PCIe": 756e12, "NVIDIA H100 NVL": 835e12}
+    for name, bf16 in cards.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
         found = peak_flops(cuda, "bf16-mixed")
         assert found is not None and found == pytest.approx(bf16, rel=1e-3), name
+        figures = {"ceilings": {"figures": {"versions": {"device": name}}}}
+        assert Runner._known(SimpleNamespace(report={"stages": figures}, out="x"))["peak_tflops"] == found / 1e12
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "one of next year")
     with pytest.warns(UserWarning, match="FLOPs not found for 'one of next year'"):
         assert peak_flops(cuda, "bf16-mixed") is None

@@ -41,7 +41,8 @@ def normed_swiglu(
     """
     one = torch.ones(gate.shape[-1:], dtype=_wide(gate), device=gate.device)
     gammas = [one if gamma is None else gamma.contiguous() for gamma in (gamma_gate, gamma_up)]
-    out: Tensor = _normed_swiglu(gate.flatten(0, -2), up.flatten(0, -2), *gammas, eps)[0]
+    rows = (_packed(x.flatten(0, -2)) for x in (gate, up))
+    out: Tensor = _normed_swiglu(*rows, *gammas, eps)[0]
     return out.view(gate.shape)
 
 
@@ -64,6 +65,7 @@ def _normed_swiglu(gate: Tensor, up: Tensor, gamma_gate: Tensor, gamma_up: Tenso
 def _normed_swiglu_backward(
     grad: Tensor, gate: Tensor, up: Tensor, gamma_gate: Tensor, gamma_up: Tensor, rrms: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    grad = _packed(grad)
     grad_gate, grad_up, parts = _gradients(gate)
     _backward[parts.shape[1:2]](  # type: ignore[arg-type]
         grad, gate, up, gamma_gate, gamma_up, rrms, grad_gate, grad_up, parts,
@@ -115,6 +117,11 @@ def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ..
 
 
 _normed_swiglu.register_autograd(_differentiate, setup_context=_save)
+
+
+def _packed(rows: Tensor) -> Tensor:
+    """Return rows whose entries lie next to each other: the kernels have a stride for rows alone."""
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -14,6 +14,8 @@ from lightning_sv.nn.swiglu import swiglu_outputs
 from lightning_sv.scale import Output
 
 Kernels = Literal["plain", "triton"]
+#: widest FFN: a program holds a row in its registers, and those of wider ones spill to memory in backward
+MOST_WIDTH = 8192
 
 
 def use_kernels(net: Backbone, kernels: Kernels) -> None:
@@ -23,12 +25,17 @@ def use_kernels(net: Backbone, kernels: Kernels) -> None:
     language-model head stay as they are.
 
     Raises:
-        ConfigError: 'triton' where Triton cannot run
+        ConfigError: 'triton' where Triton cannot run, or for an FFN wider than `MOST_WIDTH`
     """
     if kernels == "plain":
         return
     if reason := unusable():
         raise ConfigError(f"model.kernels is triton, and {reason}; use plain.")
+    if net.config.ffn_width > MOST_WIDTH and not net.config.n_expert:
+        raise ConfigError(
+            f"model.kernels is triton, and the FFN is {net.config.ffn_width} wide; expected at most {MOST_WIDTH}. "
+            "Use plain."
+        )
     from lightning_sv.nn.kernels.heads import norm_rotate
 
     for module in net.modules():
