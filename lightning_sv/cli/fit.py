@@ -1,7 +1,8 @@
 """`lightning-sv fit` and `validate`."""
 
+from lightning_sv.errors import StoppedError
 from lightning_sv.lit.cli import PretrainCLI
-from lightning_sv.lit.signals import StoppedError
+from lightning_sv.lit.signals import exit_code
 
 
 def run(argv: list[str]) -> int:
@@ -18,5 +19,5 @@ def _run(command: str, argv: list[str]) -> int:
     try:
         PretrainCLI(args=[command, *argv])
     except StoppedError as stopped:
-        return stopped.exit_code()
+        return exit_code(stopped)
     return 0

@@ -18,7 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
 from lightning_sv.corpus import Tokenizer
-from lightning_sv.errors import ConfigError, unknown
+from lightning_sv.errors import ConfigError, StoppedError, unknown
 from lightning_sv.lit.checkpoint.settings import check_learning_rate, check_settings, while_restoring
 from lightning_sv.lit.checkpoint.start import read_start, with_sizes
 from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO
@@ -29,7 +29,7 @@ from lightning_sv.lit.module import PretrainModule
 from lightning_sv.lit.ranks import check_same_start, join_ranks, leave_group
 from lightning_sv.lit.run_parser import RunParser
 from lightning_sv.lit.shard import FullyShardedStrategy
-from lightning_sv.lit.signals import StoppedError, StopSignals
+from lightning_sv.lit.signals import StopSignals, exit_code
 from lightning_sv.lit.summary import (
     hyperparameters,
     print_groups,
@@ -122,7 +122,7 @@ class PretrainCLI(LightningCLI):
                 raise
             if isinstance(end, ConfigError):
                 log.error("%s", end)
-            sys.exit(end.exit_code() if isinstance(end, StoppedError) else 2)
+            sys.exit(exit_code(end) if isinstance(end, StoppedError) else 2)
 
     def _run(self) -> None:
         """Call `before_fit`, the Trainer's `fit` and `after_fit`, or those of `validate`."""

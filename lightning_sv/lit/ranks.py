@@ -13,8 +13,7 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import distributed
 
-from lightning_sv.errors import ConfigError
-from lightning_sv.lit.signals import StoppedError
+from lightning_sv.errors import ConfigError, StoppedError
 
 #: how long a collective waits for a rank; Lightning's own half an hour is as many GPU-hours as half the GPUs
 _TIMEOUT = timedelta(minutes=10)

@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning as L
 
+from lightning_sv.errors import StoppedError
 from lightning_sv.lit.ranks import rank
 
 log = logging.getLogger(__name__)
@@ -26,21 +27,9 @@ _SAID = b"\nstopping after this step, with a checkpoint; Ctrl-C again ends the r
 _SHOW_CURSOR = b"\x1b[?25h"  # the bar hides it, and a second Ctrl-C would leave it so
 
 
-class StoppedError(Exception):
-    """The run was asked to stop, and stopped after a step with a checkpoint.
-
-    Attributes:
-        code: exit status of the program
-        requeue: whether SLURM is asked to start the job again
-    """
-
-    def __init__(self, step: int, code: int, requeue: bool):
-        super().__init__(f"stopped after step {step}, as asked by a signal")
-        self.code, self.requeue = code, requeue
-
-    def exit_code(self) -> int:
-        """Return the exit status of the program, after asking SLURM to start the job again if announced."""
-        return 0 if self.requeue and (rank() or requeue()) else self.code
+def exit_code(stopped: StoppedError) -> int:
+    """Return the exit status of a stopped program, after asking SLURM to start the job again if announced."""
+    return 0 if stopped.requeue and (rank() or requeue()) else stopped.code
 
 
 class StopSignals:
