@@ -113,7 +113,7 @@ class Preconditioner(L.Callback):
 
     def __init__(self, every_n_steps: int = 100, histograms: int = 9, model: str | None = None):
         if histograms < 2:
-            raise ConfigError(f"histograms of Preconditioner is {histograms}; it must be at least 2.")
+            raise ConfigError(f"histograms of Preconditioner is {histograms}; expected at least 2.")
         self._clock, self.histograms = StepTrigger("every_n_steps of Preconditioner", every_n_steps), histograms
         self.model = model
         self._gradients: dict[str, Tensor] = {}

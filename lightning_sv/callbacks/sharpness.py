@@ -95,7 +95,7 @@ class Sharpness(L.Callback):
         given |= {"lanczos_steps": (lanczos_steps, 1), "hutchinson_probes": (hutchinson_probes, 2)}
         for key, (value, least) in given.items():
             if value is not None and value < least:
-                raise ConfigError(f"{key} of Sharpness is {value}; it must be at least {least}.")
+                raise ConfigError(f"{key} of Sharpness is {value}; expected at least {least}.")
         if not 0 < budget <= 1:
             raise ConfigError(
                 f"budget of Sharpness is {budget}; it is a share of the run's time, above 0 and at most 1."

@@ -19,7 +19,7 @@ class StepTrigger:
 
     def __init__(self, key: str, every_n_steps: int = 1):
         if every_n_steps < 1:
-            raise ConfigError(f"{key} is {every_n_steps}; it must be at least 1.")
+            raise ConfigError(f"{key} is {every_n_steps}; expected at least 1.")
         self.every = every_n_steps
         #: steps that have ended
         self.step = 0

@@ -79,7 +79,7 @@ class CorpusConfig:
         for name in ("max_bytes", "workers"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{name}={value} must be at least 1, or null.")
+                raise ConfigError(f"{name} is {value}; expected at least 1, or null.")
         _ = self.chunk_size  # parsed here so that a bad value is refused before any work
 
     @property

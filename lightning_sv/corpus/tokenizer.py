@@ -261,7 +261,7 @@ def bpe_size(spec: str) -> int | None:
     number = spec.removeprefix("bpe:").replace(",", "").replace("_", "")
     size = int(number) if number.isdecimal() else 0
     if not 257 <= size <= 1 << 20:
-        raise ConfigError(f"tokenizer={spec!r}: the size must be a whole number from 257 (all bytes) to 1,048,576.")
+        raise ConfigError(f"tokenizer is {spec!r}; expected a size from 257 (all bytes) to 1,048,576.")
     return size
 
 

@@ -152,7 +152,7 @@ class DifferenceProduct:
         if step is None:
             step = rounding(self.parameters) ** (1 / 3) / 5
         if step <= 0:
-            raise ConfigError(f"step of DifferenceProduct is {step}; it must be positive.")
+            raise ConfigError(f"step of DifferenceProduct is {step}; expected a number above 0.")
         self.loss, self.step = loss, step
         self._devices = sorted({p.device.index or 0 for p in self.parameters if p.is_cuda})
         self._drawn = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in self._devices]
@@ -211,7 +211,7 @@ def _check_shapes(vector: Sequence[Tensor], parameters: Vector) -> None:
 def _gradient(loss: Callable[[], Tensor], parameters: Vector, *, create_graph: bool) -> Vector:
     value = loss()
     if value.numel() != 1:
-        raise ConfigError(f"the loss has shape {tuple(value.shape)}; it must be a scalar.")
+        raise ConfigError(f"the loss has shape {tuple(value.shape)}; expected a scalar.")
     if not value.requires_grad:
         raise ConfigError(
             "the loss has no gradient; compute it from the parameters, undetached and outside inference_mode."

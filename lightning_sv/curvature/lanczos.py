@@ -56,7 +56,7 @@ def lanczos(
         ConfigError: n_steps below 1
     """
     if n_steps < 1:
-        raise ConfigError(f"n_steps of lanczos is {n_steps}; it must be at least 1.")
+        raise ConfigError(f"n_steps of lanczos is {n_steps}; expected at least 1.")
     n_steps = min(n_steps, dimension(product.parameters))
     basis = Basis(product.parameters, n_steps)
     eps = rounding(product.parameters)

@@ -43,7 +43,7 @@ class RouterConfig:
             raise ConfigError(unknown(f"{where}.balance", self.balance, BALANCES))
         for key in ("balance_coef", "bias_rate", "z_coef"):
             if not 0 <= getattr(self, key) < math.inf:
-                raise ConfigError(f"{where}.{key} is {getattr(self, key)}; it must be finite and not negative.")
+                raise ConfigError(f"{where}.{key} is {getattr(self, key)}; expected a finite number of at least 0.")
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ class RopeScalingConfig:
         where = "model.backbone.rope_scaling"
         for key in ("factor", "low_freq_factor", "original_context"):
             if not 0 < getattr(self, key) <= 1e12:
-                raise ConfigError(f"{where}.{key} is {getattr(self, key)}; it must be positive, and at most 1e12.")
+                raise ConfigError(f"{where}.{key} is {getattr(self, key)}; expected a number above 0, at most 1e12.")
         if not self.low_freq_factor < self.high_freq_factor <= 1e12:
             raise ConfigError(
-                f"{where}.high_freq_factor is {self.high_freq_factor}; it must be larger than low_freq_factor "
+                f"{where}.high_freq_factor is {self.high_freq_factor}; expected more than low_freq_factor "
                 f"{self.low_freq_factor}, and at most 1e12."
             )
 
@@ -139,19 +139,19 @@ class BackboneConfig:
             value = getattr(self, key)
             limit = MAX_LAYERS if key == "n_layer" else MAX_WIDTH
             if value is not None and not 1 <= value <= limit:
-                raise ConfigError(f"{where}.{key} is {value}; it must be at least 1, and at most {limit:,}.")
+                raise ConfigError(f"{where}.{key} is {value}; expected at least 1, and at most {limit:,}.")
         if self.d_head is None and self.d_model % self.n_head:
             raise ConfigError(
                 f"{where}.d_model {self.d_model} is not divisible by n_head {self.n_head}; "
                 "change one of them or set d_head."
             )
         if self.n_head % self.kv_heads:
-            raise ConfigError(f"{where}.n_kv_head is {self.n_kv_head}; it must divide n_head {self.n_head}.")
+            raise ConfigError(f"{where}.n_kv_head is {self.n_kv_head}; expected a divisor of n_head {self.n_head}.")
         if self.head_width % 2:
             raise ConfigError(f"{where}: the head width {self.head_width} is odd; RoPE needs an even one.")
         for key in ("init_std", "norm_eps", "rope_theta"):
             if not 0 < getattr(self, key) <= 1e12:  # an integer of more than 64 bits is no number for torch
-                raise ConfigError(f"{where}.{key} is {getattr(self, key)}; it must be positive, and at most 1e12.")
+                raise ConfigError(f"{where}.{key} is {getattr(self, key)}; expected a number above 0, at most 1e12.")
         roles = ("matrix", "router", "head", "embedding") if self.n_expert else ("matrix", "head", "embedding")
         for role, std in self.init_std_by_role.items():
             if role not in roles:
@@ -169,12 +169,12 @@ class BackboneConfig:
             raise ConfigError(f"{where}.router.gate_shared needs a shared expert; set n_expert_shared to 1.")
         if not 0 <= self.n_expert <= MAX_WIDTH or 0 < self.n_expert <= self.n_expert_active:
             raise ConfigError(
-                f"{where}.n_expert is {self.n_expert}, with n_expert_active {self.n_expert_active}; it must be larger "
+                f"{where}.n_expert is {self.n_expert}, with n_expert_active {self.n_expert_active}; expected more "
                 "than that, or 0 for a dense FFN."
             )
         if self.n_expert_shared not in (0, 1):
             raise ConfigError(
-                f"{where}.n_expert_shared is {self.n_expert_shared}; it must be 0 or 1 (d_ff is its width)."
+                f"{where}.n_expert_shared is {self.n_expert_shared}; expected 0 or 1 (d_ff is its width)."
             )
 
     @property

@@ -56,5 +56,5 @@ def find_gpu(name: str, memory_gib: float | None = None) -> Gpu:
     if memory_gib is None:
         return known[name]
     if not 0 < memory_gib < math.inf:
-        raise ConfigError(f"--gpu_memory is {memory_gib} GiB; it must be positive and finite.")
+        raise ConfigError(f"--gpu_memory is {memory_gib} GiB; expected a positive, finite number.")
     return known[name]._replace(memory=int(memory_gib * 2**30))

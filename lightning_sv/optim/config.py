@@ -75,14 +75,14 @@ class OptimConfig:
         if not self.muon_roles:
             raise ConfigError("model.optim.muon_roles is [], which leaves Muon nothing; use model.optim.name adamw.")
         if self.lr is not None and self.lr <= 0:
-            raise ConfigError(f"model.optim.lr is {self.lr}; it must be positive.")
+            raise ConfigError(f"model.optim.lr is {self.lr}; expected a number above 0.")
         for key in ("beta1", "beta2", "muon_momentum"):
             if not 0 <= getattr(self, key) < 1:
-                raise ConfigError(f"model.optim.{key} is {getattr(self, key)}; it must be in [0, 1).")
+                raise ConfigError(f"model.optim.{key} is {getattr(self, key)}; expected a number in [0, 1).")
         if self.eps <= 0:
-            raise ConfigError(f"model.optim.eps is {self.eps}; it must be positive.")
+            raise ConfigError(f"model.optim.eps is {self.eps}; expected a number above 0.")
         if self.weight_decay < 0:
-            raise ConfigError(f"model.optim.weight_decay is {self.weight_decay}; it must not be negative.")
+            raise ConfigError(f"model.optim.weight_decay is {self.weight_decay}; expected 0 or more.")
 
     def settings(self) -> dict[str, Any]:
         """Return the fields as plain values, without empty ones that earlier checkpoints do not have."""

@@ -30,9 +30,9 @@ class ScheduleConfig:
         for key in ("warmup_ratio", "final_ratio"):
             value = getattr(self, key)
             if value is not None and not 0 <= value < 1:
-                raise ConfigError(f"model.schedule.{key} is {value}; it must be in [0, 1).")
+                raise ConfigError(f"model.schedule.{key} is {value}; expected a number in [0, 1).")
         if not 0 <= self.stable_ratio <= 1:
-            raise ConfigError(f"model.schedule.stable_ratio is {self.stable_ratio}; it must be in [0, 1].")
+            raise ConfigError(f"model.schedule.stable_ratio is {self.stable_ratio}; expected a number in [0, 1].")
         if self.name == "wsd" and self.warmup_ratio > self.stable_ratio:
             raise ConfigError(
                 f"model.schedule.warmup_ratio {self.warmup_ratio} is beyond stable_ratio {self.stable_ratio}, "

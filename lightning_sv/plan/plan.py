@@ -108,7 +108,7 @@ def make_plan(
         ConfigError: what `fit` would refuse about batch, steps or precision, or a strategy that is not planned for
     """
     if gpus < 1:
-        raise ConfigError(f"--gpus is {gpus}; it must be at least 1.")
+        raise ConfigError(f"--gpus is {gpus}; expected at least 1.")
     share = data.share(gpus).micro_batch * data.share(gpus).accumulate
     steps, precision = plan_steps(run, data, trainer), _precision(trainer)
     parallel = find_strategy(trainer, gpus) if strategy is None else _given_strategy(strategy, trainer, gpus)
@@ -209,7 +209,7 @@ def plan_steps(run: Pretraining, data: Batches, trainer: dict[str, Any]) -> int:
     if given == "-1":
         return run.steps_for_budget(data.tokens_per_step)
     if not given.isdecimal() or int(given) < 1:
-        raise ConfigError(f"trainer.max_steps is {given}; it must be at least 1, or -1 for the budget.")
+        raise ConfigError(f"trainer.max_steps is {given}; expected at least 1, or -1 for the budget.")
     return int(given)
 
 
@@ -257,7 +257,7 @@ def train_hours(tokens: int, flops_per_token: float, gpus: int, peak: float, mfu
         ConfigError: mfu is no share
     """
     if not 0 < mfu <= 1:
-        raise ConfigError(f"the MFU is {mfu}; it must be above 0 and at most 1 (0.4 is 40%).")
+        raise ConfigError(f"the MFU is {mfu}; expected a number above 0 and at most 1 (0.4 is 40%).")
     return tokens * flops_per_token / (gpus * peak * mfu) / 3600
 
 

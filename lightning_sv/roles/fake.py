@@ -118,7 +118,7 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
     except ValueError as error:
         raise ConfigError(f"{file} is no JSON ({error}); give a model's directory or its config.json.") from error
     if not isinstance(written, dict) or not isinstance(written.get("model_type"), str):
-        raise ConfigError(f"{file} has no 'model_type'; it must be the config.json of a transformers model.")
+        raise ConfigError(f"{file} has no 'model_type'; expected the config.json of a transformers model.")
     for key, value in _counts(written):
         if value > MAX_LAYERS:
             raise ConfigError(f"{file}: {key} is {value}; expected at most {MAX_LAYERS}. Correct the configuration.")

@@ -78,7 +78,7 @@ class Run:
         data = self.config.get("data")
         value = data.get("seq_len") if isinstance(data, Mapping) else None
         if not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{self.dir / CONFIG}: data.seq_len is {value!r}; it must be a whole number above 0.")
+            raise ConfigError(f"{self.dir / CONFIG}: data.seq_len is {value!r}; expected a whole number above 0.")
         return value
 
     @property

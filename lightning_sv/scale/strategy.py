@@ -252,7 +252,7 @@ def _imported(token: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # whatever the user's module raises when it is imported
         raise ConfigError(
-            f"scale token {token!r} cannot be imported ({error}); it must read 'package.module:Name' "
+            f"scale token {token!r} cannot be imported ({error}); expected 'package.module:Name' "
             "with the package on PYTHONPATH."
         ) from error
 

@@ -202,7 +202,7 @@ class HeadShared(ScaleVector):
         return g.repeat(*(1 for _ in self.batch_dims), self.n_head)
 
     def set_gamma(self, gamma: Tensor) -> None:
-        """Set g; it must be the same for every head."""
+        """Set g; gamma must be the same for every head."""
         g = gamma.unflatten(-1, (self.n_head, self.vector.d))
         if (g != g[..., :1, :]).any():
             raise ConfigError("one scale vector for all heads cannot represent different ones; leave out share_heads.")

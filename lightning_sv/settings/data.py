@@ -51,7 +51,7 @@ class Batches:
         for key in ("seq_len", "global_batch", "micro_batch", "validations", "val_sequences", "num_workers"):
             value, least = getattr(self, key), int(key != "num_workers")
             if value is not None and value < least:
-                raise ConfigError(f"data.{key} is {value}; it must be at least {least}.")
+                raise ConfigError(f"data.{key} is {value}; expected at least {least}.")
         if self.num_workers > _MOST_WORKERS:
             raise ConfigError(f"data.num_workers is {self.num_workers}; expected a number from 0 to {_MOST_WORKERS}.")
 

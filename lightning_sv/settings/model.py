@@ -52,7 +52,7 @@ class Pretraining:
 
     def __post_init__(self) -> None:
         if self.tokens_per_param <= 0:
-            raise ConfigError(f"model.tokens_per_param is {self.tokens_per_param}; it must be positive.")
+            raise ConfigError(f"model.tokens_per_param is {self.tokens_per_param}; expected a number above 0.")
         self.strategy = ScaleStrategy.parse(self.scale)
         self.lr = self.optim.lr or tuned_lr(self.config.name, self.optim.name, self.schedule.name, self.strategy)
         # Before any data is touched: strategy and optimizer fit the sizes, and the number of parameters.

@@ -53,7 +53,8 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[Pretrainin
         # an argument on the command line comes beside those of the class, which is not imported here
         within = {key: strategy.pop(key) for key in set(strategy) - {"class_path", "init_args"}}
         if "class_path" not in strategy:
-            raise ConfigError(f"trainer.strategy is {within}; expected a class_path beside arguments of a class.")
+            keys = " ".join(f"trainer.strategy.init_args.{key}" for key in within)
+            raise ConfigError(f"{keys} is set, but trainer.strategy names no class; expected a class_path as well.")
         strategy["init_args"] = strategy.get("init_args", {}) | within
     if check_corpus:
         made.data.check(made.model.config.vocab_size)

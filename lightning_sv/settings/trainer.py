@@ -123,7 +123,7 @@ def check_trainer_keys(given: Any) -> None:
             "or null not to clip."
         )
     if given["max_steps"] != -1 and given["max_steps"] < 1:
-        raise ConfigError(f"trainer.max_steps is {given['max_steps']}; it must be at least 1, or -1 for the budget.")
+        raise ConfigError(f"trainer.max_steps is {given['max_steps']}; expected at least 1, or -1 for the budget.")
     if str(given["precision"]) in _HALF_WEIGHTS:
         log.warning(
             "trainer.precision %s rounds small changes of a scale vector near 1 away; bf16-mixed keeps them",

@@ -41,7 +41,7 @@ def read_as(record: type[_T], path: Path, change: Callable[[Any], None] = lambda
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {error.full_key}: {str(error).splitlines()[0]}") from error
     except (TypeError, AttributeError, KeyError) as error:
-        raise ConfigError(f"{path}: keys and values are not where they must be ({error!r}).") from error
+        raise ConfigError(f"{path} is no mapping of keys and values; expected YAML such as KEY: VALUE ({error!r}).") from error
     return made
 
 
@@ -83,7 +83,7 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:  # ValueError: a 13th month
         raise ConfigError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{where} holds a {type(content).__name__}; it must hold keys and values.")
+        raise ConfigError(f"{where} holds a {type(content).__name__}; expected keys and values.")
     return deepcopy(content)
 
 

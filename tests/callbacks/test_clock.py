@@ -29,5 +29,5 @@ def test_every_second_step_and_the_last_once_each(accumulate: int, begin: int) -
     [(TrainingMonitor, "scalars"), (BranchNorms, "branch_norms"), (RouterMonitor, "experts")],
 )
 def test_a_distance_below_one_is_refused(callback: Any, key: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{key}\.every_n_steps is 0; it must be at least 1\.$"):
+    with pytest.raises(ValueError, match=rf"^{key}\.every_n_steps is 0;"):
         callback(every_n_steps=0)

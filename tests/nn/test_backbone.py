@@ -124,7 +124,7 @@ def test_causal_and_document_masks(config: BackboneConfig) -> None:
         ({"router": {"balance": "bias"}}, "router is set, but n_expert is 0"),
         ({"n_expert": 4, "n_expert_active": 1}, "n_expert_active"),
         ({"n_expert": 8, "n_expert_shared": 0, "router": {"gate_shared": True}}, "gate_shared needs a shared expert"),
-        ({"router": {"balance_coef": float("nan")}}, "router.balance_coef is nan; it must be finite"),
+        ({"router": {"balance_coef": float("nan")}}, "router.balance_coef is nan; "),
         ({"router": {"balance": "auction"}}, "router.balance 'auction' is unknown; known: loss bias none"),
         ({"router": {"z_coef": -1.0}}, "router.z_coef is -1.0"),
     ],

@@ -131,7 +131,7 @@ class LastCheckpoint(Checkpoint):
 
     def __init__(self, every_n_steps: int = 500, keep: int = 1, best: bool = False):
         if keep < 1:
-            raise ConfigError(f"checkpoint.keep is {keep}; it must be at least 1.")
+            raise ConfigError(f"checkpoint.keep is {keep}; expected at least 1.")
         self._clock = StepTrigger("checkpoint.every_n_steps", every_n_steps)
         self.keep, self.best = keep, best
         self.path: Path | None = None
