@@ -1,4 +1,4 @@
-"""Evaluation of figures: load their runs, pool arms that scatter alike, decide every claim, correct for their number."""
+"""Evaluation: load the runs of figures, pool arms that scatter alike, decide every claim, correct for their number."""
 
 from collections.abc import Sequence
 from dataclasses import replace
