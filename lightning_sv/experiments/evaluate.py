@@ -30,7 +30,7 @@ def evaluate(plans: Sequence[FigurePlan], runs: RunStore) -> list[Figure]:
         panels = tuple(load_runs(panel, runs) for panel in plan.panels)
         warnings = dict.fromkeys(warning for panel in panels for warning in panel_warnings(panel))
         figures.append(
-            Figure(plan.spec, panels, (), tuple(warnings), "", plan.tokens_per_param, plan.budget, plan.papers_own)
+            Figure(plan.spec, panels, (), tuple(warnings), "", plan.tokens_per_param, plan.budget, plan.paper_scale)
         )
     return evaluate_claims(figures)
 
@@ -86,14 +86,14 @@ def evaluate_claims(figures: Sequence[Figure]) -> list[Figure]:
 def evaluate_claim(claim: ClaimSpec, panel: Panel, figure: Figure) -> list[Verdict]:
     """Decide a claim; if its runs or this budget cannot, say why."""
     try:
-        untrained = (panel.spec.arms[x].not_at for x in (claim.a, claim.b) if x in panel.spec.arms)
-        reasons = [of[figure.budget] for of in (claim.not_at, *untrained) if figure.budget in of]
+        untrained = (panel.spec.arms[x].skip_under for x in (claim.a, claim.b) if x in panel.spec.arms)
+        reasons = [of[figure.budget] for of in (claim.skip_under, *untrained) if figure.budget in of]
         if why_not := next(iter(reasons), panel.why_not):
             raise NotTestableError(why_not)
         found = verdicts(claim, panel)
     except NotTestableError as why:  # hours of runs stand behind the other claims
         found = [not_testable(claim, str(why).rstrip("."))]
-    return [replace(_with_papers_number(v, figure.papers_own), panel=panel.spec.title) for v in found]
+    return [replace(_with_papers_number(v, figure.paper_scale), panel=panel.spec.title) for v in found]
 
 
 def verdicts(claim: ClaimSpec, panel: Panel) -> list[Verdict]:
@@ -167,10 +167,10 @@ def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
     )
 
 
-def _with_papers_number(verdict: Verdict, papers_own: bool) -> Verdict:
+def _with_papers_number(verdict: Verdict, paper_scale: bool) -> Verdict:
     """A verdict that says whether its interval holds the paper's number, where runs are of its models and tokens."""
     value, low, high = verdict.paper_value, verdict.low, verdict.high
-    if not papers_own or value is None or low is None or high is None:
+    if not paper_scale or value is None or low is None or high is None:
         return replace(verdict, paper_value=None)
     inside = low <= value <= high
     words = f"{verdict.sentence[:-1]}; the paper's {value:+g} lies {'inside' if inside else 'outside'}."
