@@ -188,7 +188,7 @@ def test_that_pairs_cannot_show_equality_is_said_before_training(conf: Path) -> 
     path = conf / "paper/budgets/cpu.yaml"
     text = path.read_text()
     for scatter, pairs in ((0.005, None), (0.02, 69)):
-        path.write_text(text.replace("{config: tiny,", f"{{config: tiny, scatter: {scatter},"))
+        path.write_text(text.replace("{config: tiny,", f"{{config: tiny, residual_std: {scatter},"))
         (panel,) = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf)).panels
         said = [f"where arms are equal {pairs} pairs show it" in words for words in panel.warnings]
         assert said == [True] * (pairs is not None)
