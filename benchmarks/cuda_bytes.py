@@ -32,7 +32,7 @@ from benchmarks.byte_count import Count, EagerBytes, add_program, extrapolated, 
 from benchmarks.fake_cuda import H200, recorded, usable
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.nn.cross_entropy import CHUNK
-from lightning_sv.scale.pieces import as_on_a_gpu
+from lightning_sv.scale.row_chunks import unchunked
 from lightning_sv.settings.parse import parse_run
 
 ROOT = Path(__file__).parent.parent
@@ -66,7 +66,7 @@ def depth_of(model: str, strategy: str) -> int:
 def passes(model: str, strategy: str, layers: list[int], more: Sequence[str] = ()) -> list[Count]:
     """Count a forward and backward pass of the first micro-batch, for each number of layers."""
     counts = []
-    with recorded() as programs, as_on_a_gpu(CHUNK), patch("lightning_sv.nn.kernels.use.unusable", lambda: None):
+    with recorded() as programs, unchunked(CHUNK), patch("lightning_sv.nn.kernels.select.unusable", lambda: None):
         for n in layers:
             count = Count()
             run, data, trainer = parse_run(arguments(model, strategy, n, more), check_corpus=False)
@@ -76,7 +76,7 @@ def passes(model: str, strategy: str, layers: list[int], more: Sequence[str] = (
                 run.config,
                 str(run.strategy),
                 optim=run.optim,
-                compile=run.compile_how,
+                compile=run.compile,
                 activation_checkpointing=run.activation_checkpointing,
                 residual=run.residual,
                 kernels=run.kernels,

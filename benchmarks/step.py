@@ -29,7 +29,7 @@ from benchmarks.peers import PEERS, VARIANTS
 from benchmarks.step_table import markdown
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.interop.hf import to_hugging_face
-from lightning_sv.nn.compiling import INDUCTOR
+from lightning_sv.nn.compile import INDUCTOR
 from lightning_sv.runs.provenance import Provenance
 
 HEADS = {256: 4, 768: 12}
@@ -153,9 +153,9 @@ def record(
 
 def reading(folder: str, seq_len: int = 64, batch: int = 8) -> float:
     """Return tokens a second of reading a prepared corpus, batches made."""
-    from lightning_sv.corpus import Share, TokenLoader, open_split
+    from lightning_sv.corpus import RankShare, TokenLoader, open_split
 
-    loader = TokenLoader(open_split(folder, "train", seq_len=seq_len), Share(batch, batch))
+    loader = TokenLoader(open_split(folder, "train", seq_len=seq_len), RankShare(batch, batch))
     iterator = iter(loader)
     next(iterator)
     began, n = time.perf_counter(), 0

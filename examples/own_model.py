@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_sv.optim import parameter_groups
+from lightning_sv.optim import role_groups
 from lightning_sv.scale import Branch, ScaleBuilder, ScaleStrategy
 
 D, N_HEAD, N_KEY_HEAD, N_LAYER, SEQ_LEN, BATCH = 64, 8, 2, 2, 64, 16
@@ -90,7 +90,7 @@ def train(scale: str, rows: Tensor, steps: int) -> float:
     torch.manual_seed(0)
     model = ByteModel(build)
     build.finish()  # warns where a simpler strategy gives the same model
-    groups = [group.options("adamw", 0.1) for group in parameter_groups(model, strategy.decayed_roles)]
+    groups = [group.options("adamw", 0.1) for group in role_groups(model, strategy.decayed_roles)]
     optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps, pct_start=0.1, cycle_momentum=False)
     for step in range(steps):

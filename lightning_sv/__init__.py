@@ -11,6 +11,7 @@ from lightning_sv.version import __version__
 if TYPE_CHECKING:
     from lightning_sv.callbacks import BranchNorms, Preconditioner, RouterMonitor, Sharpness, TrainingMonitor
     from lightning_sv.interop import apply_strategy, fold_applied, param_groups, weight_decay_roles
+    from lightning_sv.lit.cli import PretrainCLI
     from lightning_sv.lit.data import TokenDataModule
     from lightning_sv.lit.module import PretrainModule
     from lightning_sv.lit.text_samples import TextSamples
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 #: public name -> its module, imported on first use (PEP 562): commands that build no model start without torch
 _HOMES = {
-    "PretrainModule": "lit.module", "TokenDataModule": "lit.data", "TextSamples": "lit.text_samples",
+    "PretrainCLI": "lit.cli", "PretrainModule": "lit.module",
+    "TokenDataModule": "lit.data", "TextSamples": "lit.text_samples",
     **dict.fromkeys(("BranchNorms", "Preconditioner", "RouterMonitor", "Sharpness", "TrainingMonitor"), "callbacks"),
     **dict.fromkeys(("Backbone", "BackboneConfig"), "nn"),
     **dict.fromkeys(("RMSNorm", "ScaleOptions", "ScaleStrategy", "ScaledLinear"), "scale"),
@@ -34,6 +36,7 @@ __all__ = [
     "BackboneConfig",
     "BranchNorms",
     "Preconditioner",
+    "PretrainCLI",
     "PretrainModule",
     "RMSNorm",
     "RouterMonitor",

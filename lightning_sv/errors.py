@@ -16,6 +16,19 @@ class RunError(RuntimeError):
     """Report that a run or a program that it starts has failed; the command line exits with 1."""
 
 
+class StoppedError(Exception):
+    """The run was asked to stop by a signal, and stopped after a step with a checkpoint.
+
+    Attributes:
+        code: exit status of the program
+        requeue: whether SLURM is asked to start the job again
+    """
+
+    def __init__(self, step: int, code: int, requeue: bool):
+        super().__init__(f"stopped after step {step}, as asked by a signal")
+        self.code, self.requeue = code, requeue
+
+
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """Return the sentence that lists the known names and suggests the nearest one."""
     names = list(known)

@@ -1,7 +1,7 @@
-"""Launches of two ranks without their imports: what torchrun does, by fork from one process that is kept.
+"""Launches of a few ranks without their imports: what torchrun does, by fork from one process that is kept.
 
 `python -m tests.launch` has imported all that a fit needs and has run nothing. For every line of its stdin it forks a
-store (torchrun's agent has one) and two ranks, which run a module as `python -m` does and leave through the
+store (torchrun's agent has one) and the ranks, which run a module as `python -m` does and leave through the
 interpreter's own end, and writes a line with their exit codes. A rank that crashes below Python says where.
 """
 
@@ -21,8 +21,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-RANKS = 2
-
 
 class Ended(NamedTuple):
     """Exit codes of the ranks, minus its number for a signal, and what each wrote."""
@@ -32,17 +30,17 @@ class Ended(NamedTuple):
 
     @property
     def fine(self) -> bool:
-        return self.codes == [0] * RANKS
+        return not any(self.codes)
 
     def __str__(self) -> str:
         return f"exit codes {self.codes}\n" + "\n".join(log[-6000:] for log in self.logs)
 
 
-def launch(module: str, *args: str, logs: Path, seconds: float) -> Ended:
-    """Run `module` on two ranks; after `seconds` what is left of them is aborted, and says where it was."""
+def launch(module: str, *args: str, logs: Path, seconds: float, ranks: int = 2) -> Ended:
+    """Run `module` on so many ranks; after `seconds` what is left of them is aborted, and says where it was."""
     server = _server()
     assert server.stdin is not None and server.stdout is not None
-    files = [logs / f"rank{rank}.log" for rank in range(RANKS)]
+    files = [logs / f"rank{rank}.log" for rank in range(ranks)]
     asked = {"module": module, "args": args, "cwd": str(Path.cwd()), "logs": list(map(str, files)), "seconds": seconds}
     print(json.dumps(asked), file=server.stdin, flush=True)
     codes = json.loads(server.stdout.readline())
@@ -70,7 +68,7 @@ def _serve() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         store, port = _fork_store()
-        codes = _finish([_fork(rank, port, asked) for rank in range(RANKS)], asked["seconds"])
+        codes = _finish([_fork(rank, port, asked) for rank in range(len(asked["logs"]))], asked["seconds"])
         os.kill(store, signal.SIGKILL)
         os.waitpid(store, 0)
         print(json.dumps(codes), flush=True)
@@ -100,7 +98,8 @@ def _fork(rank: int, port: int, asked: dict) -> int:
     log = os.open(asked["logs"][rank], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
     for stream, file in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
         os.dup2(file, stream)
-    os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": f"{RANKS}", "LOCAL_WORLD_SIZE": f"{RANKS}"}
+    ranks = len(asked["logs"])
+    os.environ |= {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": f"{ranks}", "LOCAL_WORLD_SIZE": f"{ranks}"}
     os.environ |= {"GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
     os.environ |= {"TORCHELASTIC_RUN_ID": "launch", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     rank_zero_only.rank = rank  # type: ignore[attr-defined]  # Lightning reads RANK when it is imported

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import TypeCheckError, install_import_hook
 
 with install_import_hook(["lightning_sv.scale", "lightning_sv.nn"], "beartype.beartype"):
-    from lightning_sv.nn import Backbone, BackboneConfig, document_numbers, next_token_loss
+    from lightning_sv.nn import Backbone, BackboneConfig, document_ids, next_token_loss
     from lightning_sv.scale import ScaleOptions
     from lightning_sv.scale.fold import effective_weight, scaled_product
 
@@ -31,7 +31,7 @@ def every_model(builds: Sequence[str]) -> int:
             if family is GEMMA and "dnp" in build:
                 continue
             model = Backbone(replace(CONFIG, **family), build, ScaleOptions(share_scale_out=n % 2 == 1))
-            model(tokens[:, :-1], document_numbers(tokens[:, :-1], eot=0))
+            model(tokens[:, :-1], document_ids(tokens[:, :-1], eot=0))
             model(tokens[:, :-1], targets=tokens[:, 1:]).backward()
             n += 1
     return n
@@ -48,7 +48,7 @@ def what_torch_lets_pass() -> None:
     with pytest.raises(TypeCheckError):
         next_token_loss(logits, torch.zeros(3, 2, dtype=torch.long))
     with pytest.raises(TypeCheckError):
-        document_numbers(torch.zeros(2, 3), eot=0)
+        document_ids(torch.zeros(2, 3), eot=0)
 
 
 if __name__ == "__main__":

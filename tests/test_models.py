@@ -7,7 +7,7 @@ import yaml
 
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import tuned_lr
-from lightning_sv.plan.parameters import PAPER_FIGURES, ledger
+from lightning_sv.plan.parameters import PAPER_FIGURES, count_parameters
 from lightning_sv.scale import ScaleStrategy
 
 ROOT = Path(__file__).parent.parent
@@ -21,7 +21,7 @@ def row(path: Path) -> list[str]:
     """One line of the table: parameters of `llama`, the learning rate of AdamW and cos."""
     content = yaml.safe_load(path.read_text())
     config = BackboneConfig(**content["model"]["backbone"])
-    counted = ledger(config, "llama").figures
+    counted = count_parameters(config, "llama").figures
     experts = f"{config.n_expert_active} of {config.n_expert} of {config.expert_width:,}" if config.n_expert else ""
     if config.n_expert and config.n_expert_shared:
         experts += f" + 1 of {config.ffn_width:,}"

@@ -8,8 +8,11 @@ import signal
 import sys
 import tempfile
 from argparse import ArgumentParser
+from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
+
+from benchmarks.gpu.process import ROOT
 
 #: the oldest torch that this project runs on
 OLDEST = (2, 11)
@@ -41,6 +44,15 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     work = Path(options.work or Path(tempfile.gettempdir()) / "lightning_sv_gpu").resolve()
     out = Path(options.out).resolve()
+    for option, folder in {"--out": out, "--work": work}.items():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            print(f"error: {option} {folder} cannot be written ({error.strerror}); name another.", file=sys.stderr)
+            return 2
+    if missing := _missing():
+        print(missing, flush=True)
     cache.set_place(work)
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     print(cache.load(out / cache.FILE), flush=True)
@@ -61,6 +73,26 @@ def main(argv: list[str] | None = None) -> int:
 def _stop(*_: object) -> NoReturn:
     """End the stages, and write the page."""
     sys.exit(128 + signal.SIGTERM)
+
+
+def _missing() -> str | None:
+    """Name the packages that are not installed here, and how to carry their wheels to a machine without a network."""
+    lock = (ROOT / "requirements/lock.txt").read_text().splitlines()
+    installed = {_normal(found.metadata["Name"]) for found in metadata.distributions()}
+    missing = [pin for pin in lock if "==" in pin and _normal(pin.partition("==")[0]) not in installed]
+    if not missing:
+        return None
+    names = " ".join(pin.partition("==")[0] for pin in missing)
+    return (
+        f"not installed: {names}; stages that need them fail. To carry them here, on a machine with a network\n"
+        f"    python -m pip download --no-deps -d wheels {' '.join(missing)}\n"
+        f"and here\n    {sys.executable} -m pip install --no-deps --no-index --find-links wheels {names}"
+    )
+
+
+def _normal(name: str) -> str:
+    """The name of a package as an index has it."""
+    return name.lower().replace("_", "-").replace(".", "-")
 
 
 def _problem(device: str) -> str | None:

@@ -38,7 +38,7 @@ def _table(head: list[str], rows: Iterable[Iterable[object]]) -> list[str]:
     return lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
 
 
-def _get(row: Figures, key: str, form: str, scale: float = 1.0) -> str:
+def _get(row: Figures, key: str, form: str, scale: float = 1) -> str:
     value = row.get(key)
     return "" if value is None else format(value * scale, form)
 
@@ -130,7 +130,8 @@ def _overhead(found: Figures) -> list[str]:
         rows = []
         for name, row in table.get("rows", {}).items():
             interval = f"{row['low']:.4f} to {row['high']:.4f}" if "low" in row else ""
-            cells = [_get(row, "ms", ".2f"), _get(row, "ratio", ".4f"), interval, _get(row, "peak_mib", ",.0f")]
+            cells = [_get(row, "ms", ".2f"), _get(row, "ratio", ".4f"), interval, _get(row, "rounds", "d")]
+            cells.append(_get(row, "peak_mib", ",.0f"))
             cells += [
                 _get(row, "tokens_per_s", ",.0f"),
                 _get(row, "mfu", ".1f", 100),
@@ -138,7 +139,7 @@ def _overhead(found: Figures) -> list[str]:
             ]
             rows.append([name, *cells, _get(row, "first_step_s", ".1f")])
         lines += ["", f"Micro-batch {table['micro_batch']}, {table['tokens']:,} tokens a step, optimizer included:", ""]
-        head = ["", "ms", f"time / {table.get('reference', 'first')}", "95%", "peak MiB", "tokens/s", "MFU %"]
+        head = ["", "ms", f"time / {table.get('reference', 'first')}", "95%", "rounds", "peak MiB", "tokens/s", "MFU %"]
         lines += _table([*head, "of measured %", "first step s"], rows)
     for name, why in found.get("left_out", {}).items():
         lines += ["", f"Left out: {name}: {why}"]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.gpu.sizes import Size
 from benchmarks.gpu.trainee import Trainee, draw_tokens, step_of
-from benchmarks.peers import Builder, hugging_face, litgpt, torchtitan
+from benchmarks.peers import VARIANTS, Builder, hugging_face, litgpt, torchtitan
 from lightning_sv.nn import activated_parameters, flops_per_token, meta_backbone
 
 
@@ -79,4 +79,5 @@ PEERS: dict[str, Callable[[Size, Tensor, torch.device, bool], Made]] = {
     "Hugging Face liger": _hugging_face_liger,
     "litgpt compiled": partial(_of, litgpt),
     "torchtitan compiled": partial(_of, torchtitan),
+    "litgpt compiled, loss in one": partial(_of, VARIANTS["litgpt, loss in one"]),
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.process import ROOT, Running, Task, read_json, write_json
-from lightning_sv.nn.gpus import GPUS
+from lightning_sv.nn.gpus import gpu_of_card
 from lightning_sv.runs.provenance import Provenance
 
 REPORT = "report.json"
@@ -37,6 +37,7 @@ class Stage:
 #: those that compile a whole model come last: at 1B that alone would take the stage's time
 PEER_ARMS = (
     "llama", "Hugging Face", "Hugging Face liger", "Hugging Face compiled", "litgpt compiled", "torchtitan compiled",
+    "litgpt compiled, loss in one",
 )  # fmt: skip
 STAGES = (
     Stage("ceilings", "benchmarks.gpu.stages.ceilings:run", 45),
@@ -156,9 +157,12 @@ class Runner:
     def _known(self) -> dict[str, Any]:
         """What later stages use of earlier ones: the card's peak by its data sheet, the measured one, and where to."""
         figures = self.report["stages"].get("ceilings", {}).get("figures", {})
-        name = figures.get("versions", {}).get("device", "").lower()
-        listed = next((gpu.bf16 / 1e12 for gpu in GPUS if gpu.name.partition("-")[0] in name), None)
-        return {"peak_tflops": listed, "measured_tflops": figures.get("bf16_tflops"), "out": str(self.out)}
+        gpu = gpu_of_card(figures.get("versions", {}).get("device", ""))
+        return {
+            "peak_tflops": gpu and gpu.bf16 / 1e12,
+            "measured_tflops": figures.get("bf16_tflops"),
+            "out": str(self.out),
+        }
 
     def _write(self) -> None:
         self.report["made"]["seconds"] = round(time.monotonic() - self.began, 1)

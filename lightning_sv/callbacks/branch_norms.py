@@ -10,7 +10,7 @@ from lightning_sv.callbacks.scaled_branches import check_scaled, means_over_laye
 from lightning_sv.callbacks.step_trigger import StepTrigger
 from lightning_sv.callbacks.tensorboard_layout import Pages, chart_layout
 from lightning_sv.callbacks.training_monitor import write_scalars
-from lightning_sv.optim import gathered
+from lightning_sv.optim import full_tensor
 from lightning_sv.scale.fold import effective_weight
 
 
@@ -35,7 +35,7 @@ def branch_norms(model: nn.Module) -> dict[str, Tensor]:
 
 def _norms(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the norms of one branch; the last axes are its own, a leading one counts experts."""
-    weight = gathered(weight)
+    weight = full_tensor(weight)
     effective = torch.linalg.matrix_norm(effective_weight(weight, gammas.get("in"), gammas.get("out")))
     out = {"W": torch.linalg.matrix_norm(weight).mean(), "effective": effective.mean()}
     if effective.ndim:

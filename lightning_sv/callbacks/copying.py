@@ -13,7 +13,7 @@ from lightning_sv.callbacks.step_trigger import StepTrigger
 from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.callbacks.training_monitor import pause_throughput, write_scalars
 from lightning_sv.errors import ConfigError
-from lightning_sv.nn import document_numbers
+from lightning_sv.nn import document_ids
 from lightning_sv.scale.shapes import Bool, Float, Int
 
 #: tokens of one forward pass, whose logits are kept as float32
@@ -64,7 +64,7 @@ def token_losses(model: nn.Module, block: Int[Tensor, "B S"], eot: int | None = 
     losses = []
     for part in block.split(max(1, TOKENS_PER_PASS // block.shape[1])):
         tokens, targets = part[:, :-1], part[:, 1:]
-        documents = () if eot is None else (document_numbers(tokens, eot),)
+        documents = () if eot is None else (document_ids(tokens, eot),)
         log_p = model(tokens, *documents).float().log_softmax(-1)
         losses.append(-log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1))
     return torch.cat(losses)
@@ -182,7 +182,7 @@ class CopyingMonitor(L.Callback):
         was_training = model.training
         model.eval()
         # Other shapes than the trained one would be compiled each, and the training step perhaps anew.
-        compiled = settings is not None and settings.compile_how != "none"
+        compiled = settings is not None and settings.compile != "none"
         with (
             torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
             trainer.precision_plugin.forward_context(),

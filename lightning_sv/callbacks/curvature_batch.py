@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.nn import Backbone, BackboneConfig, activated_parameters, flops_per_token, meta_backbone
-from lightning_sv.optim import PARAMETER_ROLES, gathered, parameter_roles
+from lightning_sv.optim import PARAMETER_ROLES, full_tensor, parameter_roles
 from lightning_sv.scale import BranchGroup, RMSNorm, ScaledLinear, ScaleVector
 
 #: subset -> the parameters it holds; those of a role that a model lacks are empty
@@ -130,7 +130,7 @@ def plain_copy(source: nn.Module, meta: Backbone, device: torch.device, *, keep:
     assert copy is None or state.keys() == target.keys()
     with torch.no_grad():
         for key, value in state.items():
-            whole = gathered(value)
+            whole = full_tensor(value)
             if copy is not None:
                 target[key].copy_(whole)
     return copy

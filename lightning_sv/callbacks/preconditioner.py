@@ -16,7 +16,7 @@ from lightning_sv.callbacks.tensorboard_layout import BRANCH_PAGES, Pages
 from lightning_sv.callbacks.training_monitor import axis, pause_throughput, write_scalars
 from lightning_sv.curvature import column_eigenvalues, gamma_figures, scale_field
 from lightning_sv.errors import ConfigError
-from lightning_sv.optim import gathered
+from lightning_sv.optim import full_tensor
 
 #: how many quantiles of each side stand for it in the histogram of a field
 _GRID = 64
@@ -36,7 +36,7 @@ def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
     out: dict[str, Tensor] = {}
     with torch.no_grad():
         for where, weight, sides in _scaled(model):
-            gammas = {side: gathered(vector()) for side, vector in sides.items()}
+            gammas = {side: full_tensor(vector()) for side, vector in sides.items()}
             if weight is not None:
                 out |= {f"{where}/{key}": value for key, value in _field(weight, gammas).items()}
             for side, gamma in gammas.items():
@@ -44,7 +44,7 @@ def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
                 for key in ("drift", "dead", "negative"):
                     out[f"{where}/{key}_{side}"] = _mean([getattr(figure, key) for figure in figures])
                 if (beta := _beta(sides[side])) is not None:
-                    out[f"{where}/beta_{side}"] = gathered(beta).mean().double().cpu()
+                    out[f"{where}/beta_{side}"] = full_tensor(beta).mean().double().cpu()
     return out | means_over_layers(out)
 
 
@@ -59,7 +59,7 @@ def beta_gradients(model: nn.Module) -> dict[str, Tensor]:
         for side, vector in sides.items():
             beta = _beta(vector)
             if beta is not None and beta.grad is not None:
-                out[f"{where}/beta_{side}_grad"] = gathered(beta.grad).abs().mean().double().cpu()
+                out[f"{where}/beta_{side}_grad"] = full_tensor(beta.grad).abs().mean().double().cpu()
     return out | means_over_layers(out)
 
 
@@ -75,7 +75,7 @@ def _beta(vector: Any) -> Tensor | None:
 
 
 def _field(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
-    weight, out = gathered(weight), {}
+    weight, out = full_tensor(weight), {}
     for side, gamma in gammas.items():
         low, high = column_eigenvalues(weight if side == "in" else weight.mT, gamma)
         out[f"eig_low_{side}"] = low.amin(-1).mean().double().cpu()
@@ -181,7 +181,7 @@ class Preconditioner(L.Callback):
         loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         at = torch.linspace(0, 1, _GRID, dtype=torch.float64)
         for where, weight, sides in _scaled(self._model):
-            gammas = {side: gathered(vector()).detach().double().cpu() for side, vector in sides.items()}
+            gammas = {side: full_tensor(vector()).detach().double().cpu() for side, vector in sides.items()}
             values = {f"gamma_{side}": gamma for side, gamma in gammas.items()}
             if weight is not None:
                 quantiles = [g.abs().flatten().quantile(at).log10() for g in gammas.values()]

@@ -11,8 +11,8 @@ from torch.nn.utils import parametrize
 
 from lightning_sv.callbacks.run_state import model_of
 from lightning_sv.errors import ConfigError
-from lightning_sv.optim import gathered
-from lightning_sv.scale import BranchGroup, output_norms
+from lightning_sv.optim import full_tensor
+from lightning_sv.scale import output_norms, scaled_linears
 
 
 class ScaledBranch(NamedTuple):
@@ -30,23 +30,21 @@ class ScaledBranch(NamedTuple):
 
     def gammas(self) -> dict[str, Tensor]:
         """Return side -> gamma; of sharded vectors, a collective."""
-        return {side: gathered(vector()) for side, vector in self.vectors.items()}
+        return {side: full_tensor(vector()) for side, vector in self.vectors.items()}
 
 
 def scaled_branches(model: nn.Module) -> list[ScaledBranch]:
     """Return every branch and output norm of `model`, in its order."""
     return [
         ScaledBranch(name, weight, {side: vector for side, vector in vectors.items() if vector is not None})
-        for name, weight, vectors in (*_of_groups(model), *_of_norms(model), *_of_applied(model))
+        for name, weight, vectors in (*_of_linears(model), *_of_norms(model), *_of_applied(model))
     ]
 
 
-def _of_groups(model: nn.Module) -> Iterator[tuple[str, Tensor | None, dict[str, Any]]]:
-    for path, module in model.named_modules():
-        if isinstance(module, BranchGroup):
-            for name, branch in module.branches():
-                scale_in, scale_out = module.vectors(name)
-                yield f"{place_of(path)}/{name}", branch.weight, {"in": scale_in, "out": scale_out}
+def _of_linears(model: nn.Module) -> Iterator[tuple[str, Tensor | None, dict[str, Any]]]:
+    for path, branch, (scale_in, scale_out) in scaled_linears(model):
+        name = f"{place_of(path)}/{path.rpartition('.')[2]}"
+        yield name, branch.weight, {"in": scale_in, "out": scale_out}
 
 
 def _of_norms(model: nn.Module) -> Iterator[tuple[str, Tensor | None, dict[str, Any]]]:

@@ -25,7 +25,7 @@ from lightning_sv.callbacks.tensorboard_layout import Pages
 from lightning_sv.callbacks.training_monitor import pause_throughput, write_scalars
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, Product, hutchinson, lanczos
 from lightning_sv.errors import ConfigError
-from lightning_sv.nn import document_numbers, next_token_loss
+from lightning_sv.nn import document_ids, next_token_loss
 
 log = logging.getLogger(__name__)
 
@@ -246,7 +246,7 @@ class Sharpness(L.Callback):
             return {}
         assert self._blocks is not None
         tokens, targets = self._blocks[:, :-1], self._blocks[:, 1:]
-        documents = document_numbers(tokens, data.eot) if settings.mask_documents else None
+        documents = document_ids(tokens, data.eot) if settings.mask_documents else None
         with torch.autocast(pl_module.device.type, enabled=False):
             return self._measure(parameter_subsets(model), lambda: next_token_loss(model(tokens, documents), targets))
 

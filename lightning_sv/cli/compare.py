@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 
@@ -26,10 +25,11 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         ConfigError: what makes no comparison, or what `fit` would refuse
     """
     parser = PlainParser(
-        prog="lightning-sv compare",
-        description="Train a baseline A and one or several other strategies on the same seeds and data order, and "
+        "compare",
+        "Train a baseline A and one or several other strategies on the same seeds and data order, and "
         "compare each of them with A in pairs. Arguments that are not listed here go to `fit` of every arm "
         "(--config, any key).",
+        json="Print the figures as JSON on stdout.",
     )
     parser.add_argument("--a", required=True, help="Strategy compared with, usually llama.")
     parser.add_argument("--b", required=True, nargs="+", help="Strategies in question, each compared with A.")
@@ -40,13 +40,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--b_args", default="", help="Arguments of every B, not of A.")
     parser.add_argument("--a_label", help="Name of A in table and chart; the strategy by default.")
     parser.add_argument("--b_label", nargs="+", help="Names of the B, one each, in their order.")
-    parser.add_argument(
-        "--out", type=Path, help="Directory, of its runs too; runs/compare/MODEL-DATA/A_vs_B_B... by default."
-    )
-    parser.add_argument(
-        "--jobs", type=number(int, most=1000), help="Runs at a time; one a core, four at most, by default."
-    )
-    parser.add_argument("--json", action="store_true", help="Print the figures as JSON on stdout.")
+    parser.add_places("Directory, of its runs too; runs/compare/MODEL-DATA/A_vs_B_B... by default.")
     options, shared = parser.parse_known_args(argv)
     a = asked(options.a, options.a_args, options.a_label)
     labels = options.b_label or [None] * len(options.b)

@@ -19,15 +19,15 @@ from lightning_sv.settings.plain_parser import PlainParser
 def run(argv: list[str]) -> int:
     """Parse the arguments of `export`, write and compare the folder, say what it is; return the exit code."""
     parser = PlainParser(
-        prog="lightning-sv export",
-        description="Write a trained model for Hugging Face's transformers: weights with the scale vectors folded in, "
+        "export",
+        "Write a trained model for Hugging Face's transformers: weights with the scale vectors folded in, "
         "config, tokenizer, model card. Its logits are compared with the run's before it says done.",
+        json="Print what was written as JSON.",
     )
     parser.add_argument("run", type=Path, help="A run directory.")
     parser.add_argument("dir", type=Path, help="Where to write; new or empty.")
     parser.add_argument("--to", choices=["hf"], default="hf", help="The format.")
     parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE", help="Modules its strategy may import.")
-    parser.add_argument("--json", action="store_true", help="Print what was written as JSON.")
     options = parser.parse_args(argv)
     check_unused(options.dir)
     _quiet(transformers())

@@ -12,7 +12,7 @@ from lightning_sv.settings.plain_parser import PlainParser, number
 
 def run(argv: list[str]) -> int:
     """Parse the arguments of `generate`, sample, print the text; return the exit code."""
-    parser = PlainParser(prog="lightning-sv generate", description="Continue a prompt.")
+    parser = PlainParser("generate", "Continue a prompt.", json="Print prompt and continuation as JSON.")
     parser.add_argument("run", type=Path, help="A run directory, or a checkpoint in one.")
     parser.add_argument("--prompt", default="", help="Text to continue; empty starts a document.")
     parser.add_argument("--tokens", type=number(int, most=1_000_000), default=120, help="Tokens to sample at most.")
@@ -22,7 +22,6 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument("--seed", type=number(int, 0, 2**63 - 1), default=0, help="Of the sampling.")
     parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE", help="Modules its strategy may import.")
-    parser.add_argument("--json", action="store_true", help="Print prompt and continuation as JSON.")
     options = parser.parse_args(argv)
     trained = read_run(run_dir_of(options.run), complete=False)
     model, tokenizer = load_trained(options.run, options.allow)

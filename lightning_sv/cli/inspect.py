@@ -44,15 +44,15 @@ one γ for each (hg) has something to give."""
 def run(argv: list[str]) -> int:
     """Parse the arguments of `inspect`, read the vectors, show and draw them."""
     parser = PlainParser(
-        prog="lightning-sv inspect",
-        description="The scale vectors of a trained model by role and depth: a table, a picture, JSON. Reads a folder "
+        "inspect",
+        "The scale vectors of a trained model by role and depth: a table, a picture, JSON. Reads a folder "
         "of transformers (config.json and safetensors, in blocks, without loading it), or a run of ours.",
+        json="Print everything as JSON.",
     )
     parser.add_argument("model", type=Path, help="A model's folder, a run directory, or a run's checkpoint.")
     parser.add_argument("--png", type=Path, help="Where to draw them.")
     parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code that lies beside it.")
     parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE", help="Modules a run's strategy may import.")
-    parser.add_argument("--json", action="store_true", help="Print everything as JSON.")
     options = parser.parse_args(argv)
     if options.png is not None and options.png.suffix != ".png":
         raise ConfigError(f"--png {options.png}: name a file that ends in .png.")

@@ -119,7 +119,12 @@ def cli() -> None:
         code: Any = main()
     except SystemExit as end:  # of a parser, after --help
         code = end.code
+    except Exception:
+        traceback.print_exc()
+        code = 1
     code = _flush(code)
+    if code and (ranks := sys.modules.get("lightning_sv.lit.ranks")):
+        ranks.end_at_once(code)
     gc.freeze()  # at its end the interpreter would look through all that was imported: a second for nothing
     sys.exit(code)
 

@@ -27,7 +27,7 @@ from lightning_sv.runs.launch import default_parallel
 from lightning_sv.runs.recorded import read_recorded
 from lightning_sv.runs.slurm import array_script, submit
 from lightning_sv.settings.parse import parse_run
-from lightning_sv.settings.plain_parser import PlainParser, number
+from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.settings.words import read_words
 
 
@@ -42,16 +42,14 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         ConfigError: an unknown figure or budget, a wrong key, or runs that cannot be compared
     """
     parser = PlainParser(
-        prog="lightning-sv paper",
-        description="Run the paper's experiments on a budget and judge its claims. Arguments that are not listed here "
+        "paper",
+        "Run the paper's experiments on a budget and judge its claims. Arguments that are not listed here "
         "are keys of `fit` for every run, e.g. --data.corpus.dir DIR.",
+        json="Print the verdicts as JSON, the rest on stderr.",
     )
     parser.add_argument("--budget", default="cpu", help=f"One of: {' '.join(budget_names())}.")
     parser.add_argument("--fig", nargs="+", default=[], help=f"Some of: {' '.join(figure_names())}; all by default.")
-    parser.add_argument("--out", type=Path, help="Directory; runs/paper/BUDGET by default.")
-    parser.add_argument(
-        "--jobs", type=number(int, most=1000), help="Runs at a time; one a core, four at most, by default."
-    )
+    parser.add_places("Directory; runs/paper/BUDGET by default.")
     parser.add_argument("--dry_run", action="store_true", help="List runs, steps, tokens a parameter and time.")
     parser.add_argument("--no_train", action="store_true", help="Judge the runs that are there.")
     parser.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
@@ -65,7 +63,6 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         action="store_true",
         help=f"Do not record the verdicts in {LOG} (a custom budget: in OUT/{LOG.name}).",
     )
-    parser.add_argument("--json", action="store_true", help="Print the verdicts as JSON, the rest on stderr.")
     options, rest = parser.parse_known_args(argv)
     ways = [f"--{name}" for name in ("dry_run", "no_train", "slurm") if getattr(options, name)]
     if len(ways) > 1:
@@ -74,8 +71,6 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         raise ConfigError(f"paper: --json prints verdicts, and with {ways[0]} there are none; leave one of them out.")
     if options.submit and not options.slurm:
         raise ConfigError("--submit submits what --slurm prints; add --slurm.")
-    if options.jobs is not None and options.jobs < 1:
-        raise ConfigError(f"--jobs is {options.jobs}; give the number of runs at a time, at least 1.")
     budget = load_budget(options.budget)
     resolver = RunResolver(budget, _keys(rest))
     figures = [

@@ -1,20 +1,19 @@
 """`lightning-sv params`: parameters of a model by role."""
 
 import json
+from dataclasses import fields
 
 from rich.console import Console
 
 from lightning_sv.nn import BackboneConfig
-from lightning_sv.plan.parameters import ledger
+from lightning_sv.plan.parameters import count_parameters
 from lightning_sv.scale import ScaleOptions
+from lightning_sv.settings.model import Pretraining
 from lightning_sv.settings.parser import Parser
 from lightning_sv.settings.sections import read_past
 
-#: keys of `model` that say how it is trained, not what it is
-TRAINING_KEYS = (
-    "tokens_per_param", "mask_documents", "compile", "activation_checkpointing", "residual", "kernels", "nonfinite",
-    "seed", "init_from",
-)  # fmt: skip
+#: keys of `model` that say what the model is; the others say how it is trained
+MODEL_KEYS = {"backbone", "scale", "scale_options"}
 
 
 def run(argv: list[str]) -> int:
@@ -25,11 +24,11 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--model.scale", type=str, default="llama", help="Scale-vector strategy.")
     parser.add_class_arguments(ScaleOptions, "model.scale_options")
     parser.add_argument("--json", nargs="?", type=bool, const=True, default=False, help="Print JSON.")
-    keys = ["seed_everything", *(f"model.{key}" for key in TRAINING_KEYS)]
-    read_past(parser, sections=["data", "trainer", "model.optim", "model.schedule"], keys=keys)
+    others = [f"model.{field.name}" for field in fields(Pretraining) if field.name not in MODEL_KEYS]
+    read_past(parser, sections=["data", "trainer"], keys=["seed_everything", *others])
     config = parser.parse_args(argv)
     made = parser.instantiate(config)
-    book = ledger(made.model.backbone, config.model.scale, made.model.scale_options)
+    book = count_parameters(made.model.backbone, config.model.scale, made.model.scale_options)
     if config.json:
         print(json.dumps(book.to_dict(), indent=2))
     else:

@@ -19,9 +19,10 @@ from lightning_sv.settings.plain_parser import PlainParser, number
 def run(argv: list[str]) -> int:
     """Parse the arguments of `plan`, show the plan, return the exit code."""
     parser = PlainParser(
-        prog="lightning-sv plan",
-        description="Memory of a GPU, hours, checkpoint size and data of a run, before it is started. Arguments that "
+        "plan",
+        "Memory of a GPU, hours, checkpoint size and data of a run, before it is started. Arguments that "
         "are not listed here are those of `fit` (--config, any key).",
+        json="Print the plan as JSON.",
     )
     parser.add_argument("--gpus", type=number(int, most=1_000_000), required=True, help="Number of GPUs.")
     parser.add_argument("--gpu", default=GPUS[0].name, help=f"Kind: {' '.join(gpu.name for gpu in GPUS)}.")
@@ -32,7 +33,6 @@ def run(argv: list[str]) -> int:
     speed = parser.add_mutually_exclusive_group()
     speed.add_argument("--mfu", type=float, help="Share of the peak FLOP/s that the model's FLOPs reach, e.g. 0.4.")
     speed.add_argument("--run", type=Path, help="A run directory, whose logged MFU is taken.")
-    parser.add_argument("--json", action="store_true", help="Print the plan as JSON.")
     options, rest = parser.parse_known_args(argv)
     gpu = find_gpu(options.gpu, options.gpu_memory)
     mfus: tuple[float, ...] = MFUS

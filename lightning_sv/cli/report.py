@@ -16,9 +16,10 @@ from lightning_sv.settings.plain_parser import PlainParser
 def run(argv: list[str]) -> int:
     """Parse the arguments of `report`, write it, say where; return the exit code."""
     parser = PlainParser(
-        prog="lightning-sv report",
-        description="Draw runs from their event files. Runs of one label and different seeds are an arm; every arm is "
+        "report",
+        "Draw runs from their event files. Runs of one label and different seeds are an arm; every arm is "
         "compared with the baseline in pairs that share a seed.",
+        json="Print the differences as JSON, the rest on stderr.",
     )
     parser.add_argument(
         "runs",
@@ -32,7 +33,6 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--out", type=Path, help="Directory of the report; runs/report, which has the last, by default."
     )
-    parser.add_argument("--json", action="store_true", help="Print the differences as JSON, the rest on stderr.")
     options = parser.parse_args(argv)
     command = shlex.join(["lightning-sv", "report", *(word for word in argv if word != "--json")])
     figure = own_figure(options.runs, labels=options.labels, baseline=options.baseline, command=command)

@@ -25,9 +25,10 @@ to: the factor to which decay pulls it. {policy}: whether it decays under {polic
 def run(argv: list[str]) -> int:
     """Parse the arguments of `roles`, trace the model on fake tensors, show what was found."""
     parser = PlainParser(
-        prog="lightning-sv roles",
-        description="The role of every parameter of a transformers model, from its configuration alone: one forward "
+        "roles",
+        "The role of every parameter of a transformers model, from its configuration alone: one forward "
         "pass without weights or memory. With patterns for optimizers, and what frameworks decay today.",
+        json="Print everything as JSON.",
     )
     parser.add_argument("model", type=Path, help="A model's directory, or its config.json.")
     parser.add_argument("--policy", choices=list(DECAYS), default="iwd", help="Which scale vectors are to decay.")
@@ -35,7 +36,6 @@ def run(argv: list[str]) -> int:
         "--known", action="append", default=[], metavar="NAME=ROLE", help="A role that you know yourself; repeatable."
     )
     parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code that lies beside it.")
-    parser.add_argument("--json", action="store_true", help="Print everything as JSON.")
     options = parser.parse_args(argv)
     model = model_from_config(options.model, trust_remote_code=options.trust_remote_code)
     roles = weight_decay_roles(model, known=dict(_known(word) for word in options.known))

@@ -20,9 +20,8 @@ log = logging.getLogger(__name__)
 
 def run(argv: list[str]) -> int:
     """Parse the arguments of `runs`, list the runs; return the exit code."""
-    parser = PlainParser(prog="lightning-sv runs", description="List runs: data, strategy, rate, steps, loss.")
+    parser = PlainParser("runs", "List runs: data, strategy, rate, steps, loss.", json="Print JSON.")
     parser.add_argument("folder", nargs="*", type=Path, default=[Path("runs")], help="Where to look; runs by default.")
-    parser.add_argument("--json", action="store_true", help="Print JSON.")
     options = parser.parse_args(argv)
     rows = []
     for folder in options.folder:

@@ -4,7 +4,6 @@ import json
 import math
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,10 +42,11 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         ConfigError: what makes no grid, or what `fit` would refuse
     """
     parser = PlainParser(
-        prog="lightning-sv sweep",
-        description="Train strategies at every combination of some learning rates and initial standard deviations, and "
+        "sweep",
+        "Train strategies at every combination of some learning rates and initial standard deviations, and "
         "fit where the loss of each is lowest. Arguments that are not listed here go to `fit` of every run (--config, "
         "any key).",
+        json="Print the figures as JSON on stdout.",
     )
     parser.add_argument("--scale", nargs="+", required=True, help="Strategies, each with an optimum of its own.")
     parser.add_argument("--lr", nargs="+", type=float, default=[], help="Peak learning rates; three or more.")
@@ -54,13 +54,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument(
         "--seeds", type=number(int, most=1000), default=2, help="Runs of every point, on seeds 100, 101, ..."
     )
-    parser.add_argument(
-        "--out", type=Path, help="Directory, of its runs too; runs/sweep/MODEL-DATA/STRATEGIES by default."
-    )
-    parser.add_argument(
-        "--jobs", type=number(int, most=1000), help="Runs at a time; one a core, four at most, by default."
-    )
-    parser.add_argument("--json", action="store_true", help="Print the figures as JSON on stdout.")
+    parser.add_places("Directory, of its runs too; runs/sweep/MODEL-DATA/STRATEGIES by default.")
     options, shared = parser.parse_known_args(argv)
     axes = {key: values for key, name in AXES.items() if (values := getattr(options, name))}
     if not axes:

@@ -24,14 +24,14 @@ def run(argv: list[str]) -> int:
     """Parse the arguments of `theory`, check, show; 1 when a claim is contradicted."""
     names = list(dict.fromkeys(claim.claim for claim in CLAIMS))
     parser = PlainParser(
-        prog="lightning-sv theory",
-        description="Check the paper's theorems: exact power series, tight integration, a simulated SDE. "
+        "theory",
+        "Check the paper's theorems: exact power series, tight integration, a simulated SDE. "
         "With --teacher: the flows of all students on your own teacher instead.",
+        json="Print the results as JSON on stdout.",
     )
     parser.add_argument(
         "claims", nargs="*", metavar="CLAIM", help=f"One or more of: {' '.join(names)}. All by default."
     )
-    parser.add_argument("--json", action="store_true", help="Print the results as JSON on stdout.")
     parser.add_argument("--out", type=Path, default=Path("runs/theory"), help="Folder of the pictures and theory.json.")
     parser.add_argument("--teacher", help='Rows of W*, e.g. "8 1" or "1 2; 3 -1/2".')
     parser.add_argument(

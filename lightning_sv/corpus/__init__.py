@@ -1,18 +1,18 @@
 """Corpora: text to tokens to litdata shards, with a manifest that says what they are."""
 
-from lightning_sv.corpus.check import check_corpus
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.manifest import Manifest
-from lightning_sv.corpus.order import Share, TokenLoader
 from lightning_sv.corpus.prepare import prepare
+from lightning_sv.corpus.sampler import RankShare, TokenLoader
 from lightning_sv.corpus.shards import Sequences, iter_tokens, open_split
 from lightning_sv.corpus.tokenizer import Tokenizer
+from lightning_sv.corpus.validate import check_corpus
 
 __all__ = [
     "CorpusConfig",
     "Manifest",
+    "RankShare",
     "Sequences",
-    "Share",
     "TokenLoader",
     "Tokenizer",
     "check_corpus",

@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from omegaconf import OmegaConf
 
-from lightning_sv.corpus.check import SHOWN_BYTES, check_corpus
 from lightning_sv.corpus.config import LAYER, PADDED_TO, CorpusConfig
 from lightning_sv.corpus.encode import encode_documents
 from lightning_sv.corpus.loss import check_sample, check_share, lost_share
 from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, Manifest, SplitInfo, corpus_hash
 from lightning_sv.corpus.progress import phase
-from lightning_sv.corpus.sources.state import file_bytes, hashed
-from lightning_sv.corpus.sources.table import (
+from lightning_sv.corpus.sources.registry import (
     SplitDocuments,
     UniqueDocuments,
     changed_text,
@@ -27,7 +24,9 @@ from lightning_sv.corpus.sources.table import (
     open_source,
     source_state,
 )
+from lightning_sv.corpus.sources.state import file_bytes, hashed
 from lightning_sv.corpus.tokenizer import JsonTokenizer, Tokenizer, bpe_size, check_end, open_tokenizer
+from lightning_sv.corpus.validate import SHOWN_BYTES, check_corpus
 from lightning_sv.corpus.writer import ShardWriter
 from lightning_sv.errors import ConfigError
 from lightning_sv.whole import whole
@@ -89,6 +88,8 @@ def _write_layer(config: CorpusConfig, vocab_size: int, folder: Path) -> None:
     made.pop("workers", None)  # of one preparation
     padded = -(-vocab_size // PADDED_TO) * PADDED_TO
     layer: dict[str, Any] = {"data": {"corpus": made}, "model": {"backbone": {"vocab_size": padded}}}
+    from omegaconf import OmegaConf  # here: a machine that only trains prepared tokens need not have it
+
     OmegaConf.save(OmegaConf.create(layer), folder / LAYER)
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_sv.corpus.check import check_corpus
 from lightning_sv.corpus.manifest import SPLITS, Manifest
+from lightning_sv.corpus.validate import check_corpus
 from lightning_sv.errors import ConfigError, unknown
 
 Split = Literal["train", "val"]

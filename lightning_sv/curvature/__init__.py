@@ -11,6 +11,13 @@ estimates; hessian-eigenthings 1.0.0a5 runs, but is an alpha, repeats forward an
 product, and has no Frobenius norm; PyHessian 0.1 takes all that trains in a model, by power iteration.
 """
 
+from lightning_sv.curvature.hvp import (
+    DifferenceProduct,
+    Estimate,
+    HessianProduct,
+    Product,
+    twice_differentiable,
+)
 from lightning_sv.curvature.lanczos import Extremes, lanczos
 from lightning_sv.curvature.preconditioner import (
     FlowPreconditioner,
@@ -20,13 +27,6 @@ from lightning_sv.curvature.preconditioner import (
     eigenvalue_range,
     gamma_figures,
     scale_field,
-)
-from lightning_sv.curvature.product import (
-    DifferenceProduct,
-    Estimate,
-    HessianProduct,
-    Product,
-    twice_differentiable,
 )
 from lightning_sv.curvature.trace import Moments, hutchinson
 

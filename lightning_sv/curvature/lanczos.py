@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from lightning_sv.curvature.product import Estimate, Product
+from lightning_sv.curvature.hvp import Estimate, Product
 from lightning_sv.curvature.vectors import Basis, dimension, gaussian, inner, norm, rounding, seeded
 from lightning_sv.errors import ConfigError
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lightning_sv.curvature.hvp import Estimate
 from lightning_sv.curvature.lanczos import Extremes, lanczos
-from lightning_sv.curvature.product import Estimate
 from lightning_sv.curvature.vectors import Vector
 from lightning_sv.errors import ConfigError
 

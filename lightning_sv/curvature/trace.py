@@ -7,7 +7,7 @@ from itertools import chain
 
 import torch
 
-from lightning_sv.curvature.product import Estimate, Product
+from lightning_sv.curvature.hvp import Estimate, Product
 from lightning_sv.curvature.vectors import inner, rademacher, seeded
 from lightning_sv.errors import ConfigError
 

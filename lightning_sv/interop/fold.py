@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import Backbone, meta_backbone
-from lightning_sv.scale import BranchGroup, RMSNorm, ScaleOptions, ScaleVector, output_norms
+from lightning_sv.scale import BranchGroup, RMSNorm, ScaleOptions, ScaleVector, output_norms, scaled_linears
 from lightning_sv.scale.vector import HeadShared
 
 #: branch -> the matrix that reads it through nothing but sums and products, beside the branch's group
@@ -58,19 +58,18 @@ class Folding(NamedTuple):
 def foldable(model: Backbone) -> list[Folding]:
     """Return a row for each scale vector: the matrix it folds into, or why it stays."""
     rows = []
-    for path, group in _groups(model).items():
-        for name, branch in group.branches():
-            site, (scale_in, scale_out) = f"{path}.{name}", group.vectors(name)
-            if scale_in is not None:
-                rows.append(Folding(f"{site}.scale_in", site))
-            if scale_out is None:
-                continue
-            if branch.norm_width is None:
-                rows.append(Folding(f"{site}.scale_out", site))
-            elif name in _READERS:
-                rows.append(Folding(f"{site}.scale_out", _reader(path, name)))
-            else:
-                rows.append(Folding(f"{site}.scale_out", None, _STAYS[name]))
+    for site, branch, (scale_in, scale_out) in scaled_linears(model):
+        path, _, name = site.rpartition(".")
+        if scale_in is not None:
+            rows.append(Folding(f"{site}.scale_in", site))
+        if scale_out is None:
+            continue
+        if branch.norm_width is None:
+            rows.append(Folding(f"{site}.scale_out", site))
+        elif name in _READERS:
+            rows.append(Folding(f"{site}.scale_out", _reader(path, name)))
+        else:
+            rows.append(Folding(f"{site}.scale_out", None, _STAYS[name]))
     return rows + [Folding(f"{path}.scale", None, _STAYS[path.rpartition(".")[2]]) for path, _ in output_norms(model)]
 
 
@@ -110,7 +109,13 @@ def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
         if isinstance(norm, RMSNorm)
     }
     outputs: dict[str, Tensor | None] = {}
-    for path, group in _groups(model).items():
+    groups = _groups(model)
+    inside = {f"{path}.{name}" for path, group in groups.items() for name in group.names}
+    for path, _, gammas in scaled_linears(model):
+        if path not in inside:
+            for gamma, axis in zip(gammas, (-2, -1), strict=True):
+                weights[f"{path}.weight"] *= 1 if gamma is None else gamma().unsqueeze(axis)
+    for path, group in groups.items():
         stays = into_norms and group.norm.scale is not None
         for name, branch in group.branches():
             gamma_in, gamma_out = group.gammas(name)

@@ -1,109 +1,161 @@
 """`lightning-sv fit` and `validate`: LightningCLI with this project's run directory and checks."""
 
+import atexit
 import json
 import logging
 import math
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-from jsonargparse import set_parsing_settings
 from jsonargparse.util import import_object
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
 from lightning_sv.corpus import Tokenizer
-from lightning_sv.errors import ConfigError
-from lightning_sv.lit.checkpoint.settings import check_learning_rate, check_settings
-from lightning_sv.lit.checkpoint.start import read_start
+from lightning_sv.errors import ConfigError, StoppedError, unknown
+from lightning_sv.lit.checkpoint.settings import check_learning_rate, check_settings, while_restoring
+from lightning_sv.lit.checkpoint.start import read_start, with_sizes
 from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO
 from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.logger import RunLogger
-from lightning_sv.lit.micro_batch import Fitting, choose_micro_batch
+from lightning_sv.lit.micro_batch import choose_micro_batch
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.ranks import take_rank
+from lightning_sv.lit.ranks import check_same_start, join_ranks, leave_group
+from lightning_sv.lit.run_parser import RunParser
 from lightning_sv.lit.shard import FullyShardedStrategy
-from lightning_sv.lit.signals import StopSignals
-from lightning_sv.lit.summary import hyperparameters, print_groups, summarize, write_parameters, write_summary
+from lightning_sv.lit.signals import StopSignals, exit_code
+from lightning_sv.lit.summary import (
+    hyperparameters,
+    print_groups,
+    show_summary,
+    summarize,
+    write_parameters,
+    write_summary,
+)
+from lightning_sv.log import quiet_libraries, start_logging
 from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.claim import choose, claim, clear, last_checkpoint
 from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, read_summary
+from lightning_sv.runs.trust import check_resumed, split_allow
 from lightning_sv.settings.data import Batches
 from lightning_sv.settings.model import is_of_transformers
-from lightning_sv.settings.parser import Parser
+from lightning_sv.settings.parse import add_run
 from lightning_sv.settings.paths import INPUTS
+from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.sections import CALLBACKS
 from lightning_sv.settings.trainer import (
-    TRAINER_DEFAULTS,
     check_callbacks,
     check_gpu,
     check_trainer_keys,
     prepare_torch,
+    quiet_warnings,
 )
 from lightning_sv.whole import whole, write_atomically
 
 log = logging.getLogger(__name__)
 
-
-class RunParser(Parser, LightningArgumentParser):
-    """LightningCLI's parser, with our errors."""
+#: commands
+COMMANDS = ("fit", "validate")
 
 
 class PretrainCLI(LightningCLI):
-    """LightningCLI for `PretrainModule` and `TokenDataModule`.
+    """LightningCLI for `PretrainModule` and `TokenDataModule`, for subclasses as LightningCLI's.
 
     Adds `run_dir`, derives trainer.max_steps from the token budget, and fixes the run's callbacks,
     logger and checkpoints, so that a run directory is always complete.
+
+    Args:
+        model_class: `PretrainModule` or a subclass, whose arguments are the keys of `model`
+        args: command, `fit` or `validate`, and its arguments; None for those of the program, which then ends with
+            exit code 2 and one sentence if they are wrong
+
+    Attributes:
+        command: `fit` or `validate`
+        batches: what `data` in the config describes
+        run_dir: directory of the run
+        summary: figures of the finished run; None if there are none (validate, another rank, a stopped run)
+
+    Raises:
+        ConfigError: what the user must change
+        StoppedError: a signal has ended the run
     """
 
     model: PretrainModule
     datamodule: TokenDataModule
     batches: Batches
     run_dir: Path
-    #: figures of the finished run; None where there are none (validate, another rank, a stopped run)
     summary: dict[str, Any] | None = None
 
-    def __init__(self, args: list[str], cleanup: ExitStack, fitting: Fitting):
-        self._asked = args[0]  # fit or validate
-        self._cleanup = cleanup  # run when the command ends, however it does
-        self._fitting = fitting
-        self._signals = StopSignals()
+    def __init__(self, model_class: type[PretrainModule] = PretrainModule, args: Sequence[str] | None = None):
+        if args is None:
+            start_logging()
+        quiet_libraries()
+        quiet_warnings()
         prepare_torch()
-        set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
-        super().__init__(
-            PretrainModule,
-            args=args,
-            parser_class=RunParser,
-            parser_kwargs={"prog": "lightning-sv", "parser_mode": "omegaconf+"},
-            seed_everything_default=0,
-            save_config_callback=None,
-            auto_configure_optimizers=False,  # model.optim and model.schedule say it
-        )
+        atexit.register(leave_group)
+        program = "lightning-sv" if args is not None else Path(sys.argv[0]).name
+        self.command, *words = (sys.argv[1:] if args is None else args) or [""]
+        self._signals = StopSignals()
+        try:
+            if self.command not in COMMANDS:
+                raise ConfigError(unknown("command", self.command, COMMANDS))
+            with ExitStack() as self._cleanup:  # ends with the command, however that ends
+                super().__init__(
+                    model_class,
+                    args=words,  # type: ignore[arg-type]
+                    run=False,
+                    parser_class=RunParser,
+                    parser_kwargs={"prog": f"{program} {self.command}", "parser_mode": "omegaconf+"},
+                    seed_everything_default=0,
+                    save_config_callback=None,
+                    auto_configure_optimizers=False,  # model.optim and model.schedule say it
+                )
+                self._run()
+        except (ConfigError, StoppedError) as end:
+            if args is not None:
+                raise
+            if isinstance(end, ConfigError):
+                log.error("%s", end)
+            sys.exit(exit_code(end) if isinstance(end, StoppedError) else 2)
 
-    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """Keep the one that is asked for: a parser for another would be built for nothing."""
-        return {self._asked: LightningCLI.subcommands()[self._asked]}
+    def _run(self) -> None:
+        """Call `before_fit`, the Trainer's `fit` and `after_fit`, or those of `validate`."""
+        given = {key: self.config_init[key] for key in self._method_keys}
+        try:
+            getattr(self, f"before_{self.command}")()
+            getattr(self.trainer, self.command)(self.model, datamodule=self.datamodule, **given)
+            getattr(self, f"after_{self.command}")()
+        except (LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError) as error:
+            if given["ckpt_path"] is not None and while_restoring(error):
+                why = " ".join(str(error).split())
+                raise ConfigError(f"the checkpoint cannot be resumed ({type(error).__name__}: {why}).") from error
+            raise
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse, after adding the sizes of a model of transformers and checking what a resumed config would import."""
+        words, allow = split_allow(underscored(args))
+        check_resumed(words, allow)
+        self.config = parser.parse_args(with_sizes(words) if self.command == "fit" else words)
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the trainer, the model and the batches, from which the data module is built."""
-        parser.add_lightning_class_args(self.trainer_class, "trainer")
-        parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
-        parser.add_class_arguments(PretrainModule, "model", skip={"lr"})  # model.optim.lr
-        parser.add_class_arguments(Batches, "data")
+        add_run(parser, self._model_class, self.trainer_class)
 
     def instantiate_classes(self) -> None:
         """Build the data module from the batches, before the trainer."""
         self.config_init = self.parser.instantiate(self.config)
-        self.model, self.batches = (self._get(self.config_init, key) for key in ("model", "data"))
+        self.model, self.batches = self.config_init["model"], self.config_init["data"]
         self.datamodule = TokenDataModule.from_batches(self.batches)
         self.trainer = self.instantiate_trainer()
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add what a run has beside model, data and trainer."""
+        """Add what a run has beside model, data and trainer; a subclass calls this before it adds its own."""
         help_run_dir = (
             "Directory of the run: config, events, checkpoints, summary. Null for "
             "runs/<model>/<strategy>-seed<seed>, with a number where that exists."
@@ -115,52 +167,55 @@ class PretrainCLI(LightningCLI):
         parser.add_argument("--json", type=bool, nargs="?", const=True, default=False, help=help_json)
         for section, callback in CALLBACKS.items():
             parser.add_lightning_class_args(import_object(callback), section)
+        skip = self.subcommands()[self.command]
+        self._method_keys = parser.add_method_arguments(self.trainer_class, self.command, skip=skip)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer, with max_steps from the budget if not set, and choose the run directory."""
         model, data = self.model.settings, self.batches
-        given = self._get(self.config_init, "trainer")
+        given = self.config_init["trainer"]
         check_trainer_keys(given)
         check_gpu(given["accelerator"])
         kwargs["logger"] = False
-        if self.subcommand == "fit":
+        if isinstance(given["strategy"], FullyShardedStrategy):
+            kwargs["inference_mode"] = False  # FSDP2 reads version counters, which inference tensors lack
+        if self.command == "fit":
             if given["max_steps"] == -1:
                 kwargs["max_steps"] = model.steps_for_budget(data.tokens_per_step)
             kwargs["plugins"] = [AtomicCheckpointIO(), *_several(given["plugins"])]
-            begin = LambdaCallback(on_train_start=lambda trainer, module: self._begin())
+            begin = LambdaCallback(
+                setup=lambda trainer, module, stage: check_same_start(self._start),
+                on_train_start=lambda trainer, module: self._begin(),
+            )
             kwargs["callbacks"] = [begin, *_several(given["callbacks"])]  # before any callback that writes
-            self._get(self.config_init, "progress").stream = sys.stderr if self.json else sys.stdout
-            self._get(self.config_init, "checkpoint").signals = self._signals
+            self.config_init["progress"].stream = sys.stderr if self.json else sys.stdout
+            self.config_init["checkpoint"].signals = self._signals
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except ValueError as error:
             raise ConfigError(f"trainer: {error}") from error
-        take_rank(trainer)
-        if self.subcommand == "fit":
-            name = f"{model.config.name}/{model.label}-seed{self._get(self.config, 'seed_everything')}"
-            run_dir, ckpt_path = (self._get(self.config, key) for key in ("run_dir", "ckpt_path"))
+        self._cleanup.push(join_ranks(trainer))
+        if self.command == "fit":
+            name = f"{model.config.name}/{model.label}-seed{self.config['seed_everything']}"
+            run_dir, ckpt_path = (self.config[key] for key in ("run_dir", "ckpt_path"))
             self._choose = partial(choose, name, run_dir, ckpt_path, again=self._again, rank=trainer.global_rank)
             self.run_dir = self._choose()
         return trainer
 
-    def _parse_ckpt_path(self) -> None:
-        """Read no settings from a checkpoint: those of the command line count, and loading compares them."""
-
     def before_instantiate_classes(self) -> None:
         """Find and check the checkpoint, and the callbacks, before anything is built."""
-        section = self.config[self.subcommand]
-        check_callbacks(section["trainer"]["callbacks"], warn=False)
-        path = section["ckpt_path"]
+        check_callbacks(self.config["trainer"]["callbacks"], warn=False)
+        path = self.config["ckpt_path"]
         self._again = path == "last"
         if self._again:
-            section["ckpt_path"] = path = last_checkpoint(section["run_dir"])
+            self.config["ckpt_path"] = path = last_checkpoint(self.config["run_dir"])
         if path is not None:
             check_checkpoint(path, checksums=False)  # those are compared where the rank is known
 
     @property
     def json(self) -> bool:
         """Whether stdout is for the final figures alone."""
-        return bool(self._get(self.config, "json"))
+        return bool(self.config["json"])
 
     def before_fit(self) -> None:
         """Check corpus and checkpoint before anything is written, claim the directory, say what is to be trained.
@@ -168,17 +223,19 @@ class PretrainCLI(LightningCLI):
         Raises:
             ConfigError: the whole backbone is to be compiled, and sharded
         """
-        ckpt_path, extend = (self._get(self.config, key) for key in ("ckpt_path", "extend"))
+        ckpt_path, extend = (self.config[key] for key in ("ckpt_path", "extend"))
         trainer, model, data = self.trainer, self.model.settings, self.batches
         init_from, checksums = model.init_from, trainer.local_rank == 0
-        if model.compile_how == "model" and isinstance(trainer.strategy, FullyShardedStrategy):
+        if model.compile == "model" and isinstance(trainer.strategy, FullyShardedStrategy):
             raise ConfigError("model.compile 'model' does not go with a sharded model; use 'block'.")
         data.check(model.config.vocab_size, checksums=checksums)
         data.share(trainer.world_size)
         data.check_validation(trainer.world_size)
         said: list[str] = []
+        self._start = (ckpt_path, 0)
         if ckpt_path is not None:
             checkpoint = check_checkpoint(ckpt_path, checksums=checksums)
+            self._start = (ckpt_path, checkpoint["global_step"])
             check_settings(checkpoint, model, data, training=True)
             if not extend:
                 check_learning_rate(checkpoint, model, trainer.max_steps)
@@ -205,12 +262,14 @@ class PretrainCLI(LightningCLI):
             print_groups(console, self.model, self.trainer.max_steps, self.batches)
             for line in said:
                 console.print(line, highlight=False, soft_wrap=True)
-        self._get(self.config_init, "checkpoint").path = self.run_dir / LAST
+        self.config_init["checkpoint"].path = self.run_dir / LAST
         folder = self.run_dir.absolute()
+        # under SLURM Lightning resumes any hpc_ckpt_*.ckpt of its root, which is the working directory if not set
+        self.trainer._default_root_dir = str(folder)  # type: ignore[attr-defined]
         ours = RunLogger(folder.parent, name="", version=folder.name, default_hp_metric=False)
         ours.tokens_per_step = self.batches.tokens_per_step
         assert Path(ours.log_dir) == folder, (ours.log_dir, folder)
-        self.trainer.loggers = [ours, *_several(self._get(self.config_init, "trainer")["logger"])]
+        self.trainer.loggers = [ours, *_several(self.config_init["trainer"]["logger"])]
         self._signals.listen(self.trainer)
         self.model.legs.start()
 
@@ -218,7 +277,7 @@ class PretrainCLI(LightningCLI):
         """Write what is known before the first step: from here on no checkpoint is refused any more."""
         if not self.trainer.is_global_zero:
             return
-        config = self.config[self.subcommand].clone()
+        config = self.config.clone()
         if config["ckpt_path"] is None:
             clear(self.run_dir)
         (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of fewer steps: the run is not complete any more
@@ -230,7 +289,7 @@ class PretrainCLI(LightningCLI):
             config["run_dir"], config["ckpt_path"], config["extend"] = None, None, False  # of this start alone
             for key in (key for key in INPUTS if config[key] is not None):  # the run may be resumed from elsewhere
                 config[key] = str(Path(config[key]).absolute())
-            write_atomically(self.run_dir / CONFIG, self._parser(self.subcommand).dump(config, skip_none=False))
+            write_atomically(self.run_dir / CONFIG, self.parser.dump(config, skip_none=False))
         for logger in self.trainer.loggers:
             if isinstance(logger, RunLogger):
                 logger.opened = True
@@ -244,9 +303,9 @@ class PretrainCLI(LightningCLI):
         self.trainer.val_check_interval = every * accumulate  # type: ignore[attr-defined]
 
     def _choose_micro_batch(self) -> str | None:
-        trainer, keys = self.trainer, self._get(self.config, "trainer").as_dict()
+        trainer, keys = self.trainer, self.config["trainer"].as_dict()
         device, devices = trainer.strategy.root_device, trainer.world_size
-        return choose_micro_batch(self.model.settings, self.batches, keys, device, devices, self._fitting)
+        return choose_micro_batch(self.model.settings, self.batches, keys, device, devices)
 
     def after_fit(self) -> None:
         """Write and show the summary of a run that reached its last step."""
@@ -260,6 +319,7 @@ class PretrainCLI(LightningCLI):
                 if trainer.is_global_zero:
                     log.info("nothing to do: the checkpoint is at step %d, the last", trainer.global_step)
                     self.summary = read_summary(self.run_dir)  # of a run that ended before it was shown, perhaps
+                    show_summary(self.summary, self.run_dir, as_json=self.json)
                 return
             trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
             self._begin()
@@ -270,10 +330,11 @@ class PretrainCLI(LightningCLI):
             logger.finalize("success")
         write_summary(self.run_dir, summary)
         self.summary = summary
+        show_summary(summary, self.run_dir, as_json=self.json)
 
     def before_validate(self) -> None:
         """Refuse to report the loss of an untrained model, or on a damaged corpus."""
-        path = self._get(self.config, "ckpt_path")
+        path = self.config["ckpt_path"]
         if not path:
             raise ConfigError(f"validate needs a checkpoint; add --ckpt_path RUN/{LAST}.")
         check_checkpoint(path, checksums=self.trainer.local_rank == 0)

@@ -1,20 +1,17 @@
 """The micro-batch of a run that gives none."""
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from lightning_sv.plan.plan import fitting_micro_batch
 from lightning_sv.settings.data import Batches
 from lightning_sv.settings.model import Pretraining
 
-#: (what is trained, what is read, the trainer's keys, bytes of a device, devices) -> the largest that fits
-Fitting = Callable[[Pretraining, Batches, dict[str, Any], int, int], int]
-
 
 def choose_micro_batch(
-    run: Pretraining, data: Batches, trainer: dict[str, Any], device: torch.device, devices: int, fitting: Fitting
+    run: Pretraining, data: Batches, trainer: dict[str, Any], device: torch.device, devices: int
 ) -> str | None:
     """Set data.micro_batch where it is null: on a GPU, or where a device's share is long, to the largest that fits.
 
@@ -27,7 +24,6 @@ def choose_micro_batch(
         trainer: the trainer's keys
         device: of this process
         devices: their number; all alike
-        fitting: `plan.fitting_micro_batch`, a floor above
 
     Returns:
         What was chosen, in words; None where nothing was.
@@ -40,7 +36,7 @@ def choose_micro_batch(
     logits = 4 * share * data.seq_len * run.config.vocab_size
     if data.micro_batch is not None or memory is None or (device.type == "cpu" and 4 * logits <= memory):
         return None
-    data.micro_batch = fitting(run, data, trainer, memory, devices)
+    data.micro_batch = fitting_micro_batch(run, data, trainer, memory, devices)
     return (
         f"micro-batches of {data.micro_batch} x {data.seq_len:,} tokens, the largest that divides a device's {share} "
         f"sequences and fits its {memory / 2**30:.0f} GiB (data.micro_batch is null)"

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import lightning as L
@@ -20,10 +20,10 @@ from lightning_sv.lit.checkpoint.start import Start, check_origin
 from lightning_sv.lit.checkpoint.write import restart_between_steps
 from lightning_sv.lit.nonfinite import NonFinite
 from lightning_sv.lit.shard import shard
-from lightning_sv.nn import Backbone, BackboneConfig, MixtureOfExperts, Routing, document_numbers, router_loss
-from lightning_sv.nn.compiling import compile_backbone
-from lightning_sv.nn.kernels.use import Kernels, use_kernels
-from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, gathered
+from lightning_sv.nn import Backbone, BackboneConfig, MixtureOfExperts, Routing, document_ids, router_loss
+from lightning_sv.nn.compile import compile_backbone
+from lightning_sv.nn.kernels.select import Kernels, use_kernels
+from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, clip_by_role, matrix_rate
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, RNG_KEY
 from lightning_sv.runs.provenance import Legs, commit
 from lightning_sv.scale import ScaleOptions
@@ -45,15 +45,18 @@ class PretrainModule(L.LightningModule):
         scale_options: finer choices of the strategy
         optim: optimizer
         schedule: learning rate over the steps of the Trainer; a run that only max_time ends stays at the peak
-        tokens_per_param: training budget of the command line, in tokens per activated parameter
-        mask_documents: keep attention inside a document of a packed sequence, with a `TokenDataModule`
+        tokens_per_param: training budget of the command line, in tokens per activated parameter; 100 in the paper
+        mask_documents: keep attention inside a document of a packed sequence, with a `TokenDataModule` (the paper does
+            not say)
         compile: with torch.compile: 'none', 'model' (the backbone as one graph) or 'block' (each block and the head)
         activation_checkpointing: keep only the blocks' inputs for backward, and run them again there
-        residual: dtype of the residual stream under bf16-mixed: 'wide' is float32, 'narrow' is bf16
-        kernels: 'plain', PyTorch, or 'triton', for a CUDA device
+        residual: dtype of the residual stream under bf16-mixed: 'wide' is float32; 'narrow' is bf16, less memory for
+            other rounding
+        kernels: what normalizes q, k, v, gate and up: 'plain', PyTorch, or 'triton', not yet timed on a CUDA device
         nonfinite: reaction to a loss or gradient that is not finite: 'stop' before the step, or 'skip' the step
         seed: of the initialization; None for seed_everything's
-        init_from: checkpoint, run directory or folder of transformers that the command line starts from
+        init_from: checkpoint, run directory or folder of transformers (Llama, Mistral, Qwen 3, Gemma 3) whose weights
+            the command line starts from; optimizer, steps and tokens begin anew
         lr: peak learning rate, in place of optim.lr
 
     Attributes:
@@ -92,16 +95,7 @@ class PretrainModule(L.LightningModule):
             backbone, scale, scale_options, optim, schedule, tokens_per_param, mask_documents, compile,
             activation_checkpointing, residual, kernels, nonfinite, seed, init_from,
         )  # fmt: skip
-        self.save_hyperparameters(
-            {
-                "backbone": backbone.settings(), "scale": scale, "scale_options": asdict(scale_options),
-                "optim": asdict(optim), "schedule": asdict(schedule), "tokens_per_param": tokens_per_param,
-                "mask_documents": mask_documents, "compile": compile, "residual": residual, "kernels": kernels,
-                "activation_checkpointing": activation_checkpointing, "nonfinite": nonfinite, "seed": seed,
-                "init_from": init_from,
-            },
-            logger=False,
-        )  # fmt: skip
+        self.save_hyperparameters(self.settings.plain(), logger=False)
         self.nonfinite = NonFinite(skip=nonfinite == "skip")
         self.backbone: Backbone | None = None
         #: folder of a transformers model whose weights a new run begins with
@@ -175,19 +169,19 @@ class PretrainModule(L.LightningModule):
         self.backbone.narrow_residual = settings.residual == "narrow"
         use_kernels(self.backbone, settings.kernels)
         if self.device_mesh is not None:
-            assert settings.compile_how != "model"  # the command line refuses it
+            assert settings.compile != "model"  # the command line refuses it
             strategy: Any = self.trainer.strategy
             self.backbone.to(strategy.root_device)
             shard(self.backbone, self.device_mesh["data_parallel"], keep_gathered=strategy.keep_gathered)
         # In place: the checkpoint's keys stay clean.
-        compile_backbone(self.backbone, settings.compile_how)
+        compile_backbone(self.backbone, settings.compile)
 
     def loss(self, block: Tensor) -> tuple[Tensor, list[Routing]]:
         """Return the mean next-token loss, nats per token, of a (B, T + 1) block of token ids, and the routings."""
         tokens, documents = block[:, :-1], None
         if self.settings.mask_documents:
             data = data_of(self.trainer)
-            documents = None if data is None else document_numbers(tokens, data.eot)
+            documents = None if data is None else document_ids(tokens, data.eot)
         out: tuple[Tensor, list[Routing]] = self.net(tokens, documents, targets=block[:, 1:], with_routing=True)
         return out
 
@@ -268,20 +262,19 @@ class PretrainModule(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the global norm, and keep the norm for the log (one pass over the gradients)."""
+        """Clip by the global norm, or by the norm of a role in `optim.clip_by_role`; keep the norm for the log."""
         if gradient_clip_algorithm == "value":
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             gradient_clip_val = None
         limit = gradient_clip_val or float("inf")  # Lightning's 0 means no clipping
-        norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), limit, foreach=True)
-        norm = gathered(norm.detach())
+        norm = clip_by_role(self.net.parameters(), optimizer, limit, self.settings.optim.clip_by_role)
         precision = self.trainer.precision_plugin
         if isinstance(precision, MixedPrecision) and precision.scaler is not None:
             self.nonfinite.forget()  # an overflow of fp16 is expected, and left out by the scaler
             self.grad_norm = float(norm)
         else:
             self.grad_norm = self.nonfinite.check(self, norm)
-        self.step_lr = float(optimizer.param_groups[0]["lr"])
+        self.step_lr = matrix_rate(optimizer.param_groups)
 
     def on_train_start(self) -> None:
         """Draw random numbers from where the checkpoint left off, if there is one."""

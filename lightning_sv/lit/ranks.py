@@ -1,8 +1,25 @@
-"""This process among the others of a run."""
+"""This process among the others of a run: how they start together, and end together."""
+
+import ctypes
+import os
+import signal
+import sys
+from datetime import timedelta
+from functools import partial
 
 import lightning as L
+from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import distributed
+
+from lightning_sv.errors import ConfigError, StoppedError
+
+#: how long a collective waits for a rank; Lightning's own half an hour is as many GPU-hours as half the GPUs
+_TIMEOUT = timedelta(minutes=10)
+_PR_SET_PDEATHSIG = 1
+#: whether this process has failed, so that others may wait for it in a collective
+_failed = False
 
 
 def rank() -> int:
@@ -10,9 +27,65 @@ def rank() -> int:
     return int(getattr(rank_zero_only, "rank", 0) or 0)
 
 
-def take_rank(trainer: L.Trainer) -> None:
-    """Take the trainer's rank: Lightning's is that of RANK or SLURM_PROCID, also for one process, a run of its own."""
+def join_ranks(trainer: L.Trainer) -> "partial[None]":
+    """Take the trainer's rank, and let no process wait long for one that has failed, or outlive the one it came from.
+
+    Lightning's rank is that of RANK or SLURM_PROCID, also for one process, a run of its own.
+
+    Returns:
+        The handler of the exception that ends the run, for an `ExitStack`.
+
+    Raises:
+        ConfigError: there are fewer or more processes than devices
+    """
     rank_zero_only.rank = trainer.global_rank  # type: ignore[attr-defined]
+    devices, nodes = trainer.num_devices, trainer.num_nodes
+    if trainer.world_size != devices * nodes:
+        raise ConfigError(
+            f"trainer.devices x trainer.num_nodes is {devices} x {nodes}; expected {trainer.world_size}, the processes "
+            f"that were started. Start one per device: srun --ntasks-per-node={devices} (under SLURM), or torchrun "
+            f"--nproc-per-node={devices}."
+        )
+    strategy: object = trainer.strategy
+    if getattr(strategy, "_timeout", None) == default_pg_timeout:
+        strategy._timeout = _TIMEOUT  # type: ignore[attr-defined]
+    started_by_rank_0 = isinstance(getattr(strategy, "cluster_environment", None), LightningEnvironment)
+    if started_by_rank_0 and trainer.local_rank and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    return partial(_leave, trainer)
+
+
+def _leave(trainer: L.Trainer, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    """End the ranks that this one has started, if it failed: they may wait in a collective, and nobody else would."""
+    global _failed
+    _failed = error is not None and not isinstance(error, StoppedError) and trainer.world_size > 1
+    if _failed and (launcher := trainer.strategy.launcher) is not None:
+        launcher.kill(signal.SIGKILL)
+
+
+def check_same_start(start: tuple[str | None, int]) -> None:
+    """Compare the checkpoint and step that all ranks begin with: a collective, once there is a process group.
+
+    Raises:
+        ConfigError: they differ, e.g. because a node's file system does not show the checkpoint yet
+    """
+    if not distributed.is_initialized():
+        return
+    starts: list[tuple[str | None, int]] = [start] * distributed.get_world_size()
+    distributed.all_gather_object(starts, start)
+    for number, other in enumerate(starts):
+        if other != starts[0]:
+            first, wrong = (f"{path} at step {step}" if path else "none" for path, step in (starts[0], other))
+            raise ConfigError(
+                f"ckpt_path is {wrong} on rank {number}; expected {first}, as on rank 0. Start again when every node "
+                "reads the same checkpoint."
+            )
+
+
+def end_at_once(code: int) -> None:
+    """Exit without the handlers of `atexit` if this rank has failed: NCCL leaves its group by a collective."""
+    if _failed:
+        os._exit(code)
 
 
 def leave_group() -> None:

@@ -11,8 +11,13 @@ from typing import Any
 
 import lightning as L
 
+from lightning_sv.errors import StoppedError
+from lightning_sv.lit.ranks import rank
+
 log = logging.getLogger(__name__)
 
+#: environment variable: SLURM is asked to requeue the job on SIGTERM as well, which `scancel` sends too
+REQUEUE_ON_SIGTERM = "LIGHTNING_SV_REQUEUE_ON_SIGTERM"
 #: exit status of a program that SIGTERM ended, Ctrl-C, or the end of its terminal
 STOPPED, INTERRUPTED, HUNG_UP = (128 + number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
@@ -22,17 +27,9 @@ _SAID = b"\nstopping after this step, with a checkpoint; Ctrl-C again ends the r
 _SHOW_CURSOR = b"\x1b[?25h"  # the bar hides it, and a second Ctrl-C would leave it so
 
 
-class StoppedError(Exception):
-    """The run was asked to stop, and stopped after a step with a checkpoint.
-
-    Attributes:
-        code: exit status of the program
-        requeue: whether SLURM is asked to start the job again
-    """
-
-    def __init__(self, step: int, code: int, requeue: bool):
-        super().__init__(f"stopped after step {step}, as asked by a signal")
-        self.code, self.requeue = code, requeue
+def exit_code(stopped: StoppedError) -> int:
+    """Return the exit status of a stopped program, after asking SLURM to start the job again if announced."""
+    return 0 if stopped.requeue and (rank() or requeue()) else stopped.code
 
 
 class StopSignals:
@@ -78,10 +75,13 @@ class StopSignals:
         """End the run after the last step, whose checkpoint is written: a collective.
 
         Raises:
-            StoppedError: always; requeue if SLURM gave any device the signal that announces the end of the job's time
+            StoppedError: always; requeue if SLURM gave any device the signal that announces the end of the job's time,
+                or SIGTERM where `REQUEUE_ON_SIGTERM` is set
         """
-        kinds = (signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
-        announced, interrupted, hung_up = (self._received == number for number in kinds)
+        kinds = [(signal.SIGUSR1,), (signal.SIGINT,), (signal.SIGHUP,)]
+        if os.environ.get(REQUEUE_ON_SIGTERM):
+            kinds[0] = (signal.SIGUSR1, signal.SIGTERM)
+        announced, interrupted, hung_up = (self._received in numbers for numbers in kinds)
         if trainer.world_size > 1:  # the signal reaches one process before another
             announced, interrupted, hung_up = (
                 trainer.strategy.reduce_boolean_decision(kind, all=False) for kind in (announced, interrupted, hung_up)

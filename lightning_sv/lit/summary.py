@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import shlex
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from lightning_sv.runs.provenance import Provenance, lengths
 from lightning_sv.scale.strategy import modules_named
 from lightning_sv.settings.data import Batches
 from lightning_sv.whole import write_atomically
+
+log = logging.getLogger(__name__)
 
 
 def summarize(trainer: L.Trainer, module: PretrainModule, data: Batches) -> dict[str, Any]:
@@ -114,6 +117,31 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Bat
     for row in group_table(build_optimizer(made.parameter_groups(made.meta()), made.optim, made.lr)):
         table.add_row(*row)
     console.print(table)
+
+
+def show_summary(summary: dict[str, Any], run_dir: Path, *, as_json: bool) -> None:
+    """Draw `run.png` and show the figures of a complete run, which stays complete if that fails.
+
+    Args:
+        summary: figures of the run
+        run_dir: directory of the run
+        as_json: print them as JSON
+    """
+    try:
+        # At the end of a run alone: matplotlib would delay every first step.
+        from lightning_sv.analysis.run_plot import draw_run
+        from lightning_sv.runs.events import read_run
+
+        draw_run(read_run(run_dir), run_dir / PICTURE)
+    except Exception as error:
+        log.warning("%s could not be drawn (%s: %s)", run_dir / PICTURE, type(error).__name__, error)
+    if as_json:
+        print(json.dumps({"run_dir": str(run_dir), **summary}, indent=2))
+        return
+    try:
+        print_summary(Console(), summary, run_dir)
+    except LookupError as error:  # of an earlier version
+        log.warning("%s has no %s", run_dir / SUMMARY, error)
 
 
 def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> None:

@@ -52,7 +52,7 @@ class TextSamples(L.Callback):
         assert isinstance(net, Backbone)
         began = time.perf_counter()
         tokenizer = Tokenizer.load(data.corpus.dir)
-        compiled = settings.compile_how != "none"
+        compiled = settings.compile != "none"
         # Other lengths than the trained one would be compiled each, and the training step perhaps anew.
         with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
             text = generate(net, tokenizer, self._prompt, self._sampling, context=data.seq_len)

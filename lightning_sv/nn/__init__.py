@@ -1,6 +1,6 @@
 """Backbones built from scale-vector branches."""
 
-from lightning_sv.nn.backbone import Backbone, document_numbers, meta_backbone
+from lightning_sv.nn.backbone import Backbone, document_ids, meta_backbone
 from lightning_sv.nn.config import BackboneConfig, RopeScalingConfig, RouterConfig
 from lightning_sv.nn.cross_entropy import next_token_loss
 from lightning_sv.nn.flops import activated_parameters, flops_per_token
@@ -14,7 +14,7 @@ __all__ = [
     "RouterConfig",
     "Routing",
     "activated_parameters",
-    "document_numbers",
+    "document_ids",
     "flops_per_token",
     "meta_backbone",
     "next_token_loss",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv.errors import ConfigError
@@ -38,7 +38,7 @@ class Attention(Sublayer):
         )
         self.qkv = build.group("attn_norm", config.d_model, {"q_proj": q, "k_proj": kv, "v_proj": kv})
         self.grouped = config.kv_heads != config.n_head
-        self.o_proj = nn.Linear(q.d_out, config.d_model, bias=False)
+        self.o_proj = build.linear("o_proj", q.d_out, config.d_model)
         self.qk_norm = config.qk_norm
         if self.qk_norm:
             twice = [name for name in ("q_proj", "k_proj") if getattr(self.qkv, name).norm_width is not None]

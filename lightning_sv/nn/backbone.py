@@ -130,7 +130,7 @@ class Backbone(nn.Module):
         return (out, routings) if with_routing else out
 
 
-def document_numbers(tokens: Int[Tensor, "B T"], eot: int) -> Int[Tensor, "B T"]:
+def document_ids(tokens: Int[Tensor, "B T"], eot: int) -> Int[Tensor, "B T"]:
     """Number the documents of packed sequences; an end-of-text token closes its document.
 
     (B, T) token ids -> (B, T) integers that grow along T.

@@ -101,6 +101,8 @@ class BackboneConfig:
         rope_scaling: change of these frequencies as in Llama 3.1; null for none
         norm_eps: added to the mean square in every norm
         init_std: standard deviation of the normal initialization of every matrix
+        init_std_by_role: standard deviation of a role of matrices, e.g. {embedding: 0.006, head: 0.01}; the roles are
+            matrix, router, head and embedding, and a role that is not listed has init_std
         init_residual_scaling: divide the std of o_proj and down_proj by sqrt(2 n_layer)
     """
 
@@ -123,6 +125,7 @@ class BackboneConfig:
     rope_scaling: RopeScalingConfig | None = None
     norm_eps: float = 1e-5
     init_std: float = 0.02
+    init_std_by_role: dict[str, float] = field(default_factory=dict)
     init_residual_scaling: bool = True
 
     def __post_init__(self) -> None:
@@ -149,6 +152,12 @@ class BackboneConfig:
         for key in ("init_std", "norm_eps", "rope_theta"):
             if not 0 < getattr(self, key) <= 1e12:  # an integer of more than 64 bits is no number for torch
                 raise ConfigError(f"{where}.{key} is {getattr(self, key)}; it must be positive, and at most 1e12.")
+        roles = ("matrix", "router", "head", "embedding") if self.n_expert else ("matrix", "head", "embedding")
+        for role, std in self.init_std_by_role.items():
+            if role not in roles:
+                raise ConfigError(unknown(f"role in {where}.init_std_by_role", role, roles))
+            if not 0 <= std <= 1e12:
+                raise ConfigError(f"{where}.init_std_by_role.{role} is {std}; expected a number from 0 to 1e12.")
         if not self.n_expert and self.router != RouterConfig():
             raise ConfigError(f"{where}.router is set, but n_expert is 0 and nothing is routed; set n_expert.")
         if self.n_expert and self.n_expert_active == 1 and self.router.renormalize:
@@ -190,4 +199,5 @@ class BackboneConfig:
 
     def settings(self) -> dict[str, Any]:
         """Return the fields as plain values, without unset ones that earlier checkpoints do not have."""
-        return {k: v for k, v in asdict(self).items() if v is not None or k not in ("n_kv_head", "rope_scaling")}
+        unset: dict[str, Any] = {"n_kv_head": None, "rope_scaling": None, "init_std_by_role": {}}
+        return {k: v for k, v in asdict(self).items() if k not in unset or v != unset[k]}

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_sv.scale.double_backward import reference_gradients
 from lightning_sv.scale.fold import effective_weight, fold_gradients, product_dtype, scaled_product
 from lightning_sv.scale.gram import inverse_rms_of_product
 from lightning_sv.scale.norm import inverse_rms, norm_gradients, normalize
 from lightning_sv.scale.shapes import Float, Int
-from lightning_sv.scale.twice import plain_gradients
 
 #: logits that are there at a time: on a CPU what its cache holds, elsewhere what keeps a GPU busy (256 MB in bf16)
 CHUNK = {"cpu": 1 << 19}
@@ -139,7 +139,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
             plain = partial(_plain, targets=targets, norm_eps=ctx.norm_eps)
             with torch.autocast(x.device.type, ctx.dtype, enabled=ctx.dtype != weight.dtype):
-                return None, None, *plain_gradients(plain, inputs, grad)
+                return None, None, *reference_gradients(plain, inputs, grad)
         part = grad / targets.numel()
         return None, None, *(None if f is None else (f * part).to(t.dtype) for f, t in zip(found, inputs, strict=True))
 

@@ -1,10 +1,10 @@
 """The SwiGLU feed-forward network (arXiv:2002.05202) on the branches gate and up."""
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.nn.init import Sublayer
-from lightning_sv.nn.swiglu import gated
+from lightning_sv.nn.swiglu import swiglu_outputs
 from lightning_sv.scale import Branch, ScaleBuilder
 from lightning_sv.scale.shapes import Float
 
@@ -22,9 +22,9 @@ class FeedForward(Sublayer):
         d_ff = config.ffn_width
         branch = Branch(d_ff, norm_width=d_ff)  # dnp normalizes over the hidden units
         self.gate_up = build.group("ffn_norm", config.d_model, {"gate_proj": branch, "up_proj": branch})
-        self.down_proj = nn.Linear(d_ff, config.d_model, bias=False)
-        #: `gated`, or a kernel that does the same, where `use_kernels` has put one
-        self.gated = gated
+        self.down_proj = build.linear("down_proj", d_ff, config.d_model)
+        #: `swiglu_outputs`, or a kernel that does the same, where `use_kernels` has put one
+        self.swiglu_outputs = swiglu_outputs
 
     def output_weights(self) -> tuple[Tensor, ...]:
         """Return the weight of down_proj."""
@@ -32,4 +32,4 @@ class FeedForward(Sublayer):
 
     def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T D"], None]:
         """(B, T, D) -> (B, T, D), and no routing; x is the residual stream, not yet normalized."""
-        return self.down_proj(self.gated(*self.gate_up.outputs(x))), None
+        return self.down_proj(self.swiglu_outputs(*self.gate_up.outputs(x))), None

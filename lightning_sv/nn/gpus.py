@@ -28,13 +28,20 @@ class Gpu(NamedTuple):
         return self.bf16 if precision.startswith("bf16") else self.fp32
 
 
-#: NVIDIA's data sheets (SXM); memory as torch.cuda reports it, a little less than the name says
+#: NVIDIA's data sheets; memory as torch.cuda reports it, a little less than the name says
 GPUS = (
     Gpu("h100", "NVIDIA H100 80GB HBM3", int(79.1 * 2**30), 989.4e12, 66.9e12),
     Gpu("h200", "NVIDIA H200", int(139.8 * 2**30), 989.4e12, 66.9e12),
+    Gpu("h100-pcie", "NVIDIA H100 PCIe", int(79.1 * 2**30), 756e12, 51.2e12),
+    Gpu("h100-nvl", "NVIDIA H100 NVL", int(93.1 * 2**30), 835e12, 60e12),
     Gpu("a100-80gb", "NVIDIA A100-SXM4-80GB", int(79.1 * 2**30), 312e12, 19.5e12),
     Gpu("a100-40gb", "NVIDIA A100-SXM4-40GB", int(39.4 * 2**30), 312e12, 19.5e12),
 )
+
+
+def gpu_of_card(card: str) -> Gpu | None:
+    """Return the GPU that the driver names so; None if it is not listed."""
+    return next((gpu for gpu in GPUS if gpu.card == card), None)
 
 
 def find_gpu(name: str, memory_gib: float | None = None) -> Gpu:

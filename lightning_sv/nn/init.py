@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_sv.nn.config import BackboneConfig
-from lightning_sv.scale import ScaleVector
+from lightning_sv.scale import ScaledLinear, ScaleVector
 
 
 class Sublayer(nn.Module, ABC):
@@ -25,10 +25,10 @@ class Sublayer(nn.Module, ABC):
 
 @torch.no_grad()
 def init_weights(model: nn.Module, config: BackboneConfig, seed: int) -> None:
-    """Fill every parameter of `model`: matrices N(0, init_std^2), scale vectors gamma = 1.
+    """Fill every parameter of `model`: matrices N(0, std^2), scale vectors their initial gamma, 1 as a rule.
 
-    The `output_weights` of a `Sublayer`, o_proj and down_proj, get init_std / sqrt(2 n_layer) where
-    `init_residual_scaling` is on.
+    The std is `init_std`, or that of the matrix's role in `init_std_by_role`. The `output_weights` of a `Sublayer`,
+    o_proj and down_proj, get it divided by sqrt(2 n_layer) if `init_residual_scaling` is on.
 
     Args:
         model: on any device but meta
@@ -40,10 +40,12 @@ def init_weights(model: nn.Module, config: BackboneConfig, seed: int) -> None:
             module.reset_parameters()
     vectors = {p for m in model.modules() if isinstance(m, ScaleVector) for p in m.parameters()}
     writers = {p for m in model.modules() if isinstance(m, Sublayer) for p in m.output_weights()}
+    roles: dict[Tensor, str] = {m.weight: m.role for m in model.modules() if isinstance(m, ScaledLinear)}
+    roles |= {m.weight: "embedding" for m in model.modules() if isinstance(m, nn.Embedding)}
     for name, parameter in model.named_parameters():
         if parameter in vectors:
             continue
-        std = config.init_std
+        std = config.init_std_by_role.get(roles.get(parameter, "matrix"), config.init_std)
         if config.init_residual_scaling and parameter in writers:
             std /= math.sqrt(2 * config.n_layer)
         # The full tensor is drawn in float32 on the CPU, so that device and dtype do not matter; Lightning builds the

@@ -9,14 +9,14 @@ scaled too (`scale_options.placement_at` can leave that off). No token is droppe
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv.nn.config import BackboneConfig
 from lightning_sv.nn.dispatch import combine, dispatch, layout, weights_by_row
 from lightning_sv.nn.init import Sublayer
 from lightning_sv.nn.swiglu import swiglu
-from lightning_sv.scale import Branch, ScaleBuilder, ScaledLinear
+from lightning_sv.scale import Branch, ScaleBuilder
 from lightning_sv.scale.shapes import Float, Int
 
 # B batch, T positions, D d_model, N = B T tokens, E experts, k active experts, R rows of the dispatch buffer.
@@ -83,12 +83,12 @@ class MixtureOfExperts(Sublayer):
         branches = {"router": Branch(n_expert, norm_width=None, role="router")}
         expert = Branch(d_expert, norm_width=d_expert, batch_dims=(n_expert,))
         branches |= {"expert_gate_proj": expert, "expert_up_proj": expert}
-        self.expert_down_proj = ScaledLinear(d_expert, d, batch_dims=(n_expert,))
+        self.expert_down_proj = build.linear("expert_down_proj", d_expert, d, (n_expert,))
         self.has_shared = config.n_expert_shared > 0
         if self.has_shared:
             shared = Branch(config.ffn_width, norm_width=config.ffn_width)
             branches |= {"shared_gate_proj": shared, "shared_up_proj": shared}
-            self.shared_down_proj = nn.Linear(config.ffn_width, d, bias=False)
+            self.shared_down_proj = build.linear("shared_down_proj", config.ffn_width, d)
             if self.router.gate_shared:
                 branches["shared_router"] = Branch(1, norm_width=None, role="router")
         self.inputs = build.group("ffn_norm", d, branches)

@@ -2,16 +2,18 @@
 
 from lightning_sv.optim.build import OPTIMIZERS, build_optimizer
 from lightning_sv.optim.config import OptimConfig
+from lightning_sv.optim.dtensor import full_tensor
 from lightning_sv.optim.groups import (
     PARAMETER_ROLES,
     ParameterGroup,
+    clip_by_role,
     group_table,
-    parameter_groups,
+    matrix_rate,
     parameter_roles,
     parameter_table,
+    role_groups,
 )
 from lightning_sv.optim.schedule import ScheduleConfig
-from lightning_sv.optim.sharded import gathered
 from lightning_sv.optim.tuned import tuned_lr
 
 __all__ = [
@@ -21,10 +23,12 @@ __all__ = [
     "ParameterGroup",
     "ScheduleConfig",
     "build_optimizer",
-    "gathered",
+    "clip_by_role",
+    "full_tensor",
     "group_table",
-    "parameter_groups",
+    "matrix_rate",
     "parameter_roles",
     "parameter_table",
+    "role_groups",
     "tuned_lr",
 ]

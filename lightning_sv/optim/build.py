@@ -39,15 +39,35 @@ def build_optimizer(groups: list[ParameterGroup], config: OptimConfig, lr: float
         lr: peak learning rate of all groups
 
     Raises:
-        ConfigError: the optimizer is unknown, or the settings name a role that none of the parameters has
+        ConfigError: the optimizer is unknown, or the settings name a role that none of the parameters has, or a weight
+            decay of scale vectors that do not decay
     """
     build = builder_of(config.name)
     roles = [group.role for group in groups]
-    for key, named in (("undecayed", config.undecayed), ("muon_roles", config.muon_roles * (config.name == "muon"))):
+    for key, named in (
+        ("undecayed", config.undecayed),
+        ("muon_roles", config.muon_roles * (config.name == "muon")),
+        ("lr_factor_by_role", config.lr_factor_by_role),
+        ("weight_decay_by_role", config.weight_decay_by_role),
+        ("clip_by_role", config.clip_by_role),
+    ):
         if absent := [role for role in named if role not in roles]:
             raise ConfigError(
                 f"model.optim.{key} names {absent[0]!r}, and this model trains no such parameter; it trains: "
                 f"{' '.join(roles)}"
             )
-    groups = [replace(group, decays=group.decays and group.role not in config.undecayed) for group in groups]
-    return build(groups, config, lr)
+    return build([_by_role(group, config, lr) for group in groups], config, lr)
+
+
+def _by_role(group: ParameterGroup, config: OptimConfig, lr: float) -> ParameterGroup:
+    role, own = group.role, {}
+    if role in config.lr_factor_by_role:
+        own["lr"] = lr * config.lr_factor_by_role[role]
+    if role in config.weight_decay_by_role:
+        if not group.decays:
+            raise ConfigError(
+                f"model.optim.weight_decay_by_role has {role}, and these scale vectors do not decay under model.scale; "
+                "add wd to the strategy, or leave the entry out."
+            )
+        own["weight_decay"] = config.weight_decay_by_role[role]
+    return replace(group, decays=group.decays and role not in config.undecayed, own=own)

@@ -1,9 +1,11 @@
 """The optimizer's settings."""
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from lightning_sv.errors import ConfigError, unknown
-from lightning_sv.optim.groups import MATRIX_ROLES
+from lightning_sv.optim.groups import MATRIX_ROLES, PARAMETER_ROLES
 
 NS_DTYPES = ("bfloat16", "float32", "float64")
 
@@ -22,6 +24,11 @@ class OptimConfig:
         weight_decay: decoupled decay of the groups that decay
         undecayed: roles of matrices that do not decay, of matrix, router, head and embedding (the paper does not
             say which do; all, by default). Scale vectors decay as the strategy says
+        lr_factor_by_role: factor of `lr` per role, e.g. {embedding: 0.1, input: 2}; the roles are router, head,
+            embedding, input and output, and matrix has `lr` itself
+        weight_decay_by_role: weight decay of a role that decays, e.g. {input: 0.002}; `weight_decay` elsewhere
+        clip_by_role: largest gradient norm of a role by itself, e.g. {input: 1.0, output: .inf}; such a role does not
+            count towards trainer.gradient_clip_val
         muon_roles: roles of matrices that Muon updates; the paper's "2D matrix blocks in Transformer layers" are read
             as matrix alone, which leaves the router of a mixture of experts to AdamW
         muon_momentum: Muon's Nesterov momentum
@@ -36,6 +43,9 @@ class OptimConfig:
     eps: float = 1e-8
     weight_decay: float = 0.1
     undecayed: list[str] = field(default_factory=list)
+    lr_factor_by_role: dict[str, float] = field(default_factory=dict)
+    weight_decay_by_role: dict[str, float] = field(default_factory=dict)
+    clip_by_role: dict[str, float] = field(default_factory=dict)
     muon_roles: list[str] = field(default_factory=lambda: ["matrix"])
     muon_momentum: float = 0.95
     ns_dtype: str = "bfloat16"
@@ -49,6 +59,19 @@ class OptimConfig:
                     f"model.optim.{key} is {getattr(self, key)!r}, and {wrong[0]!r} is no role of a matrix; known: "
                     f"{' '.join(MATRIX_ROLES)} (which scale vectors decay is a word of model.scale)."
                 )
+        for key in ("lr_factor_by_role", "weight_decay_by_role", "clip_by_role"):
+            for role, value in getattr(self, key).items():
+                if role not in PARAMETER_ROLES:
+                    raise ConfigError(unknown(f"role in model.optim.{key}", role, PARAMETER_ROLES))
+                largest = math.inf if key == "clip_by_role" else 1e12
+                if not 0 <= value <= largest or (value == 0 and key != "weight_decay_by_role"):
+                    raise ConfigError(f"model.optim.{key}.{role} is {value}; expected a positive number.")
+        if "matrix" in self.lr_factor_by_role:
+            raise ConfigError("model.optim.lr_factor_by_role has matrix, whose learning rate is model.optim.lr itself.")
+        if both := set(self.undecayed) & set(self.weight_decay_by_role):
+            raise ConfigError(
+                f"model.optim.weight_decay_by_role has {min(both)}, which model.optim.undecayed names too."
+            )
         if not self.muon_roles:
             raise ConfigError("model.optim.muon_roles is [], which leaves Muon nothing; use model.optim.name adamw.")
         if self.lr is not None and self.lr <= 0:
@@ -60,3 +83,7 @@ class OptimConfig:
             raise ConfigError(f"model.optim.eps is {self.eps}; it must be positive.")
         if self.weight_decay < 0:
             raise ConfigError(f"model.optim.weight_decay is {self.weight_decay}; it must not be negative.")
+
+    def settings(self) -> dict[str, Any]:
+        """Return the fields as plain values, without empty ones that earlier checkpoints do not have."""
+        return {key: value for key, value in asdict(self).items() if value != {}}

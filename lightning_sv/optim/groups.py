@@ -1,13 +1,15 @@
 """Parameter groups by role: which parameter decays is read from what it is, never from its name."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_sv.errors import ConfigError
+from lightning_sv.optim.dtensor import full_tensor
 from lightning_sv.scale import ScaledLinear, ScaleVector
 
 ParameterRole = Literal["matrix", "router", "head", "embedding", "input", "output"]
@@ -60,11 +62,19 @@ def _role(full: str, module: nn.Module, name: str) -> ParameterRole:
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """The parameters of one role, and whether they decay."""
+    """The parameters of one role.
+
+    Attributes:
+        role: their role
+        decays: whether they take part in weight decay
+        members: the parameters
+        own: entries of the optimizer's group that differ from its defaults: 'lr', 'weight_decay'
+    """
 
     role: ParameterRole
     decays: bool
     members: tuple[NamedParameter, ...]
+    own: Mapping[str, float] = field(default_factory=dict)
 
     def options(self, kind: str, weight_decay: float) -> dict[str, Any]:
         """Return the start of an optimizer's param_group: plain values beside the parameters.
@@ -78,10 +88,11 @@ class ParameterGroup:
             "weight_decay": weight_decay if self.decays else 0.0,
             "role": self.role,
             "kind": kind,
+            **self.own,
         }
 
 
-def parameter_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[ParameterGroup]:
+def role_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[ParameterGroup]:
     """Partition the trained parameters of `model` by role.
 
     Scale vectors decay where their role is in `decayed_roles` (paper, Section 2.2). Matrices do, the embedding,
@@ -103,6 +114,36 @@ def parameter_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[Pa
     grouped = [id(m.parameter) for group in groups for m in group.members]
     assert len(grouped) == len(set(grouped)) and set(grouped) == trained, "not a partition"
     return groups
+
+
+def matrix_rate(param_groups: Sequence[Mapping[str, Any]]) -> float:
+    """Return the learning rate of the matrices, which `OptimConfig.lr_factor_by_role` leaves as it is."""
+    return float(next((g["lr"] for g in param_groups if g["role"] == "matrix"), param_groups[0]["lr"]))
+
+
+def clip_by_role(
+    parameters: Iterable[nn.Parameter], optimizer: Optimizer, limit: float, limits: Mapping[str, float]
+) -> Tensor:
+    """Clip the gradients of the roles in `limits` by a norm of their own, and the others by their common norm.
+
+    Args:
+        parameters: those of the model, in its order
+        optimizer: its groups have a `role`
+        limit: largest common norm
+        limits: role -> largest norm of its gradients
+
+    Returns:
+        the norm of all gradients before clipping
+    """
+    own = {p: g["role"] for g in optimizer.param_groups if g["role"] in limits for p in g["params"]}
+    parts: dict[str, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        parts.setdefault(own.get(parameter, ""), []).append(parameter)
+    norms = [
+        full_tensor(nn.utils.clip_grad_norm_(members, limits.get(role, limit), foreach=True).detach())
+        for role, members in parts.items()
+    ]
+    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
 def group_table(optimizer: Optimizer) -> list[list[str]]:

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from lightning_sv.optim.adamw import adamw
 from lightning_sv.optim.composite import CompositeOptimizer
 from lightning_sv.optim.config import OptimConfig
+from lightning_sv.optim.dtensor import is_sharded
 from lightning_sv.optim.groups import ParameterGroup
-from lightning_sv.optim.sharded import is_sharded
 
 #: quintic Newton-Schulz of Jordan et al. (kellerjordan.github.io/posts/muon): coefficients a, b, c
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)

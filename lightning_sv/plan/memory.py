@@ -12,10 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lightning_sv.nn import Backbone, document_numbers, router_loss
+from lightning_sv.nn import Backbone, document_ids, router_loss
 from lightning_sv.nn.cross_entropy import CHUNK
 from lightning_sv.optim import build_optimizer
-from lightning_sv.scale.pieces import PIECE, as_on_a_gpu
+from lightning_sv.scale.row_chunks import CHUNK_ELEMENTS, unchunked
 from lightning_sv.settings.model import Pretraining
 
 
@@ -106,7 +106,7 @@ def step_memory(
         accumulate: whether a step has several micro-batches
     """
     counter = AllocatedBytes()
-    with fake_backbone(run) as net, counter, as_on_a_gpu(PIECE, CHUNK):
+    with fake_backbone(run) as net, counter, unchunked(CHUNK_ELEMENTS, CHUNK):
         for tensor in (*net.parameters(), *net.buffers()):
             counter.add(tensor)
         optimizer = build_optimizer(run.parameter_groups(net), run.optim, run.lr)
@@ -119,7 +119,7 @@ def step_memory(
         block = torch.zeros(micro_batch, seq_len + 1, dtype=torch.long)
         with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
             tokens = block[:, :-1]
-            documents = document_numbers(tokens, 0) if run.mask_documents else None
+            documents = document_ids(tokens, 0) if run.mask_documents else None
             nats, routings = net(tokens, documents, targets=block[:, 1:], with_routing=True)
             loss = nats + router_loss(routings, run.config)
         if not accumulate:

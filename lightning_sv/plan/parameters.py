@@ -20,7 +20,7 @@ class PaperFigure:
     scale: str
     what: str
     printed: str
-    computed: str  # key of `Ledger.figures`
+    computed: str  # key of `ParameterCount.figures`
     comment: str = ""
 
 
@@ -77,7 +77,7 @@ PAPER_FIGURES: tuple[PaperFigure, ...] = (
 
 
 @dataclass(frozen=True)
-class Ledger:
+class ParameterCount:
     """Parameters by role of one model under one strategy.
 
     Attributes:
@@ -172,7 +172,9 @@ class Ledger:
             console.print(f"paper, {figure.what}: {figure.printed}; here {shown}{comment}.")
 
 
-def ledger(config: BackboneConfig, scale: str | ScaleStrategy, options: ScaleOptions | None = None) -> Ledger:
+def count_parameters(
+    config: BackboneConfig, scale: str | ScaleStrategy, options: ScaleOptions | None = None
+) -> ParameterCount:
     """Count the parameters of a model on the meta device, in a fraction of a second.
 
     Raises:
@@ -191,4 +193,4 @@ def ledger(config: BackboneConfig, scale: str | ScaleStrategy, options: ScaleOpt
     )
     baseline = sum(p.numel() for p in meta_backbone(config).parameters())
     activated = activated_parameters(model, config)
-    return Ledger(config.name, label, str(model.canonical), roles, baseline, activated)
+    return ParameterCount(config.name, label, str(model.canonical), roles, baseline, activated)

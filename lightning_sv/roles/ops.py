@@ -12,7 +12,7 @@ PRODUCTS: dict[str, tuple[str, ...]] = {
     "dot": ("self", "tensor"),
     "addmv": ("mat", "vec"),
     "mkldnn::_linear_pointwise": ("X", "W"),
-    "lightning_sv::row_products": ("x", "weight"),
+    "lightning_sv::grouped_mm": ("x", "weight"),
     "_trilinear": ("i1", "i2", "i3"),
 }
 #: what a product adds

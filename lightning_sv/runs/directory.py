@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.settings.yaml_file import read_yaml
 from lightning_sv.whole import regular
 
 #: the resolved configuration, with which the run can be repeated
@@ -114,6 +113,8 @@ def read_config(run_dir: Path, name: str = CONFIG) -> dict[str, Any]:
     Raises:
         ConfigError: the file is no plain YAML of keys and values
     """
+    from lightning_sv.settings.yaml_file import read_yaml  # here: a model is built without omegaconf
+
     path = run_dir / name
     if not path.is_file():
         return {}

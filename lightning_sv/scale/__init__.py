@@ -1,6 +1,6 @@
 """Scale vectors: parameterizations, placements, strategies and the branches they act on."""
 
-from lightning_sv.scale.branch import BranchGroup, Output, ScaledLinear, output_norms
+from lightning_sv.scale.branch import BranchGroup, Output, ScaledLinear, output_norms, scaled_linears
 from lightning_sv.scale.build import Branch, ScaleBuilder, ScaleOptions
 from lightning_sv.scale.norm import RMSNorm, normalize
 from lightning_sv.scale.strategy import Decay, Placement, ScaleStrategy
@@ -30,4 +30,5 @@ __all__ = [
     "ScaledLinear",
     "normalize",
     "output_norms",
+    "scaled_linears",
 ]

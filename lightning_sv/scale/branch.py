@@ -143,6 +143,22 @@ class ScaledLinear(nn.Module):
         return f"{batch}{self.d_in} -> {self.d_out}{norm}"
 
 
+def scaled_linears(
+    model: nn.Module,
+) -> Iterator[tuple[str, ScaledLinear, tuple[ScaleVector | None, ScaleVector | None]]]:
+    """Yield (path, matrix, (scale_in, scale_out)) of each branch of a group, and of other matrices with a vector."""
+    grouped: set[int] = set()
+    for path, module in model.named_modules():
+        if isinstance(module, BranchGroup):
+            for name, branch in module.branches():
+                grouped.add(id(branch))
+                yield f"{path}.{name}" if path else name, branch, module.vectors(name)
+        elif isinstance(module, ScaledLinear) and id(module) not in grouped:
+            vectors = module.scale_in, module.scale_out
+            if vectors != (None, None):
+                yield path, module, vectors
+
+
 def output_norms(model: nn.Module) -> Iterator[tuple[str, RMSNorm]]:
     """Yield (path, norm) of the norms that no branch reads and that have a scale vector: Q/K-norm, Post-Norm."""
     fed = {id(module.norm) for module in model.modules() if isinstance(module, BranchGroup)}

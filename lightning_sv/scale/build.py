@@ -2,8 +2,10 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, NamedTuple
+
+from torch import nn
 
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.scale.branch import BranchGroup, MatrixRole, ScaledLinear
@@ -25,8 +27,9 @@ class ScaleOptions:
 
     Attributes:
         placement_at: placement of single branches, site -> token, for instance {lm_head: dp}, or {router: bp} for
-            a router whose logits no output-side vector scales; beside the strategies' tokens `np` and `anp`, which
-            are what folding leaves of `dnp`
+            a router whose logits no output-side vector scales; in addition to the strategies' tokens `np` and `anp`,
+            which are what folding leaves of `dnp`. o_proj and down_proj (shared_down_proj, expert_down_proj) have no
+            scale vector unless they are named here, with bp, ap or dp
         role_at: role of single vectors, 'site.scale_in' or 'site.scale_out' -> 'input' | 'output',
             for instance {v_proj.scale_out: input} to let the output side of v decay under `iwd`
         share_scale_out: one output-side vector for those branches of a norm that have equal widths
@@ -34,6 +37,7 @@ class ScaleOptions:
             the loss does not depend on it there, yet Adam moves it
         share_heads: branches whose heads share one output-side vector of a head's width, for instance [q_proj, k_proj]:
             with `dnp` there, that is the Q/K-norm of Qwen 3, whose code then runs the model
+        initial_gamma_out: output-side gamma at initialization; beta of `or` is that, and of `er` its logarithm
     """
 
     placement_at: dict[str, str] = field(default_factory=dict)
@@ -41,8 +45,13 @@ class ScaleOptions:
     share_scale_out: bool = False
     freeze_input_beta: bool = False
     share_heads: list[str] = field(default_factory=list)
+    initial_gamma_out: float = 1.0
 
     def __post_init__(self) -> None:
+        if not 0 < self.initial_gamma_out <= 1e12:
+            raise ConfigError(
+                f"scale_options.initial_gamma_out is {self.initial_gamma_out}; expected a number above 0, up to 1e12."
+            )
         for site, token in self.placement_at.items():
             if token not in _TOKENS:
                 raise ConfigError(unknown(f"scale_options.placement_at.{site}", token, _TOKENS))
@@ -59,7 +68,12 @@ class ScaleOptions:
         words += [f"{key}={role}" for key, role in sorted(self.role_at.items())]
         words += [f.name for f in fields(self) if getattr(self, f.name) is True]
         words += [f"share_heads={'+'.join(sorted(set(self.share_heads)))}"] if self.share_heads else []
+        words += [f"initial_gamma_out={self.initial_gamma_out:g}"] if self.initial_gamma_out != 1 else []
         return f"[{','.join(words)}]" if words else ""
+
+    def settings(self) -> dict[str, Any]:
+        """Return the fields as plain values, without an unset one that earlier checkpoints do not have."""
+        return {k: v for k, v in asdict(self).items() if k != "initial_gamma_out" or v != 1}
 
 
 class Branch(NamedTuple):
@@ -145,6 +159,25 @@ class ScaleBuilder:
             _freeze_magnitude(norm_scale)
         return kind(site, RMSNorm(d_in, self.eps, norm_scale), built, shared_out)
 
+    def linear(self, site: str, d_in: int, d_out: int, batch_dims: tuple[int, ...] = ()) -> nn.Linear | ScaledLinear:
+        """Build a matrix that reads no norm: o_proj, down_proj. It has scale vectors only if `placement_at` names it.
+
+        Raises:
+            ConfigError: the placement normalizes
+        """
+        self._sites.add(site)
+        row = _TOKENS[self.options.placement_at.get(site, "nop")]
+        if row.norm_out:
+            raise ConfigError(
+                f"scale_options.placement_at.{site} is {self.options.placement_at[site]}, which normalizes; expected "
+                "bp, ap or dp. model.backbone.post_norm normalizes what is added to the residual stream."
+            )
+        if not batch_dims and not (row.scale_in or row.scale_out):
+            return nn.Linear(d_in, d_out, bias=False)
+        scale_in = self._vector(site, "scale_in", d_in, "input", batch_dims) if row.scale_in else None
+        scale_out = self._vector(site, "scale_out", d_out, "output", batch_dims) if row.scale_out else None
+        return ScaledLinear(d_in, d_out, scale_in=scale_in, scale_out=scale_out, batch_dims=batch_dims)
+
     def norm(self, site: str, d: int) -> RMSNorm:
         """Build a norm that no branch reads (Q/K-norm, Post-Norm): its scale vector is an Output-Norm's.
 
@@ -220,7 +253,11 @@ class ScaleBuilder:
         actual: Role = "input" if chosen == "input" else "output"
         self._vectors.add(key)
         self._roles.add(actual)
-        return self.strategy.vector(d, actual, batch_dims)
+        vector = self.strategy.vector(d, actual, batch_dims)
+        if side == "scale_out" and self.options.initial_gamma_out != 1:
+            vector.initial = self.options.initial_gamma_out
+            vector.reset_parameters()
+        return vector
 
 
 def _freeze_magnitude(vector: ScaleVector) -> None:

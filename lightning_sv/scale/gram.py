@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_sv.scale.double_backward import reference_gradients
 from lightning_sv.scale.fold import effective_weight, product_dtype
 from lightning_sv.scale.shapes import Float
-from lightning_sv.scale.twice import plain_gradients
 
 
 def inverse_rms_of_product(
@@ -71,7 +71,7 @@ class _InverseRms(torch.autograd.Function):
         if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
             with torch.autocast(x.device.type, ctx.dtype, enabled=ctx.dtype != weight.dtype):
                 plain = partial(_inverse_rms, eps=ctx.eps)
-                return *plain_gradients(plain, (x, weight, gamma_in), grad), None
+                return *reference_gradients(plain, (x, weight, gamma_in), grad), None
         # With s = -r^3 grad / d_out: dx = s G x, and dG = X^T diag(s / 2) X is symmetric, so dW' = W' (2 dG).
         s = grad * r.pow(3) / -len(weight)
         rows, scaled = x.to(weight.dtype).flatten(0, -2), x * s

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_sv.scale.fold import effective_weight, product_dtype
-from lightning_sv.scale.products import block_products, row_products
+from lightning_sv.scale.grouped_mm import grouped_mm, grouped_mm_wgrad
 
 #: Weights are folded from this many scaled activations (of both sides) per entry of a weight, fewer are scaled
 #: themselves: break-even on a CPU at 30 rows an expert for 128 x 88, at 100 for 256 x 352.
@@ -102,7 +102,7 @@ class _GroupedProduct(torch.autograd.Function):
         rows, factors = Rows(expert, ends, filled), _unflattened(flat)
         if len(factors) == 1:
             return (_scaled(x, *factors[0], rows, dtype),)
-        y = row_products(x.to(dtype), _folded(factors, dtype), ends, filled)
+        y = grouped_mm(x.to(dtype), _folded(factors, dtype), ends, filled)
         # Whole each: what is done to every element of them takes longer in strided rows than this copy.
         return tuple(part.contiguous() for part in y.split(_widths(factors), -1))
 
@@ -119,9 +119,9 @@ class _GroupedProduct(torch.autograd.Function):
                     weight, gamma_in, gamma_out = factors[0]
                     grad_x = _scaled(grad, weight.mT, gamma_out, gamma_in, rows, ctx.dtype).to(x.dtype)
                 else:
-                    grad_x = row_products(grad, _folded(factors, ctx.dtype).mT, ends, ctx.filled).to(x.dtype)
+                    grad_x = grouped_mm(grad, _folded(factors, ctx.dtype).mT, ends, ctx.filled).to(x.dtype)
             if any(ctx.needs_input_grad[5:]):
-                folded = block_products(grad, x.to(ctx.dtype), ends, ctx.filled).split(_widths(factors), 1)
+                folded = grouped_mm_wgrad(grad, x.to(ctx.dtype), ends, ctx.filled).split(_widths(factors), 1)
                 found = [t for f, part in zip(factors, folded, strict=True) for t in _gradients(part, f)]
         return grad_x, None, None, None, None, *found
 
@@ -170,11 +170,11 @@ def _scaled(
     dtype: torch.dtype,
 ) -> Tensor:
     if _is_folded(x, weight):
-        y: Tensor = row_products(
+        y: Tensor = grouped_mm(
             x.to(dtype), effective_weight(weight, gamma_in, gamma_out).to(dtype), rows.ends, rows.filled
         )
         return y
     if gamma_in is not None:
         x = x * gamma_in[rows.expert]
-    y = row_products(x.to(dtype), weight.to(dtype), rows.ends, rows.filled)
+    y = grouped_mm(x.to(dtype), weight.to(dtype), rows.ends, rows.filled)
     return y if gamma_out is None else (y * gamma_out[rows.expert]).to(dtype)

@@ -5,9 +5,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_sv.scale.pieces import pieces
+from lightning_sv.scale.double_backward import reference_gradients
+from lightning_sv.scale.row_chunks import row_chunks
 from lightning_sv.scale.shapes import Float
-from lightning_sv.scale.twice import plain_gradients
 from lightning_sv.scale.vector import DirectScale, ScaleVector
 
 
@@ -32,12 +32,12 @@ def normalize(
 
 
 def _normalize(x: Tensor, eps: float, gamma: Tensor | None) -> Tensor:
-    z = wide(x)
+    z = upcast(x)
     y: Tensor = z * torch.rsqrt(z.square().mean(-1, keepdim=True) + eps)
     return (y if gamma is None else y * gamma).to(x.dtype)
 
 
-def wide(x: Tensor) -> Tensor:
+def upcast(x: Tensor) -> Tensor:
     """Return x in float32, or as it is where it is wider."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
@@ -50,14 +50,14 @@ class _Normalize(torch.autograd.Function):
         rrms = inverse_rms(x, eps)
         ctx.eps = eps
         ctx.save_for_backward(x, rrms, gamma)
-        return times(wide(x) * rrms, gamma).to(x.dtype)
+        return scale_inplace(upcast(x) * rrms, gamma).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
         (grad,) = grads
         x, rrms, gamma = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
-            grad_x, grad_gamma = plain_gradients(lambda x, gamma: _normalize(x, ctx.eps, gamma), (x, gamma), grad)
+            grad_x, grad_gamma = reference_gradients(lambda x, gamma: _normalize(x, ctx.eps, gamma), (x, gamma), grad)
             return grad_x, None, grad_gamma
         grad_x, grad_gamma = norm_gradients(grad, x, rrms, gamma)
         return grad_x, None, grad_gamma
@@ -65,7 +65,7 @@ class _Normalize(torch.autograd.Function):
 
 def inverse_rms(x: Float[Tensor, "*rows d"], eps: float) -> Float[Tensor, "*rows 1"]:
     """Return 1 / sqrt(mean(x^2) + eps), the mean over the last axis, which stays as 1; in float32 or wider."""
-    z = wide(x)
+    z = upcast(x)
     if torch.compiler.is_compiling():
         return torch.rsqrt(z.square().mean(-1, keepdim=True) + eps)
     mean_square = torch.linalg.vector_norm(z, dim=-1, keepdim=True).square_().div_(x.shape[-1])
@@ -73,7 +73,7 @@ def inverse_rms(x: Float[Tensor, "*rows d"], eps: float) -> Float[Tensor, "*rows
     return rrms
 
 
-def times(buffer: Tensor, gamma: Tensor | None) -> Tensor:
+def scale_inplace(buffer: Tensor, gamma: Tensor | None) -> Tensor:
     """Return gamma * buffer, in the memory of `buffer`."""
     return buffer if gamma is None else buffer.mul_(gamma)
 
@@ -96,8 +96,8 @@ def norm_gradients(
     rows = [t.reshape(-1, *shape[:-1], t.shape[-1]) for t in (grad, x, rrms)]
     grad_x = torch.empty_like(rows[1], memory_format=torch.contiguous_format)
     grad_gamma = None if gamma is None else torch.zeros_like(gamma)
-    for dy, z, r, out in pieces(*rows, grad_x):
-        add_norm_gradients(wide(dy), wide(z) * r, r, gamma, out, grad_gamma)
+    for dy, z, r, out in row_chunks(*rows, grad_x):
+        add_norm_gradients(upcast(dy), upcast(z) * r, r, gamma, out, grad_gamma)
     return grad_x.view_as(x), grad_gamma
 
 
@@ -119,7 +119,7 @@ def add_norm_gradients(
     product = xhat * grad
     if grad_gamma is not None:
         grad_gamma += product.sum(0)
-    mean = times(product, gamma).mean(-1, keepdim=True)
+    mean = scale_inplace(product, gamma).mean(-1, keepdim=True)
     scaled = grad if gamma is None else torch.mul(grad, gamma, out=product)
     torch.mul(torch.addcmul(scaled, xhat, mean, value=-1, out=product), rrms, out=grad_x)
 

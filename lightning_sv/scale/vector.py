@@ -36,6 +36,8 @@ class ScaleVector(nn.Module, ABC):
         super().__init__()
         assert role in ROLES, role
         self.d, self.role, self.batch_dims = d, role, tuple(batch_dims)
+        #: gamma at initialization; `ScaleOptions.initial_gamma_out` sets it
+        self.initial = 1.0
 
     @abstractmethod
     def forward(self) -> Float[Tensor, "*batch_dims {self.d}"]:
@@ -55,8 +57,9 @@ class ScaleVector(nn.Module, ABC):
         return None
 
     def reset_parameters(self) -> None:
-        """Set gamma to 1, for instance after a meta device."""
-        self.set_gamma(torch.ones(*self.batch_dims, self.d, device=next(self.parameters()).device))
+        """Set gamma to its initial value, for instance after a meta device: 1 as a rule."""
+        device = next(self.parameters()).device
+        self.set_gamma(torch.full((*self.batch_dims, self.d), self.initial, device=device))
 
     def extra_repr(self) -> str:
         """Show width and role in the printed module."""
@@ -135,6 +138,12 @@ class OriginalSpaceScale(ScaleVector):
         self.alpha.copy_(gamma)
         self.beta.copy_(rms)
 
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Set alpha to 1 and beta to the initial gamma, so that the direction learns as fast for every magnitude."""
+        self.alpha.fill_(1.0)
+        self.beta.fill_(self.initial)
+
 
 class ExponentialScale(ScaleVector):
     """ER: gamma = exp(beta) * exp(alpha - mean(alpha)) (paper, Section 3.3).
@@ -180,7 +189,7 @@ class HeadShared(ScaleVector):
 
     def __init__(self, vector: ScaleVector, n_head: int):
         super().__init__(n_head * vector.d, vector.role, vector.batch_dims)
-        self.vector, self.n_head = vector, n_head
+        self.vector, self.n_head, self.initial = vector, n_head, vector.initial
 
     @property
     def magnitude(self) -> nn.Parameter | None:

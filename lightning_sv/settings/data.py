@@ -1,13 +1,15 @@
 """What a run reads: a corpus, cut into sequences and batches. Without Lightning."""
 
 import logging
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from lightning_sv.corpus import CorpusConfig, Manifest, Share, check_corpus, open_split
-from lightning_sv.corpus.sources.table import changed_text, listed
+from lightning_sv.corpus import CorpusConfig, Manifest, RankShare, check_corpus, open_split
+from lightning_sv.corpus.sources.registry import changed_text, listed
 from lightning_sv.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -16,6 +18,7 @@ log = logging.getLogger(__name__)
 _MOST_WORKERS = 256
 
 
+@dataclass
 class Batches:
     """Which tokens an optimizer step sees; `lit.data.TokenDataModule` streams them.
 
@@ -35,47 +38,32 @@ class Batches:
         seed: of the order of the sequences; null for seed_everything's
     """
 
-    def __init__(
-        self,
-        corpus: CorpusConfig,
-        seq_len: int,
-        global_batch: int,
-        micro_batch: int | None = None,
-        num_workers: int = 0,
-        validations: int = 20,
-        val_sequences: int | None = None,
-        seed: int | None = None,
-    ):
-        least = {
-            "seq_len": 1,
-            "global_batch": 1,
-            "micro_batch": 1,
-            "validations": 1,
-            "val_sequences": 1,
-            "num_workers": 0,
-        }
-        for key, minimum in least.items():
-            value = locals()[key]
-            if value is not None and value < minimum:
-                raise ConfigError(f"data.{key} is {value}; it must be at least {minimum}.")
-        if num_workers > _MOST_WORKERS:
-            raise ConfigError(f"data.num_workers is {num_workers}; expected a number from 0 to {_MOST_WORKERS}.")
-        self.corpus, self.seq_len, self.global_batch = corpus, seq_len, global_batch
-        self.micro_batch, self.num_workers = micro_batch, num_workers
-        self.validations, self.val_sequences, self.seed = validations, val_sequences, seed
-        self._manifest: Manifest | None = None
+    corpus: CorpusConfig
+    seq_len: int
+    global_batch: int
+    micro_batch: int | None = None
+    num_workers: int = 0
+    validations: int = 20
+    val_sequences: int | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for key in ("seq_len", "global_batch", "micro_batch", "validations", "val_sequences", "num_workers"):
+            value, least = getattr(self, key), int(key != "num_workers")
+            if value is not None and value < least:
+                raise ConfigError(f"data.{key} is {value}; it must be at least {least}.")
+        if self.num_workers > _MOST_WORKERS:
+            raise ConfigError(f"data.num_workers is {self.num_workers}; expected a number from 0 to {_MOST_WORKERS}.")
 
     @property
     def tokens_per_step(self) -> int:
         """Tokens an optimizer step sees, over all devices."""
         return self.global_batch * self.seq_len
 
-    @property
+    @cached_property
     def manifest(self) -> Manifest:
         """What `lightning-sv prepare` recorded of the corpus."""
-        if self._manifest is None:
-            self._manifest = Manifest.load(self.corpus.dir)
-        return self._manifest
+        return Manifest.load(self.corpus.dir)
 
     @property
     def eot(self) -> int:
@@ -103,7 +91,7 @@ class Batches:
         if checksums and (changes := changed_text(self.manifest)):
             log.warning("%s is used as it is, although its text has changed: %s", self.corpus.dir, listed(changes))
 
-    def share(self, devices: int, rank: int = 0) -> Share:
+    def share(self, devices: int, rank: int = 0) -> RankShare:
         """Return what one of so many devices reads of every optimizer step.
 
         Raises:
@@ -124,7 +112,7 @@ class Batches:
                 f"data.global_batch {self.global_batch} on {devices} devices; "
                 f"{', '.join(str(n) for n in range(1, per_device + 1) if per_device % n == 0)} do."
             )
-        return Share(self.global_batch, micro, rank, devices)
+        return RankShare(self.global_batch, micro, rank, devices)
 
     def check_validation(self, devices: int) -> None:
         """Refuse a validation that gives a device nothing.

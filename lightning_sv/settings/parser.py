@@ -4,7 +4,8 @@ import math
 import re
 import sys
 from difflib import get_close_matches
-from typing import Any, NoReturn, get_args
+from types import UnionType
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
@@ -37,13 +38,15 @@ ELSEWHERE = {
 }
 
 
-#: a type -> what a value of it is
+#: name of a type -> its values
 _WORDS = {
     "NoneType": "null",
     "bool": "true or false",
     "int": "a whole number",
     "float": "a finite number",
     "str": "text",
+    "list": "a list",
+    "dict": "keys and values",
 }
 
 
@@ -80,7 +83,7 @@ class Parser(ArgumentParser):
         except ValueError as error:  # from OmegaConf, about an interpolation
             raise error if isinstance(error, ConfigError) else ConfigError(str(error).splitlines()[0]) from error
         _check_values(self, config)
-        _expand_paths(self, config)
+        _expand_paths(config)
         return config
 
     def instantiate(self, *args: Any, **kwargs: Any) -> Any:
@@ -90,7 +93,7 @@ class Parser(ArgumentParser):
         except ConfigError:
             raise
         except ValueError as error:
-            raise ConfigError(fits_no_type(str(error))) from error
+            raise ConfigError(" ".join(str(error).split())) from error
 
     def _load_config_parser_mode(self, content: str, path: Any = "", *rest: Any, **more: Any) -> Namespace:
         """Load the text of a config file; empty sections do not reset those of earlier files."""
@@ -101,11 +104,10 @@ class Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
         """Raise ValueError with the cause in one line."""
-        text = re.sub(r"\s+", " ", str(ex or message)).strip().removesuffix(".")
+        text = " ".join(str(ex or message).split()).removesuffix(".")
         if missing := text.partition("arguments are required: ")[2]:
             raise ConfigError(_what_to_give(missing.split(", "))) from ex
-        text = fits_no_type(text).removesuffix(".")
-        raise ConfigError(f"{text}.{self._hint(text)}") from ex
+        raise ConfigError(f"{sentence(text, self)}.{self._hint(text)}") from ex
 
     def _hint(self, text: str) -> str:
         unknown = re.search(r"(?:[Kk]ey|[Oo]ption) [\"'](?P<key>[\w.]+)[\"']|--(?P<flag>[\w.]+)", text)
@@ -124,49 +126,51 @@ class Parser(ArgumentParser):
         return f" Did you mean {near[0]!r}?" if near else ""
 
 
-def fits_no_type(text: str) -> str:
-    r"""What jsonargparse says, in pages, of a value that is of none of several types, as one sentence; else `text`.
+def sentence(text: str, parser: ArgumentParser | None = None) -> str:
+    r"""Return what jsonargparse says of a wrong value, in pages for several types, as one sentence without full stop.
 
-    >>> fits_no_type("Parser key \"model.optim.lr\": Does not validate against any of the Union subtypes Subtypes: "
-    ...              "[...] Errors: - Expected a <class 'float'> - Expected a <class 'NoneType'> Given value: nan")
-    'model.optim.lr is nan; it must be a finite number or null.'
-    >>> fits_no_type("Parser key \"model.compile\": Expected a typing.Literal['none', 'block']. Got value: full")
-    'model.compile is full; it must be one of: none block.'
+    Args:
+        text: words of an error, in one line
+        parser: parser that knows the type of the key
+
+    >>> sentence("Parser key \"trainer.logger\": Does not validate against any of the Union subtypes Errors: "
+    ...          "- Problem with given class_path 'a.B': no such module - Expected a <class 'bool'> Given value: x")
+    'trainer.logger: a.B cannot be made: no such module'
     """
-    text = " ".join(text.split())
-    if single := re.fullmatch(
-        r'Parser key "([\w.]+)": (Expected a [^.]+(?:\.Literal\[[^]]+\])?)\. Got value: (.*)', text
-    ):
-        return f"{single[1]} is {single[3]}; it must be {_kinds(single[2])}."
-    if "of the Union subtypes" not in text:
-        return text
-    key = re.search(r'^Parser key "([\w.]+)"', text)
-    name, value = key[1] if key else "a value", text.rpartition("Given value: ")[2]
+    key, value = re.search(r'^Parser key "([\w.]+)"', text), re.search(r"(?:Got|Given) value: (.*)", text)
+    name = key[1] if key else "a value"
     if lacks := re.search(r"class_path '([\w.]+)': .*?Requirement '([^']+)' not met", text):
-        return f"{lacks[1]} needs {lacks[2]}, which is not installed; run .venv/bin/python -m pip install '{lacks[2]}'."
-    if wrong := re.search(r"Problem with given class_path '([\w.]+)': (.*?) (?:- Expected a|Given value type)", text):
-        return f"{name}: {wrong[1]} cannot be made: {wrong[2]}."
-    if "dot import path" in text:
-        return f"{name} is {value}, which names no class; give its import path, e.g. my_module.MyClass."
-    if said := re.search(
-        r"Errors: - (?!Expected a |Not a valid |Does not)(.+?)\.? - (?:Expected a |Not a valid )", text
+        return f"{lacks[1]} needs {lacks[2]}, which is not installed; run .venv/bin/python -m pip install '{lacks[2]}'"
+    if value is None:
+        return text
+    if wrong := re.search(
+        r"Problem with given class_path '([\w.]+)': (.*?)\.? (?:- Expected a|Given value type)", text
     ):
-        return f"{name}: {said[1]}." if key else f"{said[1]}."  # by the class itself
-    return f"{name} is {value}; it must be {_kinds(text) or 'of another type'}."
+        return f"{name}: {wrong[1]} cannot be made: {wrong[2]}"
+    if "dot import path" in text:
+        return f"{name} is {value[1]}, which names no class; give its import path, e.g. my_module.MyClass"
+    if said := re.search(r"Errors: - (?!Expected a |Not a valid |Does not)(.+?)\.? - (?:Expected a |Not a )", text):
+        return f"{name}: {said[1]}" if key else said[1]  # by the class itself
+    hints = [getattr(action, "_typehint", None) for action in parser._actions if action.dest == name] if parser else []
+    return f"{name} is {value[1]}; expected {_expected(hints[0]) if hints else 'another type'}"
 
 
-def _kinds(text: str) -> str:
-    """What jsonargparse expected, in words."""
-    kinds = re.findall(r"Expected a <class '(\w+)'>", text)
-    listed = re.findall(r"[\w-]+", " ".join(re.findall(r"Expected a typing\.Literal\[([^]]+)\]", text)))
-    if listed:
-        return f"one of: {' '.join(listed)}{' or null' if 'NoneType' in kinds else ''}"
-    return " or ".join(dict.fromkeys(_WORDS.get(kind, f"a {kind}") for kind in kinds))
+def _expected(hint: Any) -> str:
+    """Return the values of a type in words.
+
+    >>> _expected(float | None), _expected(Literal["none", "block"])
+    ('a finite number or null', 'one of: none block')
+    """
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    listed = [str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+    names = [getattr(get_origin(kind) or kind, "__name__", "") for kind in kinds if get_origin(kind) is not Literal]
+    words = [_WORDS.get(name, f"a {name}") for name in names]
+    return " or ".join(dict.fromkeys([f"one of: {' '.join(listed)}"] * bool(listed) + words))
 
 
 def _what_to_give(missing: list[str]) -> str:
     """Where the keys are that a run must have."""
-    keys = [key.removeprefix("fit.").removeprefix("validate.").rstrip(".") for key in missing]
+    keys = [key.rstrip(".") for key in missing]
     files = ["data/stdlib"] * any(key.startswith("data.") for key in keys)
     files += ["model/tiny"] * any(key.startswith("model.") for key in keys)
     words = " ".join(f"--config conf/{file}.yaml" for file in (["base"] if "data/stdlib" in files else []) + files)
@@ -180,10 +184,8 @@ def _check_values(parser: ArgumentParser, config: Any) -> None:
         section = getattr(group, "dest", None) if getattr(group, "group_class", None) else None
         value = config.get(section) if section else None
         if value is not None and not isinstance(value, dict | Namespace):
-            raise ConfigError(f"{section} is {value!r}; it must hold keys and values.")
+            raise ConfigError(f"{section} is {value!r}; expected keys and values.")
     for action in parser._actions:
-        if isinstance(action.choices, dict) and (name := config.get(action.dest)) in action.choices:
-            _check_values(action.choices[name], config[name])
         hint = getattr(action, "_typehint", None)
         nullable = hint in (None, Any) or type(None) in get_args(hint) or action.default is None
         if action.dest not in config:
@@ -195,21 +197,13 @@ def _check_values(parser: ArgumentParser, config: Any) -> None:
             raise ConfigError(f"{action.dest} is {value}; expected a finite number.")
 
 
-def _expand_paths(parser: ArgumentParser, config: Any) -> None:
-    """Write out `~` and `$NAME` in the keys that are paths; the parser of a subcommand does those of its own."""
-    for action in parser._actions:
-        for keys, expanded in ((PATHS, expand_path), (WITH_PATHS, expand_variables)):
-            if action.dest in keys and isinstance(value := config.get(action.dest), str):
-                config[action.dest] = expanded(value, action.dest)
+def _expand_paths(config: Any) -> None:
+    """Write out `~` and `$NAME` in the keys that are paths."""
+    for keys, expanded in ((PATHS, expand_path), (WITH_PATHS, expand_variables)):
+        for key in keys:
+            if isinstance(value := config.get(key), str):
+                config[key] = expanded(value, key)
 
 
 def _keys(parser: ArgumentParser) -> set[str]:
-    """Every key of a parser and its subcommands."""
-    keys = set()
-    for action in parser._actions:
-        if isinstance(action.choices, dict):  # subcommand -> its parser
-            for child in action.choices.values():
-                keys |= _keys(child)
-        elif action.dest not in ("help", "config"):
-            keys.add(action.dest)
-    return keys
+    return {action.dest for action in parser._actions} - {"help", "config"}

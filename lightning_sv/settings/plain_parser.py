@@ -24,13 +24,31 @@ class PlainParser(ArgumentParser):
     """argparse whose errors are one sentence, and whose options are written out; `-` in a name counts as `_`.
 
     Paths are expanded, numbers are finite, and text is Unicode: bytes that are not are replaced.
+
+    Args:
+        command: name of the command
+        description: what the command does
+        json: help of `--json`; empty if the command has no such option
     """
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=_Defaults, **settings)
+    def __init__(self, command: str, description: str, json: str = "") -> None:
+        program = f"lightning-sv {command}"
+        super().__init__(program, description=description, allow_abbrev=False, formatter_class=_Defaults)
         self.register("type", Path, _path)
         self.register("type", float, number(float))
         self.register("type", None, _text)
+        if json:
+            self.add_argument("--json", action="store_true", help=json)
+
+    def add_places(self, out: str) -> None:
+        """Add `--out` and `--jobs` of a command that trains several runs.
+
+        Args:
+            out: help of `--out`
+        """
+        self.add_argument("--out", type=Path, help=out)
+        jobs = "Runs at a time; one a core, four at most, by default."
+        self.add_argument("--jobs", type=number(int, 1, 1000), help=jobs)
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None

@@ -1,14 +1,19 @@
 """The keys of `lightning.Trainer`: their types, our defaults, and those that are refused.
 
-Without Lightning, so that a run is planned and compared without importing it; a test compares keys and defaults.
+Without Lightning, so that a run is planned and compared without importing it.
 """
 
+import ast
+import builtins
 import logging
 import os
 import re
+import typing
 import warnings
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from datetime import timedelta
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,58 +27,34 @@ log = logging.getLogger(__name__)
 #: as pyproject.toml has it
 OLDEST_TORCH = "2.11"
 
-Precision = (
-    Literal[64, 32, 16]
-    | Literal["transformer-engine", "transformer-engine-float16", "16-true", "16-mixed", "bf16-true", "bf16-mixed"]
-    | Literal["32-true", "64-true", "64", "32", "16", "bf16"]
-)
+
+class _Names(dict[str, Any]):
+    """Names in the Trainer's annotations; its own classes may be anything here."""
+
+    def __missing__(self, name: str) -> Any:
+        return Any
 
 
-@dataclass(frozen=True)
-class TrainerKeys:
-    """Names, types and defaults of the Trainer's arguments; those that take its classes take anything here."""
+@cache
+def trainer_keys() -> type:
+    """Return a dataclass with the arguments of `lightning.Trainer`: their names, types and defaults.
 
-    accelerator: Any = "auto"
-    strategy: Any = "auto"
-    devices: list[int] | str | int = "auto"
-    num_nodes: int = 1
-    precision: Precision | None = None
-    logger: Any = None
-    callbacks: Any = None
-    fast_dev_run: int | bool = False
-    max_epochs: int | None = None
-    min_epochs: int | None = None
-    max_steps: int = -1
-    min_steps: int | None = None
-    max_time: str | timedelta | dict[str, int] | None = None
-    limit_train_batches: int | float | None = None
-    limit_val_batches: int | float | None = None
-    limit_test_batches: int | float | None = None
-    limit_predict_batches: int | float | None = None
-    overfit_batches: int | float = 0.0
-    val_check_interval: int | float | str | timedelta | dict[str, int] | None = None
-    check_val_every_n_epoch: int | None = 1
-    num_sanity_val_steps: int | None = None
-    log_every_n_steps: int | None = None
-    enable_checkpointing: bool | None = None
-    enable_progress_bar: bool | None = None
-    enable_model_summary: bool | None = None
-    accumulate_grad_batches: int = 1
-    gradient_clip_val: int | float | None = None
-    gradient_clip_algorithm: str | None = None
-    deterministic: bool | Literal["warn"] | None = None
-    benchmark: bool | None = None
-    inference_mode: bool = True
-    use_distributed_sampler: bool = True
-    profiler: Any = None
-    detect_anomaly: bool = False
-    barebones: bool = False
-    plugins: Any = None
-    sync_batchnorm: bool = False
-    reload_dataloaders_every_n_epochs: int = 0
-    default_root_dir: str | Path | None = None
-    enable_autolog_hparams: bool = True
-    model_registry: str | None = None
+    They are read from its source, because importing Lightning takes several seconds.
+    """
+    (root,) = map(Path, find_spec("lightning").submodule_search_locations)  # type: ignore[union-attr,arg-type]
+    known = {"timedelta": timedelta, "_PATH": str | Path, "_LITERAL_WARN": Literal["warn"], "Strategy": dict[str, Any]}
+    names = _Names(vars(builtins) | vars(typing) | known)
+
+    def evaluate(node: ast.expr) -> Any:
+        return eval(compile(ast.Expression(node), "Trainer", "eval"), {}, names)
+
+    for node in ast.parse((root / "fabric/plugins/precision/precision.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(name := node.targets[0], ast.Name):
+            names[name.id] = evaluate(node.value)
+    tree = ast.parse((root / "pytorch/trainer/trainer.py").read_text(encoding="utf-8"))
+    init = next(x for x in ast.walk(tree) if isinstance(x, ast.FunctionDef) and x.name == "__init__").args
+    given: Any = zip(init.kwonlyargs, init.kw_defaults, strict=True)
+    return make_dataclass("TrainerKeys", [(arg.arg, evaluate(arg.annotation), evaluate(value)) for arg, value in given])
 
 
 #: where a run differs from Lightning's own defaults

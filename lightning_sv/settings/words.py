@@ -1,7 +1,7 @@
 """Config files and keys of `fit` among the words of a command line, and back."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,15 +49,14 @@ def read_leaves(file: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it is no plain YAML of keys and values
     """
+    return _leaves(read_yaml(file, f"--config {file}"), "")
 
-    def walk(node: Any, key: str) -> Iterator[tuple[str, Any]]:
-        if isinstance(node, Mapping):
-            for name, child in node.items():
-                yield from walk(child, f"{key}.{name}" if key else str(name))
-        else:
-            yield key, node
 
-    return dict(walk(read_yaml(file, f"--config {file}"), ""))
+def _leaves(content: Mapping[Any, Any], prefix: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, child in content.items():
+        found |= _leaves(child, f"{prefix}{name}.") if isinstance(child, Mapping) else {f"{prefix}{name}": child}
+    return found
 
 
 def words_of(keys: Mapping[str, Any]) -> list[str]:

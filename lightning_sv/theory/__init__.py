@@ -1,6 +1,6 @@
 """The paper's theorems as checkable objects: gradient flows, exact power series, the SDE of SGD.
 
-Imports nothing else of lightning_sv, but for `short_runs`, which trains its models. A reparameterization of one's own
+Imports nothing else of lightning_sv, but for `toy_training`, which trains its models. A reparameterization of one's own
 is a subclass of `ScaledInput`, any other student one of `Student`, a teacher a matrix or a `Teacher`; `study` shows
 them beside the paper's.
 """

@@ -17,7 +17,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.corpus import CorpusConfig, Manifest, prepare
 from lightning_sv.corpus.manifest import CHECKSUM
 from lightning_sv.corpus.sources import hub, stdlib
-from lightning_sv.corpus.sources.table import changed_text
+from lightning_sv.corpus.sources.registry import changed_text
 from lightning_sv.settings.data import Batches
 
 

@@ -21,8 +21,8 @@ from filelock import FileLock
 from lightning_sv.__main__ import main
 from lightning_sv.corpus import CorpusConfig, Manifest, Tokenizer, check_corpus, iter_tokens, prepare
 from lightning_sv.corpus.sources.document import Document
+from lightning_sv.corpus.sources.registry import open_source
 from lightning_sv.corpus.sources.stdlib import PACKAGES
-from lightning_sv.corpus.sources.table import open_source
 from lightning_sv.corpus.tokenizer import JsonTokenizer
 from lightning_sv.settings.parse import parse_run
 

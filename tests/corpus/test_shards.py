@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_sv.corpus import Sequences, TokenLoader, iter_tokens, open_split
-from lightning_sv.corpus.order import Share
+from lightning_sv.corpus.sampler import RankShare
 
 SEQ = 96
 
@@ -36,7 +36,7 @@ def test_reading_writes_nothing_and_says_nothing(
     monkeypatch.setenv("HOME", str(tmp_path))
     before = sorted(corpus.rglob("*"))
     for workers in (0, 2):
-        _ = list(TokenLoader(open_split(corpus, "train", seq_len=SEQ), Share(8, 4), num_workers=workers))
+        _ = list(TokenLoader(open_split(corpus, "train", seq_len=SEQ), RankShare(8, 4), num_workers=workers))
     assert sorted(corpus.rglob("*")) == before
     assert not list(tmp_path.iterdir())
     assert capfd.readouterr() == ("", "")

@@ -29,7 +29,7 @@ from lightning_sv.corpus import CorpusConfig
 from lightning_sv.corpus.sources import document as document_module
 from lightning_sv.corpus.sources import hub
 from lightning_sv.corpus.sources.document import Document, Source
-from lightning_sv.corpus.sources.table import SplitDocuments, UniqueDocuments, open_source
+from lightning_sv.corpus.sources.registry import SplitDocuments, UniqueDocuments, open_source
 
 
 def _texts(source: str, **settings: object) -> list[str]:

@@ -49,7 +49,7 @@ def test_a_damaged_shard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     if large:  # for this corpus: its hashing is long enough to be shown
-        monkeypatch.setattr("lightning_sv.corpus.check.SHOWN_BYTES", 1)
+        monkeypatch.setattr("lightning_sv.corpus.validate.SHOWN_BYTES", 1)
     args = write_run_args(shards, tmp_path)
     assert main(["fit", *args, "--trainer.max_steps", "1", "--run_dir", str(tmp_path / "good")]) == 0
     assert ("checking shards" in capsys.readouterr().err) == large

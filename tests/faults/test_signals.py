@@ -11,6 +11,7 @@ import pytest
 
 from lightning_sv.__main__ import main
 from lightning_sv.lit.module import PretrainModule
+from lightning_sv.lit.signals import REQUEUE_ON_SIGTERM
 from tests.faults.conftest import Tally
 from tests.lit.runs import LAST, differences, finish, load, same_curves, start, wait_for
 
@@ -22,6 +23,7 @@ SRUN = BATCH | {
     "SLURM_NTASKS": "1", "SLURM_NTASKS_PER_NODE": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
     "SLURM_NNODES": "1", "SLURM_NODELIST": "localhost", "SLURM_STEP_ID": "0",
 }  # fmt: skip
+PREEMPTED = SRUN | {REQUEUE_ON_SIGTERM: "1"}
 ARRAY = SRUN | {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
 
 
@@ -98,6 +100,7 @@ def test_stops_after_the_step(
         (signal.SIGUSR1, SRUN, 0, False),
         (signal.SIGUSR1, ARRAY, 0, False),
         (signal.SIGTERM, SRUN, 0, False),
+        (signal.SIGTERM, PREEMPTED, 0, False),
     ],
 )
 def test_a_process_is_signalled(
@@ -112,7 +115,7 @@ def test_a_process_is_signalled(
     wait_for(process, f"step 7/{STEPS}")
     (os.killpg if group else os.kill)(process.pid, number)
     code, output = finish(process)
-    requeues = number == signal.SIGUSR1 and bool(environment)
+    requeues = environment is PREEMPTED or (number == signal.SIGUSR1 and bool(environment))
     stopped = INTERRUPTED if number == signal.SIGINT else STOPPED
     assert (code, "Traceback" in output) == (0 if requeues else stopped, False), output
     job = "12_3" if environment is ARRAY else "12"

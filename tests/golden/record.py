@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.nn import router_loss
-from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, parameter_groups
+from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, role_groups
 from tests.conftest import BUILDS, GEMMA, MOE
 
 ROOT = Path(__file__).parents[2]
@@ -108,7 +108,7 @@ def losses(case: str, steps: int = STEPS, dtype: torch.dtype = torch.float32, *,
         model = Backbone(config, scale, seed=3).to(dtype)
     if uniform:
         draw_uniform(model)
-    optimizer = build_optimizer(parameter_groups(model, model.strategy.decayed_roles), optim, 1e-2)
+    optimizer = build_optimizer(role_groups(model, model.strategy.decayed_roles), optim, 1e-2)
     found = []
     for step, block in enumerate(blocks):
         for group in optimizer.param_groups:

@@ -1,9 +1,12 @@
 """Every stage of `make gpu_report` at toy size on the CPU; the runner, with stages that fail or hang."""
 
 import json
+import re
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +19,7 @@ from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import markdown
 from benchmarks.gpu.clock import clock_of
 from benchmarks.gpu.peers import peer
-from benchmarks.gpu.process import Job, Task, at_once
+from benchmarks.gpu.process import ROOT, Job, Task, at_once
 from benchmarks.gpu.rounds import interleaved, ratios
 from benchmarks.gpu.runner import STAGES, Runner, Stage
 from benchmarks.gpu.sizes import ARMS, size_of
@@ -146,7 +149,8 @@ def test_arms_that_do_not_fit_together_are_timed_beside_the_first(task: Task, mo
     assert found["left_out"].keys() == {"or, large"} and "do not fit" in found["left_out"]["or, large"]
     rows = found["arms"]["large"]["rows"]
     assert [rows[arm]["rounds"] for arm in ("llama", "hg", "or")] == [7, 7, 1] and rows["or"]["ratio"] > 0
-    _on_a_page("overhead-0.12b", found)
+    page = _on_a_page("overhead-0.12b", found)
+    assert "| rounds |" in page and re.search(r"^\| or \|([^|]*\|){3} 1 \|", page, re.MULTILINE)
 
 
 def test_liger_leaves_the_other_llamas_alone(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,6 +254,31 @@ def test_wrong_input_is_one_sentence(
     assert command.main(["--device", "cpu", "--stages", "ceilings,lunch"]) == 2
     assert "unknown stage 'lunch'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+    file = tmp_path / "file"
+    file.touch()
+    assert command.main(["--device", "cpu", "--out", str(file / "out"), "--work", str(tmp_path / "work")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "work").exists()
+
+
+def test_what_is_missing_is_named_with_its_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert command._missing() is None
+    others = [found for found in metadata.distributions() if found.metadata["Name"] not in ("omegaconf", "litdata")]
+    monkeypatch.setattr(metadata, "distributions", lambda: others)
+    said = command._missing()
+    assert said is not None and said.startswith("not installed: litdata omegaconf;")
+    assert re.search(r"pip download .* litdata==[\d.]+ omegaconf==[\d.]+\n", said)
+
+
+def test_a_step_is_timed_with_torch_lightning_and_torchmetrics() -> None:
+    """What a corpus and a command line need may be absent."""
+    program = """
+import sys
+for name in ("omegaconf", "jsonargparse", "litdata", "boto3"):
+    sys.modules[name] = None
+from benchmarks.gpu.stages import correctness, kernels, overhead
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_stages_name_functions_and_fit_into_ten_minutes() -> None:
@@ -263,10 +292,11 @@ def _with(task: Task, **options: Any) -> Task:
     return Task(task.device, task.toy, task.seconds, task.work, options, task.result)
 
 
-def _on_a_page(name: str, figures: dict[str, Any]) -> None:
-    """The page of a whole stage, and of every part of one, is written without a word of what is missing."""
+def _on_a_page(name: str, figures: dict[str, Any]) -> str:
+    """Return the page of a whole stage; that of every part of one is written without a word of what is missing."""
     made = {"provenance": {"machine": "m", "date": "d", "commit": "c"}, "toy": True, "seconds": 1.0}
     stage = {"state": "done", "seconds": 1.0, "figures": figures}
     text = markdown.page({"made": made, "stages": {name: stage}})
     assert f"## {name}" in text and "incomplete" not in text
     markdown.page({"made": made, "stages": {name: stage | {"figures": {}}}})
+    return text

@@ -7,12 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from benchmarks.gpu.runner import Runner
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks.training_monitor import peak_flops
+from lightning_sv.lit import micro_batch
 from lightning_sv.lit.data import TokenDataModule
 from lightning_sv.lit.micro_batch import choose_micro_batch
 from lightning_sv.nn.gpus import find_gpu
-from lightning_sv.plan.plan import MOST_LOGITS, fitting_micro_batch, make_plan
+from lightning_sv.plan.plan import MOST_LOGITS, make_plan
 from lightning_sv.settings.data import Batches
 from lightning_sv.settings.parse import parse_run
 from tests.conftest import thinned
@@ -75,7 +77,7 @@ def test_the_micro_batch_of_a_gpu_is_the_largest_that_fits(
 
     def chosen(memory: int, devices: int = 1) -> int | None:
         run, data, trainer = parse_run(args)
-        said = choose_micro_batch(run, data, trainer, card(memory), devices, fitting_micro_batch)
+        said = choose_micro_batch(run, data, trainer, card(memory), devices)
         assert said is not None and f"micro-batches of {data.micro_batch} x 32 tokens" in said
         return data.micro_batch
 
@@ -90,27 +92,32 @@ def test_the_micro_batch_of_a_gpu_is_the_largest_that_fits(
     with pytest.raises(ValueError, match="tiny does not fit: one sequence of 32 tokens takes 0.0 GiB"):
         chosen(1000)
     data.micro_batch = 3
-    assert choose_micro_batch(run, data, trainer, card(1000), 1, fitting_micro_batch) is None and data.micro_batch == 3
+    assert choose_micro_batch(run, data, trainer, card(1000), 1) is None and data.micro_batch == 3
 
 
 def test_a_cpu_keeps_a_short_share_whole_and_cuts_a_long_one(
     run_args: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, data, trainer = parse_run(run_args)
-    assert choose_micro_batch(run, data, trainer, torch.device("cpu"), 1, fitting_micro_batch) is None
+    assert choose_micro_batch(run, data, trainer, torch.device("cpu"), 1) is None
     assert data.micro_batch is None and data.share(1).micro_batch == 4
     data.global_batch = MOST_LOGITS  # of 32 x 300 logits each
     asked: list[int] = []
-    choose_micro_batch(run, data, trainer, torch.device("cpu"), 1, lambda *args: asked.append(args[3]) or 7)
+    monkeypatch.setattr(micro_batch, "fitting_micro_batch", lambda *args: asked.append(args[3]) or 7)
+    choose_micro_batch(run, data, trainer, torch.device("cpu"), 1)
     assert data.micro_batch == 7 and asked[0] > 2**28
 
 
 def test_the_peak_of_a_card_is_that_of_its_data_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda", 0)
-    for name, bf16 in (("NVIDIA H200", 989.4e12), ("NVIDIA H100 PCIe", 756e12), ("NVIDIA A100-SXM4-80GB", 312e12)):
+    cards = {"NVIDIA H200": 989.4e12, "NVIDIA H100 80GB HBM3": 989.4e12, "NVIDIA A100-SXM4-80GB": 312e12}
+    cards |= {"NVIDIA H100 PCIe": 756e12, "NVIDIA H100 NVL": 835e12}
+    for name, bf16 in cards.items():
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
         found = peak_flops(cuda, "bf16-mixed")
         assert found is not None and found == pytest.approx(bf16, rel=1e-3), name
+        figures = {"ceilings": {"figures": {"versions": {"device": name}}}}
+        assert Runner._known(SimpleNamespace(report={"stages": figures}, out="x"))["peak_tflops"] == found / 1e12
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "one of next year")
     with pytest.warns(UserWarning, match="FLOPs not found for 'one of next year'"):
         assert peak_flops(cuda, "bf16-mixed") is None
@@ -155,7 +162,7 @@ def test_validation_batches_are_of_one_size(
     found, read = [], []
     for rank in range(ranks):
         reads = Batches(SimpleNamespace(dir=""), 8, micro * ranks, micro)  # type: ignore[arg-type]
-        reads._manifest = SimpleNamespace(val=SimpleNamespace(sequences=lambda seq_len: sequences))  # type: ignore[assignment]
+        reads.manifest = SimpleNamespace(val=SimpleNamespace(sequences=lambda seq_len: sequences))  # type: ignore[assignment]
         data = TokenDataModule.from_batches(reads)
         data.trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))  # type: ignore[assignment]
         data._share = reads.share(ranks, rank)

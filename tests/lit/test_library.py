@@ -8,9 +8,10 @@ from typing import Any, cast
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint, StochasticWeightAveraging
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins import MixedPrecision
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -124,14 +125,20 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(data: TokenDataModule, corpu
         ({"fast_dev_run": True}, 1),
         ({"max_steps": -1, "max_time": {"seconds": 1}}, None),
         ({"precision": "bf16-true"}, 4),
+        ({"precision": "16-mixed"}, 4),  # on a CPU Lightning takes bf16
+        ({"plugins": [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**30))]}, 4),
+        ({"max_steps": -1, "max_epochs": 3, "val_check_interval": None,
+          "callbacks": [StochasticWeightAveraging(0.01), LearningRateMonitor()]}, 18),
     ],
-)
+)  # fmt: skip
 def test_a_loader_of_the_users_trains_to_the_trainers_end(
     changes: dict[str, Any], steps: int | None, tmp_path: Path
 ) -> None:
     loader: Any = DataLoader(blocks(), batch_size=2)  # type: ignore[arg-type]
     run = trainer(tmp_path, ModelCheckpoint(tmp_path), **changes)
-    run.fit(module(), loader, loader)
+    made = module()
+    run.fit(made, loader, loader)
+    assert all(value.isfinite().all() for value in made.state_dict().values())
     assert run.global_step == steps if steps is not None else run.global_step > 1
 
 

@@ -15,7 +15,7 @@ from lightning_sv.callbacks import preconditioner_figures
 from lightning_sv.callbacks.curvature_batch import parameter_subsets
 from lightning_sv.corpus import Manifest, open_split
 from lightning_sv.curvature import HessianProduct, hutchinson, lanczos
-from lightning_sv.nn import document_numbers, next_token_loss
+from lightning_sv.nn import document_ids, next_token_loss
 from lightning_sv.runs.checkpoint import load_backbone
 from lightning_sv.runs.events import Run, read_run
 from tests.conftest import thinned, write_run_args
@@ -64,7 +64,7 @@ def sharpness_of(checkpoint: Path, corpus: Path, *, mask: bool) -> dict[str, flo
     manifest = Manifest.load(corpus)
     n = manifest.val.sequences(32)
     blocks = torch.stack([split[i] for i in (0, n // 3, 2 * n // 3)])
-    documents = document_numbers(blocks[:, :-1], manifest.eot) if mask else None
+    documents = document_ids(blocks[:, :-1], manifest.eot) if mask else None
     figures = {}
     for name, parameters in parameter_subsets(model).items():
         if parameters and name in ("all", "scale_input", "scale_output"):

@@ -1,5 +1,6 @@
 """DDP and FSDP2 on two processes train as one process does, and checkpoints move between all three."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.nn import MixtureOfExperts
+from lightning_sv.runs.directory import read_summary
 from lightning_sv.runs.events import Run, read_run
 from tests.conftest import write_run_args
 from tests.launch import launch
@@ -73,3 +75,19 @@ def assert_same_run(one: Run, two: Run, *, after: int = 0, loss: float = 1e-5, o
             values = curve.values[late]
             close *= 10 if tag.endswith("_error") else 1
             assert two.curve(tag).values[there] == pytest.approx(values, rel=close, abs=close), (two.dir, tag)
+
+
+@pytest.mark.parametrize(("strategy", "ranks"), [("fsdp", 1), ("ddp", 2)])
+def test_validates_as_under_nccl(strategy: str, ranks: int, args: list[str], tmp_path: Path) -> None:
+    """At the end of a fit, resumed at its last step, and by `validate`: the losses are those of one process."""
+    args = [*args, "--trainer.max_steps", "3"]
+    assert main(["fit", *args, "--run_dir", str(tmp_path / "alone")]) == 0
+    words = [str(tmp_path / "run"), strategy, *args]
+    ended = launch("tests.lit.as_under_nccl", *words, logs=tmp_path, seconds=300, ranks=ranks)
+    assert ended.fine, ended
+    (line,) = [line for line in ended.logs[0].splitlines() if line.startswith('{"val_loss"')]
+    loss = read_summary(tmp_path / "alone")["val_loss"]
+    assert json.loads(line)["val_loss"] == pytest.approx(loss, rel=1e-5)
+    assert read_summary(tmp_path / "run")["val_loss"] == pytest.approx(loss, rel=1e-5)
+    refused = [log.count("error: ckpt_path is none on rank 1; expected ") for log in ended.logs]
+    assert refused == ([1, 1] if ranks == 2 else [0])

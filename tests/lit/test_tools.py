@@ -84,6 +84,16 @@ def test_what_may_end_a_run_early_warns(
     assert "warning: trainer.callbacks: EarlyStopping" in said and "warning: trainer.max_time" in said
 
 
+def test_a_timer_of_a_config_is_recorded(
+    run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The default of its interval is an enum, which YAML does not have."""
+    assert fit(run_args, tmp_path / "run", f"{CALLBACKS}.Timer", duration="00:12:00:00") == 0
+    assert "warning: trainer.callbacks: Timer" in capsys.readouterr().err
+    (timer,) = read_run(tmp_path / "run").config["trainer"]["callbacks"]
+    assert timer["init_args"] == {"duration": "00:12:00:00", "interval": "step", "verbose": True}
+
+
 def test_a_tool_that_needs_a_package_says_so(
     run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

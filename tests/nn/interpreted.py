@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from lightning_sv import Backbone, BackboneConfig, ScaleOptions
 from lightning_sv.curvature import twice_differentiable
 from lightning_sv.nn.kernels import gate_up, heads
-from lightning_sv.nn.kernels.use import use_kernels
+from lightning_sv.nn.kernels.select import use_kernels
 from lightning_sv.nn.rope import rope_tables, rotate
 from lightning_sv.scale.norm import normalize
 
@@ -88,6 +88,16 @@ def test_swiglu_of_normalized_branches(dtype: torch.dtype, bound: float, width: 
         return gate_up.normed_swiglu(apart, up, gamma_gate, gamma_up, EPS)
 
     check(kernel, plain, [gate, up, *gammas], dtype, bound)
+
+
+def test_a_gradient_whose_rows_are_not_packed() -> None:
+    """Strided in its last axis, and one that is expanded, as the sum of the result gives it."""
+    gate, up = (torch.randn(4, 21, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    y = gate_up.normed_swiglu(gate, up, None, None, EPS)
+    plain = F.silu(normalize(gate, EPS)) * normalize(up, EPS)
+    for grad in (torch.randn(4, 42, dtype=torch.float64)[:, ::2], torch.ones((), dtype=torch.float64).expand(4, 21)):
+        found, wanted = (torch.autograd.grad(z, (gate, up), grad, retain_graph=True) for z in (y, plain))
+        assert all(relative(one, two) < 1e-13 for one, two in zip(found, wanted, strict=True))
 
 
 SMALL = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=24)

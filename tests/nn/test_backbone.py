@@ -1,8 +1,9 @@
 """The Llama against the paper's counts, and against itself at initialization."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +13,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.nn import (
     activated_parameters,
-    document_numbers,
+    document_ids,
     flops_per_token,
     meta_backbone,
     next_token_loss,
     router_loss,
 )
-from lightning_sv.nn.compiling import compile_backbone
+from lightning_sv.nn.compile import INDUCTOR, compile_backbone
 from lightning_sv.nn.init import init_weights
 from tests.close import assert_near
 from tests.conftest import EVERY_BUILD, MOE
@@ -96,9 +97,9 @@ def test_causal_and_document_masks(config: BackboneConfig) -> None:
     changed[0, 8] = (tokens[0, 8] + 1) % config.vocab_size
     assert torch.equal(model(tokens)[:, :8], model(changed)[:, :8])
     tokens[0, 5] = 0  # end of text
-    documents = document_numbers(tokens, eot=0)
+    documents = document_ids(tokens, eot=0)
     assert documents.tolist() == [[0] * 6 + [1] * 6]
-    plain = document_numbers(tokens, eot=config.vocab_size)
+    plain = document_ids(tokens, eot=config.vocab_size)
     torch.testing.assert_close(model(tokens, plain), model(tokens), rtol=1e-9, atol=1e-12)
     other = tokens.clone()
     other[0, :5] = torch.randint(1, config.vocab_size, (5,))
@@ -200,7 +201,13 @@ def test_blocks_compile_once_whatever_their_number(
     tokens = torch.randint(0, config.vocab_size, (2, 16))
     torch._dynamo.reset()
     counter, compilations = CompileCounterWithBackend("aot_eager"), []
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    compile_, before = torch.compile, {key: getattr(torch._inductor.config, key) for key in INDUCTOR}
+
+    def counted(forward: Callable[..., Any], dynamic: bool, options: dict[str, Any]) -> Callable[..., Any]:
+        assert options == INDUCTOR
+        return compile_(forward, dynamic=dynamic, backend=counter)
+
+    monkeypatch.setattr(torch, "compile", counted)
     for n_layer in (2, 4):
         deep = replace(config, n_layer=n_layer, **family)
         plain, model = (Backbone(deep, "unified").double() for _ in range(2))
@@ -212,6 +219,8 @@ def test_blocks_compile_once_whatever_their_number(
             torch.testing.assert_close(fast.grad, eager.grad, rtol=1e-9, atol=1e-12)
         compilations.append(counter.frame_count)
     assert compilations[0] == compilations[1] > 0  # the deeper model takes what was compiled for the other
+    # what else this process compiles, a benchmark's peers for instance, keeps PyTorch's defaults
+    assert {key: getattr(torch._inductor.config, key) for key in INDUCTOR} == before != INDUCTOR
 
 
 @pytest.mark.parametrize("family", [{}, MOE, {"qk_norm": True, "post_norm": True}], ids=["dense", "moe", "gemma"])

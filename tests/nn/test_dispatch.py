@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from lightning_sv.nn.dispatch import Layout, block_multiple, combine, dispatch, layout, weights_by_row
 from lightning_sv.nn.swiglu import swiglu
-from lightning_sv.scale import pieces as pieces_module
+from lightning_sv.scale import row_chunks
 from lightning_sv.scale.grouped import Factors, grouped_product, grouped_products
 from tests.close import assert_near
 
@@ -75,7 +75,7 @@ def test_dispatch_and_combine_equal_plain_indexing_with_gradients(routing: tuple
 
 
 def test_first_and_second_derivatives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(pieces_module.PIECE, "cpu", 6)  # several pieces, the last one short
+    monkeypatch.setitem(row_chunks.CHUNK_ELEMENTS, "cpu", 6)  # several pieces, the last one short
     made = layout(torch.tensor([[0, 2], [2, 3], [0, 3]]), 4)
 
     def make(*shape: int) -> Tensor:

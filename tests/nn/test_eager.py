@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_sv.nn.rope import rope_tables, rotate
-from lightning_sv.nn.swiglu import gated
-from lightning_sv.scale import Output
-from lightning_sv.scale import pieces as pieces_module
+from lightning_sv.nn.swiglu import swiglu_outputs
+from lightning_sv.scale import Output, row_chunks
 
 D, EPS = 6, 1e-2
 
@@ -27,7 +26,7 @@ def definition(gate: Tensor, up: Tensor, gamma_gate: Tensor | None, gamma_up: Te
 
 def ours(gate: Tensor, up: Tensor, gamma_gate: Tensor | None, gamma_up: Tensor | None) -> Tensor:
     width = gate.shape[-1]
-    return gated(Output(gate, width, EPS, gamma_gate), Output(up, width, EPS, gamma_up))
+    return swiglu_outputs(Output(gate, width, EPS, gamma_gate), Output(up, width, EPS, gamma_up))
 
 
 def make(*shape: int) -> Tensor:
@@ -36,7 +35,7 @@ def make(*shape: int) -> Tensor:
 
 @pytest.mark.parametrize("scaled", [(True, True), (True, False), (False, False)])
 def test_normed_swiglu_and_its_derivatives(scaled: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(pieces_module.PIECE, "cpu", 4 * D)  # ten rows are two pieces and a rest of two
+    monkeypatch.setitem(row_chunks.CHUNK_ELEMENTS, "cpu", 4 * D)  # ten rows are two pieces and a rest of two
     gammas = [make(D) if one else None for one in scaled]
     leaves = [make(2, 5, D), make(2, 5, D), *(g for g in gammas if g is not None)]
 

@@ -7,7 +7,7 @@ import torch
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
 from lightning_sv.nn import meta_backbone
-from lightning_sv.optim import parameter_groups
+from lightning_sv.optim import role_groups
 from lightning_sv.scale import ScaleOptions
 from tests.conftest import GEMMA
 
@@ -16,7 +16,7 @@ OUTPUT_SITES = ("q_norm", "k_norm", "attn_post_norm", "ffn_post_norm")
 
 def test_pre_norms_are_input_and_the_others_output_norms(config: BackboneConfig) -> None:
     model = meta_backbone(replace(config, **GEMMA))
-    groups = {group.role: group for group in parameter_groups(model, ScaleStrategy.parse("iwd").decayed_roles)}
+    groups = {group.role: group for group in role_groups(model, ScaleStrategy.parse("iwd").decayed_roles)}
     inputs = {m.name for m in groups["input"].members}
     outputs = {m.name for m in groups["output"].members}
     assert len(inputs) == 2 * config.n_layer + 1 and all(".norm.scale.gamma" in name for name in inputs)
@@ -56,7 +56,7 @@ def test_qk_norm_with_dnp_is_refused(text: str, config: BackboneConfig) -> None:
 
 def test_nop_has_no_scale_vector_at_all(config: BackboneConfig) -> None:
     model = meta_backbone(replace(config, **GEMMA), "nop")
-    assert {group.role for group in parameter_groups(model, frozenset())} == {"matrix", "head", "embedding"}
+    assert {group.role for group in role_groups(model, frozenset())} == {"matrix", "head", "embedding"}
 
 
 def test_roles_of_single_norms_are_options(config: BackboneConfig) -> None:

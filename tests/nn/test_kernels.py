@@ -10,7 +10,10 @@ import pytest
 
 from benchmarks.registers import usages
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.nn.kernels.use import use_kernels
+from lightning_sv.errors import ConfigError
+from lightning_sv.nn import meta_backbone
+from lightning_sv.nn.kernels import select
+from lightning_sv.nn.kernels.select import use_kernels
 
 ROOT = Path(__file__).parent.parent.parent
 has_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton comes with PyTorch's CUDA builds alone")
@@ -32,12 +35,16 @@ def test_kernels_are_the_plain_forms_under_tritons_interpreter() -> None:
 
 def test_kernels_are_refused_where_they_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Backbone(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=24), "unified")
-    plain = model.layers[0].ffn.gated
+    plain = model.layers[0].ffn.swiglu_outputs
     use_kernels(model, "plain")
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ValueError, match=r"model\.kernels"):
         use_kernels(model, "triton")
-    assert model.layers[0].ffn.gated is plain and model.layers[0].attn.norm_rotate is None
+    monkeypatch.setattr(select, "unusable", lambda: None)
+    wide = meta_backbone(BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=24, d_ff=8193), "unified")
+    with pytest.raises(ConfigError, match="8193 wide"):
+        use_kernels(wide, "triton")
+    assert model.layers[0].ffn.swiglu_outputs is plain and model.layers[0].attn.norm_rotate is None
 
 
 @has_triton

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.nn import RouterConfig, activated_parameters, flops_per_token, meta_backbone, router_loss
 from lightning_sv.nn.moe import MixtureOfExperts
-from lightning_sv.optim import OptimConfig, build_optimizer, parameter_groups, parameter_table
+from lightning_sv.optim import OptimConfig, build_optimizer, parameter_table, role_groups
 from lightning_sv.scale import ScaleOptions
 from tests.close import assert_near
 from tests.conftest import EVERY_BUILD, MOE, perturbed
@@ -135,7 +135,7 @@ def test_the_papers_expert_widths_run(d_model: int, width: int) -> None:
 
 def test_router_and_head_stay_under_adamw_and_experts_go_to_muon(config: BackboneConfig) -> None:
     model = Backbone(replace(config, **MOE, router=RouterConfig(gate_shared=True)), "unified")
-    optimizer = build_optimizer(parameter_groups(model, frozenset({"input"})), OptimConfig("muon"), 1e-3)
+    optimizer = build_optimizer(role_groups(model, frozenset({"input"})), OptimConfig("muon"), 1e-3)
     kinds = {row[0]: (row[2], row[3], row[5]) for row in parameter_table(model, optimizer)}
     block = "layers.0.ffn"
     assert kinds[f"{block}.inputs.router.weight"] == ("router", "adamw", "0.1")
@@ -146,7 +146,7 @@ def test_router_and_head_stay_under_adamw_and_experts_go_to_muon(config: Backbon
     assert kinds[f"{block}.inputs.expert_up_proj.scale_in.alpha"] == ("input", "adamw", "0.1")
     assert kinds[f"{block}.inputs.expert_up_proj.scale_out.beta"] == ("output", "adamw", "0")
     other = OptimConfig("muon", muon_roles=["matrix", "router"], undecayed=["router", "head"])
-    rows = parameter_table(model, build_optimizer(parameter_groups(model, frozenset()), other, 1e-3))
+    rows = parameter_table(model, build_optimizer(role_groups(model, frozenset()), other, 1e-3))
     found = {(row[2], row[3], row[5]) for row in rows if row[2] not in ("input", "output")}
     assert found == {("matrix", "muon", "0.1"), ("router", "muon", "0"), ("head", "adamw", "0"),
                      ("embedding", "adamw", "0.1")}  # fmt: skip

@@ -17,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lightning_sv.optim.muon as muon
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.optim import OptimConfig, build_optimizer, parameter_groups
+from lightning_sv.optim import OptimConfig, build_optimizer, role_groups
 from lightning_sv.optim.muon import Muon, orthogonalize
 from lightning_sv.scale import ScaledLinear, ScaleStrategy
 from lightning_sv.scale.vector import OriginalSpaceScale
@@ -51,7 +51,7 @@ def train(model: nn.Module, step: Callable[[], object], steps: range, each: Call
 
 
 def build(model: nn.Module, **kwargs) -> Optimizer:
-    return build_optimizer(parameter_groups(model, frozenset({"input"})), OptimConfig("muon", **kwargs), LR)
+    return build_optimizer(role_groups(model, frozenset({"input"})), OptimConfig("muon", **kwargs), LR)
 
 
 def torch_muon(parameters: list[nn.Parameter]) -> Optimizer:
@@ -290,7 +290,7 @@ def test_the_rms_of_an_update_is_that_of_adamw(config: BackboneConfig) -> None:
     strategy = ScaleStrategy.parse("unified")
     model = Backbone(config, strategy)
     settings = OptimConfig("muon", weight_decay=0.0)
-    optimizer = build_optimizer(parameter_groups(model, strategy.decayed_roles), settings, 1.0)
+    optimizer = build_optimizer(role_groups(model, strategy.decayed_roles), settings, 1.0)
     before = copy.deepcopy(model)
     train(model, optimizer.step, range(1))
     for (name, a), b in zip(model.named_parameters(), before.parameters(), strict=True):

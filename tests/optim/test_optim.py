@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lightning_sv import Backbone, BackboneConfig, ScaleStrategy
-from lightning_sv.optim import OPTIMIZERS, OptimConfig, build_optimizer, group_table, parameter_groups, tuned_lr
+from lightning_sv.optim import OPTIMIZERS, OptimConfig, build_optimizer, group_table, role_groups, tuned_lr
 from lightning_sv.optim.tuned import NOT_REPORTED, TUNED_LR
 from tests.conftest import EVERY_STRATEGY
 
@@ -15,7 +15,7 @@ from tests.conftest import EVERY_STRATEGY
 def test_groups_partition_by_role_and_decay(text: str, config: BackboneConfig) -> None:
     strategy = ScaleStrategy.parse(text)
     model = Backbone(config, strategy)
-    groups = parameter_groups(model, strategy.decayed_roles)
+    groups = role_groups(model, strategy.decayed_roles)
     names = [m.name for g in groups for m in g.members]
     assert sorted(names) == sorted(n for n, _ in model.named_parameters())
     for group in groups:
@@ -37,20 +37,20 @@ def test_groups_partition_by_role_and_decay(text: str, config: BackboneConfig) -
 
 def test_a_parameter_without_a_role_is_refused() -> None:
     with pytest.raises(ValueError, match=r"parameter 1.weight of LayerNorm has no role"):
-        parameter_groups(nn.Sequential(nn.Linear(2, 2, bias=False), nn.LayerNorm(2)), frozenset())
+        role_groups(nn.Sequential(nn.Linear(2, 2, bias=False), nn.LayerNorm(2)), frozenset())
 
 
 def test_frozen_parameters_stay_out(config: BackboneConfig) -> None:
     model = Backbone(config)
     model.embed.weight.requires_grad_(False)
-    assert "embedding" not in {g.role for g in parameter_groups(model, frozenset())}
+    assert "embedding" not in {g.role for g in role_groups(model, frozenset())}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_table_shows_what_the_optimizer_does(name: str, config: BackboneConfig) -> None:
     strategy = ScaleStrategy.parse("unified")
     model = Backbone(config, strategy)
-    optimizer = build_optimizer(parameter_groups(model, strategy.decayed_roles), OptimConfig(name), 3e-3)
+    optimizer = build_optimizer(role_groups(model, strategy.decayed_roles), OptimConfig(name), 3e-3)
     rows = {row[0]: row[1:] for row in group_table(optimizer)}
     assert list(rows) == ["matrix", "head", "embedding", "input scale", "output scale"]
     for role, (_, _, kind, lr, decay) in rows.items():
@@ -62,7 +62,7 @@ def test_the_table_shows_what_the_optimizer_does(name: str, config: BackboneConf
 
 def test_roles_that_do_not_decay(config: BackboneConfig) -> None:
     """The settings take roles out of decay, and the strategy's word on scale vectors stands."""
-    groups = parameter_groups(Backbone(config, "unified"), frozenset({"input"}))
+    groups = role_groups(Backbone(config, "unified"), frozenset({"input"}))
     optimizer = build_optimizer(groups, OptimConfig(undecayed=["embedding", "head"]), 1e-3)
     decays = {group["role"]: group["weight_decay"] for group in optimizer.param_groups}
     assert decays == {"matrix": 0.1, "head": 0.0, "embedding": 0.0, "input": 0.1, "output": 0.0}
@@ -110,6 +110,6 @@ def test_an_unknown_optimizer_is_refused_with_or_without_a_learning_rate(config:
     known = "model.optim.name 'sgd' is unknown; known: adamw muon"
     model = Backbone(config)
     with pytest.raises(ValueError, match=known):
-        build_optimizer(parameter_groups(model, frozenset()), OptimConfig("sgd"), 1e-3)
+        build_optimizer(role_groups(model, frozenset()), OptimConfig("sgd"), 1e-3)
     with pytest.raises(ValueError, match=known):
         tuned_lr("tiny", "sgd", "cos", model.strategy)

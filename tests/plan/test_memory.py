@@ -17,7 +17,7 @@ from lightning_sv.nn.config import RouterConfig
 from lightning_sv.nn.cross_entropy import CHUNK
 from lightning_sv.optim import OptimConfig, build_optimizer
 from lightning_sv.plan.memory import step_memory
-from lightning_sv.scale.pieces import PIECE, as_on_a_gpu
+from lightning_sv.scale.row_chunks import CHUNK_ELEMENTS, unchunked
 from tests.conftest import GEMMA, thinned
 
 B, T = 8, 256
@@ -76,7 +76,7 @@ def two_steps(module: PretrainModule, precision: str, micro_batches: int) -> Pre
 @pytest.mark.parametrize("name", thinned(MODELS, ["unified", "gemma", "moe-muon"]))
 def test_the_peak_is_that_of_a_real_step(name: str, precision: str, micro_batches: int) -> None:
     plan = step_memory(make(name).settings, B, T, precision=precision, accumulate=micro_batches > 1)
-    with as_on_a_gpu(PIECE, CHUNK):
+    with unchunked(CHUNK_ELEMENTS, CHUNK):
         real = allocated(lambda: two_steps(make(name), precision, micro_batches))
     assert plan.activations > 2 * plan.parts()[0]  # the tensors that are hard to foretell dominate
     # A CPU writes a float32 result into bf16 by way of a float32 copy, a GPU does not.
@@ -87,7 +87,7 @@ def test_the_peak_is_that_of_a_real_step(name: str, precision: str, micro_batche
 @pytest.mark.parametrize("name", ["unified", "moe"])
 def test_blocks_that_are_run_again_keep_less(name: str) -> None:
     plan = step_memory(make(name, again=True).settings, B, T, precision="bf16-mixed")
-    with as_on_a_gpu(PIECE, CHUNK):
+    with unchunked(CHUNK_ELEMENTS, CHUNK):
         real = allocated(lambda: two_steps(make(name, again=True), "bf16-mixed", 1))
     assert 0.99 * real - 4 * B * T * D_FF < plan.peak < 1.01 * real
     assert plan.activations < 0.7 * step_memory(make(name).settings, B, T, precision="bf16-mixed").activations
@@ -123,7 +123,7 @@ def test_the_plan_of_a_run_is_what_fit_allocates(
     assert main(["plan", *args, "--gpus", "1", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     run = str(tmp_path / "run")
-    with as_on_a_gpu(PIECE, CHUNK):
+    with unchunked(CHUNK_ELEMENTS, CHUNK):
         real = allocated(lambda: main(["fit", *args, "--run_dir", run, "--data.val_sequences", "2"]))
     assert plan["memory"]["peak"] == pytest.approx(real, rel=0.1)
     file = tmp_path / "run/checkpoints/last.ckpt"

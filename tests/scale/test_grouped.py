@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_sv.scale import grouped, products
+from lightning_sv.scale import grouped
 from lightning_sv.scale.grouped import Factors, Rows, grouped_product, grouped_products
-from lightning_sv.scale.products import block_products, row_products
+from lightning_sv.scale.grouped_mm import _clear_without_a_look, grouped_mm, grouped_mm_wgrad
 from tests.close import assert_near
 from tests.conftest import thinned
 
@@ -172,7 +172,7 @@ def test_small_weights_are_one_product_where_they_are_cast(autocast: bool, monke
         monkeypatch.setattr(grouped, "AS_ONE_BELOW", most)
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast), torch.profiler.profile() as profiler:
             pair = grouped_products(x, [Factors(*gate), Factors(*up)], rows)
-        calls.append(sum(e.count for e in profiler.key_averages() if e.key == "lightning_sv::row_products"))
+        calls.append(sum(e.count for e in profiler.key_averages() if e.key == "lightning_sv::grouped_mm"))
         found.append([*pair, *torch.autograd.grad((torch.stack(pair) * weight).sum(), leaves)])
     assert calls == [1 if autocast else 2, 2]
     for one, two in zip(*found, strict=True):
@@ -200,8 +200,8 @@ def test_the_operators_keep_torchs_rules(widths: tuple[int, int], dtype: torch.d
     """Shapes, strides and derivatives as the compiler is told (torch.library.opcheck)."""
     ends = rows_of(BLOCKS["some"]).ends
     x, weight = make(int(ends[-1]) + TAIL, widths[0], dtype=dtype), make(len(ends), widths[1], widths[0], dtype=dtype)
-    torch.library.opcheck(row_products, (x, weight, ends, 8))
-    torch.library.opcheck(block_products, (x, x.detach().clone().requires_grad_(), ends, 8))
+    torch.library.opcheck(grouped_mm, (x, weight, ends, 8))
+    torch.library.opcheck(grouped_mm_wgrad, (x, x.detach().clone().requires_grad_(), ends, 8))
 
 
 @pytest.mark.parametrize("blocks", BLOCKS.values(), ids=BLOCKS)
@@ -212,5 +212,5 @@ def test_rows_past_the_end_are_cleared_without_a_look_at_it(blocks: tuple[int, .
     for filled in (0, rows.filled, int(rows.ends[-1])):
         y = torch.randn(len(past), 3).masked_fill_(past.unsqueeze(-1), math.nan)
         wanted = y.masked_fill(past.unsqueeze(-1), 0)
-        products._clear_without_a_look(y, rows.ends, filled)
+        _clear_without_a_look(y, rows.ends, filled)
         assert torch.equal(y, wanted)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.plan.parameters import ledger
+from lightning_sv.plan.parameters import count_parameters
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.scale.vector import DirectScale, HeadShared
 from tests.conftest import BUILDS, FEW_BUILDS, perturbed, thinned
@@ -40,7 +40,7 @@ def test_heads_that_share_a_vector_equal_heads_with_the_same(
 
 def test_it_counts_and_is_labelled(config: BackboneConfig) -> None:
     options = ScaleOptions(share_heads=["q_proj", "k_proj"])
-    book, full = ledger(config, "dnp", options), ledger(config, "dnp")
+    book, full = count_parameters(config, "dnp", options), count_parameters(config, "dnp")
     d_head, inner = config.head_width, config.n_head * config.head_width
     assert full.total - book.total == config.n_layer * 2 * (inner - d_head)
     assert book.scale == "dnp[share_heads=k_proj+q_proj]"

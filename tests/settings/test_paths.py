@@ -38,7 +38,7 @@ def test_no_path_is_refused_by_its_key(given: str, home: Path, monkeypatch: pyte
     monkeypatch.chdir(home)
     with pytest.raises(ValueError, match="^run_dir is "):
         expand_path(given, "run_dir")
-    parser = PlainParser(prog="lightning-sv report")
+    parser = PlainParser("report", "")
     parser.add_argument("--out", type=Path)
     with pytest.raises(ValueError, match="--out is "):
         parser.parse_args(["--out", given])

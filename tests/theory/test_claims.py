@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lightning_sv.theory.claims import CLAIMS, heterogeneity, placement, reparameterization, weight_decay
 from lightning_sv.theory.claims.base import Finding
 from lightning_sv.theory.claims.limits import words
-from lightning_sv.theory.claims.parts import early
+from lightning_sv.theory.claims.shared_checks import early
 from lightning_sv.theory.compare import difference_series, loss_ratio, stays_below
 from lightning_sv.theory.pairings import PAIRINGS, State
 from lightning_sv.theory.students import STUDENTS

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_sv.theory import short_runs
+from lightning_sv.theory import toy_training
 from lightning_sv.theory.adamw import equilibrium, memory, radii, relative_steps, simulate_radius, update_rms
 from lightning_sv.theory.claims import descent, initial_std
 from lightning_sv.theory.hessian import dense_hessian, near_interpolation, noise_term, random_point
@@ -99,14 +99,14 @@ def test_simulated_radius_against_torch() -> None:
 def test_an_initial_std_is_a_learning_rate_under_dnp() -> None:
     """Product: c times the matrices and rates, 1/c of the decay: the same losses under dnp, others under llama."""
     for arm, same in (("dnp", True), ("llama", False)):
-        one, four = (short_runs.losses_of_rescaled(arm, factor, steps=4) for factor in (1.0, 4.0))
+        one, four = (toy_training.losses_of_rescaled(arm, factor, steps=4) for factor in (1.0, 4.0))
         assert (np.abs(one - four).max() < 1e-9) == same
 
 
 def test_a_short_run_records_what_it_says() -> None:
-    run = short_runs.train("dnp", 0.02, steps=3, peak=0.006, decay=0.1)
+    run = toy_training.train("dnp", 0.02, steps=3, peak=0.006, decay=0.1)
     assert run.radii.shape == (4, 10) and run.steps.shape == (3, 10) and 4 < run.loss < 6.5
     assert run.radii[0] == pytest.approx(0.02, rel=0.05)
-    rate = short_runs.rates(3, 0.006)[0]  # AdamW's first update is the sign of the gradient
+    rate = toy_training.rates(3, 0.006)[0]  # AdamW's first update is the sign of the gradient
     assert run.steps[0] == pytest.approx(rate / run.radii[0], rel=0.02)
     assert len(initial_std.CLAIMS) == 5

@@ -17,8 +17,8 @@ from benchmarks.gpu.clock import clock_of
 from benchmarks.gpu.process import Job, Task, at_once
 from benchmarks.gpu.sizes import ARMS
 from lightning_sv.nn import Backbone, BackboneConfig, next_token_loss, router_loss
-from lightning_sv.nn.kernels.use import unusable, use_kernels
-from lightning_sv.scale.products import block_products, row_products
+from lightning_sv.nn.kernels.select import unusable, use_kernels
+from lightning_sv.scale.grouped_mm import grouped_mm, grouped_mm_wgrad
 
 CASES = (
     "moe:unified", "unified", "llama", "hg", "hg+dp+or", "nop", "ap", "dp", "dnp", "or", "er", "offset", "hg+or",
@@ -180,8 +180,8 @@ def experts_without_rows(device: torch.device) -> dict[str, Any]:
         wanted_rows[begin:end] = x[begin:end].bfloat16().float() @ w[e].bfloat16().float().T
         wanted_blocks[e] = dy[begin:end].bfloat16().float().T @ x[begin:end].bfloat16().float()
     on = [t.to(device) for t in (x.bfloat16(), dy.bfloat16(), w.bfloat16())]
-    rows = row_products(on[0], on[2], ends.to(device)).float().cpu()
-    blocks = block_products(on[1], on[0], ends.to(device)).float().cpu()
+    rows = grouped_mm(on[0], on[2], ends.to(device)).float().cpu()
+    blocks = grouped_mm_wgrad(on[1], on[0], ends.to(device)).float().cpu()
     empty = bool((blocks[[0, 2, 4]] == 0).all()) and bool((rows[40:] == 0).all())
     found = {"zeros": empty, "rows": _norm([rows - wanted_rows]) / _norm([wanted_rows])}
     found["blocks"] = _norm([blocks - wanted_blocks]) / _norm([wanted_blocks])

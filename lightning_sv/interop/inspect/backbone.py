@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from lightning_sv.interop.fold import foldable
 from lightning_sv.interop.inspect.vector_statistics import StoredVector, channel_squares
 from lightning_sv.nn import Backbone
-from lightning_sv.scale import BranchGroup, ScaleVector, output_norms
+from lightning_sv.scale import ScaleVector, output_norms, scaled_linears
 from lightning_sv.scale.vector import HeadShared
 
 
@@ -25,17 +25,14 @@ def vectors_of_backbone(model: Backbone) -> list[StoredVector]:
     """
     becomes = {row.vector: row for row in foldable(model)}
     found: dict[ScaleVector, dict[str, Any]] = {}
-    for path, group in model.named_modules():
-        if not isinstance(group, BranchGroup):
-            continue
-        for name, branch in group.branches():
-            for side, vector in zip(("scale_in", "scale_out"), group.vectors(name), strict=True):
-                if vector is None:
-                    continue
-                row = becomes[f"{path}.{name}.{side}"]
-                entry = found.setdefault(vector, {"matrices": {}, "shared": side == "scale_in", "why": row.why})
-                if side == "scale_in" or branch.norm_width is None:
-                    entry["matrices"][f"{path}.{name}"] = _squares(branch.weight, -1 if side == "scale_in" else -2)
+    for path, branch, vectors in scaled_linears(model):
+        for side, vector in zip(("scale_in", "scale_out"), vectors, strict=True):
+            if vector is None:
+                continue
+            row = becomes[f"{path}.{side}"]
+            entry = found.setdefault(vector, {"matrices": {}, "shared": side == "scale_in", "why": row.why})
+            if side == "scale_in" or branch.norm_width is None:
+                entry["matrices"][path] = _squares(branch.weight, -1 if side == "scale_in" else -2)
     for path, norm in output_norms(model):
         assert norm.scale is not None
         found[norm.scale] = {"matrices": {}, "shared": False, "why": becomes[f"{path}.scale"].why}

@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.optim import build_optimizer
+from lightning_sv.optim import build_optimizer, matrix_rate
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY
 from lightning_sv.runs.provenance import Legs
 from lightning_sv.settings.data import Batches
@@ -36,11 +36,11 @@ def settings_of(module: Pretraining, data: Batches | None) -> dict[str, Any]:
     return {
         "backbone": module.config.settings(),
         "scale": str(module.strategy),
-        "scale_options": asdict(module.scale_options),
+        "scale_options": module.scale_options.settings(),
         "mask_documents": module.mask_documents,
         "residual": module.residual,
         "tokenizer_sha256": None if data is None else data.manifest.tokenizer_sha256,
-        "optim": asdict(module.optim) | {"lr": module.lr},
+        "optim": module.optim.settings() | {"lr": module.lr},
         "schedule": asdict(module.schedule),
         "init_from": module.init_from,
         "data": None if data is None else {"seq_len": data.seq_len, "global_batch": data.global_batch},
@@ -96,7 +96,7 @@ def check_learning_rate(checkpoint: dict[str, Any], module: Pretraining, max_ste
     if not isinstance(step, int) or step < 0:
         raise ConfigError(f"the checkpoint's global_step is {step!r:.80}; resume from another.")
     legs.restore(checkpoint[CHECKPOINT_KEY].get("legs"))
-    then = checkpoint["optimizer_states"][0]["param_groups"][0]["lr"]
+    then = matrix_rate(checkpoint["optimizer_states"][0]["param_groups"])
     now = module.lr * module.schedule.factor(min(step, max_steps - 1), max_steps)
     if isclose(then, now, rel_tol=1e-6):
         return

@@ -1,6 +1,8 @@
 """Weights that a run starts from: whether those of another run fit this one, and where they are from."""
 
+import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +18,11 @@ from lightning_sv.runs.directory import LAST
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.scale.strategy import modules_named
 from lightning_sv.settings.data import Batches
-from lightning_sv.settings.model import Pretraining
+from lightning_sv.settings.model import Pretraining, is_of_transformers
+from lightning_sv.settings.paths import expand_path
+
+#: key of the weights to start from
+_KEY = "--model.init_from"
 
 
 class Start(NamedTuple):
@@ -116,3 +122,29 @@ def _function(config: BackboneConfig, strategy: ScaleStrategy, options: ScaleOpt
         "scale": str(replace(strategy, decay=ScaleStrategy().decay)),
         "scale_options": asdict(replace(options, role_at={}, freeze_input_beta=False)),
     }
+
+
+def with_sizes(words: Sequence[str]) -> list[str]:
+    """Add after --model.init_from DIR, of transformers, the sizes of its model; a run's own config holds them already.
+
+    Args:
+        words: command line of `fit`
+
+    Raises:
+        ConfigError: the folder holds no model that can be read
+    """
+    more: list[str] = []
+    parts = [part for word in words for part in (word.split("=", 1) if word.startswith(_KEY) else [word])]
+    for flag, word in itertools.pairwise(["", *parts]):
+        more.append(word)
+        if flag != _KEY or word == "null":
+            continue
+        word = expand_path(word, flag)
+        if is_of_transformers(word):
+            from lightning_sv.interop.hf import backbone_config
+
+            sizes = asdict(backbone_config(word))
+            own = ("name", "router", "init_std", "init_residual_scaling")
+            given = {key: value for key, value in sizes.items() if key not in own and value is not None}
+            more += [f"--model.backbone.{key}={json.dumps(value)}" for key, value in given.items()]
+    return more

@@ -14,10 +14,10 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_sv.scale.double_backward import reference_gradients
+from lightning_sv.scale.grouped_mm import wide_empty
 from lightning_sv.scale.norm import normalize
-from lightning_sv.scale.products import wide_empty
 from lightning_sv.scale.shapes import Float
-from lightning_sv.scale.twice import plain_gradients
 
 #: programs of a backward pass, each with a part of the scale vectors' gradients: two a multiprocessor of an H200
 PROGRAMS = 264
@@ -41,7 +41,8 @@ def normed_swiglu(
     """
     one = torch.ones(gate.shape[-1:], dtype=_wide(gate), device=gate.device)
     gammas = [one if gamma is None else gamma.contiguous() for gamma in (gamma_gate, gamma_up)]
-    out: Tensor = _normed_swiglu(gate.flatten(0, -2), up.flatten(0, -2), *gammas, eps)[0]
+    rows = (_packed(x.flatten(0, -2)) for x in (gate, up))
+    out: Tensor = _normed_swiglu(*rows, *gammas, eps)[0]
     return out.view(gate.shape)
 
 
@@ -64,6 +65,7 @@ def _normed_swiglu(gate: Tensor, up: Tensor, gamma_gate: Tensor, gamma_up: Tenso
 def _normed_swiglu_backward(
     grad: Tensor, gate: Tensor, up: Tensor, gamma_gate: Tensor, gamma_up: Tensor, rrms: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
+    grad = _packed(grad)
     grad_gate, grad_up, parts = _gradients(gate)
     _backward[parts.shape[1:2]](  # type: ignore[arg-type]
         grad, gate, up, gamma_gate, gamma_up, rrms, grad_gate, grad_up, parts,
@@ -108,13 +110,18 @@ def _differentiate(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ..
         def plain(gate: Tensor, up: Tensor, gamma_gate: Tensor, gamma_up: Tensor) -> Tensor:
             return F.silu(normalize(gate, ctx.eps, gamma_gate)) * normalize(up, ctx.eps, gamma_up)
 
-        return *plain_gradients(plain, inputs, grad), None
+        return *reference_gradients(plain, inputs, grad), None
     grad_gate, grad_up, parts = _normed_swiglu_backward(grad, *inputs, rrms)
     grad_gammas = (total.to(gamma.dtype) for total, gamma in zip(parts.sum(1), inputs[2:], strict=True))
     return grad_gate, grad_up, *grad_gammas, None
 
 
 _normed_swiglu.register_autograd(_differentiate, setup_context=_save)
+
+
+def _packed(rows: Tensor) -> Tensor:
+    """Return rows whose entries lie next to each other: the kernels have a stride for rows alone."""
+    return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -14,9 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from lightning_sv.nn.rope import Tables, rotate
+from lightning_sv.scale.double_backward import reference_gradients
 from lightning_sv.scale.norm import normalize
 from lightning_sv.scale.shapes import Float
-from lightning_sv.scale.twice import plain_gradients
 
 #: tokens that a program has at a time, and how often: no more are summed into one part of gamma's gradient
 BLOCK_N, STEPS = 32, 8
@@ -90,7 +90,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None
             y = normalize(x, ctx.eps, gamma)
             return y if cos is None else rotate(y, (cos, sin))
 
-        return *plain_gradients(plain, (x, gamma), grad), None, None, None  # type: ignore[return-value]
+        return *reference_gradients(plain, (x, gamma), grad), None, None, None  # type: ignore[return-value]
     grad_x, parts = _norm_rotate_backward(grad.contiguous(), x, gamma, ctx.eps, cos, sin)
     return grad_x, parts.sum(0).to(gamma.dtype), None, None, None
 

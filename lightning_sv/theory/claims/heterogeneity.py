@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from lightning_sv.theory.claims.base import Advance, Claim, Finding, counted
-from lightning_sv.theory.claims.parts import early, throughout
+from lightning_sv.theory.claims.shared_checks import early, throughout
 from lightning_sv.theory.compare import MARGIN, Curve, loss_ratio
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.panels import Line, Panel, ratio_panel

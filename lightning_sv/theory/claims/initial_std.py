@@ -14,7 +14,7 @@ from lightning_sv.theory.dual import Array
 from lightning_sv.theory.panels import Colour, Line, Panel
 
 if TYPE_CHECKING:  # with torch, which no other claim needs when the command starts
-    from lightning_sv.theory.short_runs import ShortRun
+    from lightning_sv.theory.toy_training import ShortRun
 
 STDS = (0.005, 0.08, 0.32, 1.28)
 ARMS = ("llama", "dnp")
@@ -28,13 +28,13 @@ SETTLED = 100
 @cache
 def _runs() -> "dict[tuple[str, float], ShortRun]":
     """Train every arm at every std once, for all parts."""
-    from lightning_sv.theory.short_runs import train
+    from lightning_sv.theory.toy_training import train
 
     return {(arm, std): train(arm, std, steps=STEPS, peak=PEAK, decay=DECAY) for arm in ARMS for std in STDS}
 
 
 def _equivalence(advance: Advance) -> Finding:
-    from lightning_sv.theory.short_runs import losses_of_rescaled
+    from lightning_sv.theory.toy_training import losses_of_rescaled
 
     apart = {}
     for arm in counted(("dnp", "hg+dnp+or", "llama"), advance):
@@ -76,7 +76,7 @@ def _simulated(advance: Advance) -> Finding:
 
 
 def _radius_in_training(advance: Advance) -> Finding:
-    from lightning_sv.theory.short_runs import rates
+    from lightning_sv.theory.toy_training import rates
 
     schedule = rates(STEPS, PEAK)
     ratios, lines = {}, []

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from lightning_sv.theory.claims.base import Advance, Claim, Finding
-from lightning_sv.theory.claims.parts import at_an_instant, early, throughout
+from lightning_sv.theory.claims.shared_checks import at_an_instant, early, throughout
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.students import Exponential, OriginalSpace
 

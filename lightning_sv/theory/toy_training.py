@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_sv.nn import Backbone, BackboneConfig
-from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, parameter_groups
+from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, role_groups
 from lightning_sv.scale import ScaledLinear
 from lightning_sv.theory.dual import Array
 
@@ -90,7 +90,7 @@ def train(strategy: str, std: float, *, steps: int, peak: float, decay: float) -
     with torch.no_grad():
         for weight in weights:
             weight.mul_(std / STD)
-    groups = parameter_groups(model, model.strategy.decayed_roles)
+    groups = role_groups(model, model.strategy.decayed_roles)
     optimizer = build_optimizer(groups, OptimConfig(weight_decay=decay), peak)
     seen, held_out = text()
     batches = blocks(seen, steps * SEQUENCES, 0).unflatten(0, (steps, SEQUENCES))

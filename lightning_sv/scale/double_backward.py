@@ -1,4 +1,4 @@
-"""Second derivatives of autograd functions that are fast by hand: those of the plain form."""
+"""Double backward for hand-written autograd functions, by differentiating a reference implementation."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 
-def plain_gradients(plain: Callable[..., Tensor], inputs: Sequence[Tensor | None], grad: Tensor) -> list[Tensor | None]:
-    """Return the gradients of plain(*inputs) that backward of a hand-written function owes, differentiable again.
+def reference_gradients(
+    plain: Callable[..., Tensor], inputs: Sequence[Tensor | None], grad: Tensor
+) -> list[Tensor | None]:
+    """Return the gradients of plain(*inputs), differentiable again, for backward of a hand-written function.
 
     Call it from backward where gradients are enabled there, which they are under `create_graph`.
 

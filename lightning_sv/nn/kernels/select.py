@@ -10,10 +10,12 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.nn.attention import Attention
 from lightning_sv.nn.backbone import Backbone
 from lightning_sv.nn.ffn import FeedForward
-from lightning_sv.nn.swiglu import gated
+from lightning_sv.nn.swiglu import swiglu_outputs
 from lightning_sv.scale import Output
 
 Kernels = Literal["plain", "triton"]
+#: widest FFN: a program holds a row in its registers, and those of wider ones spill to memory in backward
+MOST_WIDTH = 8192
 
 
 def use_kernels(net: Backbone, kernels: Kernels) -> None:
@@ -23,19 +25,24 @@ def use_kernels(net: Backbone, kernels: Kernels) -> None:
     language-model head stay as they are.
 
     Raises:
-        ConfigError: 'triton' where Triton cannot run
+        ConfigError: 'triton' where Triton cannot run, or for an FFN wider than `MOST_WIDTH`
     """
     if kernels == "plain":
         return
     if reason := unusable():
         raise ConfigError(f"model.kernels is triton, and {reason}; use plain.")
+    if net.config.ffn_width > MOST_WIDTH and not net.config.n_expert:
+        raise ConfigError(
+            f"model.kernels is triton, and the FFN is {net.config.ffn_width} wide; expected at most {MOST_WIDTH}. "
+            "Use plain."
+        )
     from lightning_sv.nn.kernels.heads import norm_rotate
 
     for module in net.modules():
         if isinstance(module, Attention):
             module.norm_rotate = norm_rotate
         elif isinstance(module, FeedForward):
-            module.gated = gated_by_kernel
+            module.swiglu_outputs = gated_by_kernel
 
 
 def unusable() -> str | None:
@@ -50,9 +57,9 @@ def unusable() -> str | None:
 
 
 def gated_by_kernel(gate: Output, up: Output) -> Tensor:
-    """Return what `gated` does, with both norms in one kernel where both branches have one."""
+    """Return what `swiglu_outputs` does, with both norms in one kernel where both branches have one."""
     from lightning_sv.nn.kernels.gate_up import normed_swiglu
 
     if not (gate.whole and up.whole):
-        return gated(gate, up)
+        return swiglu_outputs(gate, up)
     return normed_swiglu(gate.product, up.product, gate.gamma, up.gamma, gate.eps)

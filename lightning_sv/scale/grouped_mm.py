@@ -1,7 +1,7 @@
-"""The products of a buffer's rows, sorted by expert, with one matrix an expert, and of its blocks with each other.
+"""Products of rows that are sorted by expert with one matrix per expert, and of the rows' blocks with each other.
 
-They are operators of their own: the compiler takes them whole, whatever dtype and device, and each is the other's
-derivative. Weights keep their true widths: what a kernel needs in padding is added at the call and gone after it.
+Both are custom operators, which torch.compile does not look into, and each is the other's derivative. Weights keep
+their true widths: padding that a kernel needs is added at the call.
 
 Shapes: R rows of the buffer, E experts; ends (E,) int32 is where each expert's block ends, ends[-1] at least `filled`.
 """
@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-@torch.library.custom_op("lightning_sv::row_products", mutates_args=())
-def row_products(x: Tensor, weight: Tensor, ends: Tensor, filled: int = 0) -> Tensor:
+@torch.library.custom_op("lightning_sv::grouped_mm", mutates_args=())
+def grouped_mm(x: Tensor, weight: Tensor, ends: Tensor, filled: int = 0) -> Tensor:
     """Return W[e] x[r] of each row, zero beyond the last block, for x (R, d_in) and W (E, d_out, d_in)."""
     if _takes_kernel(x, weight):
         y = F.grouped_mm(_aligned(x), _aligned(weight).mT, offs=ends)
@@ -30,8 +30,8 @@ def row_products(x: Tensor, weight: Tensor, ends: Tensor, filled: int = 0) -> Te
     return y
 
 
-@torch.library.custom_op("lightning_sv::block_products", mutates_args=())
-def block_products(left: Tensor, right: Tensor, ends: Tensor, filled: int = 0) -> Tensor:
+@torch.library.custom_op("lightning_sv::grouped_mm_wgrad", mutates_args=())
+def grouped_mm_wgrad(left: Tensor, right: Tensor, ends: Tensor, filled: int = 0) -> Tensor:
     """Return left[block]^T right[block] of each block, (E, d_left, d_right), for (R, d_left) and (R, d_right)."""
     if _takes_kernel(left, right):
         return F.grouped_mm(_aligned(left).mT, _aligned(right), offs=ends)
@@ -82,13 +82,13 @@ def wide_empty(like: Tensor, *shape: int) -> Tensor:
     return like.new_empty(*shape[:-1], -(-shape[-1] // step) * step)[..., : shape[-1]]
 
 
-@row_products.register_fake
+@grouped_mm.register_fake
 def _(x: Tensor, weight: Tensor, ends: Tensor, filled: int = 0) -> Tensor:
     shape = (len(x), weight.shape[1])
     return wide_empty(x, *shape) if _takes_kernel(x, weight) else x.new_empty(shape)
 
 
-@block_products.register_fake
+@grouped_mm_wgrad.register_fake
 def _(left: Tensor, right: Tensor, ends: Tensor, filled: int = 0) -> Tensor:
     shape = (len(ends), left.shape[1], right.shape[1])
     return wide_empty(left, *shape) if _takes_kernel(left, right) else left.new_empty(shape)
@@ -102,14 +102,14 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _rows_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
     x, weight, ends = ctx.saved_tensors
     blocks = ends, ctx.filled
-    return row_products(grad, weight.mT, *blocks), block_products(grad, x, *blocks), None, None
+    return grouped_mm(grad, weight.mT, *blocks), grouped_mm_wgrad(grad, x, *blocks), None, None
 
 
 def _blocks_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
     left, right, ends = ctx.saved_tensors
     blocks = ends, ctx.filled
-    return row_products(right, grad, *blocks), row_products(left, grad.mT, *blocks), None, None
+    return grouped_mm(right, grad, *blocks), grouped_mm(left, grad.mT, *blocks), None, None
 
 
-row_products.register_autograd(_rows_backward, setup_context=_save)
-block_products.register_autograd(_blocks_backward, setup_context=_save)
+grouped_mm.register_autograd(_rows_backward, setup_context=_save)
+grouped_mm_wgrad.register_autograd(_blocks_backward, setup_context=_save)

@@ -16,7 +16,7 @@ from lightning_sv.errors import ConfigError, RunError
 
 
 @dataclass(frozen=True)
-class Share:
+class RankShare:
     """What one device reads of every optimizer step.
 
     Attributes:
@@ -41,7 +41,7 @@ class Share:
         return self.global_batch // (self.micro_batch * self.ranks)
 
 
-class GlobalOrder(Sampler[list[int]]):
+class GlobalBatchSampler(Sampler[list[int]]):
     """Each epoch is a permutation of all sequences, cut into global batches, of which every device reads its share.
 
     Step s of epoch e has the sequences p[s G], ..., p[s G + G - 1], with G the global batch and p the permutation
@@ -57,7 +57,7 @@ class GlobalOrder(Sampler[list[int]]):
         ConfigError: there are fewer sequences than a global batch has
     """
 
-    def __init__(self, n_sequences: int, share: Share, seed: int):
+    def __init__(self, n_sequences: int, share: RankShare, seed: int):
         if n_sequences < share.global_batch:
             raise ConfigError(
                 f"The training split has {n_sequences}, fewer than the {share.global_batch} sequences of a global "
@@ -95,7 +95,7 @@ class GlobalOrder(Sampler[list[int]]):
 
 
 class TokenLoader(DataLoader[Tensor]):
-    """Micro-batches (B, seq_len + 1), int64, in `GlobalOrder`, with a position that any number of devices can resume.
+    """Micro-batches (B, seq_len + 1), int64, as `GlobalBatchSampler` orders them; any number of devices can resume.
 
     Args:
         sequences: of the training split
@@ -106,9 +106,9 @@ class TokenLoader(DataLoader[Tensor]):
     """
 
     def __init__(
-        self, sequences: Sequences, share: Share, *, seed: int = 0, num_workers: int = 0, pin_memory: bool = False
+        self, sequences: Sequences, share: RankShare, *, seed: int = 0, num_workers: int = 0, pin_memory: bool = False
     ):
-        self.sequences, self.order = sequences, GlobalOrder(len(sequences), share, seed)
+        self.sequences, self.order = sequences, GlobalBatchSampler(len(sequences), share, seed)
         # A generator of its own: else each epoch would draw from the one that training may use.
         super().__init__(
             sequences,

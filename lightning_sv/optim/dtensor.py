@@ -8,7 +8,7 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def gathered(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Return the whole of a sharded tensor, a collective; any other tensor as it is."""
     if not is_sharded(tensor):
         return tensor

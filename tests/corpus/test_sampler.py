@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lightning_sv.corpus import Share, TokenLoader, open_split
-from lightning_sv.corpus.order import GlobalOrder
+from lightning_sv.corpus import RankShare, TokenLoader, open_split
+from lightning_sv.corpus.sampler import GlobalBatchSampler
 
 SEQ, GLOBAL = 96, 8
 
 
 def loader(corpus: Path, micro: int = 4, rank: int = 0, ranks: int = 1, **kwargs) -> TokenLoader:
-    share = Share(kwargs.pop("global_batch", GLOBAL), micro, rank, ranks)
+    share = RankShare(kwargs.pop("global_batch", GLOBAL), micro, rank, ranks)
     return TokenLoader(open_split(corpus, "train", seq_len=kwargs.pop("seq_len", SEQ)), share, **{"seed": 1} | kwargs)
 
 
@@ -43,7 +43,7 @@ def test_each_step_is_shared_out_and_each_epoch_has_every_block_at_most_once(
     micro, accumulate, ranks = parts
     size = micro * accumulate * ranks
     n = steps * size + min(rest, size - 1)
-    orders = [GlobalOrder(n, Share(size, micro, rank, ranks), seed) for rank in range(ranks)]
+    orders = [GlobalBatchSampler(n, RankShare(size, micro, rank, ranks), seed) for rank in range(ranks)]
     epochs = []
     for epoch in range(2):
         seen: list[int] = []
@@ -57,7 +57,7 @@ def test_each_step_is_shared_out_and_each_epoch_has_every_block_at_most_once(
             assert (
                 sequences
                 == orders[0].sequences(epoch, step)
-                == GlobalOrder(n, Share(size, size), seed).sequences(epoch, step)
+                == GlobalBatchSampler(n, RankShare(size, size), seed).sequences(epoch, step)
             )
             seen += sequences
         assert len(set(seen)) == len(seen) == steps * size and set(seen) <= set(range(n))

@@ -1,0 +1,64 @@
+"""Fit, validate again, and `validate`, as under NCCL: `torchrun -m tests.lit.as_under_nccl OUT STRATEGY ARGS`.
+
+Lightning validates under `no_grad` with gloo, and in `inference_mode` under NCCL.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from lightning.pytorch.loops import utilities
+from torch import distributed
+
+from lightning_sv.__main__ import main
+from lightning_sv.runs.claim import last_checkpoint
+from tests.lit.several_processes import CPU, STRATEGIES
+
+
+class _AsNccl:
+    """torch.distributed, but for the name of its backend."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(distributed, name)
+
+    def get_backend(self) -> str:
+        return "nccl"
+
+
+@contextmanager
+def nccl_mode() -> Iterator[None]:
+    """Let Lightning's loops take the backend for NCCL; collectives stay those of gloo."""
+    with patch.object(utilities, "dist", _AsNccl()):
+        yield
+
+
+def run(run_dir: Path, strategy: str, args: list[str]) -> None:
+    """Rank 0 leaves the loss of the second validation in summary.json; `validate` prints it."""
+    args = ["--config", str(STRATEGIES[strategy]), *CPU, *args, "--trainer.devices", os.environ["WORLD_SIZE"]]
+    fit = ["fit", *args, "--run_dir", str(run_dir), "--ckpt_path", "last"]
+    assert main(fit) == 0
+    distributed.barrier()
+    summary = run_dir / "summary.json"
+    if os.environ["RANK"] == "0":
+        before = json.loads(summary.read_text())["val_loss"]
+        summary.unlink()  # as if killed after the last step
+    distributed.barrier()
+    assert main(fit) == 0
+    if os.environ["RANK"] == "0":
+        assert abs(json.loads(summary.read_text())["val_loss"] - before) < 1e-6
+    if os.environ["WORLD_SIZE"] != "1":
+        blind = os.environ["RANK"] != "0"  # as on a node that does not see the checkpoint yet
+        seen = (lambda run_dir: None) if blind else last_checkpoint
+        with patch("lightning_sv.lit.cli.last_checkpoint", seen):
+            assert main([*fit, "--trainer.max_steps", "9", "--extend"]) == 2
+    assert main(["validate", *args, "--ckpt_path", str(run_dir / "checkpoints/last.ckpt"), "--json"]) == 0
+
+
+if __name__ == "__main__":
+    with nccl_mode():
+        run(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

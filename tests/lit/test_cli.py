@@ -1,0 +1,90 @@
+"""The command line's help, and a command line of the user's, derived from ours as from LightningCLI."""
+
+import re
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_sv import PretrainCLI, PretrainModule
+from lightning_sv.__main__ import main
+from lightning_sv.errors import ConfigError
+from lightning_sv.lit.run_parser import _MAIN_KEYS
+from lightning_sv.runs.directory import read_config
+from lightning_sv.settings.parse import _parser
+from lightning_sv.settings.parser import _keys
+from lightning_sv.settings.sections import SECTIONS
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_help_fits_three_screens_and_help_all_lists_every_key(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    said = []
+    for word in ("--help", "--help_all"):
+        with pytest.raises(SystemExit) as end:
+            main(["fit", word])
+        assert end.value.code == 0
+        said.append(capsys.readouterr().out)
+    short, full = said
+    lines = short.splitlines()
+    assert len(lines) <= 120 and max(map(len, lines)) <= 120
+    assert lines.index("model:") < lines.index("trainer:") and "fit --help_all" in short
+    options = set(re.findall(r"^  --([\w.]+)", short, re.MULTILINE))
+    assert {"run_dir", "ckpt_path", "model.scale", "model.optim.lr", "data.seq_len", "trainer.max_steps"} <= options
+    assert {f"{section}.{key}" for section, keys in _MAIN_KEYS.items() for key in keys} <= options
+    keys = {key for key in _keys(_parser()) if "." in key}
+    assert keys - SECTIONS <= set(re.findall(r"--([\w.]+)", full))
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Run the script of docs/own-trainer.md with these words; return its names."""
+    page = (ROOT / "docs/own-trainer.md").read_text()
+    (code,) = re.findall(r"```python\n(# train\.py.*?)```", page, re.DOTALL)
+    (tmp_path / "train.py").write_text(code)
+
+    def run(*words: str) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", ["train.py", *words])
+        return runpy.run_path(str(tmp_path / "train.py"), run_name="__main__")
+
+    return run
+
+
+def test_a_command_line_of_the_users_trains_and_resumes(
+    own: Callable[..., Any], run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    short = ["--trainer.max_steps", "2", "--data.val_sequences", "4", "--run_dir", str(run)]
+    names = own("fit", *run_args, *short, "--note", "hello")
+    assert "context 32\n" in capsys.readouterr().out
+    config = read_config(run)
+    assert config["note"] == "hello" and "context" not in config["model"] and (run / "summary.json").is_file()
+    last = str(run / "checkpoints/last.ckpt")
+    restored = names["MyModule"].load_from_checkpoint(last, weights_only=True)
+    assert (
+        restored.hparams.context == 32 and restored.settings.backbone.d_model == config["model"]["backbone"]["d_model"]
+    )
+    own("validate", "--config", str(run / "config.yaml"), "--ckpt_path", last)
+    assert "val/loss" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["train"], ["fit", "--note"], ["fit", "--model.context", "3"]])
+def test_a_command_line_of_the_users_refuses_in_a_sentence(
+    words: list[str], own: Callable[..., Any], run_args: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        own(*words[:1], *run_args[: len(words) * 100], *words[1:])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1
+
+
+def test_called_from_python_it_raises(run_args: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"model\.optim\.lr"):
+        PretrainCLI(PretrainModule, ["fit", *run_args, "--model.optim.lr", "nan"])

@@ -1,0 +1,37 @@
+"""Under SLURM: what Lightning would do there by itself."""
+
+from pathlib import Path
+
+import pytest
+
+from lightning_sv.__main__ import main
+from lightning_sv.runs.events import read_run
+from tests.faults.test_signals import SRUN
+from tests.lit.runs import LAST
+
+
+def test_a_checkpoint_in_the_working_directory_is_not_resumed(
+    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lightning resumes any hpc_ckpt_*.ckpt there under SLURM."""
+    args = [*short_args, "--trainer.max_steps", "2", "--scalars.every_n_steps", "1"]
+    assert main(["fit", *args, "--run_dir", str(tmp_path / "other")]) == 0
+    (tmp_path / "other" / LAST).rename(tmp_path / "hpc_ckpt_1.ckpt")
+    for name, value in SRUN.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", *args, "--run_dir", "run"]) == 0
+    assert read_run(tmp_path / "run").curve("train/loss").tokens[0] == 32 * 32  # of the first step
+
+
+def test_fewer_processes_than_devices_are_refused(
+    short_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In an allocation, without srun."""
+    for name in ("SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"):
+        monkeypatch.setenv(name, SRUN[name])
+    two = ["--trainer.strategy", "ddp", "--trainer.devices", "2"]
+    assert main(["fit", *short_args, *two, "--run_dir", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert all(word in error for word in ("trainer.devices", "2 x 1", "srun", "torchrun"))
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,157 @@
+"""Learnable Multipliers (arXiv:2601.04890), from conf/scale: every matrix is diag(r) W diag(c)."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_sv.errors import ConfigError
+from lightning_sv.interop.fold import fold, foldable
+from lightning_sv.nn import Backbone, BackboneConfig
+from lightning_sv.optim import OptimConfig, build_optimizer, clip_by_role, matrix_rate, role_groups
+from lightning_sv.scale import ScaleOptions, scaled_linears
+from lightning_sv.settings.parse import parse_run
+
+SMALL = BackboneConfig(d_model=16, n_layer=2, n_head=2, vocab_size=32, d_ff=24)
+PRESET = Path(__file__).parents[2] / "conf/scale/learnable-multipliers.yaml"
+
+
+def preset() -> tuple[Backbone, OptimConfig]:
+    module, _, _ = parse_run(["--config", "tiny-llama", "--config", str(PRESET)], check_corpus=False)
+    model = Backbone(SMALL, module.strategy, module.scale_options).double()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.data.mul_(1 + 0.2 * noise).add_(0.05 * noise)
+    return model, module.optim
+
+
+def by_hand(p: dict[str, Tensor], tokens: Tensor) -> Tensor:
+    """A Llama whose every matrix has a multiplier per row and per column, in plain torch."""
+
+    def linear(x: Tensor, path: str) -> Tensor:
+        return p[f"{path}.scale_out.gamma"] * F.linear(p[f"{path}.scale_in.gamma"] * x, p[f"{path}.weight"])
+
+    def norm(x: Tensor) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+    def rotate(x: Tensor) -> Tensor:
+        half = x.shape[-1] // 2
+        angle = torch.arange(x.shape[-2])[:, None] * 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
+        a, b = x[..., :half], x[..., half:]
+        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+
+    x = p["embed.weight"][tokens]
+    for i in range(SMALL.n_layer):
+        at = f"layers.{i}"
+        q, k, v = (
+            linear(norm(x), f"{at}.attn.qkv.{name}_proj").unflatten(-1, (2, 8)).transpose(1, 2) for name in "qkv"
+        )
+        scores = rotate(q) @ rotate(k).mT / 8**0.5
+        scores = scores.masked_fill(torch.ones_like(scores[0, 0]).triu(1).bool(), -torch.inf)
+        x = x + linear((scores.softmax(-1) @ v).transpose(1, 2).flatten(2), f"{at}.attn.o_proj")
+        gate, up = (linear(norm(x), f"{at}.ffn.gate_up.{name}_proj") for name in ("gate", "up"))
+        x = x + linear(F.silu(gate) * up, f"{at}.ffn.down_proj")
+    return linear(norm(x), "head.lm_head")
+
+
+def test_forward_gradients_and_two_steps_equal_a_block_written_by_hand() -> None:
+    model, config = preset()
+    tokens = torch.randint(0, 32, (2, 9), generator=torch.Generator().manual_seed(1))
+    plain = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    vectors = [name for name in plain if "scale_" in name]
+    assert len(vectors) == 2 * (7 * SMALL.n_layer + 1)
+    matrices = [name for name in plain if name not in vectors]
+    groups = [([plain[n] for n in matrices], 0.1), ([plain[n] for n in vectors], 0.002)]
+    theirs = torch.optim.AdamW(
+        [{"params": list(ps), "weight_decay": decay} for ps, decay in groups], lr=0.01, betas=(0.9, 0.95)
+    )
+    ours = build_optimizer(role_groups(model, model.strategy.decayed_roles), config, 0.01)
+    for _ in range(2):
+        loss = F.cross_entropy(by_hand(plain, tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        own = model(tokens[:, :-1], targets=tokens[:, 1:])
+        torch.testing.assert_close(own, loss, rtol=1e-12, atol=0)
+        theirs.zero_grad()
+        ours.zero_grad()
+        loss.backward()
+        own.backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(parameter.grad, plain[name].grad, rtol=1e-9, atol=1e-14)
+        total = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in plain.values() if p.grad is not None]))
+        norm = clip_by_role(model.parameters(), ours, 0.01, config.clip_by_role)  # smaller than any norm here
+        torch.testing.assert_close(norm, total)
+        torch.nn.utils.clip_grad_norm_([plain[n] for n in matrices], 0.01)
+        theirs.step()
+        ours.step()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(parameter, plain[name], rtol=1e-8, atol=1e-12)
+
+
+def test_multipliers_of_o_and_down_fold_away() -> None:
+    model, _ = preset()
+    tokens = torch.arange(9)[None]
+    folded = fold(model)
+    assert not list(scaled_linears(folded)) or all(vectors == (None, None) for _, _, vectors in scaled_linears(folded))
+    torch.testing.assert_close(folded(tokens), model(tokens), rtol=1e-12, atol=1e-14)
+    assert {row.into.rpartition(".")[2] for row in foldable(model) if row.into} >= {"o_proj", "down_proj", "lm_head"}
+
+
+@pytest.mark.parametrize("placement", ["dp", "bp", "ap"])
+def test_a_mixture_has_vectors_per_expert_behind_its_hidden_units(placement: str) -> None:
+    config = BackboneConfig(d_model=16, n_layer=1, n_head=2, vocab_size=32, n_expert=4, n_expert_active=2)
+    options = ScaleOptions({"expert_down_proj": placement, "shared_down_proj": placement}, initial_gamma_out=0.5)
+    model = Backbone(config, "llama", options).double()
+    plain = Backbone(config, "llama").double()
+    for name, parameter in plain.named_parameters():
+        if placement != "bp" and name.endswith("down_proj.weight"):
+            parameter.data.mul_(0.5)
+    tokens = torch.arange(9)[None]
+    torch.testing.assert_close(model(tokens), plain(tokens), rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(fold(model)(tokens), plain(tokens), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("scale", ["hg+dnp+or", "hg+dp+er", "hg+dp"])
+def test_initial_gamma_out_is_the_magnitude_alone(scale: str) -> None:
+    model = Backbone(SMALL, scale, ScaleOptions(initial_gamma_out=0.25))
+    v = model.layers[0].attn.qkv.v_proj
+    torch.testing.assert_close(v.scale_out(), torch.full((16,), 0.25))
+    if scale.endswith("or"):
+        assert (v.scale_out.alpha == 1).all() and v.scale_out.beta.item() == 0.25
+    assert (v.scale_in() == 1).all()
+
+
+def test_std_and_rate_by_role() -> None:
+    config = BackboneConfig(16, 2, 2, 4096, init_std=0.02, init_std_by_role={"embedding": 1.0, "head": 0.0})
+    model, usual = Backbone(config), Backbone(BackboneConfig(16, 2, 2, 4096, init_std=0.02))
+    assert abs(model.embed.weight.std().item() - 1) < 0.02 and not model.head.lm_head.weight.any()
+    assert torch.equal(model.layers[1].attn.o_proj.weight, usual.layers[1].attn.o_proj.weight)
+    settings = OptimConfig(lr_factor_by_role={"head": 0.5}, weight_decay_by_role={"embedding": 0.0})
+    optimizer = build_optimizer(role_groups(model, frozenset()), settings, 0.01)
+    rates = {group["role"]: (group["lr"], group["weight_decay"]) for group in optimizer.param_groups}
+    assert rates == {"matrix": (0.01, 0.1), "head": (0.005, 0.1), "embedding": (0.01, 0.0), "input": (0.01, 0.0)}
+    assert matrix_rate(optimizer.param_groups) == 0.01
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--model.backbone.init_std_by_role", "{router: 0.1}"],
+        ["--model.backbone.init_std_by_role", "{embedding: -1}"],
+        ["--model.optim.lr_factor_by_role", "{matrix: 0.1}"],
+        ["--model.optim.lr_factor_by_role", "{router: 0.1}"],
+        ["--model.optim.clip_by_role", "{embedding: 0}"],
+        ["--model.optim.clip_by_role", "{everything: 1}"],
+        ["--model.optim.weight_decay_by_role", "{output: 0.1}"],
+        ["--model.scale", "hg+dp+iwd", "--model.optim.weight_decay_by_role", "{output: 0.1}"],
+        ["--model.optim.undecayed", "[head]", "--model.optim.weight_decay_by_role", "{head: 0.1}"],
+        ["--model.scale_options.placement_at", "{o_proj: dnp}"],
+        ["--model.scale_options.placement_at", "{shared_down_proj: dp}"],
+        ["--model.scale_options.initial_gamma_out", "0"],
+    ],
+)
+def test_a_lever_that_acts_on_nothing_is_refused(arguments: list[str]) -> None:
+    key = arguments[-2].removeprefix("--model.")
+    with pytest.raises((ConfigError, SystemExit), match=key.rpartition(".")[2]):
+        parse_run(["--config", "tiny-llama", *arguments], check_corpus=False)

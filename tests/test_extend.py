@@ -1,0 +1,106 @@
+"""docs/extend.md: each block runs as it stands, and what it adds is used."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+
+from lightning_sv import PretrainModule
+from lightning_sv.nn import Backbone, BackboneConfig
+from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, role_groups
+from lightning_sv.optim.build import OPTIMIZERS
+from lightning_sv.optim.schedule import SCHEDULES
+from lightning_sv.roles.ops import PRODUCTS
+from lightning_sv.scale import ScaleStrategy
+from lightning_sv.scale.contract import check_parameterization
+from lightning_sv.scale.strategy import DECAYS, PARAMETERIZATIONS, PLACEMENTS
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs/extend.md").read_text(), re.DOTALL)
+SMALL = BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=64)
+
+
+@pytest.fixture(autouse=True)
+def tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that a block adds are gone after the test."""
+    for table in (PARAMETERIZATIONS, PLACEMENTS, DECAYS, OPTIMIZERS, SCHEDULES, PRODUCTS):
+        for key in ("softplus", "anp", "outputs", "sgd", "linear", "my_library::fused_linear"):
+            monkeypatch.delitem(table, key, raising=False)
+            monkeypatch.setitem(table, key, None)  # type: ignore[arg-type]
+            del table[key]  # type: ignore[arg-type]
+
+
+def run(word: str) -> dict[str, Any]:
+    """Run the one block that contains `word`."""
+    (block,) = (block for block in BLOCKS if word in block)
+    names: dict[str, Any] = {"__name__": "my_module"}
+    exec(block, names)
+    return names
+
+
+def test_every_block_is_run_here() -> None:
+    words = ("SoftplusScale(", '"anp"', "ScaleOptions(", "mixer =", "def sgd", "MatrixNorms", "Cubed", "fused_linear")
+    assert len(BLOCKS) == len(words) and all(sum(word in block for block in BLOCKS) == 1 for word in words)
+
+
+def test_a_parameterization_is_one_at_the_start_and_invertible() -> None:
+    names = run("SoftplusScale(")
+    check_parameterization(names["SoftplusScale"])
+    tokens = torch.arange(8)[None]
+    torch.testing.assert_close(names["model"](tokens), Backbone(SMALL, "llama")(tokens), atol=1e-5, rtol=1e-5)
+
+
+def test_a_placement_and_a_decay_build_a_model() -> None:
+    with pytest.warns(UserWarning, match="the same model as 'anp'"):  # it has no input side that could decay
+        model = Backbone(SMALL, run('"anp"')["strategy"])
+    assert model.layers[0].attn.qkv.q_proj.scale_in is None and model.layers[0].attn.qkv.q_proj.norm_width == 16
+
+
+def test_options_and_a_group_of_your_own() -> None:
+    Backbone(SMALL, "hg+dp", run("ScaleOptions(")["options"])
+    names = run("mixer =")
+    assert names["key"].shape == (2, 8, 32) and names["value"].shape == (2, 8, 64)
+
+
+def test_an_optimizer_and_a_schedule_train() -> None:
+    run("def sgd")
+    model = Backbone(SMALL, "hg+dp")
+    optimizer = build_optimizer(role_groups(model, frozenset({"input"})), OptimConfig("sgd"), 0.1)
+    tokens = torch.arange(9)[None]
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(tokens[:, :-1], targets=tokens[:, 1:])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[2] < losses[0]
+    assert ScheduleConfig("linear", warmup_ratio=0.0).factor(5, 10) == 0.5
+
+
+def test_a_callback_logs_in_a_trainer(tmp_path: Path) -> None:
+    callback = run("MatrixNorms")["MatrixNorms"]()
+    module = PretrainModule(BackboneConfig(16, 1, 2, 32), lr=1e-3, seed=0)
+    batches = torch.utils.data.DataLoader(torch.randint(0, 32, (4, 9)), batch_size=2)
+    logger = L.pytorch.loggers.CSVLogger(tmp_path)
+    L.Trainer(
+        max_steps=2, logger=logger, callbacks=[callback], accelerator="cpu", enable_progress_bar=False,
+        enable_checkpointing=False, enable_model_summary=False, log_every_n_steps=1,
+    ).fit(module, batches, batches)  # fmt: skip
+    logger.save()
+    assert "matrix_norm/backbone.embed.weight" in Path(logger.log_dir, "metrics.csv").read_text()
+
+
+def test_a_student_of_your_own_is_studied() -> None:
+    names = run("Cubed")
+    assert names["result"].students[-1].name == "cubed"
+    assert names["Cubed"]().rate(names["Cubed"]().initial(1, 2), np.array([[2, 1]])) == -5  # of W alone, which is 0
+
+
+def test_a_traced_operation_is_a_row() -> None:
+    run("fused_linear")
+    assert PRODUCTS["my_library::fused_linear"] == ("input", "weight")
+    assert ScaleStrategy.parse("llama").placement == "bp"
