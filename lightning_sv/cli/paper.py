@@ -158,7 +158,7 @@ def _check_rates(figures: Sequence[FigurePlan]) -> None:
     """
     for figure in figures:
         waiting = [
-            p for p in figure.panels if p.spec.lr is not None and p.why_not and figure.budget not in p.spec.not_at
+            p for p in figure.panels if p.spec.lr is not None and p.why_not and figure.budget not in p.spec.skip_under
         ]
         if waiting and not figure.runs():
             raise ConfigError(f"--fig {figure.spec.name}: {waiting[0].why_not}.")

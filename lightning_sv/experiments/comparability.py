@@ -160,7 +160,7 @@ def panel_warnings(panel: Panel) -> list[str]:
     found = list(panel.warnings)
     arms = panel.spec.arms.values()
     longer = any(arm.longer != 1 for arm in arms)
-    asked = [key for arm in arms for key in arm.set] + list(panel.spec.axes)
+    asked = [key for arm in arms for key in arm.overrides] + list(panel.spec.axes)
     asked += ["model.optim.lr", "model.backbone.init_std"]  # each arm has its own where it was tuned
     asked += ["trainer.max_steps"] * longer + ["model.backbone"] * any(arm.model is not None for arm in arms)
     for of in panel.alike(panel.arms):

@@ -90,7 +90,7 @@ class Comparison:
                 {
                     "label": arm.label,
                     "scale": specs[arm.label].scale,
-                    "args": words_of(specs[arm.label].set),
+                    "args": words_of(specs[arm.label].overrides),
                     "val_loss": float(np.mean(arm.losses)),
                     "val_loss_per_seed": arm.losses.tolist(),
                 }
@@ -201,7 +201,7 @@ def compare(
         f"{x}-seed{r[1]}": runs.job(*r) for x, arm in zip(ascii_lowercase, plan.arms, strict=False) for r in arm.runs
     }
     commands = {name: [*job.record()["command"], *job.here[:2]] for name, job in jobs_of.items()}
-    differences = config_differences(named, [key for arm in panel.spec.arms.values() for key in arm.set])
+    differences = config_differences(named, [key for arm in panel.spec.arms.values() for key in arm.overrides])
     check_same_corpus(named)
     warnings = (*comparability_warnings(named, differences), *rests_on(panel))
     judged = described(Figure(figure.spec, (panel,), (), warnings, command, figure.tokens_per_param))

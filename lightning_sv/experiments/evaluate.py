@@ -1,4 +1,4 @@
-"""How verdicts come about: the runs of all figures are read, arms that scatter alike pooled, every claim decided."""
+"""Evaluation: load the runs of figures, pool arms that scatter alike, decide every claim, correct for their number."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ from lightning_sv.runs.job import Job
 
 
 def evaluate(plans: Sequence[FigurePlan], runs: RunStore) -> list[Figure]:
-    """Read the runs of figures and judge their claims, which share the scatter of runs, and chance.
+    """Load the runs of figures and decide their claims, which share the scatter of runs, and chance.
 
     Raises:
         ConfigError: a run is of another corpus, tokenizer or validation set
@@ -30,7 +30,7 @@ def evaluate(plans: Sequence[FigurePlan], runs: RunStore) -> list[Figure]:
         panels = tuple(load_runs(panel, runs) for panel in plan.panels)
         warnings = dict.fromkeys(warning for panel in panels for warning in panel_warnings(panel))
         figures.append(
-            Figure(plan.spec, panels, (), tuple(warnings), "", plan.tokens_per_param, plan.budget, plan.papers_own)
+            Figure(plan.spec, panels, (), tuple(warnings), "", plan.tokens_per_param, plan.budget, plan.paper_scale)
         )
     return evaluate_claims(figures)
 
@@ -61,19 +61,16 @@ def _missing(left: Sequence[Job]) -> str:
 def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
     """What a reader must know of the runs: one sentence for all arms that are alike but for their strategy."""
     alike: dict[tuple[str, ...], list[str]] = {}
-    run_specs = {arm.label: arm.run_spec for arm in arms if arm.run_spec}
-    for arm in arms:
-        if run_spec := arm.run_spec:
-            budget = (
-                f"{run_spec.steps:,} steps, {run_spec.tokens_per_param:.1f} tokens a parameter, {len(arm.seeds)} seeds"
-            )
-            alike.setdefault((run_spec.model, run_spec.details, budget), []).append(arm.label)
-    notes = dict.fromkeys(run_spec.note for run_spec in run_specs.values() if run_spec.note)
+    specs = [(arm, arm.run_spec) for arm in arms if arm.run_spec]
+    for arm, spec in specs:
+        budget = f"{spec.steps:,} steps, {spec.tokens_per_param:.1f} tokens a parameter, {len(arm.seeds)} seeds"
+        alike.setdefault((spec.model, spec.details, budget), []).append(arm.label)
+    notes = dict.fromkeys(spec.note for _, spec in specs if spec.note)
     return (*(f"{', '.join(what)}: {'; '.join(labels)}." for what, labels in alike.items()), *notes)
 
 
 def evaluate_claims(figures: Sequence[Figure]) -> list[Figure]:
-    """Figures whose panels have their runs, with a verdict on every claim, and what is left of it for their number."""
+    """Give every claim of figures with runs a verdict, and correct the verdicts for their number."""
     pool, found = Pool(), []
     for figure in figures:
         for panel in figure.panels:
@@ -87,16 +84,16 @@ def evaluate_claims(figures: Sequence[Figure]) -> list[Figure]:
 
 
 def evaluate_claim(claim: ClaimSpec, panel: Panel, figure: Figure) -> list[Verdict]:
-    """The verdicts on a claim; where something cannot be had, of the runs or on this budget, why not."""
+    """Decide a claim; if its runs or this budget cannot, say why."""
     try:
-        untrained = (panel.spec.arms[x].not_at for x in (claim.a, claim.b) if x in panel.spec.arms)
-        reasons = [of[figure.budget] for of in (claim.not_at, *untrained) if figure.budget in of]
+        untrained = (panel.spec.arms[x].skip_under for x in (claim.a, claim.b) if x in panel.spec.arms)
+        reasons = [of[figure.budget] for of in (claim.skip_under, *untrained) if figure.budget in of]
         if why_not := next(iter(reasons), panel.why_not):
             raise NotTestableError(why_not)
         found = verdicts(claim, panel)
     except NotTestableError as why:  # hours of runs stand behind the other claims
         found = [not_testable(claim, str(why).rstrip("."))]
-    return [replace(_with_papers_number(v, figure.papers_own), panel=panel.spec.title) for v in found]
+    return [replace(_with_papers_number(v, figure.paper_scale), panel=panel.spec.title) for v in found]
 
 
 def verdicts(claim: ClaimSpec, panel: Panel) -> list[Verdict]:
@@ -170,10 +167,10 @@ def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
     )
 
 
-def _with_papers_number(verdict: Verdict, papers_own: bool) -> Verdict:
+def _with_papers_number(verdict: Verdict, paper_scale: bool) -> Verdict:
     """A verdict that says whether its interval holds the paper's number, where runs are of its models and tokens."""
     value, low, high = verdict.paper_value, verdict.low, verdict.high
-    if not papers_own or value is None or low is None or high is None:
+    if not paper_scale or value is None or low is None or high is None:
         return replace(verdict, paper_value=None)
     inside = low <= value <= high
     words = f"{verdict.sentence[:-1]}; the paper's {value:+g} lies {'inside' if inside else 'outside'}."

@@ -68,13 +68,13 @@ class FigurePlan:
         spec: as in the YAML
         panels: in its order
         budget: name of the budget
-        papers_own: whether its models and tokens are the paper's
+        paper_scale: whether its models and tokens are the paper's
     """
 
     spec: FigureSpec
     panels: tuple[PanelPlan, ...]
     budget: str
-    papers_own: bool = False
+    paper_scale: bool = False
 
     def runs(self) -> list[RunRequest]:
         """Every run once, seed by seed."""
@@ -99,7 +99,7 @@ def plan_figure(figure: FigureSpec, resolver: RunResolver) -> FigurePlan:
         _check_claims(panel, where)
         _check_baseline(panel, where)
     panels = tuple(_plan_panel(panel, resolver, figure.name) for panel in figure.panels)
-    return FigurePlan(figure, panels, resolver.budget.name, resolver.budget.papers_own or figure.papers_protocol)
+    return FigurePlan(figure, panels, resolver.budget.name, resolver.budget.paper_scale or figure.papers_protocol)
 
 
 def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> PanelPlan:
@@ -107,7 +107,7 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> PanelPl
     models = {role: resolver.model(role) for role in panel.models or [panel.model]}
     here = [role for role, model in models.items() if isinstance(model, ModelSpec)]
     axes = {key: of[budget] for key, of in panel.axes.items() if budget in of}
-    why_not = panel.not_at.get(budget)
+    why_not = panel.skip_under.get(budget)
     if why_not is None and panel.lr is not None and budget not in panel.lr:
         why_not = f"no learning rate is tuned for it under {budget}; add one to lr in conf/paper/{figure}.yaml"
     if panel.file is not None or why_not is not None:
@@ -128,9 +128,11 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> PanelPl
     _check_pairs(panel, resolver.budget, len(seeds), where)
     arms, series = list[ArmPlan](), list[Series]()
     for label, spec in panel.arms.items():
-        if budget not in spec.not_at:
+        if budget not in spec.skip_under:
             points, of = _points(panel, label, spec, resolver, here, axes)
-            arms += [ArmPlan(name, run_spec, seeds, spec.ours, spec.baseline) for name, run_spec in points.items()]
+            arms += [
+                ArmPlan(name, run_spec, seeds, spec.not_in_paper, spec.baseline) for name, run_spec in points.items()
+            ]
             series += [of] if of.sizes or of.points else []
     _check_different(arms, where)
     few = panel.kind == "scaling" and len(here) < 4
@@ -144,10 +146,10 @@ def _points(
     panel: PanelSpec, label: str, arm: ArmSpec, resolver: RunResolver, here: list[str], axes: dict[str, list[float]]
 ) -> tuple[dict[str, RunSpec], Series]:
     """What is trained of an arm, by the labels of its points: sizes, lengths, values of a grid, or the arm alone."""
-    of = Series(label, arm.ours, arm.baseline, ())
+    of = Series(label, arm.not_in_paper, arm.baseline, ())
     if panel.kind == "grid":
         along = [arm.axes.get(key, {}).get(resolver.budget.name, values) for key, values in axes.items()]
-        grid = tuple(_cross(along) if resolver.budget.name in panel.cross else product(*along))
+        grid = tuple(_cross(along) if resolver.budget.name in panel.one_at_a_time else product(*along))
         keys = [dict(zip(axes, point, strict=True)) for point in grid]
         names = [", ".join([label, *(f"{k.rpartition('.')[2]} {v:g}" for k, v in each.items())]) for each in keys]
         made = [resolver.resolve(panel, arm, panel.model, each) for each in keys]
@@ -166,7 +168,9 @@ def _points(
 def _here(arm: ArmSpec, resolver: RunResolver) -> ArmSpec:
     """An arm with a model of its own that the budget lacks is not trained there, for the budget's reason."""
     why_not = resolver.model(arm.model) if arm.model else None
-    return replace(arm, not_at={resolver.budget.name: why_not} | arm.not_at) if isinstance(why_not, str) else arm
+    return (
+        replace(arm, skip_under={resolver.budget.name: why_not} | arm.skip_under) if isinstance(why_not, str) else arm
+    )
 
 
 def _lengths(panel: PanelSpec, resolver: RunResolver, roles: list[str]) -> list[str]:
@@ -226,13 +230,14 @@ def _check_pairs(panel: PanelSpec, budget: Budget, pairs: int, where: str) -> No
     if pairs < 2 and _claims_at(panel, budget):
         raise ConfigError(
             f"{where}: budget {budget.name} trains {pairs} {'pair' if pairs == 1 else 'pairs'} for it, too few to "
-            f"decide a claim; give it two or more, or its claims `not_at: {{{budget.name}: why}}`."
+            f"decide a claim; give it two or more, or its claims `skip_under: {{{budget.name}: why}}`."
         )
 
 
 def _beyond_reach(panel: PanelSpec, budget: Budget, role: str, pairs: int) -> list[str]:
     """A sentence on claims of equality that the pairs of a budget could not show, by the known scatter of its runs."""
-    spread = math.sqrt(2) * budget.models[role].scatter
+    model = budget.models[role]
+    spread = math.sqrt(2) * model.residual_std
     asked = [claim for claim in _claims_at(panel, budget) if claim.kind == "equal"]
     if not spread or not asked or (panel.optim, panel.schedule) != (PanelSpec.optim, PanelSpec.schedule):
         return []
@@ -240,16 +245,16 @@ def _beyond_reach(panel: PanelSpec, budget: Budget, role: str, pairs: int) -> li
     if float(ndtri((1 + CONFIDENCE) / 2)) * spread / math.sqrt(pairs) < margin:
         return []
     return [
-        f"{panel.title}: {pairs} pairs of runs that scatter as those of {budget.models[role].config} did "
-        f"({budget.models[role].scatter:g}) are not expected to show an equality within {margin:g}, only its opposite: "
+        f"{panel.title}: {pairs} pairs of runs that scatter as those of {model.config} did "
+        f"({model.residual_std:g}) are not expected to show an equality within {margin:g}, only its opposite: "
         f"where arms are equal {math.ceil(pairs_within(spread, CONFIDENCE, margin))} pairs show it in 8 of 10 cases."
     ]
 
 
 def _claims_at(panel: PanelSpec, budget: Budget) -> list[ClaimSpec]:
     """Those that the runs of a budget are to decide."""
-    trained = {label for label, arm in panel.arms.items() if budget.name not in arm.not_at}
-    return [c for c in panel.claims if budget.name not in c.not_at and {c.a, c.b or c.a} <= trained]
+    trained = {label for label, arm in panel.arms.items() if budget.name not in arm.skip_under}
+    return [c for c in panel.claims if budget.name not in c.skip_under and {c.a, c.b or c.a} <= trained]
 
 
 def _cross(axes: list[list[float]]) -> list[tuple[float, ...]]:

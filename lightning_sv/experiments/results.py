@@ -256,7 +256,7 @@ class Figure:
         command: what makes this figure again
         tokens_per_param: training tokens per (activated) parameter of its runs, the fewest and the most
         budget: name of the budget
-        papers_own: whether its models and tokens are the paper's
+        paper_scale: whether its models and tokens are the paper's
     """
 
     spec: FigureSpec
@@ -266,7 +266,7 @@ class Figure:
     command: str = ""
     tokens_per_param: tuple[float, float] = (0.0, 0.0)
     budget: str = ""
-    papers_own: bool = False
+    paper_scale: bool = False
 
     def ratio(self) -> str:
         """Training tokens per parameter in words: the fewest, "to" the most where these are a tenth more."""

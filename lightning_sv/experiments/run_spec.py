@@ -105,10 +105,10 @@ class RunResolver:
         """
         if role in self.budget.models:
             return self.budget.models[role]
-        if role not in self.budget.lacks:
-            known = [*self.budget.models, *self.budget.lacks]
+        if role not in self.budget.unavailable:
+            known = [*self.budget.models, *self.budget.unavailable]
             raise ConfigError(unknown(f"budget {self.budget.name}: model", role, known))
-        return self.budget.lacks[role]
+        return self.budget.unavailable[role]
 
     def resolve(self, panel: PanelSpec, arm: ArmSpec, role: str, more: Mapping[str, Any] | None = None) -> RunSpec:
         """Settle one arm.
@@ -127,15 +127,15 @@ class RunResolver:
         assert isinstance(model, ModelSpec) and isinstance(of, ModelSpec), role
         rates = (panel.lr or {}) | arm.lr
         lr = {"model.optim.lr": rates[self.budget.name]} if self.budget.name in rates else {}
-        paths, below = self._paths(panel, model), {**self.budget.set, **model.set}
-        above = {**panel.set, **arm.set, **(more or {}), **self.extra, **lr}
+        paths, below = self._paths(panel, model), {**self.budget.overrides, **model.overrides}
+        above = {**panel.overrides, **arm.overrides, **(more or {}), **self.extra, **lr}
         tuned, note = self._tuned(panel, arm, model, _args(paths, below | above))
         keys = below | tuned | above
         asked = json.dumps([[str(p) for p in paths], keys, arm.scale, arm.longer], sort_keys=True)
         if asked not in self._made:
-            llama = {**self.budget.set, **of.set, **panel.set, **self.extra}
+            llama = {**self.budget.overrides, **of.overrides, **panel.overrides, **self.extra}
             steps = round(self._steps(*_args(self._paths(panel, of), llama)) * arm.longer)
-            steps = int(arm.set.get("trainer.max_steps", steps))  # what an arm itself says of them counts
+            steps = int(arm.overrides.get("trainer.max_steps", steps))  # what an arm itself says of them counts
             made = self._resolve(paths, keys, arm, model, panel, steps)
             self._made[asked] = replace(made, note=" ".join(filter(None, (made.note, note))))
         return self._made[asked]

@@ -16,19 +16,19 @@ class ModelSpec:
 
     Args:
         config: file of conf/model, without its ending
-        set: keys of `fit` in which runs of this budget differ from the file
+        overrides: keys of `fit` in which runs of this budget differ from the file
         tuned: file of conf/paper/tuned, without its ending, whose optimum each arm has; "" where all arms have the same
         seconds_per_1000_steps: of one core, `llama` with AdamW; None where hours follow from FLOPs
-        scatter: of recorded runs under AdamW and cosine: residual standard deviation in loss = arm + seed + residual,
+        residual_std: of loss = arm + seed + residual over recorded runs under AdamW and cosine,
             nats per token; 0 where nothing is recorded
         note: what a reader of its losses must know
     """
 
     config: str
-    set: dict[str, Any] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)
     tuned: str = ""
     seconds_per_1000_steps: float | None = None
-    scatter: float = 0.0
+    residual_std: float = 0.0
     note: str = ""
 
 
@@ -42,8 +42,8 @@ class Budget:
         layers: files of conf/ below the model: trainer and data
         seeds: pairs of every panel that does not say otherwise
         models: role, as the figures name it -> model
-        lacks: role -> why it is not trained on this budget
-        set: keys of `fit` that all runs of this budget have
+        unavailable: role -> why it is not trained on this budget
+        overrides: keys of `fit` that all runs of this budget have
         relative_step_time: placement, optimizer or probes -> time of a step over `llama`'s with AdamW
         first_seed: of them; a new recording takes new ones, so that it can be pooled with the old
         gpu: kind of GPU; None for a CPU
@@ -51,7 +51,7 @@ class Budget:
         sbatch: options of the SLURM job that trains one run
         caution: what a reader must know of all its losses; stands at the head of the report
         figures: those that belong to it; all where it names none
-        papers_own: whether models and tokens are the paper's, so that its numbers can be looked for in the intervals
+        paper_scale: whether models and tokens are the paper's, so that its numbers can be looked for in the intervals
     """
 
     name: str
@@ -59,8 +59,8 @@ class Budget:
     layers: list[str]
     seeds: int
     models: dict[str, ModelSpec]
-    lacks: dict[str, str] = field(default_factory=dict)
-    set: dict[str, Any] = field(default_factory=dict)
+    unavailable: dict[str, str] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)
     relative_step_time: dict[str, float] = field(default_factory=dict)
     first_seed: int = 0
     gpu: str | None = None
@@ -68,7 +68,7 @@ class Budget:
     sbatch: list[str] = field(default_factory=list)
     caution: str = ""
     figures: list[str] = field(default_factory=list)
-    papers_own: bool = False
+    paper_scale: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,25 +77,25 @@ class ArmSpec:
 
     Args:
         scale: scale-vector strategy, as in model.scale
-        ours: whether the paper does not have it
+        not_in_paper: whether the paper does not have it
         baseline: whether the others are compared with it
-        set: keys of `fit` that its runs have
+        overrides: keys of `fit` that its runs have
         longer: steps over those of the panel
         lr: budget -> peak learning rate; the tuned one where it says nothing
         model: role of its model, where it is not the panel's
         axes: of a grid, key -> budget -> its values, where they are not the panel's: optima lie apart
-        not_at: budget -> why the arm is not trained there
+        skip_under: budget -> why the arm is not trained there
     """
 
     scale: str
-    ours: bool = False
+    not_in_paper: bool = False
     baseline: bool = False
-    set: dict[str, Any] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)
     longer: float = 1.0
     lr: dict[str, float] = field(default_factory=dict)
     model: str | None = None
     axes: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    not_at: dict[str, str] = field(default_factory=dict)
+    skip_under: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class ClaimSpec:
         until: later share of the training
         tags: names of two logged scalars, whose rates of growth are compared
         text: the statement, where the kind's own words do not fit
-        not_at: budget -> why it cannot be tested there
+        skip_under: budget -> why it cannot be tested there
         primary: whether it is the figure's first question, for which all figures are corrected together; where none
             says so, that of the figure's first claim is
         paper_value: the paper's number for what is estimated: A - B in nats per token, or how many times
@@ -128,7 +128,7 @@ class ClaimSpec:
     until: float = 1.0
     tags: list[str] = field(default_factory=list)
     text: str | None = None
-    not_at: dict[str, str] = field(default_factory=dict)
+    skip_under: dict[str, str] = field(default_factory=dict)
     primary: bool = False
     paper_value: float | None = None
     crossing: int = 0
@@ -148,18 +148,18 @@ class PanelSpec:
         optim: file of conf/optim
         schedule: file of conf/schedule
         seeds: budget -> number of pairs
-        set: keys of `fit` that all runs of this budget have
+        overrides: keys of `fit` that all runs of this budget have
         lr: budget -> peak learning rate of all arms, in place of tuned values; a budget that it does not name cannot
             train the panel, and without `lr` tuned values count. An arm's own `lr` counts more
         tuned_as: strategy whose optimum all arms share; each has its own where it says nothing or `own`, which is
             refused where nobody has found it, while nothing means the model's own values then
         axes: of a grid: key that it varies -> budget -> the values; all their combinations are trained
-        cross: budgets at which one axis is varied at a time instead, the others at the first of their values
+        one_at_a_time: budgets at which one axis is varied at a time instead, the others at the first of their values
         file: of a table: measured figures to show
         picture: of a table: a PNG that another command drew, to stand above it
         tag: of a panel of the kind `scalar`: the logged scalar, above 0, that it draws and its claims compare
         probes: file of conf/probes, for what is logged beside the loss; "" for none
-        not_at: budget -> why the panel cannot be had there
+        skip_under: budget -> why the panel cannot be had there
     """
 
     title: str
@@ -171,16 +171,16 @@ class PanelSpec:
     optim: str = "adamw"
     schedule: str = "cos"
     seeds: dict[str, int] = field(default_factory=dict)
-    set: dict[str, Any] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)
     lr: dict[str, float] | None = None
     tuned_as: str = ""
     axes: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-    cross: list[str] = field(default_factory=list)
+    one_at_a_time: list[str] = field(default_factory=list)
     file: str | None = None
     picture: str = ""
     tag: str = ""
     probes: str = ""
-    not_at: dict[str, str] = field(default_factory=dict)
+    skip_under: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -414,7 +414,7 @@ def test_a_run_that_ends_before_a_crossing_does_not_test_it() -> None:
 
 
 def figure_of(name: str, *panels: Panel) -> Figure:
-    return Figure(FigureSpec(name, name, "", "", [p.spec for p in panels]), panels, papers_own=name == "own")
+    return Figure(FigureSpec(name, name, "", "", [p.spec for p in panels]), panels, paper_scale=name == "own")
 
 
 def panel_of(claims: list[ClaimSpec], *arms: Arm) -> Panel:

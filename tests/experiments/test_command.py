@@ -66,7 +66,7 @@ def steps_handed_down(args: list[str], monkeypatch: pytest.MonkeyPatch) -> list[
 
     monkeypatch.setattr(command, "compare", take)
     assert command.run(["--a", "llama", "--b", "unified", "nop", *args]) == 0
-    return [arm.set.get("trainer.max_steps") for arm in taken[0].spec.panels[0].arms.values()]
+    return [arm.overrides.get("trainer.max_steps") for arm in taken[0].spec.panels[0].arms.values()]
 
 
 def test_one_budget_for_all_arms(

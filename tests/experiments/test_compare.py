@@ -224,8 +224,8 @@ def test_a_comparison_and_a_figure_come_to_the_same_runs(monkeypatch: pytest.Mon
     """Each is named by what it trains, whichever door asked for it."""
     monkeypatch.chdir(Path(__file__).parents[2])
     budget = load_budget("cpu")
-    plain = {"dense": replace(budget.models["dense"], set={}, tuned="")}  # what `compare` is not told
-    budget = replace(budget, set={}, seeds=3, first_seed=0, models=plain)
+    plain = {"dense": replace(budget.models["dense"], overrides={}, tuned="")}  # what `compare` is not told
+    budget = replace(budget, overrides={}, seeds=3, first_seed=0, models=plain)
     figure = plan_figure(load_figure("heterogeneity"), RunResolver(budget, {}))
     compared = compared_figure([LLAMA, asked("hg", "", None), asked("hg+dp+or", "", None)], CONFIG, 3)
     assert {r.key(seed) for r, seed in compared.runs()} == {r.key(seed) for r, seed in figure.runs()}

@@ -203,7 +203,9 @@ TINY = "{config: tiny, tuned: tiny-3000, seconds_per_1000_steps: 13}\n"
 def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> None:
     """The stand-in's optimum is found on seeds that judge nothing, written, and what every arm has from then on."""
     small = TINY.replace(
-        "tiny, ", "tiny, set: {model.backbone.name: small, model.backbone.d_model: 16, model.optim.lr: 0.006}, ", 1
+        "tiny, ",
+        "tiny, overrides: {model.backbone.name: small, model.backbone.d_model: 16, model.optim.lr: 0.006}, ",
+        1,
     )
     (conf / "paper/budgets/cpu.yaml").write_text(f"{BUDGET}  dense: {TINY}  dense-1: {small}")
     (conf / "paper/mine.yaml").write_text(GRID)
@@ -251,7 +253,7 @@ def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> N
         .replace("  arms", "  kind: lengths\n  models: [dense-2, dense]\n  tuned_as: own\n  arms")
     )
     (conf / "paper/lengths.yaml").write_text(text)
-    short = TINY.replace("tiny, ", "tiny, set: {trainer.max_steps: 600}, ", 1)
+    short = TINY.replace("tiny, ", "tiny, overrides: {trainer.max_steps: 600}, ", 1)
     (conf / "paper/budgets/cpu.yaml").write_text(f"{BUDGET}  dense: {TINY}  dense-2: {short}")
     assert planned("lengths").tokens_per_param == pytest.approx((1.32, 6.69), abs=5e-3)
     assert planned("other").tokens_per_param == pytest.approx((6.62, 6.62), rel=0.02)

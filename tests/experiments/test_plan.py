@@ -142,13 +142,13 @@ def conf(tmp_path: Path) -> Path:
 FIGURE = "title: t\nsection: s\nsummary: s\npanels:\n- title: p\n  arms:\n    a: {scale: llama}\n    b: {scale: hg}\n"
 CROSS = FIGURE.replace(
     "title: p",
-    "title: p\n  kind: grid\n  cross: [cpu]\n"
+    "title: p\n  kind: grid\n  one_at_a_time: [cpu]\n"
     "  axes: {model.optim.lr: {cpu: [2, 1, 4]}, model.backbone.init_std: {cpu: [0.02, 0.03, 0.01]}}",
 )
 
 
 def test_an_arm_that_a_budget_does_not_train_says_why(conf: Path, tmp_path: Path) -> None:
-    text = FIGURE.replace("scale: hg", "scale: hg, not_at: {cpu: it waits for longer runs}")
+    text = FIGURE.replace("scale: hg", "scale: hg, skip_under: {cpu: it waits for longer runs}")
     (conf / "paper/mine.yaml").write_text(text + "  claims: [{kind: less, a: b, b: a, paper: x}]\n")
     figure = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
     assert [arm.label for arm in figure.panels[0].arms] == ["a"]
@@ -161,7 +161,7 @@ CLAIM = "  claims: [{kind: %s, a: b, b: a, margin: 0.01, paper: x}]\n"
 
 def test_an_arm_whose_model_a_budget_lacks_has_its_reason(conf: Path, tmp_path: Path) -> None:
     with (conf / "paper/budgets/cpu.yaml").open("a") as file:
-        file.write("lacks: {dense-large: one size is trained}\n")
+        file.write("unavailable: {dense-large: one size is trained}\n")
     (conf / "paper/mine.yaml").write_text(FIGURE.replace("scale: hg", "scale: hg, model: dense-large") + CLAIM % "less")
     figure = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
     assert [arm.label for arm in figure.panels[0].arms] == ["a"]
@@ -189,7 +189,7 @@ def test_that_pairs_cannot_show_equality_is_said_before_training(conf: Path) -> 
     path = conf / "paper/budgets/cpu.yaml"
     text = path.read_text()
     for scatter, pairs in ((0.005, None), (0.02, 69)):
-        path.write_text(text.replace("{config: tiny,", f"{{config: tiny, scatter: {scatter},"))
+        path.write_text(text.replace("{config: tiny,", f"{{config: tiny, residual_std: {scatter},"))
         (panel,) = plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf)).panels
         said = [f"where arms are equal {pairs} pairs show it" in words for words in panel.warnings]
         assert said == [True] * (pairs is not None)
@@ -227,8 +227,8 @@ def test_a_cross_varies_one_setting_at_a_time(conf: Path) -> None:
     (FIGURE + "  claims: [{kind: less, a: a, b: a, paper: x}]\n", "'less'"),
     (FIGURE + "  claims: [{kind: crosses, a: a, b: b, at: 2.5, paper: x}]\n", "at is 2.5; a share of the tokens is"),
     (FIGURE + "  claims: [{kind: widens, a: a, b: b, until: 0, paper: x}]\n", "until is 0; a share of the tokens is"),
-    (FIGURE + "  claims: [{kind: less, a: a, b: b, not_at: {gpuu: x}, paper: x}]\n",
-     "panel 'p': claim 'less': not_at: budget 'gpuu' is unknown; known: cpu"),
+    (FIGURE + "  claims: [{kind: less, a: a, b: b, skip_under: {gpuu: x}, paper: x}]\n",
+     "panel 'p': claim 'less': skip_under: budget 'gpuu' is unknown; known: cpu"),
     (FIGURE.replace("title: p", "title: p\n  seeds: {cup: 3}"), "panel 'p': seeds: budget 'cup' is unknown"),
     (FIGURE.replace("title: p", "title: p\n  axes: {model.optim.lr: {mne: [1]}}"), "optim.lr: budget 'mne' is unknown"),
     (FIGURE.replace("scale: hg", "scale: hg, lr: {cup: 0.1}"), "panel 'p': arm 'b': lr: budget 'cup' is unknown"),
@@ -242,15 +242,15 @@ def test_a_cross_varies_one_setting_at_a_time(conf: Path) -> None:
     (FIGURE.replace("  arms", "  probes: sharpnes\n  arms"), r"sharpnes"),
     (FIGURE.replace("scale: hg", "scale: hg, axes: {model.optim.lr: {cpu: [1, 2]}}"),
      "arm 'b' has values of model.optim.lr, which the panel does not vary"),
-    (FIGURE.replace("scale: hg", "scale: hg, not_at: {cup: x}"), "arm 'b': not_at: budget 'cup' is unknown"),
+    (FIGURE.replace("scale: hg", "scale: hg, skip_under: {cup: x}"), "arm 'b': skip_under: budget 'cup' is unknown"),
     (FIGURE.replace("scale: hg", "scale: hg, baseline: true").replace("scale: llama", "scale: llama, baseline: true"),
      "a and b are all `baseline: true`; leave it at one arm"),
     (FIGURE.replace("title: p", "title: p\n  kind: lengths"), "no arm is `baseline: true`; set it at the one"),
-    (FIGURE.replace("title: p", "title: p\n  cross: [cup]"), "panel 'p': cross: budget 'cup' is unknown"),
+    (FIGURE.replace("title: p", "title: p\n  one_at_a_time: [cup]"), "one_at_a_time: budget 'cup' is unknown"),
     (FIGURE + "  model: dnse\n", "'dnse'"),
     (FIGURE.replace("scale: hg", "scale: hgg"), r"hgg"),
     (FIGURE.replace("scale: hg", "scale: bp+iwd"), r"'a' and 'b' come to the same runs; leave one out"),
-    (FIGURE.replace("scale: hg", "scale: hg, set: {model.optim.lrr: 1}"), r"lrr"),
+    (FIGURE.replace("scale: hg", "scale: hg, overrides: {model.optim.lrr: 1}"), r"lrr"),
 ])  # fmt: skip
 def test_wrong_yaml_is_one_sentence(conf: Path, text: str, message: str) -> None:
     (conf / "paper/mine.yaml").write_text(text)
@@ -283,8 +283,8 @@ def test_one_configuration_has_one_key(conf: Path) -> None:
     """However it is spelled: a value that the file has already, another name of the strategy, another label."""
     spelled = FIGURE.replace("scale: hg", "scale: unified") + (
         "- title: q\n  arms:\n"
-        "    c: {scale: iwd+or+dnp+hg, set: {model.backbone.init_std: 0.08, model.optim.lr: 0.006}}\n"
-        "    d: {scale: unified, set: {model.backbone.init_std: 0.05}}\n"
+        "    c: {scale: iwd+or+dnp+hg, overrides: {model.backbone.init_std: 0.08, model.optim.lr: 0.006}}\n"
+        "    d: {scale: unified, overrides: {model.backbone.init_std: 0.05}}\n"
         "    e: {scale: unified, longer: 1.5}\n"
     )
     (conf / "paper/mine.yaml").write_text(spelled)

@@ -119,7 +119,7 @@ def test_a_custom_budget_has_a_log_of_its_own(corpus: Path, tmp_path: Path, monk
     (tmp_path / "conf/paper/mine.yaml").write_text(FIGURE + "  claims: [{kind: less, a: b, b: a, paper: x}]\n")
     (tmp_path / "conf/paper/budgets/mine.yaml").write_text(
         "summary: s\nlayers: [trainer/cpu, data/stdlib]\nseeds: 2\n"
-        "models: {dense: {config: tiny, seconds_per_1000_steps: 1, set: {trainer.max_steps: 10}}}\n"
+        "models: {dense: {config: tiny, seconds_per_1000_steps: 1, overrides: {trainer.max_steps: 10}}}\n"
     )
     (tmp_path / "results").mkdir()
     (tmp_path / "results/log.csv").write_text("of no matter\n")

@@ -25,6 +25,7 @@ from lightning_sv.analysis.style import (
     new_figure,
     set_style,
     set_token_axis,
+    share_y,
 )
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.report.copying import FORMED, GAIN
@@ -141,8 +142,7 @@ def branch_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     Args:
         panel: of the kind `qkv`; an arm whose runs have not logged branch norms gets a note instead
     """
-    found: list[tuple[str, Figure]] = []
-    notes = []
+    plots, notes = list[Plot](), list[str]()
     for arm in panel.arms:
         norms = [branch_norms(run) for run in arm.runs]
         if not all(norms):
@@ -158,14 +158,9 @@ def branch_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
         axes.set_title(f"{arm.name}: do Q, K and V grow together?" if len(arm.name) < 15 else arm.name)
         set_token_axis(axes)
         set_style(axes)
-        found.append((arm.name, figure))
-    limits = np.array([figure.axes[0].get_ylim() for _, figure in found])
-    plots = []
-    for i, (name, figure) in enumerate(found, 1):
-        axes = figure.axes[0]
-        axes.set_ylim(limits[:, 0].min(), limits[:, 1].max())
         ends = "; ".join(axes.get_legend_handles_labels()[1])
-        plots.append(Plot(f"qkv{i}", f"{panel.title}, {name}: {ends}", figure))
+        plots.append(Plot(f"qkv{len(plots) + 1}", f"{panel.title}, {arm.name}: {ends}", figure))
+    share_y([plot.figure for plot in plots])
     return plots, notes
 
 

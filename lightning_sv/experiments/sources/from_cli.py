@@ -48,7 +48,7 @@ def asked(scale: str, text: str, label: str | None) -> Asked:
     changes = [f"{key.rpartition('.')[2]}={value}" for key, value in zip(words[::2], words[1::2], strict=False)]
     files, keys = read_words(args, "compare")
     leaves = {key: value for file in files for key, value in read_leaves(file).items()}
-    return label or ",".join([scale, *changes]), ArmSpec(scale, set={**leaves, **keys})
+    return label or ",".join([scale, *changes]), ArmSpec(scale, overrides={**leaves, **keys})
 
 
 def compared_figure(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> FigurePlan:
@@ -107,7 +107,7 @@ def _settled(figure: FigureSpec, words: Sequence[str], seeds: int) -> FigurePlan
     (panel,) = figure.panels
     # its time is that of its steps, which nobody estimates
     model = ModelSpec(config="", seconds_per_1000_steps=0.0)
-    budget = Budget(_OWN, figure.summary, layers=[], seeds=seeds, models={panel.model: model}, set=keys)
+    budget = Budget(_OWN, figure.summary, layers=[], seeds=seeds, models={panel.model: model}, overrides=keys)
     return plan_figure(figure, RunResolver(budget, {}, files=files))
 
 
@@ -132,7 +132,7 @@ def _check_keys(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> None
     if seeds < 1:
         raise ConfigError(f"--seeds is {seeds}; give the number of seeds, at least 1.")
     given = [word.split("=", 1)[0].removeprefix("--") for word in words if word.startswith("--")]
-    for key in (*given, *(key for _, arm in arms for key in arm.set)):
+    for key in (*given, *(key for _, arm in arms for key in arm.overrides)):
         if key in _OURS:
             raise ConfigError(
                 f"every run has its own --{key}; leave it out of the arguments and name strategies, seeds and the "
@@ -177,7 +177,7 @@ def resolve(arms: Sequence[Asked], shared: Sequence[str]) -> list[Resolved]:
     """
     runs, hashed = [], set[Path]()
     for label, arm in arms:
-        words = [*shared, *words_of(arm.set), "--model.scale", arm.scale]
+        words = [*shared, *words_of(arm.overrides), "--model.scale", arm.scale]
         model, data, trainer = parse_run(words, check_corpus=False)
         check_trainer_keys(trainer)
         corpus = Path(data.corpus.dir).resolve()
@@ -202,7 +202,7 @@ def resolve(arms: Sequence[Asked], shared: Sequence[str]) -> list[Resolved]:
 def check_different(runs: Sequence[Resolved]) -> None:
     """Refuse two strategies that are one model."""
     for a, b in combinations(runs, 2):
-        if a.arm.set == b.arm.set and a.model.canonical == b.model.canonical:
+        if a.arm.overrides == b.arm.overrides and a.model.canonical == b.model.canonical:
             raise ConfigError(
                 f"strategies {a.arm.scale!r} and {b.arm.scale!r} are the same model, {str(a.model.canonical)!r}; "
                 "compare two that differ."
@@ -222,7 +222,7 @@ def one_budget(runs: Sequence[Resolved]) -> tuple[list[Asked], str]:
     settled, others = [], []
     for run in runs:
         own, given = run.data.tokens_per_step, str(run.trainer["max_steps"])
-        named = run.arm.set if run is not a else {}
+        named = run.arm.overrides if run is not a else {}
         if "trainer.max_steps" in named and given != "-1" and int(given) * own != tokens:
             raise ConfigError(
                 f"{run.label!r} is given trainer.max_steps {given}, {int(given) * own:,} tokens: all arms train "
@@ -239,7 +239,7 @@ def one_budget(runs: Sequence[Resolved]) -> tuple[list[Asked], str]:
                 f"trainer.max_steps {-(-tokens // whole) * whole // size} for all."
             )
         more = {} if given == str(tokens // own) else {"trainer.max_steps": tokens // own}
-        settled.append((run.label, replace(run.arm, set={**run.arm.set, **more})))
+        settled.append((run.label, replace(run.arm, overrides={**run.arm.overrides, **more})))
         if own != size:
             others.append(f"; {tokens // own:,} steps of {run.label}")
     share = f"{tokens / a.model.n_activated:.3g} a parameter of {a.label}"
