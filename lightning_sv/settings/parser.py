@@ -93,7 +93,7 @@ class Parser(ArgumentParser):
         except ConfigError:
             raise
         except ValueError as error:
-            raise ConfigError(" ".join(str(error).split())) from error
+            raise ConfigError(f"{sentence(' '.join(str(error).split()).removesuffix('.'), self)}.") from error
 
     def _load_config_parser_mode(self, content: str, path: Any = "", *rest: Any, **more: Any) -> Namespace:
         """Load the text of a config file; empty sections do not reset those of earlier files."""
@@ -162,7 +162,7 @@ def _expected(hint: Any) -> str:
     ('a finite number or null', 'one of: none block')
     """
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    listed = [str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+    listed = dict.fromkeys(str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind))
     names = [getattr(get_origin(kind) or kind, "__name__", "") for kind in kinds if get_origin(kind) is not Literal]
     words = [_WORDS.get(name, f"a {name}") for name in names]
     return " or ".join(dict.fromkeys([f"one of: {' '.join(listed)}"] * bool(listed) + words))
