@@ -3,6 +3,7 @@
 import shutil
 import sys
 from argparse import SUPPRESS, Action
+from collections.abc import Sequence
 from enum import Enum
 from itertools import groupby
 from textwrap import shorten
@@ -40,12 +41,12 @@ yaml.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(val
 class RunParser(Parser, LightningArgumentParser):
     """LightningCLI's parser: `--help` lists the main options, `--help_all` all of them."""
 
-    def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
+    def parse_args(self, args: Sequence[str], **kwargs: Any) -> Any:
         """Parse, or print all options."""
         if "--help_all" in args:
             self._print_message(super().format_help(), sys.stdout)
             self.exit()
-        return super().parse_args(args, *rest, **kwargs)
+        return super().parse_args(args, **kwargs)
 
     def format_help(self) -> str:
         """Return the help of the main options, a line each."""

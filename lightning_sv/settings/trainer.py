@@ -207,7 +207,6 @@ def prepare_torch() -> None:
 def quiet_warnings() -> None:
     """Silence warnings of the libraries that say nothing about this run."""
     for message in (
-        ".*args parameter is intended to run from within Python.*",
         ".*__len__` could be inaccurate.*",
         ".*does not have many workers.*",
         ".*isinstance.treespec, LeafSpec.*",
