@@ -86,6 +86,7 @@ class PretrainCLI(LightningCLI):
         StoppedError: a signal has ended the run
     """
 
+    model_class: type[PretrainModule]
     model: PretrainModule
     datamodule: TokenDataModule
     batches: Batches
@@ -145,7 +146,7 @@ class PretrainCLI(LightningCLI):
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the trainer, the model and the batches, from which the data module is built."""
-        add_run(parser, self._model_class, self.trainer_class)
+        add_run(parser, self.model_class, self.trainer_class)
 
     def instantiate_classes(self) -> None:
         """Build the data module from the batches, before the trainer."""
