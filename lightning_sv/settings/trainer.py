@@ -51,8 +51,9 @@ def trainer_keys() -> type:
     for node in ast.parse((root / "fabric/plugins/precision/precision.py").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and isinstance(name := node.targets[0], ast.Name):
             names[name.id] = evaluate(node.value)
-    tree = ast.parse((root / "pytorch/trainer/trainer.py").read_text(encoding="utf-8"))
-    init = next(x for x in ast.walk(tree) if isinstance(x, ast.FunctionDef) and x.name == "__init__").args
+    text = (root / "pytorch/trainer/trainer.py").read_text(encoding="utf-8")
+    (header,) = re.findall(r"def __init__\(.*?\) -> None:", text, re.DOTALL)
+    init = ast.parse(f"{header} ...").body[0].args  # type: ignore[attr-defined]
     given: Any = zip(init.kwonlyargs, init.kw_defaults, strict=True)
     return make_dataclass("TrainerKeys", [(arg.arg, evaluate(arg.annotation), evaluate(value)) for arg, value in given])
 
