@@ -49,13 +49,7 @@ from lightning_sv.settings.parse import add_run
 from lightning_sv.settings.paths import INPUTS
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.sections import CALLBACKS
-from lightning_sv.settings.trainer import (
-    check_callbacks,
-    check_gpu,
-    check_trainer_keys,
-    prepare_torch,
-    quiet_warnings,
-)
+from lightning_sv.settings.trainer import check_callbacks, check_gpu, check_trainer_keys, prepare_torch, quiet_warnings
 from lightning_sv.whole import whole, write_atomically
 
 log = logging.getLogger(__name__)

@@ -49,7 +49,9 @@ class RunParser(Parser, LightningArgumentParser):
         return super().parse_args(args, **kwargs)
 
     def format_help(self) -> str:
-        """Return the help of the main options, a line each."""
+        """Return the help of the main options, a line each; all options of one class."""
+        if all(action.dest != "run_dir" for action in self._actions):
+            return str(super().format_help())
         lines = [_USAGE.format(prog=self.prog)]
         for section, options in groupby(self._main_options(), lambda each: each[0]):
             lines += ["", f"{section}:", *(_line(action) for _, action in options)]

@@ -6,13 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_sv.errors import ConfigError, unknown
-from lightning_sv.nn import (
-    Backbone,
-    BackboneConfig,
-    activated_parameters,
-    flops_per_token,
-    meta_backbone,
-)
+from lightning_sv.nn import Backbone, BackboneConfig, activated_parameters, flops_per_token, meta_backbone
 from lightning_sv.nn.kernels.use import Kernels
 from lightning_sv.optim import (
     OptimConfig,
@@ -59,10 +53,8 @@ class Pretraining:
         # Before any data is touched: strategy and optimizer fit the sizes, and the number of parameters.
         meta = self.meta()
         #: parameters, and those that one token uses: a sparse expert counts by the share of tokens it sees
-        self.n_params, self.n_activated = (
-            sum(p.numel() for p in meta.parameters()),
-            activated_parameters(meta, self.config),
-        )
+        self.n_params = sum(p.numel() for p in meta.parameters())
+        self.n_activated = activated_parameters(meta, self.config)
         self.canonical = meta.canonical
         build_optimizer(self.parameter_groups(meta), self.optim, self.lr)
 

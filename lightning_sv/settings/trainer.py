@@ -72,10 +72,7 @@ DERIVED = {
     "val_check_interval": ((1.0, None), "set data.validations instead"),
     "limit_val_batches": ((1.0, None), "set data.val_sequences instead"),
     "check_val_every_n_epoch": ((None,), "set data.validations instead"),
-    "gradient_clip_algorithm": (
-        (None, "norm"),
-        "the paper clips by the global norm, trainer.gradient_clip_val",
-    ),
+    "gradient_clip_algorithm": ((None, "norm"), "the paper clips by the global norm, trainer.gradient_clip_val"),
     "use_distributed_sampler": ((False,), "every device reads its share of the global batch without it"),
     "overfit_batches": ((0.0,), "prepare a corpus of the text to repeat, and set trainer.max_steps"),
 }
