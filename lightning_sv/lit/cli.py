@@ -49,13 +49,7 @@ from lightning_sv.settings.parse import add_run
 from lightning_sv.settings.paths import INPUTS
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.sections import CALLBACKS
-from lightning_sv.settings.trainer import (
-    check_callbacks,
-    check_gpu,
-    check_trainer_keys,
-    prepare_torch,
-    quiet_warnings,
-)
+from lightning_sv.settings.trainer import check_callbacks, check_gpu, check_trainer_keys, prepare_torch, quiet_warnings
 from lightning_sv.whole import whole, write_atomically
 
 log = logging.getLogger(__name__)
@@ -86,6 +80,7 @@ class PretrainCLI(LightningCLI):
         StoppedError: a signal has ended the run
     """
 
+    model_class: type[PretrainModule]
     model: PretrainModule
     datamodule: TokenDataModule
     batches: Batches
@@ -145,7 +140,7 @@ class PretrainCLI(LightningCLI):
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the trainer, the model and the batches, from which the data module is built."""
-        add_run(parser, self._model_class, self.trainer_class)
+        add_run(parser, self.model_class, self.trainer_class)
 
     def instantiate_classes(self) -> None:
         """Build the data module from the batches, before the trainer."""
@@ -253,13 +248,16 @@ class PretrainCLI(LightningCLI):
             self.model.start_from(start)
             said.append(str(start))
         said += [chosen] if (chosen := self._choose_micro_batch()) else []
-        self._accumulate()
+        # only now is the number of devices known
+        accumulate = trainer.accumulate_grad_batches = data.share(trainer.world_size).accumulate
+        every = math.ceil(trainer.max_steps / data.validations)
+        trainer.val_check_interval = every * accumulate  # type: ignore[attr-defined]
         self._cleanup.callback(self._signals.leave)
-        if self.trainer.is_global_zero:
+        if trainer.is_global_zero:
             self.run_dir = self._choose(create=True)
             self._cleanup.callback(claim(self.run_dir, ckpt_path, again=self._again).release)
             console = Console(stderr=self.json)
-            print_groups(console, self.model, self.trainer.max_steps, self.batches)
+            print_groups(console, self.model, trainer.max_steps, data)
             for line in said:
                 console.print(line, highlight=False, soft_wrap=True)
         self.config_init["checkpoint"].path = self.run_dir / LAST
@@ -267,10 +265,10 @@ class PretrainCLI(LightningCLI):
         # under SLURM Lightning resumes any hpc_ckpt_*.ckpt of its root, which is the working directory if not set
         self.trainer._default_root_dir = str(folder)  # type: ignore[attr-defined]
         ours = RunLogger(folder.parent, name="", version=folder.name, default_hp_metric=False)
-        ours.tokens_per_step = self.batches.tokens_per_step
+        ours.tokens_per_step = data.tokens_per_step
         assert Path(ours.log_dir) == folder, (ours.log_dir, folder)
-        self.trainer.loggers = [ours, *_several(self.config_init["trainer"]["logger"])]
-        self._signals.listen(self.trainer)
+        trainer.loggers = [ours, *_several(self.config_init["trainer"]["logger"])]
+        self._signals.listen(trainer)
         self.model.legs.start()
 
     def _begin(self) -> None:
@@ -295,13 +293,6 @@ class PretrainCLI(LightningCLI):
                 logger.opened = True
             logger.log_hyperparams(hyperparameters(self.trainer, self.model, self.batches))
 
-    def _accumulate(self) -> None:
-        """Set accumulation and the validation interval, because the number of devices is known only now."""
-        accumulate = self.batches.share(self.trainer.world_size).accumulate
-        self.trainer.accumulate_grad_batches = accumulate
-        every = math.ceil(self.trainer.max_steps / self.batches.validations)
-        self.trainer.val_check_interval = every * accumulate  # type: ignore[attr-defined]
-
     def _choose_micro_batch(self) -> str | None:
         trainer, keys = self.trainer, self.config["trainer"].as_dict()
         device, devices = trainer.strategy.root_device, trainer.world_size
@@ -310,27 +301,25 @@ class PretrainCLI(LightningCLI):
     def after_fit(self) -> None:
         """Write and show the summary of a run that reached its last step."""
         trainer = self.trainer
-        complete = trainer.global_step >= trainer.max_steps and not trainer.fast_dev_run  # type: ignore[attr-defined]
-        if not complete:
+        if trainer.global_step < trainer.max_steps or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        if "val/loss" not in trainer.callback_metrics:  # resumed at the last step
-            # All devices validate, or none: only the first knows the run's directory.
-            if trainer.strategy.broadcast(is_complete(self.run_dir)):
-                if trainer.is_global_zero:
-                    log.info("nothing to do: the checkpoint is at step %d, the last", trainer.global_step)
-                    self.summary = read_summary(self.run_dir)  # of a run that ended before it was shown, perhaps
-                    show_summary(self.summary, self.run_dir, as_json=self.json)
-                return
+        resumed = "val/loss" not in trainer.callback_metrics  # at the last step
+        # All devices validate, or none: only the first knows the run's directory.
+        had = resumed and trainer.strategy.broadcast(is_complete(self.run_dir))
+        if resumed and not had:
             trainer.validate(self.model, datamodule=self.datamodule, verbose=False)
             self._begin()
         if not trainer.is_global_zero:
             return
-        summary = summarize(trainer, self.model, self.batches)
-        for logger in trainer.loggers:
-            logger.finalize("success")
-        write_summary(self.run_dir, summary)
-        self.summary = summary
-        show_summary(summary, self.run_dir, as_json=self.json)
+        if had:
+            log.info("nothing to do: the checkpoint is at step %d, the last", trainer.global_step)
+            self.summary = read_summary(self.run_dir)  # of a run that ended before it was shown, perhaps
+        else:
+            self.summary = summarize(trainer, self.model, self.batches)
+            for logger in trainer.loggers:
+                logger.finalize("success")
+            write_summary(self.run_dir, self.summary)
+        show_summary(self.summary, self.run_dir, as_json=self.json)
 
     def before_validate(self) -> None:
         """Refuse to report the loss of an untrained model, or on a damaged corpus."""

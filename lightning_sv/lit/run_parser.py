@@ -3,6 +3,7 @@
 import shutil
 import sys
 from argparse import SUPPRESS, Action
+from collections.abc import Sequence
 from enum import Enum
 from itertools import groupby
 from textwrap import shorten
@@ -40,15 +41,17 @@ yaml.add_multi_representer(Enum, lambda dumper, value: dumper.represent_data(val
 class RunParser(Parser, LightningArgumentParser):
     """LightningCLI's parser: `--help` lists the main options, `--help_all` all of them."""
 
-    def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
+    def parse_args(self, args: Sequence[str], **kwargs: Any) -> Any:
         """Parse, or print all options."""
         if "--help_all" in args:
             self._print_message(super().format_help(), sys.stdout)
             self.exit()
-        return super().parse_args(args, *rest, **kwargs)
+        return super().parse_args(args, **kwargs)
 
     def format_help(self) -> str:
-        """Return the help of the main options, a line each."""
+        """Return the help of the main options, a line each; all options of one class."""
+        if all(action.dest != "run_dir" for action in self._actions):
+            return str(super().format_help())
         lines = [_USAGE.format(prog=self.prog)]
         for section, options in groupby(self._main_options(), lambda each: each[0]):
             lines += ["", f"{section}:", *(_line(action) for _, action in options)]

@@ -58,10 +58,8 @@ class Pretraining:
         # Before any data is touched: strategy and optimizer fit the sizes, and the number of parameters.
         meta = self.meta()
         #: parameters, and those that one token uses: a sparse expert counts by the share of tokens it sees
-        self.n_params, self.n_activated = (
-            sum(p.numel() for p in meta.parameters()),
-            activated_parameters(meta, self.config),
-        )
+        self.n_params = sum(p.numel() for p in meta.parameters())
+        self.n_activated = activated_parameters(meta, self.config)
         self.canonical = meta.canonical
         build_optimizer(self.parameter_groups(meta), self.optim, self.lr)
 

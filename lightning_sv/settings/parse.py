@@ -1,6 +1,7 @@
 """A config becomes a run: the sections of `fit`, and its arguments read for plans and comparisons without Lightning."""
 
 import warnings
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,7 @@ from lightning_sv.settings.sections import read_past
 from lightning_sv.settings.trainer import TRAINER_DEFAULTS, trainer_keys
 
 
-def add_run(parser: ArgumentParser, model: type, trainer: type) -> None:
+def add_run(parser: ArgumentParser, model: type, trainer: Callable[..., Any]) -> None:
     """Add the sections `trainer`, which is not built, `model` and `data`.
 
     Args:

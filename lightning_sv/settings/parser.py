@@ -2,7 +2,7 @@
 
 import math
 import re
-import sys
+from collections.abc import Sequence
 from difflib import get_close_matches
 from types import UnionType
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin
@@ -60,23 +60,21 @@ class Parser(ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
-    def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
+    def parse_args(self, args: Sequence[str], **kwargs: Any) -> Any:
         """Parse, after checking that every config file is readable YAML; expand the paths."""
-        words = sys.argv[1:] if args is None else args
-        if isinstance(words, list):
-            args = words = underscored(words)
-            for i, flag in enumerate(words):
-                name, inline, text = flag.partition("=")
-                if not inline and i + 1 < len(words):
-                    text = words[i + 1]
-                if name in ("--config", "-c"):
-                    path = config_path(text, name)
-                    read_yaml(path, f"--config {path}")
-                    words[i : i + 2 - bool(inline)] = [f"{name}={path}"] if inline else [name, path]
-                elif name.startswith("--") and name[2:] in SECTIONS:
-                    _ = parse_yaml(text, name) if text.lstrip().startswith("{") else read_yaml(text, f"{name} {text}")
+        words = underscored(args)
+        for i, flag in enumerate(words):
+            name, inline, text = flag.partition("=")
+            if not inline and i + 1 < len(words):
+                text = words[i + 1]
+            if name in ("--config", "-c"):
+                path = config_path(text, name)
+                read_yaml(path, f"--config {path}")
+                words[i : i + 2 - bool(inline)] = [f"{name}={path}"] if inline else [name, path]
+            elif name.startswith("--") and name[2:] in SECTIONS:
+                _ = parse_yaml(text, name) if text.lstrip().startswith("{") else read_yaml(text, f"{name} {text}")
         try:
-            config = super().parse_args(args, *rest, **kwargs)
+            config = super().parse_args(words, **kwargs)
         except (OverflowError, TypeError, RecursionError, AttributeError, KeyError) as error:
             # jsonargparse meets 10**400 for a float, or a list for a section
             self.error(f"a value cannot be read ({error!r})", None)
@@ -93,7 +91,7 @@ class Parser(ArgumentParser):
         except ConfigError:
             raise
         except ValueError as error:
-            raise ConfigError(" ".join(str(error).split())) from error
+            raise ConfigError(f"{sentence(' '.join(str(error).split()).removesuffix('.'), self)}.") from error
 
     def _load_config_parser_mode(self, content: str, path: Any = "", *rest: Any, **more: Any) -> Namespace:
         """Load the text of a config file; empty sections do not reset those of earlier files."""
@@ -162,7 +160,7 @@ def _expected(hint: Any) -> str:
     ('a finite number or null', 'one of: none block')
     """
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    listed = [str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
+    listed = dict.fromkeys(str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind))
     names = [getattr(get_origin(kind) or kind, "__name__", "") for kind in kinds if get_origin(kind) is not Literal]
     words = [_WORDS.get(name, f"a {name}") for name in names]
     return " or ".join(dict.fromkeys([f"one of: {' '.join(listed)}"] * bool(listed) + words))

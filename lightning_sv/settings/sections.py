@@ -22,13 +22,7 @@ SECTIONS = frozenset(CALLBACKS) | {
     "data", "data.corpus", "trainer",
 }  # fmt: skip
 #: keys of one start of a run, its own and LightningCLI's
-_START = (
-    "run_dir",
-    "ckpt_path",
-    "extend",
-    "json",
-    "weights_only",
-)
+_START = ("run_dir", "ckpt_path", "extend", "json", "weights_only")
 #: keys that configs of earlier versions hold, always null
 FORMER = ("optimizer", "lr_scheduler")
 

@@ -51,8 +51,9 @@ def trainer_keys() -> type:
     for node in ast.parse((root / "fabric/plugins/precision/precision.py").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and isinstance(name := node.targets[0], ast.Name):
             names[name.id] = evaluate(node.value)
-    tree = ast.parse((root / "pytorch/trainer/trainer.py").read_text(encoding="utf-8"))
-    init = next(x for x in ast.walk(tree) if isinstance(x, ast.FunctionDef) and x.name == "__init__").args
+    text = (root / "pytorch/trainer/trainer.py").read_text(encoding="utf-8")
+    (header,) = re.findall(r"def __init__\(.*?\) -> None:", text, re.DOTALL)
+    init = ast.parse(f"{header} ...").body[0].args  # type: ignore[attr-defined]
     given: Any = zip(init.kwonlyargs, init.kw_defaults, strict=True)
     return make_dataclass("TrainerKeys", [(arg.arg, evaluate(arg.annotation), evaluate(value)) for arg, value in given])
 
@@ -71,10 +72,7 @@ DERIVED = {
     "val_check_interval": ((1.0, None), "set data.validations instead"),
     "limit_val_batches": ((1.0, None), "set data.val_sequences instead"),
     "check_val_every_n_epoch": ((None,), "set data.validations instead"),
-    "gradient_clip_algorithm": (
-        (None, "norm"),
-        "the paper clips by the global norm, trainer.gradient_clip_val",
-    ),
+    "gradient_clip_algorithm": ((None, "norm"), "the paper clips by the global norm, trainer.gradient_clip_val"),
     "use_distributed_sampler": ((False,), "every device reads its share of the global batch without it"),
     "overfit_batches": ((0.0,), "prepare a corpus of the text to repeat, and set trainer.max_steps"),
 }
@@ -207,7 +205,6 @@ def prepare_torch() -> None:
 def quiet_warnings() -> None:
     """Silence warnings of the libraries that say nothing about this run."""
     for message in (
-        ".*args parameter is intended to run from within Python.*",
         ".*__len__` could be inaccurate.*",
         ".*does not have many workers.*",
         ".*isinstance.treespec, LeafSpec.*",

@@ -3,6 +3,7 @@
 import doctest
 import json
 from argparse import SUPPRESS
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,11 @@ def test_a_misspelt_option_is_answered_with_its_name(capsys: pytest.CaptureFixtu
         (["--checkpoint.best", "maybe"], "error: checkpoint.best is maybe; expected true or false.\n"),
         (["--model.compile", "all"], "error: model.compile is all; expected one of: none model block.\n"),
         (["--trainer.callbacks+=Nonsense"], "trainer.callbacks is Nonsense, which names no class; give its import"),
+        pytest.param(
+            ["--trainer.logger=WandbLogger"],
+            "loggers.WandbLogger needs wandb",
+            marks=pytest.mark.skipif(find_spec("wandb") is not None, reason="wandb is installed"),
+        ),
     ],
 )
 def test_a_value_that_fits_nothing_is_answered_in_a_sentence(
