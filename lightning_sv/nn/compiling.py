@@ -1,6 +1,6 @@
 """What of a backbone is compiled, and how."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -8,7 +8,11 @@ from lightning_sv.nn.backbone import Backbone
 
 How = Literal["none", "model", "block"]
 #: Inductor keeps cheap passes fused into their readers rather than store their float32 results (2.11 and 2.13)
-INDUCTOR = {"realize_reads_threshold": 16, "realize_opcount_threshold": 200, "realize_acc_reads_threshold": 32}
+INDUCTOR: dict[str, Any] = {
+    "realize_reads_threshold": 16,
+    "realize_opcount_threshold": 200,
+    "realize_acc_reads_threshold": 32,
+}
 
 
 def compile_backbone(net: Backbone, how: How) -> None:

@@ -23,6 +23,7 @@ def sleep_or_fail(self: PretrainModule, batch: Any, batch_idx: int) -> None:
 
 
 if __name__ == "__main__":
-    distributed.destroy_process_group = lambda *args: time.sleep(600)
-    PretrainModule.on_train_batch_start = sleep_or_fail
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        distributed.destroy_process_group = lambda *args: time.sleep(600)
+        PretrainModule.on_train_batch_start = sleep_or_fail
     cli()

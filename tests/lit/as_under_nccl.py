@@ -19,6 +19,7 @@ from torch import distributed
 
 from lightning_sv.__main__ import main
 from lightning_sv.lit import cli
+from lightning_sv.runs.claim import last_checkpoint
 from tests.lit.several_processes import CPU, STRATEGIES
 
 
@@ -64,7 +65,7 @@ def run(run_dir: Path, strategy: str, args: list[str]) -> None:
         assert abs(json.loads(summary.read_text())["val_loss"] - before) < 1e-6
     if os.environ["WORLD_SIZE"] != "1":
         blind = os.environ["RANK"] != "0"  # as on a node that does not see the checkpoint yet
-        with patch.object(cli, "last_checkpoint", (lambda run_dir: None) if blind else cli.last_checkpoint):
+        with patch.object(cli, "last_checkpoint", (lambda run_dir: None) if blind else last_checkpoint):
             assert main([*fit, "--trainer.max_steps", "9", "--extend"]) == 2
     assert main(["validate", *args, "--ckpt_path", str(run_dir / "checkpoints/last.ckpt"), "--json"]) == 0
 
