@@ -18,7 +18,7 @@ def sleep_or_fail(self: PretrainModule, batch: Any, batch_idx: int) -> None:
         print(f"rank {self.global_rank} is process {os.getpid()}.", flush=True)
         distributed.barrier()
         if self.global_rank == int(os.environ["FAILS"]):
-            raise IndexError("a rank fails")
+            raise RuntimeError("a rank fails")
         time.sleep(600)
 
 
