@@ -19,6 +19,7 @@ from lightning_sv.callbacks.curvature_batch import (
     parameter_subsets,
     plain_copy,
 )
+from lightning_sv.callbacks.probe_memory import free_bytes, probe_bytes
 from lightning_sv.callbacks.run_state import data_of, known_steps, model_of, settings_of
 from lightning_sv.callbacks.step_trigger import StepTrigger
 from lightning_sv.callbacks.tensorboard_layout import Pages
@@ -26,6 +27,7 @@ from lightning_sv.callbacks.training_monitor import pause_throughput, write_scal
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, Product, hutchinson, lanczos
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_ids, next_token_loss
+from lightning_sv.settings.model import Pretraining
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +56,8 @@ class Sharpness(L.Callback):
     sharpness/{loss, seconds, products, sequences, skipped} go along. A probe draws no random number of the
     run and leaves its weights and gradients alone. Rank 0 computes, the others wait. Memory: the copy, the
     retained graph (`exact`: it keeps attention's T^2 entries, so of long sequences only the beginning is read, which
-    is said at the start), and lanczos_steps vectors of a subset's size.
+    is said at the start), and lanczos_steps vectors of a subset's size. On a GPU it is counted before the first probe:
+    where exact products do not fit, the products are differences, and where these do not either, the run is refused.
 
     If `loss` is given, it measures that loss on the training model of any class. The model must not be sharded.
 
@@ -106,6 +109,7 @@ class Sharpness(L.Callback):
         self.sequences, self.method, self.loss, self.model = sequences, method, loss, model
         self.lanczos_steps, self.hutchinson_probes = lanczos_steps, hutchinson_probes
         self.clock: Callable[[], float] = time.perf_counter
+        self._exact = method == "exact"
         self._clock = StepTrigger("Sharpness")
         self._steps: frozenset[int] = frozenset()
         self._total = 0
@@ -191,6 +195,30 @@ class Sharpness(L.Callback):
                     f", of their first {length:,} tokens (math attention on {data.seq_len:,} takes too much memory)"
                 )
             log.info("sharpness: %s; %s, on an eager float32 copy", batch, how)
+            self._fit_memory(settings, pl_module)
+
+    def _fit_memory(self, settings: Pretraining, pl_module: L.LightningModule) -> None:
+        """Choose products that the device has memory for, if it is a GPU."""
+        assert self._blocks is not None
+        if (free := free_bytes(pl_module.device, pl_module)) is None:
+            return
+        n, length = self._blocks.shape
+        for exact in (True, False) if self.method == "exact" else (False,):
+            shape = (n, length - 1)
+            needed = probe_bytes(settings.meta(), shape, self._present, self.lanczos_steps, exact=exact)
+            self._exact = exact
+            if needed <= free:
+                return
+            if exact:
+                log.warning(
+                    "sharpness: exact products take %.1f GiB, and %.1f GiB are free: differences of gradients instead",
+                    needed / 2**30,
+                    free / 2**30,
+                )
+        raise ConfigError(
+            f"a probe of Sharpness takes {needed / 2**30:.1f} GiB; expected at most {free / 2**30:.1f} GiB, what "
+            "training leaves of the device. Leave out the subset all, or lower lanczos_steps or sequences."
+        )
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -279,7 +307,7 @@ class Sharpness(L.Callback):
         return scalars | {"products": spent}
 
     def _products(self, subsets: Subsets, loss: Callable[[], Tensor]) -> dict[str, Product]:
-        if self.method == "difference":
+        if not self._exact:
             return {name: DifferenceProduct(loss, subsets[name]) for name in self._present}
         together = {id(p): p for name in self._present for p in subsets[name]}
         exact = HessianProduct(loss, tuple(together.values()))  # one graph for all subsets

@@ -91,10 +91,15 @@ def print_plan(console: Console, plan: Plan, source: str) -> None:
     table.add_row("MFU", "", source)
     table.add_row("checkpoint", f"{plan.checkpoint / 2**30:.2f} GiB", "weights and optimizer state")
     table.add_section()
+    counts = " ".join(map(str, plan.device_counts))
+    table.add_row("global batch", f"{plan.global_batch:,} sequences", f"GPUs that can share it: {counts}")
     reads = plan.reads
     table.add_row("a GPU reads a step", f"{reads.sequences_per_step:,} sequences", batch)
     table.add_row("", f"{reads.bytes_per_step / 2**10:,.0f} KiB", f"{reads.tokens_per_step:,} tokens")
-    epochs = "the corpus is not prepared here" if reads.epochs is None else f"all GPUs: {reads.epochs:.3g} epochs"
+    if reads.epochs is None:
+        epochs = "the corpus is not prepared here"
+    else:
+        epochs = f"all GPUs: {reads.epochs:.3g} epochs" + ("" if reads.prepared else " (by its name)")
     table.add_row("in the run", f"{reads.bytes / 2**30:.2f} GiB", f"{reads.tokens:,} tokens; {epochs}")
     console.print(table)
 

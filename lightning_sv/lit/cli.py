@@ -174,10 +174,10 @@ class PretrainCLI(LightningCLI):
         kwargs["logger"] = False
         if isinstance(given["strategy"], FullyShardedStrategy):
             kwargs["inference_mode"] = False  # FSDP2 reads version counters, which inference tensors lack
+        kwargs["plugins"] = [AtomicCheckpointIO(), *_several(given["plugins"])]
         if self.command == "fit":
             if given["max_steps"] == -1:
                 kwargs["max_steps"] = model.steps_for_budget(data.tokens_per_step)
-            kwargs["plugins"] = [AtomicCheckpointIO(), *_several(given["plugins"])]
             begin = LambdaCallback(
                 setup=lambda trainer, module, stage: check_same_start(self._start),
                 on_train_start=lambda trainer, module: self._begin(),

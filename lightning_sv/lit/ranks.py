@@ -8,10 +8,10 @@ from datetime import timedelta
 from functools import partial
 
 import lightning as L
-from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from torch import distributed
+from torch.distributed.constants import default_pg_timeout
 
 from lightning_sv.errors import ConfigError, StoppedError
 

@@ -78,10 +78,9 @@ class StopSignals:
             StoppedError: always; requeue if SLURM gave any device the signal that announces the end of the job's time,
                 or SIGTERM where `REQUEUE_ON_SIGTERM` is set
         """
-        kinds = [(signal.SIGUSR1,), (signal.SIGINT,), (signal.SIGHUP,)]
-        if os.environ.get(REQUEUE_ON_SIGTERM):
-            kinds[0] = (signal.SIGUSR1, signal.SIGTERM)
-        announced, interrupted, hung_up = (self._received in numbers for numbers in kinds)
+        kinds = (signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+        announced, interrupted, hung_up = (self._received == number for number in kinds)
+        announced |= self._received == signal.SIGTERM and bool(os.environ.get(REQUEUE_ON_SIGTERM))
         if trainer.world_size > 1:  # the signal reaches one process before another
             announced, interrupted, hung_up = (
                 trainer.strategy.reduce_boolean_decision(kind, all=False) for kind in (announced, interrupted, hung_up)

@@ -116,7 +116,8 @@ def _chunks(
             grad_folded += grad.T @ row
     if not wanted:
         return nats / len(rows), []
-    found = fold_gradients(grad_folded.to(weight.dtype), weight, gamma_in, outer)
+    with torch.autocast(x.device.type, enabled=False):  # or the gammas' gradients, which are products, lose digits
+        found = fold_gradients(grad_folded.to(weight.dtype), weight, gamma_in, outer)
     grad_out = found[2] if norm is None else norm.grad_gamma
     return nats / len(rows), [torch.cat(grad_rows).view_as(x), *found[:2], grad_out]
 

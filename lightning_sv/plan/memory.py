@@ -1,18 +1,16 @@
 """Memory of one optimizer step, found by running the step on tensors that have shapes and no storage."""
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from lightning_sv.nn import Backbone, document_ids, router_loss
+from lightning_sv.nn.allocated import AllocatedBytes
 from lightning_sv.nn.cross_entropy import CHUNK
 from lightning_sv.optim import build_optimizer
 from lightning_sv.scale.row_chunks import CHUNK_ELEMENTS, unchunked
@@ -53,40 +51,6 @@ class StepMemory:
     def peak(self) -> int:
         """Most bytes allocated at a time."""
         return sum(self.parts()) + self.activations
-
-
-class AllocatedBytes(TorchDispatchMode):
-    """Bytes of the storages that operators have returned and that are still alive: now, and at most.
-
-    torch.distributed's MemTracker counts the same and names every module's part, at twelve times the cost on
-    Llama-1B. What a kernel allocates and frees inside one operator is not seen.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.peak = 0
-        self._alive: dict[int, Any] = {}
-
-    def add(self, tensor: Tensor) -> None:
-        """Count the tensor's storage until it is freed, if it is not counted yet."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self._alive:
-            size = storage.nbytes()
-            self._alive[key] = weakref.finalize(storage, self._freed, key, size)
-            self.now += size
-            self.peak = max(self.peak, self.now)
-
-    def _freed(self, key: int, size: int) -> None:
-        self.now -= size
-        del self._alive[key]
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for leaf in (out,) if isinstance(out, Tensor) else tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                self.add(leaf)
-        return out
 
 
 def step_memory(

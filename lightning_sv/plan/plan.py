@@ -1,5 +1,6 @@
 """The plan of a run: what one GPU holds, how long it takes, what it writes and reads."""
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -29,7 +30,8 @@ class Reads:
     """What one rank reads for training: sequences, tokens it predicts, and bytes of token ids.
 
     Attributes:
-        epochs: passes of all ranks over the corpus; None where it is not prepared
+        epochs: passes of all ranks over the corpus; None where it is not prepared and no name says its tokens
+        prepared: whether the corpus is; else the epochs are by its name, such as sample-10BT
     """
 
     sequences_per_step: int
@@ -39,6 +41,7 @@ class Reads:
     tokens: int
     bytes: int
     epochs: float | None
+    prepared: bool
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Plan:
         hours: (MFU, hours, GPU-hours)
         flops: of the whole run
         checkpoint: bytes of weights and optimizer state
+        device_counts: numbers of GPUs that the batch can be shared by
     """
 
     model: str
@@ -74,6 +78,7 @@ class Plan:
     hours: tuple[tuple[float, float, float], ...]
     checkpoint: int
     reads: Reads
+    device_counts: tuple[int, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -145,6 +150,7 @@ def make_plan(
         hours=tuple((mfu, each, each * gpus) for mfu, each in hours),
         checkpoint=weights + state,
         reads=_reads(data, run.config.vocab_size, share, steps),
+        device_counts=data.device_counts,
     )
 
 
@@ -237,9 +243,11 @@ def _reads(data: Batches, vocab_size: int, share: int, steps: int) -> Reads:
     epochs = None
     if manifest and (sequences := manifest.train.sequences(data.seq_len)):
         epochs = steps * data.global_batch / sequences
+    elif manifest is None and (named := re.search(r"(\d+)BT$", data.corpus.hf_subset or "")):
+        epochs = steps * data.tokens_per_step / (int(named[1]) * 1e9)
     return Reads(
         share, share * data.seq_len, share * size, steps * share, steps * share * data.seq_len, steps * share * size,
-        epochs,
+        epochs, manifest is not None,
     )  # fmt: skip
 
 

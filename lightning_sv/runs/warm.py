@@ -185,8 +185,8 @@ def _stop(children: set[int]) -> NoReturn:
     os._exit(0)  # nothing is left to do, and the interpreter would take a second over it
 
 
-def _become(request: dict[str, Any]) -> list[str]:
-    """Make the forked process what `python -m lightning_sv` with these arguments would be; return them."""
+def _become(request: dict[str, Any]) -> None:
+    """Make the forked process what `python -m lightning_sv` with these arguments would be."""
     os.setsid()
     import torch
 
@@ -207,11 +207,10 @@ def _become(request: dict[str, Any]) -> list[str]:
     program = sys.modules["__main__"] = import_module("lightning_sv.__main__")
     sys.argv = [str(program.__file__), *request["argv"]]
     sys.path[0] = request["cwd"]
-    return list(request["argv"])
 
 
 if __name__ == "__main__":
     for needed in _NEEDED:
         import_module(needed)
-    arguments = _become(_serve(Connection(int(sys.argv[1]))))
-    sys.exit(sys.modules["__main__"].main(arguments))
+    _become(_serve(Connection(int(sys.argv[1]))))
+    sys.modules["__main__"].cli()

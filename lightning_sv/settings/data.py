@@ -1,6 +1,7 @@
 """What a run reads: a corpus, cut into sequences and batches. Without Lightning."""
 
 import logging
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -91,6 +92,13 @@ class Batches:
         if checksums and (changes := changed_text(self.manifest)):
             log.warning("%s is used as it is, although its text has changed: %s", self.corpus.dir, listed(changes))
 
+    @property
+    def device_counts(self) -> tuple[int, ...]:
+        """The numbers of devices that the global batch can be shared by."""
+        batch = self.global_batch
+        small = [n for n in range(1, math.isqrt(batch) + 1) if batch % n == 0]
+        return tuple(sorted({*small, *(batch // n for n in small)}))
+
     def share(self, devices: int, rank: int = 0) -> RankShare:
         """Return what one of so many devices reads of every optimizer step.
 
@@ -99,11 +107,13 @@ class Batches:
         """
         per_device, rest = divmod(self.global_batch, devices)
         if rest:
-            near = [n for n in range(1, self.global_batch + 1) if self.global_batch % n == 0]
+            near = self.device_counts
             below, above = max(n for n in near if n <= devices), min((n for n in near if n > devices), default=None)
+            smaller, larger = per_device * devices, (per_device + 1) * devices
             raise ConfigError(
                 f"data.global_batch {self.global_batch} cannot be shared evenly by {devices} devices; use "
-                f"{below if above is None else f'{below} or {above}'} devices, or change the batch."
+                f"{below if above is None else f'{below} or {above}'} devices, or a batch of "
+                f"{f'{smaller} or ' if smaller else ''}{larger}."
             )
         micro = self.micro_batch or per_device
         if per_device % micro:

@@ -41,9 +41,7 @@ def read_as(record: type[_T], path: Path, change: Callable[[Any], None] = lambda
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {error.full_key}: {str(error).splitlines()[0]}") from error
     except (TypeError, AttributeError, KeyError) as error:
-        raise ConfigError(
-            f"{path} is no mapping of keys and values; expected YAML such as KEY: VALUE ({error!r})."
-        ) from error
+        raise ConfigError(f"{path} has no keys and values; expected YAML such as KEY: VALUE ({error!r}).") from error
     return made
 
 

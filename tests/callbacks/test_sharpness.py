@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from lightning_sv import Backbone, BackboneConfig, PretrainModule
-from lightning_sv.callbacks import Sharpness
+from lightning_sv.callbacks import Sharpness, sharpness
 from lightning_sv.callbacks.curvature_batch import (
     GRAPH,
     MOST_ATTENTION,
@@ -26,10 +26,16 @@ from lightning_sv.callbacks.curvature_batch import (
     parameter_subsets,
     plain_copy,
 )
-from lightning_sv.nn import meta_backbone
+from lightning_sv.callbacks.probe_memory import probe_bytes
+from lightning_sv.curvature import DifferenceProduct, HessianProduct, Product, lanczos
+from lightning_sv.errors import ConfigError
+from lightning_sv.nn import meta_backbone, next_token_loss
+from lightning_sv.nn.cross_entropy import CHUNK
 from lightning_sv.scale import ScaleOptions, ScaleVector
+from lightning_sv.scale.row_chunks import CHUNK_ELEMENTS, unchunked
 from tests.conftest import GEMMA, MOE, perturbed
 from tests.launch import launch
+from tests.plan.test_memory import allocated
 
 
 def names_of(model: Backbone, members: Sequence[Tensor]) -> set[str]:
@@ -114,6 +120,15 @@ class Harness:
         self.module.backbone = perturbed(Backbone(config, text))
         self.callback = Sharpness(**arguments)
         self.callback.clock = lambda: self.now
+        self.products: list[Product] = []
+        made = self.callback._products
+
+        def products(*given: Any) -> dict[str, Product]:
+            found = made(*given)
+            self.products += found.values()
+            return found
+
+        self.callback._products = products
 
     def run(self, seconds_a_step: float) -> None:
         self.callback.setup(self.trainer, self.module, "fit")
@@ -183,6 +198,48 @@ def test_differences_agree_with_exact_products(text: str, config: BackboneConfig
             key = f"sharpness/{name}/{figure}"
             assert figures[1][key] == pytest.approx(figures[0][key], rel=0.02), key
     assert ("sharpness/scale_output/trace" in figures[0]) == (text == "unified")
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_memory_of_a_probe_is_counted(exact: bool) -> None:
+    """Against what the CPU's allocator gives out, with everything cut as on a GPU."""
+    sizes = BackboneConfig(d_model=192, n_layer=3, n_head=3, vocab_size=1024)
+    tokens = torch.zeros(2, 128, dtype=torch.long)
+
+    def probe() -> float:
+        model = meta_backbone(sizes, "unified").to_empty(device="cpu")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(0.01)
+        of = HessianProduct if exact else DifferenceProduct
+        product = of(lambda: next_token_loss(model(tokens), tokens), tuple(model.parameters()))
+        return lanczos(product, 5, rtol=0).largest.value
+
+    with unchunked(CHUNK_ELEMENTS, CHUNK):
+        real = allocated(probe)
+    assert probe_bytes(meta_backbone(sizes, "unified"), (2, 128), ["all"], 5, exact=exact) == pytest.approx(
+        real, rel=0.1
+    )
+
+
+def test_a_probe_takes_the_products_that_fit(
+    config: BackboneConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def needed(exact: bool) -> int:
+        return probe_bytes(meta_backbone(config, "unified"), (2, 8), ["all"], 7, exact=exact)
+
+    assert needed(exact=True) > needed(exact=False)
+    for free, exact in ((needed(exact=True), True), (needed(exact=False), False)):
+        monkeypatch.setattr(sharpness, "free_bytes", lambda *given, free=free: free)
+        harness = Harness(config, "unified", 1, sequences=2, probes=2)
+        caplog.clear()
+        harness.run(seconds_a_step=1.0)
+        assert ("differences of gradients instead" in caplog.text) is not exact
+        kinds = {type(product) for product in harness.products}
+        assert kinds == {HessianProduct if exact else DifferenceProduct}
+    monkeypatch.setattr(sharpness, "free_bytes", lambda *given: needed(exact=False) - 1)
+    with pytest.raises(ConfigError, match="a probe of Sharpness takes"):
+        Harness(config, "unified", 1, sequences=2, probes=2).run(seconds_a_step=1.0)
 
 
 def test_a_diverged_model_ends_no_run(config: BackboneConfig) -> None:

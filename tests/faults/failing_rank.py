@@ -18,11 +18,12 @@ def sleep_or_fail(self: PretrainModule, batch: Any, batch_idx: int) -> None:
         print(f"rank {self.global_rank} is process {os.getpid()}.", flush=True)
         distributed.barrier()
         if self.global_rank == int(os.environ["FAILS"]):
-            raise IndexError("a rank fails")
+            raise RuntimeError("a rank fails")
         time.sleep(600)
 
 
 if __name__ == "__main__":
-    distributed.destroy_process_group = lambda *args: time.sleep(600)
-    PretrainModule.on_train_batch_start = sleep_or_fail
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        distributed.destroy_process_group = lambda *args: time.sleep(600)
+        PretrainModule.on_train_batch_start = sleep_or_fail
     cli()

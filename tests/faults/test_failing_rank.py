@@ -3,11 +3,20 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
+import lightning as L
 import pytest
+from lightning.pytorch.strategies import DDPStrategy
 
+from lightning_sv.__main__ import main
+from lightning_sv.lit.ranks import join_ranks
+from lightning_sv.lit.shard import FullyShardedStrategy
+from lightning_sv.runs.directory import read_summary
 from tests.lit.runs import finish, start
 from tests.lit.several_processes import CPU, STRATEGIES
 
@@ -45,5 +54,39 @@ def test_a_rank_that_fails_ends_the_job(fails: str, short_args: list[str], tmp_p
             os.killpg(process.pid, signal.SIGKILL)
     # rank 0 is killed by Lightning where another fails
     fine = code == (1 if fails == "0" else -signal.SIGKILL)
-    fine &= fails == "killed" or ("IndexError: a rank fails" in output)
+    fine &= fails == "killed" or ("RuntimeError: a rank fails" in output)
     assert fine, (code, output)
+
+
+def test_collectives_wait_for_ten_minutes() -> None:
+    """Unless a strategy says otherwise."""
+    hour, ten = timedelta(hours=1), timedelta(minutes=10)
+    for strategy, wanted in ((DDPStrategy(), ten), (DDPStrategy(timeout=hour), hour), (FullyShardedStrategy(), ten)):
+        join_ranks(L.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False))
+        assert strategy._timeout == wanted
+
+
+@pytest.mark.faults
+def test_torchrun_restarts_the_job_from_its_checkpoint(short_args: list[str], tmp_path: Path) -> None:
+    """It kills the rank that waits after 30 s, and starts both again."""
+    args = [*short_args, "--trainer.max_steps", "4", "--checkpoint.every_n_steps", "1", "--ckpt_path", "last"]
+    assert main(["fit", *args, "--run_dir", str(tmp_path / "alone")]) == 0
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+    ]
+    command += ["-m", "tests.faults.failing_rank", "fit", "--config", str(STRATEGIES["ddp"]), *CPU, *args]
+    command += ["--trainer.devices", "2", "--run_dir", str(tmp_path / "run")]
+    env = os.environ | {"FAILS": "1", "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stderr.count("RuntimeError: a rank fails") >= 1
+    ended = read_summary(tmp_path / "run")
+    assert ended["val_loss"] == pytest.approx(read_summary(tmp_path / "alone")["val_loss"], rel=1e-5)
+    assert len(ended["legs"]) == 2

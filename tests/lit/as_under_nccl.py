@@ -8,10 +8,12 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from lightning.pytorch.loops import utilities
 from torch import distributed
 
@@ -28,6 +30,15 @@ class _AsNccl:
 
     def get_backend(self) -> str:
         return "nccl"
+
+
+def mapped_load(file: Any, *given: Any, **more: Any) -> Any:
+    """Read a checkpoint as torch does, which no rank may take into its memory."""
+    assert more.get("mmap") or isinstance(file, BytesIO), file
+    return load(file, *given, **more)
+
+
+load = torch.load
 
 
 @contextmanager
@@ -60,5 +71,5 @@ def run(run_dir: Path, strategy: str, args: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    with nccl_mode():
+    with nccl_mode(), patch.object(torch, "load", mapped_load):
         run(Path(sys.argv[1]), sys.argv[2], sys.argv[3:])

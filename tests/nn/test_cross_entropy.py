@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.nn import cross_entropy, next_token_loss
 from lightning_sv.nn.cross_entropy import linear_cross_entropy
+from lightning_sv.scale import fold
 from tests.close import assert_near
 from tests.conftest import EVERY_BUILD, thinned
 
@@ -80,6 +81,20 @@ def test_in_bf16_it_is_as_right_as_the_plain_form(road: str, monkeypatch: pytest
     for ours, plain, factor in zip(*errors, room, strict=True):
         assert ours < factor * plain
         assert plain < 0.01
+
+
+def test_gradients_of_scale_vectors_are_float32_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Tensor] = []
+
+    def fold_gradients(*given: Tensor) -> tuple[Tensor, ...]:
+        found.extend(made := fold.fold_gradients(*given))
+        return made
+
+    monkeypatch.setattr(cross_entropy, "fold_gradients", fold_gradients)
+    (x, weight, gamma_in, gamma_out), targets = arguments(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        linear_cross_entropy(x, weight, targets, gamma_in, gamma_out)
+    assert [gradient.dtype for gradient in found] == [torch.float32] * 3
 
 
 @pytest.mark.parametrize("road", ROAD)

@@ -33,6 +33,11 @@ def plan(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out)
 
 
+def cells(table: str) -> str:
+    """Return the text of a table whose last column alone is wrapped."""
+    return " ".join(table.replace("│", " ").split())
+
+
 def test_hours_are_tokens_times_flops_over_speed(capsys: pytest.CaptureFixture[str], run_args: list[str]) -> None:
     sizes = BackboneConfig(name="tiny", d_model=32, n_layer=2, n_head=2, vocab_size=300)
     n = activated_parameters(meta_backbone(sizes, "unified"), sizes) - 300 * 32
@@ -66,7 +71,12 @@ def test_what_a_rank_reads(capsys: pytest.CaptureFixture[str], run_args: list[st
     absent = plan(capsys, *two, "--data.corpus.dir", "nowhere")
     assert absent["reads"]["epochs"] is None and absent["micro_batches"] == 2
     assert main(["plan", *two, "--data.corpus.dir", "nowhere"]) == 0
-    assert "not prepared" in capsys.readouterr().out
+    out = cells(capsys.readouterr().out)
+    assert "not prepared" in out and "GPUs that can share it: 1 2 4" in out
+    sample = [*two, "--data.corpus.dir", "nowhere", "--data.corpus.hf_subset", "sample-10BT"]
+    assert plan(capsys, *sample)["reads"]["epochs"] == pytest.approx(12 * 4 * 32 / 10e9)
+    assert main(["plan", *sample]) == 0
+    assert "1.54e-07 epochs (by its name)" in cells(capsys.readouterr().out)
 
 
 def test_the_peaks_are_those_of_lightning() -> None:
@@ -126,7 +136,11 @@ def test_strategy_and_room_follow_the_config(capsys: pytest.CaptureFixture[str],
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["--gpus", "64", "--data.global_batch", "480"], "data.global_batch 480 cannot be shared evenly by 64 devices"),
+        (
+            ["--gpus", "64", "--data.global_batch", "480"],
+            "data.global_batch 480 cannot be shared evenly by 64 devices; use 60 or 80 devices, or a batch of 448 ",
+        ),
+        (["--gpus", "64", "--data.global_batch", "48"], "use 48 devices, or a batch of 64"),
         (["--gpus", "2", "--data.micro_batch", "3"], "data.micro_batch 3 does not divide the 2 .* 1, 2 do"),
         ([], "--gpus"),
         (["--gpus", "0"], "--gpus is 0;"),

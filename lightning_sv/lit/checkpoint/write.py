@@ -12,6 +12,7 @@ import lightning as L
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
+from torch import distributed
 
 from lightning_sv.callbacks.run_state import tokens_seen, validates_now
 from lightning_sv.callbacks.step_trigger import StepTrigger
@@ -53,6 +54,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                     cause.errno, f"could not write {final} ({cause.strerror}); what it held before is untouched"
                 ) from error
             raise
+
+    def load_checkpoint(self, path: Any, *given: Any, **more: Any) -> dict[str, Any]:
+        """Read a checkpoint; several ranks map the file, so that a node holds it once in its memory."""
+        if not distributed.is_initialized():
+            return super().load_checkpoint(path, *given, **more)
+        loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return loaded
 
 
 def name_also(checkpoint: Path, name: Path) -> None:

@@ -1,0 +1,64 @@
+"""Memory of a curvature probe, found by running one on tensors that have shapes and no storage."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from lightning_sv.callbacks.curvature_batch import parameter_subsets
+from lightning_sv.curvature import HessianProduct
+from lightning_sv.curvature.vectors import Basis, dimension
+from lightning_sv.nn import Backbone, next_token_loss
+from lightning_sv.nn.allocated import AllocatedBytes
+from lightning_sv.nn.cross_entropy import CHUNK
+from lightning_sv.scale.row_chunks import CHUNK_ELEMENTS, unchunked
+
+#: what tensors may take of a card
+_USABLE = 0.9
+#: bytes of a parameter in training: weight, gradient and two moments
+_STATE = 16
+
+
+def probe_bytes(
+    meta: Backbone, shape: Sequence[int], subsets: Sequence[str], lanczos_steps: int, *, exact: bool
+) -> int:
+    """Return the most bytes that a probe has allocated: the copy, the graph, a product and the Lanczos basis.
+
+    Args:
+        meta: backbone of the copy, without storage; it is used up
+        shape: (sequences, tokens) of the batch
+        subsets: names, see `parameter_subsets`
+        lanczos_steps: vectors of the basis
+        exact: if True, the products are on the graph of the gradient, else differences of gradients
+    """
+    counter = AllocatedBytes()
+    with FakeTensorMode(allow_non_fake_inputs=True), counter, unchunked(CHUNK_ELEMENTS, CHUNK):
+        model = meta.to_empty(device="cpu")
+        tokens = torch.zeros(*shape, dtype=torch.long)
+
+        def loss() -> Tensor:
+            return next_token_loss(model(tokens), tokens)
+
+        known = parameter_subsets(model)
+        largest = max((known[name] for name in subsets), key=dimension)
+        together = {id(p): p for name in subsets for p in known[name]}
+        product = HessianProduct(loss, tuple(together.values())).subset(largest) if exact else None
+        basis = Basis(largest, lanczos_steps)
+        n = 3 if exact else 5  # the start, the product before and its rest; also the parameters, and a gradient ahead
+        vectors = [tuple(map(torch.empty_like, largest)) for _ in range(n)]
+        if product is not None:
+            image = product(vectors[0])
+        else:
+            image = torch.autograd.grad(loss(), largest, allow_unused=True, materialize_grads=True)
+        del basis, vectors, image
+    return counter.peak
+
+
+def free_bytes(device: torch.device, module: nn.Module) -> int | None:
+    """Return what a probe may take of the device, beside the training's own state; None if it is no GPU."""
+    if device.type != "cuda":
+        return None
+    state = _STATE * sum(getattr(p, "_local_tensor", p).numel() for p in module.parameters())
+    taken = max(state, torch.cuda.memory_allocated(device))
+    return int(_USABLE * torch.cuda.get_device_properties(device).total_memory) - taken
