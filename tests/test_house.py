@@ -293,6 +293,16 @@ def test_the_numbers_of_the_readme_are_those_of_the_recordings() -> None:
         assert f", {found['unified']['n']} seeds" in line
 
 
+def test_the_tuning_runs_of_the_proxy_are_on_its_page() -> None:
+    losses: dict[float, list[str]] = {}
+    for row in _rows("results/cpu-small/runs.csv"):
+        losses.setdefault(float(row["lr"]), []).append(f"{float(row['val_loss']):.3f}")
+    table = page("copying").partition("| learning rate | seed 100")[2].partition("\n\n")[0].splitlines()[2:]
+    assert [[cell.strip() for cell in line.strip("|").split("|")] for line in table] == [
+        [f"{lr:g}", *values] for lr, values in sorted(losses.items())
+    ]
+
+
 def test_what_another_rate_of_llama_changes_is_what_its_runs_say() -> None:
     """Six pairs that no figure judges: the means on the page of 45,000 steps are those of runs.csv."""
     losses: dict[tuple[str, float], dict[str, float]] = {}
