@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_sv.corpus import CorpusConfig, prepare
+from lightning_sv.runs.forkserver import ForkServer, can_fork
 from lightning_sv.runs.provenance import Provenance
-from lightning_sv.runs.warm import WarmServer, can_fork
 
 ROOT = Path(__file__).parent.parent
 LAYERS = ("base", "optim/adamw", "schedule/cos", "trainer/cpu", "data/stdlib", "model/tiny")
@@ -60,7 +60,7 @@ def first_steps(folder: Path, rounds: int) -> dict[str, float]:
     words = ["--data.corpus.dir", corpus, "--data.corpus.tokenizer", "bpe:1024", "--data.val_sequences", "8"]
     words = [*CONFIG, *words, "--data.validations", "1", "--trainer.max_steps", "40"]
     env, fit, warm = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}, [], []
-    server = WarmServer()
+    server = ForkServer()
     for i in range(rounds):
         log = folder / f"fit{i}.log"
         with log.open("wb") as file:

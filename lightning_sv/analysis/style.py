@@ -18,8 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from lightning_sv.atomic import atomic_path
 from lightning_sv.runs.events import Curve
-from lightning_sv.whole import whole
 
 #: in the order in which lines take them
 PALETTE = {
@@ -181,5 +181,5 @@ def save(figure: Figure, path: str | Path, *, tokens: Literal["linear", "log"] =
 def write_picture(figure: Figure, path: str | Path) -> None:
     """Write a PNG in one step, with its directory."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with whole(Path(path)) as partial:
+    with atomic_path(Path(path)) as partial:
         figure.savefig(partial, format="png")

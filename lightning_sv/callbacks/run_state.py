@@ -7,8 +7,8 @@ import lightning as L
 from torch import nn
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.settings.data import Batches
-from lightning_sv.settings.model import Pretraining
+from lightning_sv.settings.data import DataConfig
+from lightning_sv.settings.model import PretrainConfig
 
 
 def model_of(module: L.LightningModule, name: str | None = None) -> nn.Module:
@@ -31,15 +31,15 @@ def model_of(module: L.LightningModule, name: str | None = None) -> nn.Module:
         raise ConfigError(f"model is {name!r}; expected a submodule of {type(module).__name__}: {known}.") from None
 
 
-def settings_of(module: L.LightningModule) -> Pretraining | None:
+def settings_of(module: L.LightningModule) -> PretrainConfig | None:
     """Return the settings of a `PretrainModule`; None for any other class."""
     settings = getattr(module, "settings", None)
-    return settings if isinstance(settings, Pretraining) else None
+    return settings if isinstance(settings, PretrainConfig) else None
 
 
-def data_of(trainer: L.Trainer) -> Batches | None:
+def data_of(trainer: L.Trainer) -> DataConfig | None:
     """Return the token batches of a `TokenDataModule`; None for other data."""
-    batches: Batches | None = getattr(getattr(trainer, "datamodule", None), "batches", None)
+    batches: DataConfig | None = getattr(getattr(trainer, "datamodule", None), "batches", None)
     return batches
 
 

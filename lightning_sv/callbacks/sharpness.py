@@ -27,7 +27,7 @@ from lightning_sv.callbacks.training_monitor import pause_throughput, write_scal
 from lightning_sv.curvature import DifferenceProduct, HessianProduct, Product, hutchinson, lanczos
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_ids, next_token_loss
-from lightning_sv.settings.model import Pretraining
+from lightning_sv.settings.model import PretrainConfig
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +197,7 @@ class Sharpness(L.Callback):
             log.info("sharpness: %s; %s, on an eager float32 copy", batch, how)
             self._fit_memory(settings, pl_module)
 
-    def _fit_memory(self, settings: Pretraining, pl_module: L.LightningModule) -> None:
+    def _fit_memory(self, settings: PretrainConfig, pl_module: L.LightningModule) -> None:
         """Choose products that the device has memory for, if it is a GPU."""
         assert self._blocks is not None
         if (free := free_bytes(pl_module.device, pl_module)) is None:

@@ -123,7 +123,7 @@ def cli() -> None:
         traceback.print_exc()
         code = 1
     code = _flush(code)
-    if code and (ranks := sys.modules.get("lightning_sv.lit.ranks")):
+    if code and (ranks := sys.modules.get("lightning_sv.lit.distributed")):
         ranks.end_at_once(code)
     gc.freeze()  # at its end the interpreter would look through all that was imported: a second for nothing
     sys.exit(code)

@@ -24,11 +24,11 @@ from lightning_sv.experiments.sources.from_yaml import budget_names, figure_name
 from lightning_sv.experiments.train import context_of, train
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.runs.launch import default_parallel
-from lightning_sv.runs.recorded import read_recorded
+from lightning_sv.runs.results_csv import read_recorded
 from lightning_sv.runs.slurm import array_script, submit
+from lightning_sv.settings.cli_args import parse_overrides
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import PlainParser
-from lightning_sv.settings.words import read_words
 
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
@@ -140,7 +140,7 @@ def print_verdicts(console: Console, figures: Sequence[Figure]) -> None:
 
 def _keys(rest: list[str]) -> dict[str, Any]:
     """`--key value` or `--key=value`, for every run."""
-    files, keys = read_words(rest, "paper")
+    files, keys = parse_overrides(rest, "paper")
     if files or not all("." in key for key in keys):
         raise ConfigError(f"paper: {' '.join(rest)} is not understood; keys of fit are given as --data.corpus.dir DIR.")
     if "model.scale" in keys:

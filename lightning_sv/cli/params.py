@@ -8,9 +8,9 @@ from rich.console import Console
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.plan.parameters import count_parameters
 from lightning_sv.scale import ScaleOptions
-from lightning_sv.settings.model import Pretraining
+from lightning_sv.settings.model import PretrainConfig
 from lightning_sv.settings.parser import Parser
-from lightning_sv.settings.sections import read_past
+from lightning_sv.settings.sections import ignore_keys
 
 #: keys of `model` that say what the model is; the others say how it is trained
 MODEL_KEYS = {"backbone", "scale", "scale_options"}
@@ -24,8 +24,8 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--model.scale", type=str, default="llama", help="Scale-vector strategy.")
     parser.add_class_arguments(ScaleOptions, "model.scale_options")
     parser.add_argument("--json", nargs="?", type=bool, const=True, default=False, help="Print JSON.")
-    others = [f"model.{field.name}" for field in fields(Pretraining) if field.name not in MODEL_KEYS]
-    read_past(parser, sections=["data", "trainer"], keys=["seed_everything", *others])
+    others = [f"model.{field.name}" for field in fields(PretrainConfig) if field.name not in MODEL_KEYS]
+    ignore_keys(parser, sections=["data", "trainer"], keys=["seed_everything", *others])
     config = parser.parse_args(argv)
     made = parser.instantiate(config)
     book = count_parameters(made.model.backbone, config.model.scale, made.model.scale_options)

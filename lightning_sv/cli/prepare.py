@@ -8,7 +8,7 @@ from lightning_sv.corpus import CorpusConfig, Manifest, prepare
 from lightning_sv.corpus.manifest import FILENAME
 from lightning_sv.corpus.sources.find import counted
 from lightning_sv.settings.parser import Parser
-from lightning_sv.settings.sections import read_past
+from lightning_sv.settings.sections import ignore_keys
 
 
 def run(argv: list[str]) -> int:
@@ -17,7 +17,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--config", action="config", help="YAML with data.corpus; repeatable.")
     parser.add_class_arguments(CorpusConfig, "data.corpus")
     parser.add_argument("--json", action="store_true", help="Print the manifest as JSON.")
-    read_past(parser, sections=["model"])  # of a corpus's own layer
+    ignore_keys(parser, sections=["model"])  # of a corpus's own layer
     config = parser.parse_args(argv)
     corpus = parser.instantiate(config).data.corpus
     existed = (Path(corpus.dir).expanduser() / FILENAME).is_file()

@@ -11,11 +11,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from lightning_sv.analysis.theory_plots import draw_panels
+from lightning_sv.atomic import check_writable, write_atomically
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.settings.plain_parser import PlainParser
 from lightning_sv.theory.claims import CLAIMS, Claim, Result
 from lightning_sv.theory.study import SHOWN, Study, load_student, parse_teacher, study
-from lightning_sv.whole import check_writable, write_atomically
 
 _STYLE = {"holds": "green", "fails, as expected": "yellow", "CONTRADICTED": "bold red"}
 

@@ -7,8 +7,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
+from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import ConfigError, unknown
-from lightning_sv.whole import write_atomically
 
 FORMAT_VERSION = 1
 FILENAME = "manifest.json"

@@ -11,6 +11,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from lightning_sv.atomic import atomic_path
 from lightning_sv.corpus.config import LAYER, PADDED_TO, CorpusConfig
 from lightning_sv.corpus.encode import encode_documents
 from lightning_sv.corpus.loss import check_sample, check_share, lost_share
@@ -29,7 +30,6 @@ from lightning_sv.corpus.tokenizer import JsonTokenizer, Tokenizer, bpe_size, ch
 from lightning_sv.corpus.validate import SHOWN_BYTES, check_corpus
 from lightning_sv.corpus.writer import ShardWriter
 from lightning_sv.errors import ConfigError
-from lightning_sv.whole import whole
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def _prepare(config: CorpusConfig, target: Path, shown: bool) -> Manifest:
     with _alone(target):
         if (found := _existing(config, target)) is not None:  # made while this process waited
             return found
-        with whole(target) as partial:  # replaces an empty folder, never a full one
+        with atomic_path(target) as partial:  # replaces an empty folder, never a full one
             partial.mkdir()
             manifest = _build(config, partial, shown)
             _write_layer(config, manifest.vocab_size, partial)

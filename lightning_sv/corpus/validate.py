@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
+from lightning_sv.atomic import file_sha256
 from lightning_sv.corpus.config import LAYER
 from lightning_sv.corpus.manifest import SPLITS, Manifest, Shard
 from lightning_sv.corpus.progress import phase
 from lightning_sv.corpus.tokenizer import GPT2_RANKS_SHA256, bpe_size, canonical_sha256
 from lightning_sv.errors import ConfigError
-from lightning_sv.whole import file_sha256
 
 # Beyond this size hashing takes more than a second or two, and shows a bar.
 SHOWN_BYTES = 2 << 30

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lightning_sv.atomic import file_sha256
 from lightning_sv.corpus.manifest import Shard, SplitInfo
-from lightning_sv.whole import file_sha256
 
 
 class ShardWriter:

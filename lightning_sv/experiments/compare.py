@@ -26,6 +26,7 @@ from rich.table import Table
 from lightning_sv.analysis.loss_plots import draw_comparison
 from lightning_sv.analysis.sharpness_plots import draw_sharpness, has_sharpness, sharpness_rows
 from lightning_sv.analysis.verdicts import times
+from lightning_sv.atomic import atomic_path
 from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.experiments.comparability import (
     ConfigDifference,
@@ -44,9 +45,8 @@ from lightning_sv.experiments.run_store import RunStore, diverged
 from lightning_sv.experiments.sources.from_runs import COMPARISON
 from lightning_sv.experiments.train import train
 from lightning_sv.runs.events import Run
-from lightning_sv.settings.words import words_of
+from lightning_sv.settings.cli_args import to_args
 from lightning_sv.version import __version__
-from lightning_sv.whole import whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ class Comparison:
                 {
                     "label": arm.label,
                     "scale": specs[arm.label].scale,
-                    "args": words_of(specs[arm.label].overrides),
+                    "args": to_args(specs[arm.label].overrides),
                     "val_loss": float(np.mean(arm.losses)),
                     "val_loss_per_seed": arm.losses.tolist(),
                 }
@@ -207,7 +207,7 @@ def compare(
     judged = described(Figure(figure.spec, (panel,), (), warnings, command, figure.tokens_per_param))
     comparison = Comparison(judged, named, commands, frozenset(reused), tuple(differences), out)
     write_report([judged], out, "a comparison of your own")
-    with whole(out / COMPARISON) as partial:
+    with atomic_path(out / COMPARISON) as partial:
         partial.write_text(comparison.to_json() + "\n")
     labels, of_arms = [arm.label for arm in panel.arms], [arm.runs for arm in panel.arms]
     draw_comparison(of_arms, out / "comparison.png", labels=labels)

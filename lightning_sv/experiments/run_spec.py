@@ -12,16 +12,16 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from lightning_sv.atomic import file_sha256
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.experiments.sources.from_yaml import load_tuned, tuned_keys
 from lightning_sv.experiments.spec import CONF, ArmSpec, Budget, ModelSpec, PanelSpec
 from lightning_sv.nn.gpus import find_gpu
 from lightning_sv.plan.plan import plan_steps, train_hours
 from lightning_sv.runs.directory import LAST
+from lightning_sv.settings.cli_args import to_args
 from lightning_sv.settings.parse import parse_run
-from lightning_sv.settings.words import words_of
 from lightning_sv.settings.yaml_file import read_yaml
-from lightning_sv.whole import file_sha256
 
 #: share of a GPU's peak that hours are given for; the middle of `lightning_sv.plan.MFUS`
 MFU = 0.4
@@ -229,7 +229,7 @@ def _steps(*words: str) -> int:
 
 
 def _args(paths: Sequence[Path], keys: Mapping[str, Any]) -> list[str]:
-    return [*(word for path in paths for word in ("--config", path.as_posix())), *words_of(keys)]
+    return [*(word for path in paths for word in ("--config", path.as_posix())), *to_args(keys)]
 
 
 @cache

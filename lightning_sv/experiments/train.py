@@ -14,7 +14,7 @@ from lightning_sv.experiments.plan import FigurePlan
 from lightning_sv.experiments.run_spec import by_seed
 from lightning_sv.experiments.run_store import RunStore, diverged
 from lightning_sv.runs.launch import default_parallel, run_jobs
-from lightning_sv.settings.data import Batches
+from lightning_sv.settings.data import DataConfig
 from lightning_sv.version import __version__
 
 
@@ -55,6 +55,6 @@ def train(figures: Sequence[FigurePlan], runs: RunStore, *, parallel: int | None
         raise
 
 
-def context_of(data: Batches) -> dict[str, str]:
+def context_of(data: DataConfig) -> dict[str, str]:
     """Return what the results of runs depend on beside their commands: of `RunStore`, which refuses to mix them."""
     return {"corpus_hash": data.manifest.corpus_hash, "torch": torch.__version__, "lightning_sv": __version__}

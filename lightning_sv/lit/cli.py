@@ -17,18 +17,19 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
+from lightning_sv.atomic import atomic_path, write_atomically
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError, StoppedError, unknown
-from lightning_sv.lit.checkpoint.settings import check_learning_rate, check_settings, while_restoring
-from lightning_sv.lit.checkpoint.start import read_start, with_sizes
-from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO
+from lightning_sv.lit.auto_micro_batch import choose_micro_batch
+from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
+from lightning_sv.lit.checkpoint.compat import check_learning_rate, check_settings, while_restoring
+from lightning_sv.lit.checkpoint.init_from import read_start, with_sizes
 from lightning_sv.lit.data import TokenDataModule
+from lightning_sv.lit.distributed import check_same_start, join_ranks, leave_group
+from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.logger import RunLogger
-from lightning_sv.lit.micro_batch import choose_micro_batch
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.ranks import check_same_start, join_ranks, leave_group
 from lightning_sv.lit.run_parser import RunParser
-from lightning_sv.lit.shard import FullyShardedStrategy
 from lightning_sv.lit.signals import StopSignals, exit_code
 from lightning_sv.lit.summary import (
     hyperparameters,
@@ -40,17 +41,16 @@ from lightning_sv.lit.summary import (
 )
 from lightning_sv.log import quiet_libraries, start_logging
 from lightning_sv.runs.checkpoint import check_checkpoint
-from lightning_sv.runs.claim import choose, claim, clear, last_checkpoint
 from lightning_sv.runs.directory import CONFIG, LAST, SUMMARY, is_complete, read_summary
+from lightning_sv.runs.lock import acquire, clear_unfinished, find_last_checkpoint, resolve_run_dir
 from lightning_sv.runs.trust import check_resumed, split_allow
-from lightning_sv.settings.data import Batches
+from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import is_of_transformers
 from lightning_sv.settings.parse import add_run
 from lightning_sv.settings.paths import INPUTS
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.sections import CALLBACKS
 from lightning_sv.settings.trainer import check_callbacks, check_gpu, check_trainer_keys, prepare_torch, quiet_warnings
-from lightning_sv.whole import whole, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class PretrainCLI(LightningCLI):
     model_class: type[PretrainModule]
     model: PretrainModule
     datamodule: TokenDataModule
-    batches: Batches
+    batches: DataConfig
     run_dir: Path
     summary: dict[str, Any] | None = None
 
@@ -193,8 +193,10 @@ class PretrainCLI(LightningCLI):
         if self.command == "fit":
             name = f"{model.config.name}/{model.label}-seed{self.config['seed_everything']}"
             run_dir, ckpt_path = (self.config[key] for key in ("run_dir", "ckpt_path"))
-            self._choose = partial(choose, name, run_dir, ckpt_path, again=self._again, rank=trainer.global_rank)
-            self.run_dir = self._choose()
+            self._resolve = partial(
+                resolve_run_dir, name, run_dir, ckpt_path, again=self._again, rank=trainer.global_rank
+            )
+            self.run_dir = self._resolve()
         return trainer
 
     def before_instantiate_classes(self) -> None:
@@ -203,7 +205,7 @@ class PretrainCLI(LightningCLI):
         path = self.config["ckpt_path"]
         self._again = path == "last"
         if self._again:
-            self.config["ckpt_path"] = path = last_checkpoint(self.config["run_dir"])
+            self.config["ckpt_path"] = path = find_last_checkpoint(self.config["run_dir"])
         if path is not None:
             check_checkpoint(path, checksums=False)  # those are compared where the rank is known
 
@@ -254,8 +256,8 @@ class PretrainCLI(LightningCLI):
         trainer.val_check_interval = every * accumulate  # type: ignore[attr-defined]
         self._cleanup.callback(self._signals.leave)
         if trainer.is_global_zero:
-            self.run_dir = self._choose(create=True)
-            self._cleanup.callback(claim(self.run_dir, ckpt_path, again=self._again).release)
+            self.run_dir = self._resolve(create=True)
+            self._cleanup.callback(acquire(self.run_dir, ckpt_path, again=self._again).release)
             console = Console(stderr=self.json)
             print_groups(console, self.model, trainer.max_steps, data)
             for line in said:
@@ -277,10 +279,10 @@ class PretrainCLI(LightningCLI):
             return
         config = self.config.clone()
         if config["ckpt_path"] is None:
-            clear(self.run_dir)
+            clear_unfinished(self.run_dir)
         (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of fewer steps: the run is not complete any more
         tokenizer = Tokenizer.load(self.batches.corpus.dir)  # `generate` needs the run alone
-        with whole(self.run_dir / tokenizer.filename) as file:
+        with atomic_path(self.run_dir / tokenizer.filename) as file:
             file.write_bytes(tokenizer.to_bytes())
         write_parameters(self.run_dir, self.model)
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Subset
 from lightning_sv.callbacks.run_state import settings_of
 from lightning_sv.corpus import CorpusConfig, Manifest, TokenLoader, open_split
 from lightning_sv.errors import ConfigError
-from lightning_sv.settings.data import Batches
+from lightning_sv.settings.data import DataConfig
 
 #: validation reads at least this many tokens at once, as far as whole sequences go
 VALIDATION_TOKENS = 2048
@@ -54,14 +54,14 @@ class TokenDataModule(L.LightningDataModule):
         super().__init__()
         if isinstance(corpus, str):
             corpus = CorpusConfig(dir=corpus, tokenizer=Manifest.load(corpus).tokenizer)
-        self.batches = Batches(
+        self.batches = DataConfig(
             corpus, seq_len, global_batch or batch_size, batch_size,
             num_workers=num_workers, val_sequences=val_sequences, seed=seed,
         )  # fmt: skip
         self._is_fixed = global_batch is not None
 
     @classmethod
-    def from_batches(cls, batches: Batches) -> Self:
+    def from_batches(cls, batches: DataConfig) -> Self:
         """Make the data module of the command line, which fixes the global batch and may set the micro-batch later."""
         module = cls(batches.corpus, batches.seq_len, batches.global_batch, batches.global_batch)
         module.batches = batches

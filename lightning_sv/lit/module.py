@@ -14,20 +14,20 @@ from torchmetrics import SumMetric
 
 from lightning_sv.callbacks.run_state import data_of
 from lightning_sv.callbacks.training_monitor import is_monitored
+from lightning_sv.lit.checkpoint.callback import restart_between_steps
+from lightning_sv.lit.checkpoint.compat import check_settings, settings_of
+from lightning_sv.lit.checkpoint.init_from import Start, check_origin
 from lightning_sv.lit.checkpoint.rng import restore_rng, rng_states
-from lightning_sv.lit.checkpoint.settings import check_settings, settings_of
-from lightning_sv.lit.checkpoint.start import Start, check_origin
-from lightning_sv.lit.checkpoint.write import restart_between_steps
+from lightning_sv.lit.fsdp import shard
 from lightning_sv.lit.nonfinite import NonFinite
-from lightning_sv.lit.shard import shard
 from lightning_sv.nn import Backbone, BackboneConfig, MixtureOfExperts, Routing, document_ids, router_loss
 from lightning_sv.nn.compile import compile_backbone
 from lightning_sv.nn.kernels.select import Kernels, use_kernels
 from lightning_sv.optim import OptimConfig, ScheduleConfig, build_optimizer, clip_by_role, matrix_rate
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, FORMAT, RNG_KEY
-from lightning_sv.runs.provenance import Legs, commit
+from lightning_sv.runs.provenance import Segments, commit
 from lightning_sv.scale import ScaleOptions
-from lightning_sv.settings.model import Pretraining, preset
+from lightning_sv.settings.model import PretrainConfig, preset
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class PretrainModule(L.LightningModule):
         optim = OptimConfig(**optim) if isinstance(optim, dict) else optim
         schedule = ScheduleConfig(**schedule) if isinstance(schedule, dict) else schedule
         optim = optim if lr is None else replace(optim, lr=lr)
-        self.settings = Pretraining(
+        self.settings = PretrainConfig(
             backbone, scale, scale_options, optim, schedule, tokens_per_param, mask_documents, compile,
             activation_checkpointing, residual, kernels, nonfinite, seed, init_from,
         )  # fmt: skip
@@ -108,7 +108,7 @@ class PretrainModule(L.LightningModule):
         #: (blocks, experts) tokens of each expert, on all devices, in the micro-batches since the last step
         self._loads: Tensor | None = None
         #: the starts that led here
-        self.legs = Legs()
+        self.legs = Segments()
         #: of the weights that the run started from, see `checkpoint.start.Start`; None for a run of its own
         self.origin: dict[str, Any] | None = None
         self._start: Start | None = None  # until the backbone exists

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_sv.atomic import regular
 from lightning_sv.corpus import TokenLoader
 from lightning_sv.errors import RunError
 from lightning_sv.runs.directory import NONFINITE
-from lightning_sv.whole import regular
 
 
 class NonFiniteError(RunError):

@@ -12,7 +12,7 @@ from typing import Any
 import lightning as L
 
 from lightning_sv.errors import StoppedError
-from lightning_sv.lit.ranks import rank
+from lightning_sv.lit.distributed import rank
 
 log = logging.getLogger(__name__)
 

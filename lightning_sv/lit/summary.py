@@ -13,21 +13,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from lightning_sv.atomic import write_atomically
 from lightning_sv.callbacks import tokens_seen
-from lightning_sv.lit.checkpoint.settings import settings_of
+from lightning_sv.lit.checkpoint.compat import settings_of
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import build_optimizer, group_table, parameter_table
 from lightning_sv.runs.directory import CONFIG, PARAMETERS, PICTURE, SUMMARY
 from lightning_sv.runs.job import program
 from lightning_sv.runs.provenance import Provenance, lengths
 from lightning_sv.scale.strategy import modules_named
-from lightning_sv.settings.data import Batches
-from lightning_sv.whole import write_atomically
+from lightning_sv.settings.data import DataConfig
 
 log = logging.getLogger(__name__)
 
 
-def summarize(trainer: L.Trainer, module: PretrainModule, data: Batches) -> dict[str, Any]:
+def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> dict[str, Any]:
     """Collect the figures of a finished run."""
     legs = module.legs.at(trainer.global_step, trainer.max_steps)
     return {
@@ -50,7 +50,7 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: Batches) -> dict
     }
 
 
-def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: Batches) -> dict[str, Any]:
+def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> dict[str, Any]:
     """Collect what tells runs apart in a logger's table, known before the first step.
 
     settings: a hash of all that the weights depend on but the seed: equal for the runs of an arm.
@@ -100,7 +100,7 @@ def write_parameters(run_dir: Path, module: PretrainModule) -> None:
     write_atomically(run_dir / PARAMETERS, "".join(",".join(row) + "\n" for row in rows))
 
 
-def print_groups(console: Console, module: PretrainModule, steps: int, data: Batches) -> None:
+def print_groups(console: Console, module: PretrainModule, steps: int, data: DataConfig) -> None:
     """Show what is about to be trained: budget and parameter groups."""
     made = module.settings
     tokens = steps * data.tokens_per_step

@@ -14,7 +14,7 @@ from lightning_sv.nn.allocated import AllocatedBytes
 from lightning_sv.nn.cross_entropy import CHUNK
 from lightning_sv.optim import build_optimizer
 from lightning_sv.scale.row_chunks import CHUNK_ELEMENTS, unchunked
-from lightning_sv.settings.model import Pretraining
+from lightning_sv.settings.model import PretrainConfig
 
 
 class Held(NamedTuple):
@@ -54,7 +54,7 @@ class StepMemory:
 
 
 def step_memory(
-    run: Pretraining, micro_batch: int, seq_len: int, *, precision: str = "32-true", accumulate: bool = False
+    run: PretrainConfig, micro_batch: int, seq_len: int, *, precision: str = "32-true", accumulate: bool = False
 ) -> StepMemory:
     """Return the memory of one training step in eager mode; the compiler needs less, as it recomputes.
 
@@ -101,7 +101,7 @@ def _held(parameter: Tensor, optimizer: torch.optim.Optimizer) -> Held:
 
 
 @contextmanager
-def fake_backbone(run: Pretraining) -> Iterator[Backbone]:
+def fake_backbone(run: PretrainConfig) -> Iterator[Backbone]:
     """Yield the backbone without storage, in a mode in which operators compute shapes alone."""
     # On the meta device outside the mode: parameters made inside cannot change their device.
     net = run.meta()

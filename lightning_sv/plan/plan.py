@@ -15,8 +15,8 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.nn.gpus import Gpu
 from lightning_sv.plan.device import USABLE, GpuMemory, Parallel, find_strategy, gpu_memory, largest_micro_batch
 from lightning_sv.plan.memory import StepMemory, step_memory
-from lightning_sv.settings.data import Batches
-from lightning_sv.settings.model import Pretraining
+from lightning_sv.settings.data import DataConfig
+from lightning_sv.settings.model import PretrainConfig
 
 PRECISIONS = ("32-true", "bf16-mixed")
 #: shares of the peak shown where none is given or measured: what well-tuned dense models of this size span
@@ -89,8 +89,8 @@ class Plan:
 
 
 def make_plan(
-    run: Pretraining,
-    data: Batches,
+    run: PretrainConfig,
+    data: DataConfig,
     trainer: dict[str, Any],
     gpu: Gpu,
     gpus: int,
@@ -154,7 +154,9 @@ def make_plan(
     )
 
 
-def fitting_micro_batch(run: Pretraining, data: Batches, trainer: dict[str, Any], memory: int, devices: int) -> int:
+def fitting_micro_batch(
+    run: PretrainConfig, data: DataConfig, trainer: dict[str, Any], memory: int, devices: int
+) -> int:
     """Return the micro-batch of a run that gives none: the largest that divides a device's share and fits.
 
     Args:
@@ -182,7 +184,7 @@ def fitting_micro_batch(run: Pretraining, data: Batches, trainer: dict[str, Any]
 
 
 def _memory(
-    run: Pretraining, data: Batches, parallel: Parallel, precision: str, devices: int
+    run: PretrainConfig, data: DataConfig, parallel: Parallel, precision: str, devices: int
 ) -> tuple[Callable[[int], StepMemory], Callable[[int], GpuMemory]]:
     """Memory by micro-batch: of a whole model's step, and of one device."""
     share, blocks = data.global_batch // devices, run.meta().layers
@@ -199,13 +201,15 @@ def _memory(
     return step, memory
 
 
-def _largest(memory: Callable[[int], GpuMemory], run: Pretraining, data: Batches, share: int, total: int) -> int | None:
+def _largest(
+    memory: Callable[[int], GpuMemory], run: PretrainConfig, data: DataConfig, share: int, total: int
+) -> int | None:
     """The largest micro-batch that fits, with logits that a kernel numbers with 32 bits."""
     most = max(1, MOST_LOGITS // (data.seq_len * run.config.vocab_size))
     return largest_micro_batch(lambda size: memory(size).peak, share, int(USABLE * total), most)
 
 
-def plan_steps(run: Pretraining, data: Batches, trainer: dict[str, Any]) -> int:
+def plan_steps(run: PretrainConfig, data: DataConfig, trainer: dict[str, Any]) -> int:
     """Return the optimizer steps of a run: trainer.max_steps, or those of the token budget.
 
     Raises:
@@ -236,7 +240,7 @@ def _precision(trainer: dict[str, Any]) -> str:
     return precision
 
 
-def _reads(data: Batches, vocab_size: int, share: int, steps: int) -> Reads:
+def _reads(data: DataConfig, vocab_size: int, share: int, steps: int) -> Reads:
     manifest = data.manifest if (Path(data.corpus.dir) / FILENAME).is_file() else None
     width = np.dtype(manifest.dtype if manifest else "uint16" if vocab_size <= 1 << 16 else "uint32").itemsize
     size = (data.seq_len + 1) * width

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from lightning_sv.atomic import regular
 from lightning_sv.errors import ConfigError
-from lightning_sv.whole import regular
 
 #: of layers, of parameters and of bytes: far above any model's, and built within minutes
 MAX_LAYERS, MAX_PARAMETERS, MAX_BYTES = 1000, 100_000, 10_000_000

@@ -8,13 +8,13 @@ from zipfile import ZIP_STORED, ZipFile
 import torch
 from torch import Tensor
 
+from lightning_sv.atomic import regular
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
 from lightning_sv.runs.directory import LAST, read_config, read_summary, run_dir_of
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.scale.strategy import modules_named, own_tokens
-from lightning_sv.whole import regular
 
 #: key of a checkpoint under which `PretrainModule` describes the backbone
 CHECKPOINT_KEY = "lightning_sv"
@@ -72,7 +72,7 @@ def check_archive(path: str | Path) -> None:
         raise ConfigError(f"{path} is not a readable checkpoint: it is damaged ({error}); use another.") from error
 
 
-class Model(NamedTuple):
+class LoadedCheckpoint(NamedTuple):
     """What a checkpoint says of its model.
 
     Attributes:
@@ -103,7 +103,7 @@ def load_backbone(path: str | Path, allow: Collection[str] = ()) -> Backbone:
     return _built(read_model(path, allow))
 
 
-def _built(described: Model) -> Backbone:
+def _built(described: LoadedCheckpoint) -> Backbone:
     model = Backbone(described.config, described.strategy, described.options)
     model.load_state_dict(described.weights)
     return model
@@ -131,7 +131,7 @@ def load_trained(path: Path, allow: Collection[str] = ()) -> tuple[Backbone, Tok
     return model, tokenizer
 
 
-def _check_run(model: Model, tokenizer: Tokenizer, run_dir: Path) -> None:
+def _check_run(model: LoadedCheckpoint, tokenizer: Tokenizer, run_dir: Path) -> None:
     """Check that tokenizer, text and config of a run directory are those that the checkpoint was trained with."""
     made, config = model.checkpoint[CHECKPOINT_KEY], read_config(run_dir)
 
@@ -153,7 +153,7 @@ def _check_run(model: Model, tokenizer: Tokenizer, run_dir: Path) -> None:
             )
 
 
-def read_model(path: str | Path, allow: Collection[str] = ()) -> Model:
+def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoint:
     """Read the description and the weights of a checkpoint's backbone, without building it.
 
     Args:
@@ -191,7 +191,7 @@ def read_model(path: str | Path, allow: Collection[str] = ()) -> Model:
             f"{path}: the weight {wrong!r} is {_shape(found.get(wrong))}, and the model that the checkpoint describes "
             f"has {_shape(expected.get(wrong))}; use another checkpoint."
         )
-    return Model(*description, weights, checkpoint)
+    return LoadedCheckpoint(*description, weights, checkpoint)
 
 
 def _weights(state: dict[Any, Any], path: str) -> dict[str, Tensor]:

@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lightning_sv.atomic import regular
 from lightning_sv.errors import ConfigError
-from lightning_sv.whole import regular
 
 #: the resolved configuration, with which the run can be repeated
 CONFIG = "config.yaml"

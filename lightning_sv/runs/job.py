@@ -15,10 +15,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning_sv.atomic import file_sha256, partial_of, regular, write_atomically
 from lightning_sv.errors import ConfigError
-from lightning_sv.runs.claim import remove
 from lightning_sv.runs.directory import COMMAND, LAST, LOCK, LOG, is_complete
-from lightning_sv.whole import file_sha256, partial_of, regular, write_atomically
+from lightning_sv.runs.lock import remove
 
 #: the program of a run, where nothing else is said
 LAUNCHER = (sys.executable, "-m", "lightning_sv", "fit")

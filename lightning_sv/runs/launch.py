@@ -17,8 +17,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.runs.directory import SUMMARY, is_complete
+from lightning_sv.runs.forkserver import ForkedRun, ForkServer, can_fork
 from lightning_sv.runs.job import LAUNCHER, Job
-from lightning_sv.runs.warm import WarmProcess, WarmServer, can_fork
 
 _STEP = re.compile(rb"step (\d+)/(\d+)")
 _TAIL_LINES = 20
@@ -76,7 +76,7 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going
     with _stops_as_interrupt(), progress, ExitStack() as cleanup:
         server = None
         if can_fork() and any(job.launcher == LAUNCHER for job in jobs):
-            server = WarmServer()
+            server = ForkServer()
             cleanup.callback(server.close)
         overall = progress.add_task("all runs", total=float(len(jobs)), steps=f"0/{len(jobs)}")
         try:
@@ -110,11 +110,11 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going
 class _Child:
     """A running job: its process and its bar."""
 
-    def __init__(self, job: Job, slot: int, env: dict[str, str], progress: Progress, server: WarmServer | None) -> None:
+    def __init__(self, job: Job, slot: int, env: dict[str, str], progress: Progress, server: ForkServer | None) -> None:
         job.prepare()
         self.job, self.slot, self.progress, self.share, self.start = job, slot, progress, 0.0, time.monotonic()
         self.task: TaskID = progress.add_task(job.title, total=1.0, steps="starting")
-        self.process: WarmProcess | subprocess.Popen[bytes]
+        self.process: ForkedRun | subprocess.Popen[bytes]
         if server is not None and job.launcher == LAUNCHER:
             job.log.touch()
             self.process = server.start(["fit", *job.arguments, *job.here], log=job.log, env=env)
@@ -161,7 +161,7 @@ def _end_of(path: Path, size: int = 8192) -> bytes:
         return file.read()
 
 
-def _stop(processes: Sequence[WarmProcess | subprocess.Popen[bytes]]) -> None:
+def _stop(processes: Sequence[ForkedRun | subprocess.Popen[bytes]]) -> None:
     for sign in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             if process.poll() is None:
@@ -171,8 +171,8 @@ def _stop(processes: Sequence[WarmProcess | subprocess.Popen[bytes]]) -> None:
             time.sleep(_POLL_S / 2)
 
 
-def _send(process: WarmProcess | subprocess.Popen[bytes], sign: int) -> None:
-    if isinstance(process, WarmProcess):
+def _send(process: ForkedRun | subprocess.Popen[bytes], sign: int) -> None:
+    if isinstance(process, ForkedRun):
         process.send(sign)
     else:
         os.killpg(process.pid, sign)

@@ -29,7 +29,7 @@ class Provenance(NamedTuple):
         return cls(commit(), datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), _machine())
 
 
-class Legs:
+class Segments:
     """What a run is made of: from each start of the program to the checkpoint that the next one goes on from.
 
     A leg is {"steps", "max_steps", "seconds"}: the optimizer steps it took, the length its schedule was for, its time.

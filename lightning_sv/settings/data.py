@@ -20,7 +20,7 @@ _MOST_WORKERS = 256
 
 
 @dataclass
-class Batches:
+class DataConfig:
     """Which tokens an optimizer step sees; `lit.data.TokenDataModule` streams them.
 
     Each optimizer step sees `global_batch` sequences, the same on any number of devices, workers and

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from lightning_sv.atomic import regular
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.nn import (
     Backbone,
@@ -24,11 +25,10 @@ from lightning_sv.optim import (
 )
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.settings.paths import find_config
-from lightning_sv.whole import regular
 
 
 @dataclass
-class Pretraining:
+class PretrainConfig:
     """What is pre-trained, how, and for how long: the settings of `lit.module.PretrainModule`, which explains them.
 
     Raises:
@@ -100,7 +100,7 @@ def preset(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         name: of the file in conf/model, in the working directory or else in the package
-        changes: arguments of `Pretraining`, or fields of `BackboneConfig`
+        changes: arguments of `PretrainConfig`, or fields of `BackboneConfig`
 
     Raises:
         ConfigError: there is no such file, or a change is neither
@@ -114,7 +114,7 @@ def preset(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in read_yaml(path, str(path)).get("model", {}).items():
             old = arguments.get(key)
             arguments[key] = {**old, **value} if isinstance(old, dict) else value
-    known = [*(each.name for each in fields(Pretraining)), "lr", *sizes]
+    known = [*(each.name for each in fields(PretrainConfig)), "lr", *sizes]
     for key, value in changes.items():
         if key not in known:
             raise ConfigError(unknown("argument", key, known))

@@ -8,10 +8,10 @@ from typing import Any
 from jsonargparse import ArgumentParser
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.settings.data import Batches
-from lightning_sv.settings.model import Pretraining, is_of_transformers
+from lightning_sv.settings.data import DataConfig
+from lightning_sv.settings.model import PretrainConfig, is_of_transformers
 from lightning_sv.settings.parser import Parser
-from lightning_sv.settings.sections import read_past
+from lightning_sv.settings.sections import ignore_keys
 from lightning_sv.settings.trainer import TRAINER_DEFAULTS, trainer_keys
 
 
@@ -26,10 +26,10 @@ def add_run(parser: ArgumentParser, model: type, trainer: Callable[..., Any]) ->
     parser.add_class_arguments(trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True)
     parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
     parser.add_class_arguments(model, "model", skip={"lr"})  # model.optim.lr
-    parser.add_class_arguments(Batches, "data")
+    parser.add_class_arguments(DataConfig, "data")
 
 
-def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[Pretraining, Batches, dict[str, Any]]:
+def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainConfig, DataConfig, dict[str, Any]]:
     """Read the arguments of a `fit`; return what it trains, what it reads, and the trainer's keys.
 
     Args:
@@ -68,6 +68,6 @@ def _parser() -> Parser:
     parser = Parser(parser_mode="omegaconf+")
     parser.add_argument("--config", action="config")
     parser.add_argument("--seed_everything", type=bool | int, default=0)
-    add_run(parser, Pretraining, trainer_keys())
-    read_past(parser)
+    add_run(parser, PretrainConfig, trainer_keys())
+    ignore_keys(parser)
     return parser

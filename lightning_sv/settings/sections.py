@@ -12,7 +12,7 @@ CALLBACKS = {
     "branch_norms": "lightning_sv.callbacks.BranchNorms",
     "experts": "lightning_sv.callbacks.RouterMonitor",
     "samples": "lightning_sv.lit.text_samples.TextSamples",
-    "checkpoint": "lightning_sv.lit.checkpoint.write.LastCheckpoint",
+    "checkpoint": "lightning_sv.lit.checkpoint.callback.LastCheckpoint",
     "progress": "lightning_sv.callbacks.RunProgress",
 }
 #: keys that hold further keys
@@ -27,7 +27,7 @@ _START = ("run_dir", "ckpt_path", "extend", "json", "weights_only")
 FORMER = ("optimizer", "lr_scheduler")
 
 
-def read_past(parser: "ArgumentParser", sections: Iterable[str] = (), keys: Iterable[str] = ()) -> None:
+def ignore_keys(parser: "ArgumentParser", sections: Iterable[str] = (), keys: Iterable[str] = ()) -> None:
     """Accept, without a look at it, what a run's config may hold and what does not count here.
 
     Args:

@@ -18,7 +18,7 @@ from lightning_sv.corpus import CorpusConfig, Manifest, prepare
 from lightning_sv.corpus.manifest import CHECKSUM
 from lightning_sv.corpus.sources import hub, stdlib
 from lightning_sv.corpus.sources.registry import changed_text
-from lightning_sv.settings.data import Batches
+from lightning_sv.settings.data import DataConfig
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_changed_files_are_refused_by_prepare_and_named_by_training(
         prepare(own, progress=False)
     assert {path: path.stat().st_mtime_ns for path in Path(own.dir).rglob("*")} == before
     capsys.readouterr()
-    Batches(CorpusConfig(dir=own.dir, tokenizer="bpe:257"), seq_len=8, global_batch=1).check(257)
+    DataConfig(CorpusConfig(dir=own.dir, tokenizer="bpe:257"), seq_len=8, global_batch=1).check(257)
     assert message.partition(",")[0] in capsys.readouterr().err
 
 

@@ -368,7 +368,7 @@ def test_the_rest_of_the_project_and_lightning_stay_out() -> None:
     ):
         assert word not in code
     imported = {line.split()[1] for line in code.splitlines() if line.startswith("from lightning_sv")}
-    below = "lightning_sv.corpus", "lightning_sv.errors", "lightning_sv.whole"
+    below = "lightning_sv.corpus", "lightning_sv.errors", "lightning_sv.atomic"
     assert all(name.startswith(below) for name in imported)
 
 

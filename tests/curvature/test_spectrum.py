@@ -39,7 +39,7 @@ def test_lanczos_on_the_subsets_of_a_llama(strategy: str, subset: str) -> None:
 @pytest.mark.parametrize("strategy", STRATEGY_ROWS)
 @pytest.mark.parametrize("subset", ["all", "input"])
 def test_lanczos_by_exact_products_is_that_by_the_dense_hessian(strategy: str, subset: str) -> None:
-    """Each product of `HessianProduct` is the dense one (test_product.py); so are the ends that follow from ten."""
+    """Each product of `HessianProduct` is the dense one (test_hvp.py); so are the ends that follow from ten."""
     c = case(strategy)
     parameters = c.subset(subset)
     products = (HessianProduct(c.loss, parameters), Dense(c.dense(parameters), parameters))

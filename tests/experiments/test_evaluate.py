@@ -79,7 +79,7 @@ def test_an_interrupted_run_is_resumed_and_that_of_another_torch_begins_again(tm
 
 
 def test_a_run_that_is_being_trained_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_sv.runs.claim.LOCK_SECONDS", 0.1)
+    monkeypatch.setattr("lightning_sv.runs.lock.LOCK_SECONDS", 0.1)
     first, other = job(tmp_path / "r"), job(tmp_path / "r", torch="2.14.0")
     first.prepare()
     with FileLock(first.run_dir / ".lock"):

@@ -10,9 +10,9 @@ from torch import distributed
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 
+from lightning_sv.lit.distributed import leave_group
+from lightning_sv.lit.fsdp import shard
 from lightning_sv.lit.module import PretrainModule
-from lightning_sv.lit.ranks import leave_group
-from lightning_sv.lit.shard import shard
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.optim import OptimConfig, build_optimizer
 

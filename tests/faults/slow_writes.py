@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from lightning_sv.__main__ import cli
-from lightning_sv.lit.checkpoint import write as writing
+from lightning_sv.lit.checkpoint import callback as writing
 
 #: bytes of the second checkpoint that are written fast
 FAST = int(os.environ.get("SLOW_AFTER", "0"))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.__main__ import main
-from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO
+from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
 from tests.faults.conftest import Tally
 from tests.lit.runs import LAST, differences, finish, load, start
 

@@ -14,8 +14,8 @@ import pytest
 from lightning.pytorch.strategies import DDPStrategy
 
 from lightning_sv.__main__ import main
-from lightning_sv.lit.ranks import join_ranks
-from lightning_sv.lit.shard import FullyShardedStrategy
+from lightning_sv.lit.distributed import join_ranks
+from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.runs.directory import read_summary
 from tests.lit.runs import finish, start
 from tests.lit.several_processes import CPU, STRATEGIES

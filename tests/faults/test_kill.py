@@ -93,7 +93,7 @@ def ended(process: subprocess.Popen) -> bool:
 def test_two_runs_in_one_directory(
     args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_sv.runs.claim.LOCK_SECONDS", 1)
+    monkeypatch.setattr("lightning_sv.runs.lock.LOCK_SECONDS", 1)
     args = [*args, "--trainer.max_steps", "1500", "--progress.lines", "1500", "--data.validations", "2"]
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert main(["fit", *args, "--run_dir", str(whole)]) == 0

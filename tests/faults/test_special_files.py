@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.__main__ import main
-from lightning_sv.whole import regular
+from lightning_sv.atomic import regular
 from tests.runs.test_events import finish, write
 
 FINISHED = ("config.yaml", "summary.json")

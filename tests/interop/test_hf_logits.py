@@ -12,9 +12,9 @@ from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.interop import to_hugging_face
 from lightning_sv.nn import RouterConfig
 from lightning_sv.scale import ScaleOptions
-from tests.close import assert_near
 from tests.conftest import GEMMA, LLAMA_31, MOE, perturbed
 from tests.interop.wide import float64_throughout
+from tests.tolerances import assert_near
 
 
 def trained(config: BackboneConfig, text: str, **options: Any) -> Backbone:

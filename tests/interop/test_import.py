@@ -14,8 +14,8 @@ from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.interop import from_hugging_face, to_hugging_face
 from lightning_sv.interop.inspect import vectors_of_folder
 from lightning_sv.scale import ScaleStrategy
-from tests.close import assert_near
 from tests.conftest import BUILDS, FEW_BUILDS, GEMMA, LLAMA_31, perturbed, thinned
+from tests.tolerances import assert_near
 
 SIZES: dict[str, Any] = {
     "vocab_size": 48, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -18,7 +18,7 @@ from lightning.pytorch.loops import utilities
 from torch import distributed
 
 from lightning_sv.__main__ import main
-from lightning_sv.runs.claim import last_checkpoint
+from lightning_sv.runs.lock import find_last_checkpoint
 from tests.lit.several_processes import CPU, STRATEGIES
 
 
@@ -64,7 +64,7 @@ def run(run_dir: Path, strategy: str, args: list[str]) -> None:
         assert abs(json.loads(summary.read_text())["val_loss"] - before) < 1e-6
     if os.environ["WORLD_SIZE"] != "1":
         blind = os.environ["RANK"] != "0"  # as on a node that does not see the checkpoint yet
-        seen = (lambda run_dir: None) if blind else last_checkpoint
+        seen = (lambda run_dir: None) if blind else find_last_checkpoint
         with patch("lightning_sv.lit.cli.last_checkpoint", seen):
             assert main([*fit, "--trainer.max_steps", "9", "--extend"]) == 2
     assert main(["validate", *args, "--ckpt_path", str(run_dir / "checkpoints/last.ckpt"), "--json"]) == 0

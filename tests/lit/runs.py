@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO
+from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
 from lightning_sv.runs.events import Curve, read_run
 from tests.conftest import listen_to_interrupts
 

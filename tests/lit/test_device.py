@@ -10,15 +10,15 @@ import torch
 from benchmarks.gpu.runner import Runner
 from lightning_sv.__main__ import main
 from lightning_sv.callbacks.training_monitor import peak_flops
-from lightning_sv.lit import micro_batch
+from lightning_sv.lit import auto_micro_batch
+from lightning_sv.lit.auto_micro_batch import choose_micro_batch
 from lightning_sv.lit.data import TokenDataModule
-from lightning_sv.lit.micro_batch import choose_micro_batch
 from lightning_sv.nn.gpus import find_gpu
 from lightning_sv.plan.plan import MOST_LOGITS, make_plan
-from lightning_sv.settings.data import Batches
+from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.parse import parse_run
 from tests.conftest import thinned
-from tests.lit.valueless import valueless_device
+from tests.lit.fake_device import valueless_device
 
 STEPS, ACCUMULATE = 6, 2
 MIXTURE = ["--model.backbone.n_expert", "6", "--model.backbone.n_expert_active", "2"]
@@ -103,7 +103,7 @@ def test_a_cpu_keeps_a_short_share_whole_and_cuts_a_long_one(
     assert data.micro_batch is None and data.share(1).micro_batch == 4
     data.global_batch = MOST_LOGITS  # of 32 x 300 logits each
     asked: list[int] = []
-    monkeypatch.setattr(micro_batch, "fitting_micro_batch", lambda *args: asked.append(args[3]) or 7)
+    monkeypatch.setattr(auto_micro_batch, "fitting_micro_batch", lambda *args: asked.append(args[3]) or 7)
     choose_micro_batch(run, data, trainer, torch.device("cpu"), 1)
     assert data.micro_batch == 7 and asked[0] > 2**28
 
@@ -161,7 +161,7 @@ def test_validation_batches_are_of_one_size(
     monkeypatch.setattr("lightning_sv.lit.data.open_split", lambda *args, **kwargs: range(sequences))
     found, read = [], []
     for rank in range(ranks):
-        reads = Batches(SimpleNamespace(dir=""), 8, micro * ranks, micro)  # type: ignore[arg-type]
+        reads = DataConfig(SimpleNamespace(dir=""), 8, micro * ranks, micro)  # type: ignore[arg-type]
         reads.manifest = SimpleNamespace(val=SimpleNamespace(sequences=lambda seq_len: sequences))  # type: ignore[assignment]
         data = TokenDataModule.from_batches(reads)
         data.trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device("cpu")))  # type: ignore[assignment]

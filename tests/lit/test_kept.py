@@ -10,7 +10,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lightning_sv.__main__ import main
-from lightning_sv.lit.checkpoint.write import LastCheckpoint, name_also
+from lightning_sv.lit.checkpoint.callback import LastCheckpoint, name_also
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.runs.events import read_run
 from tests.lit.runs import LAST, leaving, load, same_checkpoint

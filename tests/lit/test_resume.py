@@ -16,8 +16,8 @@ import torch
 
 from lightning_sv.__main__ import main
 from lightning_sv.experiments.comparability import comparability_warnings
-from lightning_sv.lit.checkpoint.settings import check_learning_rate
-from lightning_sv.lit.checkpoint.write import AtomicCheckpointIO
+from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
+from lightning_sv.lit.checkpoint.compat import check_learning_rate
 from lightning_sv.lit.module import PretrainModule
 from lightning_sv.optim import ScheduleConfig
 from lightning_sv.runs.events import read_run

@@ -21,8 +21,8 @@ from lightning_sv.nn import (
 )
 from lightning_sv.nn.compile import INDUCTOR, compile_backbone
 from lightning_sv.nn.init import init_weights
-from tests.close import assert_near
 from tests.conftest import EVERY_BUILD, MOE
+from tests.tolerances import assert_near
 
 LLAMA_1B = BackboneConfig(d_model=1792, n_layer=22, n_head=28)
 LLAMA_012B = BackboneConfig(d_model=768, n_layer=6, n_head=12)

@@ -9,8 +9,8 @@ from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.nn import cross_entropy, next_token_loss
 from lightning_sv.nn.cross_entropy import linear_cross_entropy
 from lightning_sv.scale import fold
-from tests.close import assert_near
 from tests.conftest import EVERY_BUILD, thinned
+from tests.tolerances import assert_near
 
 TOKENS, D, VOCAB, EPS = 45, 12, 50, 1e-3
 ROAD = {"in chunks": 10**9, "by the Gram matrix": 0}  # GRAM_FROM

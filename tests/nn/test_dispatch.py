@@ -11,7 +11,7 @@ from lightning_sv.nn.dispatch import Layout, block_multiple, combine, dispatch, 
 from lightning_sv.nn.swiglu import swiglu
 from lightning_sv.scale import row_chunks
 from lightning_sv.scale.grouped import Factors, grouped_product, grouped_products
-from tests.close import assert_near
+from tests.tolerances import assert_near
 
 
 @st.composite

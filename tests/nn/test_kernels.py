@@ -23,7 +23,7 @@ has_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton come
 @pytest.mark.slow
 def test_kernels_are_the_plain_forms_under_tritons_interpreter() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/nn/interpreted.py"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/nn/triton_interpreter.py"],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,

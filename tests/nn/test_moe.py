@@ -13,8 +13,8 @@ from lightning_sv.nn import RouterConfig, activated_parameters, flops_per_token,
 from lightning_sv.nn.moe import MixtureOfExperts
 from lightning_sv.optim import OptimConfig, build_optimizer, parameter_table, role_groups
 from lightning_sv.scale import ScaleOptions
-from tests.close import assert_near
 from tests.conftest import EVERY_BUILD, MOE, perturbed
+from tests.tolerances import assert_near
 
 
 def rms(x: Tensor, eps: float) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 
 from lightning_sv.__main__ import main
 from lightning_sv.plan.parameters import PAPER_FIGURES
-from tests.test_house import MODELS
+from tests.test_architecture import MODELS
 
 
 def params(model: str, scale: str, capsys: pytest.CaptureFixture[str]) -> dict:

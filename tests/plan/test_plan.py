@@ -120,7 +120,7 @@ def test_the_largest_micro_batch_is_the_largest_divisor_that_fits() -> None:
 def test_strategy_and_room_follow_the_config(capsys: pytest.CaptureFixture[str], run_args: list[str]) -> None:
     four = [*run_args, "--gpus", "4"]
     assert plan(capsys, *four)["strategy"] == "ddp" and plan(capsys, *run_args, "--gpus", "1")["strategy"] == "single"
-    given = '{"class_path": "lightning_sv.lit.shard.FullyShardedStrategy"}'
+    given = '{"class_path": "lightning_sv.lit.fsdp.FullyShardedStrategy"}'
     sharded = plan(capsys, *four, "--trainer.strategy", given)
     assert sharded["strategy"] == "fsdp" and sharded["fits"] and sharded["largest_micro_batch"] == 1
     kept = plan(capsys, *four, "--trainer.strategy", given, "--trainer.strategy.init_args.keep_gathered", "true")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lightning_sv.runs.claim import choose, claim, clear
 from lightning_sv.runs.directory import LAST, read_summary
 from lightning_sv.runs.launch import _stops_as_interrupt
+from lightning_sv.runs.lock import acquire, clear_unfinished, resolve_run_dir
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -18,26 +18,26 @@ def test_a_run_that_finished_since_is_not_trained_over(
 ) -> None:
     monkeypatch.delenv("LIGHTNING_SV_RUN_DIR", raising=False)
     run = tmp_path / "run"
-    assert choose("x", str(run), None, again=again) == run
+    assert resolve_run_dir("x", str(run), None, again=again) == run
     monkeypatch.delenv("LIGHTNING_SV_RUN_DIR")
     run.mkdir()
     (run / "config.yaml").touch()
     (run / LAST).parent.mkdir()
     (run / LAST).touch()
     with pytest.raises(ValueError, match="already holds a run; choose another"):
-        claim(run, None, again=again)
-    claim(run, str(run / LAST)).release()
+        acquire(run, None, again=again)
+    acquire(run, str(run / LAST)).release()
     (run / LAST).unlink()
     if again:  # begun, and ended before its first checkpoint
-        claim(run, None, again=True).release()
+        acquire(run, None, again=True).release()
         events = [folder / "events.out.tfevents.1" for folder in (run, tmp_path)]
         for file in events:
             file.touch()
-            clear(file.parent)
+            clear_unfinished(file.parent)
         assert [file.exists() for file in events] == [False, True]  # those of a folder that is no run stay
     else:
         with pytest.raises(ValueError, match="already holds a run"):
-            claim(run, None)
+            acquire(run, None)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_checkpoint_of_another_run_trains_over_none(tmp_path: Path, monkeypatc
 
     def chosen(given: Path | None, ckpt_path: Path) -> Path:
         monkeypatch.delenv("LIGHTNING_SV_RUN_DIR", raising=False)
-        return choose("x", given and str(given), str(ckpt_path))
+        return resolve_run_dir("x", given and str(given), str(ckpt_path))
 
     assert chosen(a, a / LAST) == chosen(None, a / LAST) == a
     (a / LAST.parent).rename(tmp_path / "other disk")
@@ -77,7 +77,7 @@ def test_a_checkpoint_of_another_run_trains_over_none(tmp_path: Path, monkeypatc
         with pytest.raises(ValueError, match=f"run_dir {a} already holds a run, and {other} is not of it"):
             chosen(a, other)
         with pytest.raises(ValueError, match="is not of it"):
-            claim(a, str(other))
+            acquire(a, str(other))
     with pytest.raises(ValueError, match="--run_dir"):
         chosen(None, alone)
 
@@ -86,9 +86,9 @@ def test_a_directory_that_nobody_named_is_one_runs_own(tmp_path: Path, monkeypat
     """Of two runs that start at once, each has seen that the name was free."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LIGHTNING_SV_RUN_DIR", raising=False)
-    seen = [choose("tiny/llama-seed0", None, None) for _ in range(2)]
+    seen = [resolve_run_dir("tiny/llama-seed0", None, None) for _ in range(2)]
     assert seen[0] == seen[1] and not seen[0].exists()
-    assert choose("tiny/my_module:X-seed0", None, None).name == "my_module.X-seed0"
+    assert resolve_run_dir("tiny/my_module:X-seed0", None, None).name == "my_module.X-seed0"
     exists, asked = Path.exists, []
 
     def free(self: Path) -> bool:  # as it was before the other began
@@ -96,11 +96,11 @@ def test_a_directory_that_nobody_named_is_one_runs_own(tmp_path: Path, monkeypat
         return exists(self) and len(asked) > 2
 
     monkeypatch.setattr(Path, "exists", free)
-    made = [choose("tiny/llama-seed0", None, None, create=True) for _ in range(2)]
+    made = [resolve_run_dir("tiny/llama-seed0", None, None, create=True) for _ in range(2)]
     assert [path.name for path in made] == ["llama-seed0", "llama-seed0-2"] and all(path.is_dir() for path in made)
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError):
-        choose("tiny/llama-seed0", "file", None, create=True)
+        resolve_run_dir("tiny/llama-seed0", "file", None, create=True)
 
 
 def test_runs_side_by_side_stop_with_their_terminal() -> None:

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from lightning_sv.scale import grouped
 from lightning_sv.scale.grouped import Factors, Rows, grouped_product, grouped_products
 from lightning_sv.scale.grouped_mm import _clear_without_a_look, grouped_mm, grouped_mm_wgrad
-from tests.close import assert_near
 from tests.conftest import thinned
+from tests.tolerances import assert_near
 
 #: rows of each expert: some, none, all on one, a short buffer's tail
 BLOCKS = {

@@ -7,10 +7,10 @@ import pytest
 from lightning_sv.__main__ import main
 from lightning_sv.corpus.sources.find import find_files
 from lightning_sv.lit.logger import RunLogger
+from lightning_sv.settings.cli_args import parse_overrides
 from lightning_sv.settings.parse import _parser
 from lightning_sv.settings.paths import PATHS, WITH_PATHS, expand_path
 from lightning_sv.settings.plain_parser import PlainParser
-from lightning_sv.settings.words import read_words
 from tests.test_imports import CONFIG
 
 
@@ -43,7 +43,7 @@ def test_no_path_is_refused_by_its_key(given: str, home: Path, monkeypatch: pyte
     with pytest.raises(ValueError, match="--out is "):
         parser.parse_args(["--out", given])
     with pytest.raises(ValueError, match="--config is "):
-        read_words(["--config", given], "compare")
+        parse_overrides(["--config", given], "compare")
 
 
 @pytest.mark.parametrize("key", [*PATHS, *WITH_PATHS])

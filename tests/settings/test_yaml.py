@@ -10,10 +10,10 @@ import pytest
 from lightning_sv.experiments.sources.from_yaml import load_figure
 from lightning_sv.runs.directory import CONFIG, read_config
 from lightning_sv.settings import yaml_file
+from lightning_sv.settings.cli_args import read_leaves
 from lightning_sv.settings.parse import _parser, parse_run
 from lightning_sv.settings.parser import _keys
 from lightning_sv.settings.sections import SECTIONS
-from lightning_sv.settings.words import read_leaves
 from tests.test_imports import CONFIG as LAYERS
 
 

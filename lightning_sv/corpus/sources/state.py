@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from lightning_sv.whole import file_sha256
+from lightning_sv.atomic import file_sha256
 
 #: name of a file, package or dataset -> bytes, mtime_ns and sha256; version; or revision
 State = dict[str, dict[str, Any]]

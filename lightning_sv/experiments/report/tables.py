@@ -13,14 +13,14 @@ import numpy as np
 from lightning_sv.analysis.paired import PairedDifference, percent
 from lightning_sv.analysis.scaling import ScalingFit
 from lightning_sv.analysis.verdicts import direction, times
+from lightning_sv.atomic import atomic_path, check_writable
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.claims.verdict import Verdict
 from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.report.copying import measured, parts_of
 from lightning_sv.experiments.results import Figure, Panel, Series
 from lightning_sv.runs.events import COPYING, VAL_LOSS, Run
-from lightning_sv.runs.recorded import RESULTS, curve_text
-from lightning_sv.whole import check_writable, whole
+from lightning_sv.runs.results_csv import RESULTS, curve_text
 
 PAPER_TOKENS_PER_PARAM = 100
 #: heading: above 1 the baseline needs more tokens than the arm for the higher of their two final losses
@@ -138,7 +138,7 @@ def table_rows(figures: Sequence[Figure]) -> list[dict[str, Any]]:
 def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write rows with the keys of the first as header; an empty file for none."""
     rows = list(rows)
-    with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+    with atomic_path(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_sv.analysis.optimum import Optimum
+from lightning_sv.atomic import atomic_path
 from lightning_sv.experiments.results import Figure, Panel
 from lightning_sv.experiments.sources.from_yaml import rounded
-from lightning_sv.whole import whole
 
 if TYPE_CHECKING:  # torch with it, and a report needs none
     from lightning_sv.experiments.run_spec import RunSpec
@@ -29,7 +29,7 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
                 path = out / "tuned" / f"{run_spec.model}-{run_spec.steps}.yaml"
                 if path not in written:
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    with whole(path) as partial:
+                    with atomic_path(path) as partial:
                         partial.write_text(_text(figure, panel, run_spec), encoding="utf-8")
                     written.add(path)
 

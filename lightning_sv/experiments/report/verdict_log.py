@@ -10,10 +10,10 @@ from itertools import groupby
 from pathlib import Path
 
 from lightning_sv.analysis.verdicts import NOT_TESTABLE
+from lightning_sv.atomic import atomic_path
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.claims.verdict import Verdict
 from lightning_sv.experiments.results import Figure
-from lightning_sv.whole import whole
 
 LOG = Path("results/log.csv")
 #: whose verdicts LOG records
@@ -86,7 +86,7 @@ def add_to_log(rows: Iterable[Row], path: Path = LOG) -> int:
     if new:
         path.parent.mkdir(parents=True, exist_ok=True)
         before = path.read_text(encoding="utf-8") if path.is_file() else ""
-        with whole(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+        with atomic_path(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
             file.write(before if before.endswith("\n") or not before else f"{before}\n")
             writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
             if not before:

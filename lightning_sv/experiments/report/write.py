@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lightning_sv.analysis.page import html_page
 from lightning_sv.analysis.style import plain_style, share_y
+from lightning_sv.atomic import atomic_path
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.report.copying import copying_table, measured
 from lightning_sv.experiments.report.markdown import Section, head_lines, markdown_report
@@ -25,8 +26,7 @@ from lightning_sv.experiments.report.tuned import write_tuned
 from lightning_sv.experiments.results import Figure, Panel
 from lightning_sv.experiments.spec import PanelKind
 from lightning_sv.runs.provenance import Provenance
-from lightning_sv.runs.recorded import RESULTS
-from lightning_sv.whole import whole
+from lightning_sv.runs.results_csv import RESULTS
 
 COPYING_NOTE = (
     "Final loss in nats per token of tokens that repeat a pair of their context, of those seen in it otherwise, and of "
@@ -74,7 +74,7 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
         panels.append([section for i, each in enumerate(drawn, 1) for section in _save(*each, out, f"{stem}-{i}")])
     text = markdown_report(figures, panels, head_lines(figures, what, Provenance.now(), caution))
     for name, page in zip(PAGES, (text, html_page(text, out)), strict=True):
-        with whole(out / name) as partial:
+        with atomic_path(out / name) as partial:
             partial.write_text(page, encoding="utf-8")
     write_tuned(figures, out)
     for name, rows in (

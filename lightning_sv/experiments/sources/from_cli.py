@@ -18,12 +18,12 @@ from lightning_sv.experiments.plan import FigurePlan, plan_figure
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.spec import ArmSpec, Budget, FigureSpec, ModelSpec, PanelSpec
 from lightning_sv.plan.plan import plan_steps
-from lightning_sv.settings.data import Batches
-from lightning_sv.settings.model import Pretraining
+from lightning_sv.settings.cli_args import parse_overrides, read_leaves, to_args
+from lightning_sv.settings.data import DataConfig
+from lightning_sv.settings.model import PretrainConfig
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.trainer import check_trainer_keys
-from lightning_sv.settings.words import read_leaves, read_words, words_of
 
 #: an arm as it is asked for: its label, its strategy and keys
 Asked = tuple[str, ArmSpec]
@@ -46,7 +46,7 @@ def asked(scale: str, text: str, label: str | None) -> Asked:
     args = underscored(shlex.split(text))
     words = " ".join(args).replace("=", " ").split()
     changes = [f"{key.rpartition('.')[2]}={value}" for key, value in zip(words[::2], words[1::2], strict=False)]
-    files, keys = read_words(args, "compare")
+    files, keys = parse_overrides(args, "compare")
     leaves = {key: value for file in files for key, value in read_leaves(file).items()}
     return label or ",".join([scale, *changes]), ArmSpec(scale, overrides={**leaves, **keys})
 
@@ -69,7 +69,7 @@ def compared_figure(arms: Sequence[Asked], words: Sequence[str], seeds: int) -> 
 
 
 def swept_figure(
-    arms: Sequence[Asked], axes: Mapping[str, Sequence[float]], words: Sequence[str], seeds: int, made: Pretraining
+    arms: Sequence[Asked], axes: Mapping[str, Sequence[float]], words: Sequence[str], seeds: int, made: PretrainConfig
 ) -> FigurePlan:
     """The figure of one panel that trains every arm at all combinations of some settings, settled.
 
@@ -103,7 +103,7 @@ def swept_figure(
 
 def _settled(figure: FigureSpec, words: Sequence[str], seeds: int) -> FigurePlan:
     """A figure of one panel under what the words of a command line say."""
-    files, keys = read_words(words, "compare")
+    files, keys = parse_overrides(words, "compare")
     (panel,) = figure.panels
     # its time is that of its steps, which nobody estimates
     model = ModelSpec(config="", seconds_per_1000_steps=0.0)
@@ -150,7 +150,7 @@ def check_fixed(words: Sequence[str], options: Mapping[str, str]) -> None:
     Raises:
         ConfigError: names the key and the option
     """
-    for given, value in read_words(words, "sweep")[1].items():
+    for given, value in parse_overrides(words, "sweep")[1].items():
         for key, option in options.items():
             inside = key.startswith(f"{given}.") and isinstance(value, Mapping)
             if given == key or (
@@ -164,8 +164,8 @@ class Resolved(NamedTuple):
 
     label: str
     arm: ArmSpec
-    model: Pretraining
-    data: Batches
+    model: PretrainConfig
+    data: DataConfig
     trainer: dict[str, Any]
 
 
@@ -177,7 +177,7 @@ def resolve(arms: Sequence[Asked], shared: Sequence[str]) -> list[Resolved]:
     """
     runs, hashed = [], set[Path]()
     for label, arm in arms:
-        words = [*shared, *words_of(arm.overrides), "--model.scale", arm.scale]
+        words = [*shared, *to_args(arm.overrides), "--model.scale", arm.scale]
         model, data, trainer = parse_run(words, check_corpus=False)
         check_trainer_keys(trainer)
         corpus = Path(data.corpus.dir).resolve()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_sv.atomic import regular
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import check_no_norm, unfold
 from lightning_sv.interop.groups import WRAPPERS
@@ -16,7 +17,6 @@ from lightning_sv.interop.hf.families import keys
 from lightning_sv.interop.hf.save import compare
 from lightning_sv.nn import Backbone, BackboneConfig, RopeScalingConfig
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
-from lightning_sv.whole import regular
 
 _SIZES = (
     "d_model", "n_layer", "n_head", "kv_heads", "vocab_size", "head_width", "ffn_width", "n_expert", "qk_norm",

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from lightning_sv.atomic import atomic_path
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.fold import Folding
@@ -14,7 +15,6 @@ from lightning_sv.interop.hf.convert import to_hugging_face, transformers
 from lightning_sv.interop.hf.families import names_in_version_4, ways_to_load
 from lightning_sv.interop.hf.tokenizer import fast_tokenizer
 from lightning_sv.nn import Backbone
-from lightning_sv.whole import whole
 
 #: largest relative difference of logits, over all of them, between two orders of float32 sums
 TOLERANCE = 1e-4
@@ -101,7 +101,7 @@ def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context
     experts = ways_to_load(model.config)
     load = ", trust_remote_code=True" if own_code else ""
     load += "".join(f', {key}="{value}"' for key, value in experts.items())
-    with whole(final) as partial:
+    with atomic_path(final) as partial:
         theirs.save_pretrained(partial)
         theirs_tokenizer.save_pretrained(partial)
         config = partial / "config.json"

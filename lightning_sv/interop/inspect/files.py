@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lightning_sv.atomic import regular
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.groups import unwrapped
-from lightning_sv.whole import regular
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _NUMBERS = ("F64", "F32", "F16", "BF16")

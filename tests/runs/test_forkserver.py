@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.__main__ import main
-from lightning_sv.runs.warm import WarmProcess, WarmServer, can_fork
+from lightning_sv.runs.forkserver import ForkedRun, ForkServer, can_fork
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="runs are forked on Linux alone")
 
@@ -29,22 +29,22 @@ time.sleep(float(os.environ.get("HANG", 0)))
 
 
 @pytest.fixture(scope="module")
-def started() -> Iterator[list[WarmServer]]:
+def started() -> Iterator[list[ForkServer]]:
     """The one that is open, where there is one: its imports take seconds."""
-    servers: list[WarmServer] = []
+    servers: list[ForkServer] = []
     yield servers
     for server in servers:
         server.close()
 
 
 @pytest.fixture
-def server(started: list[WarmServer]) -> WarmServer:
+def server(started: list[ForkServer]) -> ForkServer:
     if not started:
-        started.append(WarmServer())
+        started.append(ForkServer())
     return started[0]
 
 
-def wait(process: WarmProcess, seconds: float = 120) -> int:
+def wait(process: ForkedRun, seconds: float = 120) -> int:
     deadline = time.monotonic() + seconds
     while process.poll() is None:
         assert time.monotonic() < deadline
@@ -61,7 +61,7 @@ def until(text: str, log: Path, seconds: float = 120) -> None:
 
 
 def test_a_run_has_its_own_session_environment_log_and_modules(
-    server: WarmServer, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: ForkServer, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its strategy's module lies in the working directory, and says what it sees when it is imported."""
     (tmp_path / "own_strategy.py").write_text(STRATEGY)
@@ -85,7 +85,7 @@ def test_a_run_has_its_own_session_environment_log_and_modules(
 
 
 def test_a_run_trains_as_any_other(
-    server: WarmServer, run_args: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    server: ForkServer, run_args: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     runs = [tmp_path / "warm", tmp_path / "plain"]
@@ -97,7 +97,7 @@ def test_a_run_trains_as_any_other(
 
 
 def test_signals_reach_a_run_and_its_owner_takes_it_along(
-    started: list[WarmServer], server: WarmServer, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    started: list[ForkServer], server: ForkServer, run_args: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own_strategy.py").write_text(STRATEGY)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HANG": "100", "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
@@ -120,7 +120,7 @@ def test_signals_reach_a_run_and_its_owner_takes_it_along(
 
 
 def test_an_interrupt_during_the_imports_starts_nothing(tmp_path: Path) -> None:
-    server = WarmServer()
+    server = ForkServer()
     run = server.start(["--version"], log=tmp_path / "log", env={"OMP_NUM_THREADS": "1"})
     run.send(signal.SIGTERM)
     assert run.poll() == -signal.SIGKILL and not (tmp_path / "log").exists()

@@ -1,4 +1,4 @@
-"""Whose a run directory is: chosen by rank 0, claimed by one run at a time, written to from the first step on."""
+"""Select and lock the run directory: rank 0 selects it, and one run at a time writes to it."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ RUN_DIR_VARIABLE = "LIGHTNING_SV_RUN_DIR"
 LOCK_SECONDS = 15
 
 
-def choose(
+def resolve_run_dir(
     name: str, given: str | None, ckpt_path: str | None, *, again: bool = False, rank: int = 0, create: bool = False
 ) -> Path:
     """Return the directory of a run about to start.
@@ -27,7 +27,7 @@ def choose(
         name: of the model, strategy and seed; where no directory is given, runs/<name>, with a number if taken
         given: run_dir on the command line
         ckpt_path: what the run resumes from; the directory of its run is the default then
-        again: a directory that was begun, but holds no checkpoint, is begun again; see `clear`
+        again: a directory that was begun, but holds no checkpoint, is begun again; see `clear_unfinished`
         rank: of this process
         create: if True, make the directory; one that is not named is never that of a run which began meanwhile
 
@@ -87,7 +87,7 @@ def _absolute(path: str | Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100
 
 
-def last_checkpoint(run_dir: str | None) -> str | None:
+def find_last_checkpoint(run_dir: str | None) -> str | None:
     """What --ckpt_path last means: the checkpoint of `run_dir` if there is one, so that one command starts and resumes.
 
     Raises:
@@ -99,7 +99,7 @@ def last_checkpoint(run_dir: str | None) -> str | None:
     return str(last) if last.exists() else None
 
 
-def clear(run_dir: Path) -> None:
+def clear_unfinished(run_dir: Path) -> None:
     """Remove the events and the config of a run that ended before its first checkpoint; to be called once claimed."""
     if not (run_dir / CONFIG).exists():  # events of somebody else
         return
@@ -107,13 +107,13 @@ def clear(run_dir: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def claim(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> FileLock:
+def acquire(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> FileLock:
     """Lock a run directory until this process ends, however it ends.
 
     Args:
-        run_dir: what `choose` returned
+        run_dir: what `resolve_run_dir` returned
         ckpt_path: what the run resumes from
-        again: see `choose`
+        again: see `resolve_run_dir`
 
     Raises:
         ConfigError: another process trains there, or has since the directory was chosen

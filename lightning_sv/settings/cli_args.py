@@ -14,7 +14,7 @@ from lightning_sv.settings.paths import config_path
 from lightning_sv.settings.yaml_file import read_yaml
 
 
-def read_words(words: Sequence[str], command: str) -> tuple[list[Path], dict[str, Any]]:
+def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dict[str, Any]]:
     """`--config FILE`, and `--key value` or `--key=value`: the files, and the keys that no later file sets.
 
     Args:
@@ -59,7 +59,7 @@ def _leaves(content: Mapping[Any, Any], prefix: str) -> dict[str, Any]:
     return found
 
 
-def words_of(keys: Mapping[str, Any]) -> list[str]:
+def to_args(keys: Mapping[str, Any]) -> list[str]:
     """Keys and values as words of a command line.
 
     >>> words_of({"model.optim.lr": 0.1, "trainer.fast": True})

@@ -14,6 +14,7 @@ from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 from torch import distributed
 
+from lightning_sv.atomic import atomic_path, partial_of, remove
 from lightning_sv.callbacks.run_state import tokens_seen, validates_now
 from lightning_sv.callbacks.step_trigger import StepTrigger
 from lightning_sv.errors import ConfigError
@@ -23,7 +24,6 @@ from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.directory import CONFIG
 from lightning_sv.runs.job import program
 from lightning_sv.scale.strategy import modules_named
-from lightning_sv.whole import partial_of, remove, whole
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         final.parent.mkdir(parents=True, exist_ok=True)
         writer = None
         try:
-            with whole(final) as partial, partial.open("wb") as file:
+            with atomic_path(final) as partial, partial.open("wb") as file:
                 writer = _Writer(file)
                 torch.save(checkpoint, cast(IO[bytes], writer))
         except BaseException as error:
@@ -70,7 +70,7 @@ def name_also(checkpoint: Path, name: Path) -> None:
         OSError: it has none, and no room for a copy either; what `name` was before is untouched
     """
     name.parent.mkdir(parents=True, exist_ok=True)
-    with whole(name) as partial:
+    with atomic_path(name) as partial:
         try:
             os.link(checkpoint, partial)
         except OSError:

@@ -1,4 +1,4 @@
-"""Files and folders that are there whole, or not at all."""
+"""Atomic writes of files and folders."""
 
 import errno
 import hashlib
@@ -12,7 +12,7 @@ from lightning_sv.errors import ConfigError
 
 
 @contextmanager
-def whole(final: Path) -> Iterator[Path]:
+def atomic_path(final: Path) -> Iterator[Path]:
     """Yield a path beside `final` that becomes it in one step; a file is on the disk before.
 
     Folders that are made for it are removed again if nothing comes into them. One process writes one path at a time.
@@ -47,7 +47,7 @@ def whole(final: Path) -> Iterator[Path]:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a file in one step: it holds all of the text, or what it held before."""
-    with whole(path) as partial:
+    with atomic_path(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Runs forked from one process that has done the imports: `python -m lightning_sv.runs.warm FD`, asked over a pipe.
+"""Runs forked from one process that has done the imports: `python -m lightning_sv.runs.forkserver FD`.
 
     {"argv", "log", "cwd", "env"}  ->  {"pid"}, and when the run has ended {"pid", "code"}
 
@@ -34,7 +34,7 @@ def can_fork() -> bool:
     return sys.platform == "linux"
 
 
-class WarmServer:
+class ForkServer:
     """The process that runs are forked from; it ends, and what it started is asked to stop, when this process ends."""
 
     def __init__(self) -> None:
@@ -51,10 +51,10 @@ class WarmServer:
                 start_new_session=True,  # Ctrl-C and signals to the group reach the runs' owner alone
             )
         self.pid = self._process.pid
-        self._waiting: list[WarmProcess] = []  # asked for, not yet forked
-        self._running: dict[int, WarmProcess] = {}
+        self._waiting: list[ForkedRun] = []  # asked for, not yet forked
+        self._running: dict[int, ForkedRun] = {}
 
-    def start(self, argv: list[str], *, log: Path, env: dict[str, str]) -> "WarmProcess":
+    def start(self, argv: list[str], *, log: Path, env: dict[str, str]) -> "ForkedRun":
         """Start a run; its output is added to `log`.
 
         Args:
@@ -63,7 +63,7 @@ class WarmServer:
             env: all of the run's environment
         """
         request = {"argv": argv, "log": str(log.resolve()), "cwd": str(Path.cwd()), "env": env}
-        process = WarmProcess(self)
+        process = ForkedRun(self)
         self._waiting.append(process)
         try:
             self._pipe.send(request)
@@ -112,10 +112,10 @@ class WarmServer:
         self._process.wait()
 
 
-class WarmProcess:
-    """A run of a `WarmServer`, as far as it is like a `subprocess.Popen`."""
+class ForkedRun:
+    """A run of a `ForkServer`, as far as it is like a `subprocess.Popen`."""
 
-    def __init__(self, server: WarmServer):
+    def __init__(self, server: ForkServer):
         self._server = server
         self.pid: int | None = None
         self.returncode: int | None = None

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 
 from lightning_sv.plan.plan import fitting_micro_batch
-from lightning_sv.settings.data import Batches
-from lightning_sv.settings.model import Pretraining
+from lightning_sv.settings.data import DataConfig
+from lightning_sv.settings.model import PretrainConfig
 
 
 def choose_micro_batch(
-    run: Pretraining, data: Batches, trainer: dict[str, Any], device: torch.device, devices: int
+    run: PretrainConfig, data: DataConfig, trainer: dict[str, Any], device: torch.device, devices: int
 ) -> str | None:
     """Set data.micro_batch where it is null: on a GPU, or where a device's share is long, to the largest that fits.
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_sv.whole import check_writable, partial_of, whole
+from lightning_sv.atomic import atomic_path, check_writable, partial_of
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -19,23 +19,23 @@ def test_what_is_not_whole_is_not_there(folder: bool, tmp_path: Path) -> None:
 
     final = tmp_path / "new" / "thing"
     write_to = final / "inside" if folder else final
-    with pytest.raises(OSError, match="full"), whole(final) as partial:
+    with pytest.raises(OSError, match="full"), atomic_path(final) as partial:
         write(partial, "first")
         raise OSError("full")
     assert list(tmp_path.iterdir()) == []
     final.parent.mkdir()
     write(partial_of(final), "of a process that was killed")
-    with whole(final) as partial:
+    with atomic_path(final) as partial:
         assert not partial.exists()
         write(partial, "first")
         assert not final.exists()
     assert write_to.read_text() == "first" and list(final.parent.iterdir()) == [final]
-    with pytest.raises(OSError, match="full"), whole(final) as partial:
+    with pytest.raises(OSError, match="full"), atomic_path(final) as partial:
         write(partial, "second")
         raise OSError("full")
     assert write_to.read_text() == "first" and list(final.parent.iterdir()) == [final]
     if folder:
-        with pytest.raises(OSError, match="not empty"), whole(final) as partial:
+        with pytest.raises(OSError, match="not empty"), atomic_path(final) as partial:
             write(partial, "second")
         assert write_to.read_text() == "first"
 
@@ -59,7 +59,7 @@ def test_files_of_a_folder_have_the_permissions_of_the_umask(tmp_path: Path) -> 
     """Libraries make some for their owner alone."""
     before = os.umask(0o027)
     try:
-        with whole(tmp_path / "folder") as partial:
+        with atomic_path(tmp_path / "folder") as partial:
             (partial / "inside").mkdir(parents=True)
             (partial / "inside" / "weights").touch(mode=0o600)
             (partial / "config").touch()

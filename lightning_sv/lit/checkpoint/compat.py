@@ -1,4 +1,4 @@
-"""What a checkpoint must share with the run that loads it."""
+"""Check that a checkpoint has the settings of the run that loads it."""
 
 import traceback
 from dataclasses import asdict
@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from lightning_sv.errors import ConfigError
 from lightning_sv.optim import build_optimizer, matrix_rate
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY
-from lightning_sv.runs.provenance import Legs
-from lightning_sv.settings.data import Batches
-from lightning_sv.settings.model import Pretraining
+from lightning_sv.runs.provenance import Segments
+from lightning_sv.settings.data import DataConfig
+from lightning_sv.settings.model import PretrainConfig
 
 #: where torch and Lightning read restored counters and moments, at the next step
 _READERS = ("pytorch/loops/", "/torch/optim/")
@@ -31,7 +31,7 @@ def while_restoring(error: BaseException) -> bool:
     return not isinstance(error, RuntimeError) and any(reader in file for file in files[-4:] for reader in _READERS)
 
 
-def settings_of(module: Pretraining, data: Batches | None) -> dict[str, Any]:
+def settings_of(module: PretrainConfig, data: DataConfig | None) -> dict[str, Any]:
     """Return the settings of what is trained and its data that weights, optimizer state and order depend on."""
     return {
         "backbone": module.config.settings(),
@@ -47,7 +47,9 @@ def settings_of(module: Pretraining, data: Batches | None) -> dict[str, Any]:
     }
 
 
-def check_settings(checkpoint: dict[str, Any], module: Pretraining, data: Batches | None, *, training: bool) -> None:
+def check_settings(
+    checkpoint: dict[str, Any], module: PretrainConfig, data: DataConfig | None, *, training: bool
+) -> None:
     """Refuse to load under other settings: the checkpoint's weights or optimizer state would silently win over them.
 
     Args:
@@ -79,7 +81,7 @@ def check_settings(checkpoint: dict[str, Any], module: Pretraining, data: Batche
         )
 
 
-def check_learning_rate(checkpoint: dict[str, Any], module: Pretraining, max_steps: int) -> None:
+def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_steps: int) -> None:
     """Refuse another number of steps where the learning rate of the next one would be another by it.
 
     A cosine is bent by every change of its length; wsd before its decay goes on as it was, longer or shorter.
@@ -92,7 +94,7 @@ def check_learning_rate(checkpoint: dict[str, Any], module: Pretraining, max_ste
     Raises:
         ConfigError: both rates, both lengths as far as they are known, and what to do
     """
-    step, legs = checkpoint.get("global_step"), Legs()
+    step, legs = checkpoint.get("global_step"), Segments()
     if not isinstance(step, int) or step < 0:
         raise ConfigError(f"the checkpoint's global_step is {step!r:.80}; resume from another.")
     legs.restore(checkpoint[CHECKPOINT_KEY].get("legs"))

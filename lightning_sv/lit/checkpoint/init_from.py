@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.lit.checkpoint.settings import first_difference
+from lightning_sv.lit.checkpoint.compat import first_difference
 from lightning_sv.nn import BackboneConfig
 from lightning_sv.nn.config import RouterConfig
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, read_model
 from lightning_sv.runs.directory import LAST
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.scale.strategy import modules_named
-from lightning_sv.settings.data import Batches
-from lightning_sv.settings.model import Pretraining, is_of_transformers
+from lightning_sv.settings.data import DataConfig
+from lightning_sv.settings.model import PretrainConfig, is_of_transformers
 from lightning_sv.settings.paths import expand_path
 
 #: key of the weights to start from
@@ -45,7 +45,7 @@ class Start(NamedTuple):
         )
 
 
-def read_start(init_from: str, module: Pretraining, data: Batches) -> Start:
+def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Start:
     """Read the weights of `init_from`, if they make this model the function that they made of theirs.
 
     Args:
