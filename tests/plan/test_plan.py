@@ -140,7 +140,7 @@ def test_strategy_and_room_follow_the_config(capsys: pytest.CaptureFixture[str],
         (["--gpus", "2", "--trainer.strategy", "deepspeed"], "trainer.strategy 'deepspeed' is not planned for"),
         (["--gpus", "2", "--trainer.precision", "16-mixed"], "trainer.precision 16-mixed is not planned for"),
         (["--gpus", "2", "--trainer.max_steps", "0"], "trainer.max_steps is 0; it must be at least 1"),
-        (["--gpus", "2", "--trainer.max_steps", "many"], "trainer.max_steps is many; it must be a whole number"),
+        (["--gpus", "2", "--trainer.max_steps", "many"], "trainer.max_steps is many; expected a whole number"),
         (["--gpus", "2", "--model.scael", "llama"], "Did you mean 'model.scale'"),
     ],
 )
