@@ -53,10 +53,11 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainCo
     if isinstance(strategy := trainer["strategy"], dict):
         # an argument on the command line comes beside those of the class, which is not imported here
         within = {key: strategy.pop(key) for key in set(strategy) - {"class_path", "init_args"}}
+        arguments = strategy.get("init_args", {}) | within
         if "class_path" not in strategy:
-            keys = " ".join(f"trainer.strategy.init_args.{key}" for key in within)
-            raise ConfigError(f"{keys} is set, but trainer.strategy names no class; expected a class_path as well.")
-        strategy["init_args"] = strategy.get("init_args", {}) | within
+            keys = " ".join(f"init_args.{key}" for key in arguments)
+            raise ConfigError(f"trainer.strategy has no class_path; expected one beside {keys or 'other keys'}.")
+        strategy["init_args"] = arguments
     if check_corpus:
         made.data.check(made.model.config.vocab_size)
     return made.model, made.data, trainer
