@@ -118,7 +118,7 @@ def role_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[Paramet
 
 def matrix_rate(param_groups: Sequence[Mapping[str, Any]]) -> float:
     """Return the learning rate of the matrices, which `OptimConfig.lr_factor_by_role` leaves as it is."""
-    return float(next((g["lr"] for g in param_groups if g["role"] == "matrix"), param_groups[0]["lr"]))
+    return float(next((g["lr"] for g in param_groups if g.get("role") == "matrix"), param_groups[0]["lr"]))
 
 
 def clip_by_role(
