@@ -293,6 +293,20 @@ def test_the_numbers_of_the_readme_are_those_of_the_recordings() -> None:
         assert f", {found['unified']['n']} seeds" in line
 
 
+def test_the_table_of_results_is_that_of_the_recording() -> None:
+    """A row is an arm, a column a length, each arm at its own optimum, as in the picture above it."""
+    table = page("results").replace("−", "-").partition("| strategy - `llama`")[2].partition("\n\n")[0].splitlines()[2:]
+    found: dict[str, list[str]] = {}
+    for row in _rows("results/cpu-100/differences.csv"):
+        of = (row["figure"], row["panel"], row["quantity"])
+        if of == ("horizon", "Each arm at its own optimum", "final loss"):
+            mean, low, high = (float(row[key]) for key in ("estimate", "low", "high"))
+            arm = row["arm"].rpartition(", ")[0]
+            found.setdefault(arm, []).append(f"{mean:+.3f} ({low:+.3f} to {high:+.3f})")
+    assert [[cell.strip() for cell in row.split("|")[2:-1]] for row in table] == list(found.values())
+    assert [row.count(f"`{arm.partition(',')[0]}`") for row, arm in zip(table, found, strict=True)] == [1] * 4
+
+
 def test_the_tuning_runs_of_the_proxy_are_on_its_page() -> None:
     losses: dict[float, list[str]] = {}
     for row in _rows("results/cpu-small/runs.csv"):
