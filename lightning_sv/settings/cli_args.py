@@ -62,7 +62,7 @@ def _leaves(content: Mapping[Any, Any], prefix: str) -> dict[str, Any]:
 def to_args(keys: Mapping[str, Any]) -> list[str]:
     """Keys and values as words of a command line.
 
-    >>> words_of({"model.optim.lr": 0.1, "trainer.fast": True})
+    >>> to_args({"model.optim.lr": 0.1, "trainer.fast": True})
     ['--model.optim.lr', '0.1', '--trainer.fast', 'true']
     """
     plain = {k: json.dumps(v) if isinstance(v, bool) or v is None else str(v) for k, v in keys.items()}
