@@ -6,7 +6,8 @@ keep other scalars, nor the config.
 """
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,23 @@ _TYPES: Mapping[str, Callable[[str], Any]] = {
 }
 
 
+@contextmanager
+def csv_rows(path: Path) -> Iterator["csv.DictReader[str]"]:
+    """Open a CSV file.
+
+    Raises:
+        ConfigError: a line is no CSV, e.g. a cell of more than 128 kB
+    """
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        reader = csv.DictReader(file)
+        try:
+            yield reader
+        except csv.Error as error:
+            raise ConfigError(
+                f"{path}, line {reader.line_num} is damaged ({error}); restore the file, or leave it out."
+            ) from error
+
+
 def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict[str, Run]:
     """Runs of recordings by the names of their directories; of two of one name the first.
 
@@ -41,8 +59,7 @@ def read_recorded(paths: Sequence[Path], corpus_hash: str | None = None) -> dict
         path = given if given.is_file() else given / RESULTS
         if not path.is_file():
             raise ConfigError(f"--recorded: there is no {path}; give the folder of a report, e.g. results/cpu.")
-        with path.open(newline="", encoding="utf-8", errors="replace") as file:
-            reader = csv.DictReader(file)
+        with csv_rows(path) as reader:
             if lacking := [name for name in _NEEDED if name not in (reader.fieldnames or ())]:
                 raise ConfigError(
                     f"--recorded: {path} has no column {lacking[0]}; give the folder of a report of today."

@@ -49,6 +49,8 @@ class DataConfig:
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise ConfigError(f"data.seed is {self.seed}; expected a whole number from 0 to 2^63 - 1.")
         for key in ("seq_len", "global_batch", "micro_batch", "validations", "val_sequences", "num_workers"):
             value, least = getattr(self, key), int(key != "num_workers")
             if value is not None and value < least:

@@ -51,6 +51,8 @@ class PretrainConfig:
     init_from: str | None = None
 
     def __post_init__(self) -> None:
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise ConfigError(f"model.seed is {self.seed}; expected a whole number from 0 to 2^63 - 1.")
         if self.tokens_per_param <= 0:
             raise ConfigError(f"model.tokens_per_param is {self.tokens_per_param}; expected a number above 0.")
         self.strategy = ScaleStrategy.parse(self.scale)

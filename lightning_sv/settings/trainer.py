@@ -76,6 +76,8 @@ DERIVED = {
     "use_distributed_sampler": ((False,), "every device reads its share of the global batch without it"),
     "overfit_batches": ((0.0,), "prepare a corpus of the text to repeat, and set trainer.max_steps"),
 }
+#: steps of a run; more are a typing error
+_MOST_STEPS = 10**12
 #: processes on one CPU; more are a typing error
 _MOST_PROCESSES = 1024
 _BUDGET = "may end the run before its budget, with the learning rate still high and without a summary"
@@ -120,8 +122,11 @@ def check_trainer_keys(given: Any) -> None:
             f"trainer.gradient_clip_val is {given['gradient_clip_val']}; expected a number of at least 0, "
             "or null not to clip."
         )
-    if given["max_steps"] != -1 and given["max_steps"] < 1:
+    if given["max_steps"] != -1 and not 1 <= given["max_steps"] <= _MOST_STEPS:
         raise ConfigError(f"trainer.max_steps is {given['max_steps']}; expected at least 1, or -1 for the budget.")
+    for key in ("min_steps", "log_every_n_steps"):
+        if given[key] is not None and not 0 <= given[key] <= _MOST_STEPS:
+            raise ConfigError(f"trainer.{key} is {given[key]}; expected a whole number of at least 0.")
     if str(given["precision"]) in _HALF_WEIGHTS:
         log.warning(
             "trainer.precision %s rounds small changes of a scale vector near 1 away; bf16-mixed keeps them",

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from lightning_sv.cli.paper import run as run_paper
+from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure
@@ -96,6 +97,13 @@ def test_a_row_without_its_curve_is_its_end(trained: tuple[Path, Figure], tmp_pa
     with pytest.raises(ValueError, match="'branch_norm/q'"):
         run.curve("branch_norm/q")
     write_report([found], tmp_path / "report", "cpu")  # it is drawn all the same
+
+
+def test_a_recording_with_a_damaged_cell_is_named(trained: tuple[Path, Figure], tmp_path: Path) -> None:
+    text = (trained[0] / "results.csv").read_text()
+    (tmp_path / "results.csv").write_text(text + '"' + "x" * 200_000 + '"\n')
+    with pytest.raises(ConfigError, match=r"results.csv, line \d+ is damaged"):
+        read_recorded([tmp_path])
 
 
 def test_the_command_takes_recordings(

@@ -28,6 +28,8 @@ main = command.main
         (["plan", "--gpus", "1", *CONFIG, "--mfu", "nan"], "--mfu"),
         (["plan", "--gpus", "1e3", *CONFIG], "--gpus"),
         (["plan", "--gpus", "1", *CONFIG, "--data.num_workers", "1" + "0" * 20], "data.num_workers"),
+        *((["plan", "--gpus", "1", *CONFIG, f"--{key}={value}"], key) for value in ("-1", "1" + "0" * 20)
+          for key in ("data.seed", "model.seed")),
         (["compare", "--a", "nop", "--b", "hg", "--seeds", "1" + "0" * 20], "--seeds"),
         (["compare", "--a", "nop", "--b", "hg", "--jobs", "1" + "0" * 5000], "--jobs"),
         (["sweep", "--scale", "hg", "--lr", "0.1", "nan"], "--lr"),
@@ -46,7 +48,8 @@ def test_a_number_out_of_range_is_refused(words: list[str], key: str, capsys: py
 @pytest.mark.parametrize(
     ("key", "value"),
     [("devices", value) for value in ("-1", "x", "", "0", "1" + "0" * 20, "0.5", "true")]
-    + [("gradient_clip_val", "-1"), ("gradient_clip_val", "-1e-9")],
+    + [("gradient_clip_val", "-1"), ("gradient_clip_val", "-1e-9"), ("max_steps", "1" + "0" * 20)]
+    + [("min_steps", "-1"), ("log_every_n_steps", "-1")],
 )
 def test_a_trainer_key_out_of_range_is_refused(key: str, value: str) -> None:
     _, _, trainer = parse_run([*CONFIG, "--trainer.accelerator", "cpu", f"--trainer.{key}={value}"], check_corpus=False)

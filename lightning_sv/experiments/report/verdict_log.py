@@ -14,6 +14,7 @@ from lightning_sv.atomic import atomic_path
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.claims.verdict import Verdict
 from lightning_sv.experiments.results import Figure
+from lightning_sv.runs.results_csv import csv_rows
 
 LOG = Path("results/log.csv")
 #: whose verdicts LOG records
@@ -53,8 +54,7 @@ def read_log(path: Path = LOG) -> list[Row]:
     """
     if not path.is_file():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
+    with csv_rows(path) as reader:
         if tuple(reader.fieldnames or ()) != _COLUMNS:
             raise ConfigError(f"{path} is no log of verdicts: its columns are not {', '.join(_COLUMNS)}; move it away.")
         rows = []
