@@ -90,8 +90,10 @@ def main(args: Sequence[str] | None = None) -> int:
         log.error("%s%s", kind, error)
         return 1
     except Exception as error:
-        text = str(error)
-        if (
+        text, code = str(error), 2
+        if text.startswith("DataLoader worker (pid"):  # killed: torch's signal handler raises it wherever the run is
+            code = 1
+        elif (
             isinstance(error, RuntimeError) and "determine home directory" in text
         ):  # pathlib's, also for litdata's cache
             text = "HOME is not set; expected a folder for caches. Set it, e.g. HOME=/tmp."
@@ -99,7 +101,7 @@ def main(args: Sequence[str] | None = None) -> int:
             raise
         show()
         log.error("%s", text)
-        return 2
+        return code
     except (KeyboardInterrupt, SystemExit) as end:
         if isinstance(end.__context__, BrokenPipeError):  # of which rich makes an exit
             return UNREAD
