@@ -1,4 +1,4 @@
-"""docs/extend.md: each block runs as it stands, and what it adds is used."""
+"""Run each block of docs/extend.md and use what it registers."""
 
 import re
 from pathlib import Path

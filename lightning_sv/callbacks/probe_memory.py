@@ -14,9 +14,9 @@ from lightning_sv.nn.allocated import AllocatedBytes
 from lightning_sv.nn.cross_entropy import CHUNK
 from lightning_sv.scale.row_chunks import CHUNK_ELEMENTS, unchunked
 
-#: what tensors may take of a card
+#: usable share of a GPU's memory
 _USABLE = 0.9
-#: bytes of a parameter in training: weight, gradient and two moments
+#: bytes per parameter in training: weight, gradient and two moments
 _STATE = 16
 
 
@@ -56,7 +56,7 @@ def probe_bytes(
 
 
 def free_bytes(device: torch.device, module: nn.Module) -> int | None:
-    """Return what a probe may take of the device, beside the training's own state; None if it is no GPU."""
+    """Return the bytes that a probe may take next to the training's state; None without a GPU."""
     if device.type != "cuda":
         return None
     state = _STATE * sum(getattr(p, "_local_tensor", p).numel() for p in module.parameters())

@@ -91,7 +91,7 @@ def main(args: Sequence[str] | None = None) -> int:
         return 1
     except Exception as error:
         text, code = str(error), 2
-        if text.startswith("DataLoader worker (pid"):  # killed: torch's signal handler raises it wherever the run is
+        if text.startswith("DataLoader worker (pid"):  # torch's signal handler raises it at any place
             code = 1
         elif (
             isinstance(error, RuntimeError) and "determine home directory" in text

@@ -28,9 +28,9 @@ def run(argv: list[str]) -> int:
     ignore_keys(parser, sections=["data", "trainer"], keys=["seed_everything", *others])
     config = parser.parse_args(argv)
     made = parser.instantiate(config)
-    book = count_parameters(made.model.backbone, config.model.scale, made.model.scale_options)
+    count = count_parameters(made.model.backbone, config.model.scale, made.model.scale_options)
     if config.json:
-        print(json.dumps(book.to_dict(), indent=2))
+        print(json.dumps(count.to_dict(), indent=2))
     else:
-        book.print(Console())
+        count.print(Console())
     return 0

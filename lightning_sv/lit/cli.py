@@ -271,7 +271,7 @@ class PretrainCLI(LightningCLI):
         assert Path(ours.log_dir) == folder, (ours.log_dir, folder)
         trainer.loggers = [ours, *_several(self.config_init["trainer"]["logger"])]
         self._signals.listen(trainer)
-        self.model.legs.start()
+        self.model.segments.start()
 
     def _begin(self) -> None:
         """Write what is known before the first step: from here on no checkpoint is refused any more."""

@@ -1,4 +1,4 @@
-"""This process among the others of a run: how they start together, and end together."""
+"""Start and end the processes of a run together."""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from lightning_sv.errors import ConfigError, StoppedError
 
-#: how long a collective waits for a rank; Lightning's own half an hour is as many GPU-hours as half the GPUs
+#: timeout of a collective; Lightning's 30 minutes cost many GPU-hours
 _TIMEOUT = timedelta(minutes=10)
 _PR_SET_PDEATHSIG = 1
 #: whether this process has failed, so that others may wait for it in a collective
@@ -28,9 +28,9 @@ def rank() -> int:
 
 
 def join_ranks(trainer: L.Trainer) -> "partial[None]":
-    """Take the trainer's rank, and let no process wait long for one that has failed, or outlive the one it came from.
+    """Take the trainer's rank; end this process with its parent, and collectives after a timeout.
 
-    Lightning's rank is that of RANK or SLURM_PROCID, also for one process, a run of its own.
+    Lightning reads RANK or SLURM_PROCID even if this process is a run by itself.
 
     Returns:
         The handler of the exception that ends the run, for an `ExitStack`.
@@ -56,7 +56,7 @@ def join_ranks(trainer: L.Trainer) -> "partial[None]":
 
 
 def _leave(trainer: L.Trainer, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-    """End the ranks that this one has started, if it failed: they may wait in a collective, and nobody else would."""
+    """Kill the ranks that this process started if it failed, because they may wait in a collective."""
     global _failed
     _failed = error is not None and not isinstance(error, StoppedError) and trainer.world_size > 1
     if _failed and (launcher := trainer.strategy.launcher) is not None:
@@ -83,7 +83,7 @@ def check_same_start(start: tuple[str | None, int]) -> None:
 
 
 def end_at_once(code: int) -> None:
-    """Exit without the handlers of `atexit` if this rank has failed: NCCL leaves its group by a collective."""
+    """Exit without `atexit` handlers if this rank failed, because NCCL destroys its group by a collective."""
     if _failed:
         os._exit(code)
 

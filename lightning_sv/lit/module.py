@@ -108,7 +108,7 @@ class PretrainModule(L.LightningModule):
         #: (blocks, experts) tokens of each expert, on all devices, in the micro-batches since the last step
         self._loads: Tensor | None = None
         #: the starts that led here
-        self.legs = Segments()
+        self.segments = Segments()
         #: of the weights that the run started from, see `checkpoint.start.Start`; None for a run of its own
         self.origin: dict[str, Any] | None = None
         self._start: Start | None = None  # until the backbone exists
@@ -289,7 +289,7 @@ class PretrainModule(L.LightningModule):
         progress = {
             "accumulate": trainer.accumulate_grad_batches,
             "skipped_steps": self.nonfinite.skipped,
-            "legs": self.legs.at(trainer.global_step, trainer.max_steps),
+            "legs": self.segments.at(trainer.global_step, trainer.max_steps),
             "commit": commit(),
             "corpus_hash": None if data is None else data.manifest.corpus_hash,
             "origin": self.origin,
@@ -307,7 +307,7 @@ class PretrainModule(L.LightningModule):
             self._rng = checkpoint[RNG_KEY]
             self.nonfinite.skipped = saved["skipped_steps"]
             self.origin = check_origin(saved.get("origin"))
-            self.legs.restore(saved.get("legs"))
+            self.segments.restore(saved.get("legs"))
             restart_between_steps(checkpoint, saved["accumulate"], self.trainer.accumulate_grad_batches)
 
     def check_settings(self, checkpoint: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ _MAIN_KEYS = {
 }  # fmt: skip
 _USAGE = """usage: {prog} --config FILE [--config FILE ...] [--KEY VALUE ...]
 
-FILE is YAML with any of these keys, or a name in conf/experiment, e.g. tiny-unified. What comes later counts."""
+FILE is YAML with any of these keys, or a name in conf/experiment, e.g. tiny-unified. Later values win."""
 _FOOT = """
 These are the main options; {prog} --help_all lists all {count}, with types and units.
 {prog} --trainer.callbacks.help CLASS lists those of one of Lightning's callbacks; the same works for loggers."""

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> dict[str, Any]:
     """Collect the figures of a finished run."""
-    legs = module.legs.at(trainer.global_step, trainer.max_steps)
+    segments = module.segments.at(trainer.global_step, trainer.max_steps)
     return {
         "label": module.settings.label,
         "meaning": str(module.settings.canonical),
@@ -42,8 +42,8 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> d
         "activated_parameters": module.settings.n_activated,
         "lr": module.settings.lr,
         **data.manifest.loss_figures(float(trainer.callback_metrics["val/loss"])),
-        "seconds": sum(leg["seconds"] for leg in legs),
-        "legs": legs,
+        "seconds": sum(segment["seconds"] for segment in segments),
+        "legs": segments,
         "origin": module.origin,
         "torch": torch.__version__,
         **Provenance.now()._asdict(),

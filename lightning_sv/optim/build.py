@@ -66,7 +66,7 @@ def _by_role(group: ParameterGroup, config: OptimConfig, lr: float) -> Parameter
     if role in config.weight_decay_by_role:
         if not group.decays:
             raise ConfigError(
-                f"model.optim.weight_decay_by_role has {role}, and these scale vectors do not decay under model.scale; "
+                f"model.optim.weight_decay_by_role has {role}, but these scale vectors do not decay under model.scale; "
                 "add wd to the strategy, or leave the entry out."
             )
         own["weight_decay"] = config.weight_decay_by_role[role]

@@ -45,7 +45,7 @@ class Segments:
         self._began = time.perf_counter()
 
     def at(self, step: int, max_steps: int) -> list[dict[str, Any]]:
-        """All legs, that of this process up to now."""
+        """Return all segments, including that of this process up to now."""
         steps = step - sum(leg["steps"] for leg in self._before)
         return [*self._before, {"steps": steps, "max_steps": max_steps, "seconds": time.perf_counter() - self._began}]
 
@@ -55,7 +55,7 @@ class Segments:
         return self._before[-1]["max_steps"] if self._before else None
 
     def restore(self, saved: Any) -> None:
-        """Go on after the legs of a checkpoint.
+        """Continue after the segments of a checkpoint.
 
         Raises:
             ConfigError: they are damaged

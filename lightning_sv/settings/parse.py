@@ -45,18 +45,18 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainCo
         start = config.get("model.init_from")
         if start is not None and is_of_transformers(start):
             raise ConfigError(
-                f"model.init_from {start}, a model of transformers, is for fit alone: what is planned or compared has "
-                "sizes of its own; set --model.init_from null."
+                f"model.init_from {start}, a model of transformers, is supported by fit only, because plans and "
+                "comparisons set the sizes themselves; set --model.init_from null."
             )
         made = parser.instantiate(config)
     trainer: dict[str, Any] = made.trainer.as_dict()
     if isinstance(strategy := trainer["strategy"], dict):
-        # an argument on the command line comes beside those of the class, which is not imported here
+        # arguments on the command line are merged into init_args here, because the class is not imported
         within = {key: strategy.pop(key) for key in set(strategy) - {"class_path", "init_args"}}
         arguments = strategy.get("init_args", {}) | within
         if "class_path" not in strategy:
             keys = " ".join(f"init_args.{key}" for key in arguments)
-            raise ConfigError(f"trainer.strategy has no class_path; expected one beside {keys or 'other keys'}.")
+            raise ConfigError(f"trainer.strategy has no class_path; expected one next to {keys or 'other keys'}.")
         strategy["init_args"] = arguments
     if check_corpus:
         made.data.check(made.model.config.vocab_size)

@@ -1,4 +1,4 @@
-"""A rank that fails ends the whole job within seconds, whatever the others wait for."""
+"""A failing rank ends the job within seconds, even if the others wait in a collective."""
 
 import os
 import re

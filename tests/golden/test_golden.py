@@ -18,9 +18,9 @@ GOLDEN = json.loads(FILE.read_text())
 def differing(key: str, found: dict[str, list[float]]) -> list[str]:
     """The cases whose losses are not the recorded ones.
 
-    A recorded `key` has no margin. Otherwise the margin is 20 times the distance of the nearest record from float64, which is
-    the effect of twenty steps on the rounding of one kind of kernels. The largest ratios measured are 6 with AVX-512's
-    kernels and 10.4 with those without vector instructions (ATEN_CPU_CAPABILITY=default, hg+ap+offset).
+    A recorded `key` has no margin. Otherwise the margin is 20 times the distance of the nearest record from float64,
+    which is the effect of twenty steps on the rounding of one kind of kernels. The largest ratios measured are 6 with
+    AVX-512's kernels and 10.4 with those without vector instructions (ATEN_CPU_CAPABILITY=default, hg+ap+offset).
     """
     if key in GOLDEN:
         return [case for case, values in found.items() if values != GOLDEN[key][case]]

@@ -1,4 +1,4 @@
-"""Under SLURM: what Lightning would do there by itself."""
+"""Checks under SLURM that override Lightning's defaults."""
 
 from pathlib import Path
 

@@ -94,15 +94,15 @@ def check_learning_rate(checkpoint: dict[str, Any], module: PretrainConfig, max_
     Raises:
         ConfigError: both rates, both lengths as far as they are known, and what to do
     """
-    step, legs = checkpoint.get("global_step"), Segments()
+    step, segments = checkpoint.get("global_step"), Segments()
     if not isinstance(step, int) or step < 0:
         raise ConfigError(f"the checkpoint's global_step is {step!r:.80}; resume from another.")
-    legs.restore(checkpoint[CHECKPOINT_KEY].get("legs"))
+    segments.restore(checkpoint[CHECKPOINT_KEY].get("legs"))
     then = matrix_rate(checkpoint["optimizer_states"][0]["param_groups"])
     now = module.lr * module.schedule.factor(min(step, max_steps - 1), max_steps)
     if isclose(then, now, rel_tol=1e-6):
         return
-    length = f" of {legs.length}" if legs.length else ""
+    length = f" of {segments.length}" if segments.length else ""
     raise ConfigError(
         f"the checkpoint is at step {step}{length} of its {module.schedule.name} schedule, with learning rate "
         f"{then:.3g}; trainer.max_steps {max_steps} makes that {now:.3g}. Resume with the same trainer.max_steps, "

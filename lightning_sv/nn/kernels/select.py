@@ -42,7 +42,7 @@ def use_kernels(net: Backbone, kernels: Kernels) -> None:
         if isinstance(module, Attention):
             module.norm_rotate = norm_rotate
         elif isinstance(module, FeedForward):
-            module.swiglu_outputs = gated_by_kernel
+            module.swiglu_outputs = swiglu_by_kernel
 
 
 def unusable() -> str | None:
@@ -56,7 +56,7 @@ def unusable() -> str | None:
     return None
 
 
-def gated_by_kernel(gate: Output, up: Output) -> Tensor:
+def swiglu_by_kernel(gate: Output, up: Output) -> Tensor:
     """Return what `swiglu_outputs` does, with both norms in one kernel where both branches have one."""
     from lightning_sv.nn.kernels.gate_up import normed_swiglu
 
