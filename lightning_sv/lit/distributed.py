@@ -14,6 +14,7 @@ from torch import distributed
 from torch.distributed.constants import default_pg_timeout
 
 from lightning_sv.errors import ConfigError, StoppedError
+from lightning_sv.lit.fsdp import FullyShardedStrategy
 
 #: timeout of a collective; Lightning's 30 minutes cost many GPU-hours
 _TIMEOUT = timedelta(minutes=10)
@@ -36,7 +37,7 @@ def join_ranks(trainer: L.Trainer) -> "partial[None]":
         The handler of the exception that ends the run, for an `ExitStack`.
 
     Raises:
-        ConfigError: there are fewer or more processes than devices
+        ConfigError: there are fewer or more processes than devices; or replicas do not divide the devices
     """
     rank_zero_only.rank = trainer.global_rank  # type: ignore[attr-defined]
     devices, nodes = trainer.num_devices, trainer.num_nodes
@@ -47,6 +48,8 @@ def join_ranks(trainer: L.Trainer) -> "partial[None]":
             f"--nproc-per-node={devices}."
         )
     strategy: object = trainer.strategy
+    if isinstance(strategy, FullyShardedStrategy):
+        strategy.check_replicas()
     if getattr(strategy, "_timeout", None) == default_pg_timeout:
         strategy._timeout = _TIMEOUT  # type: ignore[attr-defined]
     started_by_rank_0 = isinstance(getattr(strategy, "cluster_environment", None), LightningEnvironment)

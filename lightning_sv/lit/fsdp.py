@@ -1,6 +1,8 @@
-"""Fully sharded data parallelism (FSDP2): which modules are gathered together, and checkpoints as one file."""
+"""Fully sharded data parallelism (FSDP2): which modules are gathered together, and checkpoints."""
 
+import errno
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -8,22 +10,39 @@ from typing import Any
 
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import distributed
+from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
+    get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 
+from lightning_sv.atomic import partial_of, remove
+from lightning_sv.errors import ConfigError
 from lightning_sv.nn import Backbone
+from lightning_sv.nn.init import init_weights
+from lightning_sv.runs.sharded_checkpoint import (
+    GROUPS,
+    META,
+    flat_tensors,
+    is_sharded,
+    number_parameters,
+    read_sharded,
+)
 
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_SHARDED = StateDictOptions(full_state_dict=False)
 
 
-def shard(backbone: Backbone, mesh: DeviceMesh, *, keep_gathered: bool = False) -> None:
+def shard(
+    backbone: Backbone, mesh: DeviceMesh, device: torch.device, *, seed: int, keep_gathered: bool = False
+) -> None:
     """Shard parameters, gradients and optimizer state over the devices of `mesh`, along their first axis.
 
     A block is gathered when it runs and freed after; embedding and head are kept through backward.
@@ -31,38 +50,83 @@ def shard(backbone: Backbone, mesh: DeviceMesh, *, keep_gathered: bool = False) 
     on one device, so a scale vector near 1 keeps its digits (bf16 spacing there is 0.4 to 0.8%).
 
     Args:
-        backbone: all of it on one device
-        mesh: of one dimension
-        keep_gathered: a block is freed in backward alone
+        backbone: on the meta device, to be initialized one block at a time; or initialized
+        mesh: one dimension; or two, replicas x shards (hybrid sharding)
+        device: device of this rank
+        seed: seed of the initialization
+        keep_gathered: if True, free a block in backward alone
     """
-    after_forward = not keep_gathered
-    for layer in backbone.layers:
-        fully_shard(layer, mesh=mesh, reshard_after_forward=after_forward)
+    blocks = {f"layers.{index}.": layer for index, layer in enumerate(backbone.layers)}
+    others = {"embed.": backbone.embed, "head.": backbone.head}
+    for prefix, part in {**blocks, **others}.items():
+        if next(part.parameters()).is_meta:
+            part.to_empty(device=device)
+            for buffer in part.buffers():  # the experts' biases
+                buffer.zero_()
+            init_weights(part, backbone.config, seed, prefix=prefix)
+        else:
+            part.to(device)
+        if prefix in blocks:
+            fully_shard(part, mesh=mesh, reshard_after_forward=not keep_gathered)
     fully_shard(backbone, mesh=mesh)
 
 
 class FullyShardedStrategy(ModelParallelStrategy):
-    """Lightning's FSDP2 strategy over all devices of all nodes, with the checkpoints of every other strategy.
+    """Lightning's FSDP2 strategy over all devices of all nodes.
 
+    It reads the checkpoints of every other strategy, and writes them too, unless `save_distributed_checkpoint`.
     Lightning's own numbers the optimizer's states in the order of the model, torch in the order of the
     parameter groups. Here it is torch's, so that a run moves between one device, DDP and FSDP2.
 
     Args:
-        process_group_backend: of torch.distributed; null for the device's default
-        keep_gathered: weights are gathered once a step instead of twice in each of its micro-batches, for 4 bytes a
-            parameter, which `plan` counts
+        process_group_backend: backend of torch.distributed; null for the device's default
+        keep_gathered: if True, weights are gathered once per step instead of twice in each of its micro-batches, for 4
+            bytes per parameter, which `plan` counts
+        replicas: number of copies of the model (hybrid sharding, HSDP). Each is sharded over devices / replicas
+            devices, and gradients are averaged over the copies
+        save_distributed_checkpoint: if True, each rank writes its shard while training goes on. A checkpoint is a
+            folder (`lightning_sv.runs.sharded_checkpoint`), which resumes under every strategy and number of devices
     """
 
-    def __init__(self, process_group_backend: str | None = None, keep_gathered: bool = False):
+    def __init__(
+        self,
+        process_group_backend: str | None = None,
+        keep_gathered: bool = False,
+        replicas: int = 1,
+        save_distributed_checkpoint: bool = False,
+    ):
         super().__init__(
-            tensor_parallel_size=1, save_distributed_checkpoint=False, process_group_backend=process_group_backend
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=save_distributed_checkpoint,
+            process_group_backend=process_group_backend,
         )
-        self.keep_gathered = keep_gathered
+        self.keep_gathered, self.replicas = keep_gathered, replicas
+        self.sharded_checkpoints = save_distributed_checkpoint
+        self._write: tuple[Path, Future[Any]] | None = None
+        self._write_group: distributed.ProcessGroup | None = None
+
+    def check_replicas(self) -> int:
+        """Return the number of devices.
+
+        Raises:
+            ConfigError: the number of replicas does not divide it
+        """
+        devices = self.num_nodes * self.num_processes
+        if self.replicas < 1 or devices % self.replicas:
+            raise ConfigError(
+                f"trainer.strategy.init_args.replicas is {self.replicas}; expected a divisor of {devices}, the number "
+                "of devices."
+            )
+        return devices
 
     def setup_environment(self) -> None:
-        """Shard over every device; Lightning's "auto" is tensor parallelism inside a node."""
-        self._data_parallel_size = self.num_nodes * self.num_processes
+        """Make the mesh of all devices; Lightning's "auto" is tensor parallelism inside a node."""
+        devices = self._data_parallel_size = self.check_replicas()
         super().setup_environment()
+        self.mesh = self.device_mesh["data_parallel"]
+        if self.replicas > 1:
+            sizes = self.replicas, devices // self.replicas
+            self.mesh = init_device_mesh(self.root_device.type, sizes, mesh_dim_names=("replicate", "shard"))
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
@@ -81,36 +145,100 @@ class FullyShardedStrategy(ModelParallelStrategy):
             backbone.set_reshard_after_backward(True)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Gather the state on rank 0, as torch's own `state_dict` would be; empty on the others."""
+        """Gather the state on rank 0, as torch's own `state_dict` would be; empty on the others.
+
+        With `save_distributed_checkpoint`, the shards of this rank under the names of the parameters.
+        """
         assert self.model is not None
         optimizer = getattr(optimizer, "_optimizer", optimizer)  # Lightning wraps it
-        named: dict[str, Any] = get_optimizer_state_dict(self.model, optimizer, options=_FULL)
-        if not named.get("param_groups"):
-            return {}
-        number = {name: i for i, name in enumerate(chain.from_iterable(g["params"] for g in named["param_groups"]))}
-        return {
-            "state": {number[name]: state for name, state in named["state"].items()},
-            "param_groups": [g | {"params": [number[name] for name in g["params"]]} for g in named["param_groups"]],
-        }
+        options = _SHARDED if self.sharded_checkpoints else _FULL
+        named: dict[str, Any] = get_optimizer_state_dict(self.model, optimizer, options=options)
+        if self.sharded_checkpoints:
+            return named
+        return number_parameters(named) if named.get("param_groups") else {}
 
-    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load weights and optimizer states of a checkpoint file into the shards; return the rest.
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
+    ) -> None:
+        """Write a checkpoint file; or copy the shards to host memory and write them in a thread, see `finish_write`."""
+        if not self.sharded_checkpoints:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        self.finish_write()
+        path = Path(self.broadcast(str(filepath)))
+        optimizers = checkpoint.pop("optimizer_states", [])
+        tensors = flat_tensors(checkpoint.pop("state_dict"), optimizers)
+        if self.is_global_zero:
+            remove(partial_of(path))  # left by a process that was killed
+            partial_of(path).mkdir(parents=True)
+            torch.save(checkpoint | {GROUPS: [each["param_groups"] for each in optimizers]}, partial_of(path) / META)
+        self.barrier()
+        if self._write_group is None:  # of the thread alone; NCCL cannot send what is in host memory
+            self._write_group = distributed.new_group(backend="gloo")
+        future = dcp.async_save(tensors, checkpoint_id=str(partial_of(path)), process_group=self._write_group)
+        self._write = path, future
+
+    def finish_write(self, *, wait: bool = True) -> Path | None:
+        """Give the last sharded checkpoint its name once all ranks have written; return its path, or None.
+
+        Args:
+            wait: if False, return None while the write is under way; for rank 0 alone
 
         Raises:
-            ConfigError: the checkpoint was made under other settings, see `PretrainModule.check_settings`
+            OSError: a rank could not write; earlier checkpoints are unchanged
+        """
+        if self._write is None or not (wait or self._write[1].done()):
+            return None
+        (path, future), self._write = self._write, None
+        try:
+            future.result()
+        except dcp.CheckpointException as error:
+            cause = next((cause for cause, _ in error.failures.values() if isinstance(cause, OSError)), None)
+            code, why = (errno.EIO, repr(error)) if cause is None else (cause.errno or errno.EIO, cause.strerror)
+            raise OSError(code, f"could not write {path} ({why}); earlier checkpoints are unchanged") from error
+        if self.is_global_zero:
+            remove(path)  # of a branch of this run that was abandoned
+            partial_of(path).replace(path)
+        return path
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """Load weights and optimizer states of a checkpoint, a file or a folder, into the shards; return the rest.
+
+        Raises:
+            ConfigError: the checkpoint was made under other settings, see `PretrainModule.check_settings`; or it is
+                incomplete
         """
         assert self.model is not None
         module: Any = self.lightning_module
+        if is_sharded(checkpoint_path):
+            return self._load_sharded(Path(checkpoint_path), module)
         checkpoint: dict[str, Any] = torch.load(checkpoint_path, map_location="cpu", mmap=True, weights_only=True)
         module.check_settings(checkpoint)
         set_model_state_dict(self.model, checkpoint["state_dict"], options=_FULL)
         for optimizer, saved in zip(self.optimizers, checkpoint.get("optimizer_states", ()), strict=False):
-            names = {id(parameter): name for name, parameter in module.named_parameters()}
-            here = (names[id(p)] for group in optimizer.param_groups for p in group["params"])
-            name = dict(zip(chain.from_iterable(g["params"] for g in saved["param_groups"]), here, strict=True))
-            named: dict[str, Any] = {
-                "state": {name[i]: state for i, state in saved["state"].items()},
-                "param_groups": [g | {"params": [name[i] for i in g["params"]]} for g in saved["param_groups"]],
-            }
-            set_optimizer_state_dict(self.model, optimizer, named, options=_FULL)
+            set_optimizer_state_dict(self.model, optimizer, self._named(optimizer, saved), options=_FULL)
         return checkpoint
+
+    def _load_sharded(self, folder: Path, module: Any) -> dict[str, Any]:
+        """Read the shards of this rank from the files of all ranks."""
+        assert self.model is not None
+        checkpoint = read_sharded(folder, tensors=False)
+        module.check_settings(checkpoint)
+        model = get_model_state_dict(self.model, options=_SHARDED)
+        optimizers = [get_optimizer_state_dict(self.model, each, options=_SHARDED) for each in self.optimizers]
+        dcp.load(flat_tensors(model, optimizers), checkpoint_id=folder)
+        set_model_state_dict(self.model, model, options=_SHARDED)
+        for optimizer, state, saved in zip(self.optimizers, optimizers, checkpoint["optimizer_states"], strict=False):
+            state["param_groups"] = self._named(optimizer, saved)["param_groups"]
+            set_optimizer_state_dict(self.model, optimizer, state, options=_SHARDED)
+        return checkpoint
+
+    def _named(self, optimizer: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+        """Return an optimizer's state dict with parameter names for numbers."""
+        names = {id(parameter): name for name, parameter in self.lightning_module.named_parameters()}  # type: ignore[union-attr]
+        here = (names[id(p)] for group in optimizer.param_groups for p in group["params"])
+        name = dict(zip(chain.from_iterable(g["params"] for g in saved["param_groups"]), here, strict=True))
+        return {
+            "state": {name[i]: state for i, state in saved["state"].items()},
+            "param_groups": [g | {"params": [name[i] for i in g["params"]]} for g in saved["param_groups"]],
+        }

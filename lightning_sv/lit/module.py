@@ -2,6 +2,7 @@
 
 import logging
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -156,8 +157,10 @@ class PretrainModule(L.LightningModule):
             return
         settings = self.settings
         seed = torch.initial_seed() if self.settings.seed is None else self.settings.seed
-        # Whole on every rank, then cut: a matrix is the same on any number of devices.
-        self.backbone = Backbone(settings.config, settings.strategy, settings.scale_options, seed=seed)
+        # a sharded model that starts anew is initialized one block at a time, by `shard`
+        meta = self.device_mesh is not None and self.from_hf is None and self._start is None
+        with torch.device("meta") if meta else nullcontext():
+            self.backbone = Backbone(settings.config, settings.strategy, settings.scale_options, seed=seed)
         if self.from_hf is not None:
             from lightning_sv.interop.hf.load import load_hugging_face
 
@@ -171,8 +174,7 @@ class PretrainModule(L.LightningModule):
         if self.device_mesh is not None:
             assert settings.compile != "model"  # the command line refuses it
             strategy: Any = self.trainer.strategy
-            self.backbone.to(strategy.root_device)
-            shard(self.backbone, self.device_mesh["data_parallel"], keep_gathered=strategy.keep_gathered)
+            shard(self.backbone, strategy.mesh, strategy.root_device, seed=seed, keep_gathered=strategy.keep_gathered)
         # In place: the checkpoint's keys stay clean.
         compile_backbone(self.backbone, settings.compile)
 

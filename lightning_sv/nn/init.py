@@ -24,7 +24,7 @@ class Sublayer(nn.Module, ABC):
 
 
 @torch.no_grad()
-def init_weights(model: nn.Module, config: BackboneConfig, seed: int) -> None:
+def init_weights(model: nn.Module, config: BackboneConfig, seed: int, *, prefix: str = "") -> None:
     """Fill every parameter of `model`: matrices N(0, std^2), scale vectors their initial gamma, 1 as a rule.
 
     The std is `init_std`, or that of the matrix's role in `init_std_by_role`. The `output_weights` of a `Sublayer`,
@@ -34,6 +34,7 @@ def init_weights(model: nn.Module, config: BackboneConfig, seed: int) -> None:
         model: on any device but meta
         config: gives the standard deviations
         seed: with the parameter's name, the seed of its values
+        prefix: what the names begin with if `model` is a part of a backbone, e.g. 'layers.0.'
     """
     for module in model.modules():
         if isinstance(module, ScaleVector):
@@ -50,7 +51,9 @@ def init_weights(model: nn.Module, config: BackboneConfig, seed: int) -> None:
             std /= math.sqrt(2 * config.n_layer)
         # The full tensor is drawn in float32 on the CPU, so that device and dtype do not matter; Lightning builds the
         # model in the context of its device.
-        values = torch.randn(parameter.shape, generator=_generator(seed, name), device="cpu", dtype=torch.float32)
+        values = torch.randn(
+            parameter.shape, generator=_generator(seed, prefix + name), device="cpu", dtype=torch.float32
+        )
         parameter.copy_(values.mul_(std))
 
 

@@ -22,11 +22,13 @@ class Parallel(NamedTuple):
         kind: one of `STRATEGIES`
         bucket_view: under ddp, gradients are views of the buckets (gradient_as_bucket_view)
         keep_gathered: under fsdp, weights stay whole through the micro-batches of a step
+        replicas: under fsdp, copies of the model, each sharded over gpus / replicas
     """
 
     kind: str
     bucket_view: bool = False
     keep_gathered: bool = False
+    replicas: int = 1
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ def gpu_memory(
         gpus: number of GPUs
         accumulate: whether a step has several micro-batches, so that gradients are there when one begins
     """
+    gpus //= parallel.replicas
     if parallel.kind != "fsdp" or gpus == 1:
         weights, gradients, optimizer = step.parts()
         buckets = gradients if parallel.kind == "ddp" and not parallel.bucket_view else 0
@@ -132,7 +135,7 @@ def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
     """Read trainer.strategy, a name or a class with its arguments.
 
     Raises:
-        ConfigError: it is none of `STRATEGIES`
+        ConfigError: it is none of `STRATEGIES`, or its replicas do not divide the GPUs
     """
     given = trainer.get("strategy") or "auto"
     options: dict[str, Any] = {}
@@ -145,5 +148,10 @@ def find_strategy(trainer: dict[str, Any], gpus: int) -> Parallel:
     if "ddp" in name:
         return Parallel("single" if gpus == 1 else "ddp", bucket_view=bool(options.get("gradient_as_bucket_view")))
     if "fsdp" in name or "modelparallel" in name or "sharded" in name:
-        return Parallel("fsdp", keep_gathered=bool(options.get("keep_gathered")))
+        replicas = int(options.get("replicas") or 1)
+        if replicas < 1 or gpus % replicas:
+            raise ConfigError(
+                f"trainer.strategy.init_args.replicas is {replicas}; expected a divisor of {gpus}, the number of GPUs."
+            )
+        return Parallel("fsdp", keep_gathered=bool(options.get("keep_gathered")), replicas=replicas)
     raise ConfigError(f"trainer.strategy {given!r} is not planned for; give --strategy {' or '.join(STRATEGIES)}.")

@@ -13,6 +13,7 @@ from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
 from lightning_sv.runs.directory import LAST, read_config, read_summary, run_dir_of
+from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.scale.strategy import modules_named, own_tokens
 
@@ -26,24 +27,28 @@ _PREFIX = "backbone."
 FORMAT = 2
 
 
-def check_checkpoint(path: str, *, checksums: bool = True) -> dict[str, Any]:
+def check_checkpoint(path: str, *, checksums: bool = True, tensors: bool = False) -> dict[str, Any]:
     """Read a checkpoint on the CPU, without executing anything it names.
 
     Args:
-        path: the file
-        checksums: whether to compare all of it with the checksums it holds, seconds per gigabyte; torch does not
+        path: a file, or the folder of a sharded checkpoint
+        checksums: if True, compare a file with the checksums it holds, seconds per gigabyte; torch does not
+        tensors: if True, read the tensors of a folder; those of a file are mapped in any case
 
     Raises:
         ConfigError: the file is missing, damaged, of a later version, or was not written by `PretrainModule`
     """
-    if not regular(Path(path)).is_file():
+    if is_sharded(path):
+        checkpoint: Any = read_sharded(path, tensors=tensors)
+    elif not regular(Path(path)).is_file():
         raise ConfigError(f"no checkpoint at {path}; give the path of one, RUN/{LAST}.")
-    if checksums:
-        check_archive(path)
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:
-        raise ConfigError(f"{path} is not a readable checkpoint ({type(error).__name__}).") from error
+    else:
+        if checksums:
+            check_archive(path)
+        try:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except Exception as error:
+            raise ConfigError(f"{path} is not a readable checkpoint ({type(error).__name__}).") from error
     if not isinstance(checkpoint, dict) or CHECKPOINT_KEY not in checkpoint:
         raise ConfigError(f"{path} was not written by lightning_sv: it has no {CHECKPOINT_KEY!r} entry.")
     if not isinstance(checkpoint[CHECKPOINT_KEY], dict) or not isinstance(checkpoint.get("state_dict"), dict):
@@ -164,8 +169,8 @@ def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoin
         ConfigError: see `check_checkpoint`; the strategy names a module that is not allowed; or the weights are not
             those of the model that the checkpoint describes
     """
-    path = str(Path(path) / LAST if Path(path).is_dir() else path)
-    checkpoint = check_checkpoint(path)
+    path = str(Path(path) / LAST if Path(path).is_dir() and not is_sharded(path) else path)
+    checkpoint = check_checkpoint(path, tensors=True)
     made, weights = checkpoint[CHECKPOINT_KEY], _weights(checkpoint["state_dict"], path)
     foreign = sorted(modules_named(made.get("scale")) - set(allow))
     if foreign:
@@ -207,7 +212,8 @@ def _weights(state: dict[Any, Any], path: str) -> dict[str, Tensor]:
                 f"{path}: the weight {name!r} is no dense tensor of real numbers; use another checkpoint."
             )
     # Strides of 0 make any size out of one number.
-    if sum(value.numel() * value.element_size() for value in weights.values()) > Path(path).stat().st_size:
+    size = sum(value.numel() * value.element_size() for value in weights.values())
+    if Path(path).is_file() and size > Path(path).stat().st_size:
         raise ConfigError(f"{path}: its weights claim more bytes than the file has; use another checkpoint.")
     return weights
 

@@ -75,7 +75,7 @@ def run_of(checkpoint: Path) -> Path | None:
 
 def run_dir_of(path: Path) -> Path:
     """Return the run directory that is meant by itself, or by a checkpoint in it."""
-    return (run_of(path) if path.is_file() else None) or path
+    return run_of(path) or path
 
 
 def read_summary(run_dir: Path) -> dict[str, Any]:

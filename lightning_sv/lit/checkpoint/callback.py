@@ -18,11 +18,13 @@ from lightning_sv.atomic import atomic_path, partial_of, remove
 from lightning_sv.callbacks.run_state import tokens_seen, validates_now
 from lightning_sv.callbacks.step_trigger import StepTrigger
 from lightning_sv.errors import ConfigError
+from lightning_sv.lit.fsdp import FullyShardedStrategy
 from lightning_sv.lit.logger import RunLogger
 from lightning_sv.lit.signals import StopSignals
 from lightning_sv.runs.checkpoint import check_checkpoint
 from lightning_sv.runs.directory import CONFIG
 from lightning_sv.runs.job import program
+from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
 from lightning_sv.scale.strategy import modules_named
 
 log = logging.getLogger(__name__)
@@ -56,7 +58,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise
 
     def load_checkpoint(self, path: Any, *given: Any, **more: Any) -> dict[str, Any]:
-        """Read a checkpoint; several ranks map the file, so that a node holds it once in its memory."""
+        """Read a checkpoint; several ranks map a file, so that a node holds it once in its memory."""
+        if is_sharded(path):
+            return read_sharded(path, tensors=True)
         if not distributed.is_initialized():
             return super().load_checkpoint(path, *given, **more)
         loaded: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -64,12 +68,17 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def name_also(checkpoint: Path, name: Path) -> None:
-    """Give a checkpoint that is whole a second name, in one step: no bytes are written where the disk has hard links.
+    """Give a complete checkpoint a second name, in one step: a hard link of a file, a symbolic link to a folder.
 
     Raises:
-        OSError: it has none, and no room for a copy either; what `name` was before is untouched
+        OSError: the disk has no links, and no room for a copy either; what `name` was before is untouched
     """
     name.parent.mkdir(parents=True, exist_ok=True)
+    if checkpoint.is_dir():
+        partial_of(name).unlink(missing_ok=True)
+        partial_of(name).symlink_to(os.path.relpath(checkpoint.resolve(), name.parent.resolve()))
+        partial_of(name).replace(name)
+        return
     with atomic_path(name) as partial:
         try:
             os.link(checkpoint, partial)
@@ -164,7 +173,8 @@ class LastCheckpoint(Checkpoint):
         self._clock.start(trainer)
         self._started = True
         if self.path is not None and trainer.is_global_zero:
-            remove(partial_of(self.path))  # of a process that was killed while it wrote
+            for partial in self.path.parent.glob(partial_of(self.path.with_name("*.ckpt")).name):
+                remove(partial)  # of a process that was killed while it wrote
             if self._lowest_at == trainer.global_step and trainer.ckpt_path is not None:
                 name_also(Path(trainer.ckpt_path), self._best_path)  # or before it was named
         self._resumed = trainer.global_step
@@ -178,6 +188,8 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write when due, or when asked to stop; after a whole step only."""
+        if trainer.is_global_zero:
+            self._finish_write(trainer, wait=False)
         if not self._clock.ended(trainer):
             return
         if self._clock.is_last(self._clock.step):
@@ -201,28 +213,53 @@ class LastCheckpoint(Checkpoint):
             self._wait = False
             self._save(trainer)
 
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Wait for a checkpoint that is being written."""
+        self._finish_write(trainer)
+
     def _save(self, trainer: L.Trainer) -> None:
         assert self.path is not None, "the command line sets the path"
         for logger in trainer.loggers:
             if isinstance(logger, RunLogger):
                 logger.mark_checkpoint(tokens_seen(trainer))
             logger.save()  # a resumed run does not write again what it logged up to here
-        if trainer.is_global_zero:
-            self._remove_abandoned()
-        trainer.save_checkpoint(self.path)
-        if trainer.is_global_zero:
-            self._name_also(trainer.global_step)
+        if self._is_sharded(trainer):
+            self._finish_write(trainer)
+            trainer.save_checkpoint(self.path.with_name(f"step-{trainer.global_step}.ckpt"))
+            if self._stop:
+                self._finish_write(trainer)
+        else:
+            if trainer.is_global_zero:
+                self._remove_abandoned()
+            trainer.save_checkpoint(self.path)
+            if trainer.is_global_zero:
+                self._name_also(trainer.global_step)
         if self._stop and self._clock.step < trainer.max_steps:
             self.signals.stop(trainer)
 
-    def _remove_abandoned(self) -> None:
+    @staticmethod
+    def _is_sharded(trainer: L.Trainer) -> bool:
+        return isinstance(trainer.strategy, FullyShardedStrategy) and trainer.strategy.sharded_checkpoints
+
+    def _finish_write(self, trainer: L.Trainer, *, wait: bool = True) -> None:
+        """Name a sharded checkpoint that all ranks have written as the last one, and remove those that it replaces."""
+        if not self._is_sharded(trainer):
+            return
+        written = trainer.strategy.finish_write(wait=wait)  # type: ignore[attr-defined]
+        if written is not None and trainer.is_global_zero:
+            assert self.path is not None
+            name_also(written, self.path)  # before the one that it was is removed
+            self._remove_abandoned(but=int(written.stem[5:]))
+            self._name_also(int(written.stem[5:]))
+
+    def _remove_abandoned(self, but: int | None = None) -> None:
         """Remove kept checkpoints of the branch that ends here: those beyond the step that this run resumed from."""
         assert self.path is not None
         if self._resumed is not None:
             for number, file in self._numbered().items():
-                if number > self._resumed:
-                    file.unlink()
-            if self._best_path.is_file() and _step_of(self._best_path) > self._resumed:
+                if number > self._resumed and number != but:
+                    remove(file)
+            if self._best_path.exists() and _step_of(self._best_path) > self._resumed:
                 self._best_path.unlink()
             self._resumed = None
 
@@ -240,13 +277,16 @@ class LastCheckpoint(Checkpoint):
     def _name_also(self, step: int) -> None:
         """Keep last.ckpt under its step, and as the best one; remove those of steps that are beyond what is kept."""
         assert self.path is not None
-        if self.keep > 1:
-            name_also(self.path, self.path.with_name(f"step-{step}.ckpt"))
-            kept = self._numbered()
-            for number in sorted(kept)[: -self.keep]:
-                kept[number].unlink(missing_ok=True)
         if self._lowest_at == step:
             name_also(self.path, self._best_path)
+        numbered = self.path.with_name(f"step-{step}.ckpt")
+        if self.keep > 1 and not numbered.is_dir():
+            name_also(self.path, numbered)
+        if self.keep > 1 or numbered.is_dir():
+            kept, best = self._numbered(), self._best_path.resolve()  # which is a link to a folder
+            for number in sorted(kept)[: -self.keep]:
+                if kept[number].resolve() != best:
+                    remove(kept[number])
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         """Say how to go on after a signal or a failure; nothing where the run was refused before its first step."""

@@ -15,6 +15,7 @@ from lightning_sv.nn import BackboneConfig
 from lightning_sv.nn.config import RouterConfig
 from lightning_sv.runs.checkpoint import CHECKPOINT_KEY, read_model
 from lightning_sv.runs.directory import LAST
+from lightning_sv.runs.sharded_checkpoint import is_sharded
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.scale.strategy import modules_named
 from lightning_sv.settings.data import DataConfig
@@ -57,7 +58,7 @@ def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Star
         ConfigError: there is no such checkpoint, it is damaged, or its model or tokenizer is another: names the first
             key that differs, and both values
     """
-    path = str(Path(init_from) / LAST) if Path(init_from).is_dir() else init_from
+    path = str(Path(init_from) / LAST) if Path(init_from).is_dir() and not is_sharded(init_from) else init_from
     try:
         model = read_model(path, allow=modules_named(str(module.strategy)))
     except ConfigError as error:
