@@ -33,7 +33,7 @@ from lightning_sv.nn import meta_backbone, next_token_loss
 from lightning_sv.nn.cross_entropy import CHUNK
 from lightning_sv.scale import ScaleOptions, ScaleVector
 from lightning_sv.scale.row_chunks import CHUNK_ELEMENTS, unchunked
-from tests.conftest import GEMMA, MOE, perturbed
+from tests.conftest import GEMMA, MOE, perturbed, thinned
 from tests.launch import launch
 from tests.plan.test_memory import allocated
 
@@ -200,7 +200,7 @@ def test_differences_agree_with_exact_products(text: str, config: BackboneConfig
     assert ("sharpness/scale_output/trace" in figures[0]) == (text == "unified")
 
 
-@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("exact", thinned([True, False], [False]))
 def test_the_memory_of_a_probe_is_counted(exact: bool) -> None:
     """Against what the CPU's allocator gives out, with everything cut as on a GPU."""
     sizes = BackboneConfig(d_model=192, n_layer=3, n_head=3, vocab_size=1024)
@@ -222,6 +222,7 @@ def test_the_memory_of_a_probe_is_counted(exact: bool) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_probe_takes_the_products_that_fit(
     config: BackboneConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

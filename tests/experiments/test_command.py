@@ -114,7 +114,7 @@ def is_unified(run: Path) -> bool:
     return "hg+dnp+or+iwd" in run.name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_arms_of_other_parameters_and_batches_meet(
     run_args: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

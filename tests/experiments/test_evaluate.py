@@ -267,6 +267,7 @@ def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> N
     assert other is not None and "init_std" not in other.details  # tuned under another schedule
 
 
+@pytest.mark.long
 def test_a_value_at_which_a_run_diverges_is_not_the_best(conf: Path, tmp_path: Path) -> None:
     """It is left out of its grid and not trained again; a figure of other kind says that a seed diverged."""
     (conf / "paper/mine.yaml").write_text(GRID)
@@ -415,6 +416,7 @@ def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path
         judged(figure, runs)
 
 
+@pytest.mark.long
 def test_sizes_of_a_law_share_the_corpus_and_say_where_validation_differs(tmp_path: Path) -> None:
     figure = plan_figure(load_figure("dense-scaling"), RunResolver(replace(cpu(), seeds=2), {}))
     runs = RunStore(tmp_path, launcher=FAKE)

@@ -35,7 +35,7 @@ def train(ns_dtype: str, **sizes: int) -> None:
     module._trainer = SimpleNamespace(world_size=2)  # all that a step asks it
     module._monitored = True  # and nothing to log to
     module.configure_model()
-    shard(module.net, init_device_mesh("cpu", (2,)))
+    shard(module.net, init_device_mesh("cpu", (2,)), torch.device("cpu"), seed=0)
     optimizer = build_optimizer(module.settings.parameter_groups(module.net), module.settings.optim, module.settings.lr)
     draw = torch.Generator().manual_seed(distributed.get_rank())
     for _ in range(STEPS):

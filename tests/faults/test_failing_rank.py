@@ -29,7 +29,8 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.parametrize("fails", ["0", *(pytest.param(x, marks=pytest.mark.long) for x in ("1", "killed"))])
+@pytest.mark.long
+@pytest.mark.parametrize("fails", ["0", "1", "killed"])
 def test_a_rank_that_fails_ends_the_job(fails: str, short_args: list[str], tmp_path: Path) -> None:
     """By Lightning's own launcher; also when rank 0 is killed."""
     args = ["--config", str(STRATEGIES["ddp"]), *CPU, *short_args, "--trainer.devices", "2", "--trainer.max_steps", "4"]

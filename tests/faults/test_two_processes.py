@@ -9,7 +9,7 @@ from tests.faults.conftest import Tally
 from tests.launch import launch
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_fault_on_one_device(short_args: list[str], tmp_path: Path, tally: Tally) -> None:
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path / "asked"}\n')

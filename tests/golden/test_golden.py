@@ -28,7 +28,7 @@ def differing(key: str, found: dict[str, list[float]]) -> list[str]:
     return [case for case, values in found.items() if distance(values, record[case]) > 20 * rounding[case]]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_losses_are_golden() -> None:
     """In a process of its own, which runs on the plainest kernels."""
     same = all(set(cases) == set(CASES) for cases in GOLDEN.values())

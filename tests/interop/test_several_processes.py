@@ -10,7 +10,7 @@ from tests.interop.test_apply import ROUNDING, named
 from tests.launch import launch
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ddp_and_fsdp_train_as_one_process_does_and_keep_the_digits_of_scale_vectors(tmp_path: Path) -> None:
     ended = launch("tests.interop.several_processes", logs=tmp_path, seconds=300)
     assert ended.fine, ended

@@ -96,7 +96,7 @@ def test_every_family_resumes_bit_for_bit(
         assert b.curve(tag).values.tolist() == a.curve(tag).values.tolist(), tag
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_ends_the_run_after_the_step_with_a_checkpoint(long_args: list[str], tmp_path: Path) -> None:
     """As a terminal sends it, to the loader's worker as well; each start is a leg of the summary."""
     run = tmp_path / "run"

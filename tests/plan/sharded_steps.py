@@ -41,7 +41,7 @@ def measure(
     """Bytes planned and bytes measured, on the first rank; the others only take part in its steps."""
     module = make(d_model, n_layer, vocab_size)
     module.configure_model()
-    shard(module.net, init_device_mesh("cpu", (2,)), keep_gathered=keep)
+    shard(module.net, init_device_mesh("cpu", (2,)), torch.device("cpu"), seed=0, keep_gathered=keep)
     optimizer = build_optimizer(module.settings.parameter_groups(module.net), module.settings.optim, module.settings.lr)
 
     def step() -> PretrainModule:

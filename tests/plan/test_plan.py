@@ -17,9 +17,10 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lightning_sv.__main__ import main
 from lightning_sv.corpus.manifest import Manifest
+from lightning_sv.errors import ConfigError
 from lightning_sv.nn import BackboneConfig, activated_parameters, meta_backbone
 from lightning_sv.nn.gpus import find_gpu
-from lightning_sv.plan.device import Parallel, gpu_memory, largest_micro_batch
+from lightning_sv.plan.device import Parallel, find_strategy, gpu_memory, largest_micro_batch
 from lightning_sv.plan.memory import Held, StepMemory
 from lightning_sv.plan.plan import train_hours
 from lightning_sv.settings.parse import parse_run
@@ -94,6 +95,7 @@ def test_shards_are_rounded_up_and_buckets_are_a_copy_of_the_gradients(tmp_path:
     assert (fsdp.weights, fsdp.optimizer) == (200, 320)
     # the middle of backward: the gradients of both blocks, two roots, four blocks, a block's activations
     assert (fsdp.gradients, fsdp.communication, fsdp.activations) == (185, 2 * 40 + 4 * 240, 500)
+    assert gpu_memory(step, blocks, Parallel("fsdp", replicas=3), 12) == fsdp
     assert gpu_memory(step, blocks, Parallel("ddp"), 4).communication == 520
     assert gpu_memory(step, blocks, Parallel("ddp", bucket_view=True), 4).communication == 0
     model = torch.nn.Linear(1000, 1000, bias=False)
@@ -127,6 +129,8 @@ def test_strategy_and_room_follow_the_config(capsys: pytest.CaptureFixture[str],
     assert kept["memory"]["communication"] > sharded["memory"]["communication"]
     with pytest.raises(ValueError, match="init_args.keep_gathered"):
         parse_run([*run_args, "--trainer.strategy", "fsdp", "--trainer.strategy.init_args.keep_gathered=true"])
+    with pytest.raises(ConfigError, match="replicas"):
+        find_strategy({"strategy": json.loads(given) | {"init_args": {"replicas": 3}}}, 4)
     small = plan(capsys, *four, "--gpu_memory", "0.0001")
     assert not small["fits"] and small["largest_micro_batch"] is None
     view = '{"class_path": "lightning.pytorch.strategies.DDPStrategy", "init_args": {"gradient_as_bucket_view": true}}'
