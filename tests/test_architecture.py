@@ -154,7 +154,8 @@ PAGES = [*sorted(ROOT.glob("[!.]*.md")), ROOT / "data/README.md", *sorted((ROOT 
 
 
 def page(name: str) -> str:
-    return (ROOT / f"docs/{name}.md").read_text()
+    path = ROOT / f"docs/{name}.md"
+    return (path if path.exists() else ROOT / f"results/{name}/README.md").read_text()
 
 
 def commands(text: str) -> list[str]:
@@ -223,7 +224,7 @@ def test_the_verdicts_of_the_page_are_those_of_the_report() -> None:
         first = next((line for line, row in its if row["primary"] == "True"), its[0][0])
         counts = [sum(row["verdict"] == word for _, row in its) for word in words]
         expected.append(f"{first} {' · '.join(map(str, counts))} |")
-    assert [line for line in page("results-3000").splitlines() if line.startswith("| ")][2:] == expected
+    assert [line for line in page("cpu").splitlines() if line.startswith("| ")][2:] == expected
     assert len(expected) > 15
 
 
@@ -237,9 +238,9 @@ def test_the_counts_of_the_page_are_those_of_the_verdicts() -> None:
     assert said and [int(number) for number in said.groups()] == expected
 
 
-@pytest.mark.parametrize(("name", "budget"), [("results-12000", "cpu-long"), ("results-45000", "cpu-100")])
-def test_the_verdicts_of_longer_runs_are_all_on_the_page(name: str, budget: str) -> None:
-    section = page(name).partition("\n## ")[0]
+@pytest.mark.parametrize("budget", ["cpu-long", "cpu-100"])
+def test_the_verdicts_of_longer_runs_are_all_on_the_page(budget: str) -> None:
+    section = page(budget).partition("\n## ")[0]
     ours = [row for row in section.partition("| figure |")[2].splitlines() if row.startswith("| ")]
     assert ours == _claims(f"results/{budget}/report.md")[1:] and len(ours) > 2
     assert f"{len({row['run'] for row in _rows(f'results/{budget}/results.csv')})} runs" in section
@@ -271,7 +272,7 @@ def _rows(path: str) -> list[dict[str, str]]:
 
 
 def test_the_runs_at_one_setting_of_the_page_are_those_of_the_report() -> None:
-    section = page("results-12000").partition("## At one setting for all arms\n")[2]
+    section = page("cpu-long").partition("## At one setting for all arms\n")[2]
     quoted = re.findall(r"^\| .* \| (−.*?) \((−.*?) to (.*?)\)", section.partition("\n#")[0], re.MULTILINE)
     with (ROOT / "results/cpu-long-one-setting/differences.csv").open(newline="") as file:
         ours = [[f"{float(row[key]):+.3f}" for key in ("estimate", "low", "high")] for row in csv.DictReader(file)]
@@ -331,7 +332,7 @@ def test_what_another_rate_of_llama_changes_is_what_its_runs_say() -> None:
 
     arms = {"llama": 0.0013, "unified": 0.0014, "hg+dp+or": 0.0016, "nop": 0.0025}
     off = [mean(arm, lr, 0.0036) for arm, lr in arms.items()]
-    own = " ".join(page("results-45000").split())
+    own = " ".join(page("cpu-100").split())
     _, above, below, level = (f"{abs(each):.3f}" for each in off)
     assert f"`unified` is {above} above" in own and f"`hg+dp+or` {below} below" in own and f"`nop` {level} above" in own
     assert f"with the second: {mean('hg+dp+or', 0.003, 0.0013):+.3f}".replace("-", "−") in own
@@ -344,7 +345,7 @@ def test_the_candidates_of_the_page_are_those_of_the_runs() -> None:
     for row in _rows("results/cpu-100/runs.csv"):
         if row["kind"] == "grid":
             losses.setdefault(row["arm"].replace(", other", ""), {})[row["seed"]] = float(row["val_loss"])
-    table = page("results-45000").partition("| arm | rate, std |")[2].partition("\n\n")[0].splitlines()[2:]
+    table = page("cpu-100").partition("| arm | rate, std |")[2].partition("\n\n")[0].splitlines()[2:]
     assert len(table) == 10
     for line in table:
         arm, setting, *cells = (cell.strip().replace("`", "") for cell in line.strip("|").split("|"))

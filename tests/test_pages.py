@@ -89,11 +89,11 @@ def test_runs_have_the_names_that_fit_gives_them(path: Path) -> None:
 
 def test_the_log_is_that_of_the_results() -> None:
     """By the page's own program; whoever ran `make paper` since has more verdicts, and none that became another."""
-    program = runpy.run_path(str(ROOT / "docs/log.py"))
-    text, made = (ROOT / "docs/log.md").read_text(), program["page"]()
+    program = runpy.run_path(str(ROOT / "results/log.py"))
+    text, made = (ROOT / "results/log.md").read_text(), program["page"]()
     said, _, arms = text.partition("## Arms")
     found, _, expected = made.partition("## Arms")
-    assert arms == expected, "results/ changed: python docs/log.py"
+    assert arms == expected, "results/ changed: python results/log.py"
     for line in said.splitlines():
         assert any(row.startswith(line.removesuffix(" |")) for row in found.splitlines()), line
     intervals = re.findall(r"\| [+-]\S+ \(([+-]\S+) to ([+-]\S+)\) to [^|]+, \d pairs \| \**([a-z ]+)\**", text)
@@ -111,7 +111,7 @@ def test_a_recording_of_the_log_has_one_text() -> None:
             "commit": commit, "corpus": corpus,
         }  # fmt: skip
 
-    text = runpy.run_path(str(ROOT / "docs/log.py"))["verdicts"]
+    text = runpy.run_path(str(ROOT / "results/log.py"))["verdicts"]
     log = [row(1, "x", "a", "one"), row(2, "x", "b", "two"), row(3, "y", "b", "three"), row(4, "y", "c", "three")]
     assert re.findall(r"^\| (2026\S+) \| cpu \| (\d) \|$", text(log), re.MULTILINE) == [
         ("2026-01-01", "2"), ("2026-01-03", "1"), ("2026-01-04", "1"),

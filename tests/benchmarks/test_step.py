@@ -92,8 +92,13 @@ def _said(row: dict[str, Any], digits: int) -> str:
 
 
 def test_the_page_says_what_was_recorded() -> None:
-    page = (ROOT / "docs/speed-tables.md").read_text()
+    page = (ROOT / "benchmarks/SPEED.md").read_text()
     steps, blocks = (json.loads((ROOT / f"benchmarks/results/{name}.json").read_text()) for name in ("step", "moe"))
+    short = (ROOT / "docs/speed.md").read_text()
+    for width, dtype, mode in ((256, "float32", "eager"), (256, "float32", "compiled"), (768, "bf16", "compiled")):
+        at = steps[f"d={width} {dtype.replace('float', 'fp')} {mode}, 1 thread"]["strategies"]
+        found = {row["name"]: f"{row['ratio']:.2f}" for row in at}
+        assert f"| width {width}, {dtype}, {mode} | {found['hg+dp+or']} | {found['unified']} |" in short
     for width in (256, 768):
         modes = [f"d={width} {dtype} {mode}, 1 thread" for dtype in ("fp32", "bf16") for mode in ("eager", "compiled")]
         columns = [{row["name"]: row for row in (*steps[at]["peers"], *steps[at]["strategies"])} for at in modes]

@@ -32,7 +32,7 @@ def made(name: str, strategy: str, std: float = 0.3) -> tuple[nn.Module, tuple[s
 
 
 def sharded(model: Any, vectors: tuple[str, ...], policy: MixedPrecisionPolicy = PLAIN) -> nn.Module:
-    """docs/hugging-face.md: scale vectors in a group of their own, which a policy in bf16 leaves alone."""
+    """docs/own-model.md: scale vectors in a group of their own, which a policy in bf16 leaves alone."""
     mesh = init_device_mesh("cpu", (2,))
     if vectors:
         fully_shard([model.get_submodule(vector) for vector in vectors], mesh=mesh, reshard_after_forward=False)

@@ -72,7 +72,7 @@ def state(model: nn.Module) -> dict[str, Tensor]:
 
 def test_the_three_uses_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs/own-model.md").read_text().partition("## Roles")[0]
+    page = (Path(__file__).parents[2] / "docs/own-model.md").read_text().partition("### FSDP2")[0]
     uses = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(uses) == 3 and all(len(use.split("\n\n")[-1].splitlines()) <= 3 for use in uses)
     model, ids = named("llama"), torch.arange(4, 20)[None]

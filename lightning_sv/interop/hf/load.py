@@ -130,7 +130,7 @@ def _config(folder: Path) -> tuple[str, Any]:
     if kind not in _FAMILIES:
         raise ConfigError(
             f"{folder} holds a model of type {kind!r}; those that can be imported: {' '.join(_FAMILIES)}. "
-            "apply_strategy puts a strategy on others as they are (docs/hugging-face.md)."
+            "apply_strategy puts a strategy on others as they are (docs/own-model.md)."
         )
     family = _FAMILIES[kind]
     config_of = getattr(transformers(), f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")

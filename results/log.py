@@ -1,4 +1,4 @@
-"""Writes docs/log.md, every verdict and every arm of results/, from the tables there: python docs/log.py."""
+"""Writes log.md, every verdict and every arm of results/, from the tables there: python results/log.py."""
 
 import csv
 import re
@@ -12,8 +12,8 @@ from lightning_sv.experiments.report.verdict_log import read_log
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = """# Log of results
 
-What was recorded for [results](../results), whatever came of it. `python docs/log.py` writes this page from the tables
-there, and a test compares them. What is to be said of it: [results](results.md).
+Every recording, whatever came of it. `python results/log.py` writes this page from the tables next to it, and a test
+compares them. Conclusions: [results](../docs/results.md).
 """
 ARMS = """## Arms
 
@@ -120,10 +120,10 @@ def page() -> str:
         runs, name = read(table), table.parent.name
         corpora = " ".join(sorted({f"`{run['corpus_hash'][:12]}`" for run in runs}))
         number = len({run["run"] for run in runs})
-        parts.append(f"### {name}\n\n[The report](../results/{name}/report.md): {number} runs on corpus {corpora}.\n")
+        parts.append(f"### {name}\n\n[The report]({name}/report.md): {number} runs on corpus {corpora}.\n")
         parts.append("\n".join([COLUMNS, RULE, *(row for _, row in sorted(rows(table.parent)))]) + "\n")
     return "\n".join(parts)
 
 
 if __name__ == "__main__":
-    (ROOT / "docs/log.md").write_text(page())
+    (ROOT / "results/log.md").write_text(page())
