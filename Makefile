@@ -42,6 +42,7 @@ reads-sweep := $(LAYERED) SCALE SEEDS LR STD
 reads-paper := BUDGET FIG ARGS
 $(foreach name,theory test test-all test-wheel test-faults test-torch211 test-hf4 test-machines bench bench-step bench-startup bench-bytes gpu_report \
 	tensorboard,$(eval reads-$(name) := ARGS))
+reads-test-pages := CHROMIUM
 $(foreach name,install install-hf install-text check docs doctor clean,$(eval reads-$(name) := ))
 ALWAYS := PYTHON TORCH VENV
 KNOWN := $(ALWAYS) $(sort $(foreach name,$(filter reads-%,$(.VARIABLES)),$($(name))))
@@ -115,7 +116,7 @@ OF_LR = $(if $(LR),--model.optim.lr "$$LR") $(if $(STD),--model.backbone.init_st
 .DEFAULT:
 	$(error there is no target $@; make help lists them)
 
-.PHONY: help install install-hf install-text data train resume generate report export plan params compare sweep paper theory gpu_report test test-all test-wheel test-faults test-torch211 test-hf4 test-machines check docs bench bench-bytes tensorboard doctor clean
+.PHONY: help install install-hf install-text data train resume generate report export plan params compare sweep paper theory gpu_report test test-all test-wheel test-faults test-torch211 test-hf4 test-machines test-pages check docs bench bench-bytes tensorboard doctor clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -268,6 +269,10 @@ docs:  ## the pages as a site in build/site, in .venv-docs; no network is needed
 	@$(MAKE) --no-print-directory VENV="$$VENV-docs" "$$VENV-docs/.docs"
 	@NO_MKDOCS_2_WARNING=1 "$$VENV-docs/bin/mkdocs" build --strict --quiet
 	@echo 'the site: build/site/index.html'
+
+test-pages: docs $(VENV)/.run  ## the site and a report in headless Chromium (CHROMIUM= its path); screenshots in build/screenshots
+	@$(SV) paper --budget cpu-100 --fig own-optimum --recorded results/cpu-100 --no_log --out build/report > build/report.log 2>&1
+	@"$$VENV-docs/bin/python" tests/pages_in_browser.py
 
 # The peers get an environment of their own, so that tests and runs never see them. ARGS goes to all: --rounds 10
 bench:  ## one training step of models and blocks against the peers', and Hessian-vector products, in .venv-bench

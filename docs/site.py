@@ -26,6 +26,8 @@ API = [
 ASSETS = ["site.css", "iframe-worker.js"]
 #: a table of more columns takes the room of the page's table of contents
 WIDE = 9
+#: what the search finds: pages to read, and not sources, reports and logs
+SEARCHED = ("README", "docs/", "data/", "api/", "CONTRIBUTING", "SECURITY")
 COPIED = {".png", ".svg", ".csv", ".ipynb"}
 LINK = re.compile(r"(?<=\]\()(?!https?:|#|mailto:)([^)\s#]+)")
 FENCE = re.compile(r"```.*?```", re.DOTALL)
@@ -53,9 +55,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Lead links to sources and folders to the pages that are made of them; make room for wide tables."""
+    """Lead links to sources and folders to the pages that are made of them; make room for wide tables; leave sources out of the search."""
     if any(line.startswith("|") and line.count("|") - 1 > WIDE for line in markdown.splitlines()):
         page.meta["hide"] = ["toc"]
+    if not page.file.src_uri.startswith(SEARCHED):
+        page.meta["search"] = {"exclude": True}
+    elif page.file.src_uri.startswith(("docs/quickstart", "docs/faq", "docs/commands")):
+        page.meta["search"] = {"boost": 4}
     folder = (ROOT / page.file.src_uri).parent
 
     def lead(match: re.Match[str]) -> str:
