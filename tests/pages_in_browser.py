@@ -1,7 +1,8 @@
 """The built site and a report in headless Chromium: `make test-pages`.
 
-Nothing scrolls sideways at 1,400 and 400 pixels, in light and in dark; no script reports an error and nothing is fetched from elsewhere;
-the search finds a how-to page first; the report's filter and sorting work. Screenshots are in build/screenshots.
+Nothing scrolls sideways at 1,400 and 400 pixels, in light and in dark. No script reports an error, and
+nothing is fetched from elsewhere. The search finds a how-to page first. The report's filter and sorting work. Screenshots are in
+build/screenshots.
 """
 
 import os
@@ -14,8 +15,10 @@ from playwright.sync_api import Page, sync_playwright
 SITE = Path("build/site").resolve()
 REPORT = Path("build/report/report.html").resolve()
 PICTURES = Path("build/screenshots")
-PAGES = ("index", "docs/quickstart", "docs/own-model", "docs/strategies", "docs/results", "docs/architecture", "docs/theory",
-         "docs/faq", "results/cpu-100/index", "api/scale")  # fmt: skip
+PAGES = (
+    "index", "docs/quickstart", "docs/own-model", "docs/strategies", "docs/results", "docs/architecture", "docs/theory",
+    "docs/faq", "results/cpu-100/index", "api/scale",
+)  # fmt: skip
 WIDTHS = (1400, 400)
 #: of the search for these words, the first page
 FOUND = {"learning rate": "docs/", "wandb": "docs/faq", "several gpus": "docs/distributed"}
