@@ -1,7 +1,7 @@
 """The built site and a report in headless Chromium: `make test-pages`.
 
-Nothing scrolls sideways at 1,400 and 400 pixels, in light and in dark. No script reports an error, and
-nothing is fetched from elsewhere. The search finds a how-to page first. The report's filter and sorting work. Screenshots are in
+Nothing scrolls sideways at 1,400 and 400 pixels, in light and in dark. No script reports an error, and nothing is
+loaded from elsewhere. The search finds a how-to page first. The report's filter and sorting work. Screenshots go to
 build/screenshots.
 """
 
