@@ -19,10 +19,7 @@ from rich.text import Text
 
 
 class MeanSpeed(ProgressColumn):
-    """Bytes per second since the phase began.
-
-    Rich's own column takes the last steps alone, and the fast ones of a phase are not its speed.
-    """
+    """Bytes per second since the phase began; Rich's own column uses only the last steps."""
 
     def render(self, task: Task) -> Text:
         """Return the rate as text, e.g. `1.2 MB/s`."""
