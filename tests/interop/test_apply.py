@@ -209,7 +209,7 @@ def test_dnp_normalizes_linear_layers_and_says_that_the_function_is_another(tmp_
     heads = heads * (heads.square().mean(-1, keepdim=True) + model.config.rms_norm_eps).rsqrt()
     assert (out - heads.flatten(-2)).norm() < ROUNDING * out.norm()
     assert layer.k_proj.output_norm.scale.vector.d == 8 and layer.v_proj.output_norm.scale.d == 16
-    with pytest.raises(ValueError, match="no weight can take that norm up"):
+    with pytest.raises(ValueError, match="dnp normalizes"):
         fold_applied(model)
     assert "output_norm" in " ".join(model.state_dict()) and torch.equal(logits(copy.deepcopy(model)), logits(model))
     qwen3 = named("qwen3")  # which normalizes q and k itself
@@ -242,8 +242,8 @@ def zero_beside_bias(model: nn.Module) -> nn.Module:
 REFUSED: dict[str, tuple[Any, str, dict[str, Any], str]] = {
     "no such site": (lambda: named("llama"), "hg", {"placement_at": {"qproj": "dp"}}, "names 'qproj'"),
     "another axis": (lambda: named("llama"), "bp", {"placement_at": {"q_proj": "nop"}}, "add 'hg'"),
-    "left by folding": (lambda: named("llama"), "hg", {"placement_at": {"q_proj": "np"}}, "which folding leaves"),
-    "of built models": (lambda: named("llama"), "hg", {"share_scale_out": True}, "built with a strategy"),
+    "left by folding": (lambda: named("llama"), "hg", {"placement_at": {"q_proj": "np"}}, "placement_at"),
+    "of built models": (lambda: named("llama"), "hg", {"share_scale_out": True}, "not supported by apply_strategy"),
     "sign": (lambda: named("gemma2"), "er", {}, "positive"),
     "zero": (lambda: zero_beside_bias(named("gpt2")), "hg", {}, "has an entry 0"),
     "dnp, fused": (lambda: named("phi3"), "dnp", {}, "holds several matrices"),
@@ -251,7 +251,7 @@ REFUSED: dict[str, tuple[Any, str, dict[str, Any], str]] = {
     "dnp, Conv1D": (lambda: named("gpt2"), "hg+dnp", {}, "dnp normalizes outputs of plain"),
     "dnp, experts": (lambda: named("qwen3_moe"), "unified", {}, "dnp normalizes outputs of plain"),
     "not tied": (lambda: named("llama"), "hg", {"untie_head": True}, "untie_head"),
-    "no example": (Mixer, "hg", {}, "does not say what it reads"),
+    "no example": (Mixer, "hg", {}, "example="),
     "Backbone": (lambda: Backbone(BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=48)), "hg", {}, "built"),
 }
 
@@ -284,10 +284,10 @@ def test_a_failed_check_takes_everything_back(monkeypatch: pytest.MonkeyPatch) -
 def test_quantized_applied_and_wrapped_models_are_refused() -> None:
     model = named("llama")
     apply_strategy(model, "hg")
-    with pytest.raises(ValueError, match="has a strategy already"):
+    with pytest.raises(ValueError, match="already has a strategy"):
         apply_strategy(model, "hg")
     fold_applied(model)
-    with pytest.raises(ValueError, match="no strategy was applied"):
+    with pytest.raises(ValueError, match="has no strategy"):
         fold_applied(model)
     model.model.layers[0].mlp.up_proj.weight = nn.Parameter(torch.ones(48, 32, dtype=torch.int8), requires_grad=False)
     with pytest.raises(ValueError, match="not quantized"):
@@ -309,7 +309,7 @@ def test_what_is_put_into_a_computed_weight_is_refused_and_not_lost() -> None:
     before, layer = state(model), model.model.layers[0].self_attn.v_proj
     with pytest.raises(RuntimeError, match="fold_applied"):
         layer.weight.data += 1.0
-    with pytest.raises(RuntimeError, match="would be lost"):
+    with pytest.raises(RuntimeError, match="cannot assign"):
         model.model.norm.weight.data = torch.zeros(32)
     assert all(torch.equal(value, before[name]) for name, value in state(model).items())
     fold_applied(model)
@@ -327,7 +327,7 @@ def test_a_merge_of_lora_is_refused_and_right_after_folding() -> None:
     wrapped = peft.get_peft_model(model, lora).eval()
     before = logits(wrapped)
     for merge in (wrapped.merge_and_unload, lambda: wrapped.merge_and_unload(safe_merge=True), wrapped.merge_adapter):
-        with pytest.raises(RuntimeError, match="would be lost"):
+        with pytest.raises(RuntimeError, match="cannot assign"):
             merge()
         assert torch.equal(logits(wrapped), before)
     merged = fold_applied(wrapped).merge_and_unload()

@@ -97,7 +97,7 @@ def test_what_was_exported_comes_back(config: BackboneConfig, tmp_path: Path) ->
 
 
 def test_dnp_is_another_function(folders: dict[str, Path]) -> None:
-    with pytest.raises(ValueError, match="is another function than the imported one; use one without dnp"):
+    with pytest.raises(ValueError, match="expected one without dnp"):
         from_hugging_face(folders["llama"], "unified")
 
 
@@ -155,14 +155,14 @@ def test_weights_that_a_wrapped_model_saved_are_those_of_the_model(folders: dict
 
 
 def test_what_is_no_checkpoint_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="config.json is no readable config"):
+    with pytest.raises(ValueError, match="config.json cannot be read"):
         from_hugging_face(tmp_path)
     folder = rewritten(folders["llama"], tmp_path / "pickled")
     weights = folder / "model.safetensors"
     torch.save(load_file(weights), folder / "pytorch_model.bin")
     whole = weights.read_bytes()
     weights.unlink()
-    with pytest.raises(ValueError, match=r"no \*.safetensors; pickled weights could run code"):
+    with pytest.raises(ValueError, match=r"no \*.safetensors"):
         from_hugging_face(folder)
     weights.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="cannot be read"):

@@ -248,7 +248,7 @@ def test_what_cannot_be_inspected_is_said(tmp_path: Path, capsys: pytest.Capture
     assert "one has no config.json" in refused(one)
     model.config.hidden_size, model.config.head_dim = 16, 4
     model.config.save_pretrained(one)
-    assert "they are not of one model" in refused(one)
+    assert "different models" in refused(one)
     wider = named("llama")
     wider.config.num_hidden_layers = 3
     wider.config.save_pretrained(one)
@@ -262,4 +262,4 @@ def test_what_cannot_be_inspected_is_said(tmp_path: Path, capsys: pytest.Capture
     written |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}
     (foreign / "config.json").write_text(json.dumps(written))
     (foreign / "own.py").write_text("raise SystemExit('run')")
-    assert "needs the code beside it, which is not run" in refused(foreign)
+    assert "trust_remote_code" in refused(foreign)
