@@ -244,7 +244,7 @@ REFUSED: dict[str, tuple[Any, str, dict[str, Any], str]] = {
     "another axis": (lambda: named("llama"), "bp", {"placement_at": {"q_proj": "nop"}}, "add 'hg'"),
     "left by folding": (lambda: named("llama"), "hg", {"placement_at": {"q_proj": "np"}}, "placement_at"),
     "of built models": (lambda: named("llama"), "hg", {"share_scale_out": True}, "not supported by apply_strategy"),
-    "sign": (lambda: named("gemma2"), "er", {}, "positive"),
+    "sign": (lambda: named("gemma2"), "er", {}, "'er' cannot represent"),
     "zero": (lambda: zero_beside_bias(named("gpt2")), "hg", {}, "has an entry 0"),
     "dnp, fused": (lambda: named("phi3"), "dnp", {}, "holds several matrices"),
     "dnp, interleaved": (lambda: named("gpt_neox"), "dnp", {}, "holds several matrices"),
@@ -252,7 +252,12 @@ REFUSED: dict[str, tuple[Any, str, dict[str, Any], str]] = {
     "dnp, experts": (lambda: named("qwen3_moe"), "unified", {}, "dnp normalizes outputs of plain"),
     "not tied": (lambda: named("llama"), "hg", {"untie_head": True}, "untie_head"),
     "no example": (Mixer, "hg", {}, "example="),
-    "Backbone": (lambda: Backbone(BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=48)), "hg", {}, "built"),
+    "Backbone": (
+        lambda: Backbone(BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=48)),
+        "hg",
+        {},
+        "model is a Backbone",
+    ),
 }
 
 
@@ -275,7 +280,7 @@ def test_a_failed_check_takes_everything_back(monkeypatch: pytest.MonkeyPatch) -
     head = model.lm_head.weight
     monkeypatch.setattr("lightning_sv.interop.apply.apply._difference", lambda before, after: float("nan"))
     for strategy in ("hg+dp+or+iwd", "ap", "hg+er"):
-        with pytest.raises(ValueError, match="would change what Qwen2ForCausalLM computes"):
+        with pytest.raises(ValueError, match="would change the outputs of Qwen2ForCausalLM"):
             apply_strategy(model, strategy, untie_head=True)
         assert_untouched(model, before, kinds, trains)
         assert model.lm_head.weight is head is model.model.embed_tokens.weight and model.config.tie_word_embeddings
