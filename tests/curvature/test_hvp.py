@@ -156,7 +156,7 @@ def test_what_cannot_be_asked() -> None:
     frozen = nn.Parameter(torch.ones(3), requires_grad=False)
     for make, message in (
         (lambda: HessianProduct(lambda: p.sum(), []), "empty"),
-        (lambda: HessianProduct(lambda: p.sum(), [p, p]), "twice"),
+        (lambda: HessianProduct(lambda: p.sum(), [p, p]), "duplicate"),
         (lambda: HessianProduct(lambda: p.sum(), [p, frozen]), r"parameters \[1\]"),
         (lambda: HessianProduct(lambda: p * p, [p]), r"shape \(3,\)"),
         (lambda: HessianProduct(lambda: p.detach().sum(), [p]), "no gradient"),
@@ -194,7 +194,7 @@ def test_differences_of_a_loss_that_draws_are_those_of_one_draw() -> None:
 def test_a_vector_of_other_shapes_is_refused(kind: type[HessianProduct] | type[DifferenceProduct]) -> None:
     weight, bias = torch.ones(3, 2, requires_grad=True), torch.ones(3, requires_grad=True)
     product = kind(lambda: (weight.square().sum(1) * bias).sum(), [weight, bias])
-    with pytest.raises(ValueError, match="the vector has 1 tensors and there are 2 parameters"):
+    with pytest.raises(ValueError, match="the vector has 1 tensors; expected 2"):
         product([torch.ones(3, 2)])
-    with pytest.raises(ValueError, match=r"tensor 1 of the vector has shape \(1,\); its parameter has \(3,\)"):
+    with pytest.raises(ValueError, match=r"tensor 1 of the vector has shape \(1,\); expected \(3,\)"):
         product([torch.ones(3, 2), torch.ones(1)])
