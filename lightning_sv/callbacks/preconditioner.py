@@ -64,7 +64,6 @@ def beta_gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _scaled(model: nn.Module) -> list[ScaledBranch]:
-    """Return the branches, and norms without branches, that have scale vectors."""
     return [branch for branch in scaled_branches(model) if branch.vectors]
 
 

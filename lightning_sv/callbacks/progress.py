@@ -125,7 +125,6 @@ class RunProgress(ProgressBar):
 
 
 def _text(trainer: L.Trainer) -> str:
-    """Return the metrics known so far."""
     scalars = next((c for c in trainer.callbacks if isinstance(c, TrainingMonitor)), None)  # type: ignore[attr-defined]
     loss, speed = (None, None) if scalars is None else (scalars.last_loss, scalars.tokens_per_s)
     val = None if scalars is None else scalars.val_loss

@@ -53,7 +53,6 @@ def _of_norms(model: nn.Module) -> Iterator[tuple[str, Tensor | None, dict[str, 
 
 
 def _of_applied(model: nn.Module) -> Iterator[tuple[str, Tensor | None, dict[str, Any]]]:
-    """Yield the parametrized weights of a model after `apply_strategy`."""
     for path, module in model.named_modules():
         if not parametrize.is_parametrized(module, "weight"):
             continue

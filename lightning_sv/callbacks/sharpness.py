@@ -36,8 +36,6 @@ FIGURES = ("lambda_max", "trace", "fro2")
 
 @dataclass
 class _ProbeState:
-    """State saved in checkpoints: batch size, number of probes, seconds of probes and run."""
-
     sequences: int = 0
     done: int = 0
     skipped: int = 0
@@ -240,7 +238,6 @@ class Sharpness(L.Callback):
         return self._state.run + (0.0 if self._began is None else self.clock() - self._began)
 
     def _affordable(self, step: int, total: int) -> bool:
-        """Return True if the time budget allows this probe and the last one."""
         if step in (0, total) or not self._state.done:
             return True
         run = (self._elapsed() - self._state.spent) * total / step

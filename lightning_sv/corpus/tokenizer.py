@@ -314,7 +314,6 @@ def check_end(tokenizer: Tokenizer, eot: str | None) -> None:
 
 
 def _named_end(folder: Path) -> str | None:
-    """Return the end token named in the files next to a tokenizer.json."""
     for name in _NAMES_END:
         token = _settings(folder / name).get("eos_token")
         token = token.get("content") if isinstance(token, dict) else token
@@ -324,13 +323,11 @@ def _named_end(folder: Path) -> str | None:
 
 
 def _end_ids(path: Path) -> list[int]:
-    """Return the end-of-text ids in a model's configuration."""
     ids = _settings(path).get("eos_token_id")
     return [i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int) and 0 <= i < 1 << 32]
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """Return a JSON object, empty if the file does not exist."""
     try:
         settings = json.loads(read_limited(path)) if path.is_file() else {}
     except (ValueError, RecursionError) as error:

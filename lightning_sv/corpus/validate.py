@@ -95,7 +95,6 @@ def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
 
 
 def _by_layer(root: Path) -> str:
-    """Return a hint at the corpus's own layer, if it has one."""
     layer = root / LAYER
     return f" (--config {layer} sets both)" if layer.is_file() else ""
 

@@ -19,8 +19,7 @@ class RunLogger(TensorBoardLogger):
     """
 
     opened = False
-    #: tokens per optimizer step; the command line sets it
-    tokens_per_step = 1
+    tokens_per_step = 1  # set by the command line
 
     @property
     def log_dir(self) -> str:

@@ -107,7 +107,6 @@ class PretrainModule(L.LightningModule):
         self.stop_asked = False
         #: (blocks, experts) tokens of each expert on all devices since the last step
         self._loads: Tensor | None = None
-        #: segments of the run so far
         self.segments = Segments()
         #: origin of the initial weights, see `checkpoint.start.Start`; None if initialized
         self.origin: dict[str, Any] | None = None

@@ -32,7 +32,6 @@ class NonFinite:
     def __init__(self, skip: bool):
         self.skip = skip
         self.skipped = 0
-        #: whether the current step is skipped
         self.skipped_now = False
         self._losses: list[Tensor] = []
 
@@ -87,7 +86,6 @@ class NonFinite:
 
 
 def _identity(trainer: Any) -> dict[str, Any]:
-    """Return the epoch and the sequence numbers of the current step."""
     loader = trainer.train_dataloader
     if not isinstance(loader, TokenLoader):
         return {"epoch": trainer.current_epoch}
@@ -96,5 +94,4 @@ def _identity(trainer: Any) -> dict[str, Any]:
 
 
 def _plain(value: float) -> float | str:
-    """Return a value that JSON can represent: a finite number, or its name."""
     return value if math.isfinite(value) else str(value)

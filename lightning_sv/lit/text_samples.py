@@ -63,5 +63,4 @@ class TextSamples(L.Callback):
 
 
 def _verbatim(text: str) -> str:
-    """Return Markdown that shows `text` verbatim."""
     return "".join(f"    {line}\n" for line in text.split("\n"))

@@ -67,18 +67,13 @@ class OptimConfig:
                 if not 0 <= value <= limit or (value == 0 and key != "weight_decay_by_role"):
                     raise ConfigError(f"model.optim.{key}.{role} is {value}; expected a positive number.")
         if "matrix" in self.lr_factor_by_role:
-            raise ConfigError(
-                "model.optim.lr_factor_by_role has matrix; set model.optim.lr, the learning rate of matrices, instead."
-            )
+            raise ConfigError("model.optim.lr_factor_by_role has matrix; set model.optim.lr instead.")
         if conflicts := set(self.undecayed) & set(self.weight_decay_by_role):
             raise ConfigError(
-                f"model.optim.weight_decay_by_role has {min(conflicts)}, but model.optim.undecayed disables its decay; "
-                "remove one of them."
+                f"model.optim.weight_decay_by_role has {min(conflicts)}, but model.optim.undecayed disables its decay."
             )
         if not self.muon_roles:
-            raise ConfigError(
-                "model.optim.muon_roles is []; expected at least one role. Without Muon, use model.optim.name adamw."
-            )
+            raise ConfigError("model.optim.muon_roles is []; expected a role, or model.optim.name adamw.")
         if self.lr is not None and self.lr <= 0:
             raise ConfigError(f"model.optim.lr is {self.lr}; expected a number above 0.")
         for key in ("beta1", "beta2", "muon_momentum"):

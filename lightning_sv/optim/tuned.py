@@ -70,10 +70,9 @@ def tuned_lr(model: str, optimizer: str, schedule: str, strategy: ScaleStrategy)
             return lr
     known = [key for key in TUNED_LR if key[3] == "*"]
     rows = ", ".join(" ".join(key[:3]) for key in [key for key in known if key[0] == model] or known)
-    combination = f"model {model!r} with optimizer {optimizer!r} and schedule {schedule!r}"
+    case = f"model {model!r} with optimizer {optimizer!r} and schedule {schedule!r}"
     if (model, optimizer, schedule) in NOT_REPORTED:
-        combination += f" ({NOT_REPORTED[model, optimizer, schedule]})"
+        case += f" ({NOT_REPORTED[model, optimizer, schedule]})"
     raise ConfigError(
-        f"model.optim.lr is not set and no tuned value is known for {combination}; set model.optim.lr, or "
-        f"use one of: {rows}."
+        f"model.optim.lr is not set and no tuned value is known for {case}; set model.optim.lr, or use one of: {rows}."
     )

@@ -186,7 +186,6 @@ def fitting_micro_batch(
 def _memory(
     run: PretrainConfig, data: DataConfig, parallel: Parallel, precision: str, devices: int
 ) -> tuple[Callable[[int], StepMemory], Callable[[int], GpuMemory]]:
-    """Return memory as functions of the micro-batch: of the full model's step, and of one device."""
     share, blocks = data.global_batch // devices, run.meta().layers
 
     @cache
@@ -204,7 +203,6 @@ def _memory(
 def _largest(
     memory: Callable[[int], GpuMemory], run: PretrainConfig, data: DataConfig, share: int, total: int
 ) -> int | None:
-    """Return the largest micro-batch that fits, with a number of logits below 2^31."""
     most = max(1, MOST_LOGITS // (data.seq_len * run.config.vocab_size))
     return largest_micro_batch(lambda size: memory(size).peak, share, int(USABLE * total), most)
 
@@ -224,7 +222,6 @@ def plan_steps(run: PretrainConfig, data: DataConfig, trainer: dict[str, Any]) -
 
 
 def _given_strategy(strategy: str, trainer: dict[str, Any], gpus: int) -> Parallel:
-    """Return the requested strategy, with the trainer's options for it."""
     try:
         configured = find_strategy(trainer, gpus)
     except ConfigError:  # the trainer's strategy cannot be planned

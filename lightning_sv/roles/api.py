@@ -91,7 +91,6 @@ def _complete(found: dict[str, ModelParameter], named: Mapping[str, nn.Parameter
 
 
 def _twin(name: str, named: Mapping[str, nn.Parameter]) -> str | None:
-    """Return the name of another parameter with the same storage."""
     same = [key for key, other in named.items() if key != name and place(other) == place(named[name])]
     return same[-1] if same else None
 

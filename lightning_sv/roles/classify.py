@@ -178,7 +178,6 @@ class Classifier:
             self._note(use)
 
     def _note(self, use: Use) -> None:
-        """Record the role of the first rule for all parameters in a value."""
         names, factors = self.flow.sources[use.value], self.flow.factors.get(use.value, frozenset())
         rule = first_rule(use)
         if rule is None:

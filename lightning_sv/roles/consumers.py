@@ -104,7 +104,6 @@ def consumers(scaled: Iterable[tuple[Node, Node]], name: str, *, through_gates: 
 
 
 def _channels(start: Node, factor: Node) -> frozenset[int]:
-    """Return the axes of a scaled value along which its scale vector varies."""
     if start.op in NORMS and ("group" in start.op or "batch" in start.op):
         return frozenset({1})
     shift = len(start.shape) - len(factor.shape)

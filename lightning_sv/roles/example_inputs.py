@@ -108,7 +108,6 @@ def token_ids(vocabulary: int, inner: list[int] | None = None) -> Tensor:
 
 
 def _images(config: Any, accepted: set[str]) -> Iterator[dict[str, Any]]:
-    """Yield images in the layouts of known models."""
     if "pixel_values" not in accepted:
         return
     vision = getattr(config, "vision_config", config)
@@ -133,7 +132,6 @@ def _images(config: Any, accepted: set[str]) -> Iterator[dict[str, Any]]:
 
 
 def _sounds(config: Any, accepted: set[str]) -> Iterator[dict[str, Any]]:
-    """Yield sounds in the layouts of known models."""
     audio = getattr(config, "audio_config", config)
     if "input_features" in accepted:
         names = ("num_mel_bins", "input_feat_per_channel", "input_feat_size", "feature_projection_input_dim")
@@ -173,7 +171,6 @@ def _embeddings(model: nn.Module, embed: Callable[..., Any], candidate: dict[str
 
 
 def _first(config: Any, *names: str) -> int | None:
-    """Return the first of these settings that is a size, or a pair of equal sizes."""
     for name in names:
         value = getattr(config, name, None)
         if isinstance(value, (list, tuple)) and value:
@@ -184,7 +181,6 @@ def _first(config: Any, *names: str) -> int | None:
 
 
 def _as_model(model: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
-    """Move tensors to the model's device, and floats to its dtype."""
     parameter = next(model.parameters())
     return {
         name: value.to(device=parameter.device, dtype=parameter.dtype if value.is_floating_point() else None)

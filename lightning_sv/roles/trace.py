@@ -222,8 +222,6 @@ class Writes(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class _Operation:
-    """Properties of an operation according to its schema."""
-
     name: str
     arguments: tuple[str, ...]
     written: tuple[str, ...]

@@ -82,8 +82,6 @@ def _column(x: Any) -> Array:
 
 
 def _binary(ufunc: np.ufunc, tangent: Callable[..., Any]) -> Callable[[Any, Any], tuple[Array, Array]]:
-    """Return the rule of a binary function, from its tangent by both values, both tangents and the result."""
-
     def rule(x: Any, y: Any) -> tuple[Array, Array]:
         (a, da), (b, db) = ((z.value, z.tangent) if isinstance(z, Dual) else (np.asarray(z), 0) for z in (x, y))
         value = np.asarray(ufunc(a, b))

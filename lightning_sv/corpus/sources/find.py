@@ -86,7 +86,6 @@ def _walk(top: Path, skipped: Counter[str]) -> Iterator[Path]:
 
 
 def _kind(path: Path) -> str:
-    """Return the suffix of a file, including that of its compression."""
     suffixes = path.suffixes[-2:]
     if len(suffixes) == 2 and suffixes[1].lower() not in (".gz", ".zst", ".bz2", ".xz"):
         del suffixes[0]

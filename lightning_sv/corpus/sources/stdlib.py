@@ -109,7 +109,6 @@ def _examine(path: Path) -> tuple[bytes, int, bool]:
 
 
 def _python_files(names: Iterable[str]) -> tuple[list[Path], dict[str, str], dict[str, str]]:
-    """Return the .py files of the standard library and of `names`, with versions and licences."""
     root = Path(sysconfig.get_path("stdlib"))
     paths = [
         path

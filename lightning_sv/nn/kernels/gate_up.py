@@ -86,7 +86,6 @@ def _(grad: Tensor, gate: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _results(gate: Tensor) -> tuple[Tensor, Tensor]:
-    """Allocate the result, and 1/rms of both inputs, (2, N)."""
     return wide_empty(gate, *gate.shape), gate.new_empty(2, len(gate), dtype=_wide(gate))
 
 

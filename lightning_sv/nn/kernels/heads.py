@@ -108,7 +108,6 @@ def _grid_of(x: Tensor) -> tuple[int, int]:
 
 
 def _tables(cos: Tensor | None, sin: Tensor | None, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Return contiguous tables, or unused placeholders without a rotation."""
     return (other, other) if cos is None or sin is None else (cos.contiguous(), sin.contiguous())
 
 

@@ -95,7 +95,6 @@ def _bounded(size: Statistic, advance: Advance) -> Finding:
 
 
 def _equal(near: bool, covariance: Statistic, stated: Statistic, advance: Advance) -> Finding:
-    """Check that P equals the stated statistic for the model's covariance."""
     errors, negative = [], []
     for point, _ in _points(near):
         c, says = covariance(point), float(stated(point))

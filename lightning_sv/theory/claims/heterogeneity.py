@@ -89,7 +89,6 @@ def _grow_and_shrink(advance: Advance) -> Finding:
 
 
 def _ahead(advance: Advance) -> Finding:
-    """Limit: what Section 3.1 expects of HG, in the paper's own setting."""
     curves = [loss_ratio(_HG, _F, teacher.matrix) for teacher in TEACHERS]
     behind = sum(curve.peak[0] > 1 + EQUAL for curve in curves)
     least = min(float(curve.values.min()) for curve in curves)

@@ -27,7 +27,6 @@ SETTLED = 100
 
 @cache
 def _runs() -> "dict[tuple[str, float], ShortRun]":
-    """Train every arm at every std once, for all parts."""
     from lightning_sv.theory.toy_training import train
 
     return {(arm, std): train(arm, std, steps=STEPS, peak=PEAK, decay=DECAY) for arm in ARMS for std in STDS}
@@ -104,7 +103,6 @@ def _radius_in_training(advance: Advance) -> Finding:
 
 
 def _mean_steps(arm: str) -> Array:
-    """Return the mean relative step after the warm-up at each std."""
     return np.array([_runs()[arm, std].steps[STEPS // 10 :].mean() for std in STDS])
 
 

@@ -30,7 +30,6 @@ def words(matrix: Array) -> str:
 
 
 def _anywhere(name: str, symbol: str, shape: tuple[int, int], grid: Sequence[float], advance: Advance) -> Finding:
-    """Check (i) as printed, for any state: random states, and the smallest violation on a grid."""
     pairing = PAIRINGS[name]
     rng = np.random.default_rng(0)
     guard, ratio, violated = np.empty((3, RANDOM_STATES))
@@ -88,7 +87,6 @@ def whole_number_search(name: str, column: bool, largest: int, advance: Advance)
 
 
 def _any_teacher(name: str, symbol: str, column: bool, largest: int, also: Array, advance: Advance) -> Finding:
-    """Check (iii) without its condition on the teacher."""
     searched = whole_number_search(name, column, largest, advance)
     failing = [(teacher, curve) for teacher, curve in searched if curve.peak[0] > 1 + MARGIN]
     other = loss_ratio(STUDENTS[name], _F, also, np.linspace(0.01, 12, 600))
@@ -121,14 +119,12 @@ def _decay_panel(name: str, symbol: str, teacher: Array) -> Panel:
 
 
 def _course(curve: Curve) -> str:
-    """Describe when a ratio of losses exceeds 1, and its maximum."""
     ratio, at = curve.peak
     end = ", still rising where the losses meet rounding" if at == curve.times[-1] else ""
     return f"above 1 from t = {curve.first_above(1 + MARGIN):.2f}, {ratio:.2f} at t = {at:.2f}{end}"
 
 
 def _nonzero_start(advance: Advance) -> Finding:
-    """Check Theorem 1 for scalars with the same start W(0) ≠ 0."""
     steps = np.arange(1, 5) / 2
     targets = np.concatenate([steps, -steps])
     cases = sorted(((w, target) for w in steps for target in targets), key=lambda case: case[0] + abs(case[1]))

@@ -44,7 +44,6 @@ def _mirror(advance: Advance) -> Finding:
 
 
 def _ahead_for_any_teacher(advance: Advance) -> Finding:
-    """Limit: neither side is always better."""
     curves = [
         (teacher, loss_ratio(STUDENTS["ap"], STUDENTS["f"], teacher.matrix, TIMES[TIMES < 5]))
         for teacher in counted(TEACHERS, advance)

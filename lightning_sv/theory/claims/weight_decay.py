@@ -37,7 +37,6 @@ def slopes(times: Array, values: Array) -> Array:
 
 
 def _paths(advance: Advance) -> Paths:
-    """Simulate once for all parts."""
     if _SETTING not in _DONE:
         _DONE[_SETTING] = simulate(_SETTING, advance=advance)
     return _DONE[_SETTING]
@@ -114,7 +113,6 @@ def _decay_settles(advance: Advance) -> Finding:
 
 
 def _bounds(paths: Paths) -> tuple[Array, Array]:
-    """Return the proof's bounds on E‖γ‖² for the second μ, and on E‖w‖² for any."""
     d = len(_SETTING.target)
     return _SETTING.bound(_SETTING.mus[1], d, paths.times), _SETTING.bound(_SETTING.lam, 0.0, paths.times)
 
