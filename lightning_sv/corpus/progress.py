@@ -28,11 +28,11 @@ class MeanSpeed(ProgressColumn):
 
 @contextmanager
 def phase(name: str, total: int | None, unit: str = "bytes", *, shown: bool = True) -> Iterator[Callable[[int], None]]:
-    """Show a bar on standard error while the block runs; the block calls what it is given with each bit of progress.
+    """Show a progress bar on standard error during the block; yield the function that advances it.
 
     Args:
         name: phase of the preparation
-        total: its size, None if only the end will tell
+        total: its size, None if unknown
         unit: 'bytes' shows a rate; anything else shows a count
         shown: if False, show nothing
     """

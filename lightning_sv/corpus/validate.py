@@ -106,8 +106,8 @@ def _check_split(manifest: Manifest, root: Path, name: str) -> None:
         index = json.loads(index_path.read_text())
         config, chunks = index["config"], index["chunks"]
         listed = [(f"{name}/{c['filename']}", c["chunk_bytes"], c["chunk_size"], c["dim"]) for c in chunks]
-        expected = _PLAIN | {"data_format": _DATA_FORMATS[manifest.dtype]}
-        plain = all(config[key] == value for key, value in expected.items())
+        plain_config = _PLAIN | {"data_format": _DATA_FORMATS[manifest.dtype]}
+        plain = all(config[key] == value for key, value in plain_config.items())
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{index_path} is damaged ({error!r:.200}); {_again(root)}") from None
     if not plain:

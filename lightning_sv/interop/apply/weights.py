@@ -111,9 +111,9 @@ class OutputNorm(nn.Module):
     """gamma * Norm(y) of a linear layer's output y, head by head (`dnp`).
 
     Args:
-        scale: gives gamma, (d_out,)
-        width: what is normalized together
-        eps: of the norm
+        scale: source of gamma, (d_out,)
+        width: number of channels normalized together
+        eps: epsilon of the norm
 
     Attributes:
         site: path of the layer
