@@ -29,7 +29,7 @@ def orthogonalize(update: Tensor, dtype: torch.dtype) -> Tensor:
     """Return about U V^T of each matrix U S V^T in `update`.
 
     X <- a X + (b X X^T + c (X X^T)^2) X, five times, from X = update / ||update||_F. The singular values of the
-    result are 0.7 to 1.2, except those of singular values far below the largest.
+    result are 0.7 to 1.2, unless those of the input are far below the largest.
 
     Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024).
     Shapes: (..., m, n) -> the same; matrices along the leading axes are independent.
