@@ -39,8 +39,8 @@ class _ProbeState:
     sequences: int = 0
     done: int = 0
     skipped: int = 0
-    spent: float = 0.0
-    run: float = 0.0
+    spent: float = 0.0  # seconds of probes
+    run: float = 0.0  # seconds of the run
 
 
 class Sharpness(L.Callback):
