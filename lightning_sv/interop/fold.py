@@ -23,9 +23,9 @@ _READERS = {
     "shared_up_proj": "shared_down_proj",
     "expert_up_proj": "expert_down_proj",
 }
-_SCORES = "queries and keys are rotated and multiplied by each other after their norm, and no matrix follows"
-_RESIDUAL = "it is added to the residual stream after its norm, and no matrix follows"
-_SILU = "SiLU, which is not linear, follows its norm"
+_SCORES = "after their norm, queries and keys are rotated and multiplied with each other, not with a matrix"
+_RESIDUAL = "after its norm, it is added to the residual stream, without a matrix"
+_SILU = "its norm is followed by SiLU, which is not linear"
 #: reason why the vector after a norm cannot be folded, by the last part of the norm's path
 _STAYS = {
     "q_proj": _SCORES,
@@ -35,7 +35,7 @@ _STAYS = {
     "gate_proj": _SILU,
     "shared_gate_proj": _SILU,
     "expert_gate_proj": _SILU,
-    "lm_head": "its norm gives the logits, and no matrix follows",
+    "lm_head": "its norm returns the logits, without a further matrix",
     "attn_post_norm": _RESIDUAL,
     "ffn_post_norm": _RESIDUAL,
 }

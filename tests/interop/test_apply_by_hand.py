@@ -179,7 +179,7 @@ def test_what_no_matrix_can_take_up_is_said() -> None:
             del self.matrix
 
     report = apply_strategy(Convolved(), "hg+ap", IDS)
-    assert "stays one vector with its norm" in dict(report.notes)["norm.weight"]
+    assert "remains one vector of its norm" in dict(report.notes)["norm.weight"]
 
 
 def test_folding_gives_the_parameters_back_in_their_order() -> None:
@@ -243,4 +243,4 @@ def test_a_gamma_that_is_another_function_is_left_as_it_is(gamma: Callable[[Any]
 
     report = apply_strategy(Net(), "or", IDS)
     assert report.vectors == ()
-    assert dict(report.notes) == {"g": "left as it is: its norm multiplies by neither w nor 1 + w"}
+    assert dict(report.notes) == {"g": "unchanged, because its norm multiplies by neither w nor 1 + w"}

@@ -50,8 +50,8 @@ class Report:
     same_function: bool
 
     def __str__(self) -> str:
-        kept = "the function is kept" if self.same_function else "the function is another one"
-        head = f"{self.strategy}: {len(self.vectors)} scale vectors; {kept}, outputs differ by {self.difference:.1e}"
+        effect = "the function is preserved" if self.same_function else "the function changes"
+        head = f"{self.strategy}: {len(self.vectors)} scale vectors; {effect}, outputs differ by {self.difference:.1e}"
         return "\n".join([head, *(f"  {name}: {note}" for name, note in self.notes)])
 
 
@@ -141,12 +141,12 @@ def _rounding(trace: Classifier) -> float:
 
 def _unreached(trace: Classifier, roles: Roles, known: Mapping[str, ModelRole]) -> Iterator[tuple[str, str]]:
     """Yield notes on parameters that the forward pass did not reach."""
-    note = "left as it is, for the pass did not reach it"
+    note = "unchanged, because the forward pass did not reach it"
     for row in roles.parameters:
         if row.name in trace.uses or row.name in trace.scaled:
             continue
         if row.name in known and row.role in ("matrix", "router", "head"):
-            why = "it reads what its norm gives without the vectors that other matrices have taken over"
+            why = "it reads the output of its norm without the scale vectors that moved to other matrices"
             yield row.name, f"{note}: {why}"
         elif row.role == "other" and row.trained and row.name not in known:
             yield row.name, note

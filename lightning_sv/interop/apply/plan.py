@@ -90,9 +90,9 @@ class Planner:
         """Add vectors of ones to the matrices behind a norm without scale vector: one each, or one for all."""
         if self.strategy.placement_row.scale_in or self.strategy.placement_row.scale_out:
             for name in site.tied:
-                self._note(name, "no vector of its own: it is tied; untie_head=True gives a head its own")
+                self._note(name, "no own vector, because it is tied; untie_head=True unties a head")
             for name in site.unfit:
-                self._note(name, "no vector of its own: it reads more than this norm, or not as a matrix")
+                self._note(name, "no own vector, because it also reads other values, or is not a plain matrix")
         self._note_mixed(site)
         ones = {
             matrix: _wide(self.named[matrix.weight]).new_ones(self.named[matrix.weight].shape[matrix.in_axis])
@@ -110,7 +110,9 @@ class Planner:
     def _note_mixed(self, site: Site) -> None:
         for matrix in site.matrices:
             if matrix.mixed and self.strategy.per_branch:
-                self._note(matrix.weight, "several matrices are mixed in it, which share their vectors: hg is partial")
+                self._note(
+                    matrix.weight, "contains several interleaved matrices that share their vectors: hg is partial"
+                )
 
     def _site(self, site: Site) -> None:
         if not site.vector:
@@ -118,31 +120,31 @@ class Planner:
             return
         stored = self.named[site.vector]
         if site.origin not in (0.0, 1.0):
-            self._note(site.vector, "left as it is: its norm multiplies by neither w nor 1 + w")
+            self._note(site.vector, "unchanged, because its norm multiplies by neither w nor 1 + w")
             return
         for name in site.tied:
             if self.strategy.placement_row.scale_out:
-                self._note(name, "no vector behind it: it is tied; untie_head=True gives a head its own")
+                self._note(name, "no vector after it, because it is tied; untie_head=True unties a head")
         self._note_mixed(site)
         gamma = _wide(stored) + site.origin
         row = self.strategy.placement_row
         moves = self.strategy.per_branch or row.scale_out or not row.scale_in
         if site.role == "input" and moves and site.stays and not site.matrices and not site.tied:
-            self._note(site.vector, f"stays one vector with its norm: {site.stays}")
+            self._note(site.vector, f"remains one vector of its norm: {site.stays}")
         has_in = {matrix: self._placement(matrix).scale_in for matrix in site.matrices}
         branches = sum(len(matrix.parts) for matrix in site.matrices)
         if not site.matrices or (all(has_in.values()) and (branches == 1 or not self.strategy.per_branch)):
             self._keep(site, stored, gamma)
         elif not any(has_in.values()) and site.stays:
             self.plan.frozen.add(site.vector)
-            self._note(site.vector, f"constant, and not part of the matrices: {site.stays}")
+            self._note(site.vector, f"constant, and not folded into the matrices: {site.stays}")
         elif site.stays:
             if not all(has_in.values()):
                 raise ConfigError(
                     f"options.placement_at cannot move {site.vector} to only some of its matrices: {site.stays}."
                 )
             self._keep(site, stored, gamma)
-            self._note(site.vector, f"one for all its branches, without heterogeneity: {site.stays}")
+            self._note(site.vector, f"shared by all branches, without heterogeneity: {site.stays}")
         elif any(has_in.values()) and not self.strategy.per_branch:
             raise ConfigError(
                 f"options.placement_at gives only some branches of {site.vector} an input-side scale vector, but the "

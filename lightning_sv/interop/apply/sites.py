@@ -102,24 +102,24 @@ def find_sites(
         if row.role not in ("input", "output") or (row.name in known and row.name not in trace.scaled):
             continue
         matrices: list[SiteMatrix] = []
-        stays = "" if row.redundant else "matrices cannot take it up"
+        stays = "" if row.redundant else "matrices cannot absorb it"
         if row.role == "input":
             candidates = [
                 _matrix(name, trace, roles, normalized) for name in _names_read(trace.consumers_of(row.name), trace)
             ]
             matrices = [matrix for matrix in candidates if matrix is not None]
             if len(matrices) < len(candidates):
-                stays = "a convolution, a function of a matrix or another product than a matrix's reads it"
+                stays = "it is read by a convolution, a function of a matrix or another product"
             for matrix in matrices:
                 if matrix.weight in tied:
-                    stays = f"{matrix.word} is tied, and read elsewhere too"
+                    stays = f"{matrix.word} is tied and read elsewhere"
                 elif trace.named[matrix.weight].shape[matrix.in_axis] != row.shape[-1] or len(row.shape) != 1:
                     stays = f"{matrix.word} reads it with another width"
         if row.name in tied:
             stays = "it is tied to another parameter"
         biases = {_bias(node, row.shape, trace) for node, _ in trace.scaled.get(row.name, ())}
         if len(biases) > 1:
-            stays = "what is added behind it is not always the same"
+            stays = "different biases are added after it"
         bias = biases.pop() if len(biases) == 1 else None
         shared = tuple(sorted(matrix.weight for matrix in matrices if matrix.weight in tied))
         free = tuple(matrix for matrix in matrices if matrix.weight not in tied)

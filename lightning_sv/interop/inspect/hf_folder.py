@@ -60,7 +60,7 @@ def vectors_of_folder(folder: Path, *, trust_remote_code: bool = False) -> Found
                 if matrix.weight not in sums:
                     sums[matrix.weight] = _sums(matrix, shape, pieces, weights)
                 matrices |= sums[matrix.weight]
-        why = "" if row.redundant else site.stays or "what reads it is not matrices alone"
+        why = "" if row.redundant else site.stays or "not only matrices read it"
         vector = StoredVector(site.vector, row.role, stored, site.origin or 0.0, not why, why, matrices, shared=True)
         vectors.append(vector)
     return FoundVectors(type(model).__name__, vectors, [name for name, parts in sums.items() if not parts])
