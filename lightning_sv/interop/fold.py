@@ -177,7 +177,6 @@ def _groups(model: Backbone) -> dict[str, BranchGroup]:
 
 
 def _vector_prefixes(model: Backbone) -> tuple[str, ...]:
-    """Return the prefixes of scale vectors in the state dict."""
     return tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, ScaleVector))
 
 
@@ -188,7 +187,6 @@ def _set_gamma(vector: Any, gamma: Tensor | None) -> None:
 
 
 def _reader(path: str, name: str) -> str:
-    """Return the path of the matrix that reads branch `name` of the group at `path`."""
     return f"{path.rpartition('.')[0]}.{_READERS[name]}"
 
 
