@@ -47,7 +47,7 @@ def test_what_shares_a_model_among_processes_goes_around_it(wrap: Any) -> None:
 def test_a_table_that_a_function_ties_has_no_vectors() -> None:
     net = Net(lambda net, x: F.linear(x, net.emb.weight) * plain(net, x))
     report = apply_strategy(net, "hg+dp", IDS)
-    assert "no vector behind it" in dict(report.notes)["emb.weight"]
+    assert "no vector after it" in dict(report.notes)["emb.weight"]
     assert not any(path.startswith("emb") for path in report.vectors)
 
 
