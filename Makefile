@@ -26,7 +26,7 @@ FIG ?=
 LR ?=
 STD ?=
 
-# The variables that each target reads. Others are refused: they would be ignored without a word.
+# Variables read by each target. make would silently ignore others, so they are errors here.
 LAYERED := MODEL OPTIM SCHEDULE PROBES TRAINER DATA ARGS
 reads-help := MODEL SCALE OPTIM SCHEDULE PROBES TRAINER DATA A B BUDGET SEED SEEDS GPUS FIG
 reads-data := DATA ARGS
@@ -56,7 +56,7 @@ UNREAD := $(firstword $(filter-out $(READ) $(ALWAYS),$(filter $(KNOWN),$(GIVEN))
 $(if $(filter undefined,$(foreach goal,$(GOALS),$(origin reads-$(goal)))),,$(if $(UNREAD),$(error make $(GOALS) does not \
 	read $(UNREAD); it reads: $(or $(READ),no variable))))
 
-# Neither make nor a shell may evaluate a user's words, so recipes read them from the environment, as typed.
+# Recipes read user input from the environment, so that neither make nor a shell evaluates it.
 $(foreach name,$(KNOWN),$(eval $(if $(filter $(name),$(GIVEN)),override) $(name) := $$(value $(name))))
 export $(KNOWN)
 $(if $(filter-out 1,$(words $(VENV))),$(error VENV is '$(VENV)'; expected one path without spaces))
@@ -69,16 +69,16 @@ except ValueError as error:
     sys.exit(f"error: ARGS is {os.environ['ARGS']!r}; expected words as a shell takes them ({error}).")
 endef
 export SPLIT
-# Splits ARGS as a shell does, quotes and all, and evaluates nothing: "$$@" in the command that follows.
+# Splits ARGS like a shell, including quotes, without evaluating it; the following command uses "$$@".
 WORDS = set -f; $(if $(ARGS),words=$$($$PYTHON -c "$$SPLIT") || exit 2; eval "set -- $$words";)
 SV = $$BIN/lightning-sv
-# -qq: errors are shown, warnings of the machine's pip settings (a mirror's folder that is not there) are not
+# -qq hides warnings about the machine's pip settings, but not errors.
 PIP = "$$BIN/python" -m pip install -qq --disable-pip-version-check --no-compile
-# Once, on all cores: where bytecode is not kept (PYTHONDONTWRITEBYTECODE, as in many containers) every process compiled anew.
-# Not what hardly anything imports, a third of the bytes: the packages' own tests, and some hundred models.
+# Compile bytecode once: with PYTHONDONTWRITEBYTECODE, as in many containers, every process would compile again.
+# Skip rarely imported files, a third of the bytes: the packages' tests, and hundreds of models.
 COMPILE = "$$BIN/python" -m compileall -qq -j 0 -x '/(tests?|testing/_internal|transformers/models)/' "$$VENV/lib" || true
 
-# Names of files of conf/, so that they may stand in commands.
+# Names of files in conf/.
 names = $(sort $(basename $(notdir $(wildcard conf/$(1)/*.yaml))))
 known = $(foreach name,$(filter-out $(call names,$(2)),$($(1))),$(error there is no $(1) '$(name)'; known: $(call names,$(2))))
 one = $(if $(filter-out 1,$(words $($(1)))),$(error $(1) is '$($(1))'; expected one of: $(call names,$(2))))
@@ -86,8 +86,8 @@ lower = $(shell echo $(1) | tr A-Z a-z)
 $(foreach noun,MODEL OPTIM SCHEDULE TRAINER,$(call one,$(noun),$(call lower,$(noun))))
 $(foreach noun,MODEL OPTIM SCHEDULE TRAINER PROBES,$(call known,$(noun),$(call lower,$(noun))))
 
-# DATA is a file of conf/data; or one's own text, a file or folder, whose corpus is data/<its name>; or that name alone.
-# As one word: a space is ?, by which $(wildcard) finds it.
+# DATA is a file of conf/data; or your own text, a file or folder, prepared in data/<its name>; or that name.
+# As one word: spaces become ?, which $(wildcard) matches.
 comma := ,
 space := $(subst ,, )
 WORD := $(patsubst ./%,%,$(patsubst %/,%,$(subst $(space),?,$(DATA))))
@@ -104,8 +104,8 @@ OWN_LAYER = --config "$$OWN/corpus.yaml"
 CORPUS = $(if $(OWN),$(if $(MADE),$(OWN_LAYER)) $(if $(filter-out $(OWN),$(THERE)),--data.corpus.source "files:$$TEXT" \
 	--data.corpus.dir "$$OWN"),--config conf/data/$(DATA).yaml)
 
-# The model comes after these: it may set what depends on its size. Probes are measurements beside the training.
-# One's own text comes last: its vocabulary is the model's.
+# The model comes after these layers, because it sets values that depend on its size. Your own text comes last,
+# because it sets the model's vocabulary.
 LAYERS = base optim/$(OPTIM) schedule/$(SCHEDULE) trainer/$(TRAINER) $(if $(OWN),,data/$(DATA))
 CONFIG = $(foreach layer,$(LAYERS) model/$(1) $(PROBES:%=probes/%),--config conf/$(layer).yaml) $(if $(OWN),$(OWN_LAYER))
 
@@ -118,11 +118,11 @@ OF_LR = $(if $(LR),--model.optim.lr "$$LR") $(if $(STD),--model.backbone.init_st
 
 .PHONY: help install install-hf install-text data train resume generate report export plan params compare sweep paper theory gpu_report test test-all test-wheel test-faults test-torch211 test-hf4 test-machines test-pages check docs bench bench-bytes tensorboard doctor clean
 
-help:  ## this list
+help:  ## list the targets
 	@grep -hE '^[a-z0-9_-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 	@echo
 	@echo "  variables    MODEL=$(MODEL) of: $(call names,model)"
-	@echo "               SCALE=$(SCALE) a preset, llama or unified, or words of the axes, e.g. hg+dp+or:"
+	@echo "               SCALE=$(SCALE) a preset, llama or unified, or tokens of the axes, e.g. hg+dp+or:"
 	@echo "                 hg; nop bp ap dp dnp; direct offset or er; wd iwd owd nowd"
 	@echo "               OPTIM=$(OPTIM) of: $(call names,optim); SCHEDULE=$(SCHEDULE) of: $(call names,schedule)"
 	@echo "               TRAINER=$(TRAINER) of: $(call names,trainer); DATA=$(DATA) of: $(strip $(call names,data) $(filter-out $(call names,data),$(prepared))),"
@@ -132,10 +132,10 @@ help:  ## this list
 	@echo "               LR= STD= learning rate and initial std; of sweep several, e.g. LR='0.003 0.006 0.012'"
 	@echo "               BUDGET=$(SPEND) of: $(call names,paper/budgets)"
 	@echo "               FIG='$(FIG)' of: $(call names,paper)"
-	@echo "               PROBES=$(PROBES) measured beside the training: $(call names,probes)"
+	@echo "               PROBES=$(PROBES) measurements during training: $(call names,probes)"
 
-# torch first and alone: its build (CPU or CUDA) is the platform's choice. The rest without dependency
-# resolution, because litdata asks for torchvision, which it does not need and which breaks a CPU torch.
+# torch first, because its build (CPU or CUDA) depends on the platform. The rest without dependency
+# resolution, because litdata requires torchvision, which is not needed and breaks a CPU build of torch.
 $(VENV)/.run: requirements/lock.txt pyproject.toml
 	@$$PYTHON -c 'import sys; sys.exit("Python 3.11 or newer is needed; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	@echo "installing into $$VENV (about a minute)"
@@ -146,7 +146,7 @@ $(VENV)/.run: requirements/lock.txt pyproject.toml
 	@$(COMPILE)
 	@touch "$$VENV/$(@F)"
 
-# Not by the extras of pyproject.toml: pip would follow litdata to torchvision.
+# The extras of pyproject.toml would install torchvision too.
 $(VENV)/.hf $(VENV)/.text: $(VENV)/.%: $(VENV)/.run requirements/%.txt
 	@$(PIP) --no-deps -r requirements/$*.txt
 	@touch "$$VENV/$(@F)"
@@ -177,142 +177,141 @@ $(VENV)/.docs: requirements/docs.txt
 	@$(PIP) --no-deps -r requirements/docs.txt
 	@touch "$$VENV/$(@F)"
 
-install: $(VENV)/.run  ## the locked environment in .venv
+install: $(VENV)/.run  ## install the locked environment in .venv
 	@echo "installed: $$BIN/lightning-sv --help"
 
-install-hf: $(VENV)/.hf  ## beside it transformers, for export, roles and inspect
+install-hf: $(VENV)/.hf  ## add transformers, for export, roles and inspect
 
-install-text: $(VENV)/.text  ## and readers of .parquet, .zst and Hugging Face's data sets
+install-text: $(VENV)/.text  ## add readers of .parquet, .zst and Hugging Face datasets
 
-data: $(VENV)/.run  ## text to tokens to shards: DATA, a name or your own file or folder
+data: $(VENV)/.run  ## prepare the corpus DATA, a name or your own file or folder
 	@$(if $(filter data,$(MAKECMDGOALS)),$(WORDS)) $(SV) prepare $(CORPUS) "$$@"
 
-train: data  ## train MODEL with the strategy SCALE (unified; iwd for Gemma), end with a table and a picture
+train: data  ## train MODEL with the strategy SCALE (unified; iwd for Gemma); prints a table, draws a picture
 	@$(WORDS) $(SV) fit $(call CONFIG,$(MODEL)) $(OF_SCALE) $(OF_LR) $(if $(SEED),--seed_everything "$$SEED") "$$@"
 
 NEWEST = $(firstword $(shell ls -td runs/*/*/config.yaml 2>/dev/null))
 NEEDS_RUN = $(if $(RUN),,$(error give RUN, the directory of a run$(if $(NEWEST),$(comma) e.g. RUN=$(NEWEST:/config.yaml=))))
-resume: $(VENV)/.run  ## go on with RUN from its last checkpoint
+resume: $(VENV)/.run  ## resume RUN from its last checkpoint
 	@$(NEEDS_RUN)$(WORDS) $(SV) fit --config "$$RUN/config.yaml" --ckpt_path "$$RUN/checkpoints/last.ckpt" "$$@"
 
-generate: $(VENV)/.run  ## continue PROMPT with the model of RUN
+generate: $(VENV)/.run  ## generate text after PROMPT with the model of RUN
 	@$(NEEDS_RUN)$(WORDS) $(SV) generate "$$RUN" --prompt="$$PROMPT" "$$@"
 
-# RUN is one path, with spaces too; or several, or their pattern.
-report: $(VENV)/.run  ## draw RUN, one or several, or folders of runs: a page, pictures, CSV
+# RUN is one path, possibly with spaces, or several paths or a pattern.
+report: $(VENV)/.run  ## draw one or several RUN, or folders of runs: a page, pictures, CSV
 	@$(NEEDS_RUN)$(WORDS) set +f; IFS=$$([ -e "$$RUN" ] || printf ' \n\t'); \
 		$(SV) report $$RUN $(if $(OUT),--out "$$OUT") "$$@"
 
-export: $(VENV)/.hf  ## RUN as a folder OUT for transformers
+export: $(VENV)/.hf  ## export RUN to a folder OUT for transformers
 	@$(NEEDS_RUN)$(if $(OUT),,$(error give OUT, the folder to write))$(WORDS) $(SV) export "$$RUN" "$$OUT" "$$@"
 
-plan: $(VENV)/.run  ## memory, hours and data of MODEL on GPUS GPUs, before it is started
+plan: $(VENV)/.run  ## estimate memory, hours and data of MODEL on GPUS GPUs
 	@$(WORDS) $(SV) plan --gpus "$$GPUS" $(call CONFIG,$(MODEL)) $(OF_SCALE) $(OF_LR) "$$@"
 
-params: $(VENV)/.run  ## parameters of MODEL with the strategy SCALE, by role
+params: $(VENV)/.run  ## count the parameters of MODEL with the strategy SCALE, by role
 	@$(WORDS) $(SV) params --config conf/model/$(MODEL).yaml $(OF_SCALE) "$$@"
 
 compare: MODEL = tiny
-compare: data  ## strategy A with one or several B, SEEDS pairs each: differences with their intervals, a picture
+compare: data  ## compare strategy A with one or several B, SEEDS pairs each: differences, intervals, a picture
 	@$(WORDS) $(SV) compare --a "$$A" --b $$B --seeds "$${SEEDS:-3}" --a_args="$$A_ARGS" --b_args="$$B_ARGS" \
 		$(call CONFIG,$(MODEL)) $(OF_LR) "$$@"
 
 sweep: MODEL = tiny
-sweep: data  ## strategies SCALE over learning rates LR and initial stds STD: where the loss of each is lowest, a picture
+sweep: data  ## search learning rates LR and initial stds STD for strategies SCALE: the lowest losses, a picture
 	@$(WORDS) $(SV) sweep --scale $${SCALE:-unified} $(if $(LR),--lr $$LR) $(if $(STD),--init_std $$STD) \
 		$(if $(SEEDS),--seeds "$$SEEDS") $(call CONFIG,$(MODEL)) "$$@"
 
-# What the experiments may spend. Of the corpora that its layers name those of
-# the Hugging Face hub, terabytes, are not prepared unasked.
+# The budget of the experiments. Its corpora are prepared, except those of the Hugging Face hub (terabytes).
 SPEND = $(or $(BUDGET),cpu)
 SPENDS = $(if $(and $(filter 1,$(words $(SPEND))),$(filter $(call names,paper/budgets),$(SPEND))),,$(error there is no \
 	BUDGET '$(SPEND)'; known: $(call names,paper/budgets)))
 NAMED = $(shell sed -n 's/^layers: *\[\(.*\)\].*/\1/p' conf/paper/budgets/$(SPEND).yaml)
 OF_BUDGET = $(foreach name,$(filter data/%,$(subst $(comma),$(space),$(NAMED))),$(if $(shell grep -l hf: conf/$(name).yaml),,$(name)))
-paper: $(VENV)/.run  ## the paper's figures FIG (all) on a BUDGET (cpu): runs, verdicts; ARGS=--dry_run first
+paper: $(VENV)/.run  ## reproduce the paper's figures FIG (all) on a BUDGET (cpu): runs, verdicts; ARGS=--dry_run first
 	@$(SPENDS)$(foreach name,$(if $(filter --dry% --no%,$(ARGS)),,$(OF_BUDGET)),$(SV) prepare --config conf/$(name).yaml && ) true
 	@$(WORDS) $(SV) paper --budget '$(SPEND)' $(if $(FIG),--fig $$FIG) "$$@"
 
-theory: $(VENV)/.run  ## the paper's theorems: verdicts, counterexamples, pictures in results/theory
+theory: $(VENV)/.run  ## check the paper's theorems: verdicts, counterexamples, pictures in results/theory
 	@$(WORDS) $(SV) theory --out results/theory "$$@"
 
-test: $(VENV)/.test  ## the tests, two files at a time
+test: $(VENV)/.test  ## run the tests, two files at a time
 	@$(WORDS) OMP_NUM_THREADS=1 "$$BIN/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$$@"
 
-test-all: $(VENV)/.test  ## the tests and their long matrices: every family, strategy, config and launch
+test-all: $(VENV)/.test  ## run the tests with all families, strategies, configs and launches
 	@$(WORDS) OMP_NUM_THREADS=1 "$$BIN/python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 		-m 'not faults and not hf4' "$$@"
 
-test-wheel: $(VENV)/.test  ## the wheel, installed in an empty folder: a script, a run (part of test-all)
+test-wheel: $(VENV)/.test  ## test the wheel in an empty folder: a script, a run (part of test-all)
 	@$(WORDS) OMP_NUM_THREADS=1 "$$BIN/python" -m pytest -m long tests/test_wheel.py "$$@"
 
-test-faults: $(VENV)/.test  ## provoked faults and 10,000 hostile inputs; the table goes to results/faults.json
+test-faults: $(VENV)/.test  ## test provoked faults and 10,000 invalid inputs; results in results/faults.json
 	@$(WORDS) OMP_NUM_THREADS=1 FAULTS_JSON=results/faults.json "$$BIN/python" -m pytest -n 2 -m faults tests/faults \
 		tests/lit/test_exact_resume.py tests/lit/test_long_run.py tests/theory/test_command.py "$$@"
 
-test-torch211:  ## the tests on torch 2.11, the oldest that is supported, in .venv-torch211
+test-torch211:  ## run the tests on torch 2.11, the oldest supported version, in .venv-torch211
 	@$(MAKE) --no-print-directory VENV="$$VENV-torch211" TORCH=torch==2.11.0 test
 
-test-hf4: $(VENV)/.test  ## exported folders in transformers 4.57 and CTranslate2, which .venv-hf4 has
+test-hf4: $(VENV)/.test  ## test exported folders in transformers 4.57 and CTranslate2, in .venv-hf4
 	@$(MAKE) --no-print-directory VENV="$$VENV-hf4" "$$VENV-hf4/.hf4"
 	@$(WORDS) HF4="$$VENV-hf4/bin/python" "$$BIN/python" -m pytest -m hf4 tests/interop/test_hf4.py "$$@"
 
-test-machines: $(VENV)/.test  ## the numerical tests as other CPUs, 2 threads and other orders have them; ARGS chooses variants
+test-machines: $(VENV)/.test  ## run numerical tests for other CPUs, 2 threads and random order; ARGS selects variants
 	@$(WORDS) "$$BIN/python" -m tests.machines "$$@"
 
-check: $(VENV)/.dev  ## format, lint, types
+check: $(VENV)/.dev  ## check format, lint and types
 	@$$BIN/ruff format --check .
 	@$$BIN/ruff check .
 	@$$BIN/mypy
 
-docs:  ## the pages as a site in build/site, in .venv-docs; no network is needed once that is there
+docs:  ## build the pages as a site in build/site, in .venv-docs
 	@$(MAKE) --no-print-directory VENV="$$VENV-docs" "$$VENV-docs/.docs"
 	@NO_MKDOCS_2_WARNING=1 "$$VENV-docs/bin/mkdocs" build --strict --quiet
 	@echo 'the site: build/site/index.html'
 
-test-pages: docs $(VENV)/.run  ## the site and a report in headless Chromium (CHROMIUM= its path); screenshots in build/screenshots
+test-pages: docs $(VENV)/.run  ## check the site and a report in headless Chromium (CHROMIUM= its path); screenshots in build/screenshots
 	@$(SV) paper --budget cpu-100 --fig own-optimum --recorded results/cpu-100 --no_log --out build/report > build/report.log 2>&1
 	@"$$VENV-docs/bin/python" tests/pages_in_browser.py
 
-# The peers get an environment of their own, so that tests and runs never see them. ARGS goes to all: --rounds 10
-bench:  ## one training step of models and blocks against the peers', and Hessian-vector products, in .venv-bench
+# Peers have a separate environment, invisible to tests and runs. ARGS applies to all: --rounds 10
+bench:  ## time training steps of models and blocks against peers, and Hessian-vector products, in .venv-bench
 	@$(MAKE) --no-print-directory VENV="$$VENV-bench" "$$VENV-bench/.bench"
 	@$(WORDS) "$$VENV-bench/bin/python" -m benchmarks.step "$$@"
 	@$(WORDS) "$$VENV-bench/bin/python" -m benchmarks.moe "$$@"
 	@$(WORDS) "$$VENV-bench/bin/python" -m benchmarks.moe_models "$$@"
 	@$(WORDS) "$$VENV-bench/bin/python" -m benchmarks.curvature "$$@"
 
-# With --json what the file has is not measured again, so that a run of hours can be cut: see --help.
+# --json skips measurements that the file already has, so that a run of hours can be interrupted: see --help.
 .PHONY: bench-step
-bench-step:  ## the training steps of 'make bench' alone; ARGS="--threads 1 --widths 256 --json FILE" selects and records
+bench-step:  ## time only the training steps of 'make bench'; ARGS="--threads 1 --widths 256 --json FILE" selects and records
 	@$(MAKE) --no-print-directory VENV="$$VENV-bench" "$$VENV-bench/.bench"
 	@$(WORDS) "$$VENV-bench/bin/python" -m benchmarks.step "$$@"
 
 .PHONY: bench-startup
-bench-startup: $(VENV)/.run  ## seconds of CPU before a command works, and before the first step of a run
+bench-startup: $(VENV)/.run  ## measure the CPU seconds before a command works, and before the first step of a run
 	@$(WORDS) "$$BIN/python" -m benchmarks.startup "$$@"
 
-# Bytes are properties of the code and of torch: the record is written anew and git shows what changed. No GPU is needed.
-bench-bytes:  ## gigabytes that strategies move on an H200, from the generated kernels, in .venv-torch211; ARGS=--kernels
+# Bytes depend only on the code and torch, so the record is overwritten and git shows changes. No GPU is needed.
+bench-bytes:  ## estimate the memory traffic of strategies on an H200 from generated kernels, in .venv-torch211; ARGS=--kernels
 	@$(MAKE) --no-print-directory VENV="$$VENV-torch211" TORCH=torch==2.11.0 "$$VENV-torch211/.test"
 	@$(WORDS) "$$VENV-torch211/bin/python" -m benchmarks.cuda_bytes $(if $(ARGS),"$$@",--json benchmarks/results/cuda_bytes.json)
 
-# On a machine of wheels alone, without network, its own Python does: nothing is installed.
-gpu_report:  ## what this CUDA machine does, in 10 minutes: correctness, what scale vectors cost, peers; ARGS=--help
+# Without an environment, for instance offline, the machine's Python is used and nothing is installed.
+gpu_report:  ## measure this CUDA machine in 10 minutes: correctness, cost of scale vectors, peers; ARGS=--help
 	@$(WORDS) $(if $(wildcard $(BIN)/python),"$$BIN/python",$$PYTHON) -m benchmarks.gpu "$$@"
 
-# TensorBoard sorts its cards by name, and the loss would come after every branch's norms: the link pins it above them, then
-# Q, K and V, each in a card of its own; a validation is shown as it was, not smoothed with those before it.
+# TensorBoard sorts its cards by name, with the loss after all norms: the link pins the loss first, then Q, K and V, and
+# disables smoothing of the validation loss.
 tag = %7B%22plugin%22:%22scalars%22,%22tag%22:%22$(1)%22%7D
 PINS = val/loss train/loss $(foreach branch,q k v,branch_norm/mean/$(branch)_proj/effective)
 PINNED = ?pinnedCards=%5B$(subst $(space),$(comma),$(foreach pin,$(PINS),$(call tag,$(pin))))%5D&smoothing=0\#timeseries
-tensorboard: $(VENV)/.run  ## charts of every run, on 127.0.0.1
+tensorboard: $(VENV)/.run  ## serve charts of every run on 127.0.0.1
 	@$(WORDS) port=$$(sed -n 's/.*--port[ =]*\([0-9]*\).*/\1/p' <<< "$$ARGS"); port=$${port:-6006}; \
 		echo "the loss first: http://127.0.0.1:$$port/$(PINNED)"; \
 		$$BIN/tensorboard --logdir runs --host 127.0.0.1 --port "$$port" "$$@" || { code=$$?; \
 		test $$code != 255 || echo 'for another port: make tensorboard ARGS="--port 6016"' >&2; exit $$code; }
 
-doctor: $(VENV)/.run  ## is the environment sound?
+doctor: $(VENV)/.run  ## check the environment
 	@"$$BIN/python" -m lightning_sv.doctor
 
 clean:  ## remove environments, runs and prepared corpora

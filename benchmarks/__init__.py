@@ -1,1 +1,1 @@
-"""Timings of ours against the peers, side by side."""
+"""Benchmarks of this package against peers."""

@@ -1,4 +1,4 @@
-"""Counts of a forward and backward pass: bytes that kernels and eager operations move, and what is kept between."""
+"""Counts of a forward and backward pass: bytes moved by kernels and eager operations, and saved bytes."""
 
 import re
 from collections import Counter
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-#: operations that read an argument, by its place, at a few rows only
+#: operations that read only a few rows of an argument, given by its position
 BY_INDEX = {"aten.embedding": 0, "aten.nll_loss_forward": 0, "aten.nll_loss_backward": 1}
 MOVES_NOTHING = ("aten._unsafe_view", "aten.empty", "aten.empty_like", "aten.empty_strided")
 
@@ -22,14 +22,14 @@ EXTERN = re.compile(r"(?:extern_kernels\.|torch\.ops\.aten\.)(\w+)(?:\.\w+)?\(")
 
 @dataclass
 class Count:
-    """What one forward and backward pass does.
+    """Costs of one forward and backward pass.
 
     Attributes:
-        generated: gigabytes by generated kernel.
-        eager: gigabytes by eager operation.
-        launches: times that each generated kernel and eager operation runs.
-        products: matrix products and attention, and what else Inductor leaves to a library.
-        saved_mib: kept for backward, parameters aside: activations, and bf16 copies of matrices.
+        generated: gigabytes per generated kernel.
+        eager: gigabytes per eager operation.
+        launches: launches of each generated kernel and eager operation.
+        products: matrix products, attention, and other library calls of Inductor.
+        saved_mib: tensors saved for backward, without parameters: activations, and bf16 copies of matrices.
     """
 
     generated: Counter[str] = field(default_factory=Counter)
@@ -51,17 +51,17 @@ class Count:
 
 
 def add_program(count: Count, graph: str, source: str, calls: int, operators: Sequence[tuple[str, int]] = ()) -> None:
-    """Add what Inductor's code moves.
+    """Add the traffic of Inductor's code.
 
     Args:
-        count: is added to.
-        graph: name of the graph; kernels of two graphs may have one name.
-        source: the code of one graph.
-        calls: how often it ran.
-        operators: of our own that it calls, name and bytes: each goes over every tensor once.
+        count: totals to update.
+        graph: name of the graph, because kernels of two graphs may have the same name.
+        source: code of the graph.
+        calls: number of calls.
+        operators: custom operators in it, name and bytes: each reads or writes every tensor once.
 
     Raises:
-        ValueError: a kernel that does not say what it moves.
+        ValueError: a kernel without a traffic estimate.
     """
     kernels = {}
     for name, body in DEFINITION.findall(source):
@@ -82,14 +82,14 @@ def add_program(count: Count, graph: str, source: str, calls: int, operators: Se
 
 
 class EagerBytes(FakeTensorMode):
-    """Fake tensors that count what eager operations read and write; those inside a compilation are not eager."""
+    """Fake tensors that count the traffic of eager operations, outside compiled code."""
 
     def __init__(self, count: Count):
         super().__init__(allow_non_fake_inputs=True)
         self.count, self._inside = count, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run on fakes, then count the outermost operation."""
+        """Run on fake tensors, then count the outermost operation."""
         if self._inside or torch._guards.TracingContext.try_get() is not None:
             return super().__torch_dispatch__(func, types, args, kwargs)
         self._inside = True
@@ -109,7 +109,7 @@ class EagerBytes(FakeTensorMode):
         if name in BY_INDEX:
             arguments.pop(BY_INDEX[name])
         if name == "aten.embedding":
-            arguments.append(out)  # rows of the table, as many as come out
+            arguments.append(out)  # as many rows of the table as the output has
         if name in ("aten.zero_", "aten.fill_"):
             arguments = []
         self.count.eager[name] += (writes + _bytes(torch.utils._pytree.tree_leaves([arguments, kwargs]))) / 1e9
@@ -117,14 +117,14 @@ class EagerBytes(FakeTensorMode):
 
 
 def _bytes(values: list[Any]) -> int:
-    """Bytes of the distinct tensors among `values`; one that is expanded counts as what it holds."""
+    """Return the bytes of the distinct tensors among `values`; expanded tensors count their storage."""
     tensors = {id(value): value for value in values if isinstance(value, Tensor)}.values()
     return sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes()) for t in tensors)
 
 
 @contextmanager
 def kept(count: Count, parameters: list[Tensor]) -> Iterator[None]:
-    """Count what is kept for backward, every storage once."""
+    """Count tensors saved for backward, every storage once."""
     storages: dict[int, Any] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ def extrapolated(counts: list[Count], layers: int) -> tuple[dict[str, float], di
     """Return the totals at `layers` layers and those of one layer, from passes of 2, 3 and 4 layers.
 
     Raises:
-        ValueError: the fourth layer adds other than the third.
+        ValueError: the costs of the third and fourth layer differ.
     """
     two, three, four = (count.totals() for count in counts)
     layer = {key: three[key] - two[key] for key in two}

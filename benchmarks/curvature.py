@@ -1,9 +1,9 @@
-"""Hessian-vector products against a training step's forward and backward, and products to 1% of lambda_max.
+"""Hessian-vector products relative to a training step's forward and backward, and products to 1% of lambda_max.
 
     python -m benchmarks.curvature [--rounds 20] [--json FILE]
 
-Times are interleaved in one process, in float32, all under the math kernel of SDPA unless named otherwise; a
-product is one on the retained graph. Lanczos runs on models as initialized and after a few steps of AdamW on one batch.
+Times are interleaved in one process, in float32, with the math kernel of SDPA unless stated otherwise; a
+product uses the retained graph. Lanczos runs on initialized models and after a few AdamW steps on one batch.
 """
 
 import json
@@ -30,7 +30,7 @@ STRATEGIES = ("llama", "hg+dp+er", "unified")
 
 
 def problem(model: Backbone, batch: int, length: int) -> Callable[[], torch.Tensor]:
-    """Loss of a text that can be learned: each token is a fixed function of the one before, in most places."""
+    """Loss on a learnable text: most tokens are a fixed function of the previous token."""
     torch.manual_seed(0)
     vocab = model.config.vocab_size
     tokens = torch.randint(0, vocab, (batch, length + 1))
@@ -51,7 +51,9 @@ def wait() -> None:
 
 
 def costs(strategy: str, rounds: int) -> list[Ratio]:
-    model, moved = (Backbone(TIMED, strategy).to(DEVICE) for _ in range(2))  # differences move the parameters in place
+    model, moved = (
+        Backbone(TIMED, strategy).to(DEVICE) for _ in range(2)
+    )  # differences change the parameters in place
     loss, parameters = problem(model, TIMED_BATCH, TIMED_LEN), list(model.parameters())
     other = problem(moved, TIMED_BATCH, TIMED_LEN)
     products = {

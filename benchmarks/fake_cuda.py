@@ -1,8 +1,8 @@
-"""Inductor's kernels for an H200, generated on a machine without a GPU and written down instead of run.
+"""Inductor's kernels for an H200, generated without a GPU and recorded instead of run.
 
-`recorded()` lets the project's own code run on fake tensors (sizes, strides and types without storage) of the CPU. What
-`torch.compile` hands to Inductor is moved to a fake `cuda:0`, so that schedules, fusions and Triton kernels are those
-of the card; the code is kept and not run. It leans on private names of torch 2.11: other versions are refused.
+`recorded()` runs the project's code on fake CPU tensors (sizes, strides and dtypes without storage). Graphs that
+`torch.compile` passes to Inductor are moved to a fake `cuda:0`, so that schedules, fusions and Triton kernels are those
+of the GPU; the code is recorded and not run. It uses private names of torch 2.11 and rejects other versions.
 """
 
 import functools
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-#: what the driver says of the card, as far as Inductor asks
+#: properties of the GPU that Inductor queries
 H200 = SimpleNamespace(
     name="NVIDIA H200",
     major=9,
@@ -45,12 +45,12 @@ CUDA = torch.device("cuda", 0)
 
 @dataclass
 class Program:
-    """What Inductor made of one graph: the Python code with its Triton kernels, and how often it was called.
+    """Inductor's code for one graph, with its Triton kernels, and the number of calls.
 
     Attributes:
         source: the code.
-        operators: of our own that it calls, name and bytes of all tensors that each takes and gives.
-        calls: how often it ran.
+        operators: custom operators in it, name and bytes of all their inputs and outputs.
+        calls: number of calls.
     """
 
     source: str
@@ -59,7 +59,7 @@ class Program:
 
 
 def usable() -> str | None:
-    """Return why kernels cannot be generated here, or None."""
+    """Return the reason why kernels cannot be generated here, or None."""
     if not torch.__version__.startswith("2.11.") or torch.version.cuda is None:
         return f"torch {torch.__version__} is installed; kernels are read from a CUDA build of 2.11, by private names."
     try:
@@ -71,7 +71,7 @@ def usable() -> str | None:
 
 @contextmanager
 def pretend_h200() -> Iterator[None]:
-    """Answer Inductor's and Triton's questions about the device as a machine with one H200 would."""
+    """Answer Inductor's and Triton's device queries like a machine with one H200."""
     from torch._dynamo.device_interface import CudaInterface
     from torch.utils._triton import has_triton
     from triton.backends.compiler import GPUTarget
@@ -106,14 +106,14 @@ def pretend_h200() -> Iterator[None]:
         ),
         (CudaInterface, {"get_device_properties": staticmethod(lambda device=None: H200)}),
         (CudaInterface.Worker, {"get_device_properties": staticmethod(lambda device=None: H200)}),
-        # It would make a first tensor on the device.
+        # It would create a tensor on the device.
         (torch._subclasses.fake_tensor, {"init_gpu_context": lambda device: None}),
     ]
     with ExitStack() as stack:
         for target, values in answers:
             stack.enter_context(patch.multiple(target, **values))
         stack.enter_context(patch.object(driver, "_active", Driver()))
-        has_triton.cache_clear()  # it may have been asked before
+        has_triton.cache_clear()  # it may have been called before
         stack.callback(has_triton.cache_clear)
         yield
 
@@ -121,7 +121,7 @@ def pretend_h200() -> Iterator[None]:
 def attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False, **other: Any
 ) -> Tensor:
-    """Call cuDNN's attention, as scaled_dot_product_attention does on an H200; its choice asks the driver."""
+    """Call cuDNN's attention, as scaled_dot_product_attention does on an H200, whose selection queries the driver."""
     if attn_mask is not None or other:
         raise ValueError("Attention is recorded as cuDNN's causal one, without a mask or other arguments.")
     if torch.is_autocast_enabled("cpu"):
@@ -132,7 +132,7 @@ def attention(
 
 
 def _move(graph: torch.fx.GraphModule) -> None:
-    """Make every tensor that the graph creates one of the fake card; the rest follow their inputs."""
+    """Move every tensor created in the graph to the fake GPU; other tensors follow their inputs."""
     for node in graph.graph.nodes:
         if node.kwargs.get("device") is not None:
             node.kwargs = {**node.kwargs, "device": CUDA}
@@ -140,7 +140,7 @@ def _move(graph: torch.fx.GraphModule) -> None:
 
 
 def _operators(graph: Any) -> list[tuple[str, int]]:
-    """Return the name, and the bytes of arguments and results, of each call of an operator of lightning_sv."""
+    """Return the name and the bytes of inputs and outputs of each call of a custom operator."""
     from torch._inductor import ir
 
     found = []
@@ -153,7 +153,7 @@ def _operators(graph: Any) -> list[tuple[str, int]]:
 
 
 def _outputs(graph: Any) -> list[Callable[[list[Any]], Any]]:
-    """For each output of a lowered graph, what makes it from the inputs: an input itself, or an empty tensor.
+    """Return the source of each output of a lowered graph: an input, or an empty tensor.
 
     Outputs that share a buffer share a storage.
     """
@@ -178,10 +178,10 @@ def _outputs(graph: Any) -> list[Callable[[list[Any]], Any]]:
 
 @contextmanager
 def recorded() -> Iterator[list[Program]]:
-    """Record what `torch.compile` would run on an H200; calls return empty tensors of the right shapes.
+    """Record the code of `torch.compile` for an H200; calls return empty tensors of the right shapes.
 
     Yields:
-        The programs, one a graph, forward and backward apart; the list grows as graphs are compiled.
+        The programs, one per graph, forward and backward separately; the list grows as graphs are compiled.
     """
     from torch._functorch import config as functorch_config
     from torch._inductor import compile_fx, config
@@ -216,7 +216,7 @@ def recorded() -> Iterator[list[Program]]:
 
     torch._dynamo.reset()
     with (
-        # Kernels say what they move; nothing comes from a cache or goes there; fakes have no address to look at.
+        # Include traffic estimates in kernels, disable caches, and skip checks of addresses, which fakes do not have.
         config.patch(profile_bandwidth=True, compile_threads=1, fx_graph_cache=False),
         functorch_config.patch(enable_autograd_cache=False),
         patch.object(

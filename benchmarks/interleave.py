@@ -1,4 +1,4 @@
-"""Ratios of times, measured interleaved: what a slow or busy machine does to one, it does to all."""
+"""Interleaved time ratios, robust on a slow or busy machine."""
 
 import math
 import random
@@ -15,7 +15,7 @@ from scipy import stats
 
 @dataclass(frozen=True)
 class Ratio:
-    """Time of a candidate over the reference's: geometric mean of paired ratios, 95% interval."""
+    """Time of a candidate relative to the reference: geometric mean of paired ratios, 95% interval."""
 
     name: str
     milliseconds: float  # median
@@ -28,14 +28,14 @@ class Ratio:
 def measure(
     steps: Mapping[str, Callable[[], None]], reference: str, *, rounds: int = 40, warmup: int = 3, seed: int = 0
 ) -> list[Ratio]:
-    """Run every step once a round, in a new random order each round, and compare within rounds.
+    """Run every step once per round, in random order, and compare within rounds.
 
     Args:
-        steps: name -> one step; it must wait for its own result.
-        reference: the name that the others are divided by.
+        steps: name -> one step, which must wait for its own result.
+        reference: name of the reference.
         rounds: number of pairs.
         warmup: steps of each that are not counted.
-        seed: of the orders.
+        seed: seed of the orders.
     """
     times: dict[str, list[float]] = {name: [] for name in steps}
     order, names = random.Random(seed), list(steps)
@@ -52,7 +52,7 @@ def measure(
     out = []
     for name in steps:
         logs = [math.log(a / b) for a, b in zip(times[name], times[reference], strict=True)]
-        # A round that the machine interrupted says nothing about the code: 10% are trimmed at each end.
+        # Interrupted rounds are outliers: trim 10% at each end.
         logs = sorted(logs)[len(logs) // 10 : len(logs) - len(logs) // 10]
         mean, spread = statistics.mean(logs), statistics.stdev(logs) if name != reference else 0.0
         half = stats.t.ppf(0.975, len(logs) - 1) * spread / math.sqrt(len(logs))

@@ -1,4 +1,4 @@
-"""Memory of a training step, counted exactly: what is kept for backward, and the most that is there at once."""
+"""Exact memory of a training step: saved for backward, and peak."""
 
 import itertools
 from collections.abc import Callable
@@ -11,12 +11,12 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def saved_mib(loss: Callable[[], Tensor], model: nn.Module) -> float:
-    """Return what a forward pass keeps for backward, in MiB: each storage once, parameters and buffers left out.
+    """Return the memory saved for backward in MiB: each storage once, without parameters and buffers.
 
-    A step must have been taken before, so that nothing is compiled here.
+    Run a step before, so that nothing is compiled here.
     """
     held = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    kept: dict[int, Tensor] = {}  # the tensors themselves: no address is given out twice
+    kept: dict[int, Tensor] = {}  # keep the tensors, so that addresses are not reused
 
     def pack(tensor: Tensor) -> Tensor:
         kept[tensor.untyped_storage().data_ptr()] = tensor
@@ -32,10 +32,10 @@ def saved_mib(loss: Callable[[], Tensor], model: nn.Module) -> float:
 
 
 def peak_mib(step: Callable[[], object]) -> float:
-    """Return the most that PyTorch's allocator held at once during a step, above what it held before, in MiB.
+    """Return the peak memory of a step above the previous level, in MiB.
 
-    Activations, buffers and gradients; counted from the allocator's own events, so that it is exact and does not
-    depend on what the system keeps resident.
+    Includes activations, buffers and gradients; computed from the allocator's events, so it is exact and does not
+    depend on resident memory.
     """
     step()
     if DEVICE.type == "cuda":

@@ -2,11 +2,11 @@
 
     python -m benchmarks.moe [--rounds 40] [--precisions fp32 bf16] [--json FILE]
 
-A step is forward and backward on tokens of its own, as in training: the routing changes every step. The peers
-are litgpt's LLaMAMoE and the experts of Hugging Face's Qwen2MoeSparseMoeBlock, eager and as grouped products
-(without its shared expert, which none of the others has here), each behind a norm, as ours is. All hold the same
-parameters, route each token to the same experts and weight them by the softmax over the chosen logits (checked
-before the clock starts). bf16 is autocast over float32 parameters, for all. All run interleaved in one process.
+A step is forward and backward on new tokens, as in training, so the routing changes every step. The peers
+are litgpt's LLaMAMoE and the experts of Hugging Face's Qwen2MoeSparseMoeBlock, eager and with grouped products
+(without its shared expert), each behind a norm, like ours. All have the same
+parameters, route each token to the same experts and weight them by the softmax over the selected logits (checked
+before timing). bf16 is autocast over float32 parameters, for all. All run interleaved in one process.
 """
 
 import itertools
@@ -33,14 +33,14 @@ from lightning_sv.scale import ScaleBuilder, ScaledLinear, ScaleStrategy
 
 N_BATCHES = 24
 OURS, LITGPT = "ours", "litgpt"
-#: name -> how its experts are run; batched_mm, which copies a matrix for every token, takes 87 times as long as ours
+#: name -> implementation of its experts; batched_mm, which copies a matrix per token, takes 87 times as long as ours
 HUGGING_FACE = {f"Hugging Face, {way}": way for way in ("eager", "grouped_mm")}
 STRATEGIES = ("hg", "hg+dp+or", "unified")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one block and its batch."""
+    """Sizes of one block and its batch."""
 
     d_model: int = 128
     d_expert: int = 88
@@ -54,7 +54,7 @@ SIZES = {"narrow": Sizes(), "wide": Sizes(d_model=256, d_expert=352)}
 
 
 def block_of(sizes: Sizes, scale: str = "nop") -> MixtureOfExperts:
-    """Our module, norm, router and its statistics included, without a shared expert."""
+    """Our module, including norm, router and statistics, without a shared expert."""
     torch.manual_seed(0)
     config = BackboneConfig(
         d_model=sizes.d_model,
@@ -74,7 +74,7 @@ def block_of(sizes: Sizes, scale: str = "nop") -> MixtureOfExperts:
 
 
 class Ours(nn.Module):
-    """The output of our module without its routing."""
+    """Output of our module without its routing."""
 
     def __init__(self, sizes: Sizes, scale: str = "nop"):
         super().__init__()
@@ -86,7 +86,7 @@ class Ours(nn.Module):
 
 
 class Normed(nn.Module):
-    """A peer's block behind the norm that ours has inside."""
+    """A peer's block behind a norm like ours."""
 
     def __init__(self, block: nn.Module):
         super().__init__()
@@ -98,7 +98,7 @@ class Normed(nn.Module):
 
 
 class HuggingFace(nn.Module):
-    """Router and experts of a Qwen2MoeSparseMoeBlock, called as it calls them."""
+    """Router and experts of a Qwen2MoeSparseMoeBlock, called in the same way."""
 
     def __init__(self, ours: MixtureOfExperts, sizes: Sizes, way: str):
         super().__init__()
@@ -155,7 +155,7 @@ def blocks(sizes: Sizes) -> dict[str, nn.Module]:
 
 
 def step_of(block: nn.Module, sizes: Sizes, precision: str) -> Callable[[], None]:
-    generator = torch.Generator().manual_seed(1)  # every candidate sees the same tokens in its n-th step
+    generator = torch.Generator().manual_seed(1)  # equal tokens for the n-th step of every candidate
     shape = (N_BATCHES, sizes.batch, sizes.seq_len, sizes.d_model)
     batches = itertools.cycle(torch.randn(shape, generator=generator).to(DEVICE))
 
@@ -183,13 +183,13 @@ def main() -> None:
     for size, precision in itertools.product(options.sizes, options.precisions):
         found = {name: block.to(DEVICE) for name, block in blocks(SIZES[size]).items()}
         steps = {name: step_of(block, SIZES[size], precision) for name, block in found.items()}
-        # More warm-up than elsewhere: bf16 kernels are made for each shape, and shapes vary with the routing.
+        # More warm-up than elsewhere, because bf16 kernels are compiled per shape, and shapes vary with the routing.
         peers, missing = {}, {}
         for name in (LITGPT, *HUGGING_FACE):
             try:
                 steps[name]()
                 peers[name] = steps[name]
-            except (RuntimeError, ValueError, TypeError) as error:  # a way of theirs may not take autocast
+            except (RuntimeError, ValueError, TypeError) as error:  # some implementations do not support autocast
                 missing[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         own = {name: step for name, step in steps.items() if name.startswith(OURS)}
         times = measure(peers | {OURS: steps[OURS]}, OURS, rounds=options.rounds, warmup=8)

@@ -1,10 +1,10 @@
-"""One training step of a whole Llama with experts: ours against Hugging Face's Mixtral and litgpt's LLaMAMoE.
+"""One training step of a Llama with experts: ours against Hugging Face's Mixtral and litgpt's LLaMAMoE.
 
     python -m benchmarks.moe_models [--rounds 20] [--precisions fp32 bf16] [--threads 1 2] [--json FILE]
 
-A step is forward, loss and backward on the same tokens, eager: the routing decides the shapes, which a compiler would
-have to meet anew. bf16 is autocast over float32 parameters. The peers hold our `llama`'s weights, and that their loss
-is ours is checked before the clock starts; no model adds a router's loss. All run interleaved in one process.
+A step is forward, loss and backward on the same tokens, eager, because shapes depend on the routing and a compiler
+would recompile. bf16 is autocast over float32 parameters. The peers load our `llama`'s weights, and equal
+losses are checked before timing; no model adds a router loss. All run interleaved in one process.
 """
 
 import itertools
@@ -40,13 +40,13 @@ CONFIG = BackboneConfig(
     d_expert=352,
 )
 LLAMA, STRATEGIES = "llama", ("hg+dp+or", "unified")
-#: how Hugging Face's experts are run; batched_mm copies a matrix for every token, see benchmarks/moe.py
+#: implementations of Hugging Face's experts; batched_mm copies a matrix per token, see benchmarks/moe.py
 WAYS = ("eager", "grouped_mm")
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def mixtral_weights(model: Backbone) -> dict[str, Tensor]:
-    """The weights of our `llama` with experts, in the names of MixtralForCausalLM."""
+    """Return the weights of our `llama` with experts, with the names of MixtralForCausalLM."""
     found = {
         "model.embed_tokens.weight": model.embed.weight,
         "model.norm.weight": model.head.norm.scale.gamma,
@@ -68,7 +68,7 @@ def mixtral_weights(model: Backbone) -> dict[str, Tensor]:
 
 
 def hugging_face(weights: Mapping[str, Tensor], way: str) -> tuple[nn.Module, Loss]:
-    """Return MixtralForCausalLM with PyTorch's attention; its experts are run in one of its ways."""
+    """Return MixtralForCausalLM with PyTorch's attention and one implementation of its experts."""
     c = CONFIG
     model = MixtralForCausalLM(
         MixtralConfig(
@@ -89,7 +89,7 @@ def hugging_face(weights: Mapping[str, Tensor], way: str) -> tuple[nn.Module, Lo
 
 
 def litgpt(weights: Mapping[str, Tensor]) -> tuple[nn.Module, Loss]:
-    """Return litgpt's GPT, a loop over the experts; the loss as Hugging Face's, its own is for padded batches."""
+    """Return litgpt's GPT, a loop over the experts, with Hugging Face's loss, because its own is for padded batches."""
     c = CONFIG
     model = GPT(
         Config(
@@ -128,7 +128,7 @@ def litgpt(weights: Mapping[str, Tensor]) -> tuple[nn.Module, Loss]:
 
 
 def candidates(precision: str) -> tuple[dict[str, Candidate], dict[str, str]]:
-    """Return the candidates, ours first, and why a peer is not among them."""
+    """Return the candidates, ours first, and why peers are missing."""
     torch.manual_seed(0)
     block = torch.randint(0, VOCAB_SIZE, (BATCH, SEQ_LEN + 1)).to(DEVICE)
     tokens, targets = block[:, :-1].contiguous(), block[:, 1:].contiguous()
@@ -153,14 +153,14 @@ def candidates(precision: str) -> tuple[dict[str, Candidate], dict[str, str]]:
                 )
             try:
                 made[name].step()
-            except (RuntimeError, ValueError, TypeError) as error:  # a way of theirs may not take autocast
+            except (RuntimeError, ValueError, TypeError) as error:  # some implementations do not support autocast
                 missing[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
                 del made[name]
     return made, missing
 
 
 def compare(precision: str, threads: int, rounds: int, console: Console) -> dict[str, Any]:
-    """Return times over llama's, and memory, of every candidate."""
+    """Return times relative to llama, and memory, of every candidate."""
     torch.set_num_threads(threads)
     found, missing = candidates(precision)
     rows = measure({name: one.step for name, one in found.items()}, LLAMA, rounds=rounds, warmup=3)

@@ -1,7 +1,7 @@
-"""Other people's Llamas at our sizes: Hugging Face's, litgpt's and torchtitan's, each with a loss of the same meaning.
+"""Other Llama implementations at our sizes: Hugging Face, litgpt and torchtitan, each with an equivalent loss.
 
-Each is built by its own library's classes, without biases and tied weights, as its own pretraining has it; where a
-library offers another way that may be faster, that is a variant.
+Each is built with its library's classes, without biases and tied weights, as in its own pretraining; if a
+library has an alternative that may be faster, that is a variant.
 """
 
 import importlib
@@ -22,12 +22,12 @@ from lightning_sv.nn import BackboneConfig
 
 @dataclass(frozen=True)
 class Peer:
-    """A Llama of others.
+    """A Llama of another library.
 
     Attributes:
-        model: holds the parameters.
-        loss: (B, T) tokens, (B, T) targets -> their mean cross-entropy in nats, made in float32.
-        load: takes the weights of a LlamaForCausalLM of the same sizes, in its names.
+        model: module with the parameters.
+        loss: (B, T) tokens, (B, T) targets -> mean cross-entropy in nats, computed in float32.
+        load: function that loads the weights of a LlamaForCausalLM of the same sizes, with its names.
     """
 
     model: nn.Module
@@ -36,7 +36,7 @@ class Peer:
 
 
 def hugging_face(config: BackboneConfig, seq_len: int) -> Peer:
-    """Return LlamaForCausalLM with PyTorch's attention; its own loss would shift and pad the targets, a copy more."""
+    """Return LlamaForCausalLM with PyTorch's attention; its own loss would shift and pad the targets in a copy."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     model = LlamaForCausalLM(LlamaConfig(**hugging_face_config(config, seq_len), attn_implementation="sdpa"))
@@ -49,7 +49,7 @@ def hugging_face(config: BackboneConfig, seq_len: int) -> Peer:
 
 
 def litgpt(config: BackboneConfig, seq_len: int, *, chunk: int = 128) -> Peer:
-    """Return litgpt's GPT with its own loss, which goes over logits that are all there, `chunk` tokens at a time."""
+    """Return litgpt's GPT with its own loss on full logits, `chunk` tokens at a time."""
     config_of: Any = importlib.import_module("litgpt.config").Config
     model_of: Any = importlib.import_module("litgpt.model").GPT
     chunked: Any = importlib.import_module("litgpt.utils").chunked_cross_entropy
@@ -77,10 +77,10 @@ def litgpt(config: BackboneConfig, seq_len: int, *, chunk: int = 128) -> Peer:
 def torchtitan(config: BackboneConfig, seq_len: int, *, fuse_qkv: bool = True) -> Peer:
     """Return torchtitan's Llama 3 with its own loss and its wrapper of PyTorch's attention.
 
-    Its default, flex attention, is for documents that are masked, and has no backward pass on a CPU.
+    Its default, flex attention, is for document masks and has no backward pass on a CPU.
     """
     importlib.import_module("torchtitan")
-    if find_spec("triton") is None:  # wanted by kernels for distributed experts alone, which no dense model runs
+    if find_spec("triton") is None:  # needed only by kernels of distributed experts
         sys.modules.setdefault("torchtitan.distributed.minimal_async_ep.kernels", MagicMock())
     llama: Any = importlib.import_module("torchtitan.models.llama3")
     block: Any = importlib.import_module("torchtitan.models.llama3.model").Llama3TransformerBlock
@@ -117,9 +117,9 @@ def torchtitan(config: BackboneConfig, seq_len: int, *, fuse_qkv: bool = True) -
 
 
 Builder = Callable[[BackboneConfig, int], Peer]
-#: name -> builder(sizes, longest sequence); it raises ImportError where the peer cannot be imported
+#: name -> builder(sizes, longest sequence), which raises ImportError if the peer cannot be imported
 PEERS: dict[str, Builder] = {"Hugging Face": hugging_face, "litgpt": litgpt, "torchtitan": torchtitan}
-#: other ways of theirs, measured when they are asked for
+#: further variants, measured on request
 VARIANTS: dict[str, Builder] = {
     "litgpt, loss in one": partial(litgpt, chunk=0),
     "torchtitan, q, k, v apart": partial(torchtitan, fuse_qkv=False),

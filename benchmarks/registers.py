@@ -1,9 +1,8 @@
-"""Registers and spills of our Triton kernels on an H100 or H200 (sm_90), from triton's own ptxas; no GPU is needed.
+"""Registers and spills of our Triton kernels on an H100 or H200 (sm_90), from triton's ptxas, without a GPU.
 
     python -m benchmarks.registers
 
-A multiprocessor has 65,536 registers and room for 2,048 threads. Bytes of stack are what a thread's
-registers do not hold.
+A multiprocessor has 65,536 registers and up to 2,048 threads. Bytes of stack are a thread's spilled registers.
 """
 
 import re
@@ -15,18 +14,18 @@ from typing import Any, NamedTuple
 
 #: widths of the paper's models: Llama-0.12B, 0.25B, 0.5B and 1B (and 64 wide heads, as all of them have)
 WIDTHS = (2_048, 2_730, 3_413, 4_778)
-#: of a multiprocessor
+#: limits of a multiprocessor
 REGISTERS, THREADS = 65_536, 2_048
 
 
 class Usage(NamedTuple):
-    """What one kernel asks of a multiprocessor.
+    """Resources of one kernel.
 
     Attributes:
-        name: of the kernel and its sizes.
-        warps: of a program.
-        registers: of a thread.
-        stack: bytes a thread keeps in memory.
+        name: name of the kernel and its sizes.
+        warps: warps per program.
+        registers: registers per thread.
+        stack: spilled bytes per thread.
     """
 
     name: str
@@ -36,13 +35,13 @@ class Usage(NamedTuple):
 
     @property
     def occupancy(self) -> float:
-        """Threads that are there at a time, of those a multiprocessor has room for; shared memory aside."""
+        """Return the fraction of a multiprocessor's threads that are resident, ignoring shared memory."""
         program = 32 * self.warps
         return min(REGISTERS // (program * self.registers), THREADS // program) * program / THREADS
 
 
 def usages(widths: tuple[int, ...] = WIDTHS) -> Iterator[Usage]:
-    """Compile every kernel as a training step in bf16 launches it, 8,192 tokens at a time."""
+    """Compile every kernel as in a bf16 training step, for 8,192 tokens."""
     import torch
 
     from lightning_sv.nn.kernels import gate_up, heads
@@ -82,7 +81,7 @@ def _usage(name: str, kernel: Any, sizes: dict[str, Any]) -> Usage:
 
 
 def _type_of(argument: str, constants: dict[str, Any]) -> str:
-    """Return Triton's type: vectors, tables, 1/rms and parts in float32, the rest of the tensors in bf16."""
+    """Return the Triton dtype: vectors, tables, 1/rms and partial sums in float32, other tensors in bf16."""
     if argument in constants:
         return "constexpr"
     if argument.endswith("_at"):

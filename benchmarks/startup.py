@@ -1,9 +1,9 @@
-"""Seconds before a command works: CPU time (user and system), so that a busy machine shows the same as a quiet one.
+"""CPU seconds (user and system) before a command works, comparable on busy and idle machines.
 
     python -m benchmarks.startup [--rounds 3] [--out benchmarks/results/startup.json]
 
-The smallest of the rounds counts. `fit` and the runs of `compare` train `tiny` and are timed to their first line of
-progress, which is the first step; a run's time is its own process's, without the server's imports.
+The minimum over rounds counts. `fit` and the runs of `compare` train `tiny` and are timed to their first line of
+progress, after the first step; a run's time excludes the fork server's imports.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from lightning_sv.runs.provenance import Provenance
 ROOT = Path(__file__).parent.parent
 LAYERS = ("base", "optim/adamw", "schedule/cos", "trainer/cpu", "data/stdlib", "model/tiny")
 CONFIG = [word for layer in LAYERS for word in ("--config", str(ROOT / f"conf/{layer}.yaml"))]
-#: command -> the most seconds it may take on a quiet core
+#: command -> maximum seconds on an idle core
 COMMANDS: dict[str, tuple[list[str], float]] = {
     "--help": (["--help"], 1.0),
     "theory --help": (["theory", "--help"], 2.5),
@@ -37,7 +37,7 @@ COMMANDS: dict[str, tuple[list[str], float]] = {
 
 
 def cpu_of(argv: list[str]) -> float:
-    """CPU seconds of one command."""
+    """Return the CPU seconds of one command."""
     done = subprocess.Popen([sys.executable, "-m", "lightning_sv", *argv], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(done.pid, 0)
     assert status == 0, argv
@@ -45,7 +45,7 @@ def cpu_of(argv: list[str]) -> float:
 
 
 def cpu_until(text: str, log: Path, pid: int) -> float:
-    """CPU seconds of a running process when its log says `text`."""
+    """Return the CPU seconds of a running process when its log contains `text`."""
     while not log.is_file() or text not in log.read_text():
         time.sleep(0.005)
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -53,7 +53,7 @@ def cpu_until(text: str, log: Path, pid: int) -> float:
 
 
 def first_steps(folder: Path, rounds: int) -> dict[str, float]:
-    """CPU seconds to the first step: of `fit`, and of runs that are forked from a warmed process."""
+    """Return the CPU seconds to the first step: of `fit`, and of runs forked from a warm process."""
     files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:60]
     source, corpus = "files:" + ",".join(map(str, files)), str(folder / "corpus")
     prepare(CorpusConfig(dir=corpus, source=source, tokenizer="bpe:1024", val_fraction=0.2), progress=False)

@@ -1,11 +1,11 @@
-"""One training step of whole Llamas: ours against Hugging Face's, litgpt's and torchtitan's, and the strategies.
+"""One training step of Llamas: ours against Hugging Face's, litgpt's and torchtitan's, and the strategies.
 
     python -m benchmarks.step [--rounds 40] [--threads 1 2] [--widths 256 768] [--json FILE]
 
-A step is forward, loss and backward on the same tokens; bf16 is autocast over float32 parameters. In a combination
-of width, dtype, mode and threads all candidates run interleaved in one process. The peers hold our `llama`'s weights,
-and that their loss is ours is checked before the clock starts. With --json the file is written after each combination,
-and those that it has are skipped unless --again.
+A step is forward, loss and backward on the same tokens; bf16 is autocast over float32 parameters. For each combination
+of width, dtype, mode and threads, all candidates run interleaved in one process. The peers load our `llama`'s weights,
+and equal losses are checked before timing. --json writes the file after each combination,
+and skips those that it contains unless --again is given.
 """
 
 import itertools
@@ -41,7 +41,7 @@ BUILDERS = PEERS | VARIANTS
 
 @dataclass(frozen=True)
 class Combination:
-    """Of what the candidates are compared at."""
+    """Conditions of a comparison."""
 
     width: int
     dtype: str
@@ -54,7 +54,7 @@ class Combination:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model and its loss on the tokens of the comparison, compiled or not."""
+    """A model and its loss on the tokens of the comparison, optionally compiled."""
 
     model: nn.Module
     loss: Callable[[], Tensor]
@@ -78,7 +78,7 @@ def ours(config: BackboneConfig, strategy: str) -> tuple[nn.Module, Callable[[Te
 
 
 def candidates(at: Combination, peers: list[str]) -> tuple[dict[str, Candidate], dict[str, str]]:
-    """Return the candidates, and why a peer is not among them."""
+    """Return the candidates, and why peers are missing."""
     config = BackboneConfig(
         name="bench", d_model=at.width, n_layer=N_LAYER, n_head=HEADS[at.width], vocab_size=VOCAB_SIZE
     )
@@ -92,7 +92,7 @@ def candidates(at: Combination, peers: list[str]) -> tuple[dict[str, Candidate],
         try:
             peer = BUILDERS[name](config, SEQ_LEN)
             peer.load(weights)
-        except Exception as error:  # whatever a peer lacks with this torch, the others are measured
+        except Exception as error:  # a peer may not support this torch; measure the others
             missing[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         else:
             found[name] = peer.model, peer.loss
@@ -105,7 +105,7 @@ def candidates(at: Combination, peers: list[str]) -> tuple[dict[str, Candidate],
                 torch.testing.assert_close(
                     loss(tokens, targets), expected, rtol=1e-4, atol=0, msg=f"{name}'s loss is not llama's"
                 )
-        if at.mode == "compiled":  # what `fit` compiles with is ours alone; the peers have PyTorch's defaults
+        if at.mode == "compiled":  # options of `fit`; peers use PyTorch's defaults
             loss = torch.compile(loss, dynamic=False, options=INDUCTOR if name in STRATEGIES else None)
         made[name] = Candidate(model, autocast_loss(loss, tokens, targets, at.dtype))
     return made, missing
@@ -114,7 +114,7 @@ def candidates(at: Combination, peers: list[str]) -> tuple[dict[str, Candidate],
 def autocast_loss(
     loss: Callable[[Tensor, Tensor], Tensor], tokens: Tensor, targets: Tensor, dtype: str
 ) -> Callable[[], Tensor]:
-    """A model's loss of some tokens, under autocast where it is of bf16."""
+    """A model's loss on some tokens, under autocast for bf16."""
 
     def run() -> Tensor:
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=dtype == "bf16"):
@@ -124,7 +124,7 @@ def autocast_loss(
 
 
 def compare(at: Combination, options: Namespace, console: Console) -> dict[str, Any]:
-    """Return times over llama's and memory of every candidate."""
+    """Return times relative to llama and memory of every candidate."""
     torch.compiler.reset()
     console.print(f"{at}: candidates are built, and compiled where they are to be")
     torch.set_num_threads(at.threads)
@@ -139,7 +139,7 @@ def compare(at: Combination, options: Namespace, console: Console) -> dict[str, 
 def record(
     found: dict[str, Candidate], rows: list[Ratio], missing: dict[str, str], rounds: int, module: str
 ) -> dict[str, Any]:
-    """Return times over llama's and memory of every candidate, with what measured them."""
+    """Return times relative to llama and memory of every candidate, with the environment."""
     return {
         "peers": [vars(row) for row in rows if row.name not in STRATEGIES],
         "strategies": [vars(row) for row in rows if row.name in STRATEGIES],
@@ -152,7 +152,7 @@ def record(
 
 
 def reading(folder: str, seq_len: int = 64, batch: int = 8) -> float:
-    """Return tokens a second of reading a prepared corpus, batches made."""
+    """Return the tokens per second of reading batches of a prepared corpus."""
     from lightning_sv.corpus import RankShare, TokenLoader, open_split
 
     loader = TokenLoader(open_split(folder, "train", seq_len=seq_len), RankShare(batch, batch))
@@ -172,8 +172,8 @@ def parse() -> Namespace:
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     parser.add_argument("--threads", nargs="+", type=int, default=list(THREADS), choices=THREADS)
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=list(BUILDERS))
-    parser.add_argument("--json", type=Path, help="write the figures to this file, and go on from what it has")
-    parser.add_argument("--again", action="store_true", help="measure what the file has as well")
+    parser.add_argument("--json", type=Path, help="write the figures to this file, and continue from its content")
+    parser.add_argument("--again", action="store_true", help="repeat measurements that the file contains")
     parser.add_argument("--data", default="data/stdlib")
     return parser.parse_args()
 
@@ -198,7 +198,7 @@ def main() -> None:
 
 
 def save(results: dict[str, Any], path: Path | None) -> None:
-    """Write the file anew, whole or not at all."""
+    """Write the file atomically."""
     if path:
         sizes = {"layers": N_LAYER, "vocabulary": VOCAB_SIZE, "batch": [BATCH, SEQ_LEN]}
         machine = {"device": Provenance.now().machine} | sizes

@@ -1,14 +1,14 @@
-"""The figures of `benchmarks.step` as Markdown: times over our llama's, then memory."""
+"""Results of `benchmarks.step` as Markdown: times relative to our llama, then memory."""
 
 from collections.abc import Sequence
 from typing import Any
 
 
 def markdown(found: Sequence[dict[str, Any]]) -> str:
-    """Return the two tables of these combinations, then what was not measured, and where and when the rest was.
+    """Return the two tables of these combinations, missing measurements, and where and when it ran.
 
     Args:
-        found: what `benchmarks.step.compare` returns, in the order of the rows.
+        found: result of `benchmarks.step.compare`, in the order of the rows.
     """
     if not found:
         return "Nothing is measured yet."
@@ -73,7 +73,7 @@ def _memory(one: dict[str, Any], name: str) -> str:
 
 
 def _sources(found: Sequence[dict[str, Any]]) -> list[str]:
-    """When, where and how, each once."""
+    """Return when, where and how, each once."""
     said = {
         (one["measured"]["machine"], one["measured"]["commit"], one["measured"]["date"][:10], one["rounds"]): one
         for one in found

@@ -1,10 +1,10 @@
-"""A trained run in transformers: export it, load it there, and continue a text with both.
+"""Export a trained run to transformers, load it there, and continue a text with both.
 
     make train MODEL=tiny SCALE=hg+dp+or
     python examples/export_and_generate.py runs/tiny/hg+dp+or-seed0 exported
 
-Needs transformers, no download. A strategy with `dnp` comes with code of its own, which is loaded too: it is this
-project's, as the run is yours.
+Needs transformers, no download. A strategy with `dnp` is exported with custom code, which is loaded too: it belongs to
+this project.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from lightning_sv.runs.events import read_run
 
 
 def ours(run: Path, prompt: str, tokens: int) -> str:
-    """Continue the prompt with the run as it is, taking the most likely token each time."""
+    """Continue the prompt with the run, taking the most likely token."""
     greedy, context = Sampling(tokens, temperature=0), read_run(run, complete=False).seq_len
     return generate(*load_trained(run), prompt, greedy, context=context)
 
 
 def theirs(folder: Path, prompt: str, tokens: int) -> str:
-    """Continue the prompt with transformers, from what is in the folder alone."""
+    """Continue the prompt with transformers, from the exported folder."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=any(folder.glob("*.py")))
     ids = tokenizer(prompt, return_tensors="pt")
@@ -34,17 +34,17 @@ def theirs(folder: Path, prompt: str, tokens: int) -> str:
 
 
 def main() -> None:
-    """Export, generate twice, compare."""
+    """Export, generate twice, and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="A run's directory.")
-    parser.add_argument("out", type=Path, help="Where to write; new or empty.")
+    parser.add_argument("out", type=Path, help="Output folder; new or empty.")
     parser.add_argument("--prompt", default="def ", help="Text to continue. (default: %(default)r)")
     parser.add_argument(
-        "--tokens", type=int, default=24, help="Tokens at most, within the context. (default: %(default)s)"
+        "--tokens", type=int, default=24, help="Maximum number of tokens, within the context. (default: %(default)s)"
     )
     options = parser.parse_args()
     if lightning_sv(["export", str(options.run), "--to", "hf", str(options.out)]):
-        raise SystemExit(1)  # it said why
+        raise SystemExit(1)  # it has printed the reason
     found, expected = (
         theirs(options.out, options.prompt, options.tokens),
         ours(options.run, options.prompt, options.tokens),

@@ -1,10 +1,10 @@
-"""A Llama of transformers, trained by its Trainer: once with decay by role, once with a strategy of the paper as well.
+"""Train a transformers Llama with its Trainer, with decay by role, and then also with a strategy of the paper.
 
     python examples/hf_trainer.py --out plain-llama
 
-Both begin with the same weights and read the same batches, bytes of Python's standard library. The second is folded
-afterwards, and loaded by plain transformers. After `make install-hf`; no download, half a minute of CPU. Which loss is
-lower after so few steps changes with the batches: it is no comparison of the two.
+Both start from the same weights and read the same batches, bytes of Python's standard library. The second is folded
+afterwards and loaded by plain transformers. Run `make install-hf` first; no download, half a minute on a CPU. After so
+few steps, the lower loss depends on the batches: this does not compare the two.
 """
 
 import argparse
@@ -22,10 +22,10 @@ SEQ_LEN, BATCH = 64, 16
 
 
 class IwdTrainer(Trainer):
-    """Lets matrices and input-side scale vectors decay, and no output-side ones."""
+    """Decay matrices and input-side scale vectors, but no output-side ones."""
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Return the names; for FSDP find weight_decay_roles(model) before it is sharded, and pass them as roles."""
+        """Return the names; for FSDP call weight_decay_roles(model) before sharding and pass the result as roles."""
         return decayed_names(model, "iwd")
 
 
@@ -38,7 +38,7 @@ def text() -> Tensor:
 
 
 def small_llama() -> LlamaForCausalLM:
-    """Return a Llama of 0.7 M parameters, the same one each time."""
+    """Return a Llama of 0.7 M parameters, always with the same weights."""
     set_seed(0)
     config = LlamaConfig(
         vocab_size=256, hidden_size=128, intermediate_size=344, num_hidden_layers=3, num_attention_heads=4,
@@ -48,7 +48,7 @@ def small_llama() -> LlamaForCausalLM:
 
 
 def train(model: LlamaForCausalLM, blocks: Tensor, steps: int) -> float:
-    """Return the validation loss, in nats a byte, after some steps of AdamW."""
+    """Return the validation loss in nats per byte after some steps of AdamW."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             folder, max_steps=steps, per_device_train_batch_size=BATCH, per_device_eval_batch_size=64,
@@ -66,8 +66,8 @@ def train(model: LlamaForCausalLM, blocks: Tensor, steps: int) -> float:
 def main() -> None:
     """Train both models, fold the second, and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=120, help="Steps of each run. (default: %(default)s)")
-    parser.add_argument("--out", type=Path, help="Where to write the folded model. (default: a folder that is removed)")
+    parser.add_argument("--steps", type=int, default=120, help="Number of steps of each run. (default: %(default)s)")
+    parser.add_argument("--out", type=Path, help="Output folder of the folded model. (default: a temporary folder)")
     options = parser.parse_args()
     blocks = text()
 

@@ -1,6 +1,6 @@
 """Pre-train with your own Trainer: `python examples/lightning_trainer.py`, half a minute on a CPU.
 
-The corpus must be there: `make data`, or `lightning-sv prepare`.
+Prepare the corpus first: `make data`, or `lightning-sv prepare`.
 """
 
 import sys
@@ -13,7 +13,7 @@ from lightning_sv import BranchNorms, PretrainModule, Sharpness, TokenDataModule
 
 
 def main(corpus: str = "data/stdlib", out: str = "out", steps: int = 200) -> None:
-    """Train a tiny Llama with scale vectors, read its best checkpoint back, and print the shape of its logits."""
+    """Train a tiny Llama with scale vectors, load its best checkpoint, and print the shape of its logits."""
     module = PretrainModule.from_preset("tiny", scale="hg+dp+or")  # or PretrainModule(backbone=..., scale=..., lr=...)
     data = TokenDataModule(corpus, seq_len=64, batch_size=8)
     trainer = L.Trainer(

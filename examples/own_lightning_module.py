@@ -1,4 +1,4 @@
-"""Callbacks, strategy and decay by role in a LightningModule of your own: 20 seconds on a CPU, no corpus needed."""
+"""Callbacks, strategy and decay by role in your own LightningModule: 20 seconds on a CPU, without a corpus."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from lightning_sv import BranchNorms, Sharpness, TrainingMonitor, apply_strategy
 
 
 class Net(nn.Module):
-    """A language model of one gated layer: nothing in it knows of scale vectors."""
+    """A language model of one gated layer, without scale vectors."""
 
     def __init__(self, vocab_size: int = 256, width: int = 32):
         super().__init__()
@@ -31,7 +31,7 @@ class Net(nn.Module):
 
 
 class OwnModule(L.LightningModule):
-    """The usual LightningModule; two lines are new."""
+    """A usual LightningModule with two new lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,13 +45,13 @@ class OwnModule(L.LightningModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Decay what the strategy decays."""
+        """Decay the parameters of the strategy's decayed roles."""
         example = torch.zeros(1, 8, dtype=torch.long)
         return torch.optim.AdamW(param_groups(self.net, 3e-3, weight_decay=0.1, policy="iwd", example=example))  # new
 
 
 def main(out: str = "out", steps: int = 60) -> None:
-    """Train on this file's own bytes."""
+    """Train on the bytes of this file."""
     text = torch.tensor(list(Path(__file__).read_bytes()))
     blocks = text.unfold(0, 33, 8)
     module = OwnModule()

@@ -1,8 +1,8 @@
-"""A model of one's own, built with a strategy: attention whose queries share keys, a squared ReLU, bytes of Python.
+"""Your own model with a strategy: attention with shared keys, a squared ReLU, bytes of Python.
 
     python examples/own_model.py --scale llama unified --steps 200
 
-Each strategy begins with the same matrices and reads the same batches. Needs torch alone; 20 seconds of CPU.
+Strategies start from the same matrices and read the same batches. Needs only torch; 20 seconds on a CPU.
 """
 
 import argparse
@@ -30,14 +30,14 @@ class GroupedQueryAttention(nn.Module):
         self.o_proj = nn.Linear(d, d, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, T, D) -> (B, T, D); no positions: the causal mask alone tells them apart."""
+        """(B, T, D) -> (B, T, D), without positions: only the causal mask distinguishes them."""
         q, k, v = (y.unflatten(-1, (-1, self.d_head)).transpose(1, 2) for y in self.qkv(x))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.o_proj(y.transpose(1, 2).flatten(2))
 
 
 class SquaredReLU(nn.Module):
-    """down_proj(relu(up)^2): one branch, and under `dnp` its norm over all hidden units."""
+    """down_proj(relu(up)^2): one branch; under `dnp` its norm covers all hidden units."""
 
     def __init__(self, d: int, build: ScaleBuilder):
         super().__init__()
@@ -79,7 +79,7 @@ def blocks() -> Tensor:
 
 
 def loss(model: nn.Module, batch: Tensor) -> Tensor:
-    """Return nats a byte of the next one."""
+    """Return the loss of the next byte in nats."""
     return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
 
@@ -89,7 +89,7 @@ def train(scale: str, rows: Tensor, steps: int) -> float:
     build = ScaleBuilder(strategy)
     torch.manual_seed(0)
     model = ByteModel(build)
-    build.finish()  # warns where a simpler strategy gives the same model
+    build.finish()  # warns if a simpler strategy gives the same model
     groups = [group.options("adamw", 0.1) for group in role_groups(model, strategy.decayed_roles)]
     optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, steps, pct_start=0.1, cycle_momentum=False)
@@ -105,10 +105,10 @@ def train(scale: str, rows: Tensor, steps: int) -> float:
 
 
 def main() -> None:
-    """Train a model of each strategy and print its loss."""
+    """Train a model for each strategy and print its loss."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", nargs="+", default=["llama", "unified"], help="Strategies. (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=200, help="Steps of each. (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=200, help="Number of steps of each. (default: %(default)s)")
     options = parser.parse_args()
     rows = blocks()
     for scale in options.scale:

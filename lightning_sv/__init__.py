@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lightning_sv.runs.events import read_run
     from lightning_sv.scale import RMSNorm, ScaledLinear, ScaleOptions, ScaleStrategy
 
-#: public name -> its module, imported on first use (PEP 562): commands that build no model start without torch
+#: public name -> its module, imported on first use (PEP 562), so that commands without a model start without torch
 _HOMES = {
     "PretrainCLI": "lit.cli", "PretrainModule": "lit.module",
     "TokenDataModule": "lit.data", "TextSamples": "lit.text_samples",

@@ -1,4 +1,4 @@
-"""`make doctor`: is the environment sound?"""
+"""Check of the environment, for `make doctor`."""
 
 import importlib.metadata as metadata
 import sys
@@ -10,8 +10,8 @@ from rich.table import Table
 
 
 def problems() -> list[str]:
-    """Return one sentence for each thing that is wrong with the environment."""
-    found = []
+    """Return one sentence per problem of the environment."""
+    messages = []
     for text in metadata.requires("lightning_sv") or []:
         requirement = Requirement(text)
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -19,22 +19,22 @@ def problems() -> list[str]:
         try:
             version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
-            found.append(f"{requirement.name} is not installed; run 'make install'.")
+            messages.append(f"{requirement.name} is not installed; run 'make install'.")
             continue
         if not requirement.specifier.contains(version, prereleases=True):
-            found.append(f"{requirement.name} {version} does not satisfy {requirement.specifier}; run 'make install'.")
+            messages.append(f"{requirement.name} is {version}; expected {requirement.specifier}. Run 'make install'.")
     import torch
 
     if torch.version.cuda is None and find_spec("torchvision") is not None:
-        found.append(
-            "torchvision stands beside a CPU build of torch and breaks 'import lightning'; nothing here needs it: "
-            "run 'pip uninstall torchvision'."
+        messages.append(
+            "torchvision is installed with a CPU build of torch and breaks 'import lightning'; run 'pip uninstall "
+            "torchvision', it is not needed."
         )
-    return found
+    return messages
 
 
 def main() -> int:
-    """Print versions, devices and problems; 1 if there is a problem."""
+    """Print versions, devices and problems; return 1 if there is a problem."""
     import torch
 
     console, table = Console(), Table(show_header=False)

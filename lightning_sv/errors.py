@@ -1,4 +1,4 @@
-"""Errors that the command line reports in one sentence. Any other exception is a bug, and shows its traceback."""
+"""Errors that the command line reports in one sentence; any other exception is a bug and shows its traceback."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -13,15 +13,15 @@ class NotTestableError(ConfigError):
 
 
 class RunError(RuntimeError):
-    """Report that a run or a program that it starts has failed; the command line exits with 1."""
+    """Report that a run or one of its programs has failed; the command line exits with 1."""
 
 
 class StoppedError(Exception):
-    """The run was asked to stop by a signal, and stopped after a step with a checkpoint.
+    """Report that a signal stopped the run, after a step with a checkpoint.
 
     Attributes:
-        code: exit status of the program
-        requeue: whether SLURM is asked to start the job again
+        code: exit code of the program
+        requeue: if True, ask SLURM to requeue the job
     """
 
     def __init__(self, step: int, code: int, requeue: bool):
@@ -30,7 +30,7 @@ class StoppedError(Exception):
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Return the sentence that lists the known names and suggests the nearest one."""
+    """Return an error message that lists the known names and suggests the closest one."""
     names = list(known)
     hint = "".join(f" Did you mean {near!r}?" for near in get_close_matches(str(name), names, n=1))
     return f"{what} {name!r} is unknown; known: {' '.join(names) or 'none (run it in the repository)'}.{hint}"

@@ -1,4 +1,4 @@
-"""Messages of the command line: one handler of the logger `lightning_sv`, on the first device alone."""
+"""Messages of the command line: a handler of the logger `lightning_sv`, on the first device only."""
 
 import logging
 import sys
@@ -6,12 +6,12 @@ from typing import Any
 
 _PACKAGE = logging.getLogger("lightning_sv")
 _PREFIX = {logging.WARNING: "warning: ", logging.ERROR: "error: "}
-#: options of every command -> the level
+#: option of every command -> level
 LEVELS = {"--quiet": logging.WARNING, "--verbose": logging.DEBUG}
 
 
 class _Stderr(logging.Handler):
-    """Write to the present `sys.stderr`, which a progress bar or a test may have replaced."""
+    """Write to the current `sys.stderr`, which a progress bar or a test may have replaced."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one message."""
@@ -26,7 +26,7 @@ def _on_first_device(record: logging.LogRecord) -> bool:
 
 
 def start_logging(level: int = logging.INFO) -> None:
-    """Show messages of this package from `level` on."""
+    """Show messages of this package of at least `level`."""
     handler = _Stderr()
     handler.addFilter(_on_first_device)
     _PACKAGE.handlers, _PACKAGE.propagate = [handler], False
@@ -34,10 +34,10 @@ def start_logging(level: int = logging.INFO) -> None:
 
 
 def quiet_libraries() -> None:
-    """Show messages of Lightning and litdata from WARNING on, with `--verbose` from INFO; after their import."""
+    """Show warnings of Lightning and litdata, with `--verbose` also INFO; call it after their import."""
     for name in ("lightning.pytorch", "lightning.fabric", "litdata"):
         logging.getLogger(name).setLevel(logging.INFO if _PACKAGE.level == logging.DEBUG else logging.WARNING)
-    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # a profiler's report is one
+    logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # profilers report at INFO
 
 
 def is_quiet() -> bool:

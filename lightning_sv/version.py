@@ -1,3 +1,3 @@
-"""The version of the package, which imports nothing."""
+"""Version of the package, without imports."""
 
 __version__ = "0.1.0"

@@ -1,5 +1,5 @@
-"""One command that measures a CUDA machine: `make gpu_report`, or `python -m benchmarks.gpu`.
+"""Measurements of a CUDA machine in one command: `make gpu_report`, or `python -m benchmarks.gpu`.
 
-Each stage runs in a process of its own with a deadline, writes its figures as it finds them, and cannot harm the
-next. The same stages run on the CPU at toy size in the suite, through the CPU twin of the clock.
+Each stage runs in its own process with a deadline, saves its results continuously, and cannot affect the
+next. The test suite runs the same stages at toy size on the CPU, with a CPU version of the clock.
 """

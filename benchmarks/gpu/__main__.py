@@ -1,4 +1,4 @@
-"""Measure this CUDA machine: ceilings, correctness, what scale vectors cost, peers, where the time goes.
+"""Measure this CUDA machine: limits, correctness, cost of scale vectors, peers, time per kind of kernel.
 
 python -m benchmarks.gpu [--out results/gpu] [--seconds 560] [--stages ceilings,fit]
 """
@@ -14,19 +14,19 @@ from typing import NoReturn
 
 from benchmarks.gpu.process import ROOT
 
-#: the oldest torch that this project runs on
+#: oldest supported torch
 OLDEST = (2, 11)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the report; exit status 0 even where a stage failed, which the report says, 1 if all did, 2 wrong input."""
+    """Run the report; exit code 0 even if a stage failed (the report lists it), 1 if all failed, 2 for wrong input."""
     parser = ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--out", default="results/gpu", help="folder of report.json and report.md")
-    parser.add_argument("--seconds", type=float, default=560, help="for all of it")
-    parser.add_argument("--stages", help="only these, separated by commas")
-    parser.add_argument("--again", action="store_true", help="repeat stages that the report has")
+    parser.add_argument("--seconds", type=float, default=560, help="time limit of the report")
+    parser.add_argument("--stages", help="run only these, separated by commas")
+    parser.add_argument("--again", action="store_true", help="repeat stages that the report contains")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    parser.add_argument("--toy", action="store_true", help="at a size that shows only that it runs")
+    parser.add_argument("--toy", action="store_true", help="use toy sizes, to test that it runs")
     parser.add_argument("--work", help="folder for everything else")
     options = parser.parse_args(argv)
     problem = _problem(options.device)
@@ -76,7 +76,7 @@ def _stop(*_: object) -> NoReturn:
 
 
 def _missing() -> str | None:
-    """Name the packages that are not installed here, and how to carry their wheels to a machine without a network."""
+    """Name the missing packages, and how to copy their wheels to a machine without a network."""
     lock = (ROOT / "requirements/lock.txt").read_text().splitlines()
     installed = {_normal(found.metadata["Name"]) for found in metadata.distributions()}
     missing = [pin for pin in lock if "==" in pin and _normal(pin.partition("==")[0]) not in installed]
@@ -91,12 +91,12 @@ def _missing() -> str | None:
 
 
 def _normal(name: str) -> str:
-    """The name of a package as an index has it."""
+    """Return the normalized name of a package."""
     return name.lower().replace("_", "-").replace(".", "-")
 
 
 def _problem(device: str) -> str | None:
-    """What keeps the report from running here, in one sentence."""
+    """Return the reason why the report cannot run here, in one sentence."""
     try:
         import torch
     except ImportError as error:

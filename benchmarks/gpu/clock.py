@@ -1,4 +1,4 @@
-"""The clock of a device: CUDA events and the allocator's counters, and a twin of them for the CPU."""
+"""Clocks of a device: CUDA events and allocator counters, or wall time on a CPU."""
 
 import itertools
 import time
@@ -7,15 +7,15 @@ from collections.abc import Callable
 import torch
 from torch.profiler import ProfilerActivity
 
-#: what tensors may take of a card; the context, cuBLAS and fragmentation need the rest
+#: fraction of a GPU's memory available to tensors; the context, cuBLAS and fragmentation use the rest
 USABLE = 0.92
 
 
 class Clock:
-    """Times and memory of a CUDA device.
+    """Time and memory of a CUDA device.
 
     Args:
-        device: 'cuda', or 'cpu' for the twin.
+        device: 'cuda', or 'cpu' for the CPU version.
     """
 
     def __init__(self, device: str):
@@ -24,19 +24,19 @@ class Clock:
     activities = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
 
     def name(self) -> str:
-        """As the card calls itself."""
+        """Name of the GPU."""
         return torch.cuda.get_device_name(self.device)
 
     def total_bytes(self) -> int:
-        """Memory of the card."""
+        """Memory of the GPU."""
         return int(torch.cuda.get_device_properties(self.device).total_memory)
 
     def wait(self) -> None:
-        """Until the device has done all it was given."""
+        """Wait for all work on the device."""
         torch.cuda.synchronize(self.device)
 
     def times(self, step: Callable[[], object], n: int) -> list[float]:
-        """Milliseconds of each of n steps, as the device saw them; the host is held up once, at the end."""
+        """Return the device time of each of n steps in milliseconds, with one host synchronization at the end."""
         events = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]
         events[0].record()
         for event in events[1:]:
@@ -46,23 +46,23 @@ class Clock:
         return [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
 
     def held(self) -> int:
-        """Bytes in tensors now."""
+        """Return the bytes currently in tensors."""
         return torch.cuda.memory_allocated(self.device)
 
     def peak(self, step: Callable[[], object]) -> int:
-        """Most bytes in tensors during a step."""
+        """Return the peak bytes in tensors during a step."""
         torch.cuda.reset_peak_memory_stats(self.device)
         step()
         self.wait()
         return torch.cuda.max_memory_allocated(self.device)
 
     def free(self) -> None:
-        """Give cached memory back."""
+        """Release cached memory."""
         torch.cuda.empty_cache()
 
 
 class _CpuClock(Clock):
-    """Wall time; memory is not counted."""
+    """Wall time; memory is not measured."""
 
     activities = (ProfilerActivity.CPU,)
 
@@ -99,7 +99,7 @@ def clock_of(device: str) -> Clock:
 
 
 def median_ms(clock: Clock, step: Callable[[], object], *, inner: int = 10, rounds: int = 3, warmup: int = 3) -> float:
-    """Median over rounds of the mean time of `inner` calls in a row, milliseconds."""
+    """Return the median over rounds of the mean time of `inner` consecutive calls, in milliseconds."""
     for _ in range(warmup):
         step()
     clock.wait()

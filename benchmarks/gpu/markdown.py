@@ -1,4 +1,4 @@
-"""The report as a page: tables of what report.json holds, and every failure in its own words."""
+"""Report as a page: tables of report.json, and the messages of all failures."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -9,13 +9,13 @@ Figures = dict[str, Any]
 
 
 def write(out: Path, report: dict[str, Any]) -> None:
-    """Write report.md beside report.json."""
+    """Write report.md next to report.json."""
     out.mkdir(parents=True, exist_ok=True)
     (out / PAGE).write_text(page(report))
 
 
 def page(report: dict[str, Any]) -> str:
-    """Return the page of a report, whatever part of it is there."""
+    """Return the page of a report, which may be incomplete."""
     made = report["made"]["provenance"]
     lines = ["# GPU report", "", f"{made['machine']}; {made['date']}; code {made['commit']}.", ""]
     if report["made"]["toy"]:
@@ -28,7 +28,7 @@ def page(report: dict[str, Any]) -> str:
             lines += [f"{stage['state']}:", "", "```", *stage["error"], "```", ""]
         try:
             lines += _PARTS.get(name, _overhead)(stage.get("figures", {}))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:  # a stage that was cut off
+        except (KeyError, TypeError, ValueError, AttributeError) as error:  # an interrupted stage
             lines += [f"(the figures are incomplete: {type(error).__name__} {error})"]
     return "\n".join(lines) + "\n"
 

@@ -1,4 +1,4 @@
-"""Training steps of other people's Llamas at our sizes: Hugging Face, with liger-kernel, litgpt, torchtitan."""
+"""Training steps of other Llama implementations at our sizes: Hugging Face, liger-kernel, litgpt, torchtitan."""
 
 import importlib
 from collections.abc import Callable
@@ -20,10 +20,10 @@ class Missing(Exception):
 
 
 def peer(name: str, size: Size, batch: int, device: torch.device, *, compile_it: bool = True) -> Trainee:
-    """Return the peer of this name with float32 weights, bf16 autocast and the same optimizer as ours.
+    """Return the peer of this name with float32 weights, bf16 autocast and our optimizer.
 
     Raises:
-        Missing: it cannot be imported here.
+        Missing: it cannot be imported.
     """
     try:
         loss, model = PEERS[name](size, draw_tokens(size, batch, device), device, compile_it)
@@ -56,7 +56,7 @@ def _hugging_face_liger(size: Size, block: Tensor, device: torch.device, compile
 
     apply: Any = importlib.import_module("liger_kernel.transformers").apply_liger_kernel_to_llama
     _, model = _of(hugging_face, size, block, device, compile_it=False)
-    # It changes the whole module, and with it the other Llamas of this process: that is undone, but in its own steps.
+    # liger-kernel patches the module, and thereby other Llamas of this process; it is undone except in its own steps.
     theirs = {name: getattr(modeling_llama, name) for name in ("apply_rotary_pos_emb", "LlamaRMSNorm", "LlamaMLP")}
     with patch.multiple(modeling_llama, **theirs):
         apply(model=model)
@@ -65,7 +65,7 @@ def _hugging_face_liger(size: Size, block: Tensor, device: torch.device, compile
 
     def loss() -> Tensor:
         with patch.object(modeling_llama, "apply_rotary_pos_emb", rotate):
-            # It shifts the labels itself: its fused loss never makes the logits.
+            # The model shifts the labels itself, because its fused loss never computes the full logits.
             value: Tensor = model(input_ids=tokens, labels=tokens, use_cache=False).loss
         return value
 

@@ -1,8 +1,8 @@
-"""A function in a process of its own: it writes its result as it grows, can be killed, and ends alone.
+"""Functions in separate processes, with incremental results and deadlines.
 
     python -m benchmarks.gpu.process benchmarks.gpu.stages.ceilings:run RESULT.json '{"device": "cuda", ...}'
 
-The function takes a `Task` and calls `task.save` with what it has so far; what it returns is saved last.
+The function takes a `Task` and calls `task.save` with intermediate results; its return value is saved last.
 """
 
 import importlib
@@ -24,15 +24,15 @@ LAST_LINES = 20
 
 @dataclass
 class Task:
-    """What a stage is given.
+    """Input of a stage.
 
     Attributes:
         device: 'cuda' or 'cpu'.
-        toy: at a size that shows that it runs, and nothing else.
-        seconds: it has; after that it is killed, with what it saved kept.
-        work: folder of its own for files.
-        options: of this function.
-        result: file that `save` writes; None keeps nothing.
+        toy: if True, use toy sizes.
+        seconds: time limit, after which the process is killed and saved results are kept.
+        work: private folder for files.
+        options: options of the function.
+        result: file that `save` writes; None to save nothing.
     """
 
     device: str = "cuda"
@@ -44,18 +44,18 @@ class Task:
     began: float = field(default_factory=time.monotonic)
 
     def save(self, figures: dict[str, Any]) -> None:
-        """Write what there is so far; a reader sees the old file or the new one."""
+        """Write intermediate results atomically."""
         if self.result is not None:
             write_json(Path(self.result), figures)
 
     @property
     def left(self) -> float:
-        """Seconds until it is killed."""
+        """Return the seconds until the deadline."""
         return self.began + self.seconds - time.monotonic()
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace `path` by `value` as JSON, in one step."""
+    """Write `value` as JSON to `path`, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(value, indent=1) + "\n")
@@ -63,7 +63,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What `path` holds; nothing where it is not there or not readable."""
+    """Return the content of `path`; empty if it is missing or unreadable."""
     try:
         value = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -72,14 +72,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Running:
-    """A function that runs in a process of its own, and is ended at its deadline.
+    """A function in a separate process with a deadline.
 
     Args:
         target: 'module:function'.
-        task: what it is given; `result` is chosen here.
-        name: of its files in task.work.
-        env: variables beside this process's.
-        leads: whether all that it starts ends with it; else it ends with the process that started it.
+        task: its input; `result` is set here.
+        name: name of its files in task.work.
+        env: additional environment variables.
+        leads: if True, its child processes end with it; otherwise it ends with its parent.
     """
 
     def __init__(self, target: str, task: Task, name: str, env: dict[str, str] | None = None, *, leads: bool = True):
@@ -100,7 +100,7 @@ class Running:
             )
 
     def over(self) -> bool:
-        """Whether it has ended; past its deadline it is ended."""
+        """Return True if it has ended; kill it after its deadline."""
         if self.process.poll() is not None:
             return True
         if time.monotonic() < self.deadline:
@@ -109,7 +109,7 @@ class Running:
         return True
 
     def end(self) -> None:
-        """End it and all it started."""
+        """Kill it and its child processes."""
         with suppress(ProcessLookupError):
             if self.leads:
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -118,7 +118,7 @@ class Running:
         self.process.wait()
 
     def outcome(self) -> dict[str, Any]:
-        """State ('running', 'done', 'failed', 'deadline'), seconds, figures, and the last lines of what failed."""
+        """Return state ('running', 'done', 'failed', 'deadline'), seconds, results, and the last lines of a failure."""
         code = self.process.poll()
         late = code == -signal.SIGKILL and time.monotonic() >= self.deadline
         state = "running" if code is None else "done" if code == 0 else "deadline" if late else "failed"
@@ -133,13 +133,13 @@ class Running:
 
 @dataclass(frozen=True)
 class Job:
-    """One of several functions that run at once.
+    """One of several functions that run concurrently.
 
     Attributes:
-        name: of its result and files.
+        name: name of its result and files.
         target: 'module:function'.
-        task: what it is given.
-        gib: memory of the card that it takes, about.
+        task: its input.
+        gib: approximate GPU memory.
     """
 
     name: str
@@ -149,12 +149,12 @@ class Job:
 
 
 def at_once(jobs: Iterable[Job], *, most: int, gib: float = float("inf")) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Run jobs beside each other and yield (name, outcome) as they end.
+    """Run jobs concurrently and yield (name, outcome) as they end.
 
     Args:
-        jobs: in the order in which they should start; the seconds of each count from its task's `began`.
-        most: processes at a time.
-        gib: memory that those running may take together; a job alone may take more.
+        jobs: jobs in starting order; time limits start at their task's `began`.
+        most: maximum number of processes.
+        gib: maximum total memory of running jobs; a single job may use more.
     """
     waiting, running = list(jobs), dict[str, tuple[Job, Running]]()
     try:
@@ -176,7 +176,7 @@ def at_once(jobs: Iterable[Job], *, most: int, gib: float = float("inf")) -> Ite
 
 
 def main() -> None:
-    """Run the function that the command line names."""
+    """Run the function named on the command line."""
     target, result, given = sys.argv[1:]
     module, _, name = target.partition(":")
     task = Task(**json.loads(given), result=result)

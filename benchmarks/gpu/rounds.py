@@ -1,4 +1,4 @@
-"""Steps of several models, interleaved: ABCD DCBA, so that what changes with time changes all alike."""
+"""Interleaved steps of several models, in the order ABCD DCBA, so that drift affects all equally."""
 
 import math
 import statistics
@@ -18,16 +18,16 @@ def interleaved(
     each: int,
     enough: Callable[[], bool] = lambda: False,
 ) -> dict[str, list[float]]:
-    """Return the milliseconds of each model in each round, mean over the steps of its two turns.
+    """Return the milliseconds per model and round, mean over the steps of its two turns.
 
-    A round is one turn of each model and one in the opposite order, so that a slope in time cancels.
+    A round has one turn of each model and one in reverse order, so that linear drift cancels.
 
     Args:
         steps: name -> one step, warmed up.
-        clock: of the device.
-        rounds: their number.
-        each: steps of a turn; of these the first is not counted, it follows another model's.
-        enough: asked between rounds whether to stop.
+        clock: clock of the device.
+        rounds: number of rounds.
+        each: steps per turn; the first is not counted, because it follows another model's.
+        enough: called between rounds; True stops.
     """
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds):
@@ -42,7 +42,7 @@ def interleaved(
 
 
 def ratios(times: Mapping[str, list[float]], reference: str) -> dict[str, dict[str, Any]]:
-    """Median time, and the ratio to the reference: geometric mean over rounds, 95% interval (Student's t)."""
+    """Return the median time, and the ratio to the reference: geometric mean over rounds, 95% t interval."""
     out = {}
     for name, values in times.items():
         row: dict[str, Any] = {"ms": statistics.median(values), "rounds": len(values), "all_ms": values}

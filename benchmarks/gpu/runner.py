@@ -1,4 +1,4 @@
-"""The stages in their order: each with a deadline, in a process of its own; the report is written after each."""
+"""Sequence of stages, each in a process with a deadline; the report is written after each."""
 
 import hashlib
 import json
@@ -20,11 +20,11 @@ class Stage:
     """One part of the report.
 
     Attributes:
-        name: on the command line and in the report.
+        name: name on the command line and in the report.
         target: 'module:function'.
-        seconds: its deadline, less where the whole has less left.
-        beside: runs beside the stage before it, as neither is timed.
-        options: of the function.
+        seconds: time limit, or less if less remains in total.
+        beside: if True, it runs concurrently with the previous stage, because neither is timed.
+        options: options of the function.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Stage:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-#: those that compile a whole model come last: at 1B that alone would take the stage's time
+#: arms that compile a full model are last: at 1B that could take all of the stage's time
 PEER_ARMS = (
     "llama", "Hugging Face", "Hugging Face liger", "Hugging Face compiled", "litgpt compiled", "torchtitan compiled",
     "litgpt compiled, loss in one",
@@ -56,23 +56,23 @@ STAGES = (
 )  # fmt: skip
 
 
-#: for stages beside each other, which are many processes: each would start as many compilers as there are cores
+#: for concurrent stages, whose many processes would each start one compiler per core
 _FEW = {"TORCHINDUCTOR_COMPILE_THREADS": "2"}
 
 
 @dataclass
 class Runner:
-    """Takes the stages through one report.
+    """Run the stages of one report.
 
     Args:
-        out: folder of report.json; a report of this machine that is there is continued.
+        out: folder of report.json; an existing report of this machine is continued.
         work: folder for everything else.
         device: 'cuda' or 'cpu'.
-        toy: sizes of the suite.
-        seconds: for all of it.
-        again: repeat what the report has.
-        stages: all that there are.
-        tell: is told one line a stage.
+        toy: if True, use toy sizes.
+        seconds: time limit of the report.
+        again: if True, repeat stages that the report contains.
+        stages: all stages.
+        tell: function that prints one line per stage.
     """
 
     out: Path
@@ -94,11 +94,11 @@ class Runner:
 
     @property
     def left(self) -> float:
-        """Seconds for the stages to come."""
+        """Return the seconds for the remaining stages."""
         return self.began + self.seconds - time.monotonic()
 
     def run(self, names: list[str] | None = None) -> dict[str, Any]:
-        """Run the stages of these names (all), those beside each other together; return the report."""
+        """Run the stages of these names (default all), some concurrently; return the report."""
         todo = [stage for stage in self.stages if (names is None or stage.name in names) and not self._done(stage)]
         groups: list[list[Stage]] = []
         for stage in todo:
@@ -142,7 +142,7 @@ class Runner:
                 process.end()
 
     def _keep(self, name: str, outcome: dict[str, Any]) -> None:
-        """Put what a stage has by now into the report, and the report on the disk."""
+        """Update the report with a stage's current results, and write it."""
         entry = outcome | {"sources": sources()}
         before = self.report["stages"].get(name, {})
         self.report["stages"][name] = entry
@@ -155,7 +155,7 @@ class Runner:
         self.tell(f"{name}: {found['state']} after {found['seconds']:.0f} s{', ' + last if last else ''}")
 
     def _known(self) -> dict[str, Any]:
-        """What later stages use of earlier ones: the card's peak by its data sheet, the measured one, and where to."""
+        """Return results that later stages need: the GPU's listed and measured peak, and the output folder."""
         figures = self.report["stages"].get("ceilings", {}).get("figures", {})
         gpu = gpu_of_card(figures.get("versions", {}).get("device", ""))
         return {
@@ -170,7 +170,7 @@ class Runner:
 
 
 def sources() -> str:
-    """A hash of the code and configs that decide the figures; a copy without git has it too."""
+    """Return a hash of the code and configs that affect the results, also without git."""
     if not _SOURCES:
         digest = hashlib.sha256()
         for folder in ("lightning_sv", "benchmarks/gpu", "conf"):

@@ -1,4 +1,4 @@
-"""The models that are timed: those of conf/model, and one for the suite."""
+"""Timed models: those of conf/model, and one for the test suite."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,7 +8,7 @@ import yaml
 from benchmarks.gpu.process import ROOT
 from lightning_sv.nn import BackboneConfig
 
-#: the arms of the paper's overhead, one with our kernels as well; where memory ends, the last are left out
+#: arms of the paper's overhead, one also with our kernels; if memory is short, the last are skipped
 ARMS = ("llama", "unified", "unified, triton", "hg+dp+or", "hg")
 
 
@@ -17,9 +17,9 @@ class Size:
     """A model and its batches.
 
     Attributes:
-        config: of the backbone.
-        seq_len: tokens a sequence.
-        batches: name -> sequences of a micro-batch, the one to compare with others first.
+        config: configuration of the backbone.
+        seq_len: tokens per sequence.
+        batches: name -> sequences per micro-batch, the one for comparisons first.
     """
 
     config: BackboneConfig
@@ -27,7 +27,7 @@ class Size:
     batches: dict[str, int]
 
     def shallow(self) -> "Size":
-        """With one block: what compiles is the same, and it takes little memory."""
+        """Return it with one block: it compiles the same code in less memory."""
         return replace(self, config=replace(self.config, n_layer=1))
 
 
@@ -41,7 +41,7 @@ _TOY: dict[str, Any] = {"name": "toy", "d_model": 32, "n_layer": 1, "n_head": 2,
 
 
 def size_of(name: str, toy: bool = False) -> Size:
-    """Return the size of this name; in toy form the same kind of model."""
+    """Return the size of this name; with toy, a small model of the same kind."""
     file, batches = _SIZES[name]
     if toy:
         more = {"n_expert": 6, "n_expert_active": 2} if name.startswith("moe") else {}

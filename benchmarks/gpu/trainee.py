@@ -1,4 +1,4 @@
-"""One training step as `fit` takes it: loss in bf16 autocast, backward, clipping, fused AdamW."""
+"""One training step as in `fit`: loss in bf16 autocast, backward, clipping, fused AdamW."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from lightning_sv.scale import ScaleVector
 
 @dataclass
 class Trainee:
-    """A model under training.
+    """A model in training.
 
     Attributes:
-        name: of the arm or peer.
+        name: name of the arm or peer.
         step: one optimizer step on one micro-batch.
-        flops: of the step, forward and backward.
-        tokens: of the step.
-        model: holds the parameters.
+        flops: FLOPs of a step, forward and backward.
+        tokens: tokens of a step.
+        model: module with the parameters.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Trainee:
 
 
 def prepare_compiler() -> None:
-    """Fixed shapes, and room for several models of one code in one process; a run has one model."""
+    """Compile for fixed shapes and several models with the same code in one process."""
     torch._dynamo.config.automatic_dynamic_shapes = False
     for name in ("recompile_limit", "accumulated_recompile_limit"):
         if hasattr(torch._dynamo.config, name):
@@ -43,20 +43,20 @@ def prepare_compiler() -> None:
 
 
 def draw_tokens(size: Size, batch: int, device: torch.device) -> Tensor:
-    """(batch, seq_len + 1) token ids: what they are changes no time."""
+    """Return (batch, seq_len + 1) token ids; their values do not affect times."""
     generator = torch.Generator().manual_seed(0)
     shape = (batch, size.seq_len + 1)
     return torch.randint(0, size.config.vocab_size, shape, generator=generator).to(device)
 
 
 def ours(arm: str, size: Size, batch: int, device: torch.device, compile_how: str = "block") -> Trainee:
-    """Our model under a strategy, with the pieces that `PretrainModule` trains with.
+    """Return our model under a strategy, with the parts of `PretrainModule`.
 
     Args:
-        arm: the strategy; after a comma, what `model.kernels` is.
+        arm: the strategy, optionally followed by a comma and `model.kernels`.
         size: the model.
-        batch: sequences of a micro-batch.
-        device: that it trains on.
+        batch: sequences per micro-batch.
+        device: device of the training.
         compile_how: `model.compile`.
     """
     scale, _, kernels = arm.partition(", ")
@@ -86,7 +86,7 @@ def ours(arm: str, size: Size, batch: int, device: torch.device, compile_how: st
 def step_of(
     loss: Callable[[], Tensor], model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
 ) -> Callable[[], None]:
-    """One step: loss under autocast, backward, clip by the global norm, optimizer; gradients are freed."""
+    """Run one step: loss under autocast, backward, clipping by the global norm, optimizer; gradients are freed."""
     parameters = list(model.parameters())
 
     def step() -> None:
@@ -102,7 +102,7 @@ def step_of(
 
 @torch.no_grad()
 def _draw_there(model: nn.Module, config: BackboneConfig, seed: int) -> None:
-    """Initialize on the device: on the CPU a billion numbers take ten seconds, and no time depends on them."""
+    """Initialize on the device, because a billion numbers take ten seconds on the CPU; values do not affect times."""
     vectors: set[Any] = set()
     for module in model.modules():
         if isinstance(module, ScaleVector):

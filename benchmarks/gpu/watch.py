@@ -1,4 +1,4 @@
-"""A callback for the runs of the report: dies at a step if asked, and counts where the host waited for the device."""
+"""Callback for the report's runs, which kills a run at a step and counts host synchronizations."""
 
 import os
 import signal
@@ -13,16 +13,16 @@ import torch
 
 from benchmarks.gpu.process import write_json
 
-#: step after which a run is killed, if set, and the file for what was counted
+#: step at which a run is killed, if set, and the output file of the counts
 KILL, COUNTS = "LIGHTNING_SV_KILL_AT", "LIGHTNING_SV_COUNTS"
 
 
 class Watch(L.Callback):
-    """Counts synchronizations between two steps, which torch reports as warnings, and the steps' wall time.
+    """Count synchronizations between two steps, reported by torch as warnings, and the wall time of the steps.
 
     Args:
-        first: optimizer step after which counting begins: compilation is over by then, and a checkpoint written.
-        last: and ends.
+        first: optimizer step after which counting starts, after compilation and a checkpoint.
+        last: last counted step.
     """
 
     def __init__(self, first: int = 11, last: int = 19):
@@ -33,7 +33,7 @@ class Watch(L.Callback):
         self._before: Any = None
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Begin to listen."""
+        """Start listening."""
         if self._before is None and self.first <= trainer.global_step < self.last and COUNTS in os.environ:
             self._before = warnings.showwarning
             warnings.simplefilter("always")
@@ -44,7 +44,7 @@ class Watch(L.Callback):
         self.batches += self._before is not None
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Die, or write what was counted, when it is time."""
+        """Kill the run, or write the counts, at the right step."""
         if self.kill_at and trainer.global_step >= self.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
         if self._before is not None and trainer.global_step >= self.last:
@@ -59,6 +59,6 @@ class Watch(L.Callback):
             write_json(Path(os.environ[COUNTS]), counted | {"places": dict(self.places.most_common(12))})
 
     def _note(self, message: Any, category: Any, filename: str, lineno: int, *rest: Any) -> None:
-        if "called a synchronizing" in str(message):  # not torch's word that the mode is a prototype
+        if "called a synchronizing" in str(message):  # ignores the warning that the mode is a prototype
             short = "/".join(Path(filename).parts[-3:])
             self.places[f"{short}:{lineno}"] += 1

@@ -1,4 +1,4 @@
-"""Callbacks for any LightningModule whose model has scale vectors, and their measurements."""
+"""Callbacks for LightningModules whose model has scale vectors."""
 
 from lightning_sv.callbacks.branch_norms import BranchNorms, branch_norms
 from lightning_sv.callbacks.copying import CopyingMonitor

@@ -1,4 +1,4 @@
-"""Per-branch norms of W, gamma and the effective W: how Q, K and V move apart (paper, Figure 4)."""
+"""Norms of W, gamma and the effective W per branch (paper, Figure 4)."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ from lightning_sv.scale.fold import effective_weight
 
 
 def branch_norms(model: nn.Module) -> dict[str, Tensor]:
-    """Norms of every branch of `model`, as scalar tensors keyed 'layer0/q_proj/W'.
+    """Return the norms of every branch of `model`, as scalar tensors keyed 'layer0/q_proj/W'.
 
     W: Frobenius norm of the weight; gamma_in, gamma_out: Euclidean norm over sqrt(width), so 1 at
     initialization; effective: Frobenius norm of diag(gamma_out) W diag(gamma_in) (paper, Section
     3.4). The head's branch is keyed 'head/lm_head/...'. 'mean/q_proj/...' averages over layers.
-    Of experts the mean is given, and 'layer0/expert_up_proj/effective/expert3' for each. Norms that
-    feed no branch (Q/K-norm, Post-Norm) are keyed 'layer0/q_norm/gamma'.
+    For experts, the mean is returned, plus 'layer0/expert_up_proj/effective/expert3' for each. Norms
+    without branches (Q/K-norm, Post-Norm) are keyed 'layer0/q_norm/gamma'.
     """
     out: dict[str, Tensor] = {}
     with torch.no_grad():
@@ -34,7 +34,7 @@ def branch_norms(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _norms(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the norms of one branch; the last axes are its own, a leading one counts experts."""
+    """Return the norms of one branch; a leading axis counts experts."""
     weight = full_tensor(weight)
     effective = torch.linalg.matrix_norm(effective_weight(weight, gammas.get("in"), gammas.get("out")))
     out = {"W": torch.linalg.matrix_norm(weight).mean(), "effective": effective.mean()}
@@ -44,7 +44,7 @@ def _norms(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class BranchNorms(L.Callback):
-    """Logs `branch_norms` under branch_norm/, with Q, K and V together in one TensorBoard chart.
+    """Log `branch_norms` under branch_norm/, with Q, K and V together in one TensorBoard chart.
 
     Args:
         every_n_steps: optimizer steps between two writes; step 0 is always written
@@ -58,15 +58,15 @@ class BranchNorms(L.Callback):
         self._clock, self.model = StepTrigger("branch_norms.every_n_steps", every_n_steps), model
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find the model; refuse one without scale vectors."""
+        """Find the model and check that it has scale vectors."""
         self._model = check_scaled(pl_module, self.model, "BranchNorms")
 
     def charts(self) -> Pages:
-        """Return a page for each group of branches."""
+        """Return one page per group of branches."""
         return chart_layout(branch_norms(self._model))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the starting norms; a resumed run has written those of its step."""
+        """Write the initial norms, unless the run is resumed."""
         self._clock.start(trainer)
         if trainer.global_step == 0:
             self._write(trainer)
@@ -74,7 +74,7 @@ class BranchNorms(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Write every n optimizer steps, and at the last."""
+        """Write every n optimizer steps, and at the last step."""
         if self._clock.ended(trainer) and self._clock.is_due(trainer.global_step):
             self._write(trainer)
 

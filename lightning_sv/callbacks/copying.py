@@ -1,4 +1,4 @@
-"""Copying from the context: the held-out loss by kind of token, and on text that is repeated (arXiv 2209.11895)."""
+"""Copying from the context: held-out loss per kind of token, and on repeated text (arXiv:2209.11895)."""
 
 import time
 from contextlib import nullcontext
@@ -16,17 +16,17 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.nn import document_ids
 from lightning_sv.scale.shapes import Bool, Float, Int
 
-#: tokens of one forward pass, whose logits are kept as float32
+#: Tokens per forward pass; the float32 logits of a pass are kept in memory.
 TOKENS_PER_PASS = 16_384
 
 
 class TokenKinds(NamedTuple):
-    """Kinds of target tokens by their context; each token has exactly one kind.
+    """Kinds of target tokens, by their context; each token has exactly one kind.
 
     Attributes:
-        repeat: (B, T), the pair (previous token, this token) occurred earlier in the sequence
-        seen: (B, T), the token occurred earlier, but not after the same previous token
-        unseen: (B, T), the token did not occur earlier
+        repeat: (B, T), True if the pair (previous token, this token) occurred earlier in the sequence
+        seen: (B, T), True if the token occurred earlier, but not after the same previous token
+        unseen: (B, T), True if the token did not occur earlier
     """
 
     repeat: Bool[Tensor, "B T"]
@@ -35,7 +35,7 @@ class TokenKinds(NamedTuple):
 
 
 def token_kinds(block: Int[Tensor, "B S"]) -> TokenKinds:
-    """Classify the targets `block[:, 1:]` by what precedes them in their sequence.
+    """Classify the targets `block[:, 1:]` by the preceding tokens of their sequence.
 
     Args:
         block: (B, T + 1) token ids
@@ -45,10 +45,10 @@ def token_kinds(block: Int[Tensor, "B S"]) -> TokenKinds:
     ([[0, 0, 0, 1, 0]], [[0, 0, 1, 0, 1]])
     """
     previous, targets = block[:, :-1], block[:, 1:]
-    same = targets.unsqueeze(-1) == targets.unsqueeze(-2)  # B T T: target of this row, target of an earlier column
+    same = targets.unsqueeze(-1) == targets.unsqueeze(-2)  # B T T
     same_pair = same & (previous.unsqueeze(-1) == previous.unsqueeze(-2))
     repeat = same_pair.tril(-1).any(-1)
-    seen = same.tril(-1).any(-1) | (targets == block[:, :1])  # the first token is no target
+    seen = same.tril(-1).any(-1) | (targets == block[:, :1])  # the first token is not a target
     return TokenKinds(repeat, seen & ~repeat, ~seen)
 
 
@@ -59,7 +59,7 @@ def token_losses(model: nn.Module, block: Int[Tensor, "B S"], eot: int | None = 
     Args:
         model: a module that maps (B, T) token ids to (B, T, V) logits
         block: (B, T + 1) token ids
-        eot: id of the end-of-text token if attention stays inside a document
+        eot: id of the end-of-text token if attention is restricted to a document
     """
     losses = []
     for part in block.split(max(1, TOKENS_PER_PASS // block.shape[1])):
@@ -75,47 +75,47 @@ def copying_losses(
 ) -> dict[str, float]:
     """Split the mean next-token loss by `token_kinds`, and measure it on repeated text.
 
-    repeat, seen, unseen: mean loss of the tokens of a kind, nats per token (left out if there are none).
-    repeat_share, seen_share: share of the tokens of a kind; loss = sum over kinds of share times mean.
-    first_copy, second_copy: mean loss of the same targets in a text of `repeat_length` tokens that is read twice in
-    one sequence. second_minus_first: near 0 for a model that counts pairs, about minus first_copy for one that copies.
+    repeat, seen, unseen: mean loss of the tokens of a kind, in nats per token (omitted if there are none).
+    repeat_share, seen_share: fraction of the tokens of a kind; loss = sum over kinds of fraction times mean.
+    first_copy, second_copy: mean loss of the same targets in a sequence that contains a text of `repeat_length` tokens
+    twice. second_minus_first: near 0 for a model of token pairs, about minus first_copy for a model that copies.
 
     Args:
         model: a module that maps (B, T) token ids to (B, T, V) logits
         block: (B, T + 1) token ids
-        repeat_length: tokens of the repeated text, at most (T + 1) / 2
-        eot: id of the end-of-text token if attention stays inside a document
+        repeat_length: length of the repeated text in tokens, at most (T + 1) / 2
+        eot: id of the end-of-text token if attention is restricted to a document
     """
     losses, kinds = token_losses(model, block, eot), token_kinds(block)
-    found = {}
+    means = {}
     for name, kind in kinds._asdict().items():
         share = kind.float().mean().item()
         if name != "unseen":
-            found[f"{name}_share"] = share
+            means[f"{name}_share"] = share
         if share > 0:
-            found[name] = losses[kind].mean().item()
+            means[name] = losses[kind].mean().item()
     text = block[:, :repeat_length]
-    twice = token_losses(model, torch.cat([text, text], 1), eot)  # B, 2 * repeat_length - 1
-    found["first_copy"] = twice[:, : repeat_length - 1].mean().item()
-    found["second_copy"] = twice[:, repeat_length:].mean().item()
-    return found | {"second_minus_first": found["second_copy"] - found["first_copy"]}
+    repeated = token_losses(model, torch.cat([text, text], 1), eot)  # B, 2 * repeat_length - 1
+    means["first_copy"] = repeated[:, : repeat_length - 1].mean().item()
+    means["second_copy"] = repeated[:, repeat_length:].mean().item()
+    return means | {"second_minus_first": means["second_copy"] - means["first_copy"]}
 
 
 class CopyingMonitor(L.Callback):
-    """Logs copying/{repeat, seen, unseen, second_minus_first, ...} of held-out text, see `copying_losses`.
+    """Log copying/{repeat, seen, unseen, second_minus_first, ...} of held-out text, see `copying_losses`.
 
-    A model predicts a repeated pair far better once it has formed an induction circuit, which looks up what followed
-    the present token earlier (arXiv 2209.11895). The curves show when that happens. Every measurement reads the same
-    sequences, draws no random number, and leaves weights and gradients alone.
+    A model predicts a repeated pair far better once it has formed an induction circuit, which looks up the token after
+    an earlier occurrence (arXiv:2209.11895). The curves show when that happens. Every measurement uses the same
+    sequences, samples no random numbers, and does not change weights or gradients.
 
     Args:
-        points: measurements in a run, evenly spaced, the last at its end
-        sequences: held-out sequences of each, spread evenly over the validation split
-        repeat_length: tokens of the text that is read twice; null for half of data.seq_len
+        points: number of measurements in a run, evenly spaced, the last at its end
+        sequences: number of held-out sequences per measurement, spread evenly over the validation split
+        repeat_length: length of the repeated text in tokens; null for half of data.seq_len
         model: dotted name of the submodule that maps token ids to logits; null for our backbone, or the module itself
 
     Raises:
-        ConfigError: a value below 1 (repeat_length: below 2), or a repeat_length that data.seq_len does not hold twice
+        ConfigError: a value below 1 (repeat_length: below 2), or a repeat_length above half of data.seq_len
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class CopyingMonitor(L.Callback):
         self._block: Tensor | None = None
 
     def charts(self) -> Pages:
-        """Return a page: the loss by kind of token, and on repeated text."""
+        """Return one page: the loss per kind of token, and on repeated text."""
         kinds, copies = TokenKinds._fields, ("first_copy", "second_copy")
         return {
             "copying": {
@@ -145,7 +145,7 @@ class CopyingMonitor(L.Callback):
         }
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Refuse a repeated text that does not fit into a sequence, and other data than token batches."""
+        """Check that the data are token batches and that the repeated text fits into a sequence."""
         data = data_of(trainer)
         if data is None:
             raise ConfigError(f"datamodule is {trainer.datamodule!r}; expected a TokenDataModule for CopyingMonitor.")  # type: ignore[attr-defined]
@@ -156,7 +156,7 @@ class CopyingMonitor(L.Callback):
                 f"data.seq_len {data.seq_len} must hold the text twice."
             )
         if most < 2:
-            raise ConfigError(f"data.seq_len is {data.seq_len}; CopyingMonitor needs at least 3.")
+            raise ConfigError(f"data.seq_len is {data.seq_len}; expected at least 3 for CopyingMonitor.")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Read the sequences."""
@@ -169,19 +169,19 @@ class CopyingMonitor(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Measure when due; on every device, because a sharded model needs them all."""
+        """Measure when due, on every device, because a sharded model needs them all."""
         step = trainer.global_step
         if not self._clock.ended(trainer) or not (self._clock.is_last(step) or step % self._every == 0):
             return
         data, settings = data_of(trainer), settings_of(pl_module)
         assert self._block is not None and data is not None
-        began = time.perf_counter()
+        start = time.perf_counter()
         eot = data.eot if settings is not None and settings.mask_documents else None
         length = self.repeat_length or (data.seq_len + 1) // 2
         model = model_of(pl_module, self.model)
         was_training = model.training
         model.eval()
-        # Other shapes than the trained one would be compiled each, and the training step perhaps anew.
+        # Compiling for other shapes would take long, and might recompile the training step.
         compiled = settings is not None and settings.compile != "none"
         with (
             torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
@@ -190,4 +190,4 @@ class CopyingMonitor(L.Callback):
             losses = copying_losses(model, self._block, length, eot)
         model.train(was_training)
         write_scalars(trainer, {f"copying/{key}": value for key, value in losses.items()})
-        pause_throughput(trainer, time.perf_counter() - began)
+        pause_throughput(trainer, time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""Sums over the steps between two writes, which survive a checkpoint and a change of the number of devices."""
+"""Sums of metrics between two writes, saved in checkpoints for any number of devices."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from lightning_sv.callbacks.step_trigger import StepTrigger
 
 
 class MetricAccumulator(L.Callback):
-    """A callback with sums of what micro-batches give, on the device, until its next write.
+    """Callback that sums values of micro-batches on the device between writes.
 
     Args:
-        section: of the callback in the config, for the message
+        section: name of the callback in the config, for errors
         every_n_steps: optimizer steps between two writes
 
     Raises:
@@ -23,14 +23,14 @@ class MetricAccumulator(L.Callback):
     def __init__(self, section: str, every_n_steps: int):
         self._clock = StepTrigger(f"{section}.every_n_steps", every_n_steps)
         self._trainer: L.Trainer | None = None
-        #: of the step under way, and of the steps since the last write
+        #: sums of the current step, and of the steps since the last write
         self._open: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
-        #: sequences on this device in `_open` and `_sums`; those of all devices before the last resume
+        #: sequences of this device in `_open` and `_sums`, and of all devices before the last resume
         self._open_count, self._count, self._before = 0, 0, 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin, or continue what a checkpoint held: rank 0 has the sums of all devices, the others start at zero."""
+        """Start, or continue a checkpoint's sums: rank 0 has those of all devices, others start at zero."""
         self._trainer = trainer
         self._clock.start(trainer)
         device = trainer.strategy.root_device
@@ -40,12 +40,12 @@ class MetricAccumulator(L.Callback):
         }
 
     def add(self, values: dict[str, Tensor], sequences: int, *, keep: bool = True) -> bool:
-        """Add a micro-batch; return whether it ended a step after which one writes.
+        """Add a micro-batch; return True if a write is due after it.
 
         Args:
-            values: sums over its sequences; the same keys each time
-            sequences: how many it has
-            keep: whether the step counts, asked at its end: one that was skipped does not
+            values: sums over its sequences; always with the same keys
+            sequences: number of sequences of the micro-batch
+            keep: if False at the end of a step, the step was skipped and does not count
         """
         assert self._trainer is not None, "on_train_start comes first"
         self._open = {key: self._open[key] + value if self._open else value for key, value in values.items()}
@@ -59,20 +59,20 @@ class MetricAccumulator(L.Callback):
         return self._clock.is_due(self._clock.step)
 
     def take(self) -> tuple[dict[str, Tensor], int]:
-        """Return the sums over micro-batches and devices, with the number of sequences, and start anew."""
-        taken = self._total()
+        """Return and reset the sums over micro-batches and devices and the number of sequences."""
+        total = self._total()
         self._sums, self._count, self._before = {}, 0, 0
-        return taken
+        return total
 
     def _total(self) -> tuple[dict[str, Tensor], int]:
         assert self._trainer is not None
         world, strategy = self._trainer.world_size, self._trainer.strategy
-        # A copy, for Lightning reduces in place.
+        # A copy, because Lightning reduces in place.
         sums = {key: strategy.reduce(value.clone(), reduce_op="sum") for key, value in self._sums.items()}
         return sums, self._count * world + self._before  # type: ignore[return-value]
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums of all devices; to be called by all of them, after a step."""
+        """Return the sums of all devices; a collective, called after a step."""
         if self._trainer is None:
             return {"sums": {}, "count": 0}
         assert not self._open_count, "inside a step"
@@ -80,5 +80,5 @@ class MetricAccumulator(L.Callback):
         return {"sums": sums, "count": count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the window that the checkpoint was in, see `on_train_start`."""
+        """Restore the sums of the checkpoint, see `on_train_start`."""
         self._sums, self._count, self._before = dict(state_dict["sums"]), 0, state_dict["count"]

@@ -1,4 +1,4 @@
-"""How the scale vectors of each branch precondition its gradient flow, as the run moves them."""
+"""Preconditioning of each branch's gradient flow by its scale vectors, during a run."""
 
 import time
 from typing import Any
@@ -18,20 +18,20 @@ from lightning_sv.curvature import column_eigenvalues, gamma_figures, scale_fiel
 from lightning_sv.errors import ConfigError
 from lightning_sv.optim import full_tensor
 
-#: how many quantiles of each side stand for it in the histogram of a field
+#: Number of quantiles per side in the histogram of a field.
 _GRID = 64
 
 
 def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
-    """Figures of the scale vectors of every branch, as scalar tensors keyed 'layer0/q_proj/drift_in'.
+    """Return metrics of the scale vectors of every branch, as scalar tensors keyed 'layer0/q_proj/drift_in'.
 
-    field_spread, field_log_std: max / min of |u_i v_j| and the deviation of its log (`scale_field`).
-    Per side, in for gamma_in and out for gamma_out: drift, dead, negative (`gamma_figures`); beta, where
-    there is one; eig_low and eig_high, the ends over all columns j of the eigenvalues of gamma_j^2 I +
-    w_j w_j^T (paper, Section 2.1), of the rows on the output side. Each side as if alone: closed forms,
-    where the joint preconditioner of two sides needs Lanczos on vectors of W's size
-    (`curvature.eigenvalue_range`), too much for every branch every few steps. Means over experts; 'mean/...'
-    over layers. Norms that feed no branch have an output side alone. Of sharded weights, a collective.
+    field_spread, field_log_std: max / min of |u_i v_j| and the standard deviation of its log (`scale_field`).
+    Per side, in for gamma_in and out for gamma_out: drift, dead, negative (`gamma_figures`); beta, if
+    there is one; eig_low and eig_high, the extreme eigenvalues of gamma_j^2 I + w_j w_j^T over all columns j
+    (paper, Section 2.1), over rows on the output side. Each side is evaluated alone, in closed form: the joint
+    preconditioner of both sides needs Lanczos on vectors of W's size (`curvature.eigenvalue_range`), which is too
+    slow for every branch. Means over experts; 'mean/...' over layers. Norms without branches have an output side
+    only. A collective if weights are sharded.
     """
     out: dict[str, Tensor] = {}
     with torch.no_grad():
@@ -49,10 +49,10 @@ def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
 
 
 def beta_gradients(model: nn.Module) -> dict[str, Tensor]:
-    """|dL / d beta| of the gradients at hand, keyed 'layer0/q_proj/beta_in_grad'; the mean over experts.
+    """Return |dL / d beta| of the current gradients, keyed 'layer0/q_proj/beta_in_grad'; the mean over experts.
 
-    Under `dnp` the loss does not depend on the beta of scale_in, and its gradient is rounding and the
-    norm's eps, yet Adam, which divides by its size, moves it at full rate.
+    Under `dnp` the loss does not depend on the beta of scale_in. Its gradient consists of rounding errors and the
+    effect of eps, but Adam, which normalizes by its size, still moves it at full rate.
     """
     out: dict[str, Tensor] = {}
     for where, _, sides in _scaled(model):
@@ -64,12 +64,10 @@ def beta_gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _scaled(model: nn.Module) -> list[ScaledBranch]:
-    """Return every branch, and every norm that feeds none, that has scale vectors."""
     return [branch for branch in scaled_branches(model) if branch.vectors]
 
 
 def _beta(vector: Any) -> Tensor | None:
-    """Return the magnitude of a reparameterized vector."""
     magnitude: Tensor | None = getattr(vector, "magnitude", None)
     return magnitude
 
@@ -85,7 +83,7 @@ def _field(weight: Tensor, gammas: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _experts(weight: Tensor, gammas: dict[str, Tensor]) -> list[tuple[Tensor | None, Tensor | None]]:
-    """(gamma_in, gamma_out) of each expert of a branch, or of the one there is."""
+    """Return (gamma_in, gamma_out) of each expert of a branch, or of its only matrix."""
     n = weight.shape[0] if weight.ndim == 3 else 1
     sides = [gammas.get(side) for side in ("in", "out")]
     rows = [None if g is None else g.expand(n, g.shape[-1]) for g in sides]
@@ -97,14 +95,14 @@ def _mean(values: list[float]) -> Tensor:
 
 
 class Preconditioner(L.Callback):
-    """Logs `preconditioner_figures` and `beta_gradients` under preconditioner/, with a few histograms.
+    """Log `preconditioner_figures` and `beta_gradients` under preconditioner/, with a few histograms.
 
-    The gradients are those of the step before the write, before clipping. Histograms: gamma_in and gamma_out
+    Gradients are those of the step before the write, before clipping. Histograms: gamma_in and gamma_out
     of each branch, and log10 |u_i v_j| over a grid of their quantiles.
 
     Args:
         every_n_steps: optimizer steps between two writes; step 0 is always written
-        histograms: writes of the histograms in a run: at the start, then from 1% of the run in equal ratios
+        histograms: number of histogram writes in a run: at the start, then geometrically spaced from 1% of the run
         model: dotted name of the submodule with the scale vectors; null to find it
 
     Raises:
@@ -119,11 +117,11 @@ class Preconditioner(L.Callback):
         self._gradients: dict[str, Tensor] = {}
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Find the model; refuse one without scale vectors."""
+        """Find the model and check that it has scale vectors."""
         self._model = check_scaled(pl_module, self.model, "Preconditioner")
 
     def charts(self) -> Pages:
-        """Return a page a group of branches: a chart a figure, a line a branch and side, of the mean over layers."""
+        """Return a page per group of branches: a chart per metric, a line per branch and side, averaged over layers."""
         tags: dict[tuple[str, str], list[str]] = {}
         for where, weight, sides in _scaled(self._model):
             place, _, name = where.partition("/")
@@ -147,21 +145,21 @@ class Preconditioner(L.Callback):
         return pages
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the starting figures; a resumed run has written those of its step."""
+        """Write the initial metrics, unless the run is resumed."""
         self._histogram_steps = frozenset(log_spaced(known_steps(trainer, "Preconditioner"), self.histograms))
         self._clock.start(trainer)
         if trainer.global_step == 0:
             self._write(trainer)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        """Keep the gradients of beta of a step that will be written."""
+        """Save the gradients of beta if the step will be written."""
         if self._is_due(trainer.global_step + 1):
             self._gradients = beta_gradients(self._model)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Write every n optimizer steps, with a histogram, and at the last."""
+        """Write every n optimizer steps, at histogram steps, and at the last step."""
         if self._clock.ended(trainer) and self._is_due(trainer.global_step):
             self._write(trainer)
 
@@ -169,13 +167,13 @@ class Preconditioner(L.Callback):
         return self._clock.is_due(step) or step in self._histogram_steps
 
     def _write(self, trainer: L.Trainer) -> None:
-        began = time.perf_counter()
+        start = time.perf_counter()
         figures = preconditioner_figures(self._model) | self._gradients
         values = torch.stack(list(figures.values())).tolist() if figures else []
         write_scalars(trainer, {f"preconditioner/{k}": v for k, v in zip(figures, values, strict=True)})
         if trainer.global_step in self._histogram_steps:
             self._write_histograms(trainer)
-        pause_throughput(trainer, time.perf_counter() - began)
+        pause_throughput(trainer, time.perf_counter() - start)
 
     def _write_histograms(self, trainer: L.Trainer) -> None:
         loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

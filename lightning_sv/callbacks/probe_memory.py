@@ -1,4 +1,4 @@
-"""Memory of a curvature probe, found by running one on tensors that have shapes and no storage."""
+"""Memory of a curvature probe, measured on tensors without storage."""
 
 from collections.abc import Sequence
 
@@ -23,14 +23,14 @@ _STATE = 16
 def probe_bytes(
     meta: Backbone, shape: Sequence[int], subsets: Sequence[str], lanczos_steps: int, *, exact: bool
 ) -> int:
-    """Return the most bytes that a probe has allocated: the copy, the graph, a product and the Lanczos basis.
+    """Return the peak memory of a probe in bytes: the copy, the graph, a product and the Lanczos basis.
 
     Args:
-        meta: backbone of the copy, without storage; it is used up
+        meta: backbone of the copy, without storage; it is modified
         shape: (sequences, tokens) of the batch
         subsets: names, see `parameter_subsets`
-        lanczos_steps: vectors of the basis
-        exact: if True, the products are on the graph of the gradient, else differences of gradients
+        lanczos_steps: number of basis vectors
+        exact: if True, products use the graph of the gradient, else differences of gradients
     """
     counter = AllocatedBytes()
     with FakeTensorMode(allow_non_fake_inputs=True), counter, unchunked(CHUNK_ELEMENTS, CHUNK):
@@ -45,7 +45,7 @@ def probe_bytes(
         together = {id(p): p for name in subsets for p in known[name]}
         product = HessianProduct(loss, tuple(together.values())).subset(largest) if exact else None
         basis = Basis(largest, lanczos_steps)
-        n = 3 if exact else 5  # the start, the product before and its rest; also the parameters, and a gradient ahead
+        n = 3 if exact else 5  # start, product and remainder; for differences also the parameters and a gradient
         vectors = [tuple(map(torch.empty_like, largest)) for _ in range(n)]
         if product is not None:
             image = product(vectors[0])
@@ -56,7 +56,7 @@ def probe_bytes(
 
 
 def free_bytes(device: torch.device, module: nn.Module) -> int | None:
-    """Return the bytes that a probe may take next to the training's state; None without a GPU."""
+    """Return the bytes available next to the training state; None without a GPU."""
     if device.type != "cuda":
         return None
     state = _STATE * sum(getattr(p, "_local_tensor", p).numel() for p in module.parameters())

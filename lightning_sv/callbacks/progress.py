@@ -1,4 +1,4 @@
-"""One progress bar over the optimizer steps: loss, learning rate, tokens/s, time left."""
+"""Progress bar over optimizer steps: loss, learning rate, tokens/s, time left."""
 
 import sys
 import time
@@ -17,10 +17,10 @@ from lightning_sv.log import is_quiet
 
 
 class RunProgress(ProgressBar):
-    """A bar on a terminal; elsewhere a line now and then, for logs.
+    """A progress bar on a terminal, otherwise occasional lines for logs.
 
     Args:
-        lines: how many lines a run writes where there is no terminal
+        lines: number of lines per run without a terminal
     """
 
     def __init__(self, lines: int = 40):
@@ -32,14 +32,14 @@ class RunProgress(ProgressBar):
         self._clock = StepTrigger("progress")
         self._began = (0.0, 0)
         self._total: int | None = None
-        self._waits = False  # a line, for the validation that it is to show
+        self._waits = False  # a line is delayed until the validation has ended
 
     def disable(self) -> None:
-        """Show nothing (ranks other than 0)."""
+        """Hide the bar (ranks other than 0)."""
         self._enabled = False
 
     def enable(self) -> None:
-        """Show again."""
+        """Show the bar."""
         self._enabled = True
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -65,7 +65,7 @@ class RunProgress(ProgressBar):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Move the bar, or write a line."""
+        """Update the bar, or print a line."""
         if not self._enabled or not self._clock.ended(trainer):
             return
         step = trainer.global_step
@@ -85,13 +85,13 @@ class RunProgress(ProgressBar):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Say on the bar how far a validation is."""
+        """Show the progress of a validation."""
         if self._bar is not None:
             (batches,) = trainer.num_val_batches
             self._bar.update(self._task, text=f"validating {batch_idx + 1}/{batches}")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Show what it found."""
+        """Show the validation loss."""
         if self._bar is not None:
             self._bar.update(self._task, text=_text(trainer))
         if self._waits:
@@ -102,24 +102,20 @@ class RunProgress(ProgressBar):
         step = trainer.global_step
         seconds = (time.perf_counter() - self._began[0]) / max(1, step - self._began[1])
         tokens = tokens_per_step(trainer)
-        words = [f"step {step}" if self._total is None else f"step {step}/{self._total}"]
-        words += [] if tokens is None else [f"tokens {step * tokens:,}"]
-        words.append(_text(trainer))
+        parts = [f"step {step}" if self._total is None else f"step {step}/{self._total}"]
+        parts += [] if tokens is None else [f"tokens {step * tokens:,}"]
+        parts.append(_text(trainer))
         if self._total is not None:
             left = int(seconds * (self._total - step))
-            words.append(f"left {left // 60}:{left % 60:02d}")
-        print(
-            "  ".join(words),
-            file=self.stream or sys.stdout,
-            flush=True,
-        )
+            parts.append(f"left {left // 60}:{left % 60:02d}")
+        print("  ".join(parts), file=self.stream or sys.stdout, flush=True)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Close the bar."""
         self._close()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Close the bar, so that the message is readable."""
+        """Close the bar, so that the error message is readable."""
         self._close()
 
     def _close(self) -> None:
@@ -129,13 +125,12 @@ class RunProgress(ProgressBar):
 
 
 def _text(trainer: L.Trainer) -> str:
-    """What is known so far: a run that has not yet written a loss shows none."""
     scalars = next((c for c in trainer.callbacks if isinstance(c, TrainingMonitor)), None)  # type: ignore[attr-defined]
     loss, speed = (None, None) if scalars is None else (scalars.last_loss, scalars.tokens_per_s)
     val = None if scalars is None else scalars.val_loss
-    words = [] if loss is None else [f"loss {loss:.3f}"]
-    words += [] if val is None else [f"val {val:.3f}"]
+    parts = [] if loss is None else [f"loss {loss:.3f}"]
+    parts += [] if val is None else [f"val {val:.3f}"]
     rate = getattr(trainer.lightning_module, "step_lr", None)
-    words += [f"lr {trainer.optimizers[0].param_groups[0]['lr'] if rate is None else rate:.1e}"]
-    words += [] if speed is None else [f"{speed:,.0f} tok/s"]
-    return "  ".join(words)
+    parts += [f"lr {trainer.optimizers[0].param_groups[0]['lr'] if rate is None else rate:.1e}"]
+    parts += [] if speed is None else [f"{speed:,.0f} tok/s"]
+    return "  ".join(parts)

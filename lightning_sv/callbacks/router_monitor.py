@@ -1,4 +1,4 @@
-"""Routers of a mixture of experts: load, balance loss, entropy, dropped tokens."""
+"""Metrics of the routers of a mixture of experts."""
 
 from functools import partial
 from typing import Any
@@ -17,14 +17,14 @@ from lightning_sv.nn import MixtureOfExperts, Routing
 
 
 class RouterMonitor(MetricAccumulator):
-    """Logs the routers under moe/, with the load of every expert of a block in one TensorBoard chart.
+    """Log the routers under moe/, with the load of all experts of a block in one TensorBoard chart.
 
-    moe/layer0/load/expert3: tokens that the expert received over those of an equal share, so 1 when
-    balanced; load_max and load_min are the largest and smallest of a block. balance_loss is 1 when
-    balanced and n_expert when collapsed; entropy is in nats, log(n_expert) when the router does not
-    choose; both are means over the micro-batches since the last write, load is of all their tokens.
-    dropped counts assignments in that window that no expert received: 0, for none is dropped. A
-    dense `PretrainModule` writes nothing.
+    moe/layer0/load/expert3: tokens of the expert over those of an equal distribution, so 1 when
+    balanced; load_max and load_min are the maximum and minimum of a block. balance_loss is 1 when
+    balanced and n_expert when collapsed; entropy is in nats, log(n_expert) for uniform probabilities.
+    Both are means over the micro-batches since the last write; load counts all their tokens.
+    dropped counts assignments that no expert received, which is always 0. A dense `PretrainModule`
+    writes nothing.
 
     Args:
         every_n_steps: optimizer steps between two writes
@@ -38,25 +38,25 @@ class RouterMonitor(MetricAccumulator):
         super().__init__("experts", every_n_steps)
         self.model = model
         self._mixtures: dict[str, MixtureOfExperts] = {}
-        self._seen: dict[str, Routing] = {}  # of the last micro-batch
+        self._seen: dict[str, Routing] = {}  # routing of the last micro-batch
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the mixtures of experts.
 
         Raises:
-            ConfigError: a module other than `PretrainModule` has none
+            ConfigError: a module other than `PretrainModule` has no mixture of experts
         """
         modules = model_of(pl_module, self.model).named_modules()
-        found = {path: module for path, module in modules if isinstance(module, MixtureOfExperts)}
-        self._mixtures = {place_of(path): module for path, module in found.items()}
-        if not found and settings_of(pl_module) is None:
+        mixtures = {path: module for path, module in modules if isinstance(module, MixtureOfExperts)}
+        self._mixtures = {place_of(path): module for path, module in mixtures.items()}
+        if not mixtures and settings_of(pl_module) is None:
             raise ConfigError(
                 f"the model of RouterMonitor is {type(pl_module).__name__}; expected one with a "
                 "MixtureOfExperts. Remove the callback."
             )
 
     def charts(self) -> Pages:
-        """Return the load of every expert, a chart per block; nothing for a dense model."""
+        """Return the load of every expert, one chart per block; empty for a dense model."""
         loads = {place: ["Multiline", [f"moe/{place}/load/expert.*"]] for place in self._mixtures}
         return {"expert load": loads} if loads else {}
 
@@ -73,7 +73,7 @@ class RouterMonitor(MetricAccumulator):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Accumulate on the device; write every n optimizer steps, and at the last."""
+        """Accumulate on the device; write every n optimizer steps, and at the last step."""
         routings = list(self._seen.values()) if settings_of(pl_module) is None else outputs["routings"]
         if not routings:
             return

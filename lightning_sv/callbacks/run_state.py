@@ -84,7 +84,7 @@ def known_steps(trainer: L.Trainer, callback: str) -> int:
 
 
 def validates_now(trainer: L.Trainer) -> bool:
-    """Whether a validation follows the step that has just ended."""
+    """Return True if a validation follows the current step."""
     every: Any = trainer.val_check_batch
     if trainer.global_step >= trainer.max_steps > 0:
         return True

@@ -1,4 +1,4 @@
-"""Branches of a model with their scale vectors, for `BranchGroup`s and for models after `apply_strategy`."""
+"""Branches of a model and their scale vectors, for `BranchGroup`s and after `apply_strategy`."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -16,12 +16,12 @@ from lightning_sv.scale import output_norms, scaled_linears
 
 
 class ScaledBranch(NamedTuple):
-    """One matrix with its scale vectors, or a norm that feeds no branch.
+    """A matrix with its scale vectors, or a norm without branches.
 
     Attributes:
-        name: 'layer0/q_proj'
-        weight: (*batch_dims, d_out, d_in); None for a norm
-        vectors: side -> its `ScaleVector`, or a function that gives gamma; sides are 'in' and 'out'
+        name: name, for instance 'layer0/q_proj'
+        weight: the matrix, (*batch_dims, d_out, d_in); None for a norm
+        vectors: side ('in', 'out') -> its `ScaleVector`, or a function that returns gamma
     """
 
     name: str
@@ -29,12 +29,12 @@ class ScaledBranch(NamedTuple):
     vectors: dict[str, Callable[[], Tensor]]
 
     def gammas(self) -> dict[str, Tensor]:
-        """Return side -> gamma; of sharded vectors, a collective."""
+        """Return side -> gamma; a collective for sharded vectors."""
         return {side: full_tensor(vector()) for side, vector in self.vectors.items()}
 
 
 def scaled_branches(model: nn.Module) -> list[ScaledBranch]:
-    """Return every branch and output norm of `model`, in its order."""
+    """Return every branch and output norm of `model`, in module order."""
     return [
         ScaledBranch(name, weight, {side: vector for side, vector in vectors.items() if vector is not None})
         for name, weight, vectors in (*_of_linears(model), *_of_norms(model), *_of_applied(model))
@@ -53,30 +53,35 @@ def _of_norms(model: nn.Module) -> Iterator[tuple[str, Tensor | None, dict[str, 
 
 
 def _of_applied(model: nn.Module) -> Iterator[tuple[str, Tensor | None, dict[str, Any]]]:
-    """Yield the branches of a model after `apply_strategy`, which are parametrized weights."""
     for path, module in model.named_modules():
         if not parametrize.is_parametrized(module, "weight"):
             continue
-        where, stored = f"{place_of(path)}/{path.rpartition('.')[2]}", module.parametrizations.weight  # type: ignore[union-attr]
-        for made in stored:
-            if hasattr(made, "parts"):
-                whole = stored.original.mT if made.transposed else stored.original
+        name, stored = f"{place_of(path)}/{path.rpartition('.')[2]}", module.parametrizations.weight  # type: ignore[union-attr]
+        for parametrization in stored:
+            if hasattr(parametrization, "parts"):
+                matrix = stored.original.mT if parametrization.transposed else stored.original
                 norm = getattr(module, "output_norm", None)
-                for i, (part, weight) in enumerate(zip(made.parts, whole.split(made.widths, -2), strict=True)):
+                for i, (part, weight) in enumerate(
+                    zip(parametrization.parts, matrix.split(parametrization.widths, -2), strict=True)
+                ):
                     out = part.scale_out if norm is None else norm.scale
-                    yield where + (f"{i}" if len(made.parts) > 1 else ""), weight, {"in": part.scale_in, "out": out}
-            elif hasattr(made, "vector"):
-                yield where, None, {"out": made.vector}
+                    yield (
+                        name + (f"{i}" if len(parametrization.parts) > 1 else ""),
+                        weight,
+                        {"in": part.scale_in, "out": out},
+                    )
+            elif hasattr(parametrization, "vector"):
+                yield name, None, {"out": parametrization.vector}
 
 
 def place_of(path: str) -> str:
-    """Return 'layer3' for a module inside the block of that number, else 'head'."""
+    """Return 'layer3' for a module inside block 3, 'head' outside the blocks."""
     number = next((part for part in path.split(".") if part.isdigit()), None)
     return "head" if number is None else f"layer{number}"
 
 
 def means_over_layers(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Average 'layer0/q_proj/W', 'layer1/q_proj/W', ... as 'mean/q_proj/W'; keys of more parts are left out."""
+    """Average 'layer0/q_proj/W', 'layer1/q_proj/W', ... as 'mean/q_proj/W'; longer keys are omitted."""
     over_layers: dict[str, list[Tensor]] = defaultdict(list)
     for key, value in figures.items():
         if key.startswith("layer") and key.count("/") == 2:
@@ -85,10 +90,10 @@ def means_over_layers(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_scaled(module: L.LightningModule, name: str | None, callback: str) -> nn.Module:
-    """Return the model that a callback reads, see `run_state.model_of`.
+    """Return the model of a callback (see `run_state.model_of`) and check that it has scale vectors.
 
     Raises:
-        ConfigError: it has no scale vectors
+        ConfigError: the model has no scale vectors
     """
     model = model_of(module, name)
     if not any(branch.vectors or branch.weight is not None for branch in scaled_branches(model)):

@@ -1,4 +1,4 @@
-"""How sharp the held-out loss is in all parameters and in the scale vectors, during a run."""
+"""Sharpness of the held-out loss in all parameters and in the scale vectors, during a run."""
 
 import logging
 import math
@@ -36,52 +36,49 @@ FIGURES = ("lambda_max", "trace", "fro2")
 
 @dataclass
 class _ProbeState:
-    """What a resumed run continues: the batch, the probes; seconds of these and of the run."""
-
     sequences: int = 0
     done: int = 0
     skipped: int = 0
-    spent: float = 0.0
-    run: float = 0.0
+    spent: float = 0.0  # seconds of probes
+    run: float = 0.0  # seconds of the run
 
 
 class Sharpness(L.Callback):
-    """Logs sharpness/{subset}/{lambda_max, trace, fro2} of the held-out loss, each with its error beside it.
+    """Log sharpness/{subset}/{lambda_max, trace, fro2} of the held-out loss, each with its error.
 
     The loss is the mean next-token loss in nats per token of one fixed batch, spread over the validation
-    split, on an eager float32 copy of the weights, so training may be compiled, sharded, in bfloat16 and with
-    fused attention. A router's auxiliary loss is not in it, and its choice of experts has zero curvature.
-    lambda_max is by Lanczos (its error bounds the distance to an eigenvalue; stopped early, the figure is too
-    low, see `curvature.lanczos`), trace and ||H||_F^2 by Hutchinson, from the same random vectors each time.
-    sharpness/{loss, seconds, products, sequences, skipped} go along. A probe draws no random number of the
-    run and leaves its weights and gradients alone. Rank 0 computes, the others wait. Memory: the copy, the
-    retained graph (`exact`: it keeps attention's T^2 entries, so of long sequences only the beginning is read, which
-    is said at the start), and lanczos_steps vectors of a subset's size. On a GPU it is counted before the first probe:
-    where exact products do not fit, the products are differences, and where these do not either, the run is refused.
+    split, on an eager float32 copy of the weights. Training may therefore be compiled, sharded, in bfloat16 and with
+    fused attention. The loss excludes a router's auxiliary loss; the selection of experts has zero curvature.
+    lambda_max is computed by Lanczos (its error bounds the distance to an eigenvalue; if stopped early, the value is
+    too low, see `curvature.lanczos`), trace and ||H||_F^2 by Hutchinson, with the same random vectors each time.
+    Also logged: sharpness/{loss, seconds, products, sequences, skipped}. A probe does not change the random state,
+    weights or gradients of the run. Rank 0 computes while the others wait. Memory: the copy, the retained graph
+    (`exact` keeps the T^2 attention entries, so only the beginning of long sequences is used, with a log message), and
+    lanczos_steps vectors of a subset's size. On a GPU it is measured before the first probe: if exact products do not
+    fit, differences are used, and if these do not fit either, the run stops.
 
-    If `loss` is given, it measures that loss on the training model of any class. The model must not be sharded.
+    If `loss` is given, that loss is measured on the training model of any class. The model must not be sharded.
 
     Args:
-        subsets: names, see `parameter_subsets`; all, a role, a layer, or a branch. Roles that the model has no
-            parameters of are left out
-        probes: in the run, at most: before the first step, then from 1% of the run to its end in equal ratios
-        every_n_tokens: probe at equal distances instead; null for `probes`
-        budget: share of the run's time that the probes may take. The batch is chosen to fit; a probe that
+        subsets: names, see `parameter_subsets`: all, a role, a layer or a branch; roles without parameters are skipped
+        probes: maximum number in the run: before the first step, then geometrically spaced from 1% of the run
+        every_n_tokens: number of tokens between probes, instead of `probes`; null for `probes`
+        budget: maximum fraction of the run's time. The batch size is chosen accordingly; a probe that
             would exceed it is skipped and counted in sharpness/skipped. The first and last always run
-        sequences: of the batch; null for what fits the budget by the run's plan, the same for every strategy
+        sequences: batch size; null for the size that fits the budget by the run's plan, equal for every strategy
         method: exact: products on the graph of the gradient, with the math kernel of attention; difference:
             central differences of gradients, with the fused kernels and less memory (curvature.DifferenceProduct)
-        lanczos_steps: products for a lambda_max, at most; fewer once its error is below 1%
-        hutchinson_probes: products for a trace and squared Frobenius norm, at least 2
+        lanczos_steps: maximum number of products per lambda_max; it stops once the error is below 1%
+        hutchinson_probes: number of products per trace and squared Frobenius norm, at least 2
         loss: function of the LightningModule that returns a scalar loss of fixed data; null for the held-out loss of a
-            `PretrainModule` that reads a `TokenDataModule`
-        model: dotted name of the submodule whose parameters count, with `loss`; null for the module itself
+            `PretrainModule` with a `TokenDataModule`
+        model: dotted name of the submodule with the parameters, with `loss`; null for the module itself
 
     Raises:
-        ConfigError: a value out of range, a subset that the model does not have, or no loss for other modules or data
+        ConfigError: a value out of range, an unknown subset, or no loss for other modules or data
     """
 
-    def __init__(  # noqa: PLR0913 (the keys of a config)
+    def __init__(  # noqa: PLR0913
         self,
         subsets: Sequence[str] = ("all", "scale_input", "scale_output"),
         probes: int = 9,
@@ -94,17 +91,17 @@ class Sharpness(L.Callback):
         loss: Callable[[L.LightningModule], Tensor] | None = None,
         model: str | None = None,
     ):
-        given = {"probes": (probes, 2), "every_n_tokens": (every_n_tokens, 1), "sequences": (sequences, 1)}
-        given |= {"lanczos_steps": (lanczos_steps, 1), "hutchinson_probes": (hutchinson_probes, 2)}
-        for key, (value, least) in given.items():
+        minima = {"probes": (probes, 2), "every_n_tokens": (every_n_tokens, 1), "sequences": (sequences, 1)}
+        minima |= {"lanczos_steps": (lanczos_steps, 1), "hutchinson_probes": (hutchinson_probes, 2)}
+        for key, (value, least) in minima.items():
             if value is not None and value < least:
                 raise ConfigError(f"{key} of Sharpness is {value}; expected at least {least}.")
         if not 0 < budget <= 1:
             raise ConfigError(
-                f"budget of Sharpness is {budget}; it is a share of the run's time, above 0 and at most 1."
+                f"budget of Sharpness is {budget}; expected a fraction of the run's time, above 0 and at most 1."
             )
         if not subsets:
-            raise ConfigError("subsets of Sharpness is empty; give at least one, for instance all.")
+            raise ConfigError("subsets of Sharpness is empty; expected at least one, for instance all.")
         self.subsets, self.probes, self.every_n_tokens, self.budget = tuple(subsets), probes, every_n_tokens, budget
         self.sequences, self.method, self.loss, self.model = sequences, method, loss, model
         self.lanczos_steps, self.hutchinson_probes = lanczos_steps, hutchinson_probes
@@ -118,16 +115,16 @@ class Sharpness(L.Callback):
         self._began: float | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The batch's size and what is left of the budget, so that a resumed run probes as an uninterrupted one."""
+        """Return the batch size and the spent budget, so that a resumed run probes the same way."""
         return asdict(replace(self._state, run=self._elapsed()))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the state of the checkpoint."""
-        known = {field.name for field in fields(_ProbeState)}  # earlier checkpoints have the step as well
+        """Restore the state of the checkpoint."""
+        known = {field.name for field in fields(_ProbeState)}  # older checkpoints also contain the step
         self._state = _ProbeState(**{key: value for key, value in state_dict.items() if key in known})
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Check the subsets, and that there is a loss to measure."""
+        """Check the subsets, and that a loss is available."""
         if self.loss is None:
             settings = settings_of(pl_module)
             if settings is None or data_of(trainer) is None:
@@ -138,31 +135,34 @@ class Sharpness(L.Callback):
             self._find(parameter_subsets(settings.meta()))
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Check the subsets on a custom model, which exists now."""
+        """Check the subsets of a custom model, which is built by now."""
         if self.loss is not None:
             self._find(parameter_subsets(model_of(pl_module, self.model)))
 
     def _find(self, known: Subsets) -> None:
         if wrong := [name for name in self.subsets if name not in known]:
             raise ConfigError(
-                f"subsets of Sharpness has {wrong[0]!r}, which this model lacks; known: {' '.join(known)}."
+                f"subsets of Sharpness has {wrong[0]!r}; expected subsets of this model: {' '.join(known)}."
             )
         self._present = tuple(name for name in dict.fromkeys(self.subsets) if known[name])
 
     def charts(self) -> Pages:
-        """Return a page: a chart a figure, a line a subset."""
+        """Return one page with a chart per metric and a line per subset."""
         tags = {figure: [f"sharpness/{name}/{figure}" for name in self._present] for figure in FIGURES}
         tags["cost"] = ["sharpness/seconds"]
         return {"sharpness": {chart: ["Multiline", lines] for chart, lines in tags.items()}}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Fix the steps and the batch, say so, and probe the initialization."""
+        """Choose the steps and the batch, log them, and probe the initialization."""
         total = known_steps(trainer, "Sharpness")
         data = data_of(trainer)
         if self.every_n_tokens is None:
             steps = log_spaced(total, self.probes)
         elif data is None:
-            raise ConfigError("every_n_tokens of Sharpness needs a TokenDataModule; set probes.")
+            raise ConfigError(
+                f"every_n_tokens of Sharpness is {self.every_n_tokens}; expected null without a TokenDataModule. "
+                "Set probes."
+            )
         else:
             steps = [*range(0, total, math.ceil(self.every_n_tokens / data.tokens_per_step)), total]
         self._steps, self._total = frozenset(steps), total
@@ -174,17 +174,17 @@ class Sharpness(L.Callback):
             self._probe(trainer, pl_module)
 
     def _take_batch(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Read the held-out batch; its size follows from the run's plan."""
+        """Read the held-out batch, whose size follows from the run's plan."""
         data, settings = data_of(trainer), settings_of(pl_module)
         assert data is not None and settings is not None
         products = self.lanczos_steps + self.hutchinson_probes
-        # A forward pass of validation is a third of a training pass. One device probes while the others wait.
+        # A validation pass costs a third of a training pass. One device probes while the others wait.
         run = self._total * data.global_batch + data.validations * (data.val_sequences or 0) / 3
         exact = self.method == "exact"
         length = fitting_length(settings.config, data.seq_len) if exact else data.seq_len
         work = self.budget * run / trainer.world_size * data.seq_len / length
         fitting = fitting_sequences(settings.config, length, work, len(self._steps), self.subsets, products)
-        self._state.sequences = self.sequences or self._state.sequences or fitting  # a resumed run keeps its batch
+        self._state.sequences = self.sequences or self._state.sequences or fitting  # a resumed run keeps its batch size
         if trainer.is_global_zero:
             self._blocks = data.held_out(self._state.sequences)[:, : length + 1].to(pl_module.device)
             self._state.sequences = len(self._blocks)
@@ -198,7 +198,7 @@ class Sharpness(L.Callback):
             self._fit_memory(settings, pl_module)
 
     def _fit_memory(self, settings: PretrainConfig, pl_module: L.LightningModule) -> None:
-        """Choose products that the device has memory for, if it is a GPU."""
+        """On a GPU, choose products that fit its memory."""
         assert self._blocks is not None
         if (free := free_bytes(pl_module.device, pl_module)) is None:
             return
@@ -228,7 +228,7 @@ class Sharpness(L.Callback):
             self._probe(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Say what the probes cost."""
+        """Log the cost of the probes."""
         if trainer.is_global_zero:
             share = self._state.spent / max(1e-9, self._elapsed())
             skipped = f", {self._state.skipped} skipped" if self._state.skipped else ""
@@ -238,7 +238,6 @@ class Sharpness(L.Callback):
         return self._state.run + (0.0 if self._began is None else self.clock() - self._began)
 
     def _affordable(self, step: int, total: int) -> bool:
-        """Whether the run's projected time has room for this probe and the last one."""
         if step in (0, total) or not self._state.done:
             return True
         run = (self._elapsed() - self._state.spent) * total / step
@@ -247,8 +246,8 @@ class Sharpness(L.Callback):
 
     def _probe(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if pl_module.device.type == "cuda":
-            torch.cuda.synchronize(pl_module.device)  # steps under way are training's time
-        began = self.clock()
+            torch.cuda.synchronize(pl_module.device)  # pending steps count as training time
+        start = self.clock()
         # Clocks differ between ranks, so rank 0 decides.
         if not trainer.strategy.broadcast(self._affordable(trainer.global_step, self._total)):
             self._state.skipped += 1
@@ -257,7 +256,7 @@ class Sharpness(L.Callback):
         scalars = self._of_copy(trainer, pl_module) if self.loss is None else self._of_model(pl_module)
         trainer.strategy.barrier()
         self._state.done += 1
-        seconds = self.clock() - began
+        seconds = self.clock() - start
         self._state.spent += seconds
         scalars |= {"seconds": seconds, "skipped": self._state.skipped}
         if self.loss is None:
@@ -266,7 +265,7 @@ class Sharpness(L.Callback):
         pause_throughput(trainer, seconds)
 
     def _of_copy(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
-        """Measure the held-out loss on a copy of our backbone, on the first device only."""
+        """Measure the held-out loss on a copy of our backbone, on the first device."""
         settings, data = settings_of(pl_module), data_of(trainer)
         assert settings is not None and data is not None
         model = plain_copy(model_of(pl_module), settings.meta(), pl_module.device, keep=trainer.is_global_zero)
@@ -279,7 +278,7 @@ class Sharpness(L.Callback):
             return self._measure(parameter_subsets(model), lambda: next_token_loss(model(tokens, documents), targets))
 
     def _of_model(self, pl_module: L.LightningModule) -> dict[str, float]:
-        """Measure the custom loss on the model itself, in evaluation mode; training's random state is kept."""
+        """Measure the custom loss on the model itself, in evaluation mode, with the random state restored."""
         assert self.loss is not None
         loss, training = self.loss, {module: module.training for module in pl_module.modules()}
         devices = [pl_module.device] if pl_module.device.type == "cuda" else []
@@ -294,7 +293,7 @@ class Sharpness(L.Callback):
     def _measure(self, subsets: Subsets, loss: Callable[[], Tensor]) -> dict[str, float]:
         with torch.no_grad():
             value = loss().item()
-        if not math.isfinite(value):  # Lanczos has no answer; the run stops at its own next write
+        if not math.isfinite(value):  # Lanczos would fail; the run itself stops at its next write
             return {"loss": value}
         scalars, spent = {"loss": value}, 0
         products = self._products(subsets, loss)

@@ -1,4 +1,4 @@
-"""TensorBoard's Custom TrainingMonitor page: which curves belong in one chart."""
+"""TensorBoard's Custom Scalars page: curves per chart."""
 
 from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 #: page -> chart -> ["Multiline", tags or patterns of tags]
 Pages = dict[str, dict[str, list[Any]]]
 
-#: what a reader looks for first
+#: first page
 LOSS_PAGE: Pages = {
     "loss": {
         "validation": ["Multiline", ["val/loss"]],
@@ -17,7 +17,7 @@ LOSS_PAGE: Pages = {
         "training and validation": ["Multiline", ["train/loss", "val/loss"]],
     }
 }
-#: page -> the branches whose norms share its charts
+#: page -> branches whose norms share its charts
 BRANCH_PAGES = {
     "Q, K, V": ("q_proj", "k_proj", "v_proj"),
     "gate, up": ("gate_proj", "up_proj"),
@@ -25,7 +25,7 @@ BRANCH_PAGES = {
     "experts, mean": ("expert_gate_proj", "expert_up_proj"),
     "output norms": ("q_norm", "k_norm", "attn_post_norm", "ffn_post_norm"),
 }
-#: page -> pattern of the curves, one an expert, that share the chart of a layer
+#: page -> pattern of the curves (one per expert) of a layer's chart
 EXPERT_PAGES = {
     "experts, gate": "branch_norm/{layer}/expert_gate_proj/effective/expert.*",
     "experts, up": "branch_norm/{layer}/expert_up_proj/effective/expert.*",
@@ -34,38 +34,35 @@ EXPERT_PAGES = {
 
 @runtime_checkable
 class HasCharts(Protocol):
-    """A callback with pages of its own."""
+    """A callback with its own chart pages."""
 
     def charts(self) -> Pages:
-        """Return the pages; a chart a kind of figure, a line a branch, layer or subset."""
+        """Return the pages; usually a chart per metric and a line per branch, layer or subset."""
         ...
 
 
 def lay_out(trainer: L.Trainer) -> None:
-    """Write the pages of all callbacks, the loss first, then Q, K and V.
-
-    Together, because a second layout would replace the first.
-    """
+    """Write the pages of all callbacks at once, because a second layout would replace the first."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
-    found: Pages = dict(LOSS_PAGE)
+    pages: Pages = dict(LOSS_PAGE)
     for callback in callbacks:
         if isinstance(callback, HasCharts):
-            found |= callback.charts()
-    first = [page for page in (*LOSS_PAGE, *BRANCH_PAGES) if page in found]
-    pages = {page: found[page] for page in dict.fromkeys([*first, *found])}
+            pages |= callback.charts()
+    first = [page for page in (*LOSS_PAGE, *BRANCH_PAGES) if page in pages]
+    pages = {page: pages[page] for page in dict.fromkeys([*first, *pages])}
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_custom_scalars(pages)
 
 
 def chart_layout(norms: Iterable[str]) -> Pages:
-    """Return the pages of `BranchNorms`: a group of branches each, a chart a layer and kind, a line a branch or expert.
+    """Return the pages of `BranchNorms`: a page per group of branches, a chart per layer and kind, a line per branch.
 
-    Q, K and V have a chart each before those they share: of several runs, colours are the runs', and TensorBoard gives
-    one branch other markers in one run than in another.
+    Q, K and V also have one chart each: with several runs, colours stand for runs and TensorBoard's markers of a
+    branch differ between runs.
 
     Args:
-        norms: the keys of `branch_norms`, 'layer0/q_proj/effective'
+        norms: keys of `branch_norms`, for instance 'layer0/q_proj/effective'
     """
     keys = dict.fromkeys(norms)
     places = sorted({key.split("/")[0] for key in keys}, key=lambda place: (place != "mean", len(place), place))

@@ -19,11 +19,11 @@ from lightning_sv.nn.gpus import gpu_of_card
 
 
 class TrainingMonitor(MetricAccumulator):
-    """Logs a run's loss, learning rate, gradient norm, speed and memory.
+    """Log a run's loss, learning rate, gradient norm, speed and memory.
 
-    train/loss: mean over the steps since the last write, nats per token. throughput/mfu: model FLOPs over the
-    peak of the device's data sheet, with throughput/mfu_of_measured, over what a large matrix product reaches there;
-    if no peak is listed, as for a CPU, throughput/mfu is the latter. For a custom module, train/loss is the value that
+    train/loss: mean over the steps since the last write, in nats per token. throughput/mfu: model FLOP/s over the
+    peak in the device's data sheet; throughput/mfu_of_measured: over the measured peak of a large matrix product.
+    If no peak is listed, as for a CPU, throughput/mfu is the latter. For a custom module, train/loss is the value that
     training_step returns, and throughput/steps_per_s replaces tokens and FLOPs.
 
     Args:
@@ -41,13 +41,13 @@ class TrainingMonitor(MetricAccumulator):
         self._tokens: int | None = None
         self._flops: float | None = None
         self._peaks: dict[str, float] = {}
-        #: as last written; None before the first write
+        #: last written values; None before the first write
         self.tokens_per_s: float | None = None
         self.last_loss: float | None = None
         self.val_loss: float | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Lay the charts of all callbacks out, and start the clock."""
+        """Write the chart layout of all callbacks, and start the clock."""
         lay_out(trainer)
         super().on_train_start(trainer, pl_module)
         self._since, self._idle = (time.perf_counter(), trainer.global_step), 0.0
@@ -94,7 +94,7 @@ class TrainingMonitor(MetricAccumulator):
         self._since, self._idle = (time.perf_counter(), trainer.global_step), 0.0
 
     def pause(self, seconds: float) -> None:
-        """Leave `seconds` out of the throughput: they went into measuring, not training."""
+        """Exclude `seconds` of measurements from the throughput."""
         self._idle += seconds
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -108,7 +108,7 @@ class TrainingMonitor(MetricAccumulator):
             return
         loss = trainer.callback_metrics["val/loss"]
         self.val_loss = float(loss)
-        if settings_of(pl_module) is not None:  # others log theirs themselves
+        if settings_of(pl_module) is not None:  # custom modules log their own
             write_scalars(trainer, {"val/loss": self.val_loss, "val/perplexity": float(loss.exp())})
 
 
@@ -129,14 +129,14 @@ def write_scalars(trainer: L.Trainer, values: dict[str, float]) -> None:
 
 
 def pause_throughput(trainer: L.Trainer, seconds: float) -> None:
-    """Leave `seconds` out of throughput/tokens_per_s, if it is logged."""
+    """Exclude `seconds` from throughput/tokens_per_s, if it is logged."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, TrainingMonitor):
             callback.pause(seconds)
 
 
 def peak_memory(device: torch.device) -> float:
-    """Peak bytes: allocated on a GPU, resident in the process on a CPU."""
+    """Return the peak bytes: allocated on a GPU, resident in the process on a CPU."""
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -144,7 +144,7 @@ def peak_memory(device: torch.device) -> float:
 
 
 def peak_flops(device: torch.device, precision: Any) -> float | None:
-    """Peak FLOP/s of the device's data sheet; None where it is not listed, and for a CPU."""
+    """Return the peak FLOP/s in the device's data sheet; None if not listed or for a CPU."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -155,18 +155,18 @@ def peak_flops(device: torch.device, precision: Any) -> float | None:
 
 @cache
 def measured_flops(device: torch.device, precision: Any) -> float:
-    """FLOP/s of the best of large products, on a CPU five in float32; measured once in a process.
+    """Return the FLOP/s of the fastest of several large products, on a CPU five in float32; cached per process.
 
-    A GPU first runs products for 0.1 s, because an idle one has a slow clock, and times 20 by its own events.
+    A GPU first runs products for 0.1 s to raise its clock, then 20 products are timed with CUDA events.
     """
     cuda = device.type == "cuda"
     dtype = torch.bfloat16 if cuda and str(precision).startswith("bf16") else torch.float32
     n, best = (8192 if cuda else 1024), float("inf")
-    with torch.random.fork_rng([device] if cuda else []):  # the training's numbers do not hang on this
+    with torch.random.fork_rng([device] if cuda else []):  # keep the random state of training
         a = torch.randn(n, n, device=device, dtype=dtype)
     if cuda:
-        began = time.perf_counter()
-        while time.perf_counter() - began < 0.1:
+        start = time.perf_counter()
+        while time.perf_counter() - start < 0.1:
             float((a @ a)[0, 0])
         events = [torch.cuda.Event(enable_timing=True) for _ in range(21)]
         events[0].record()
@@ -175,10 +175,10 @@ def measured_flops(device: torch.device, precision: Any) -> float:
             event.record()
         torch.cuda.synchronize(device)
         best = min(one.elapsed_time(two) for one, two in pairwise(events)) / 1e3
-        torch.cuda.reset_peak_memory_stats(device)  # memory/peak_gib is the training's
+        torch.cuda.reset_peak_memory_stats(device)  # memory/peak_gib excludes this measurement
     else:
         for _ in range(5):
-            began = time.perf_counter()
+            start = time.perf_counter()
             float((a @ a)[0, 0])
-            best = min(best, time.perf_counter() - began)
+            best = min(best, time.perf_counter() - start)
     return 2 * n**3 / best

@@ -1,4 +1,4 @@
-"""Corpora: text to tokens to litdata shards, with a manifest that says what they are."""
+"""Corpora: text, tokenizer and litdata shards, described by a manifest."""
 
 from lightning_sv.corpus.config import CorpusConfig
 from lightning_sv.corpus.manifest import Manifest

@@ -1,4 +1,4 @@
-"""What a corpus is made of: the settings of one preparation."""
+"""Settings of one corpus preparation."""
 
 import re
 from dataclasses import asdict, dataclass
@@ -7,42 +7,42 @@ from typing import Any, Literal, get_args
 from lightning_sv.errors import ConfigError, unknown
 
 _UNITS = {"": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
-# Where a corpus lies and how many threads made it say nothing about its content.
+# The location of a corpus and the number of threads do not affect its content.
 _NOT_CONTENT = ("dir", "workers")
 
 #: name of a corpus's own layer of a run's config
 LAYER = "corpus.yaml"
-#: a vocabulary is padded to a multiple of this, as GPT-2's 50,257 to 50,304: matrices of odd widths are slow
+#: Vocabularies are padded to a multiple of this, as GPT-2's 50,257 to 50,304, because odd matrix widths are slow.
 PADDED_TO = 64
 Errors = Literal["strict", "replace", "skip"]
 
 
 @dataclass(frozen=True)
 class CorpusConfig:
-    """The text, the tokenizer and the split of one prepared corpus.
+    """Text, tokenizer and split of one prepared corpus.
 
     Args:
-        dir: folder of the prepared corpus; made by `prepare`, read by training
-        source: where the text comes from: 'stdlib' (Python sources of the standard library and the locked packages),
-            'installed' (of the standard library and all that is installed), 'files:PATH[,PATH...]'
+        dir: folder of the prepared corpus, written by `prepare` and read by training
+        source: source of the text: 'stdlib' (Python sources of the standard library and the locked packages),
+            'installed' (of the standard library and all installed packages), 'files:PATH[,PATH...]'
             (files, folders or globs of .txt .md .py .jsonl .ndjson .json .parquet; all but .parquet also as .gz .zst
-            .bz2 .xz; .json as one object per line), or 'hf:NAME' (a dataset of the Hugging Face hub, or a builder
+            .bz2 .xz; .json with one object per line), or 'hf:NAME' (a dataset of the Hugging Face hub, or a builder
             such as 'hf:json' with hf_data_files), streamed
         tokenizer: 'bpe:N' (a byte-level BPE of N tokens trained on the corpus), 'gpt2' (50,257 tokens), a path to
-            a tokenizer.json, or a path to GPT-2's ranks (*.tiktoken) where there is no network
-        eot: name of the end-of-text token of a tokenizer.json; null takes eos_token of the tokenizer_config.json or
-            special_tokens_map.json next to it, or else a usual name
-        val_fraction: share of the documents held out, chosen by a hash of their text, whatever their order; of few
-            documents the end of each (see `SplitDocuments`)
-        max_bytes: take no more UTF-8 bytes of text than this; null takes all (for 'stdlib': 75 MB)
+            a tokenizer.json, or a path to GPT-2's ranks (*.tiktoken) for use without a network
+        eot: name of the end-of-text token of a tokenizer.json; null for eos_token of the tokenizer_config.json or
+            special_tokens_map.json next to it, or else a common name
+        val_fraction: fraction of the documents held out, selected by a hash of their text, independent of their order;
+            for few documents, the end of each (see `SplitDocuments`)
+        max_bytes: maximum number of UTF-8 bytes of text; null for all (for 'stdlib': 75 MB)
         text_field: name of the text column in .jsonl, .parquet and Hugging Face data
-        errors: what happens to files and lines that are not UTF-8: 'strict' refuses and names them, 'replace' puts
-            U+FFFD for each wrong byte, 'skip' leaves out the file or line
+        errors: handling of files and lines that are not UTF-8: 'strict' raises an error that names them, 'replace'
+            inserts U+FFFD for each wrong byte, 'skip' omits the file or line
         hf_subset: configuration name of the Hugging Face dataset
         hf_split: split of the Hugging Face dataset
         hf_data_files: data files for a Hugging Face builder: a path, a glob, or several, separated by commas
-        licence: licence of the text, kept in the manifest; 'stdlib' and 'installed' fill in their own
-        workers: threads that encode; null takes every core
+        licence: licence of the text, stored in the manifest; 'stdlib' and 'installed' set their own
+        workers: number of encoding threads; null for one per core
         chunk_bytes: size of a shard: bytes, or a number with KB, MB or GB (powers of 1,024)
     """
 
@@ -63,16 +63,16 @@ class CorpusConfig:
 
     def __post_init__(self) -> None:
         if not self.dir.strip():
-            raise ConfigError("dir is empty; name the folder of the corpus, for example dir=data/stdlib.")
+            raise ConfigError("dir is empty; expected the folder of the corpus, for example dir=data/stdlib.")
         kind, _, rest = self.source.partition(":")
         if not (self.source in ("stdlib", "installed") or (kind in ("files", "hf") and rest.strip())):
             raise ConfigError(
-                f"source={self.source!r} is not known; use 'stdlib', 'installed', 'files:PATH[,PATH...]' or 'hf:NAME'."
+                f"source is {self.source!r}; expected 'stdlib', 'installed', 'files:PATH[,PATH...]' or 'hf:NAME'."
             )
         if not 0.0 < self.val_fraction < 1.0:
             raise ConfigError(
-                f"val_fraction={self.val_fraction} must lie between 0 and 1, both excluded: "
-                "training needs some documents and validation needs some others."
+                f"val_fraction is {self.val_fraction}; expected a number between 0 and 1, both excluded, "
+                "because training and validation need documents."
             )
         if self.errors not in get_args(Errors):
             raise ConfigError(unknown("errors", self.errors, get_args(Errors)))
@@ -80,21 +80,21 @@ class CorpusConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} is {value}; expected at least 1, or null.")
-        _ = self.chunk_size  # parsed here so that a bad value is refused before any work
+        _ = self.chunk_size  # check the value early
 
     @property
     def chunk_size(self) -> int:
-        """`chunk_bytes` as a number of bytes."""
+        """`chunk_bytes` as an integer."""
         match = re.fullmatch(r"\s*(\d+)\s*([KMG]B)?\s*", str(self.chunk_bytes), re.IGNORECASE)
         size = int(match[1]) * _UNITS[(match[2] or "").upper()] if match else 0
         # Offsets inside a shard are 32-bit in litdata's format.
         if not 0 < size <= 2 << 30:
             raise ConfigError(
-                f"chunk_bytes={self.chunk_bytes!r} is not a size from 1 byte to 2 GB; write for example '64MB'."
+                f"chunk_bytes is {self.chunk_bytes!r}; expected a size from 1 byte to 2 GB, for example '64MB'."
             )
         return size
 
     def settings(self) -> dict[str, Any]:
-        """The settings that decide the content: two corpora with equal settings need not both be made."""
+        """Return the settings that determine the content; corpora with equal settings are equal."""
         settings = {key: value for key, value in asdict(self).items() if key not in _NOT_CONTENT}
         return settings | {"chunk_bytes": self.chunk_size}

@@ -1,4 +1,4 @@
-"""Encoding on several threads, in order, with a bounded amount of text in memory."""
+"""Multithreaded encoding, in order, with a bounded amount of text in memory."""
 
 import os
 from collections import deque
@@ -10,7 +10,7 @@ import numpy as np
 from lightning_sv.corpus.sources.document import Document
 from lightning_sv.corpus.tokenizer import Tokenizer
 
-# Text handed to a thread at once: large enough to hide the hand-over, small enough to share evenly.
+# Text per task: large enough to hide the overhead, small enough to balance the load.
 _BATCH_BYTES = 1 << 19
 _BATCHES_PER_WORKER = 4
 
@@ -18,39 +18,39 @@ _BATCHES_PER_WORKER = 4
 def encode_documents(
     documents: Iterable[Document], tokenizer: Tokenizer, workers: int | None = None
 ) -> Iterator[tuple[Document, np.ndarray]]:
-    """Each document with its ids and the end-of-text token, in the order given.
+    """Yield each document with its ids and the end-of-text token, in the given order.
 
-    Threads, not processes: both libraries leave the interpreter's lock while they encode, and nothing has to be
+    Uses threads, not processes: both libraries release the GIL while they encode, and nothing has to be
     copied, pickled or cleaned up.
 
     Args:
-        documents: what to encode; read only a few batches ahead
-        tokenizer: encodes a batch of texts at once
-        workers: number of threads; None takes every core
+        documents: documents to encode; read only a few batches ahead
+        tokenizer: tokenizer that encodes a batch of texts at once
+        workers: number of threads; None for one per core
     """
-    # Threads of our own keep all cores busy, reading included; those inside the library would only compete, and
+    # These threads keep all cores busy, including reading; the library's own threads would compete, and
     # would warn in every process forked later.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     eot = np.array([tokenizer.eot], dtype=tokenizer.dtype)
     workers = workers or os.cpu_count() or 1
-    waiting: deque[tuple[list[Document], Future[list[np.ndarray]]]] = deque()
+    pending: deque[tuple[list[Document], Future[list[np.ndarray]]]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="encode") as pool:
         try:
             for batch in _batches(documents):
                 texts = [document.text for document in batch]
-                waiting.append((batch, pool.submit(tokenizer.encode_batch, texts)))
-                while len(waiting) > _BATCHES_PER_WORKER * workers:
-                    yield from _collect(waiting, eot)
-            while waiting:
-                yield from _collect(waiting, eot)
+                pending.append((batch, pool.submit(tokenizer.encode_batch, texts)))
+                while len(pending) > _BATCHES_PER_WORKER * workers:
+                    yield from _collect(pending, eot)
+            while pending:
+                yield from _collect(pending, eot)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)  # on an error or Ctrl-C, leave at once
 
 
 def _collect(
-    waiting: deque[tuple[list[Document], Future[list[np.ndarray]]]], eot: np.ndarray
+    pending: deque[tuple[list[Document], Future[list[np.ndarray]]]], eot: np.ndarray
 ) -> Iterator[tuple[Document, np.ndarray]]:
-    batch, future = waiting.popleft()
+    batch, future = pending.popleft()
     for document, ids in zip(batch, future.result(), strict=True):
         yield document, np.concatenate((ids, eot))
 

@@ -1,4 +1,4 @@
-"""Share of the text that a tokenizer drops, measured by decoding its own output."""
+"""Fraction of the text that a tokenizer drops, measured by decoding its output."""
 
 import unicodedata
 from collections import Counter
@@ -8,20 +8,20 @@ from lightning_sv.corpus.sources.document import Document
 from lightning_sv.corpus.tokenizer import Tokenizer
 from lightning_sv.errors import ConfigError
 
-#: share of the text that a tokenizer may drop
+#: maximum fraction of the text that a tokenizer may drop
 MOST_LOST = 0.05
 _SAMPLE = 1_000_000
 
 
 def lost_share(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> float:
-    """Return the share of a text, by its bytes, that decoding does not give back.
+    """Return the fraction of a text's bytes that decoding does not restore.
 
     White space, case and compatibility forms do not count, because many tokenizers normalize them.
 
     Args:
-        tokenizer: encoded it
+        tokenizer: tokenizer of the ids
         text: one document
-        ids: what came of it
+        ids: token ids of the text
     """
     decoded = tokenizer.decode([i for i in ids if i != tokenizer.unknown])
     if decoded == text:
@@ -31,15 +31,15 @@ def lost_share(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> float:
 
 
 def check_sample(tokenizer: Tokenizer, documents: Iterable[Document], where: str) -> None:
-    """Check on the first documents that a tokenizer keeps their text.
+    """Check on the first documents that a tokenizer preserves their text.
 
     Args:
-        tokenizer: not trained on them
-        documents: read up to a million characters
+        tokenizer: tokenizer that was not trained on them
+        documents: documents, read up to a million characters
         where: name of the tokenizer in errors
 
     Raises:
-        ConfigError: it drops more than `MOST_LOST`
+        ConfigError: the tokenizer drops more than `MOST_LOST`
     """
     read, lost = 0, 0.0
     for document in documents:
@@ -52,10 +52,10 @@ def check_sample(tokenizer: Tokenizer, documents: Iterable[Document], where: str
 
 
 def check_share(lost: float, where: str) -> None:
-    """Refuse a tokenizer that drops more than `MOST_LOST`."""
+    """Check that a tokenizer drops at most `MOST_LOST` of the text."""
     if lost > MOST_LOST:
         raise ConfigError(
-            f"tokenizer={where} drops {lost:.0%} of this text (at most {MOST_LOST:.0%} may be lost); use one that "
+            f"tokenizer={where} drops {lost:.0%} of this text; expected at most {MOST_LOST:.0%}. Use one that "
             "knows its characters, for example bpe:4096."
         )
 

@@ -1,4 +1,4 @@
-"""The manifest of a prepared corpus: what it is, how it was made, and the hashes that identify it."""
+"""Manifest of a prepared corpus: settings, provenance and hashes."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ FORMAT_VERSION = 1
 FILENAME = "manifest.json"
 SPLITS = ("train", "val")
 DTYPES = ("uint16", "uint32")
-#: types of fields -> those of their values in JSON
+#: field type -> JSON types
 _PLAIN: dict[Any, Any] = {
     int: int,
     float: float,
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of tokens: its path inside the corpus, size, hash, and how much it holds."""
+    """A token file: path relative to the corpus, size, hash, and contents."""
 
     file: str
     bytes: int
@@ -42,9 +42,9 @@ class Shard:
 
 @dataclass(frozen=True)
 class SplitInfo:
-    """One split: documents, tokens (end-of-text included), UTF-8 bytes of its text, largest id, shards.
+    """One split: documents, tokens (including end-of-text), UTF-8 bytes of its text, largest id, shards.
 
-    Of validation's text only the bytes that the tokenizer keeps count, so that bits per byte stand for them.
+    Validation bytes count only text that the tokenizer preserves, so that bits per byte refer to it.
     """
 
     documents: int
@@ -54,35 +54,35 @@ class SplitInfo:
     shards: tuple[Shard, ...]
 
     def sequences(self, seq_len: int) -> int:
-        """Sequences of seq_len + 1 tokens it gives: the end of a shard that fills no sequence is left out."""
+        """Return the number of sequences of seq_len + 1 tokens; the remainder of each shard is unused."""
         return sum(shard.tokens // (seq_len + 1) for shard in self.shards)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `prepare` made; the file manifest.json, whose presence says that the corpus is complete.
+    """Result of `prepare`, stored as manifest.json, which exists only in complete corpora.
 
     Attributes:
-        version: of this format
+        version: version of this format
         source: the source as configured
-        licence: of the text, None if unknown
-        packages: versions of the packages the text was taken from (sources 'stdlib' and 'installed')
-        settings: all settings that decide the content
+        licence: licence of the text, None if unknown
+        packages: versions of the packages with the text (sources 'stdlib' and 'installed')
+        settings: all settings that determine the content
         tokenizer: the tokenizer as configured
-        tokenizer_file: its canonical file inside the corpus
+        tokenizer_file: canonical tokenizer file inside the corpus
         tokenizer_sha256: sha256 of that file
-        vocab_size: ids lie in [0, vocab_size)
-        eot: id of the token that ends every document
+        vocab_size: upper bound of the ids, which are in [0, vocab_size)
+        eot: id of the end-of-text token
         dtype: 'uint16' or 'uint32'
         splits: 'train' and 'val'
-        duplicates: documents dropped because another had the same text
-        unreadable: source files left out because they are no UTF-8
-        corpus_hash: identifies tokens and tokenizer: results of two corpora compare only if it is equal
+        duplicates: number of documents dropped because of equal text
+        unreadable: number of source files omitted because they are not UTF-8
+        corpus_hash: hash of tokens and tokenizer; results are comparable only if it is equal
         sources: name of each source file, package or dataset -> size, time and hash; version; or revision. None if
-            an earlier version prepared the corpus
+            an older version prepared the corpus
         left_out: suffix or kind -> number of files of the source that are not read
-        held_out: where the first validation documents come from
-        tokenizer_loss: share of the validation text's bytes that the tokenizer drops
+        held_out: sources of the first validation documents
+        tokenizer_loss: fraction of the validation text's bytes that the tokenizer drops
     """
 
     version: int
@@ -107,26 +107,26 @@ class Manifest:
 
     @property
     def train(self) -> SplitInfo:
-        """The training split."""
+        """Training split."""
         return self.splits["train"]
 
     @property
     def val(self) -> SplitInfo:
-        """The validation split."""
+        """Validation split."""
         return self.splits["val"]
 
     def to_dict(self) -> dict[str, Any]:
-        """The manifest as plain JSON types, as in manifest.json, with a checksum over all of them."""
+        """Return the manifest as plain JSON types with a checksum, as in manifest.json."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return plain | {CHECKSUM: checksum(plain)}
 
     def loss_figures(self, val_loss: float) -> dict[str, Any]:
-        """What a run's summary says of its final loss and of the text it is on.
+        """Return the final loss and the corpus identity for a run's summary.
 
         Bits per byte, nats x tokens / bytes / ln 2, do not depend on the tokenizer.
 
         Args:
-            val_loss: nats per token of the validation split
+            val_loss: loss on the validation split, in nats per token
         """
         bits = self.val.tokens / self.val.bytes / math.log(2)
         return {
@@ -138,7 +138,7 @@ class Manifest:
         }
 
     def save(self, dir: str | Path) -> None:
-        """Write manifest.json in one step."""
+        """Write manifest.json atomically."""
         write_atomically(Path(dir) / FILENAME, json.dumps(self.to_dict(), indent=2, sort_keys=True))
 
     @classmethod
@@ -146,54 +146,53 @@ class Manifest:
         """Read the manifest of a prepared corpus.
 
         Raises:
-            ConfigError: there is none, it is damaged, of another format version, or names a file outside `dir`
+            ConfigError: the manifest is missing, damaged, has another format version, or names a file outside `dir`
         """
         path = Path(dir) / FILENAME
         if not path.is_file():
-            raise ConfigError(f"{path} does not exist, so there is no complete corpus in {dir}; prepare it first.")
+            raise ConfigError(f"{path} does not exist; expected a complete corpus in {dir}. Prepare it first.")
         try:
             data = json.loads(path.read_text())
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"{path}: no valid JSON ({error}); delete {dir} and prepare it again.") from None
+            raise ConfigError(f"{path}: invalid JSON ({error}); delete {dir} and prepare it again.") from None
         version = data.get("version") if isinstance(data, dict) else None
         if version != FORMAT_VERSION:
             raise ConfigError(
-                f"{path}: has format version {version!r}, this code reads {FORMAT_VERSION}; "
-                f"delete {dir} and prepare it again."
+                f"{path}: version is {version!r}; expected {FORMAT_VERSION}. Delete {dir} and prepare it again."
             )
         try:
             splits = {name: _split(data["splits"][name]) for name in SPLITS}
             manifest = _build(cls, data | {"splits": splits})
         except (KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path}: is incomplete ({error!r}); delete {dir} and prepare it again.") from None
+            raise ConfigError(f"{path} is incomplete ({error!r}); delete {dir} and prepare it again.") from None
         if any(not isinstance(state, dict) for state in (manifest.sources or {}).values()):
             raise ConfigError(f"{path}: sources is damaged; delete {dir} and prepare it again.")
         if manifest.dtype not in DTYPES:
             raise ConfigError(unknown(f"{path}: dtype", manifest.dtype, DTYPES))
         for name in (manifest.tokenizer_file, *(shard.file for split in splits.values() for shard in split.shards)):
             if not _inside(name):
-                raise ConfigError(f"{path}: names the file {name!r} outside {dir}; do not use this corpus.")
+                raise ConfigError(f"{path} names the file {name!r} outside {dir}; do not use this corpus.")
         if manifest.corpus_hash != corpus_hash(manifest.tokenizer_sha256, splits):
-            raise ConfigError(f"{path}: its hashes do not add up to its corpus_hash; it was edited, prepare it again.")
-        if data.get(CHECKSUM, checksum(data)) != checksum(data):  # manifests of earlier versions have none
-            raise ConfigError(f"{path}: does not have its {CHECKSUM}; it was edited, prepare it again.")
+            raise ConfigError(f"{path} does not match its corpus_hash, so it was edited; prepare the corpus again.")
+        if data.get(CHECKSUM, checksum(data)) != checksum(data):  # older manifests have no checksum
+            raise ConfigError(f"{path} does not match its {CHECKSUM}, so it was edited; prepare the corpus again.")
         return manifest
 
 
 def corpus_hash(tokenizer_sha256: str, splits: dict[str, SplitInfo]) -> str:
-    """One hash for the tokens of all splits, their order and shards, and the tokenizer."""
+    """Return the hash of the tokens of all splits, their order and shards, and the tokenizer."""
     content = [tokenizer_sha256, *([name, *(s.sha256 for s in splits[name].shards)] for name in SPLITS)]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def checksum(data: dict[str, Any]) -> str:
-    """Return the hash of all that a manifest says but for this hash."""
+    """Return the hash of a manifest without its checksum."""
     content = {key: value for key, value in data.items() if key != CHECKSUM}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _inside(name: str) -> bool:
-    """Whether a path stays in the folder it is relative to, on every system."""
+    """Return True if a path stays inside its folder, on every operating system."""
     return name.isprintable() and not any(
         path.drive or path.root or ".." in path.parts for path in (PurePosixPath(name), PureWindowsPath(name))
     )
@@ -202,26 +201,26 @@ def _inside(name: str) -> bool:
 def _split(data: dict[str, Any]) -> SplitInfo:
     split = _build(SplitInfo, data | {"shards": tuple(_build(Shard, shard) for shard in data["shards"])})
     if not min(split.documents, split.tokens, split.bytes):
-        raise TypeError("a split holds no documents, tokens or bytes")
+        raise TypeError("a split has no documents, tokens or bytes")
     return split
 
 
 def _build(cls: type[_T], data: dict[str, Any]) -> _T:
-    """An instance from the keys it knows; unknown keys are ignored, fields with a default may be absent.
+    """Return an instance; unknown keys are ignored, fields with a default are optional.
 
     Raises:
         KeyError: a key is missing
-        TypeError: a value is of another type, or a number below 0 or beyond 64 bits
+        TypeError: a value has the wrong type, or a number is below 0 or above 64 bits
     """
-    known = [
-        each
-        for each in fields(cls)  # type: ignore[arg-type]
-        if each.name in data or (each.default is MISSING and each.default_factory is MISSING)
+    present = [
+        entry
+        for entry in fields(cls)  # type: ignore[arg-type]
+        if entry.name in data or (entry.default is MISSING and entry.default_factory is MISSING)
     ]
-    for each in known:
-        kind = _PLAIN.get(each.type)
-        value = data[each.name]
+    for entry in present:
+        kind = _PLAIN.get(entry.type)
+        value = data[entry.name]
         plain = kind is None or (isinstance(value, kind) and not isinstance(value, bool))
         if not plain or (kind is int and not 0 <= value < 1 << 63):
-            raise TypeError(f"{each.name} is {value!r}"[:200])
-    return cls(**{each.name: data[each.name] for each in known})
+            raise TypeError(f"{entry.name} is {value!r}"[:200])
+    return cls(**{entry.name: data[entry.name] for entry in present})

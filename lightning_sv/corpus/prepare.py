@@ -1,4 +1,4 @@
-"""Text to a prepared corpus: read, train the tokenizer, encode, write, count, publish."""
+"""Preparation of a corpus: read, train the tokenizer, encode, write, count, publish."""
 
 import json
 import logging
@@ -33,35 +33,35 @@ from lightning_sv.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-# A byte-level BPE changes little with more text than this, and training keeps its words in memory.
+# More text hardly changes a byte-level BPE, and training keeps its words in memory.
 BPE_SAMPLE_BYTES = 32_000_000
-# A wait that is longer is said.
+# Print a message if the lock is not acquired within this many seconds.
 _SILENT_WAIT_S = 1.0
-#: validation documents whose names are kept
+#: number of validation documents recorded by name
 _NAMED = 5
 
 
 def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
-    """Make the corpus that a config describes, or find that it is already there.
+    """Prepare the corpus of a config, or return the existing one.
 
-    The work is done in a hidden folder beside `config.dir`, which is renamed when all is written: `config.dir`
-    exists only complete. A second process that prepares the same folder waits for the first.
+    The corpus is written to a hidden folder next to `config.dir`, which is renamed at the end, so `config.dir`
+    exists only when complete. A second process for the same folder waits for the first.
 
     Args:
-        config: what to make, and where
-        progress: show a bar for each phase
+        config: settings and folder of the corpus
+        progress: if True, show a progress bar per phase
 
     Returns:
-        The manifest, also in `config.dir`/manifest.json; beside it lies the corpus's own layer of a run's config.
+        The manifest, also in `config.dir`/manifest.json, next to the corpus's own layer of a run's config.
 
     Raises:
-        ConfigError: the text or the tokenizer cannot be had, there is nothing to split, or `config.dir` already holds
-            something else, or a corpus of text that has changed since
+        ConfigError: the text or the tokenizer is not available, there is nothing to split, or `config.dir` has
+            other content, or a corpus whose text has changed since
     """
     target = Path(config.dir).expanduser().resolve()
     try:
-        if (found := _existing(config, target)) is not None:
-            return found
+        if (manifest := _existing(config, target)) is not None:
+            return manifest
         return _prepare(config, target, progress)
     except OSError as error:
         raise ConfigError(
@@ -71,9 +71,9 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
 
 def _prepare(config: CorpusConfig, target: Path, shown: bool) -> Manifest:
     with _alone(target):
-        if (found := _existing(config, target)) is not None:  # made while this process waited
-            return found
-        with atomic_path(target) as partial:  # replaces an empty folder, never a full one
+        if (manifest := _existing(config, target)) is not None:  # prepared while this process waited
+            return manifest
+        with atomic_path(target) as partial:  # replaces only an empty folder
             partial.mkdir()
             manifest = _build(config, partial, shown)
             _write_layer(config, manifest.vocab_size, partial)
@@ -82,23 +82,23 @@ def _prepare(config: CorpusConfig, target: Path, shown: bool) -> Manifest:
 
 
 def _write_layer(config: CorpusConfig, vocab_size: int, folder: Path) -> None:
-    """Write what makes this corpus again, and the vocabulary of a model that reads it, as a layer of a run's config."""
+    """Write the settings that reproduce this corpus and the model's vocabulary size, as a layer of a run's config."""
     always, default = ("dir", "source", "tokenizer"), asdict(CorpusConfig())
-    made = {key: value for key, value in asdict(config).items() if key in always or value != default[key]}
-    made.pop("workers", None)  # of one preparation
+    settings = {key: value for key, value in asdict(config).items() if key in always or value != default[key]}
+    settings.pop("workers", None)  # specific to one machine
     padded = -(-vocab_size // PADDED_TO) * PADDED_TO
-    layer: dict[str, Any] = {"data": {"corpus": made}, "model": {"backbone": {"vocab_size": padded}}}
-    from omegaconf import OmegaConf  # here: a machine that only trains prepared tokens need not have it
+    layer: dict[str, Any] = {"data": {"corpus": settings}, "model": {"backbone": {"vocab_size": padded}}}
+    from omegaconf import OmegaConf  # imported here, because training does not need it
 
     OmegaConf.save(OmegaConf.create(layer), folder / LAYER)
 
 
 @contextmanager
 def _alone(target: Path) -> Iterator[None]:
-    """Wait, after a message, until no other process prepares `target`; leave no lock and no new empty folder.
+    """Hold the lock of `target`, with a message while waiting; leave no lock file or new empty folder.
 
     Raises:
-        OSError: nothing can be written next to it. The lock itself would be tried for ever
+        OSError: the parent folder is not writable; FileLock would retry forever
     """
     missing = [folder for folder in target.parents if not folder.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +114,7 @@ def _alone(target: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # those who wait see that it is gone, and make their own
+        with suppress(OSError):  # waiting processes create a new lock file
             path.unlink()
         lock.release()
         with suppress(OSError):  # not empty
@@ -123,50 +123,50 @@ def _alone(target: Path) -> Iterator[None]:
 
 
 def _existing(config: CorpusConfig, target: Path) -> Manifest | None:
-    """The corpus in `target` if it is the one asked for; None if there is nothing."""
+    """Return the corpus in `target` if it matches the config, or None if there is none."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return None
     if not (target / FILENAME).is_file():
-        raise ConfigError(f"dir={config.dir} exists and holds no prepared corpus; choose another dir, or delete it.")
+        raise ConfigError(f"dir={config.dir} exists but has no prepared corpus; choose another dir, or delete it.")
     manifest = Manifest.load(target)
-    # Settings that an earlier version did not know had their default.
-    known = CorpusConfig().settings() | manifest.settings
-    wanted = config.settings()
+    # Settings unknown to older versions had their defaults.
+    recorded = CorpusConfig().settings() | manifest.settings
+    requested = config.settings()
     differing = [
-        f"{key}={json.dumps(known[key])} there, {json.dumps(value)} wanted"
-        for key, value in wanted.items()
-        if known[key] != value
+        f"{key}={json.dumps(recorded[key])}, expected {json.dumps(value)}"
+        for key, value in requested.items()
+        if recorded[key] != value
     ]
     if differing:
         raise ConfigError(
-            f"dir={config.dir} holds a corpus made with other settings ({'; '.join(differing)}); "
+            f"dir={config.dir} has a corpus with other settings ({'; '.join(differing)}); "
             "choose another dir, or delete it."
         )
-    # The same name may by now stand for another tokenizer file, or the files here may be damaged.
+    # The tokenizer file of that name may have changed, or the files here may be damaged.
     check_corpus(manifest, target, tokenizer=config.tokenizer, checksums=False)
     _check_text(config, manifest)
     return manifest
 
 
 def _check_text(config: CorpusConfig, manifest: Manifest) -> None:
-    """Refuse a corpus of the user's text that has changed, or print a note."""
+    """Raise an error if the text of a user's corpus has changed, or log a warning."""
     if not (changes := changed_text(manifest, ask_hub=True)):
         return
-    # The embedded corpus is a reference whatever is installed now; a dataset's revision may be a new description.
+    # 'stdlib' is a reference corpus for any installed versions; a new dataset revision may be a new description only.
     if config.source == "stdlib" or changes[0].startswith("hf:"):
-        log.warning("%s is used as it is, although its text has changed: %s", config.dir, listed(changes))
+        log.warning("%s is used although its text has changed: %s", config.dir, listed(changes))
         return
     raise ConfigError(
-        f"dir={config.dir} holds a corpus of text that has changed since: {listed(changes)}; delete it to prepare it "
-        f"again, or choose another dir (fit --config {config.dir}/{LAYER} trains on it as it is)."
+        f"dir={config.dir} has a corpus whose text has changed since: {listed(changes)}. Delete it to prepare it "
+        f"again, or choose another dir. To train on it unchanged, use fit --config {config.dir}/{LAYER}."
     )
 
 
 def _build(config: CorpusConfig, folder: Path, shown: bool) -> Manifest:
     n_tokens = bpe_size(config.tokenizer)
-    # A bad path fails before any reading.
+    # Check the path before any reading.
     tokenizer = open_tokenizer(config.tokenizer, config.eot) if n_tokens is None else None
-    state = source_state(config, ask_hub=True)  # before the text is read: what changes meanwhile is noticed later
+    state = source_state(config, ask_hub=True)  # before reading, so that concurrent changes are detected
     size = file_bytes(state)
     with phase("hashing text", size, shown=shown and size > SHOWN_BYTES) as step:
         state = hashed(state, step)
@@ -207,19 +207,19 @@ def _build(config: CorpusConfig, folder: Path, shown: bool) -> Manifest:
 
 
 def _train_bpe(documents: SplitDocuments, size: int, total_bytes: int | None, shown: bool) -> Tokenizer:
-    """A BPE learned on the first training documents; validation text stays unseen."""
+    """Train a BPE on the first training documents; validation text is not used."""
     size_read = min(BPE_SAMPLE_BYTES, total_bytes or BPE_SAMPLE_BYTES)
     with phase("training BPE", size_read, shown=shown) as step:
 
         def sample() -> Iterator[str]:
-            taken = 0
+            n_bytes = 0
             for document in documents:
                 if documents.held_out(document):
                     continue
                 step(document.n_bytes)
                 yield document.text
-                taken += document.n_bytes
-                if taken >= BPE_SAMPLE_BYTES:
+                n_bytes += document.n_bytes
+                if n_bytes >= BPE_SAMPLE_BYTES:
                     return
 
         return JsonTokenizer.train(sample(), size)
@@ -228,22 +228,22 @@ def _train_bpe(documents: SplitDocuments, size: int, total_bytes: int | None, sh
 def _write_splits(
     config: CorpusConfig, documents: SplitDocuments, tokenizer: Tokenizer, folder: Path, shown: bool
 ) -> tuple[dict[str, SplitInfo], list[str], float]:
-    """Encode every document into its split; also return where validation begins, and the share of it that is lost."""
+    """Encode the documents into splits; also return the first validation sources and the lost fraction."""
     writers = {name: ShardWriter(folder / name, config.chunk_size, tokenizer.dtype) for name in ("train", "val")}
     unique = documents.documents
     total = min((n for n in (unique.source.total_bytes, config.max_bytes) if n is not None), default=None)
     held_out, lost = list[str](), 0
     with phase("encoding", total, shown=shown) as step:
         for document, ids in encode_documents(documents, tokenizer, config.workers):
-            kept = document.n_bytes
+            n_bytes = document.n_bytes
             if documents.held_out(document):
-                kept -= round(kept * lost_share(tokenizer, document.text, ids[:-1].tolist()))
-                lost += document.n_bytes - kept
+                n_bytes -= round(n_bytes * lost_share(tokenizer, document.text, ids[:-1].tolist()))
+                lost += document.n_bytes - n_bytes
                 if len(held_out) < _NAMED:
                     held_out.append(document.where)
-                writers["val"].add(ids, kept)
+                writers["val"].add(ids, n_bytes)
             else:
-                writers["train"].add(ids, kept)
+                writers["train"].add(ids, n_bytes)
             step(document.n_bytes)
     share = lost / (lost + writers["val"].text_bytes)
     check_share(share, config.tokenizer)

@@ -19,10 +19,7 @@ from rich.text import Text
 
 
 class MeanSpeed(ProgressColumn):
-    """Bytes per second since the phase began.
-
-    Rich's own column takes the last steps alone, and the fast ones of a phase are not its speed.
-    """
+    """Bytes per second since the phase began; Rich's own column uses only the last steps."""
 
     def render(self, task: Task) -> Text:
         """Return the rate as text, e.g. `1.2 MB/s`."""
@@ -31,11 +28,11 @@ class MeanSpeed(ProgressColumn):
 
 @contextmanager
 def phase(name: str, total: int | None, unit: str = "bytes", *, shown: bool = True) -> Iterator[Callable[[int], None]]:
-    """Show a bar on standard error while the block runs; the block calls what it is given with each bit of progress.
+    """Show a progress bar on standard error during the block; yield the function that advances it.
 
     Args:
         name: phase of the preparation
-        total: its size, None if only the end will tell
+        total: its size, None if unknown
         unit: 'bytes' shows a rate; anything else shows a count
         shown: if False, show nothing
     """

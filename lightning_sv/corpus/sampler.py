@@ -1,4 +1,4 @@
-"""The order in which a run reads the sequences: fixed by the seed alone, on any number of devices and workers."""
+"""Order of the sequences in a run, determined by the seed for any number of devices and workers."""
 
 import os
 import signal
@@ -17,13 +17,13 @@ from lightning_sv.errors import ConfigError, RunError
 
 @dataclass(frozen=True)
 class RankShare:
-    """What one device reads of every optimizer step.
+    """Part of an optimizer step read by one device.
 
     Attributes:
-        global_batch: sequences an optimizer step, over all devices
-        micro_batch: sequences this device reads at once
-        rank: of this device
-        ranks: how many devices there are
+        global_batch: sequences per optimizer step, over all devices
+        micro_batch: sequences per forward pass on this device
+        rank: rank of this device
+        ranks: number of devices
     """
 
     global_batch: int
@@ -37,50 +37,50 @@ class RankShare:
 
     @property
     def accumulate(self) -> int:
-        """Micro-batches a device reads for one optimizer step."""
+        """Number of micro-batches per optimizer step and device."""
         return self.global_batch // (self.micro_batch * self.ranks)
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
-    """Each epoch is a permutation of all sequences, cut into global batches, of which every device reads its share.
+    """Sample each epoch as a permutation of all sequences, cut into global batches and split over the devices.
 
     Step s of epoch e has the sequences p[s G], ..., p[s G + G - 1], with G the global batch and p the permutation
-    of (seed, e). Rank r of R reads the r-th of R equal parts of them, in micro-batches. So the step's sequences do not
-    depend on devices, workers or micro-batch. Sequences that fill no global batch are left out, others each epoch.
+    of (seed, e). Rank r of R reads the r-th of R equal parts of them, in micro-batches. The sequences of a step thus do
+    not depend on devices, workers or micro-batch. Sequences beyond the last full global batch are skipped.
 
     Args:
-        n_sequences: in the split
-        share: what this device reads
-        seed: of the permutations
+        n_sequences: number of sequences in the split
+        share: part of this device
+        seed: seed of the permutations
 
     Raises:
-        ConfigError: there are fewer sequences than a global batch has
+        ConfigError: there are fewer sequences than in a global batch
     """
 
     def __init__(self, n_sequences: int, share: RankShare, seed: int):
         if n_sequences < share.global_batch:
             raise ConfigError(
-                f"The training split has {n_sequences}, fewer than the {share.global_batch} sequences of a global "
-                "batch; lower data.global_batch or data.seq_len, or prepare more text."
+                f"the training split has {n_sequences} sequences; expected at least data.global_batch, "
+                f"{share.global_batch}. Lower data.global_batch or data.seq_len, or prepare more text."
             )
         self.n_sequences, self.share, self.seed = n_sequences, share, seed
         self.epoch = 0
-        #: micro-batches of the epoch to leave out, because they were read before
+        #: micro-batches to skip in the epoch, because they were read before
         self.start = 0
 
     def __len__(self) -> int:
-        """Micro-batches a device reads in an epoch."""
+        """Return the number of micro-batches per epoch and device."""
         return self.n_sequences // self.share.global_batch * self.share.accumulate
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The numbers of the sequences of each micro-batch of this device."""
+        """Yield the sequence numbers of each micro-batch of this device."""
         order = self._permutation(self.epoch)
         for micro_batch in range(self.start, len(self)):
             first = self._first(micro_batch)
             yield order[first : first + self.share.micro_batch].tolist()
 
     def sequences(self, epoch: int, step: int) -> list[int]:
-        """The numbers of the sequences of a step over all devices: step counts from 0 in each epoch."""
+        """Return the sequence numbers of a step over all devices; steps count from 0 in each epoch."""
         first = step * self.share.global_batch
         return self._permutation(epoch)[first : first + self.share.global_batch].tolist()
 
@@ -95,21 +95,21 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
 
 class TokenLoader(DataLoader[Tensor]):
-    """Micro-batches (B, seq_len + 1), int64, as `GlobalBatchSampler` orders them; any number of devices can resume.
+    """Load micro-batches (B, seq_len + 1), int64, in the order of `GlobalBatchSampler`, with a resumable position.
 
     Args:
-        sequences: of the training split
-        share: what this device reads
-        seed: of the order
-        num_workers: processes that read; 0 reads in this one. The order does not depend on it
-        pin_memory: whether batches lie in page-locked memory
+        sequences: sequences of the training split
+        share: part of this device
+        seed: seed of the order
+        num_workers: number of reader processes, which does not affect the order; 0 to read in this process
+        pin_memory: if True, batches are in page-locked memory
     """
 
     def __init__(
         self, sequences: Sequences, share: RankShare, *, seed: int = 0, num_workers: int = 0, pin_memory: bool = False
     ):
         self.sequences, self.order = sequences, GlobalBatchSampler(len(sequences), share, seed)
-        # A generator of its own: else each epoch would draw from the one that training may use.
+        # A private generator: otherwise each epoch would advance the global one.
         super().__init__(
             sequences,
             batch_sampler=self.order,
@@ -122,27 +122,27 @@ class TokenLoader(DataLoader[Tensor]):
         self._loaded = False
 
     def __iter__(self) -> Iterator[Tensor]:  # type: ignore[override]
-        """Start an epoch, or continue the one that was loaded."""
+        """Start an epoch, or continue the loaded one."""
         if not self._loaded:
             self._epoch, self._read = self._epoch + 1, 0
         self._loaded = False
         self.order.epoch, self.order.start = self._epoch, self._read
-        # Lightning stops after len() batches without exhausting the iterator: all that counts is set before a yield.
+        # Lightning stops after len() batches without exhausting the iterator, so set all state before a yield.
         try:
             for batch in super().__iter__():
                 self._read += 1
                 yield batch
-        except (EOFError, ConnectionError) as error:  # of a pipe whose other end is gone; torch names the rest
+        except (EOFError, ConnectionError) as error:  # a closed pipe; torch raises an error for other causes
             raise RunError(f"a data loader worker died ({type(error).__name__} while it was read from)") from error
 
     def position(self) -> tuple[int, int]:
-        """Epoch, and step in it (from 0), of the last micro-batch handed out."""
+        """Return the epoch and the step in it (from 0) of the last yielded micro-batch."""
         return self._epoch, max(0, self._read - 1) // self.order.share.accumulate
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last batch handed out: plain values, the same on every rank."""
+        """Return the position after the last yielded batch, as plain values, equal on all ranks."""
         share = self.order.share
-        # The end of an epoch is the start of the next: Lightning would count an epoch without a batch.
+        # Save the end of an epoch as the start of the next, because Lightning would count an epoch without batches.
         ended = self._read == len(self.order)
         return {
             "epoch": self._epoch + ended,
@@ -157,33 +157,33 @@ class TokenLoader(DataLoader[Tensor]):
         """Continue from a saved position in the next iteration.
 
         Raises:
-            ConfigError: the position is one of another corpus, seed, length or batch, or lies inside a step
+            ConfigError: the position belongs to another corpus, seed, length or batch, or is inside a step
         """
-        mine = self.state_dict()
-        if set(state) != set(mine):
-            raise ConfigError("The checkpoint's data position is not one of this version; start a new run.")
-        if state["corpus_hash"] != mine["corpus_hash"]:
+        current = self.state_dict()
+        if set(state) != set(current):
+            raise ConfigError("the checkpoint's data position has another format; start a new run.")
+        if state["corpus_hash"] != current["corpus_hash"]:
             raise ConfigError(
-                f"The checkpoint was trained on the corpus {str(state['corpus_hash'])[:12]}, this is "
-                f"{mine['corpus_hash'][:12]}; resume with the same corpus, or start a new run."
+                f"the corpus is {current['corpus_hash'][:12]}; expected {str(state['corpus_hash'])[:12]}, as in the "
+                "checkpoint. Resume with the same corpus, or start a new run."
             )
         for name in ("seed", "seq_len", "global_batch"):
-            if state[name] != mine[name]:
+            if state[name] != current[name]:
                 raise ConfigError(
-                    f"The checkpoint's data has {name}={state[name]}, this run has {mine[name]}; "
-                    "resume with the same value, or start a new run."
+                    f"data.{name} is {current[name]}; expected {state[name]}, as in the checkpoint. "
+                    "Resume with the same value, or start a new run."
                 )
         share = self.order.share
         if state["sequences"] % share.global_batch:
-            raise ConfigError("The checkpoint was saved inside an optimizer step; resume from one saved after a step.")
+            raise ConfigError("the checkpoint was saved inside an optimizer step; resume from one saved after a step.")
         self._epoch, self._read = state["epoch"], state["sequences"] // (share.micro_batch * share.ranks)
         self._loaded = self._epoch >= 0
 
 
 def _outlive_signals(worker: int) -> None:
-    """What asks a run to stop often reaches its workers too, and they are needed to the end of the step.
+    """Ignore signals that are sent to the whole process group: workers must finish the run's step.
 
-    From the run itself SIGTERM ends a worker: that is how Python ends what is left of them when it exits.
+    SIGTERM from the run itself still ends a worker; Python uses it at exit.
     """
     if not hasattr(signal, "sigwaitinfo"):  # macOS
         return

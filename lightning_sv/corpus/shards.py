@@ -1,4 +1,4 @@
-"""Reading token shards: sequences of seq_len + 1 ids, by number."""
+"""Token shards as datasets of sequences of seq_len + 1 ids."""
 
 import json
 from collections.abc import Iterator
@@ -23,35 +23,35 @@ def open_split(dir: str | Path, split: Split, *, seq_len: int) -> "Sequences":
     Args:
         dir: folder of the corpus
         split: 'train' or 'val'
-        seq_len: tokens a sequence; items have shape (seq_len + 1,), to be cut into inputs and targets
+        seq_len: predicted tokens per sequence; items have shape (seq_len + 1,), to be cut into inputs and targets
 
     Raises:
-        ConfigError: the corpus is missing or damaged, or no shard holds a sequence of seq_len + 1 tokens
+        ConfigError: the corpus is missing or damaged, or no shard has a sequence of seq_len + 1 tokens
     """
     if split not in SPLITS:
         raise ConfigError(unknown("split", split, SPLITS))
     manifest = Manifest.load(dir)
-    # Hashing belongs to set-up, once; sizes are checked whenever a split is opened, as it costs nothing.
+    # Setup checks the hashes once; sizes are checked here, which is fast.
     check_corpus(manifest, dir, seq_len=seq_len, checksums=False)
     n = manifest.splits[split].sequences(seq_len)
     return Sequences(Path(dir).resolve() / split, seq_len, n, manifest.corpus_hash)
 
 
 class Sequences(Dataset[Tensor]):
-    """The sequences of one split in the order of its shards, int64 of shape (seq_len + 1,); made by `open_split`.
+    """Sequences of one split in the order of its shards, int64 of shape (seq_len + 1,); see `open_split`.
 
-    litdata maps the shards where they lie: no copy, no cache, no lock files.
+    litdata maps the shards in place, without a copy, cache or lock files.
 
     Args:
-        folder: of the split
-        seq_len: tokens a sequence
-        n: how many sequences there are
-        corpus_hash: identifies the corpus, wherever its folder lies
+        folder: folder of the split
+        seq_len: predicted tokens per sequence
+        n: number of sequences
+        corpus_hash: hash of the corpus, independent of its location
     """
 
     def __init__(self, folder: Path, seq_len: int, n: int, corpus_hash: str):
         self.seq_len, self.corpus_hash, self._n = seq_len, corpus_hash, n
-        # Here, for litdata imports the clients of every cloud: commands that read no shard start without it.
+        # Imported here, because litdata imports many cloud clients.
         from litdata import StreamingDataset
         from litdata.streaming.item_loader import TokensLoader
 
@@ -70,7 +70,7 @@ class Sequences(Dataset[Tensor]):
 
 
 def iter_tokens(dir: str | Path, split: Split) -> Iterator[np.ndarray]:
-    """The ids of each shard of a split, 1-D, in order, mapped rather than read."""
+    """Yield the ids of each shard of a split in order, as 1-D memory maps."""
     folder, dtype = Path(dir) / split, Manifest.load(dir).dtype
     for chunk in json.loads((folder / "index.json").read_text())["chunks"]:
         offset = 4 * (chunk["chunk_size"] + 2)  # the number of documents and their offsets, uint32

@@ -1,4 +1,4 @@
-"""Text to token ids and back, with one canonical file that says exactly how."""
+"""Tokenizers, each with a canonical file that defines it."""
 
 import base64
 import hashlib
@@ -17,7 +17,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from lightning_sv.errors import ConfigError
 
 END_OF_TEXT = "<|endoftext|>"
-# Names that published tokenizers give to the token that ends a document. The first one found is taken where neither
+# Names of the end-of-text token in published tokenizers. The first match is used if neither
 # the settings nor the files next to the tokenizer name one.
 _END_OF_TEXT_NAMES = (
     END_OF_TEXT,
@@ -32,20 +32,20 @@ _END_OF_TEXT_NAMES = (
 GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 _GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 _MAX_FILE_BYTES = 256 << 20
-#: files of transformers next to a tokenizer.json that name its end token, and those of the model that give its id
+#: transformers files next to a tokenizer.json that name its end token, and model files with its id
 _NAMES_END = ("tokenizer_config.json", "special_tokens_map.json")
 _END_IDS = ("generation_config.json", "config.json")
 
 
 class Tokenizer(ABC):
-    """A tokenizer and its end-of-text token: decode(encode(x)) == x for byte-level ones.
+    """A tokenizer with an end-of-text token; byte-level ones satisfy decode(encode(x)) == x.
 
-    Text is always plain text: where it spells a special token, the letters are encoded, not the token.
+    Text is always plain text: the spelling of a special token is encoded as letters, not as the token.
 
     Attributes:
         filename: name of its canonical file inside a corpus
         vocab_size: one more than the largest id
-        eot: id of the token that ends a document
+        eot: id of the end-of-text token
     """
 
     filename: ClassVar[str]
@@ -54,34 +54,34 @@ class Tokenizer(ABC):
 
     @property
     def eot_token(self) -> str:
-        """Name of the token that ends a document."""
+        """Name of the end-of-text token."""
         return self.decode([self.eot])
 
     @property
     def unknown(self) -> int | None:
-        """Id of the token for what is not in the vocabulary; None if there is none."""
+        """Id of the token for unknown text; None if there is none."""
         return None
 
     def encode(self, text: str) -> list[int]:
-        """The ids of one text, without the end-of-text token."""
+        """Return the ids of one text, without the end-of-text token."""
         ids: list[int] = self.encode_batch([text])[0].tolist()
         return ids
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of many texts, each 1-D and of `dtype`; safe to call from several threads."""
+        """Return the ids of many texts, each 1-D and of `dtype`; thread-safe."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a sequence of ids; special tokens are spelled out."""
+        """Return the text of a sequence of ids; special tokens are spelled out."""
 
     @abstractmethod
     def to_bytes(self) -> bytes:
-        """The content of the canonical file."""
+        """Return the content of the canonical file."""
 
     @property
     def sha256(self) -> str:
-        """sha256 of the canonical file: equal for two tokenizers that were made from the same data."""
+        """sha256 of the canonical file, equal for tokenizers made from the same data."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     @property
@@ -90,7 +90,7 @@ class Tokenizer(ABC):
         return np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.uint32)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the canonical file, and the end token's name where it is not the usual one; return the file's path."""
+        """Write the canonical file, and the end token's name if it is unusual; return the file's path."""
         path = Path(folder) / self.filename
         path.write_bytes(self.to_bytes())
         if self.eot_token != END_OF_TEXT:
@@ -103,7 +103,7 @@ class Tokenizer(ABC):
         for kind in (JsonTokenizer, RanksTokenizer):
             if (path := Path(folder) / kind.filename).is_file():
                 return kind.from_bytes(read_limited(path), str(path), _named_end(path.parent))
-        raise ConfigError(f"{folder}: holds neither tokenizer.json nor gpt2.tiktoken; prepare the corpus again.")
+        raise ConfigError(f"{folder} has neither tokenizer.json nor gpt2.tiktoken; prepare the corpus again.")
 
 
 class JsonTokenizer(Tokenizer):
@@ -113,19 +113,19 @@ class JsonTokenizer(Tokenizer):
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, raw: bytes, where: str, eot: str | int | None = None) -> None:
         self._tokenizer, self._raw = tokenizer, raw
-        tokenizer.encode_special_tokens = True  # special tokens in the text are text
+        tokenizer.encode_special_tokens = True  # encode special tokens in the text as text
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.vocab_size = max(tokenizer.get_vocab().values(), default=0) + 1
         eot = tokenizer.id_to_token(eot) if isinstance(eot, int) else eot
         names = _END_OF_TEXT_NAMES if eot is None else (eot,)
-        found = next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
-        if found is None:
+        eot_id = next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
+        if eot_id is None:
             raise ConfigError(
-                f"{where}: has no end-of-text token {' '.join(names)}; set data.corpus.eot to the name of one of its "
+                f"{where} has no end-of-text token {' '.join(names)}; set data.corpus.eot to the name of one of its "
                 "tokens."
             )
-        self.eot = found
+        self.eot = eot_id
 
     @classmethod
     def from_bytes(cls, raw: bytes, where: str, eot: str | int | None = None) -> "JsonTokenizer":
@@ -133,23 +133,23 @@ class JsonTokenizer(Tokenizer):
 
         Args:
             raw: content of the file
-            where: its name in errors
-            eot: name or id of the end-of-text token; None for the first of the usual ones
+            where: name of the file in errors
+            eot: name or id of the end-of-text token; None for the first common name
 
         Raises:
-            ConfigError: the file is no tokenizer, or has no such token
+            ConfigError: the file is not a tokenizer, or has no such token
         """
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(raw)
         except BaseException as error:  # the library raises ValueError, a bare Exception, or panics
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise
-            raise ConfigError(f"{where}: is no tokenizer.json ({error}); check the path.") from None
+            raise ConfigError(f"{where} is not a tokenizer.json ({error}); check the path.") from None
         return cls(tokenizer, raw, where, eot)
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int) -> "JsonTokenizer":
-        """Learn a byte-level BPE: 256 bytes, the end-of-text token (id 0) and vocab_size - 257 merges."""
+        """Train a byte-level BPE: 256 bytes, the end-of-text token (id 0) and vocab_size - 257 merges."""
         tokenizer = tokenizers.Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -160,44 +160,44 @@ class JsonTokenizer(Tokenizer):
             show_progress=False,
         )
         tokenizer.train_from_iterator(texts, trainer)
-        if (learned := tokenizer.get_vocab_size()) < vocab_size:
+        if (size := tokenizer.get_vocab_size()) < vocab_size:
             raise ConfigError(
-                f"tokenizer=bpe:{vocab_size} needs more text: this corpus gives only {learned} tokens; "
-                f"add text or use bpe:{learned}."
+                f"tokenizer is bpe:{vocab_size}; expected at most bpe:{size}, which is all that this text supports. "
+                "Add text or use a smaller size."
             )
         return cls.from_bytes(tokenizer.to_str().encode(), f"bpe:{vocab_size}")
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of many texts, each 1-D and of `dtype`; safe to call from several threads."""
+        """Return the ids of many texts, each 1-D and of `dtype`; thread-safe."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=self.dtype) for encoding in encodings]
 
     @property
     def eot_token(self) -> str:
-        """Name of the token that ends a document."""
+        """Name of the end-of-text token."""
         return str(self._tokenizer.id_to_token(self.eot))
 
     @cached_property
     def unknown(self) -> int | None:  # type: ignore[override]
-        """Id of the token for what is not in the vocabulary; None if there is none."""
+        """Id of the token for unknown text; None if there is none."""
         model = json.loads(self._raw)["model"]
         name = model.get("unk_token")
-        found: int | None = (
+        token_id: int | None = (
             model.get("unk_id") if name is None else self._tokenizer.token_to_id(name)
         )  # Unigram has ids
-        return found
+        return token_id
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a sequence of ids; special tokens are spelled out."""
+        """Return the text of a sequence of ids; special tokens are spelled out."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def to_bytes(self) -> bytes:
-        """The content of the canonical file."""
+        """Return the content of the canonical file."""
         return self._raw
 
 
 class RanksTokenizer(Tokenizer):
-    """GPT-2 on tiktoken, built from its table of ranks; the canonical file lists `base64(token) rank`."""
+    """GPT-2 on tiktoken, from its table of ranks; the canonical file lists `base64(token) rank`."""
 
     filename = "gpt2.tiktoken"
 
@@ -214,7 +214,7 @@ class RanksTokenizer(Tokenizer):
 
     @classmethod
     def from_bytes(cls, raw: bytes, where: str, eot: str | None = None) -> "RanksTokenizer":
-        """Read a file of ranks; `where` names it in errors. Only GPT-2's are taken: others split words otherwise."""
+        """Read a file of GPT-2's ranks, named `where` in errors; others need a different splitting pattern."""
         try:
             rows = (line.split() for line in raw.splitlines() if line)
             ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in rows}
@@ -222,40 +222,40 @@ class RanksTokenizer(Tokenizer):
             ranks = {}
         if hashlib.sha256(_dump_ranks(ranks)).hexdigest() != GPT2_RANKS_SHA256:
             raise ConfigError(
-                f"{where}: does not hold GPT-2's ranks; use the gpt2.tiktoken that the openai-whisper sources "
-                "carry in whisper/assets, or a tokenizer.json."
+                f"{where} does not have GPT-2's ranks; use the gpt2.tiktoken of the openai-whisper sources "
+                "(in whisper/assets), or a tokenizer.json."
             )
         return cls(ranks)
 
     @classmethod
     def download(cls) -> "RanksTokenizer":
-        """GPT-2 as tiktoken itself fetches it, or finds it in its own cache."""
+        """Return GPT-2, downloaded or cached by tiktoken."""
         try:
             encoding = tiktoken.get_encoding("gpt2")
         except Exception as error:  # requests' errors, and others with a damaged cache
             raise ConfigError(
                 "tokenizer=gpt2 could not be downloaded; without a network, set tokenizer to the path of a "
-                "gpt2.tiktoken file (the openai-whisper sources carry it in whisper/assets)."
+                "gpt2.tiktoken file (in whisper/assets of the openai-whisper sources)."
             ) from error
         tokens = (encoding.decode_single_token_bytes(rank) for rank in range(encoding.eot_token))
         return cls({token: rank for rank, token in enumerate(tokens)})
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of many texts, each 1-D and of `dtype`; safe to call from several threads."""
+        """Return the ids of many texts, each 1-D and of `dtype`; thread-safe."""
         encode = self._encoding.encode_to_numpy
         return [encode(text, disallowed_special=()).astype(self.dtype) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a sequence of ids; special tokens are spelled out."""
+        """Return the text of a sequence of ids; special tokens are spelled out."""
         return self._encoding.decode(list(ids))
 
     def to_bytes(self) -> bytes:
-        """The content of the canonical file."""
+        """Return the content of the canonical file."""
         return _dump_ranks(self._ranks)
 
 
 def bpe_size(spec: str) -> int | None:
-    """N of 'bpe:N', None for any other specification."""
+    """Return N of 'bpe:N', None for any other specification."""
     if not spec.startswith("bpe:"):
         return None
     number = spec.removeprefix("bpe:").replace(",", "").replace("_", "")
@@ -266,14 +266,14 @@ def bpe_size(spec: str) -> int | None:
 
 
 def open_tokenizer(spec: str, eot: str | None = None) -> Tokenizer:
-    """The tokenizer that needs no training: 'gpt2', a tokenizer.json or a *.tiktoken file.
+    """Return a tokenizer that needs no training: 'gpt2', a tokenizer.json or a *.tiktoken file.
 
     Args:
         spec: name or path
-        eot: name of the end-of-text token; None for that of the files next to a tokenizer.json
+        eot: name of the end-of-text token; None for the name in the files next to a tokenizer.json
 
     Raises:
-        ConfigError: no such file, a file of another kind, no or an ambiguous end-of-text token, or GPT-2 without a
+        ConfigError: a missing file, a file of another kind, no or an ambiguous end-of-text token, or GPT-2 without a
             network
     """
     if spec == "gpt2":
@@ -302,17 +302,18 @@ def canonical_sha256(spec: str) -> str:
 
 
 def check_end(tokenizer: Tokenizer, eot: str | None) -> None:
-    """Check that a tokenizer ends documents with the token of the settings.
+    """Check that a tokenizer's end-of-text token is that of the settings.
 
     Raises:
-        ConfigError: it has another one, which cannot be chosen
+        ConfigError: the token differs, and cannot be set for this tokenizer
     """
     if eot is not None and tokenizer.eot_token != eot:
-        raise ConfigError(f"eot={eot!r} can be set for a tokenizer.json; this tokenizer has {tokenizer.eot_token!r}.")
+        raise ConfigError(
+            f"eot is {eot!r}; expected {tokenizer.eot_token!r} or null. It can be set for a tokenizer.json only."
+        )
 
 
 def _named_end(folder: Path) -> str | None:
-    """Return the end token that the files next to a tokenizer.json name."""
     for name in _NAMES_END:
         token = _settings(folder / name).get("eos_token")
         token = token.get("content") if isinstance(token, dict) else token
@@ -322,17 +323,15 @@ def _named_end(folder: Path) -> str | None:
 
 
 def _end_ids(path: Path) -> list[int]:
-    """Return the ids at which a model stops, by its configuration."""
     ids = _settings(path).get("eos_token_id")
     return [i for i in (ids if isinstance(ids, list) else [ids]) if isinstance(i, int) and 0 <= i < 1 << 32]
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """Return a JSON object, empty if the file does not exist."""
     try:
         settings = json.loads(read_limited(path)) if path.is_file() else {}
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: no valid JSON ({error}); repair or remove it.") from None
+        raise ConfigError(f"{path}: invalid JSON ({error}); repair or remove it.") from None
     return settings if isinstance(settings, dict) else {}
 
 
@@ -342,9 +341,11 @@ def _dump_ranks(ranks: dict[bytes, int]) -> bytes:
 
 
 def read_limited(path: Path) -> bytes:
-    """The bytes of a tokenizer file, unless it is far too large to be one."""
+    """Return the bytes of a tokenizer file, unless it is too large to be one."""
     if not path.is_file():
-        raise ConfigError(f"tokenizer={path}: there is no such file; use 'bpe:N', 'gpt2' or the path of a file.")
+        raise ConfigError(f"tokenizer={path} does not exist; expected 'bpe:N', 'gpt2' or the path of a file.")
     if path.stat().st_size > _MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: is larger than {_MAX_FILE_BYTES:,} bytes and no tokenizer; check the path.")
+        raise ConfigError(
+            f"{path} is too large for a tokenizer; expected at most {_MAX_FILE_BYTES:,} bytes. Check the path."
+        )
     return path.read_bytes()

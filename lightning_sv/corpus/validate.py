@@ -1,7 +1,7 @@
-"""Checks that a prepared corpus is whole, unaltered, and fits the model that is to read it.
+"""Checks that a prepared corpus is complete, unmodified, and suitable for a model.
 
-litdata notices a damaged shard late and obscurely: a short one is a time-out in the middle of an epoch, a wrong
-id nothing at all, a sequence longer than a shard an empty dataset. So everything is checked when training is set up.
+litdata detects damage late or not at all: a truncated shard causes a time-out in the middle of an epoch, a wrong
+id no error, a sequence longer than a shard an empty dataset. Therefore everything is checked during setup.
 """
 
 import json
@@ -18,13 +18,13 @@ from lightning_sv.corpus.progress import phase
 from lightning_sv.corpus.tokenizer import GPT2_RANKS_SHA256, bpe_size, canonical_sha256
 from lightning_sv.errors import ConfigError
 
-# Beyond this size hashing takes more than a second or two, and shows a bar.
+# Above this size, hashing takes more than a second or two and shows a progress bar.
 SHOWN_BYTES = 2 << 30
-# Enough threads for a fast disk: each hashes at 1 GB a second or more.
+# Enough threads for a fast disk: each hashes at least 1 GB/s.
 _THREADS = min(8, os.cpu_count() or 1)
-# What litdata calls 1-D NumPy arrays of these types. Nothing else is read: some of its formats are pickles.
+# litdata's names of 1-D NumPy arrays of these types. Other formats are rejected: some are pickles.
 _DATA_FORMATS = {"uint16": ["no_header_numpy:5"], "uint32": ["no_header_numpy:6"]}
-# What its index says of shards that hold one array a document, and nothing packed or locked.
+# litdata's index of uncompressed, unencrypted shards with one array per document.
 _PLAIN = {
     "compression": None,
     "data_spec": '[1, {"type": null, "context": null, "children_spec": []}]',
@@ -45,22 +45,22 @@ def check_corpus(
     """Check the files of a corpus against its manifest, and the corpus against a model.
 
     Args:
-        manifest: what the corpus should be
-        dir: folder that holds manifest.json and the shards
-        vocab_size: of the model; at least the corpus's own (larger is padding)
-        seq_len: both splits must hold a sequence of seq_len + 1 tokens
-        tokenizer: the tokenizer in the user's config; must be what the corpus was made with
-        checksums: hash every shard, on up to 8 threads: as fast as the disk reads, or 1 GB a second and thread
+        manifest: manifest of the corpus
+        dir: folder with manifest.json and the shards
+        vocab_size: vocabulary size of the model, at least that of the corpus (larger is padding)
+        seq_len: sequence length; both splits must have a sequence of seq_len + 1 tokens
+        tokenizer: tokenizer in the user's config, which must be that of the corpus
+        checksums: if True, hash every shard, on up to 8 threads at 1 GB/s each or the speed of the disk
 
     Raises:
-        ConfigError: the first thing that does not hold, the file it is about, and what to do
+        ConfigError: the first failed check, with the file and a hint
     """
     root = Path(dir)
     _check_tokenizer(manifest, root, tokenizer)
     if vocab_size is not None and vocab_size < manifest.vocab_size:
         raise ConfigError(
-            f"The model's vocab_size={vocab_size} is smaller than the {manifest.vocab_size} of the corpus in {dir}; "
-            f"set vocab_size to {manifest.vocab_size} or more{_by_layer(root)}."
+            f"vocab_size is {vocab_size}; expected at least {manifest.vocab_size}, for the corpus in {dir}. "
+            f"Set model.backbone.vocab_size{_by_layer(root)}."
         )
     for name in SPLITS:
         _check_split(manifest, root, name)
@@ -68,8 +68,8 @@ def check_corpus(
         if seq_len is not None and not split.sequences(seq_len):
             longest = max((shard.tokens for shard in split.shards), default=0)
             raise ConfigError(
-                f"{root / name}: seq_len={seq_len} needs a shard of {seq_len + 1} tokens, the largest has {longest}; "
-                "lower seq_len, or prepare more text or larger shards (val_fraction, max_bytes, chunk_bytes)."
+                f"{root / name}: seq_len is {seq_len}; expected at most {longest - 1}, the largest shard minus 1. "
+                "Lower seq_len, or prepare more text or larger shards (val_fraction, max_bytes, chunk_bytes)."
             )
     if checksums:
         _check_contents(manifest, root)
@@ -89,13 +89,12 @@ def _check_tokenizer(manifest: Manifest, root: Path, spec: str | None) -> None:
         same = canonical_sha256(spec) == manifest.tokenizer_sha256
     if not same:
         raise ConfigError(
-            f"tokenizer={spec} is not the one the corpus in {root} was made with, {manifest.tokenizer}; "
-            f"use that{_by_layer(root)}, or prepare another folder."
+            f"tokenizer is {spec}; expected {manifest.tokenizer}, with which the corpus in {root} was prepared. "
+            f"Use that one{_by_layer(root)}, or prepare another folder."
         )
 
 
 def _by_layer(root: Path) -> str:
-    """How to set both by the corpus's own layer, if it has one."""
     layer = root / LAYER
     return f" (--config {layer} sets both)" if layer.is_file() else ""
 
@@ -107,22 +106,22 @@ def _check_split(manifest: Manifest, root: Path, name: str) -> None:
         index = json.loads(index_path.read_text())
         config, chunks = index["config"], index["chunks"]
         listed = [(f"{name}/{c['filename']}", c["chunk_bytes"], c["chunk_size"], c["dim"]) for c in chunks]
-        wanted = _PLAIN | {"data_format": _DATA_FORMATS[manifest.dtype]}
-        plain = all(config[key] == value for key, value in wanted.items())
+        plain_config = _PLAIN | {"data_format": _DATA_FORMATS[manifest.dtype]}
+        plain = all(config[key] == value for key, value in plain_config.items())
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{index_path} is damaged ({error!r:.200}); {_again(root)}") from None
     if not plain:
         raise ConfigError(f"{index_path} does not describe plain {manifest.dtype} tokens; {_again(root)}")
     if listed != [(s.file, s.bytes, s.documents, s.tokens) for s in split.shards]:
-        raise ConfigError(f"{index_path} lists other shards than manifest.json; {_again(root)}")
+        raise ConfigError(f"{index_path} does not list the shards of manifest.json; {_again(root)}")
     itemsize = np.dtype(manifest.dtype).itemsize
     for shard in split.shards:
         path = _file(root, shard.file)
         size = path.stat().st_size
-        # A shard is: number of documents, their offsets and the end (uint32), tokens.
+        # Format of a shard: number of documents, their offsets and the end (uint32), tokens.
         expected = 4 * (shard.documents + 2) + itemsize * shard.tokens
         if not size == shard.bytes == expected:
-            raise ConfigError(f"{path} has {size:,} bytes instead of {expected:,}; {_again(root)}")
+            raise ConfigError(f"{path} has {size:,} bytes; expected {expected:,}: {_again(root)}")
     totals = sum(s.tokens for s in split.shards), sum(s.documents for s in split.shards)
     if totals != (split.tokens, split.documents):
         raise ConfigError(f"{root}/manifest.json: the shards of {name} do not add up to its totals; {_again(root)}")
@@ -138,11 +137,11 @@ def _check_contents(manifest: Manifest, root: Path) -> None:
 
     def check(path: Path, shard: Shard, split: str) -> int:
         if file_sha256(path) != shard.sha256:
-            raise ConfigError(f"{path} was altered: its sha256 is not the one in manifest.json; {_again(root)}")
+            raise ConfigError(f"{path} does not match its sha256 in manifest.json; {_again(root)}")
         offset = 4 * (shard.documents + 2)
         largest = np.memmap(path, manifest.dtype, mode="r", offset=offset).max() if shard.tokens else 0
         if largest > manifest.splits[split].largest_token:
-            raise ConfigError(f"{path} holds token {largest}, beyond {split}'s largest; {_again(root)}")
+            raise ConfigError(f"{path} has token {largest}, above the largest of {split}; {_again(root)}")
         return shard.bytes
 
     size = sum(shard.bytes for _, shard, _ in work)
@@ -151,16 +150,16 @@ def _check_contents(manifest: Manifest, root: Path) -> None:
             for done in pool.map(check, *zip(*work, strict=True)):
                 advance(done)
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # on an error or Ctrl-C, leave at once
+            pool.shutdown(wait=False, cancel_futures=True)  # on an error or Ctrl-C, exit at once
 
 
 def _file(root: Path, name: str) -> Path:
-    """The file of a corpus, which must lie in its folder: links that lead out of it are not followed."""
+    """Return a file of a corpus, which must be inside its folder, also after resolving links."""
     path = root / name
     if not path.is_file():
         raise ConfigError(f"{path} is missing; {_again(root)}")
     if not path.resolve().is_relative_to(root.resolve()):
-        raise ConfigError(f"{path} is a link out of {root}; copy the file, or link the whole folder.")
+        raise ConfigError(f"{path} is a link out of {root}; copy the file, or link the folder.")
     return path
 
 

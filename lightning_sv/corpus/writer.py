@@ -1,4 +1,4 @@
-"""Writing token shards in litdata's format."""
+"""Token shards in litdata's format."""
 
 import json
 import warnings
@@ -11,21 +11,21 @@ from lightning_sv.corpus.manifest import Shard, SplitInfo
 
 
 class ShardWriter:
-    """Writes the documents of one split, one 1-D array of ids each, into shards of a given size.
+    """Write the documents of one split, one 1-D array of ids each, into shards of a given size.
 
-    `litdata.optimize` starts processes that import the user's script again, and orders chunks by process; the
-    writer beneath it, `litdata.streaming.Cache`, gives the same files from this process, in order.
+    `litdata.optimize` starts processes that import the user's script again, and orders chunks by process;
+    its underlying writer, `litdata.streaming.Cache`, writes the same files in this process, in order.
 
     Args:
-        folder: where the shards go; made if absent
-        chunk_bytes: a shard is closed before the document that would bring more bytes of tokens into it
-        dtype: of the ids
+        folder: folder of the shards, created if missing
+        chunk_bytes: maximum number of bytes of tokens per shard
+        dtype: dtype of the ids
     """
 
     def __init__(self, folder: Path, chunk_bytes: int, dtype: np.dtype) -> None:
         self.folder, self.dtype = folder, dtype
         folder.mkdir(parents=True, exist_ok=True)
-        # Here, as in shards.py: litdata imports the clients of every cloud.
+        # Imported here, as in shards.py, because litdata imports many cloud clients.
         from litdata.streaming import Cache
         from litdata.streaming.item_loader import TokensLoader
 
@@ -34,10 +34,10 @@ class ShardWriter:
         self.largest_token = -1
 
     def add(self, ids: np.ndarray, text_bytes: int) -> None:
-        """Append one document, its end-of-text token included, made from so many bytes of text."""
+        """Append one document, including its end-of-text token, and count its bytes of text."""
         assert ids.dtype == self.dtype and ids.ndim == 1 and ids.size, (ids.dtype, ids.shape)
         with warnings.catch_warnings():
-            # A document larger than a shard gets a shard of its own: right, and no news for the user.
+            # A document larger than a shard gets its own shard, which is correct.
             warnings.filterwarnings("ignore", message="An item was larger than the target chunk size")
             self._cache[self.documents] = ids
         self.documents += 1
@@ -46,13 +46,13 @@ class ShardWriter:
         self.largest_token = max(self.largest_token, int(ids.max()))
 
     def finish(self) -> SplitInfo:
-        """Close the last shard, write the index, and say what was written."""
-        assert self.documents, "an empty split is refused before it gets here"
+        """Close the last shard, write the index, and return the split's description."""
+        assert self.documents, "empty splits are rejected earlier"
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="An item was larger than the target chunk size")
             self._cache.done()
-        # Merging is litdata's work between processes, waits for all ranks of a distributed run, and stamps the
-        # time; with one writer its result is this file under its final name.
+        # litdata merges the indices of several processes, waits for all ranks and adds a time stamp; with one writer
+        # it is enough to rename this file.
         (part,) = self.folder.glob("*.index.json")
         index = json.loads(part.read_text())
         (self.folder / "index.json").write_text(json.dumps(index, sort_keys=True))

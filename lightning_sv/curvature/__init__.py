@@ -1,14 +1,14 @@
-"""How sharp a loss is in any set of parameters, and how its scale vectors precondition it.
+"""Curvature of a loss in any subset of parameters, and preconditioning by scale vectors.
 
-A figure is a pure function of (loss closure, parameters); the parameters given are the subset:
+Estimates are pure functions of a loss closure and a subset of parameters:
 
     product = HessianProduct(lambda: loss(model), scale_vectors)
     lanczos(product).largest.value           # sharpness, with .error and .products
 
-Own code, because no library gives these figures: curvlinops 3.0.1 differentiates by torch.func, which
-refuses the autograd functions that fold scale vectors, installs torchvision, and has no errors of its
-estimates; hessian-eigenthings 1.0.0a5 runs, but is an alpha, repeats forward and gradient at every
-product, and has no Frobenius norm; PyHessian 0.1 takes all that trains in a model, by power iteration.
+Implemented here because no library provides these estimates: curvlinops 3.0.1 differentiates by torch.func, which
+does not support the autograd functions that fold scale vectors, installs torchvision, and has no error
+estimates; hessian-eigenthings 1.0.0a5 is an alpha, repeats forward and gradient for every product, and has no
+Frobenius norm; PyHessian 0.1 uses all trainable parameters and power iteration.
 """
 
 from lightning_sv.curvature.hvp import (

@@ -13,18 +13,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from lightning_sv.curvature.vectors import Vector, norm, rounding
 from lightning_sv.errors import ConfigError
 
-#: how torch says that a part of the graph cannot be differentiated a second time
+#: Fragments of torch's errors for operations without a second derivative.
 _NO_SECOND_DERIVATIVE = ("is not implemented", "double backward")
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure, the error it is believed to, and what it cost.
+    """An estimate with its error and cost.
 
     Attributes:
-        value: the estimate itself
+        value: the estimate
         error: residual bound of an eigenvalue (`lanczos`), standard error of a mean (`hutchinson`)
-        products: Hessian-vector products spent; figures of one run share them
+        products: number of Hessian-vector products used, shared by estimates of one run
     """
 
     value: float
@@ -33,11 +33,11 @@ class Estimate:
 
 
 class Product(Protocol):
-    """A symmetric linear map on vectors that are shaped as `parameters`."""
+    """A symmetric linear map on vectors with the shapes of `parameters`."""
 
     @property
     def parameters(self) -> Vector:
-        """The tensors that span the space; only shape, dtype and device are read."""
+        """Tensors that span the space; only shape, dtype and device are used."""
         ...
 
     def __call__(self, vector: Sequence[Tensor]) -> Vector:
@@ -47,35 +47,35 @@ class Product(Protocol):
 
 @contextmanager
 def twice_differentiable() -> Iterator[None]:
-    """Run what is inside with second derivatives: math SDPA, no compiled code, gradients on.
+    """Enable second derivatives inside the context: math SDPA, no compiled code, gradients on.
 
     torch has no second derivative of its fused attention kernels (pytorch issue 116350), nor of
-    compiled graphs; a module that was compiled runs eagerly inside.
+    compiled graphs; compiled modules run eagerly inside the context.
 
     Raises:
         ConfigError: called from code that is being compiled
     """
     if torch.compiler.is_compiling():
-        raise ConfigError("twice_differentiable() was entered in code under torch.compile; enter it outside.")
+        raise ConfigError("twice_differentiable() is called in code under torch.compile; call it outside.")
     with torch.compiler.set_stance("force_eager"), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
         yield
 
 
 class HessianProduct:
-    """v -> H v, H the Hessian of the loss in the parameters given, exact up to rounding.
+    """v -> H v, with H the Hessian of the loss in the given parameters, exact up to rounding.
 
-    H v = d/dtheta <grad L, v> (Pearlmutter 1994). Loss and gradient are computed once, here, under
-    `twice_differentiable`; every product is one more backward through their graph, which lives, with
-    all that it saved, as long as this object.
+    H v = d/dtheta <grad L, v> (Pearlmutter 1994). The constructor computes loss and gradient once, under
+    `twice_differentiable`; every product is one more backward pass through their graph, which is kept with
+    all its saved tensors as long as this object.
 
     Args:
-        loss: builds the loss, a scalar, from the parameters' present values; in nats per token for
-            the figures to be. No dropout, or the figures are those of one draw of it
-        parameters: the subset, in any order; a parameter that the loss does not use has zero curvature
+        loss: closure that computes the scalar loss from the current parameters, in nats per token for
+            results in nats. Disable dropout, or the results are those of one random mask
+        parameters: the subset, in any order; parameters that the loss does not use have zero curvature
 
     Raises:
-        ConfigError: no parameters, a loss that is no scalar or has no gradient, an operation without
-            second derivative, or, at a product, a model that changed since
+        ConfigError: no parameters, a loss that is not a scalar or has no gradient, an operation without
+            second derivative, or, in a product, a model that has changed
     """
 
     def __init__(self, loss: Callable[[], Tensor], parameters: Sequence[Tensor]):
@@ -88,14 +88,16 @@ class HessianProduct:
             )
 
     def subset(self, parameters: Sequence[Tensor]) -> "HessianProduct":
-        """Return the product in a part of the subset, on the same graph: no second forward and gradient.
+        """Return the product for a part of the subset, on the same graph.
 
         Raises:
-            ConfigError: parameters that this subset does not have, or none
+            ConfigError: no parameters, or parameters outside this subset
         """
         part, gradient = _subset(parameters), {id(p): g for p, g in zip(self.parameters, self._gradient, strict=True)}
         if any(id(p) not in gradient for p in part):
-            raise ConfigError("the part has parameters that the subset does not have; build another HessianProduct.")
+            raise ConfigError(
+                "parameters has tensors outside this subset; expected a part of it. Build a new HessianProduct."
+            )
         product = copy.copy(self)
         product.parameters, product._gradient = part, tuple(gradient[id(p)] for p in part)
         return product
@@ -115,8 +117,8 @@ class HessianProduct:
         except RuntimeError as error:
             if "modified by an inplace" in str(error):
                 raise ConfigError(
-                    "the model has changed since HessianProduct was built (an optimizer step, or a DifferenceProduct, "
-                    "which moves the parameters?); build another."
+                    "the model has changed since HessianProduct was built, by an optimizer step or a "
+                    "DifferenceProduct; build another one."
                 ) from error
             if not any(sign in str(error) for sign in _NO_SECOND_DERIVATIVE):
                 raise
@@ -126,22 +128,22 @@ class HessianProduct:
 
 
 class DifferenceProduct:
-    """v -> (grad L(theta + h v) - grad L(theta - h v)) / 2h: H v where no second derivative exists.
+    """v -> (grad L(theta + h v) - grad L(theta - h v)) / 2h: H v without second derivatives.
 
-    Two forward and backward passes a product, and the memory of one beside three copies of the subset.
-    The loss runs as it is, so with flash attention and compiled. What it draws, as dropout does, is drawn
-    alike in every pass, from the random state of when this object was made; that state stays as it is. The
-    displacement's norm is ||h v|| = step (1 + ||theta||): truncation grows as step^2, most along the sharpest
-    directions, and the gradients' rounding as 1 / step. The parameters are moved in place and put back
-    exactly; in-place changes end the retained graph of a HessianProduct of the same model.
+    A product takes two forward and backward passes, and the memory of one in addition to three copies of the subset.
+    The loss runs unchanged, for instance with flash attention and compiled. Random numbers, such as dropout masks, are
+    the same in every pass: they start from the random state at construction, and the current state is restored. The
+    displacement's norm is ||h v|| = step (1 + ||theta||): the truncation error grows as step^2, most along the sharpest
+    directions, and the rounding error of the gradients as 1 / step. The parameters are changed in place and restored
+    exactly; these changes invalidate the retained graph of a HessianProduct of the same model.
 
-    Not quite symmetric nor linear in v: errors of `lanczos` and `hutchinson` do not include that.
+    The map is not exactly symmetric or linear in v; errors of `lanczos` and `hutchinson` do not include that.
 
     Args:
         loss: as in `HessianProduct`
-        parameters: in which the loss is differentiated twice
-        step: relative size of the displacement; None for eps^(1/3) / 5 with eps the parameters' rounding
-            (1e-3 in float32, where on a tiny Llama H v is right to 2e-3 and lambda_max to 6e-4)
+        parameters: parameters of the second derivative
+        step: relative size of the displacement; None for eps^(1/3) / 5 with eps the parameters' machine epsilon
+            (1e-3 in float32; on a tiny Llama H v is then accurate to 2e-3 and lambda_max to 6e-4)
 
     Raises:
         ConfigError: as in `HessianProduct`, or a step that is not positive
@@ -168,7 +170,7 @@ class DifferenceProduct:
         return tuple((a - b) / (2 * h) for a, b in zip(ahead, behind, strict=True))
 
     def _gradient_at(self, h: float, vector: Sequence[Tensor]) -> Vector:
-        here = [p.detach().clone() for p in self.parameters]
+        saved = [p.detach().clone() for p in self.parameters]
         try:
             with torch.no_grad():
                 for parameter, v in zip(self.parameters, vector, strict=True):
@@ -181,30 +183,28 @@ class DifferenceProduct:
                 return _gradient(self.loss, self.parameters, create_graph=False)
         finally:
             with torch.no_grad():
-                for parameter, value in zip(self.parameters, here, strict=True):
+                for parameter, value in zip(self.parameters, saved, strict=True):
                     parameter.copy_(value)
 
 
 def _subset(parameters: Sequence[Tensor]) -> Vector:
     subset = tuple(parameters)
     if not subset:
-        raise ConfigError("the subset has no parameters; give at least one.")
+        raise ConfigError("parameters is empty; expected at least one tensor.")
     if len({id(p) for p in subset}) < len(subset):
-        raise ConfigError("the subset has a parameter twice; give each once.")
+        raise ConfigError("parameters has a duplicate tensor; expected each once.")
     if frozen := [i for i, p in enumerate(subset) if not p.requires_grad]:
-        raise ConfigError(f"parameters {frozen} of the subset do not require gradients; leave them out.")
+        raise ConfigError(f"parameters {frozen} of the subset do not require gradients; remove them.")
     return subset
 
 
 def _check_shapes(vector: Sequence[Tensor], parameters: Vector) -> None:
     if len(vector) != len(parameters):
-        raise ConfigError(
-            f"the vector has {len(vector)} tensors and there are {len(parameters)} parameters; give one each."
-        )
+        raise ConfigError(f"the vector has {len(vector)} tensors; expected {len(parameters)}, one per parameter.")
     for i, (tensor, parameter) in enumerate(zip(vector, parameters, strict=True)):
         if tensor.shape != parameter.shape:
             raise ConfigError(
-                f"tensor {i} of the vector has shape {tuple(tensor.shape)}; its parameter has {tuple(parameter.shape)}."
+                f"tensor {i} of the vector has shape {tuple(tensor.shape)}; expected {tuple(parameter.shape)}."
             )
 
 
@@ -214,19 +214,19 @@ def _gradient(loss: Callable[[], Tensor], parameters: Vector, *, create_graph: b
         raise ConfigError(f"the loss has shape {tuple(value.shape)}; expected a scalar.")
     if not value.requires_grad:
         raise ConfigError(
-            "the loss has no gradient; compute it from the parameters, undetached and outside inference_mode."
+            "the loss has no gradient; compute it from the parameters, without detach() and inference_mode."
         )
     return torch.autograd.grad(value, parameters, create_graph=create_graph, allow_unused=True, materialize_grads=True)
 
 
 def _has_dead_end(gradient: Vector) -> bool:
-    """Whether torch would drop second derivatives silently: its error node has no edges, and so is never run."""
-    todo = {g.grad_fn for g in gradient if g.grad_fn is not None}
+    """Return True if torch would drop second derivatives silently, at an error node without edges."""
+    pending = {g.grad_fn for g in gradient if g.grad_fn is not None}
     seen: set[torch.autograd.graph.Node] = set()
-    while todo:
-        node = todo.pop()
+    while pending:
+        node = pending.pop()
         if node.name().endswith("::Error"):
             return True
         seen.add(node)
-        todo |= {after for after, _ in node.next_functions if after is not None} - seen
+        pending |= {after for after, _ in node.next_functions if after is not None} - seen
     return False

@@ -26,31 +26,31 @@ class Moments:
 
 
 def hutchinson(product: Product, n_probes: int = 30, *, generator: torch.Generator | None = None) -> Moments:
-    """||H||_F^2 = E[||H v||^2] and tr H = E[v^T H v] over random signs v, from the same products.
+    """Estimate ||H||_F^2 = E[||H v||^2] and tr H = E[v^T H v] over random signs v.
 
-    Hutchinson 1990 for the trace; the Frobenius norm is the trace of H^2. The error is the standard
-    error of the mean. It falls as 1 / sqrt(n_probes): the variance of v^T H v is twice the squared
+    Hutchinson 1990 for the trace; the Frobenius norm is the trace of H^2, from the same products. The error is the
+    standard error of the mean. It falls as 1 / sqrt(n_probes): the variance of v^T H v is twice the squared
     off-diagonal of H.
 
     Args:
         product: v -> H v
-        n_probes: products, at least 2
-        generator: of the probes; None for seed 0
+        n_probes: number of products, at least 2
+        generator: generator of the probes; None for seed 0
 
     Raises:
         ConfigError: fewer than 2 probes, which have no standard error
     """
     if n_probes < 2:
-        raise ConfigError(f"n_probes of hutchinson is {n_probes}; at least 2 are needed for a standard error.")
+        raise ConfigError(f"n_probes of hutchinson is {n_probes}; expected at least 2 for a standard error.")
     generator = seeded(generator)
     samples = []
     for _ in range(n_probes):
         probe = rademacher(product.parameters, generator)
         image = product(probe)
         samples.append((inner(probe, image), inner(image, image)))
-    if not all(map(math.isfinite, chain(*samples))):  # overflow in a product: there is no answer
-        nothing = Estimate(math.nan, math.nan, n_probes)
-        return Moments(nothing, nothing)
+    if not all(map(math.isfinite, chain(*samples))):  # overflow
+        undefined = Estimate(math.nan, math.nan, n_probes)
+        return Moments(undefined, undefined)
     trace, square = (
         Estimate(
             statistics.fmean(sample[k] for sample in samples),

@@ -1,4 +1,4 @@
-"""Vectors in parameter space: a tuple of tensors, shaped as the parameters, never one flat copy."""
+"""Vectors in parameter space: tuples of tensors with the parameters' shapes, never flattened into one."""
 
 import math
 from collections.abc import Sequence
@@ -10,46 +10,46 @@ Vector = tuple[Tensor, ...]
 
 
 def inner(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
-    """<a, b>, summed over the tensors in float64."""
+    """Return <a, b>, summed over the tensors in float64."""
     dots = [torch.dot(x.detach().flatten(), y.detach().flatten()) for x, y in zip(a, b, strict=True)]
     total: float = torch.stack(dots).double().sum().item()
     return total
 
 
 def norm(a: Sequence[Tensor]) -> float:
-    """Euclidean norm of a."""
+    """Return the Euclidean norm of a."""
     return math.sqrt(inner(a, a))
 
 
 def dimension(a: Sequence[Tensor]) -> int:
-    """Number of entries of a."""
+    """Return the number of entries of a."""
     return sum(x.numel() for x in a)
 
 
 def rounding(a: Sequence[Tensor]) -> float:
-    """The largest machine epsilon among the tensors of a."""
+    """Return the largest machine epsilon among the tensors of a."""
     return max(torch.finfo(x.dtype).eps for x in a)
 
 
 def seeded(generator: torch.Generator | None) -> torch.Generator:
-    """Return the generator given, or a CPU generator of seed 0."""
+    """Return the given generator, or a CPU generator with seed 0."""
     return torch.Generator().manual_seed(0) if generator is None else generator
 
 
 def rademacher(like: Sequence[Tensor], generator: torch.Generator) -> Vector:
-    """Independent signs -1 and 1, drawn on the generator's device: the same on every machine for the CPU's."""
+    """Return independent signs, sampled on the generator's device; machine-independent for a CPU generator."""
     return tuple(
         (2 * torch.randint(0, 2, x.shape, generator=generator, device=generator.device) - 1).to(x) for x in like
     )
 
 
 def gaussian(like: Sequence[Tensor], generator: torch.Generator) -> Vector:
-    """Independent standard normals, drawn in float32 on the generator's device."""
+    """Return independent standard normals, sampled in float32 on the generator's device."""
     return tuple(torch.randn(x.shape, generator=generator, device=generator.device).to(x) for x in like)
 
 
 class Basis:
-    """Up to n_max orthonormal vectors; one (n_max, numel) matrix a parameter, so n_max times its memory."""
+    """Up to n_max orthonormal vectors, as one (n_max, numel) matrix per parameter."""
 
     def __init__(self, like: Sequence[Tensor], n_max: int):
         self._rows = [x.new_empty(n_max, x.numel()) for x in like]
@@ -64,9 +64,9 @@ class Basis:
         return tuple(rows[index].view(shape) for rows, shape in zip(self._rows, self._shapes, strict=True))
 
     def reject(self, vector: Sequence[Tensor]) -> Vector:
-        """Return the part of the vector that is orthogonal to the basis.
+        """Return the component of the vector orthogonal to the basis.
 
-        Classical Gram-Schmidt, twice, which is orthogonal to rounding (Giraud et al. 2005).
+        Classical Gram-Schmidt, applied twice, is orthogonal up to rounding (Giraud et al. 2005).
         """
         flat = [x.detach().flatten() for x in vector]
         for _ in range(2 if self._n else 0):

@@ -1,4 +1,4 @@
-"""Bridges to other code: folding scale vectors away, Hugging Face, roles and groups for any model."""
+"""Interfaces to other code: folding, Hugging Face, roles and parameter groups for any model."""
 
 from lightning_sv.interop.apply import Report, apply_strategy, fold_applied
 from lightning_sv.interop.fold import Folding, fold, foldable

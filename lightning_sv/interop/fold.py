@@ -1,8 +1,8 @@
-"""Folding, and its inverse: the same function with as few scale vectors as there can be (paper, Section 2.1).
+"""Folding and its inverse: the same function with as few scale vectors as possible (paper, Section 2.1).
 
-A gamma beside a matrix is a diagonal factor of it: W <- diag(gamma_out) W diag(gamma_in). Where the output is
-normalized (`dnp`), gamma_out comes after the norm and can only go on into the next matrix, as far as what lies
-between is linear in it: attention averages v's channels, the gate multiplies up's.
+A gamma next to a matrix is a diagonal factor of it: W <- diag(gamma_out) W diag(gamma_in). If the output is
+normalized (`dnp`), gamma_out follows the norm and can only move into the next matrix, if the operations in
+between are linear in it: attention averages v's channels, the gate multiplies up's.
 """
 
 from collections.abc import Mapping
@@ -16,17 +16,17 @@ from lightning_sv.nn import Backbone, meta_backbone
 from lightning_sv.scale import BranchGroup, RMSNorm, ScaleOptions, ScaleVector, output_norms, scaled_linears
 from lightning_sv.scale.vector import HeadShared
 
-#: branch -> the matrix that reads it through nothing but sums and products, beside the branch's group
+#: branch -> the matrix, outside its group, that reads it through sums and products only
 _READERS = {
     "v_proj": "o_proj",
     "up_proj": "down_proj",
     "shared_up_proj": "shared_down_proj",
     "expert_up_proj": "expert_down_proj",
 }
-_SCORES = "queries and keys are rotated and multiplied by each other after their norm, and no matrix follows"
-_RESIDUAL = "it is added to the residual stream after its norm, and no matrix follows"
-_SILU = "SiLU, which is not linear, follows its norm"
-#: why the vector after a norm stays, by the last word of the norm's path
+_SCORES = "after their norm, queries and keys are rotated and multiplied with each other, not with a matrix"
+_RESIDUAL = "after its norm, it is added to the residual stream, without a matrix"
+_SILU = "its norm is followed by SiLU, which is not linear"
+#: reason why the vector after a norm cannot be folded, by the last part of the norm's path
 _STAYS = {
     "q_proj": _SCORES,
     "k_proj": _SCORES,
@@ -35,19 +35,19 @@ _STAYS = {
     "gate_proj": _SILU,
     "shared_gate_proj": _SILU,
     "expert_gate_proj": _SILU,
-    "lm_head": "its norm gives the logits, and no matrix follows",
+    "lm_head": "its norm returns the logits, without a further matrix",
     "attn_post_norm": _RESIDUAL,
     "ffn_post_norm": _RESIDUAL,
 }
 
 
 class Folding(NamedTuple):
-    """What becomes of one scale vector.
+    """Result of folding one scale vector.
 
     Attributes:
-        vector: site and side, 'layers.0.attn.qkv.q_proj.scale_out'; a shared one once for each branch it acts on
-        into: path of the matrix that takes it; None where it stays
-        why: it stays; '' where it folds
+        vector: site and side, 'layers.0.attn.qkv.q_proj.scale_out'; a shared vector has a row per branch
+        into: path of the matrix that absorbs it; None if it stays
+        why: reason why it stays; '' if it folds
     """
 
     vector: str
@@ -56,7 +56,7 @@ class Folding(NamedTuple):
 
 
 def foldable(model: Backbone) -> list[Folding]:
-    """Return a row for each scale vector: the matrix it folds into, or why it stays."""
+    """Return a row per scale vector: the matrix it folds into, or why it stays."""
     rows = []
     for site, branch, (scale_in, scale_out) in scaled_linears(model):
         path, _, name = site.rpartition(".")
@@ -74,12 +74,12 @@ def foldable(model: Backbone) -> list[Folding]:
 
 
 class Folded(NamedTuple):
-    """A model's numbers after folding.
+    """Weights of a model after folding.
 
     Attributes:
-        weights: what is no scale vector, by its name in the state dict
+        weights: weights other than scale vectors, by name in the state dict
         norms: path of each RMSNorm -> gamma, or None for 1
-        outputs: path of each branch whose output is normalized -> the gamma after it, or None for 1; (d_head,) where
+        outputs: path of each branch with a normalized output -> the gamma after it, or None for 1; (d_head,) if
             all heads share it
     """
 
@@ -89,17 +89,17 @@ class Folded(NamedTuple):
 
     @property
     def normalized(self) -> set[str]:
-        """Names of the branches whose output is normalized; they are the same in every block."""
+        """Names of the branches with a normalized output, the same in every block."""
         return {path.rpartition(".")[2] for path in self.outputs}
 
 
 @torch.no_grad()
 def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
-    """Fold what `foldable` says, into new tensors of the model's dtype.
+    """Fold the vectors of `foldable` into new tensors of the model's dtype.
 
     Args:
-        model: with any strategy
-        into_norms: leave a vector that a norm shares between its branches in the norm, which standard models have
+        model: backbone with any strategy
+        into_norms: if True, keep a shared input-side vector in its norm, as standard models do
     """
     vectors = _vector_prefixes(model)
     weights = {name: value.clone() for name, value in model.state_dict().items() if not name.startswith(vectors)}
@@ -128,7 +128,7 @@ def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
             vector = group.vectors(name)[1]
             if gamma_out is not None and name in _READERS:
                 reader = weights[f"{_reader(path, name)}.weight"]
-                # a head of v that several queries share is read several times
+                # grouped-query attention: several query heads share a head of v
                 shared = reader.shape[-1] // gamma_out.shape[-1]
                 heads = gamma_out.unflatten(-1, (-1, branch.norm_width))
                 reader *= heads.repeat_interleave(shared, dim=-2).flatten(-2).unsqueeze(-2)
@@ -143,13 +143,13 @@ def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
 
 @torch.no_grad()
 def fold(model: Backbone) -> Backbone:
-    """Return a backbone with the same logits in which every scale vector that can be is part of a matrix.
+    """Return a backbone with the same logits and as few scale vectors as possible.
 
-    Without `dnp`, Q/K-norm and Post-Norm that is `nop`: scale vectors around a matrix add no expressivity. With them,
-    norms and the vectors that `foldable` says stay are left, as exceptions of `placement_at`.
+    Without `dnp`, Q/K-norm and Post-Norm the result is `nop`: scale vectors around a matrix add no expressivity. With
+    them, norms and the remaining vectors of `foldable` are kept, as exceptions of `placement_at`.
 
     Args:
-        model: with any strategy; it is not changed
+        model: backbone with any strategy; it is not changed
     """
     weights, norms, outputs = fold_weights(model)
     alone = [path for path, _ in output_norms(model)]
@@ -158,7 +158,7 @@ def fold(model: Backbone) -> Backbone:
     shared = {name for group in groups for name in group.names if isinstance(group.vectors(name)[1], HeadShared)}
     left = {path.rpartition(".")[2]: "np" if gamma is None else "anp" for path, gamma in outputs.items()}
     options = ScaleOptions(
-        # a norm that no branch reads has a vector wherever the strategy has any
+        # Norms without branches have a vector if the strategy has any.
         placement_at={site: left.get(site, "nop") for site in sorted(sites)} if alone else left,
         share_heads=[name for name in left if left[name] == "anp" and name in shared],
     )
@@ -177,31 +177,29 @@ def _groups(model: Backbone) -> dict[str, BranchGroup]:
 
 
 def _vector_prefixes(model: Backbone) -> tuple[str, ...]:
-    """Return what the names of scale vectors in the state dict begin with."""
     return tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, ScaleVector))
 
 
 def _set_gamma(vector: Any, gamma: Tensor | None) -> None:
-    """Set gamma, which is that of one head where all share it, in a folded model; None has no vector there."""
+    """Set gamma in a folded model, (d_head,) if all heads share it; None for no vector."""
     if gamma is not None:
         vector.set_gamma(gamma.repeat(vector.n_head) if isinstance(vector, HeadShared) else gamma)
 
 
 def _reader(path: str, name: str) -> str:
-    """Return the path of the matrix that reads branch `name` of the group at `path`."""
     return f"{path.rpartition('.')[0]}.{_READERS[name]}"
 
 
 @torch.no_grad()
 def unfold(model: Backbone, weights: Mapping[str, Tensor], norms: Mapping[str, Tensor]) -> None:
-    """Fill a backbone with matrices and with what norms multiply by, so that it computes what they do.
+    """Load matrices and norm gammas into a backbone, preserving their function.
 
-    The gamma of a norm goes to the input-side vectors behind it, or into the matrices where the strategy has none there
+    The gamma of a norm goes to the input-side vectors behind it, or into the matrices if the strategy has none there
     (`nop`, `ap`). Output-side vectors stay 1.
 
     Args:
-        model: as it was initialized: every scale vector is 1
-        weights: what is no scale vector, by its name in the state dict; changed in place
+        model: an initialized backbone: every scale vector is 1
+        weights: weights other than scale vectors, by name in the state dict; changed in place
         norms: path of each RMSNorm -> its gamma, (d,)
 
     Raises:
@@ -211,12 +209,12 @@ def unfold(model: Backbone, weights: Mapping[str, Tensor], norms: Mapping[str, T
     groups = _groups(model)
     for path, group in groups.items():
         gamma = norms[f"{path}.norm"]
-        own: dict[ScaleVector, Tensor | None] = {}  # vector -> the signs it cannot have
+        signs_of: dict[ScaleVector, Tensor | None] = {}  # vector -> signs that it cannot represent
         for name in group.names:
             vector = group.vectors(name)[0]
-            if vector is not None and vector not in own:
-                own[vector] = _set_with_signs(vector, gamma, f"{path}.{name}")
-            columns = gamma if vector is None else own[vector]
+            if vector is not None and vector not in signs_of:
+                signs_of[vector] = _set_with_signs(vector, gamma, f"{path}.{name}")
+            columns = gamma if vector is None else signs_of[vector]
             if columns is not None:
                 weights[f"{path}.{name}.weight"].mul_(columns)
     fed = {f"{path}.norm" for path in groups}
@@ -226,33 +224,33 @@ def unfold(model: Backbone, weights: Mapping[str, Tensor], norms: Mapping[str, T
         gamma = norms[path]
         left = (
             gamma if norm.scale is None else _set_with_signs(norm.scale, gamma, path)
-        )  # no matrix behind it could take it
+        )  # no matrix behind it to absorb it
         if left is not None and bool((left != 1).any()):
             raise ConfigError(
-                f"{path}: the imported scale vector has values that the strategy {str(model.strategy)!r} has no place "
-                "for; use another, for instance hg+dp+or+iwd."
+                f"{path}: the strategy {str(model.strategy)!r} cannot represent the imported scale vector; "
+                "use another one, for instance hg+dp+or+iwd."
             )
     missing, unexpected = model.load_state_dict(weights, strict=False)
     assert not unexpected and all(name.startswith(_vector_prefixes(model)) for name in missing), (missing, unexpected)
 
 
 def check_no_norm(model: Backbone) -> None:
-    """Check that the strategy keeps the function of a plain model.
+    """Check that the strategy preserves the function of a plain model.
 
     Raises:
-        ConfigError: it normalizes outputs
+        ConfigError: the strategy normalizes outputs
     """
     for path, group in _groups(model).items():
         for name, branch in group.branches():
             if branch.norm_width is not None:
                 raise ConfigError(
-                    f"{path}.{name} normalizes its output under the strategy {str(model.strategy)!r}, which is "
-                    "another function than the imported one; use one without dnp, for instance hg+dp+or+iwd."
+                    f"the strategy is {str(model.strategy)!r}, which normalizes the output of {path}.{name} and "
+                    "changes the imported function; expected one without dnp, for instance hg+dp+or+iwd."
                 )
 
 
 def _set_with_signs(vector: ScaleVector, gamma: Tensor, where: str) -> Tensor | None:
-    """Set gamma; return the signs that the matrix behind it must take, where the vector has positive entries alone."""
+    """Set gamma; return the signs for the matrix behind it if the vector must be positive."""
     try:
         vector.set_gamma(gamma)
     except ValueError:

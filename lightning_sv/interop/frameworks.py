@@ -1,4 +1,4 @@
-"""What frameworks decay today, as their sources say, and which of the paper's policies that is."""
+"""Weight-decay rules of frameworks, according to their sources, as policies of the paper."""
 
 import re
 from collections.abc import Callable
@@ -14,17 +14,17 @@ _TRAINER_PATTERNS = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)",
 
 
 def _trainer(parameter: ModelParameter, in_layer_norm: bool) -> bool:
-    """Apply transformers' `Trainer.get_decay_parameter_names`: by name, and no nn.LayerNorm."""
+    """Return True if transformers' `Trainer.get_decay_parameter_names` includes the parameter."""
     return not in_layer_norm and not any(re.search(p, parameter.name.lower()) for p in _TRAINER_PATTERNS)
 
 
 @dataclass(frozen=True)
 class Framework:
-    """One framework's rule.
+    """Weight-decay rule of one framework.
 
     Attributes:
-        name: with the version whose source was read, where there is one
-        rule: in words
+        name: name of the framework, with the version of the source if there is one
+        rule: description of the rule
         decays: (parameter, whether it belongs to an nn.LayerNorm) -> whether it decays
     """
 
@@ -45,15 +45,14 @@ FRAMEWORKS = (
 
 @dataclass(frozen=True)
 class FrameworkDecay:
-    """What a framework does with the scale vectors of one model.
+    """Treatment of one model's scale vectors by a framework.
 
     Attributes:
-        framework: its name
-        rule: in words
-        input: (how many input-side vectors decay, of how many)
-        output: the same of the output side
-        policy: 'wd', 'iwd', 'owd' or 'nowd', 'mixed' where vectors of one side are treated differently, 'none' where
-            there are none
+        framework: name of the framework
+        rule: description of its rule
+        input: (number of decaying input-side vectors, their total number)
+        output: the same for output-side vectors
+        policy: 'wd', 'iwd', 'owd' or 'nowd'; 'mixed' if vectors of one side differ; 'none' if there are none
     """
 
     framework: str
@@ -64,26 +63,26 @@ class FrameworkDecay:
 
 
 def framework_decay(model: nn.Module, roles: Roles) -> list[FrameworkDecay]:
-    """Say for each framework which of the model's scale vectors its rule lets decay."""
+    """Return which of the model's scale vectors decay under each framework's rule."""
     layer_norms = {path for path, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
-    found = []
+    rows = []
     for framework in FRAMEWORKS:
         counts = {}
         for role in ("input", "output"):
             vectors = [p for p in roles.parameters if p.role == role and p.trained]
             decayed = [p for p in vectors if framework.decays(p, p.name.rpartition(".")[0] in layer_norms)]
             counts[role] = (len(decayed), len(vectors))
-        found.append(FrameworkDecay(framework.name, framework.rule, counts["input"], counts["output"], _policy(counts)))
-    return found
+        rows.append(FrameworkDecay(framework.name, framework.rule, counts["input"], counts["output"], _policy(counts)))
+    return rows
 
 
 def _policy(counts: dict[str, tuple[int, int]]) -> str:
-    there = {role for role, (_, total) in counts.items() if total}
+    present = {role for role, (_, total) in counts.items() if total}
     decayed = {role for role, (some, total) in counts.items() if some == total and total}
-    if not there:
+    if not present:
         return "none"
     if any(0 < some < total for some, total in counts.values()):
         return "mixed"
-    # with one side alone several words say the same
-    same = [name for name in DECAYS if ScaleStrategy(decay=name).decayed_roles & there == decayed]
+    # with one side only, several policies are equal
+    same = [name for name in DECAYS if ScaleStrategy(decay=name).decayed_roles & present == decayed]
     return " = ".join(same)

@@ -1,4 +1,4 @@
-"""Parameter groups for any optimizer, and names for those that want names."""
+"""Parameter groups for any optimizer, and parameter names for APIs that need names."""
 
 import math
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from torch import nn
 from lightning_sv.errors import ConfigError
 from lightning_sv.roles import ModelRole, Roles, weight_decay_roles
 
-#: words that DDP, torch.compile, FSDP and activation checkpointing put into the names of what they wrap
+#: name parts that DDP, torch.compile, FSDP and activation checkpointing add
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 
@@ -22,22 +22,22 @@ def param_groups(
     roles: Roles | None = None,
     known: Mapping[str, ModelRole] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return two groups for an optimizer: the trained parameters that decay under `policy`, and those that do not.
+    """Return two optimizer groups: the trained parameters that decay under `policy`, and the others.
 
-    Matrices, routers, heads and embeddings decay; of the scale vectors those of the policy's roles do ('iwd': the
-    input side alone, the paper's choice); multipliers as the output side; biases and the rest never.
+    Matrices, routers, heads and embeddings decay. Scale vectors decay if the policy includes their role ('iwd': the
+    input side only, the paper's choice), multipliers like the output side. Biases and the rest never decay.
 
     Args:
         model: any module
         lr: learning rate of both groups
         weight_decay: weight decay of the first group; the second has none
         policy: 'wd', 'iwd', 'owd' or 'nowd'
-        example: what the model is called with, see `weight_decay_roles`
-        roles: of these names, where they are known: found before the model was wrapped, or on fake tensors
-        known: roles that you know yourself, by name
+        example: example inputs of the model, see `weight_decay_roles`
+        roles: roles of the parameters, if already known: from the model before wrapping, or on fake tensors
+        known: given roles, by parameter name
 
     Raises:
-        ConfigError: as `weight_decay_roles`; `roles` are of another model; or a number is negative or not finite
+        ConfigError: as `weight_decay_roles`; `roles` belong to another model; or a number is negative or not finite
     """
     for name, value in {"lr": lr, "weight_decay": weight_decay}.items():
         try:
@@ -62,7 +62,7 @@ def decayed_names(
     roles: Roles | None = None,
     known: Mapping[str, ModelRole] | None = None,
 ) -> list[str]:
-    """Names of the trained parameters of `model` that decay under `policy`; the arguments are those of `param_groups`.
+    """Return the names of the trained parameters that decay; arguments as in `param_groups`.
 
     Raises:
         ConfigError: as `param_groups`
@@ -74,39 +74,41 @@ def decayed_names(
     decays |= _of_wrapped(trained, decays)
     if missing := [name for name in trained if name not in decays]:
         raise ConfigError(
-            f"the roles are of another model: {missing[0]} is not among them ({len(missing)} of {len(trained)} names); "
-            "find them with weight_decay_roles of this model before it is wrapped."
+            f"roles has no {missing[0]} ({len(missing)} of {len(trained)} names are missing); expected the roles of "
+            "this model. Call weight_decay_roles(model) before wrapping it."
         )
     return [name for name in trained if decays[name]]
 
 
 def _of_wrapped(names: list[str], decays: Mapping[str, bool]) -> dict[str, bool]:
-    """Return the decays of a wrapped model's parameters, as far as their names can be found.
+    """Return the decays of a wrapped model's parameters, as far as their names match.
 
-    Words of wrappers are left out. A module that holds the model, such as a LightningModule, puts one path in front of
+    Name parts of wrappers are removed. A module that contains the model, such as a LightningModule, adds a prefix to
     all names.
 
     Args:
         names: names of the wrapped model
-        decays: name -> decay, in the model inside
+        decays: name -> decay, in the inner model
     """
     plain: dict[str, set[bool]] = {}
     for name, decayed in decays.items():
         plain.setdefault(unwrapped(name), set()).add(decayed)
-    known = {name: next(iter(found)) for name, found in plain.items() if len(found) == 1}  # two are not one name
+    known = {name: next(iter(found)) for name, found in plain.items() if len(found) == 1}  # skip ambiguous names
     inner = {name: unwrapped(name) for name in names}
-    own = {name: decays[name] for name in names if name in decays}
-    own = {name: known[short] for name, short in inner.items() if short in known} | own
-    words = next(iter(inner.values()), "").split(".")
-    for i in range(1, len(words) if len(own) < len(names) else 0):
-        path = ".".join([*words[:i], ""])
-        found = {name: known.get(short.removeprefix(path)) for name, short in inner.items() if short.startswith(path)}
-        within = {name: decayed for name, decayed in found.items() if decayed is not None}
+    matched = {name: decays[name] for name in names if name in decays}
+    matched = {name: known[short] for name, short in inner.items() if short in known} | matched
+    parts = next(iter(inner.values()), "").split(".")
+    for i in range(1, len(parts) if len(matched) < len(names) else 0):
+        path = ".".join([*parts[:i], ""])
+        candidates = {
+            name: known.get(short.removeprefix(path)) for name, short in inner.items() if short.startswith(path)
+        }
+        within = {name: decayed for name, decayed in candidates.items() if decayed is not None}
         if len(within) == len(names):
             return within
-    return own
+    return matched
 
 
 def unwrapped(name: str) -> str:
-    """Return a name as it was before the model, or a part of it, was wrapped."""
+    """Return a name without the parts that wrappers add."""
     return ".".join(word for word in name.split(".") if word not in WRAPPERS)

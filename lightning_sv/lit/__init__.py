@@ -1,1 +1,1 @@
-"""The Lightning side: module, data, checkpoints, command line of `fit`."""
+"""LightningModule, LightningDataModule, checkpoints and the command line of `fit`."""

@@ -1,4 +1,4 @@
-"""The micro-batch of a run that gives none."""
+"""Choose the micro-batch size automatically."""
 
 import os
 from typing import Any
@@ -13,23 +13,23 @@ from lightning_sv.settings.model import PretrainConfig
 def choose_micro_batch(
     run: PretrainConfig, data: DataConfig, trainer: dict[str, Any], device: torch.device, devices: int
 ) -> str | None:
-    """Set data.micro_batch where it is null: on a GPU, or where a device's share is long, to the largest that fits.
+    """Set data.micro_batch, if null, to the largest value that fits the device.
 
-    On a CPU a short share is one micro-batch. Nothing but the order of sums depends on it, so a run may be resumed
-    on a device that takes another.
+    Applies on a GPU, and on a CPU with a large per-device batch; otherwise the batch is one micro-batch. Only the order
+    of sums depends on it, so a run may resume on a device with a different one.
 
     Args:
-        run: what is trained
-        data: what it reads
-        trainer: the trainer's keys
-        device: of this process
-        devices: their number; all alike
+        run: settings of the model and its training
+        data: settings of the data
+        trainer: settings of the trainer
+        device: device of this process
+        devices: number of identical devices
 
     Returns:
-        What was chosen, in words; None where nothing was.
+        Description of the choice, or None if nothing was chosen.
 
     Raises:
-        ConfigError: not one sequence fits
+        ConfigError: a single sequence does not fit
     """
     share = data.share(devices).micro_batch
     memory = _memory(device)
@@ -44,7 +44,7 @@ def choose_micro_batch(
 
 
 def _memory(device: torch.device) -> int | None:
-    """Bytes of a device, not of what is free of them: the choice is the same on all that are alike."""
+    """Return the total memory of a device, not its free memory, so that identical devices choose alike."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if device.type == "cpu" else None

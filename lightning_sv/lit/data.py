@@ -1,4 +1,4 @@
-"""The LightningDataModule: sequences of tokens from a prepared corpus, in an order fixed by the seed."""
+"""LightningDataModule: token sequences of a prepared corpus, in an order determined by the seed."""
 
 import itertools
 import math
@@ -14,30 +14,31 @@ from lightning_sv.corpus import CorpusConfig, Manifest, TokenLoader, open_split
 from lightning_sv.errors import ConfigError
 from lightning_sv.settings.data import DataConfig
 
-#: validation reads at least this many tokens at once, as far as whole sequences go
+#: Minimum number of tokens per validation batch, rounded to sequences.
 VALIDATION_TOKENS = 2048
 
 
 class TokenDataModule(L.LightningDataModule):
-    """Streams (batch_size, seq_len + 1) token ids of a prepared corpus, for any Trainer.
+    """Yield (batch_size, seq_len + 1) token ids of a prepared corpus, for any Trainer.
 
-    An optimizer step sees batch_size x accumulate_grad_batches x devices sequences; their order depends on the seed
-    and on that number alone. The loader's position is in every checkpoint, so that a run resumes exactly, also on
-    another number of devices. `test` and `predict` read the validation split.
+    An optimizer step reads batch_size x accumulate_grad_batches x devices sequences; their order depends only on the
+    seed and on that number. Checkpoints contain the loader's position, so that a run resumes exactly, also on a
+    different number of devices. `test` and `predict` read the validation split.
 
     Args:
-        corpus: folder that `lightning-sv prepare` made, or its `CorpusConfig`
-        seq_len: tokens that a sequence predicts
+        corpus: folder written by `lightning-sv prepare`, or its `CorpusConfig`
+        seq_len: number of predicted tokens per sequence
         batch_size: sequences per forward pass on one device
-        global_batch: sequences per optimizer step over all devices, to be checked; None to take the Trainer's
-        num_workers: loader processes per device; 0 reads in the training process
-        val_sequences: sequences of a validation, spread evenly over the split, at most; None for all
-        seed: of the order of the sequences; None for seed_everything's
+        global_batch: sequences per optimizer step over all devices, for a check; None to use the Trainer's
+        num_workers: loader processes per device; 0 to read in the training process
+        val_sequences: maximum number of validation sequences, spread evenly over the split; None for all
+        seed: seed of the order; None for that of seed_everything
 
     Attributes:
         batches: corpus, sequence length and batch; `setup` sets the global batch
 
     Raises:
+        ConfigError: a number out of range, or no corpus in the folder
         ConfigError: a number out of range, or no corpus in the folder
     """
 
@@ -62,16 +63,16 @@ class TokenDataModule(L.LightningDataModule):
 
     @classmethod
     def from_batches(cls, batches: DataConfig) -> Self:
-        """Make the data module of the command line, which fixes the global batch and may set the micro-batch later."""
+        """Create the module for the command line, which sets the global batch and later the micro-batch."""
         module = cls(batches.corpus, batches.seq_len, batches.global_batch, batches.global_batch)
         module.batches = batches
         return module
 
     def setup(self, stage: str) -> None:
-        """Find what this device reads of a step, from the Trainer's devices and accumulation.
+        """Set this device's part of a step, from the Trainer's devices and accumulation.
 
         Raises:
-            ConfigError: the corpus does not fit the model, or accumulation does not make the global batch
+            ConfigError: the corpus does not fit the model, or accumulation does not match the global batch
         """
         trainer, batches = self.trainer, self.batches
         assert trainer is not None
@@ -80,7 +81,7 @@ class TokenDataModule(L.LightningDataModule):
             batches.global_batch = batches.micro_batch * accumulate * devices
         settings = settings_of(trainer.lightning_module)
         if settings is not None:
-            batches.check(settings.config.vocab_size, checksums=False)  # the command has hashed the shards
+            batches.check(settings.config.vocab_size, checksums=False)  # the command line checks the hashes
         self._share = batches.share(devices, trainer.global_rank)
         if stage == "fit" and self._share.accumulate != accumulate:
             raise ConfigError(
@@ -97,32 +98,32 @@ class TokenDataModule(L.LightningDataModule):
 
     @property
     def _on_cuda(self) -> bool:
-        """Whether batches go to a GPU, which copies from page-locked memory without waiting."""
+        """Return True if batches are copied to a GPU, for which page-locked memory is asynchronous."""
         assert self.trainer is not None
         return bool(self.trainer.strategy.root_device.type == "cuda")
 
     def train_dataloader(self) -> TokenLoader:
-        """Shuffled sequences; its state_dict is the exact position in the corpus."""
-        given = self.batches
+        """Return shuffled sequences; the loader's state_dict is the exact position in the corpus."""
+        batches = self.batches
         return TokenLoader(
-            open_split(given.corpus.dir, "train", seq_len=given.seq_len),
+            open_split(batches.corpus.dir, "train", seq_len=batches.seq_len),
             self._share,
-            seed=(torch.initial_seed() if given.seed is None else given.seed) % 2**31,
-            num_workers=given.num_workers,
+            seed=(torch.initial_seed() if batches.seed is None else batches.seed) % 2**31,
+            num_workers=batches.num_workers,
             pin_memory=self._on_cuda,
         )
 
     def val_dataloader(self) -> "DataLoader[Tensor]":
-        """`val_sequences` of them, evenly spread over the validation split: the same at each validation.
+        """Return `val_sequences` sequences, evenly spread over the validation split, always the same.
 
-        Devices read different parts of them, in equally many batches: sharded forward passes wait for each other.
-        The batches are of one size where that is not too small, as the compiler makes code for each.
+        Devices read different sequences in the same number of batches, because sharded forward passes must match.
+        Batch sizes are equal unless that makes them too small, because the compiler specializes on each.
         """
-        given = self.batches
-        sequences = open_split(given.corpus.dir, "val", seq_len=given.seq_len)
-        numbers = given.spread(len(sequences), given.validation_sequences)
-        # Evaluation keeps no graph, so small micro-batches are put together.
-        size = max(self._share.micro_batch, VALIDATION_TOKENS // given.seq_len)
+        settings = self.batches
+        sequences = open_split(settings.corpus.dir, "val", seq_len=settings.seq_len)
+        numbers = settings.spread(len(sequences), settings.validation_sequences)
+        # Evaluation saves no graph, so larger batches fit.
+        size = max(self._share.micro_batch, VALIDATION_TOKENS // settings.seq_len)
         mean, rest = divmod(len(numbers), self._share.ranks)
         even = next(n for n in range(min(size, mean), 0, -1) if mean % n == 0)
         batches = math.ceil(mean / (even if not rest and 2 * even > size else size))
@@ -138,8 +139,8 @@ class TokenDataModule(L.LightningDataModule):
     test_dataloader = val_dataloader
 
     def predict_dataloader(self) -> "DataLoader[Tensor]":
-        """Return this device's sequences of `val_dataloader`, in batches of one size: Lightning numbers them itself."""
-        given = self.batches
-        sequences = open_split(given.corpus.dir, "val", seq_len=given.seq_len)
-        numbers = given.spread(len(sequences), given.validation_sequences)[self._share.rank :: self._share.ranks]
+        """Return this device's part of `val_dataloader`, in batches of equal size, as Lightning's indices require."""
+        batches = self.batches
+        sequences = open_split(batches.corpus.dir, "val", seq_len=batches.seq_len)
+        numbers = batches.spread(len(sequences), batches.validation_sequences)[self._share.rank :: self._share.ranks]
         return DataLoader(Subset(sequences, numbers), batch_size=self._share.micro_batch)

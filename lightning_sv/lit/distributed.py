@@ -19,25 +19,25 @@ from lightning_sv.lit.fsdp import FullyShardedStrategy
 #: timeout of a collective; Lightning's 30 minutes cost many GPU-hours
 _TIMEOUT = timedelta(minutes=10)
 _PR_SET_PDEATHSIG = 1
-#: whether this process has failed, so that others may wait for it in a collective
+#: whether this process has failed and others may be waiting for it in a collective
 _failed = False
 
 
 def rank() -> int:
-    """Rank of this process; what the environment says until there is a trainer."""
+    """Return the rank of this process, from the environment until there is a trainer."""
     return int(getattr(rank_zero_only, "rank", 0) or 0)
 
 
 def join_ranks(trainer: L.Trainer) -> "partial[None]":
-    """Take the trainer's rank; end this process with its parent, and collectives after a timeout.
+    """Take the trainer's rank; exit with the parent process and limit the time of collectives.
 
-    Lightning reads RANK or SLURM_PROCID even if this process is a run by itself.
+    Lightning reads RANK or SLURM_PROCID even if the run has a single process.
 
     Returns:
-        The handler of the exception that ends the run, for an `ExitStack`.
+        Exit handler for an `ExitStack`.
 
     Raises:
-        ConfigError: there are fewer or more processes than devices; or replicas do not divide the devices
+        ConfigError: the number of processes differs from the number of devices, or replicas do not divide it
     """
     rank_zero_only.rank = trainer.global_rank  # type: ignore[attr-defined]
     devices, nodes = trainer.num_devices, trainer.num_nodes
@@ -67,7 +67,7 @@ def _leave(trainer: L.Trainer, kind: type[BaseException] | None, error: BaseExce
 
 
 def check_same_start(start: tuple[str | None, int]) -> None:
-    """Compare the checkpoint and step that all ranks begin with: a collective, once there is a process group.
+    """Check that all ranks start from the same checkpoint and step: a collective.
 
     Raises:
         ConfigError: they differ, e.g. because a node's file system does not show the checkpoint yet
@@ -92,6 +92,6 @@ def end_at_once(code: int) -> None:
 
 
 def leave_group() -> None:
-    """At exit: Lightning does so for NCCL alone, and the threads of gloo can abort an exit that leaves them behind."""
+    """Destroy the process group at exit; Lightning does so for NCCL only, and gloo's threads can abort the exit."""
     if distributed.is_initialized():
         distributed.destroy_process_group()

@@ -13,13 +13,13 @@ from lightning_sv.nn import Backbone
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn, from a generator of their own: the same seed, the same text.
+    """Sampling options; a private generator makes equal seeds give equal text.
 
     Args:
-        tokens: to draw at most; an end of text ends it
-        temperature: logits are divided by it; 0 takes the most likely token
-        top_k: draw among this many most likely tokens; None for all
-        seed: of the drawing
+        tokens: maximum number of tokens; sampling stops at an end-of-text token
+        temperature: divisor of the logits; 0 for the most likely token
+        top_k: number of most likely tokens to sample from; None for all
+        seed: random seed
 
     Raises:
         ConfigError: a number out of range
@@ -33,21 +33,21 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.tokens < 1 or not 0 <= self.temperature < math.inf or (self.top_k is not None and self.top_k < 1):
             raise ConfigError(
-                f"tokens {self.tokens} and top_k {self.top_k} must be at least 1, and temperature {self.temperature} "
-                "finite and at least 0."
+                f"tokens is {self.tokens}, top_k is {self.top_k} and temperature is {self.temperature}; expected "
+                "tokens and top_k of at least 1, and a finite temperature of at least 0."
             )
 
 
 @torch.no_grad()
 def generate(model: Backbone, tokenizer: Tokenizer, prompt: str, sampling: Sampling, *, context: int) -> str:
-    """Continue `prompt`; return the continuation without it.
+    """Return the continuation of `prompt`, without the prompt.
 
     Args:
-        model: maps token ids (1, T) to logits (1, T, vocab_size)
-        tokenizer: that of its text; a vocabulary that is padded beyond it is not drawn from
+        model: model that maps token ids (1, T) to logits (1, T, vocab_size)
+        tokenizer: tokenizer of the training text; padding rows of the vocabulary are never sampled
         prompt: text; empty for the start of a document
-        sampling: how to draw
-        context: tokens the model looks back on, normally the length it was trained with
+        sampling: sampling options
+        context: number of previous tokens the model sees, normally the training length
     """
     generator = torch.Generator().manual_seed(sampling.seed)
     start = [tokenizer.eot, *tokenizer.encode(prompt)]

@@ -13,55 +13,54 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
 
 class RunLogger(TensorBoardLogger):
-    """TensorBoard's logger, with training tokens as the axis.
+    """TensorBoard logger with training tokens as the axis.
 
-    It is silent until `opened`: a run that is refused while it is set up leaves no event file.
+    It writes nothing until `opened`, so that a run rejected during setup leaves no event file.
     """
 
     opened = False
-    #: tokens per optimizer step; the command line sets it
-    tokens_per_step = 1
+    tokens_per_step = 1  # set by the command line
 
     @property
     def log_dir(self) -> str:
-        """The run directory; Lightning's own would expand `~` and `$NAME` in it once more."""
+        """The run directory; Lightning's property would expand `~` and `$NAME` in it again."""
         return str(Path(self.save_dir, str(self.version)))
 
     @property
     def experiment(self) -> Any:
-        """The writer; Lightning asks for it before the checkpoint is read."""
+        """The writer; Lightning requests it before the checkpoint is loaded."""
         if not self.opened:
             return _DummyExperiment()
         _silence_writer_threads()
         return super().experiment
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        """Write scalars at the tokens of `step` optimizer steps.
+        """Write scalars at the token count of `step` optimizer steps.
 
         Raises:
-            OSError: the directory cannot be written any more
+            OSError: writing to the directory fails
         """
         with self._errors():
             super().log_metrics(metrics, None if step is None else step * self.tokens_per_step)
 
     def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
-        """Show `params` in the table of runs, beside the last validation loss of each, also while it trains.
+        """Show `params` in the table of runs, with the last validation loss of each, also during training.
 
-        Lightning's own would write the metric as one more scalar, at step 0. Of a run that was resumed, TensorBoard
-        shows what was written first.
+        Lightning's method would write the metric as an additional scalar at step 0. For a resumed run, TensorBoard
+        shows the values written first.
         """
-        from torch.utils.tensorboard.summary import hparams  # a second to import
+        from torch.utils.tensorboard.summary import hparams  # takes a second to import
 
         self.hparams.update(params)
-        for summary in hparams(params, {"val/loss": 0.0}):  # of the metric the name alone counts
+        for summary in hparams(params, {"val/loss": 0.0}):  # only the metric's name is used
             self.experiment._get_file_writer().add_summary(summary)
 
     def mark_start(self, tokens: int) -> None:
-        """Mark where this start begins: TensorBoard and `runs.events` drop what was logged beyond it before."""
+        """Mark the start of a segment: TensorBoard and `runs.events` drop earlier events beyond it."""
         self._mark(SessionLog.START, tokens + 1)
 
     def mark_checkpoint(self, tokens: int) -> None:
-        """Mark that a checkpoint is about to be written: only what is marked here can be resumed."""
+        """Mark a checkpoint that is about to be written: only marked steps can be resumed."""
         self._mark(SessionLog.CHECKPOINT, tokens)
 
     def _mark(self, status: "SessionLog.SessionStatus", tokens: int) -> None:
@@ -70,13 +69,13 @@ class RunLogger(TensorBoardLogger):
             self.experiment._get_file_writer().add_event(event, tokens)
 
     def save(self) -> None:
-        """Write what is not yet on the disk."""
+        """Flush pending events."""
         if self.opened:
             with self._errors():
                 super().save()
 
     def finalize(self, status: str) -> None:
-        """Write what is left; of a run that fails, as far as that goes."""
+        """Flush and close; ignore write errors of a failed run."""
         try:
             with self._errors():
                 super().finalize(status)
@@ -86,7 +85,7 @@ class RunLogger(TensorBoardLogger):
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Name the directory in what TensorBoard's thread met; Lightning makes a ValueError about the value of it."""
+        """Add the directory to write errors of TensorBoard's thread, which Lightning hides in a ValueError."""
         try:
             yield
         except (OSError, ValueError) as error:
@@ -98,13 +97,13 @@ class RunLogger(TensorBoardLogger):
 
 @cache
 def _silence_writer_threads() -> None:
-    """Leave the errors of TensorBoard's threads to the next call, which raises them."""
+    """Silence the exception hook for TensorBoard's threads; the next call raises their errors."""
     from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
 
-    others = threading.excepthook
+    default_hook = threading.excepthook
 
     def hook(args: threading.ExceptHookArgs) -> None:
         if not isinstance(args.thread, _AsyncWriterThread):
-            others(args)
+            default_hook(args)
 
     threading.excepthook = hook

@@ -1,4 +1,4 @@
-"""The LightningModule: a backbone, its loss, its optimizer and schedule."""
+"""LightningModule: backbone, loss, optimizer and schedule."""
 
 import logging
 import math
@@ -34,40 +34,40 @@ log = logging.getLogger(__name__)
 
 
 class PretrainModule(L.LightningModule):
-    """Pre-trains a Llama, LlamaMoE or Gemma backbone with a scale-vector strategy, for any Trainer.
+    """Pre-train a Llama, LlamaMoE or Gemma backbone with a scale-vector strategy, for any Trainer.
 
-    A batch is a (B, T + 1) tensor of token ids. It logs train/loss, val/loss, test/loss in nats per token and
-    val/perplexity. Hyper-parameters are saved as plain values, so that `load_from_checkpoint(path)` rebuilds it.
+    A batch is a (B, T + 1) tensor of token ids. Logs train/loss, val/loss, test/loss in nats per token and
+    val/perplexity. Hyper-parameters are saved as plain values, so `load_from_checkpoint(path)` rebuilds the module.
 
     Args:
-        backbone: sizes
+        backbone: sizes of the model
         scale: strategy: tokens joined by '+', one per axis (shared hg / nop bp ap dp dnp /
             direct offset or er / wd iwd owd nowd), or a preset (llama, unified)
-        scale_options: finer choices of the strategy
-        optim: optimizer
-        schedule: learning rate over the steps of the Trainer; a run that only max_time ends stays at the peak
+        scale_options: further options of the strategy
+        optim: optimizer settings
+        schedule: learning-rate schedule over the Trainer's steps; constant if only max_time ends the run
         tokens_per_param: training budget of the command line, in tokens per activated parameter; 100 in the paper
-        mask_documents: keep attention inside a document of a packed sequence, with a `TokenDataModule` (the paper does
-            not say)
-        compile: with torch.compile: 'none', 'model' (the backbone as one graph) or 'block' (each block and the head)
-        activation_checkpointing: keep only the blocks' inputs for backward, and run them again there
-        residual: dtype of the residual stream under bf16-mixed: 'wide' is float32; 'narrow' is bf16, less memory for
-            other rounding
-        kernels: what normalizes q, k, v, gate and up: 'plain', PyTorch, or 'triton', not yet timed on a CUDA device
+        mask_documents: restrict attention to a document of a packed sequence, with a `TokenDataModule` (not stated in
+            the paper)
+        compile: torch.compile mode: 'none', 'model' (the backbone as one graph) or 'block' (each block and the head)
+        activation_checkpointing: save only the blocks' inputs for backward, and recompute the blocks there
+        residual: dtype of the residual stream under bf16-mixed: 'wide' for float32; 'narrow' for bf16, with less memory
+            and different rounding
+        kernels: kernels for the norms of q, k, v, gate and up: 'plain', PyTorch, or 'triton', not yet timed on CUDA
         nonfinite: reaction to a loss or gradient that is not finite: 'stop' before the step, or 'skip' the step
-        seed: of the initialization; None for seed_everything's
-        init_from: checkpoint, run directory or folder of transformers (Llama, Mistral, Qwen 3, Gemma 3) whose weights
-            the command line starts from; optimizer, steps and tokens begin anew
-        lr: peak learning rate, in place of optim.lr
+        seed: seed of the initialization; None for that of seed_everything
+        init_from: checkpoint, run directory or transformers folder (Llama, Mistral, Qwen 3, Gemma 3) with the initial
+            weights, read by the command line; optimizer, steps and tokens start from zero
+        lr: peak learning rate, overriding optim.lr
 
     Attributes:
         settings: these arguments and derived values (number of parameters, groups, FLOPs)
 
     Raises:
-        ConfigError: a strategy, option or optimizer that does not fit the model, or no learning rate known
+        ConfigError: a strategy, option or optimizer that does not fit the model, or no known learning rate
     """
 
-    def __init__(  # noqa: PLR0913 (the keys of `model` in a config)
+    def __init__(  # noqa: PLR0913
         self,
         backbone: BackboneConfig,
         scale: str = "llama",
@@ -99,34 +99,33 @@ class PretrainModule(L.LightningModule):
         self.save_hyperparameters(self.settings.plain(), logger=False)
         self.nonfinite = NonFinite(skip=nonfinite == "skip")
         self.backbone: Backbone | None = None
-        #: folder of a transformers model whose weights a new run begins with
+        #: folder of a transformers model with the initial weights of a new run
         self.from_hf: str | None = None
-        # Two sums, in float64: MeanMetric ignores its weights where a NaN must show (nan_strategy="disable").
+        # Two sums in float64, because MeanMetric drops weights with nan_strategy="disable", which makes NaN visible.
         self.val_nats, self.val_tokens = (SumMetric(nan_strategy="disable").set_dtype(torch.float64) for _ in range(2))
         self.grad_norm = float("nan")
-        #: set before a step where a signal asks the run to stop; after it, whether any device was asked
+        #: before a step: whether a signal requested a stop; after it: whether any device received one
         self.stop_asked = False
-        #: (blocks, experts) tokens of each expert, on all devices, in the micro-batches since the last step
+        #: (blocks, experts) tokens of each expert on all devices since the last step
         self._loads: Tensor | None = None
-        #: the starts that led here
         self.segments = Segments()
-        #: of the weights that the run started from, see `checkpoint.start.Start`; None for a run of its own
+        #: origin of the initial weights, see `checkpoint.start.Start`; None if initialized
         self.origin: dict[str, Any] | None = None
         self._start: Start | None = None  # until the backbone exists
-        self._rng: list[dict[str, Any]] | None = None  # of the checkpoint, until training starts
+        self._rng: list[dict[str, Any]] | None = None  # random states of the checkpoint, until training starts
         self._monitored = False  # a TrainingMonitor writes the losses to the loggers
-        self.step_lr = self.settings.lr  # of the last step: the scheduler has moved on when callbacks see the optimizer
+        self.step_lr = self.settings.lr  # of the last step, because the scheduler has stepped when callbacks run
 
     @classmethod
     def from_preset(cls, name: str, **changes: Any) -> Self:
-        """Make a module of a model that conf/model describes, e.g. 'tiny', 'mini' or 'llama-0.12b'.
+        """Create a module for a model in conf/model, e.g. 'tiny', 'mini' or 'llama-0.12b'.
 
         Args:
-            name: of the file in conf/model
+            name: name of the file in conf/model
             **changes: further arguments of the module; fields of the backbone are given as `d_model=64`
 
         Raises:
-            ConfigError: there is no such preset, or a change is no argument
+            ConfigError: an unknown preset or argument
         """
         return cls(**preset(name, changes))
 
@@ -141,23 +140,23 @@ class PretrainModule(L.LightningModule):
 
         Args:
             tokens: token ids
-            documents: (B, T) numbers of documents, across which a position does not attend; None for attention to all
+            documents: (B, T) document numbers, to restrict attention to the same document; None for full attention
         """
         self.configure_model()
         logits: Tensor = self.net(tokens, documents)
         return logits
 
     def start_from(self, start: Start) -> None:
-        """Start from these weights, of the same model, instead of an initialization."""
+        """Use the weights of `start`, from the same model, instead of an initialization."""
         self._start, self.origin = start, start.origin
 
     def configure_model(self) -> None:
-        """Build and initialize the backbone, then shard it where the strategy does; Lightning calls this."""
+        """Build and initialize the backbone, and shard it if the strategy does; called by Lightning."""
         if self.backbone is not None:
             return
         settings = self.settings
         seed = torch.initial_seed() if self.settings.seed is None else self.settings.seed
-        # a sharded model that starts anew is initialized one block at a time, by `shard`
+        # `shard` initializes a new sharded model one block at a time.
         meta = self.device_mesh is not None and self.from_hf is None and self._start is None
         with torch.device("meta") if meta else nullcontext():
             self.backbone = Backbone(settings.config, settings.strategy, settings.scale_options, seed=seed)
@@ -172,14 +171,14 @@ class PretrainModule(L.LightningModule):
         self.backbone.narrow_residual = settings.residual == "narrow"
         use_kernels(self.backbone, settings.kernels)
         if self.device_mesh is not None:
-            assert settings.compile != "model"  # the command line refuses it
+            assert settings.compile != "model"  # rejected by the command line
             strategy: Any = self.trainer.strategy
             shard(self.backbone, strategy.mesh, strategy.root_device, seed=seed, keep_gathered=strategy.keep_gathered)
-        # In place: the checkpoint's keys stay clean.
+        # In place, so that the checkpoint's keys do not change.
         compile_backbone(self.backbone, settings.compile)
 
     def loss(self, block: Tensor) -> tuple[Tensor, list[Routing]]:
-        """Return the mean next-token loss, nats per token, of a (B, T + 1) block of token ids, and the routings."""
+        """Return the mean next-token loss in nats per token of a (B, T + 1) block, and the routings."""
         tokens, documents = block[:, :-1], None
         if self.settings.mask_documents:
             data = data_of(self.trainer)
@@ -188,12 +187,12 @@ class PretrainModule(L.LightningModule):
         return out
 
     def training_step(self, block: Tensor, batch_idx: int) -> dict[str, Any]:
-        """Return the loss of one micro-batch, its part in nats per token, and the routings; log train/loss."""
+        """Return loss, next-token loss and routings of one micro-batch; log train/loss."""
         nats, routings = self.loss(block)
         if routings:
             totals = torch.stack([routing.load for routing in routings])  # (blocks, experts)
             if self.trainer.world_size > 1:
-                torch.distributed.all_reduce(totals)  # the strategy's own would hold the host at a barrier
+                torch.distributed.all_reduce(totals)  # the strategy's reduction would add a barrier
             routings = [routing._replace(total=total) for routing, total in zip(routings, totals, strict=True)]
             self._loads = totals if self._loads is None else self._loads + totals
         loss = nats + router_loss(routings, self.settings.config)
@@ -204,7 +203,7 @@ class PretrainModule(L.LightningModule):
         return {"loss": loss, "nats": nats.detach(), "routings": [routing.detach() for routing in routings]}
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Step, then move the experts' biases by the loads of the step's micro-batches on all devices."""
+        """Step, then update the experts' biases by the step's loads on all devices."""
         super().optimizer_step(*args, **kwargs)
         loads, self._loads = self._loads, None
         if loads is not None and not self.nonfinite.skipped_now:
@@ -213,10 +212,12 @@ class PretrainModule(L.LightningModule):
                 mixture.move_bias(load)
 
     def validation_step(self, block: Tensor, batch_idx: int) -> None:
-        """Accumulate nats, weighted by tokens."""
+        """Accumulate the loss, weighted by tokens."""
         tokens = block[:, 1:].numel()
         self.val_nats.update(self.loss(block)[0].double() * tokens)
-        self.val_tokens.update(torch.full((), tokens, device=block.device))  # a number would be copied from the host
+        self.val_tokens.update(
+            torch.full((), tokens, device=block.device)
+        )  # on the device, to avoid a host-to-device copy
 
     test_step = validation_step
 
@@ -242,7 +243,7 @@ class PretrainModule(L.LightningModule):
         self.val_tokens.reset()
 
     def configure_optimizers(self) -> Any:
-        """Return the optimizer over the groups, and the schedule by step."""
+        """Return the optimizer and its per-step schedule."""
         settings = self.settings
         optimizer = build_optimizer(settings.parameter_groups(self.net), settings.optim, settings.lr)
         total = self.trainer.estimated_stepping_batches
@@ -264,7 +265,7 @@ class PretrainModule(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the global norm, or by the norm of a role in `optim.clip_by_role`; keep the norm for the log."""
+        """Clip by the global norm, or per role in `optim.clip_by_role`; store the norm for logging."""
         if gradient_clip_algorithm == "value":
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
             gradient_clip_val = None
@@ -272,21 +273,21 @@ class PretrainModule(L.LightningModule):
         norm = clip_by_role(self.net.parameters(), optimizer, limit, self.settings.optim.clip_by_role)
         precision = self.trainer.precision_plugin
         if isinstance(precision, MixedPrecision) and precision.scaler is not None:
-            self.nonfinite.forget()  # an overflow of fp16 is expected, and left out by the scaler
+            self.nonfinite.forget()  # the scaler skips expected fp16 overflows
             self.grad_norm = float(norm)
         else:
             self.grad_norm = self.nonfinite.check(self, norm)
         self.step_lr = matrix_rate(optimizer.param_groups)
 
     def on_train_start(self) -> None:
-        """Draw random numbers from where the checkpoint left off, if there is one."""
+        """Restore the random states of the checkpoint, if there is one."""
         self._monitored = is_monitored(self.trainer)
         if self._rng is not None:
             restore_rng(self._rng, self.global_rank, self.device)
             self._rng = None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store what rebuilds the backbone, as plain values that load with weights_only=True."""
+        """Store the settings as plain values that load with weights_only=True."""
         trainer, data = self.trainer, data_of(self.trainer)
         progress = {
             "accumulate": trainer.accumulate_grad_batches,
@@ -300,7 +301,7 @@ class PretrainModule(L.LightningModule):
         checkpoint[RNG_KEY] = rng_states(self.device)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse to resume under other settings; continue after the saved step on another number of devices."""
+        """Check the settings, and continue after the saved step, also on a different number of devices."""
         if self._trainer is None:  # load_from_checkpoint: the settings are the checkpoint's
             return
         self.check_settings(checkpoint)
@@ -313,6 +314,6 @@ class PretrainModule(L.LightningModule):
             restart_between_steps(checkpoint, saved["accumulate"], self.trainer.accumulate_grad_batches)
 
     def check_settings(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse to continue under other settings, see `checkpoint.settings.check_settings`."""
+        """Check that the settings match the checkpoint, see `checkpoint.settings.check_settings`."""
         training = self.trainer.state.fn == "fit"
         check_settings(checkpoint, self.settings, data_of(self.trainer), training=training)

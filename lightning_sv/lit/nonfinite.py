@@ -1,4 +1,4 @@
-"""A loss or gradient that is not finite never reaches the weights."""
+"""Detection of losses and gradients that are not finite."""
 
 import json
 import math
@@ -15,57 +15,56 @@ from lightning_sv.runs.directory import NONFINITE
 
 
 class NonFiniteError(RunError):
-    """A loss or gradient is not finite; nothing was stepped on."""
+    """A loss or gradient is not finite; the weights were not changed."""
 
 
 class NonFinite:
-    """Looks at every step's losses and gradient norm before the step, and stops or skips.
+    """Check losses and gradient norm before every optimizer step, and stop or skip the step.
 
-    Each event is a line of <run_dir>/nonfinite.jsonl that identifies the batch: step, epoch, the numbers of its
-    sequences in the training split, the losses of the micro-batches, device by device, and the gradient's norm.
+    Each event is a line of <run_dir>/nonfinite.jsonl that identifies the batch: step, epoch, the sequence numbers
+    in the training split, the losses of the micro-batches per device, and the gradient norm.
 
     Args:
-        skip: leave the step out instead of stopping. What is left out is not random, so a comparison of
-            runs that skipped is biased; the number of skipped steps is in the summary
+        skip: if True, skip the step instead of stopping. Skipped steps are not random, so a comparison of
+            such runs is biased; their number is in the summary
     """
 
     def __init__(self, skip: bool):
         self.skip = skip
         self.skipped = 0
-        #: whether the step that is under way is left out
         self.skipped_now = False
         self._losses: list[Tensor] = []
 
     def see(self, loss: Tensor) -> None:
-        """Keep the loss of a micro-batch until its step."""
+        """Store the loss of a micro-batch until its step."""
         self._losses.append(loss)
 
     def forget(self) -> None:
-        """Drop the losses of the step under way."""
+        """Drop the losses of the current step."""
         self._losses = []
 
     def check(self, module: Any, norm: Tensor) -> float:
-        """Before a step: every loss and the norm of the whole gradient must be finite, on all devices alike.
+        """Check before a step that all losses and the gradient norm are finite on all devices.
 
-        Returns the norm, and tells the module whether any device was asked to stop. This is where the host waits for
-        the device, once a step: all that it needs to know comes in one reduction and one copy. (The fused AdamW could
-        leave a step out by itself, and the host look later; but a run that is to stop would then have moved on.)
+        Returns the norm, and sets whether any device was asked to stop. This is the only host synchronization of a
+        step, with one reduction and one copy. (The fused AdamW could skip a step by itself and the host check later,
+        but a run that should stop would have continued by then.)
 
         Raises:
-            NonFiniteError: one is not, and steps are not skipped
+            NonFiniteError: a value is not finite, and steps are not skipped
         """
         losses, self._losses = torch.stack(self._losses), []
         trainer = module.trainer
-        # The norm is of the reduced gradient, the same everywhere; a loss is this device's own.
+        # The norm of the reduced gradient is the same everywhere; losses differ between devices.
         fine = torch.isfinite(losses).all() & torch.isfinite(norm)
         flags = torch.stack((fine.float(), torch.full_like(norm, not module.stop_asked, dtype=torch.float32)))
-        if trainer.world_size > 1:  # the strategy's own reduction would hold the host at a barrier
+        if trainer.world_size > 1:  # the strategy's reduction would add a barrier
             torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MIN)
         *flags_here, value = torch.cat((flags.double(), norm.double().unsqueeze(0))).tolist()
         self.skipped_now, module.stop_asked = (not flag for flag in flags_here)
         if not self.skipped_now:
             return float(value)
-        losses, folder = trainer.strategy.all_gather(losses).flatten(), trainer.log_dir  # collectives, both
+        losses, folder = trainer.strategy.all_gather(losses).flatten(), trainer.log_dir  # both are collectives
         event = {"step": trainer.global_step, **_identity(trainer), "grad_norm": _plain(value)}
         event["losses"] = [_plain(loss) for loss in losses.tolist()]
         if trainer.is_global_zero and folder:
@@ -74,18 +73,19 @@ class NonFinite:
         what = f"loss {event['losses']}, gradient norm {event['grad_norm']} before step {trainer.global_step + 1}"
         if not self.skip:
             where = f"{NONFINITE} in the run directory identifies the batch"
-            advice = "lower model.optim.lr, or leave such steps out with --model.nonfinite skip"
+            advice = "lower model.optim.lr, or skip such steps with --model.nonfinite skip"
             if not trainer.global_step:
-                advice = "no step was taken yet, so look at the first weights: model.backbone.init_std, model.init_from"
-            raise NonFiniteError(f"{what}: not finite, and not stepped on. {where}; {advice}.")
+                advice = (
+                    "this is the first step, so check the initial weights: model.backbone.init_std, model.init_from"
+                )
+            raise NonFiniteError(f"{what}; expected finite values, so the step was not taken. {where}; {advice}.")
         self.skipped += 1
         for parameter in module.parameters():
-            parameter.grad = None  # optimizers leave such parameters, and their state, as they are
+            parameter.grad = None  # optimizers skip parameters without a gradient
         return float(value)
 
 
 def _identity(trainer: Any) -> dict[str, Any]:
-    """Epoch and numbers of the sequences of the step under way."""
     loader = trainer.train_dataloader
     if not isinstance(loader, TokenLoader):
         return {"epoch": trainer.current_epoch}
@@ -94,5 +94,4 @@ def _identity(trainer: Any) -> dict[str, Any]:
 
 
 def _plain(value: float) -> float | str:
-    """A number as JSON knows it, else its name."""
     return value if math.isfinite(value) else str(value)

@@ -1,4 +1,4 @@
-"""What a finished run says: summary.json for machines, a table for people."""
+"""Summary of a finished run: summary.json and a table."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> dict[str, Any]:
-    """Collect the figures of a finished run."""
+    """Collect the results of a finished run."""
     segments = module.segments.at(trainer.global_step, trainer.max_steps)
     return {
         "label": module.settings.label,
@@ -51,11 +51,11 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> d
 
 
 def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> dict[str, Any]:
-    """Collect what tells runs apart in a logger's table, known before the first step.
+    """Collect the values that identify a run in a logger's table, known before the first step.
 
-    settings: a hash of all that the weights depend on but the seed: equal for the runs of an arm.
+    settings: a hash of everything that affects the weights except the seed, so equal for the runs of an arm.
     """
-    made = settings_of(module.settings, data) | {
+    identity = settings_of(module.settings, data) | {
         "corpus_hash": data.manifest.corpus_hash,
         "steps": trainer.max_steps,
         "precision": str(trainer.precision),
@@ -78,7 +78,7 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig
         "corpus": f"{Path(data.corpus.dir).name} {data.manifest.corpus_hash[:8]}",
         "parameters": module.settings.n_params,
         "init_from": module.settings.init_from or "",
-        "settings": hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()[:8],
+        "settings": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8],
     }
 
 
@@ -87,7 +87,7 @@ def _seed(module: PretrainModule) -> int:
 
 
 def write_summary(run_dir: Path, summary: dict[str, Any]) -> None:
-    """Write summary.json; its presence says that the run completed."""
+    """Write summary.json, which exists only for completed runs."""
     write_atomically(run_dir / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 
@@ -101,34 +101,34 @@ def write_parameters(run_dir: Path, module: PretrainModule) -> None:
 
 
 def print_groups(console: Console, module: PretrainModule, steps: int, data: DataConfig) -> None:
-    """Show what is about to be trained: budget and parameter groups."""
-    made = module.settings
+    """Print the budget and the parameter groups before training."""
+    settings = module.settings
     tokens = steps * data.tokens_per_step
-    sparse = made.n_activated < made.n_params
+    sparse = settings.n_activated < settings.n_params
     console.print(
-        f"[bold]{made.config.name}[/bold], [bold]{escape(made.label)}[/bold]: {made.n_params:,} parameters"
-        f"{f' ({made.n_activated:,} activated by a token)' if sparse else ''}, "
+        f"[bold]{settings.config.name}[/bold], [bold]{escape(settings.label)}[/bold]: {settings.n_params:,} parameters"
+        f"{f' ({settings.n_activated:,} activated by a token)' if sparse else ''}, "
         f"{steps:,} steps of {data.global_batch} x {data.seq_len} = {tokens:,} tokens "
-        f"({tokens / made.n_activated:.1f} {'an activated' if sparse else 'a'} parameter)"
+        f"({tokens / settings.n_activated:.1f} {'an activated' if sparse else 'a'} parameter)"
     )
     numbers = ("tensors", "parameters"), ("peak lr", "weight decay")
     first, last = ([Column(name, justify="right") for name in names] for names in numbers)
     table = Table("role", *first, "optimizer", *last)
-    for row in group_table(build_optimizer(made.parameter_groups(made.meta()), made.optim, made.lr)):
+    for row in group_table(build_optimizer(settings.parameter_groups(settings.meta()), settings.optim, settings.lr)):
         table.add_row(*row)
     console.print(table)
 
 
 def show_summary(summary: dict[str, Any], run_dir: Path, *, as_json: bool) -> None:
-    """Draw `run.png` and show the figures of a complete run, which stays complete if that fails.
+    """Draw `run.png` and show the results of a complete run; a failed picture is only a warning.
 
     Args:
-        summary: figures of the run
+        summary: results of the run
         run_dir: directory of the run
-        as_json: print them as JSON
+        as_json: if True, print them as JSON
     """
     try:
-        # At the end of a run alone: matplotlib would delay every first step.
+        # Import matplotlib here, because it would delay every start.
         from lightning_sv.analysis.run_plot import draw_run
         from lightning_sv.runs.events import read_run
 
@@ -140,12 +140,12 @@ def show_summary(summary: dict[str, Any], run_dir: Path, *, as_json: bool) -> No
         return
     try:
         print_summary(Console(), summary, run_dir)
-    except LookupError as error:  # of an earlier version
+    except LookupError as error:  # a summary of an older version
         log.warning("%s has no %s", run_dir / SUMMARY, error)
 
 
 def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
-    """Show the figures, where the run is, and what to type next."""
+    """Print the results, the run directory and suggested commands."""
     title = escape(f"{summary['model']}, {summary['label']}")
     table = Table(Column(), Column(justify="right"), title=title, title_justify="left", show_header=False)
     table.add_row("validation loss", f"{summary['val_loss']:.4f} nats/token")
@@ -162,7 +162,7 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> N
     console.print(table)
     strategy = summary["label"].partition("[")[0]
     other = "unified" if strategy == "llama" else strategy
-    allow = [word for module in sorted(modules_named(strategy)) for word in ("--allow", module)]
+    allow = [argument for module in sorted(modules_named(strategy)) for argument in ("--allow", module)]
     sample = shlex.join([program(), "generate", str(run_dir), "--prompt", "def ", *allow])
     compare = ["compare", "--a", "llama", "--b", other, "--seeds", "3", "--config", str(run_dir / CONFIG)]
     for what, text in (

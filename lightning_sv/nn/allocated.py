@@ -1,4 +1,4 @@
-"""Bytes that tensors take, counted while operators run, also on tensors without storage."""
+"""Memory allocated by operators, also for tensors without storage."""
 
 import weakref
 from typing import Any
@@ -9,10 +9,10 @@ from torch.utils._pytree import tree_leaves
 
 
 class AllocatedBytes(TorchDispatchMode):
-    """Bytes of the storages that operators have returned and that are still alive: now, and at most.
+    """Count the bytes of live storages returned by operators: `now` and `peak`.
 
-    torch.distributed's MemTracker counts the same and names every module's part, at twelve times the cost on
-    Llama-1B. What a kernel allocates and frees inside one operator is not seen.
+    torch.distributed's MemTracker counts the same per module, but takes twelve times as long on Llama-1B. Memory that a
+    kernel allocates and frees inside one operator is not counted.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class AllocatedBytes(TorchDispatchMode):
         self._alive: dict[int, Any] = {}
 
     def add(self, tensor: Tensor) -> None:
-        """Count the tensor's storage until it is freed, if it is not counted yet."""
+        """Count the tensor's storage until it is freed; each storage counts once."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._alive:

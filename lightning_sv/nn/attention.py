@@ -1,4 +1,4 @@
-"""Causal attention of many heads on the branches q, k, v."""
+"""Causal multi-head attention on the branches q, k and v."""
 
 from collections.abc import Callable
 
@@ -12,21 +12,21 @@ from lightning_sv.nn.rope import Tables, rotate
 from lightning_sv.scale import Branch, ScaleBuilder
 from lightning_sv.scale.shapes import Float
 
-# B batch, T positions, D d_model, H heads (of keys and values n_kv_head), K head width.
+# B batch, T positions, D d_model, H heads (n_kv_head for keys and values), K head width.
 
 
 class Attention(Sublayer):
-    """o_proj(softmax(QK^T / sqrt(K)) V), with the norm that feeds q, k and v inside.
+    """o_proj(softmax(QK^T / sqrt(K)) V), including the norm before q, k and v.
 
     With `qk_norm`, q and k are normalized over the head width before the rotation, as in Gemma 3,
     each with one scale vector for all heads.
 
     Args:
         config: sizes of the backbone
-        build: gives the norm and the branches of the strategy
+        build: builder of the norm and the branches
 
     Raises:
-        ConfigError: `qk_norm` where the strategy normalizes q or k already (`dnp`)
+        ConfigError: `qk_norm` with a strategy that already normalizes q or k (`dnp`)
     """
 
     def __init__(self, config: BackboneConfig, build: ScaleBuilder):
@@ -41,16 +41,16 @@ class Attention(Sublayer):
         self.o_proj = build.linear("o_proj", q.d_out, config.d_model)
         self.qk_norm = config.qk_norm
         if self.qk_norm:
-            twice = [name for name in ("q_proj", "k_proj") if getattr(self.qkv, name).norm_width is not None]
-            if twice:
+            normalized = [name for name in ("q_proj", "k_proj") if getattr(self.qkv, name).norm_width is not None]
+            if normalized:
                 raise ConfigError(
-                    f"model.backbone.qk_norm would normalize {' and '.join(twice)} a second time: the scale strategy "
-                    f"{str(build.strategy)!r} does so already; use dp instead of dnp, or "
+                    f"model.backbone.qk_norm is true; expected false, because the strategy {str(build.strategy)!r} "
+                    f"already normalizes {' and '.join(normalized)}. Use dp instead of dnp, or "
                     "model.scale_options.placement_at {q_proj: dp, k_proj: dp}."
                 )
             self.q_norm = build.norm("q_norm", self.d_head)
             self.k_norm = build.norm("k_norm", self.d_head)
-        #: norm, scale and rotation of heads in one kernel, where `use_kernels` has put one; None: one after another
+        #: fused kernel for norm, scale and rotation of heads, set by `use_kernels`; None: separate operations
         self.norm_rotate: Callable[[Tensor, Tensor | None, float, Tables | None], Tensor] | None = None
 
     def output_weights(self) -> tuple[Tensor, ...]:
@@ -63,9 +63,9 @@ class Attention(Sublayer):
         """(B, T, D) -> (B, T, D).
 
         Args:
-            x: the residual stream, not yet normalized
+            x: the residual stream before the norm
             rope: cos and sin of every position
-            mask: (B, 1, T, T), True where a query may look; None for plain causal attention
+            mask: (B, 1, T, T), True at allowed keys; None for plain causal attention
         """
         if self.norm_rotate is None:
             q, k, v = (y.unflatten(-1, (-1, self.d_head)) for y in self.qkv(x))  # B T H K
@@ -74,14 +74,14 @@ class Attention(Sublayer):
             q, k = rotate(q, rope), rotate(k, rope)
         else:
             q, k, v = self._by_kernel(x, rope, self.norm_rotate)
-        # Rotated before they are transposed: attention gives its output in the layout of q, and o_proj wants B T H K.
+        # Rotate before transposing: the output has the layout of q, and o_proj needs B T H K.
         q, k, v = (y.transpose(1, 2) for y in (q, k, v))  # B H T K
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=self.grouped)
         out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
         return out
 
     def _by_kernel(self, x: Tensor, rope: Tables, norm_rotate: Callable[..., Tensor]) -> list[Tensor]:
-        """Return q, k and v as the lines above do; norm, scale and rotation are one pass over memory."""
+        """Return q, k and v as in `forward`, with norm, scale and rotation fused in one kernel."""
         norms = (self.q_norm, self.k_norm, None) if self.qk_norm else (None, None, None)
         heads = []
         for output, norm, tables in zip(self.qkv.outputs(x), norms, (rope, rope, None), strict=True):

@@ -1,4 +1,4 @@
-"""The backbone of Llama, Gemma and LlamaMoE; its norms and branches come from a scale-vector strategy."""
+"""Backbone of Llama, Gemma and LlamaMoE, with norms and branches of a scale-vector strategy."""
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,9 @@ from lightning_sv.scale.shapes import Float, Int
 
 
 class Block(nn.Module):
-    """x + attn(x), then x + ffn(x); attn and ffn hold the norms that feed them (Pre-Norm).
+    """x + attn(x), then x + ffn(x); attn and ffn include their norms (Pre-Norm).
 
-    With `post_norm`, what they add is normalized first, as in Gemma 3.
+    With `post_norm`, their outputs are normalized too, as in Gemma 3.
     """
 
     def __init__(self, config: BackboneConfig, build: ScaleBuilder):
@@ -35,7 +35,7 @@ class Block(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], rope: tuple[Tensor, Tensor], mask: Tensor | None = None
     ) -> tuple[Float[Tensor, "B T D"], Routing | None]:
-        """(B, T, D) -> (B, T, D), and what the router did, if there is one."""
+        """(B, T, D) -> (B, T, D), and the routing of a mixture of experts or None."""
         x = x + self.attn_post_norm(self.attn(x, rope, mask))
         y, routing = self.ffn(x)
         return x + self.ffn_post_norm(y), routing
@@ -44,17 +44,17 @@ class Block(nn.Module):
 class Backbone(nn.Module):
     """A decoder-only language model: tokens -> logits.
 
-    At initialization every strategy but `dnp` is the same function, the standard Llama.
+    At initialization all strategies except `dnp` are the same function, the standard Llama.
 
     Args:
         config: sizes of the backbone
-        scale: the scale-vector strategy, as a string or object
-        options: its finer choices
-        seed: of the initialization; see `nn/init.py`
+        scale: scale-vector strategy, as a string or object
+        options: further options of the strategy
+        seed: seed of the initialization; see `nn/init.py`
 
     Raises:
-        ConfigError: an unknown strategy, one that does not fit the model, or an option that names a
-            site the model does not have
+        ConfigError: an unknown strategy, one that does not fit the model, or an option for a site that the model
+            does not have
 
     >>> model = Backbone(BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=64), "hg+or")
     >>> model(torch.zeros(1, 8, dtype=torch.long)).shape
@@ -73,18 +73,18 @@ class Backbone(nn.Module):
         self.config = config
         self.strategy = ScaleStrategy.parse(scale)
         build = ScaleBuilder(self.strategy, options, config.norm_eps)
-        # A weight of our own: the default one is drawn, on the meta device too, for which torch imports its compiler.
+        # An explicit weight: nn.Embedding would sample one, for which torch imports its compiler on the meta device.
         self.embed = nn.Embedding(
             config.vocab_size, config.d_model, _weight=torch.empty(config.vocab_size, config.d_model)
         )
         self.layers = nn.ModuleList(Block(config, build) for _ in range(config.n_layer))
         head = Branch(config.vocab_size, norm_width=config.vocab_size, role="head")
         self.head = build.group("final_norm", config.d_model, {"lm_head": head}, Head)
-        #: keep only the inputs of the blocks for backward, and run them again there
+        #: save only the inputs of blocks for backward, and recompute the blocks there
         self.activation_checkpointing = False
-        #: keep the residual stream in the dtype of the products, which under autocast is bf16, and not in float32
+        #: keep the residual stream in the dtype of the products (bf16 under autocast) instead of float32
         self.narrow_residual = False
-        #: the simplest strategy that is this model; two models of one canonical strategy are not compared
+        #: the simplest strategy that builds this model; models with the same canonical strategy are not compared
         self.canonical = build.finish()
         if not self.embed.weight.is_meta:
             init_weights(self, config, seed)
@@ -101,11 +101,11 @@ class Backbone(nn.Module):
 
         Args:
             tokens: (B, T) token ids
-            documents: (B, T) document number of each position; attention then stays inside a
-                document. None lets it cross document ends
-            targets: (B, T) token ids, one position ahead of `tokens`: instead of the logits, return their
-                `next_token_loss`, without ever keeping all of them
-            with_routing: return the routing of every mixture of experts as well, in the order of
+            documents: (B, T) document number of each position, to restrict attention to the same document;
+                None to attend across documents
+            targets: (B, T) token ids, shifted by one position: return their `next_token_loss` instead of the
+                logits, computed in chunks
+            with_routing: if True, also return the routing of each mixture of experts, in the order of
                 the blocks; an empty list for a dense model
         """
         x = self.embed(tokens)  # B T D
@@ -131,9 +131,9 @@ class Backbone(nn.Module):
 
 
 def document_ids(tokens: Int[Tensor, "B T"], eot: int) -> Int[Tensor, "B T"]:
-    """Number the documents of packed sequences; an end-of-text token closes its document.
+    """Number the documents of packed sequences; each ends with an end-of-text token.
 
-    (B, T) token ids -> (B, T) integers that grow along T.
+    (B, T) token ids -> (B, T) integers, non-decreasing along T.
     """
     ends = (tokens == eot).cumsum(-1)
     return ends - (tokens == eot).long()
@@ -142,6 +142,6 @@ def document_ids(tokens: Int[Tensor, "B T"], eot: int) -> Int[Tensor, "B T"]:
 def meta_backbone(
     config: BackboneConfig, scale: str | ScaleStrategy = "llama", options: ScaleOptions | None = None
 ) -> Backbone:
-    """Build the backbone without storage, to count and name its parameters in milliseconds."""
+    """Build the backbone without storage, to count or name its parameters."""
     with torch.device("meta"):
         return Backbone(config, scale, options)

@@ -1,4 +1,4 @@
-"""What of a backbone is compiled, and how."""
+"""Compilation of a backbone."""
 
 from typing import Any, Literal
 
@@ -7,7 +7,7 @@ import torch
 from lightning_sv.nn.backbone import Backbone
 
 CompileMode = Literal["none", "model", "block"]
-#: Inductor keeps cheap passes fused into their readers rather than store their float32 results (2.11 and 2.13)
+#: Let Inductor recompute cheap operations in their consumers instead of storing float32 results (torch 2.11 and 2.13).
 INDUCTOR: dict[str, Any] = {
     "realize_reads_threshold": 16,
     "realize_opcount_threshold": 200,
@@ -16,10 +16,10 @@ INDUCTOR: dict[str, Any] = {
 
 
 def compile_backbone(net: Backbone, how: CompileMode) -> None:
-    """Compile in place, so that the keys of the state stay: nothing, the whole model, or each block and the head apart.
+    """Compile in place, without changing state-dict keys: nothing, the model, or each block and the head.
 
-    By block one compilation serves all blocks, and hooks around them stay. Blocks are graphs of their own, between
-    which DDP's hooks run: dynamo need not cut them at DDP's buckets again.
+    With `block`, one compilation serves all blocks and hooks on blocks still run. DDP's hooks run between these graphs,
+    so dynamo does not need to split them at DDP's buckets.
     """
     if how == "none":
         return

@@ -1,4 +1,4 @@
-"""The sizes of a backbone, and what the paper leaves open about it."""
+"""Sizes of a backbone, and choices that the paper leaves open."""
 
 import math
 from dataclasses import asdict, dataclass, field
@@ -7,27 +7,27 @@ from typing import Any
 from lightning_sv.errors import ConfigError, unknown
 
 BALANCES = ("loss", "bias", "none")
-#: the product of three widths, in bytes, still fits 64 bits: what is larger is a slip of the keyboard
+#: Upper bound on any width: larger values are typing errors, and a product of three such widths fits in 64 bits.
 MAX_WIDTH = 1 << 20
 MAX_LAYERS = 1 << 12
 
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """How a mixture of experts chooses and is kept balanced: our choice, for the paper does not state it.
+    """Routing and load balancing of a mixture of experts, which the paper does not specify.
 
-    Qwen-MoE, whose widths the paper follows, does not renormalize, gates its shared expert, and has 0.001 for a balance
-    loss that is k times ours.
+    Qwen-MoE, whose widths the paper follows, does not renormalize, gates its shared expert, and uses a coefficient of
+    0.001 for a balance loss that is k times ours.
 
     Attributes:
-        renormalize: divide the chosen softmax probabilities by their sum
+        renormalize: divide the selected softmax probabilities by their sum
         balance: 'loss': an auxiliary loss (Switch Transformer, arXiv:2101.03961, eq. 4); 'bias':
-            loss-free, a bias on the choice moved after every step (arXiv:2408.15664); 'none'
-        balance_coef: weight of the auxiliary loss, which is 1 when balanced; 0.01 is the Switch Transformer's
-        bias_rate: step of the bias
+            loss-free, a bias on the selection updated after every step (arXiv:2408.15664); 'none'
+        balance_coef: weight of the auxiliary loss, which is 1 when balanced; the Switch Transformer uses 0.01
+        bias_rate: step size of the bias
         z_coef: weight of the router z-loss, the mean squared log-sum-exp of the router's logits
             (ST-MoE, arXiv:2202.08906, eq. 5)
-        gate_shared: weigh the shared expert by a sigmoid of a linear map, as Qwen2-MoE does
+        gate_shared: multiply the shared expert's output by the sigmoid of a linear map, as in Qwen2-MoE
     """
 
     renormalize: bool = True
@@ -38,23 +38,23 @@ class RouterConfig:
     gate_shared: bool = False
 
     def __post_init__(self) -> None:
-        where = "model.backbone.router"
+        prefix = "model.backbone.router"
         if self.balance not in BALANCES:
-            raise ConfigError(unknown(f"{where}.balance", self.balance, BALANCES))
+            raise ConfigError(unknown(f"{prefix}.balance", self.balance, BALANCES))
         for key in ("balance_coef", "bias_rate", "z_coef"):
             if not 0 <= getattr(self, key) < math.inf:
-                raise ConfigError(f"{where}.{key} is {getattr(self, key)}; expected a finite number of at least 0.")
+                raise ConfigError(f"{prefix}.{key} is {getattr(self, key)}; expected a finite number of at least 0.")
 
 
 @dataclass(frozen=True)
 class RopeScalingConfig:
-    """Llama 3.1's slower rotation of the slow channels, for contexts longer than those it was trained on.
+    """Llama 3.1's scaling of low RoPE frequencies, for contexts longer than in pre-training.
 
     Attributes:
-        factor: divides the frequencies of channels that turn less than low_freq_factor times in original_context
-        low_freq_factor: turns below which a frequency is divided by factor
-        high_freq_factor: turns above which a frequency is kept; between the two, it is interpolated
-        original_context: tokens before the extension
+        factor: divisor of the frequencies with fewer than low_freq_factor rotations in original_context
+        low_freq_factor: number of rotations below which a frequency is divided by factor
+        high_freq_factor: number of rotations above which a frequency is unchanged; interpolated in between
+        original_context: context length before the extension, in tokens
     """
 
     factor: float
@@ -63,13 +63,13 @@ class RopeScalingConfig:
     original_context: int
 
     def __post_init__(self) -> None:
-        where = "model.backbone.rope_scaling"
+        prefix = "model.backbone.rope_scaling"
         for key in ("factor", "low_freq_factor", "original_context"):
             if not 0 < getattr(self, key) <= 1e12:
-                raise ConfigError(f"{where}.{key} is {getattr(self, key)}; expected a number above 0, at most 1e12.")
+                raise ConfigError(f"{prefix}.{key} is {getattr(self, key)}; expected a number above 0, at most 1e12.")
         if not self.low_freq_factor < self.high_freq_factor <= 1e12:
             raise ConfigError(
-                f"{where}.high_freq_factor is {self.high_freq_factor}; expected more than low_freq_factor "
+                f"{prefix}.high_freq_factor is {self.high_freq_factor}; expected more than low_freq_factor "
                 f"{self.low_freq_factor}, and at most 1e12."
             )
 
@@ -78,31 +78,31 @@ class RopeScalingConfig:
 class BackboneConfig:
     """A Pre-Norm Llama: RoPE, SwiGLU, RMSNorm, no biases, untied embeddings.
 
-    Gemma's norms are `qk_norm` and `post_norm`; LlamaMoE is `n_expert` and its companions. The
-    defaults of what is not a size are readings of the paper (docs/readings.md).
+    Gemma's norms are `qk_norm` and `post_norm`; LlamaMoE uses `n_expert` and the options below it. Defaults
+    other than sizes are interpretations of the paper (docs/readings.md).
 
     Attributes:
-        name: the model's name in runs, figures and the table of tuned learning rates
+        name: name of the model in runs, figures and the table of tuned learning rates
         d_model: width of the residual stream
         n_layer: number of blocks
         n_head: number of attention heads
-        vocab_size: rows of the embedding and of the lm_head, padding included
+        vocab_size: rows of the embedding and of the lm_head, including padding
         d_head: width of a head; null for d_model / n_head
-        n_kv_head: heads of keys and values, each shared by n_head / n_kv_head queries; null for n_head
-        d_ff: hidden width of the SwiGLU, and of a shared expert; null for int(8 d_model / 3)
-        qk_norm: normalize q and k over the head width, one scale vector for all heads (Gemma 3)
-        post_norm: normalize what attention and FFN add to the residual stream (Gemma 3)
-        n_expert: sparse experts a block; 0 for a dense FFN
-        n_expert_active: experts that a token visits
-        n_expert_shared: 0, or 1 for an expert of width d_ff that every token visits
+        n_kv_head: number of key and value heads, each shared by n_head / n_kv_head queries; null for n_head
+        d_ff: hidden width of the SwiGLU and of a shared expert; null for int(8 d_model / 3)
+        qk_norm: normalize q and k over the head width, with one scale vector for all heads (Gemma 3)
+        post_norm: normalize the outputs of attention and FFN (Gemma 3)
+        n_expert: number of sparse experts per block; 0 for a dense FFN
+        n_expert_active: number of experts per token
+        n_expert_shared: 0, or 1 for an expert of width d_ff for all tokens
         d_expert: hidden width of a sparse expert; null for int(2 d_model / 3)
-        router: choice and balance of the experts
+        router: routing and load balancing
         rope_theta: base of the rotary frequencies
-        rope_scaling: change of these frequencies as in Llama 3.1; null for none
+        rope_scaling: scaling of these frequencies as in Llama 3.1; null for none
         norm_eps: added to the mean square in every norm
         init_std: standard deviation of the normal initialization of every matrix
-        init_std_by_role: standard deviation of a role of matrices, e.g. {embedding: 0.006, head: 0.01}; the roles are
-            matrix, router, head and embedding, and a role that is not listed has init_std
+        init_std_by_role: standard deviation per role, e.g. {embedding: 0.006, head: 0.01}; the roles are
+            matrix, router, head and embedding, with init_std as the default
         init_residual_scaling: divide the std of o_proj and down_proj by sqrt(2 n_layer)
     """
 
@@ -129,8 +129,8 @@ class BackboneConfig:
     init_residual_scaling: bool = True
 
     def __post_init__(self) -> None:
-        where = "model.backbone"
-        if isinstance(self.router, dict):  # a checkpoint holds plain values
+        prefix = "model.backbone"
+        if isinstance(self.router, dict):  # checkpoints contain plain values
             object.__setattr__(self, "router", RouterConfig(**self.router))
         if not isinstance(self.rope_scaling, RopeScalingConfig | None):
             object.__setattr__(self, "rope_scaling", RopeScalingConfig(**self.rope_scaling))
@@ -139,42 +139,44 @@ class BackboneConfig:
             value = getattr(self, key)
             limit = MAX_LAYERS if key == "n_layer" else MAX_WIDTH
             if value is not None and not 1 <= value <= limit:
-                raise ConfigError(f"{where}.{key} is {value}; expected at least 1, and at most {limit:,}.")
+                raise ConfigError(f"{prefix}.{key} is {value}; expected 1 to {limit:,}.")
         if self.d_head is None and self.d_model % self.n_head:
             raise ConfigError(
-                f"{where}.d_model {self.d_model} is not divisible by n_head {self.n_head}; "
-                "change one of them or set d_head."
+                f"{prefix}.d_model is {self.d_model}; expected a multiple of n_head {self.n_head}. "
+                "Change one of them or set d_head."
             )
         if self.n_head % self.kv_heads:
-            raise ConfigError(f"{where}.n_kv_head is {self.n_kv_head}; expected a divisor of n_head {self.n_head}.")
+            raise ConfigError(f"{prefix}.n_kv_head is {self.n_kv_head}; expected a divisor of n_head {self.n_head}.")
         if self.head_width % 2:
-            raise ConfigError(f"{where}: the head width {self.head_width} is odd; RoPE needs an even one.")
+            raise ConfigError(
+                f"{prefix}: the head width is {self.head_width}; expected an even number, because of RoPE."
+            )
         for key in ("init_std", "norm_eps", "rope_theta"):
-            if not 0 < getattr(self, key) <= 1e12:  # an integer of more than 64 bits is no number for torch
-                raise ConfigError(f"{where}.{key} is {getattr(self, key)}; expected a number above 0, at most 1e12.")
+            if not 0 < getattr(self, key) <= 1e12:  # torch does not accept integers of more than 64 bits
+                raise ConfigError(f"{prefix}.{key} is {getattr(self, key)}; expected a number above 0, at most 1e12.")
         roles = ("matrix", "router", "head", "embedding") if self.n_expert else ("matrix", "head", "embedding")
         for role, std in self.init_std_by_role.items():
             if role not in roles:
-                raise ConfigError(unknown(f"role in {where}.init_std_by_role", role, roles))
+                raise ConfigError(unknown(f"role in {prefix}.init_std_by_role", role, roles))
             if not 0 <= std <= 1e12:
-                raise ConfigError(f"{where}.init_std_by_role.{role} is {std}; expected a number from 0 to 1e12.")
+                raise ConfigError(f"{prefix}.init_std_by_role.{role} is {std}; expected a number from 0 to 1e12.")
         if not self.n_expert and self.router != RouterConfig():
-            raise ConfigError(f"{where}.router is set, but n_expert is 0 and nothing is routed; set n_expert.")
+            raise ConfigError(f"{prefix}.router is set, but n_expert is 0; set n_expert.")
         if self.n_expert and self.n_expert_active == 1 and self.router.renormalize:
             raise ConfigError(
-                f"{where}.n_expert_active is 1: its weight divided by itself is 1, and the router would learn nothing "
-                "from the loss; set router.renormalize to false."
+                f"{prefix}.n_expert_active is 1; expected 2 or more with router.renormalize, because one "
+                "renormalized weight is always 1 and has no gradient. Set router.renormalize to false."
             )
         if self.router.gate_shared and not self.n_expert_shared:
-            raise ConfigError(f"{where}.router.gate_shared needs a shared expert; set n_expert_shared to 1.")
+            raise ConfigError(f"{prefix}.router.gate_shared needs a shared expert; set n_expert_shared to 1.")
         if not 0 <= self.n_expert <= MAX_WIDTH or 0 < self.n_expert <= self.n_expert_active:
             raise ConfigError(
-                f"{where}.n_expert is {self.n_expert}, with n_expert_active {self.n_expert_active}; expected more "
-                "than that, or 0 for a dense FFN."
+                f"{prefix}.n_expert is {self.n_expert}; expected more than n_expert_active "
+                f"{self.n_expert_active}, or 0 for a dense FFN."
             )
         if self.n_expert_shared not in (0, 1):
             raise ConfigError(
-                f"{where}.n_expert_shared is {self.n_expert_shared}; expected 0 or 1 (d_ff is its width)."
+                f"{prefix}.n_expert_shared is {self.n_expert_shared}; expected 0 or 1. Its width is d_ff."
             )
 
     @property
@@ -184,7 +186,7 @@ class BackboneConfig:
 
     @property
     def kv_heads(self) -> int:
-        """Number of heads of keys and values."""
+        """Number of key and value heads."""
         return self.n_kv_head or self.n_head
 
     @property
@@ -198,6 +200,6 @@ class BackboneConfig:
         return self.d_expert or int(2 * self.d_model / 3)
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields as plain values, without unset ones that earlier checkpoints do not have."""
+        """Return the fields as plain values, without unset ones that older checkpoints lack."""
         unset: dict[str, Any] = {"n_kv_head": None, "rope_scaling": None, "init_std_by_role": {}}
         return {k: v for k, v in asdict(self).items() if k not in unset or v != unset[k]}

@@ -1,7 +1,7 @@
-"""The language-modelling loss; and that of a linear map whose logits are never all there, chunk by chunk of tokens.
+"""Language-modelling loss, also fused with the linear map so that the full logits are never stored.
 
-For a chunk of tokens the logits are made, reduced to losses, turned into their own gradient in place and multiplied
-with inputs and weight; then the next chunk takes their memory. Three products as ever, none made again.
+Per chunk of tokens, the logits are computed, reduced to losses, replaced by their gradient in place and multiplied
+with inputs and weight; the next chunk reuses the memory. There are still three products, none recomputed.
 """
 
 from functools import partial
@@ -17,12 +17,12 @@ from lightning_sv.scale.gram import inverse_rms_of_product
 from lightning_sv.scale.norm import inverse_rms, norm_gradients, normalize
 from lightning_sv.scale.shapes import Float, Int
 
-#: logits that are there at a time: on a CPU what its cache holds, elsewhere what keeps a GPU busy (256 MB in bf16)
+#: Logits per chunk: on a CPU as many as fit its cache, elsewhere enough to occupy a GPU (256 MB in bf16).
 CHUNK = {"cpu": 1 << 19}
 CHUNK_ELSEWHERE = 1 << 27
-#: chunks that a compiled graph repeats at most: its compilation takes the longer
+#: Maximum number of chunks in a compiled graph; more chunks take longer to compile.
 MOST_COMPILED = 8
-#: tokens over d from which a norm of the logits costs less by the Gram matrix than by going over them
+#: Ratio tokens / d from which a norm of the logits is cheaper by the Gram matrix than by reading the logits.
 GRAM_FROM = 8
 #: x, W, gamma_in, gamma_out of `linear_cross_entropy`
 Inputs = tuple[Tensor, Tensor, Tensor | None, Tensor | None]
@@ -52,8 +52,8 @@ def linear_cross_entropy(
     """Return the mean cross-entropy of gamma_out * Norm(W (gamma_in * x)) in nats, in float32 or wider.
 
     Args:
-        x: (..., d) inputs, of which the tokens' logits are linear maps
-        weight: (vocab_size, d), one row a token of the vocabulary
+        x: (..., d) inputs of the linear map
+        weight: (vocab_size, d), one row per token of the vocabulary
         targets: (...) token ids
         gamma_in: (d,), or None for 1
         gamma_out: (vocab_size,), or None for 1
@@ -69,7 +69,7 @@ def linear_cross_entropy(
 
 
 def chunk_of(tokens: int, d: int, vocab_size: int, device: str) -> int:
-    """Return the tokens of a chunk, all of about equal size; at least d, as every chunk goes over W's gradient."""
+    """Return the tokens per chunk, nearly equal for all; at least d, because each chunk updates W's gradient."""
     n = max(CHUNK.get(device, CHUNK_ELSEWHERE) // vocab_size, d)
     if torch.compiler.is_compiling():
         n = max(n, -(-tokens // MOST_COMPILED))
@@ -86,10 +86,10 @@ def _plain(*inputs: Any, targets: Tensor, norm_eps: float | None) -> Tensor:
 def _chunks(
     inputs: Inputs, targets: Tensor, norm_eps: float | None, *, wanted: bool
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Return the mean, and the gradients of its sum in the inputs if they are wanted."""
+    """Return the mean, and if wanted the gradients of its sum with respect to the inputs."""
     x, weight, gamma_in, gamma_out = inputs
     dtype = product_dtype(x, weight)
-    outer = gamma_out if norm_eps is None else None  # what is folded into W
+    outer = gamma_out if norm_eps is None else None  # folded into W
     folded = effective_weight(weight, gamma_in, outer).to(dtype)
     rows, column = x.to(dtype).reshape(-1, x.shape[-1]), targets.reshape(-1, 1)
     n = chunk_of(len(rows), rows.shape[1], len(weight), x.device.type)
@@ -116,37 +116,41 @@ def _chunks(
             grad_folded += grad.T @ row
     if not wanted:
         return nats / len(rows), []
-    with torch.autocast(x.device.type, enabled=False):  # or the gammas' gradients, which are products, lose digits
-        found = fold_gradients(grad_folded.to(weight.dtype), weight, gamma_in, outer)
-    grad_out = found[2] if norm is None else norm.grad_gamma
-    return nats / len(rows), [torch.cat(grad_rows).view_as(x), *found[:2], grad_out]
+    with torch.autocast(x.device.type, enabled=False):  # autocast would round the gradients of the gammas
+        gradients = fold_gradients(grad_folded.to(weight.dtype), weight, gamma_in, outer)
+    grad_out = gradients[2] if norm is None else norm.grad_gamma
+    return nats / len(rows), [torch.cat(grad_rows).view_as(x), *gradients[:2], grad_out]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """`_chunks` as one operation; what it keeps are its inputs, already there, and their gradients."""
+    """`_chunks` as one operation, which saves its inputs and their gradients."""
 
     @staticmethod
     def forward(ctx: Any, targets: Tensor, norm_eps: float | None, *inputs: Any) -> Tensor:
         ctx.dtype, ctx.norm_eps = product_dtype(*inputs[:2]), norm_eps
-        nats, found = _chunks(inputs, targets, norm_eps, wanted=True)  # type: ignore[arg-type]
-        ctx.save_for_backward(targets, *inputs, *found)
+        nats, gradients = _chunks(inputs, targets, norm_eps, wanted=True)  # type: ignore[arg-type]
+        ctx.save_for_backward(targets, *inputs, *gradients)
         return nats
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
-        targets, x, weight, gamma_in, gamma_out, *found = ctx.saved_tensors
+        targets, x, weight, gamma_in, gamma_out, *gradients = ctx.saved_tensors
         inputs = (x, weight, gamma_in, gamma_out)
-        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
+        if torch.is_grad_enabled():  # create_graph: differentiate the reference
             plain = partial(_plain, targets=targets, norm_eps=ctx.norm_eps)
             with torch.autocast(x.device.type, ctx.dtype, enabled=ctx.dtype != weight.dtype):
                 return None, None, *reference_gradients(plain, inputs, grad)
         part = grad / targets.numel()
-        return None, None, *(None if f is None else (f * part).to(t.dtype) for f, t in zip(found, inputs, strict=True))
+        return (
+            None,
+            None,
+            *(None if g is None else (g * part).to(t.dtype) for g, t in zip(gradients, inputs, strict=True)),
+        )
 
 
 class _Norm:
-    """gamma * Norm(z) of one chunk after another, and its gradients; gamma's are summed over the chunks."""
+    """gamma * Norm(z), chunk by chunk, and its gradients; those of gamma are summed over the chunks."""
 
     def __init__(self, eps: float, gamma: Tensor | None):
         self.eps, self.gamma = eps, gamma

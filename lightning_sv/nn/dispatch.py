@@ -1,6 +1,6 @@
-"""Tokens to the experts and back: the order of the rows, the copy into it and the sum out of it.
+"""Dispatch of tokens to experts and back: the order of the rows, gather and sum.
 
-Shapes: N tokens, k choices of each, E experts, R rows of the buffer in which every expert has one block.
+Shapes: N tokens, k choices per token, E experts, R rows of a buffer with one block per expert.
 """
 
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from lightning_sv.scale.shapes import Float, Int
 
 
 class Layout(NamedTuple):
-    """Where every choice of every token lies in the buffer.
+    """Position of every choice of every token in the buffer.
 
     Attributes:
         rows: the experts' blocks, each padded to a multiple of `block_multiple`
@@ -28,10 +28,10 @@ class Layout(NamedTuple):
 
 
 def block_multiple(n_choice: int, n_expert: int) -> int:
-    """Return what an expert's block is padded to: the power of two near a sixteenth of the mean, 8 to 64.
+    """Return the multiple to which blocks are padded: a power of two near mean / 16, 8 to 64.
 
-    Few distinct block sizes keep bf16 kernels cached on the CPU, which are made for each shape; on CUDA blocks
-    that are summed over must begin at multiples of 8.
+    On the CPU, bf16 kernels are cached per shape, so few distinct block sizes are faster. On CUDA, blocks must begin at
+    multiples of 8.
     """
     mean = n_choice // n_expert
     return min(max(1 << max(mean // 16, 1).bit_length() - 1, 8), 64)
@@ -39,25 +39,24 @@ def block_multiple(n_choice: int, n_expert: int) -> int:
 
 @torch.no_grad()
 def layout(experts: Int[Tensor, "N k"], n_expert: int) -> Layout:
-    """Return the places of the choices `experts` in a buffer of static size, without a look at the ids from the host.
+    """Return the layout of the choices in a buffer of static size, without a host synchronization.
 
-    The choices of one expert lie in the order of the tokens (and of the choices, should a token name an expert
-    twice).
+    The choices of an expert are in token order (and in the order of choices if a token names it twice).
 
     Args:
-        experts: (N, k) int64, ids of the chosen experts
+        experts: (N, k) int64, ids of the selected experts
         n_expert: number of experts, E
     """
     n, k = experts.shape
     multiple = block_multiple(n * k, n_expert)
     size = -(-(n * k + n_expert * (multiple - 1)) // multiple) * multiple
-    chosen, order = experts.flatten().sort(stable=True)
+    selected, order = experts.flatten().sort(stable=True)
     ids = torch.arange(n_expert, device=experts.device)
-    first = torch.searchsorted(chosen, ids)  # of each expert, among the sorted choices
-    last = torch.searchsorted(chosen, ids, right=True)
+    first = torch.searchsorted(selected, ids)  # index of each expert's first choice in sorted order
+    last = torch.searchsorted(selected, ids, right=True)
     padded = (last - first + multiple - 1) // multiple * multiple
     ends = padded.cumsum(0)
-    row = torch.arange(n * k, device=experts.device) + (ends - padded - first)[chosen]
+    row = torch.arange(n * k, device=experts.device) + (ends - padded - first)[selected]
     source = torch.full((size,), n, device=experts.device).scatter_(0, row, order // k)
     position = torch.empty_like(row).scatter_(0, order, row).view(n, k)
     expert = torch.searchsorted(ends, torch.arange(size, device=experts.device), right=True).clamp_(max=n_expert - 1)
@@ -65,9 +64,9 @@ def layout(experts: Int[Tensor, "N k"], n_expert: int) -> Layout:
 
 
 def dispatch(x: Float[Tensor, "N d"], layout: Layout) -> Float[Tensor, "R d"]:
-    """Return the rows x[source], zero where a row holds no token; (N, d) -> (R, d).
+    """Return the rows x[source], zero for rows without a token; (N, d) -> (R, d).
 
-    In the autocast dtype where autocast is on: what reads the rows are products.
+    In the autocast dtype if autocast is on, because the rows are inputs of products.
     """
     device = x.device.type
     if torch.is_autocast_enabled(device):
@@ -79,20 +78,20 @@ def dispatch(x: Float[Tensor, "N d"], layout: Layout) -> Float[Tensor, "R d"]:
 def combine(y: Float[Tensor, "R d"], layout: Layout) -> Float[Tensor, "N d"]:
     """Return sum_j y[position[n, j]] of every token n, in y's dtype; (R, d) -> (N, d).
 
-    Weights go to what y is made from (`weights_by_row`): where that is linear it is the same, and y need not
-    be kept for their gradient.
+    Apply weights to the input of a linear map (`weights_by_row`), not to y: the result is the same, and y is not saved
+    for their gradient.
     """
     out: Tensor = _Combine.apply(y, layout.source, layout.position)
     return out
 
 
 def weights_by_row(weights: Float[Tensor, "N k"], layout: Layout) -> Float[Tensor, " R"]:
-    """Return the weight of each row, zero where it holds no token; (N, k) -> (R,)."""
+    """Return the weight of each row, zero for rows without a token; (N, k) -> (R,)."""
     return weights.new_zeros(len(layout.source)).scatter(0, layout.position.flatten(), weights.flatten())
 
 
 class _Dispatch(torch.autograd.Function):
-    """Its derivative is the sum of a token's rows, `_Combine`: a gather, the same in every run."""
+    """The derivative is `_Combine`, the sum of a token's rows: a gather, hence deterministic."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, source: Tensor, position: Tensor) -> Tensor:
@@ -105,8 +104,6 @@ class _Dispatch(torch.autograd.Function):
 
 
 class _Combine(torch.autograd.Function):
-    """Its derivative is `_Dispatch`."""
-
     @staticmethod
     def forward(ctx: Any, y: Tensor, source: Tensor, position: Tensor) -> Tensor:
         ctx.save_for_backward(source, position)

@@ -10,11 +10,11 @@ from lightning_sv.scale.shapes import Float
 
 
 class FeedForward(Sublayer):
-    """down_proj(silu(gate) * up), with the norm that feeds gate and up inside.
+    """down_proj(silu(gate) * up), including the norm before gate and up.
 
     Args:
         config: sizes of the backbone
-        build: gives the norm and the branches of the strategy
+        build: builder of the norm and the branches
     """
 
     def __init__(self, config: BackboneConfig, build: ScaleBuilder):
@@ -23,7 +23,7 @@ class FeedForward(Sublayer):
         branch = Branch(d_ff, norm_width=d_ff)  # dnp normalizes over the hidden units
         self.gate_up = build.group("ffn_norm", config.d_model, {"gate_proj": branch, "up_proj": branch})
         self.down_proj = build.linear("down_proj", d_ff, config.d_model)
-        #: `swiglu_outputs`, or a kernel that does the same, where `use_kernels` has put one
+        #: `swiglu_outputs`, or an equivalent kernel set by `use_kernels`
         self.swiglu_outputs = swiglu_outputs
 
     def output_weights(self) -> tuple[Tensor, ...]:
@@ -31,5 +31,5 @@ class FeedForward(Sublayer):
         return (self.down_proj.weight,)
 
     def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T D"], None]:
-        """(B, T, D) -> (B, T, D), and no routing; x is the residual stream, not yet normalized."""
+        """(B, T, D) -> (B, T, D), and None for no routing; x is the residual stream before the norm."""
         return self.down_proj(self.swiglu_outputs(*self.gate_up.outputs(x))), None

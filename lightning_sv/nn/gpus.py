@@ -1,4 +1,4 @@
-"""Kinds of GPU: their memory, and what they can do at most."""
+"""GPU models, their memory and peak throughput."""
 
 import math
 from typing import NamedTuple
@@ -7,12 +7,12 @@ from lightning_sv.errors import ConfigError, unknown
 
 
 class Gpu(NamedTuple):
-    """One kind of GPU.
+    """A GPU model.
 
     Attributes:
-        name: as on the command line
-        card: as the driver names it
-        memory: bytes that torch reports as its total
+        name: name on the command line
+        card: name reported by the driver
+        memory: total memory reported by torch, in bytes
         bf16: peak FLOP/s of dense bf16 products, without sparsity
         fp32: peak FLOP/s in float32, without TF32
     """
@@ -24,11 +24,11 @@ class Gpu(NamedTuple):
     fp32: float
 
     def peak(self, precision: str) -> float:
-        """Peak FLOP/s of the products under trainer.precision."""
+        """Return the peak FLOP/s of products under trainer.precision."""
         return self.bf16 if precision.startswith("bf16") else self.fp32
 
 
-#: NVIDIA's data sheets; memory as torch.cuda reports it, a little less than the name says
+#: From NVIDIA's data sheets; memory as reported by torch.cuda, slightly less than the nominal size.
 GPUS = (
     Gpu("h100", "NVIDIA H100 80GB HBM3", int(79.1 * 2**30), 989.4e12, 66.9e12),
     Gpu("h200", "NVIDIA H200", int(139.8 * 2**30), 989.4e12, 66.9e12),
@@ -40,21 +40,21 @@ GPUS = (
 
 
 def gpu_of_card(card: str) -> Gpu | None:
-    """Return the GPU that the driver names so; None if it is not listed."""
+    """Return the GPU with the driver's name `card`; None if it is not listed."""
     return next((gpu for gpu in GPUS if gpu.card == card), None)
 
 
 def find_gpu(name: str, memory_gib: float | None = None) -> Gpu:
-    """Return the GPU of this name, with another memory if given.
+    """Return the GPU of this name, with a different memory size if given.
 
     Raises:
-        ConfigError: an unknown name, or no memory
+        ConfigError: an unknown name, or a memory size that is not positive
     """
-    known = {gpu.name: gpu for gpu in GPUS}
-    if name not in known:
-        raise ConfigError(unknown("GPU", name, known))
+    gpus = {gpu.name: gpu for gpu in GPUS}
+    if name not in gpus:
+        raise ConfigError(unknown("GPU", name, gpus))
     if memory_gib is None:
-        return known[name]
+        return gpus[name]
     if not 0 < memory_gib < math.inf:
         raise ConfigError(f"--gpu_memory is {memory_gib} GiB; expected a positive, finite number.")
-    return known[name]._replace(memory=int(memory_gib * 2**30))
+    return gpus[name]._replace(memory=int(memory_gib * 2**30))

@@ -1,4 +1,4 @@
-"""The language-model head: the final norm and lm_head, up to logits or up to the loss."""
+"""Language-model head: the final norm and lm_head, with the loss."""
 
 from torch import Tensor
 
@@ -7,12 +7,12 @@ from lightning_sv.scale import BranchGroup, ScaledLinear
 
 
 class Head(BranchGroup):
-    """The norm and its one branch, lm_head; gives the loss as well, without keeping logits."""
+    """The final norm and its only branch, lm_head; computes the loss without storing all logits."""
 
     lm_head: ScaledLinear
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> tuple[Tensor]:
-        """(B, T, d) -> the logits, (B, T, vocab_size); with `targets`, (B, T), their mean loss in nats, a scalar."""
+        """Return the logits (B, T, vocab_size); with `targets` (B, T), their mean loss in nats, a scalar."""
         if targets is None:
             return (self.branch("lm_head", self.norm(x)),)
         branch = self.lm_head

@@ -1,7 +1,7 @@
 """Initialization seeded by parameter name.
 
-A matrix gets the same values under every strategy and on every number of devices, so that two
-strategies are compared in pairs: they start as the same function of the same weights.
+A matrix has the same initial values under every strategy and on any number of devices. Strategies therefore start as
+the same function and can be compared in pairs.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from lightning_sv.scale import ScaledLinear, ScaleVector
 
 
 class Sublayer(nn.Module, ABC):
-    """What a block adds to the residual stream: attention, or a feed-forward network."""
+    """Part of a block that adds to the residual stream: attention or a feed-forward network."""
 
     @abstractmethod
     def output_weights(self) -> tuple[Tensor, ...]:
@@ -25,16 +25,16 @@ class Sublayer(nn.Module, ABC):
 
 @torch.no_grad()
 def init_weights(model: nn.Module, config: BackboneConfig, seed: int, *, prefix: str = "") -> None:
-    """Fill every parameter of `model`: matrices N(0, std^2), scale vectors their initial gamma, 1 as a rule.
+    """Initialize all parameters: matrices N(0, std^2), scale vectors with their initial gamma.
 
-    The std is `init_std`, or that of the matrix's role in `init_std_by_role`. The `output_weights` of a `Sublayer`,
-    o_proj and down_proj, get it divided by sqrt(2 n_layer) if `init_residual_scaling` is on.
+    The std is `init_std`, or that of the matrix's role in `init_std_by_role`. For the `output_weights` of a `Sublayer`,
+    o_proj and down_proj, it is divided by sqrt(2 n_layer) if `init_residual_scaling` is on.
 
     Args:
-        model: on any device but meta
-        config: gives the standard deviations
-        seed: with the parameter's name, the seed of its values
-        prefix: what the names begin with if `model` is a part of a backbone, e.g. 'layers.0.'
+        model: a model on any device but meta
+        config: configuration with the standard deviations
+        seed: seed; each parameter's values depend on it and on the parameter's name
+        prefix: prefix of the names if `model` is a part of a backbone, e.g. 'layers.0.'
     """
     for module in model.modules():
         if isinstance(module, ScaleVector):
@@ -49,11 +49,9 @@ def init_weights(model: nn.Module, config: BackboneConfig, seed: int, *, prefix:
         std = config.init_std_by_role.get(roles.get(parameter, "matrix"), config.init_std)
         if config.init_residual_scaling and parameter in writers:
             std /= math.sqrt(2 * config.n_layer)
-        # The full tensor is drawn in float32 on the CPU, so that device and dtype do not matter; Lightning builds the
-        # model in the context of its device.
-        values = torch.randn(
-            parameter.shape, generator=_generator(seed, prefix + name), device="cpu", dtype=torch.float32
-        )
+        # Sample in float32 on the CPU, so that values do not depend on the device; Lightning sets a default one.
+        generator = _generator(seed, prefix + name)
+        values = torch.randn(parameter.shape, generator=generator, device="cpu", dtype=torch.float32)
         parameter.copy_(values.mul_(std))
 
 

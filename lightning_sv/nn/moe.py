@@ -1,9 +1,9 @@
-"""LlamaMoE's feed-forward network: a router, sparse SwiGLU experts, and one expert for every token.
+"""LlamaMoE's feed-forward network: a router, sparse SwiGLU experts, and a shared expert.
 
-Paper, Appendix B.1: the widths are Qwen-MoE's. How the experts are chosen and balanced is a reading of ours, see
-`RouterConfig`. Every linear map that reads the block's normalized input is a branch: under `hg` the router and each
-expert's gate and up have scale vectors of their own, and where a placement has an output side the router's logits are
-scaled too (`scale_options.placement_at` can leave that off). No token is dropped.
+The widths are Qwen-MoE's (paper, Appendix B.1). Routing and balancing are our interpretation, see `RouterConfig`.
+Every linear map of the block's normalized input is a branch: under `hg` the router and each expert's gate and up have
+their own scale vectors, and a placement with an output side also scales the router's logits
+(`scale_options.placement_at` can disable that). No token is dropped.
 """
 
 from typing import NamedTuple
@@ -23,13 +23,13 @@ from lightning_sv.scale.shapes import Float, Int
 
 
 class Routing(NamedTuple):
-    """What the router of one block did with one micro-batch.
+    """Routing statistics of one block and micro-batch.
 
     Attributes:
-        load: (E,) tokens that each expert received; their sum is k N, for none is dropped
-        total: load over all devices, which the balance loss counts; load itself until it is reduced
+        load: (E,) tokens per expert; the sum is k N, because no token is dropped
+        total: load over all devices, used by the balance loss; equal to load until it is reduced
         probability: (E,) mean probability of each expert
-        logits: (N, E) of the router; what is not always wanted is computed from them when it is
+        logits: (N, E) logits of the router; `z_loss` and `entropy` are computed from them on demand
     """
 
     load: Tensor
@@ -41,8 +41,8 @@ class Routing(NamedTuple):
     def balance_loss(self) -> Tensor:
         """E sum_e f_e P_e: 1 when balanced, E when collapsed (arXiv:2101.03961, eq. 4).
 
-        f is the share of all devices' assignments that an expert received, P its mean probability here.
-        f has no gradient, so the mean over devices is the loss of their batches put together (arXiv:2501.11873).
+        f is an expert's fraction of the assignments of all devices, P its mean probability on this device.
+        f has no gradient, so the mean over devices is the loss of the combined batch (arXiv:2501.11873).
         """
         return len(self.total) * (self.total / self.total.sum() * self.probability).sum()
 
@@ -53,24 +53,24 @@ class Routing(NamedTuple):
 
     @property
     def entropy(self) -> Tensor:
-        """Mean entropy of the router's probabilities, nats; log E when it does not choose."""
+        """Mean entropy of the router's probabilities in nats; log E if they are uniform."""
         entropy: Tensor = torch.special.entr(self.logits.softmax(-1)).sum(-1).mean()
         return entropy
 
     def detach(self) -> "Routing":
-        """Drop the graph, for logging."""
+        """Return the routing without its graph, for logging."""
         return Routing(*(value.detach() for value in self))
 
 
 class MixtureOfExperts(Sublayer):
-    """y = shared(x) + sum over the k chosen experts of weight_e(x) expert_e(x).
+    """y = shared(x) + sum over the k selected experts of weight_e(x) expert_e(x).
 
-    The weights are the router's softmax over all experts, at the k largest, divided by their sum
-    where `router.renormalize` is on.
+    The weights are the router's softmax over all experts at the k largest, divided by their sum
+    if `router.renormalize` is on.
 
     Args:
-        config: the sizes, and how the router chooses
-        build: gives the norm and the branches of the strategy
+        config: sizes and routing options
+        build: builder of the norm and the branches
     """
 
     router_bias: Tensor
@@ -79,7 +79,7 @@ class MixtureOfExperts(Sublayer):
         super().__init__()
         d, d_expert, n_expert = config.d_model, config.expert_width, config.n_expert
         self.n_expert, self.n_active, self.router = n_expert, config.n_expert_active, config.router
-        # The router is never normalized: that would fix the spread of its logits.
+        # The router is never normalized, because that would fix the spread of its logits.
         branches = {"router": Branch(n_expert, norm_width=None, role="router")}
         expert = Branch(d_expert, norm_width=d_expert, batch_dims=(n_expert,))
         branches |= {"expert_gate_proj": expert, "expert_up_proj": expert}
@@ -96,18 +96,18 @@ class MixtureOfExperts(Sublayer):
             self.register_buffer("router_bias", torch.zeros(n_expert))
 
     def output_weights(self) -> tuple[Tensor, ...]:
-        """Return the weights of the experts' down_proj, and of the shared expert's."""
+        """Return the weights of the down_proj of the sparse experts and of the shared expert."""
         sparse = self.expert_down_proj.weight
         return (sparse, self.shared_down_proj.weight) if self.has_shared else (sparse,)
 
     def forward(self, x: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T D"], Routing]:
-        """(B, T, D) -> (B, T, D) and the routing; x is the residual stream, not yet normalized."""
+        """(B, T, D) -> (B, T, D) and the routing; x is the residual stream before the norm."""
         xhat = self.inputs.norm(x).flatten(0, 1)  # N D
         weights, experts, routing = self._route(xhat)
         places = layout(experts, self.n_expert)
         buffer = dispatch(xhat, places)  # R D
         gate, up = self.inputs.experts(("expert_gate_proj", "expert_up_proj"), buffer, places.rows)
-        # down is linear: weighed before it, its output need not be kept for the weights' gradient
+        # down is linear: with the weights applied before it, its output is not saved for their gradient.
         hidden = swiglu(gate, up, weights_by_row(weights, places))
         out = combine(self.expert_down_proj(hidden, rows=places.rows), places)
         if self.has_shared:
@@ -122,7 +122,7 @@ class MixtureOfExperts(Sublayer):
         self, xhat: Float[Tensor, "N D"]
     ) -> tuple[Float[Tensor, "N {self.n_active}"], Int[Tensor, "N {self.n_active}"], Routing]:
         """Return weights (N, k), experts (N, k) and the statistics."""
-        # In float32 under autocast too: bf16 logits make ties, and move the choice.
+        # Use float32 under autocast too: ties between bf16 logits would change the selection.
         with torch.autocast(xhat.device.type, enabled=False):
             logits = self.inputs.branch("router", xhat if xhat.dtype == torch.float64 else xhat.float())  # N E
             probabilities = logits.softmax(-1)
@@ -136,23 +136,23 @@ class MixtureOfExperts(Sublayer):
             return weights, experts, Routing(load, total=load, probability=probabilities.mean(0), logits=logits)
 
     def _choose(self, probabilities: Float[Tensor, "N E"]) -> Int[Tensor, "N {self.n_active}"]:
-        """(N, E) -> (N, k) experts of each token; the bias of loss-free balancing moves the choice, not the weights."""
+        """(N, E) -> (N, k) experts; the bias of loss-free balancing affects the selection, not the weights."""
         choice = probabilities + self.router_bias if self.router.balance == "bias" else probabilities
         return choice.topk(self.n_active, dim=-1).indices
 
     @torch.no_grad()
     def move_bias(self, load: Tensor) -> None:
-        """Loss-free balancing: bias += rate sign(mean load - load), after a step (arXiv:2408.15664).
+        """Update the bias after a step: bias += rate sign(mean load - load) (arXiv:2408.15664).
 
         Args:
-            load: (E,) tokens of each expert over the whole global batch
+            load: (E,) tokens of each expert in the global batch
         """
         if self.router.balance == "bias":
             self.router_bias.add_((load.mean() - load).sign(), alpha=self.router.bias_rate)
 
 
 def router_loss(routings: list[Routing], config: BackboneConfig) -> Tensor | float:
-    """What the routers add to the training loss, mean over the blocks; 0 for a dense model."""
+    """Return the routers' contribution to the training loss, mean over the blocks; 0 for a dense model."""
     router, total = config.router, torch.zeros(())
     if not routings:
         return 0.0

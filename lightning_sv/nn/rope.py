@@ -8,7 +8,7 @@ from torch import Tensor
 from lightning_sv.nn.config import RopeScalingConfig
 from lightning_sv.scale.shapes import Float
 
-#: cos and sin of every position, each (T, 1, d_head / 2)
+#: cos and sin of every position, each (T, 1, d_head / 2).
 Tables = tuple[Tensor, Tensor]
 
 
@@ -19,19 +19,19 @@ def rope_tables(
 
     Args:
         seq_len: number of positions
-        d_head: channels that are rotated
+        d_head: number of rotated channels
         theta: base of the frequencies
-        like: gives the device, and float64 for float64 activations
-        scaling: division of the low frequencies as in Llama 3.1
+        like: tensor whose device is used, and float64 if it is float64
+        scaling: scaling of the low frequencies as in Llama 3.1
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
     i = torch.arange(0, d_head, 2, dtype=dtype, device=like.device)
     t = torch.arange(seq_len, dtype=dtype, device=like.device)
     frequency = 1.0 / theta ** (i / d_head)
     if scaling is not None:
-        turns, low = frequency * scaling.original_context / (2 * torch.pi), scaling.low_freq_factor
-        kept = ((turns - low) / (scaling.high_freq_factor - low)).clamp(0, 1)
-        frequency = frequency * (kept + (1 - kept) / scaling.factor)
+        rotations, low = frequency * scaling.original_context / (2 * torch.pi), scaling.low_freq_factor
+        weight = ((rotations - low) / (scaling.high_freq_factor - low)).clamp(0, 1)
+        frequency = frequency * (weight + (1 - weight) / scaling.factor)
     angle = torch.outer(t, frequency)
     return angle.cos().unsqueeze(1), angle.sin().unsqueeze(1)
 
@@ -58,7 +58,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class _Rotate(torch.autograd.Function):
-    """`_rotate` for eager mode, in four passes; its derivative is the rotation by the opposite angle."""
+    """`_rotate` for eager mode, in four passes; the derivative is the rotation by the opposite angle."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The activation of SwiGLU (arXiv:2002.05202): with the norms of its two branches, or with a weight per row."""
+"""SwiGLU activation (arXiv:2002.05202), with the norms of its branches or a weight per row."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ from lightning_sv.scale.shapes import Float
 
 
 def swiglu_outputs(gate: Output, up: Output) -> Tensor:
-    """Return silu(gate) * up, each of them finished: scaled and, under `dnp`, normalized before.
+    """Return silu(gate) * up of two branches, after their norms and scales.
 
-    Where both are normalized, autograd keeps the two products alone, in place of five tensors of their size.
+    If both are normalized, autograd saves only the two products instead of five tensors of their size.
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled() or not (gate.whole and up.whole):
         return F.silu(gate.finish()) * up.finish()
@@ -25,7 +25,7 @@ def swiglu_outputs(gate: Output, up: Output) -> Tensor:
 
 
 class _NormedSwiGLU(torch.autograd.Function):
-    """silu(gamma_gate * Norm(gate)) * gamma_up * Norm(up), row by row, so that a CPU finds in its cache what it made.
+    """silu(gamma_gate * Norm(gate)) * gamma_up * Norm(up), in row chunks that fit the CPU cache.
 
     Computed in float32 or wider and rounded once. Saves gate, up and their 1/rms, and normalizes again in backward.
     """
@@ -53,7 +53,7 @@ class _NormedSwiGLU(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         gate, up, gamma_gate, gamma_up, rrms_gate, rrms_up = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
+        if torch.is_grad_enabled():  # create_graph: differentiate the reference
 
             def plain(gate: Tensor, up: Tensor, gamma_gate: Tensor | None, gamma_up: Tensor | None) -> Tensor:
                 return F.silu(normalize(gate, ctx.eps[0], gamma_gate)) * normalize(up, ctx.eps[1], gamma_up)
@@ -77,8 +77,8 @@ def swiglu(
 ) -> Float[Tensor, "*rows d"]:
     """Return weight * silu(gate) * up.
 
-    Autograd keeps the arguments alone; silu(gate) is computed again in backward. A linear map after it gives
-    the same with `weight` before it as after it, and before it nothing but these need be kept for its gradient.
+    Autograd saves only the arguments; backward recomputes silu(gate). If a linear map follows, apply `weight` here
+    and not to its output: the result is the same, and the output is not saved for the gradient.
 
     Args:
         gate: (..., d)
@@ -99,10 +99,10 @@ def _swiglu(gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
 
 
 class _SwiGLU(torch.autograd.Function):
-    """`_swiglu` for eager mode, on the CPU in chunks of rows, so that only the results need full buffers.
+    """`_swiglu` for eager mode, in chunks of rows on the CPU, with full buffers for the results only.
 
-    It takes 0.95 to 1.25 (float32) and about 1.6 (bf16) of the time of the plain form on a CPU, for three kept
-    tensors in place of five.
+    On a CPU it takes 0.95 to 1.25 (float32) or about 1.6 (bf16) times as long as the reference, and saves three tensors
+    instead of five.
     """
 
     @staticmethod
@@ -117,7 +117,7 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         gate, up, weight = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
+        if torch.is_grad_enabled():  # create_graph: differentiate the reference
             return tuple(reference_gradients(_swiglu, (gate, up, weight), grad))
         grad = grad.contiguous()
         grad_gate, grad_up, grad_weight = (torch.empty_like(t) for t in (grad, grad, weight))

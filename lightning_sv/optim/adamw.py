@@ -1,4 +1,4 @@
-"""AdamW with one group a role."""
+"""AdamW with one parameter group per role."""
 
 import torch
 
@@ -7,7 +7,7 @@ from lightning_sv.optim.groups import ParameterGroup
 
 
 def adamw(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> torch.optim.AdamW:
-    """AdamW with decoupled decay (arXiv:1711.05101), which is 0 in the groups that do not decay."""
+    """Build AdamW with decoupled decay (arXiv:1711.05101), which is 0 for groups that do not decay."""
     return torch.optim.AdamW(
         [group.options("adamw", config.weight_decay) for group in groups],
         lr=lr,

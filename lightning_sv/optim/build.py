@@ -1,4 +1,4 @@
-"""The table of optimizers, and the one that the settings name."""
+"""Registry of optimizers, and the optimizer of a config."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +12,7 @@ from lightning_sv.optim.groups import ParameterGroup
 from lightning_sv.optim.muon import muon
 
 Builder = Callable[[list[ParameterGroup], OptimConfig, float], Optimizer]
-#: name -> builder(groups, config, peak learning rate); every param_group it makes has `role` and `kind`
+#: name -> builder(groups, config, peak learning rate); every param_group has `role` and `kind`
 OPTIMIZERS: dict[str, Builder] = {
     "adamw": adamw,
     "muon": muon,
@@ -20,10 +20,10 @@ OPTIMIZERS: dict[str, Builder] = {
 
 
 def builder_of(name: str) -> Builder:
-    """Look an optimizer up in the table.
+    """Return the builder of an optimizer.
 
     Raises:
-        ConfigError: it is not there
+        ConfigError: the name is unknown
     """
     if name not in OPTIMIZERS:
         raise ConfigError(unknown("model.optim.name", name, OPTIMIZERS))
@@ -31,16 +31,16 @@ def builder_of(name: str) -> Builder:
 
 
 def build_optimizer(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> Optimizer:
-    """Build the optimizer that `config` names; parameters on the meta device do for a check.
+    """Build the optimizer of `config`; parameters may be on the meta device, for a check.
 
     Args:
         groups: the trained parameters by role
-        config: names the optimizer and its settings
+        config: name and settings of the optimizer
         lr: peak learning rate of all groups
 
     Raises:
-        ConfigError: the optimizer is unknown, or the settings name a role that none of the parameters has, or a weight
-            decay of scale vectors that do not decay
+        ConfigError: the optimizer is unknown, or the settings name a role without parameters, or a weight decay of
+            scale vectors that do not decay
     """
     build = builder_of(config.name)
     roles = [group.role for group in groups]
@@ -53,21 +53,20 @@ def build_optimizer(groups: list[ParameterGroup], config: OptimConfig, lr: float
     ):
         if absent := [role for role in named if role not in roles]:
             raise ConfigError(
-                f"model.optim.{key} names {absent[0]!r}, and this model trains no such parameter; it trains: "
-                f"{' '.join(roles)}"
+                f"model.optim.{key} names {absent[0]!r}; expected roles with trained parameters: {' '.join(roles)}"
             )
     return build([_by_role(group, config, lr) for group in groups], config, lr)
 
 
 def _by_role(group: ParameterGroup, config: OptimConfig, lr: float) -> ParameterGroup:
-    role, own = group.role, {}
+    role, overrides = group.role, {}
     if role in config.lr_factor_by_role:
-        own["lr"] = lr * config.lr_factor_by_role[role]
+        overrides["lr"] = lr * config.lr_factor_by_role[role]
     if role in config.weight_decay_by_role:
         if not group.decays:
             raise ConfigError(
-                f"model.optim.weight_decay_by_role has {role}, but these scale vectors do not decay under model.scale; "
-                "add wd to the strategy, or leave the entry out."
+                f"model.optim.weight_decay_by_role has {role}, but these scale vectors do not decay under model.scale. "
+                "Add wd to the strategy, or remove the entry."
             )
-        own["weight_decay"] = config.weight_decay_by_role[role]
-    return replace(group, decays=group.decays and role not in config.undecayed, own=own)
+        overrides["weight_decay"] = config.weight_decay_by_role[role]
+    return replace(group, decays=group.decays and role not in config.undecayed, own=overrides)

@@ -1,4 +1,4 @@
-"""Several optimizers as one: Lightning, schedulers and checkpoints see a single object."""
+"""Several optimizers as a single object for Lightning, schedulers and checkpoints."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -9,13 +9,13 @@ from torch.optim import Optimizer
 
 
 class CompositeOptimizer(Optimizer):
-    """One optimizer whose groups are stepped by different ones.
+    """One optimizer whose groups are updated by different optimizers.
 
-    The parts keep no groups and no state of their own: they hold this object's dicts, so that what a
-    scheduler writes and what a checkpoint restores here is what they step with.
+    The parts have no groups and no state of their own; they share this object's dicts. Values written by a
+    scheduler or restored from a checkpoint are therefore used by the parts.
 
     Args:
-        parts: optimizers over disjoint parameters; the order of their groups is the order here
+        parts: optimizers of disjoint parameters; their groups are concatenated in this order
     """
 
     def __init__(self, parts: list[Optimizer]):
@@ -26,22 +26,22 @@ class CompositeOptimizer(Optimizer):
     def _link(self) -> None:
         groups = iter(self.param_groups)
         for part in self.parts:
-            own = list(islice(groups, len(part.param_groups)))
-            # Not an assignment: a part then also brings a checkpoint of an older torch up to date.
-            part.__setstate__({"state": self.state, "param_groups": own})
+            part_groups = list(islice(groups, len(part.param_groups)))
+            # __setstate__ instead of an assignment, so that each part migrates checkpoints of older torch versions.
+            part.__setstate__({"state": self.state, "param_groups": part_groups})
         assert not list(groups), "a group without an optimizer"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "parts": self.parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over groups and state: the last act of load_state_dict, of unpickling and of copying."""
+        """Set groups and state; called at the end of load_state_dict, unpickling and copying."""
         super().__setstate__(state)
         self._link()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Step every part; parameters without a gradient stay as they are."""
+        """Step every part; parameters without a gradient do not change."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -12,27 +12,27 @@ NS_DTYPES = ("bfloat16", "float32", "float64")
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """Settings as in the paper (Appendix B.1): betas (0.9, 0.95), weight decay 0.1, Muon's momentum 0.95.
+    """Settings of the optimizer; the defaults follow the paper (Appendix B.1).
 
     Attributes:
-        name: the optimizer: 'adamw', or 'muon' for the matrices inside blocks with AdamW for the rest
-        lr: peak learning rate, of Muon and AdamW alike; null for the paper's tuned value for this
+        name: the optimizer: 'adamw', or 'muon' for the matrices inside blocks and AdamW for the rest
+        lr: peak learning rate of both Muon and AdamW; null for the paper's tuned value for this
             model, optimizer, schedule and strategy (lightning_sv/optim/tuned.py)
         beta1: decay of AdamW's first moment
         beta2: decay of AdamW's second moment
         eps: added to the root of AdamW's second moment
         weight_decay: decoupled decay of the groups that decay
-        undecayed: roles of matrices that do not decay, of matrix, router, head and embedding (the paper does not
-            say which do; all, by default). Scale vectors decay as the strategy says
+        undecayed: matrix roles without decay, of matrix, router, head and embedding; by default all decay, because the
+            paper does not specify it. Scale vectors decay according to the strategy
         lr_factor_by_role: factor of `lr` per role, e.g. {embedding: 0.1, input: 2}; the roles are router, head,
-            embedding, input and output, and matrix has `lr` itself
-        weight_decay_by_role: weight decay of a role that decays, e.g. {input: 0.002}; `weight_decay` elsewhere
-        clip_by_role: largest gradient norm of a role by itself, e.g. {input: 1.0, output: .inf}; such a role does not
+            embedding, input and output, and matrix always uses `lr`
+        weight_decay_by_role: weight decay of a role that decays, e.g. {input: 0.002}; `weight_decay` is the default
+        clip_by_role: maximum gradient norm of a single role, e.g. {input: 1.0, output: .inf}; such a role does not
             count towards trainer.gradient_clip_val
-        muon_roles: roles of matrices that Muon updates; the paper's "2D matrix blocks in Transformer layers" are read
-            as matrix alone, which leaves the router of a mixture of experts to AdamW
+        muon_roles: matrix roles updated by Muon; we read the paper's "2D matrix blocks in Transformer layers" as
+            matrix only, so that AdamW updates the router of a mixture of experts
         muon_momentum: Muon's Nesterov momentum
-        ns_dtype: arithmetic of Muon's Newton-Schulz iteration: 'bfloat16', or 'float32' or 'float64' for exact
+        ns_dtype: dtype of Muon's Newton-Schulz iteration: 'bfloat16', or 'float32' or 'float64' for exact
             comparisons
     """
 
@@ -54,26 +54,26 @@ class OptimConfig:
         if self.ns_dtype not in NS_DTYPES:
             raise ConfigError(unknown("model.optim.ns_dtype", self.ns_dtype, NS_DTYPES))
         for key in ("undecayed", "muon_roles"):
-            if wrong := [role for role in getattr(self, key) if role not in MATRIX_ROLES]:
+            if unknown_roles := [role for role in getattr(self, key) if role not in MATRIX_ROLES]:
                 raise ConfigError(
-                    f"model.optim.{key} is {getattr(self, key)!r}, and {wrong[0]!r} is no role of a matrix; known: "
-                    f"{' '.join(MATRIX_ROLES)} (which scale vectors decay is a word of model.scale)."
+                    f"model.optim.{key} is {getattr(self, key)!r}; expected roles of "
+                    f"{' '.join(MATRIX_ROLES)}, not {unknown_roles[0]!r}. model.scale sets the decay of scale vectors."
                 )
         for key in ("lr_factor_by_role", "weight_decay_by_role", "clip_by_role"):
             for role, value in getattr(self, key).items():
                 if role not in PARAMETER_ROLES:
                     raise ConfigError(unknown(f"role in model.optim.{key}", role, PARAMETER_ROLES))
-                largest = math.inf if key == "clip_by_role" else 1e12
-                if not 0 <= value <= largest or (value == 0 and key != "weight_decay_by_role"):
+                limit = math.inf if key == "clip_by_role" else 1e12
+                if not 0 <= value <= limit or (value == 0 and key != "weight_decay_by_role"):
                     raise ConfigError(f"model.optim.{key}.{role} is {value}; expected a positive number.")
         if "matrix" in self.lr_factor_by_role:
-            raise ConfigError("model.optim.lr_factor_by_role has matrix, whose learning rate is model.optim.lr itself.")
-        if both := set(self.undecayed) & set(self.weight_decay_by_role):
+            raise ConfigError("model.optim.lr_factor_by_role has matrix; set model.optim.lr instead.")
+        if conflicts := set(self.undecayed) & set(self.weight_decay_by_role):
             raise ConfigError(
-                f"model.optim.weight_decay_by_role has {min(both)}, which model.optim.undecayed names too."
+                f"model.optim.weight_decay_by_role has {min(conflicts)}, but model.optim.undecayed disables its decay."
             )
         if not self.muon_roles:
-            raise ConfigError("model.optim.muon_roles is [], which leaves Muon nothing; use model.optim.name adamw.")
+            raise ConfigError("model.optim.muon_roles is []; expected a role, or model.optim.name adamw.")
         if self.lr is not None and self.lr <= 0:
             raise ConfigError(f"model.optim.lr is {self.lr}; expected a number above 0.")
         for key in ("beta1", "beta2", "muon_momentum"):
@@ -85,5 +85,5 @@ class OptimConfig:
             raise ConfigError(f"model.optim.weight_decay is {self.weight_decay}; expected 0 or more.")
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields as plain values, without empty ones that earlier checkpoints do not have."""
+        """Return the fields as plain values, without empty ones that older checkpoints lack."""
         return {key: value for key, value in asdict(self).items() if value != {}}

@@ -1,16 +1,16 @@
-"""Tensors that FSDP2 has cut, known by what they can do: the class DTensor costs a second to import."""
+"""Sharded tensors of FSDP2, detected without importing DTensor, which takes a second."""
 
 from torch import Tensor
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether this process may hold a part of `tensor` only."""
+    """Return True if this process may hold only a part of `tensor`."""
     return hasattr(tensor, "full_tensor")
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Return the whole of a sharded tensor, a collective; any other tensor as it is."""
+    """Return the full tensor, by a collective if it is sharded."""
     if not is_sharded(tensor):
         return tensor
-    whole: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
-    return whole
+    full: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+    return full

@@ -1,4 +1,4 @@
-"""Parameter groups by role: which parameter decays is read from what it is, never from its name."""
+"""Parameter groups by role, which is derived from a parameter's module and not from its name."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from lightning_sv.scale import ScaledLinear, ScaleVector
 
 ParameterRole = Literal["matrix", "router", "head", "embedding", "input", "output"]
 PARAMETER_ROLES: tuple[ParameterRole, ...] = ("matrix", "router", "head", "embedding", "input", "output")
-#: the roles of scale vectors, whose decay is the strategy's, and of all else
+#: Roles of scale vectors, whose decay the strategy sets, and of all other parameters.
 SCALE_ROLES: frozenset[ParameterRole] = frozenset({"input", "output"})
 MATRIX_ROLES = tuple(role for role in PARAMETER_ROLES if role not in SCALE_ROLES)
 
@@ -31,13 +31,12 @@ class NamedParameter:
 def parameter_roles(model: nn.Module) -> Iterator[NamedParameter]:
     """Yield each parameter of `model` once, with its role.
 
-    matrix, router, head: the weight of a linear map inside a block, before a top-k choice of
-    experts, and before the logits; embedding: a lookup table; input, output: a scale vector's
-    parameters, alpha and beta alike.
+    matrix, router, head: the weight of a linear map inside a block, before a top-k selection of
+    experts, and before the logits; embedding: a lookup table; input, output: the parameters of a
+    scale vector, such as alpha and beta.
 
     Raises:
-        ConfigError: a parameter whose module has no known role (a norm with a weight of its own, a
-            bias): every parameter must have one
+        ConfigError: the module of a parameter has no known role, for instance a norm with its own weight, or a bias
     """
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -65,8 +64,8 @@ class ParameterGroup:
     """The parameters of one role.
 
     Attributes:
-        role: their role
-        decays: whether they take part in weight decay
+        role: role of the parameters
+        decays: if True, they take part in weight decay
         members: the parameters
         own: entries of the optimizer's group that differ from its defaults: 'lr', 'weight_decay'
     """
@@ -77,11 +76,11 @@ class ParameterGroup:
     own: Mapping[str, float] = field(default_factory=dict)
 
     def options(self, kind: str, weight_decay: float) -> dict[str, Any]:
-        """Return the start of an optimizer's param_group: plain values beside the parameters.
+        """Return the optimizer's param_group of these parameters.
 
         Args:
-            kind: the rule that updates the group, 'muon' or 'adamw'
-            weight_decay: of a group that decays
+            kind: the update rule, 'muon' or 'adamw'
+            weight_decay: weight decay, applied if the group decays
         """
         return {
             "params": [member.parameter for member in self.members],
@@ -95,8 +94,8 @@ class ParameterGroup:
 def role_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[ParameterGroup]:
     """Partition the trained parameters of `model` by role.
 
-    Scale vectors decay where their role is in `decayed_roles` (paper, Section 2.2). Matrices do, the embedding,
-    the lm_head and the router among them: the paper does not say, `OptimConfig.undecayed` takes roles out.
+    Scale vectors decay if their role is in `decayed_roles` (paper, Section 2.2). Matrices decay, also the embedding,
+    the lm_head and the router; the paper does not specify it. `OptimConfig.undecayed` excludes roles.
 
     Raises:
         ConfigError: a parameter without a role
@@ -106,9 +105,9 @@ def role_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[Paramet
         if named.parameter.requires_grad:
             members[named.role].append(named)
     groups = [
-        ParameterGroup(role, role not in SCALE_ROLES or role in decayed_roles, tuple(found))
+        ParameterGroup(role, role not in SCALE_ROLES or role in decayed_roles, tuple(named_parameters))
         for role in PARAMETER_ROLES
-        if (found := members[role])
+        if (named_parameters := members[role])
     ]
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     grouped = [id(m.parameter) for group in groups for m in group.members]
@@ -117,28 +116,28 @@ def role_groups(model: nn.Module, decayed_roles: frozenset[str]) -> list[Paramet
 
 
 def matrix_rate(param_groups: Sequence[Mapping[str, Any]]) -> float:
-    """Return the learning rate of the matrices, which `OptimConfig.lr_factor_by_role` leaves as it is."""
+    """Return the learning rate of the matrices, which `OptimConfig.lr_factor_by_role` does not change."""
     return float(next((g["lr"] for g in param_groups if g.get("role") == "matrix"), param_groups[0]["lr"]))
 
 
 def clip_by_role(
     parameters: Iterable[nn.Parameter], optimizer: Optimizer, limit: float, limits: Mapping[str, float]
 ) -> Tensor:
-    """Clip the gradients of the roles in `limits` by a norm of their own, and the others by their common norm.
+    """Clip the gradients of each role in `limits` by its own norm, the others by their joint norm.
 
     Args:
-        parameters: those of the model, in its order
-        optimizer: its groups have a `role`
-        limit: largest common norm
-        limits: role -> largest norm of its gradients
+        parameters: the model's parameters, in order
+        optimizer: optimizer whose groups have a `role`
+        limit: maximum joint norm
+        limits: role -> maximum norm of its gradients
 
     Returns:
-        the norm of all gradients before clipping
+        norm of all gradients before clipping
     """
-    own = {p: g["role"] for g in optimizer.param_groups if g["role"] in limits for p in g["params"]}
+    role_of = {p: g["role"] for g in optimizer.param_groups if g["role"] in limits for p in g["params"]}
     parts: dict[str, list[nn.Parameter]] = {}
     for parameter in parameters:
-        parts.setdefault(own.get(parameter, ""), []).append(parameter)
+        parts.setdefault(role_of.get(parameter, ""), []).append(parameter)
     norms = [
         full_tensor(nn.utils.clip_grad_norm_(members, limits.get(role, limit), foreach=True).detach())
         for role, members in parts.items()
@@ -147,7 +146,7 @@ def clip_by_role(
 
 
 def group_table(optimizer: Optimizer) -> list[list[str]]:
-    """Rows (role, tensors, parameters, optimizer, peak lr, weight decay) of what `optimizer` will do."""
+    """Return rows (role, tensors, parameters, optimizer, peak lr, weight decay) of the optimizer's groups."""
     rows = []
     for group in optimizer.param_groups:
         role, parameters = group["role"], group["params"]
@@ -162,14 +161,14 @@ def group_table(optimizer: Optimizer) -> list[list[str]]:
 
 
 def parameter_table(model: nn.Module, optimizer: Optimizer) -> list[list[str]]:
-    """Rows (parameter, shape, role, optimizer, peak lr, weight decay), of each parameter; 'frozen' if not trained."""
+    """Return rows (parameter, shape, role, optimizer, peak lr, weight decay); 'frozen' if not trained."""
     group_of = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
     rows = []
     for named in parameter_roles(model):
         row = [named.name, "x".join(map(str, named.parameter.shape)), named.role]
         group = group_of.get(id(named.parameter))
-        how = (
+        settings = (
             ["frozen", "0", "0"] if group is None else [group["kind"], f"{group['lr']:g}", f"{group['weight_decay']:g}"]
         )
-        rows.append(row + how)
+        rows.append(row + settings)
     return rows

@@ -1,4 +1,4 @@
-"""Muon for the matrices inside blocks (or the roles that the settings name), AdamW for everything else."""
+"""Muon for the matrices inside blocks (or the configured roles), AdamW for everything else."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -14,41 +14,42 @@ from lightning_sv.optim.config import OptimConfig
 from lightning_sv.optim.dtensor import is_sharded
 from lightning_sv.optim.groups import ParameterGroup
 
-#: quintic Newton-Schulz of Jordan et al. (kellerjordan.github.io/posts/muon): coefficients a, b, c
+#: Quintic Newton-Schulz coefficients a, b, c of Jordan et al. (kellerjordan.github.io/posts/muon).
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NS_STEPS = 5
-#: floor of the Frobenius norm that the update is divided by; a zero update stays zero
+#: Lower bound of the Frobenius norm that divides the update; a zero update stays zero.
 NS_EPS = 1e-7
-#: elements of a matrix up to which those of equal shape are iterated as one batch, which on a CPU is slower from there
-#: (one thread: 64 x 64 in bf16 8 times faster, 768 x 768 1.4 times slower), and of such a batch
+#: Maximum number of elements of a matrix for batching with others of equal shape, and of a batch. On a CPU, batching
+#: is slower for large matrices (one thread: 64 x 64 in bf16 8 times faster, 768 x 768 1.4 times slower).
 STACK_MATRIX = {"cpu": 1 << 14}
 STACK_MATRIX_ELSEWHERE, STACK = 1 << 24, 1 << 26
 
 
 def orthogonalize(update: Tensor, dtype: torch.dtype) -> Tensor:
-    """About U V^T of each matrix U S V^T in `update`: singular values of 0.7 to 1.2 unless far below the largest.
+    """Return about U V^T of each matrix U S V^T in `update`.
 
-    X <- a X + (b X X^T + c (X X^T)^2) X, five times, from X = update / ||update||_F.
+    X <- a X + (b X X^T + c (X X^T)^2) X, five times, from X = update / ||update||_F. The singular values of the
+    result are 0.7 to 1.2, unless those of the input are far below the largest.
 
     Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024).
-    Shapes: (..., m, n) -> the same; matrices along the leading axes do not mix.
+    Shapes: (..., m, n) -> the same; matrices along the leading axes are independent.
 
     Args:
-        update: the matrices. One that is sharded (FSDP2) is gathered once, iterated on every rank and cut
-            again: products of shards would cost 11 to 16 collectives a matrix. Experts are cut between
-            matrices: each rank iterates its own
-        dtype: of the arithmetic and of the result
+        update: the matrices. A sharded matrix (FSDP2) is gathered once, iterated on every rank and sharded again,
+            because products of shards would need 11 to 16 collectives per matrix. Experts are sharded along their
+            axis, so each rank iterates its own
+        dtype: dtype of the computation and of the result
     """
     if update.ndim == 2 and is_sharded(update):
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         sharded = cast(DTensor, update)
-        whole = orthogonalize(cast(DTensor, update.to(dtype)).full_tensor(), dtype)
-        return distribute_tensor(whole, sharded.device_mesh, sharded.placements, src_data_rank=None)
+        full = orthogonalize(cast(DTensor, update.to(dtype)).full_tensor(), dtype)
+        return distribute_tensor(full, sharded.device_mesh, sharded.placements, src_data_rank=None)
     a, b, c = NS_COEFFICIENTS
     tall = update.shape[-2] > update.shape[-1]
     x = update.to(dtype).flatten(end_dim=-3) if update.ndim > 2 else update.to(dtype)
-    add_product = torch.addmm if update.ndim == 2 else torch.baddbmm  # which is slower on one matrix
+    add_product = torch.addmm if update.ndim == 2 else torch.baddbmm  # baddbmm is slower for one matrix
     if tall:
         x = x.mT
     x = x / torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=NS_EPS)
@@ -59,34 +60,34 @@ def orthogonalize(update: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def stacks(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield the parameters in lists that are orthogonalized as one batch: small ones of equal shape, others alone."""
-    waiting: dict[tuple[torch.Size, torch.device], list[Tensor]] = {}
+    """Yield lists of parameters to orthogonalize as one batch: small ones of equal shape, others alone."""
+    pending: dict[tuple[torch.Size, torch.device], list[Tensor]] = {}
     for parameter in parameters:
         n = parameter.numel()
         small = n <= STACK_MATRIX.get(parameter.device.type, STACK_MATRIX_ELSEWHERE)
         if parameter.ndim != 2 or not small or is_sharded(parameter):
             yield [parameter]
             continue
-        stack = waiting.setdefault((parameter.shape, parameter.device), [])
+        stack = pending.setdefault((parameter.shape, parameter.device), [])
         stack.append(parameter)
         if (len(stack) + 1) * n > STACK:
-            yield waiting.pop((parameter.shape, parameter.device))
-    yield from waiting.values()
+            yield pending.pop((parameter.shape, parameter.device))
+    yield from pending.values()
 
 
 class Muon(Optimizer):
-    """torch.optim.Muon(adjust_lr_fn="match_rms_adamw") with what that lacks: experts, another ns_dtype, shards.
+    """torch.optim.Muon(adjust_lr_fn="match_rms_adamw") with support for experts, other dtypes and shards.
 
     M <- mu M + (1 - mu) G;  W <- (1 - lr wd) W - lr 0.2 sqrt(max(m, n)) NS((1 - mu) G + mu M)
 
-    Source: arXiv:2502.16982, Section 2.2; M is (1 - mu) times theirs, which NS does not see.
-    Shapes: parameters (..., m, n); each matrix along the leading axes, an expert, is updated alone.
+    Source: arXiv:2502.16982, Section 2.2; M is (1 - mu) times theirs, which does not change NS.
+    Shapes: parameters (..., m, n); matrices along the leading axes (experts) are updated independently.
 
     Args:
         groups: param_groups, each with its `weight_decay`
         lr: learning rate of all groups
         momentum: mu of the Nesterov momentum
-        ns_dtype: arithmetic of the orthogonalization, of `NS_DTYPES`
+        ns_dtype: dtype of the orthogonalization, one of `NS_DTYPES`
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, momentum: float, ns_dtype: str):
@@ -98,9 +99,9 @@ class Muon(Optimizer):
         assert closure is None
         for group in self.param_groups:
             lr, momentum = group["lr"], group["momentum"]
-            for alike in stacks([p for p in group["params"] if p.grad is not None]):
+            for batch in stacks([p for p in group["params"] if p.grad is not None]):
                 updates = []
-                for parameter in alike:
+                for parameter in batch:
                     state, grad = self.state[parameter], cast(Tensor, parameter.grad)
                     if not state:
                         state["momentum_buffer"] = torch.zeros_like(grad)
@@ -111,15 +112,15 @@ class Muon(Optimizer):
                     updates = list(orthogonalize(torch.stack(updates), dtype))
                 else:
                     updates = [orthogonalize(updates[0], dtype)]
-                for parameter, update in zip(alike, updates, strict=True):
+                for parameter, update in zip(batch, updates, strict=True):
                     parameter.mul_(1 - lr * group["weight_decay"])
                     parameter.add_(update, alpha=-lr * (0.2 * math.sqrt(max(parameter.shape[-2:]))))
 
 
 def muon(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> CompositeOptimizer:
-    """Muon for `config.muon_roles`, AdamW for all others (paper, Appendix B.1.2; arXiv:2502.16982).
+    """Build Muon for `config.muon_roles` and AdamW for all others (paper, Appendix B.1.2; arXiv:2502.16982).
 
-    One peak learning rate serves both: 0.2 sqrt(max(m, n)) gives Muon's update the RMS of AdamW's.
+    Both share one peak learning rate: 0.2 sqrt(max(m, n)) gives Muon's update the RMS of AdamW's.
     """
     matrices = [group.options("muon", config.weight_decay) for group in groups if group.role in config.muon_roles]
     parts: list[Optimizer] = [Muon(matrices, lr, config.muon_momentum, config.ns_dtype)]

@@ -9,14 +9,14 @@ from lightning_sv.errors import ConfigError, unknown
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """Linear warm-up, then what `name` says (paper, Appendix B.1).
+    """Linear warm-up, followed by the schedule `name` (paper, Appendix B.1).
 
     Attributes:
-        name: 'cos': cosine from the peak to `final_ratio` of it at the last step; 'wsd': the peak until
+        name: 'cos': cosine from the peak to `final_ratio` times the peak at the last step; 'wsd': constant until
             `stable_ratio` of all steps, then linear, see `stable_then_linear`
-        warmup_ratio: share of the steps spent in linear warm-up (not stated in the paper)
-        final_ratio: last learning rate over the peak; null for the paper's, 1/20 for cos and 0 for wsd
-        stable_ratio: share of all steps, warm-up included, after which wsd decays; cos does not read it
+        warmup_ratio: fraction of the steps spent in linear warm-up (not stated in the paper)
+        final_ratio: last learning rate over the peak; null for the paper's values, 1/20 for cos and 0 for wsd
+        stable_ratio: fraction of all steps, including warm-up, after which wsd decays; not used by cos
     """
 
     name: str = "cos"
@@ -35,8 +35,8 @@ class ScheduleConfig:
             raise ConfigError(f"model.schedule.stable_ratio is {self.stable_ratio}; expected a number in [0, 1].")
         if self.name == "wsd" and self.warmup_ratio > self.stable_ratio:
             raise ConfigError(
-                f"model.schedule.warmup_ratio {self.warmup_ratio} is beyond stable_ratio {self.stable_ratio}, "
-                "where wsd begins to decay; lower the one or raise the other."
+                f"model.schedule.warmup_ratio is {self.warmup_ratio}; expected at most stable_ratio "
+                f"{self.stable_ratio}, where wsd begins to decay."
             )
 
     @property
@@ -45,11 +45,11 @@ class ScheduleConfig:
         return FINAL_RATIOS.get(self.name, 0.0) if self.final_ratio is None else self.final_ratio
 
     def warmup_steps(self, total_steps: int) -> int:
-        """Return the steps before the first one at the peak."""
+        """Return the number of steps before the first one at the peak."""
         return round(self.warmup_ratio * total_steps)
 
     def factor(self, step: int, total_steps: int) -> float:
-        """Learning rate over its peak at `step`, 0 <= step < total_steps."""
+        """Return the learning rate over its peak at `step`, 0 <= step < total_steps."""
         warmup = self.warmup_steps(total_steps)
         if step < warmup:
             return (step + 1) / (warmup + 1)
@@ -57,17 +57,17 @@ class ScheduleConfig:
 
 
 def cosine(step: int, total_steps: int, config: ScheduleConfig) -> float:
-    """Final + (1 - final) (1 + cos(pi p)) / 2, where p goes from 0 after warm-up to 1 at the last step."""
+    """Return final + (1 - final) (1 + cos(pi p)) / 2; p grows from 0 after warm-up to 1 at the last step."""
     warmup, final = config.warmup_steps(total_steps), config.final
     progress = min(1.0, (step - warmup) / max(1, total_steps - 1 - warmup))
     return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def stable_then_linear(step: int, total_steps: int, config: ScheduleConfig) -> float:
-    """1 up to step s = stable_ratio total, then final + (1 - final) (total - step) / (total - s).
+    """Return 1 up to step s = stable_ratio total, then final + (1 - final) (total - step) / (total - s).
 
-    Warmup-stable-decay (paper, Appendix B.1.2; arXiv:2404.06395). `final` is reached at step `total`,
-    which is not taken: with final = 0 the last step, total - 1, still has a learning rate, 1 / (total - s).
+    Warmup-stable-decay (paper, Appendix B.1.2; arXiv:2404.06395). `final` would be reached at step `total`,
+    after the last step total - 1: with final = 0 its learning rate is 1 / (total - s).
     """
     stable = round(config.stable_ratio * total_steps)
     if step <= stable:
@@ -75,7 +75,7 @@ def stable_then_linear(step: int, total_steps: int, config: ScheduleConfig) -> f
     return config.final + (1 - config.final) * (total_steps - step) / (total_steps - stable)
 
 
-#: last learning rate over the peak, where `final_ratio` does not say; a schedule that is not here ends at 0
+#: Default of `final_ratio` per schedule; 0 for schedules not listed.
 FINAL_RATIOS = {"cos": 0.05, "wsd": 0.0}
 #: name -> factor(step, total_steps, config) after warm-up
 SCHEDULES: dict[str, Callable[[int, int, ScheduleConfig], float]] = {

@@ -1,4 +1,4 @@
-"""Tuned peak learning rates: what depends on model, optimizer, schedule and strategy together."""
+"""Tuned peak learning rates per model, optimizer, schedule and strategy."""
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.optim.build import builder_of
@@ -25,12 +25,12 @@ TUNED_LR: dict[tuple[str, str, str, str], float] = {
     ("moe-1b", "adamw", "cos", "*"): 1e-3,  # Appendix B.1.1
     ("moe-2b", "adamw", "cos", "*"): 6e-4,  # Appendix B.1.1
     ("gemma-0.5b", "muon", "cos", "*"): 4e-3,  # at 25,000 steps; the paper uses it for 5,000 too, Appendix B.2.2
-    # Ours, for a CPU: the best of 3e-3, 6e-3, 1e-2 for `llama` at width 64, one seed; what is recorded in results/
-    # was trained with it. The grid there has `llama` at 1.2e-2 lower by 0.016 (two seeds).
+    # Ours, for a CPU: the best of 3e-3, 6e-3, 1e-2 for `llama` at width 64, one seed, used for the runs in results/.
+    # The grid recorded there has a loss lower by 0.016 for `llama` at 1.2e-2 (two seeds).
     ("tiny", "adamw", "cos", "*"): 6e-3,
     ("mini", "adamw", "cos", "*"): 6e-3,
     ("small", "adamw", "cos", "*"): 6e-3,  # 12,000 steps, seed 100: 3e-3: 2.599, 6e-3: 2.571
-    # Measured for `llama` tiny, conf/ as it is, the stdlib corpus, 3,000 steps, seed 0: lr -> val/loss.
+    # Measured for `llama` tiny, with conf/ unchanged, the stdlib corpus, 3,000 steps, seed 0: lr -> val/loss.
     ("tiny", "muon", "cos", "*"): 1e-2,  # 6e-3: 3.571, 1e-2: 3.552, 2e-2: 3.558
     ("tiny", "adamw", "wsd", "*"): 3e-3,  # 2e-3: 3.666, 3e-3: 3.662, 6e-3: 3.676
     ("tiny", "muon", "wsd", "*"): 3e-3,  # 3e-3: 3.585, 6e-3: 3.594, 1e-2: 3.617; lower was not tried
@@ -49,7 +49,7 @@ TUNED_LR: dict[tuple[str, str, str, str], float] = {
     ("gemma-tiny", "muon", "wsd", "*"): 6e-3,  # 3e-3: 3.745, 6e-3: 3.709, 1e-2: 3.718
 }
 
-#: (model, optimizer, schedule) of the paper without a learning rate in it: what it says instead
+#: (model, optimizer, schedule) of the paper without a reported learning rate -> the reason.
 NOT_REPORTED: dict[tuple[str, str, str], str] = {
     ("llama-0.5b", "muon", "cos"): "the paper trains it (Section 4.3) and does not report its learning rate",
     ("gemma-0.5b", "adamw", "cos"): "the paper trains Gemma with Muon alone (Appendix B.2.2)",
@@ -57,11 +57,11 @@ NOT_REPORTED: dict[tuple[str, str, str], str] = {
 
 
 def tuned_lr(model: str, optimizer: str, schedule: str, strategy: ScaleStrategy) -> float:
-    """Look the peak learning rate up.
+    """Return the tuned peak learning rate.
 
     Raises:
-        ConfigError: the optimizer is unknown; or no value is known for the combination: lists those that are, of this
-            model if any
+        ConfigError: the optimizer is unknown, or there is no value for the combination; the message lists the known
+            combinations, of this model if there are any
     """
     builder_of(optimizer)
     for placement in (strategy.placement, "*"):
@@ -70,9 +70,9 @@ def tuned_lr(model: str, optimizer: str, schedule: str, strategy: ScaleStrategy)
             return lr
     known = [key for key in TUNED_LR if key[3] == "*"]
     rows = ", ".join(" ".join(key[:3]) for key in [key for key in known if key[0] == model] or known)
-    asked = f"model {model!r} with optimizer {optimizer!r} and schedule {schedule!r}"
+    case = f"model {model!r} with optimizer {optimizer!r} and schedule {schedule!r}"
     if (model, optimizer, schedule) in NOT_REPORTED:
-        asked += f" ({NOT_REPORTED[model, optimizer, schedule]})"
+        case += f" ({NOT_REPORTED[model, optimizer, schedule]})"
     raise ConfigError(
-        f"model.optim.lr is not set and no tuned value is known for {asked}; set model.optim.lr, or use one of: {rows}."
+        f"model.optim.lr is not set and no tuned value is known for {case}; set model.optim.lr, or use one of: {rows}."
     )

@@ -1,1 +1,1 @@
-"""What a run will take before it is started: memory of a GPU, hours, checkpoint, data."""
+"""Resources of a run before it starts: GPU memory, hours, checkpoint size, data."""

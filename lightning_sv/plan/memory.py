@@ -1,4 +1,4 @@
-"""Memory of one optimizer step, found by running the step on tensors that have shapes and no storage."""
+"""Memory of one optimizer step, measured on tensors without storage."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from lightning_sv.settings.model import PretrainConfig
 
 
 class Held(NamedTuple):
-    """What one parameter holds between two steps, in bytes; `rows` is the length of its first axis."""
+    """Memory of one parameter between two steps, in bytes; `rows` is the length of its first axis."""
 
     rows: int
     weight: int
@@ -28,12 +28,12 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes of one device that holds the whole model, in a step after the first.
+    """Memory of one device with the full model, in a step after the first, in bytes.
 
     Attributes:
-        held: of every parameter
-        buffers: of the model
-        activations: the rest at the peak: what backward needs, and temporaries
+        held: memory of every parameter
+        buffers: memory of the model's buffers
+        activations: rest at the peak: saved activations and temporaries
     """
 
     held: tuple[Held, ...]
@@ -41,7 +41,7 @@ class StepMemory:
     activations: int
 
     def parts(self, shards: int = 1) -> tuple[int, int, int]:
-        """Return (weights, gradients, optimizer), each parameter cut along its first axis, uneven cuts rounded up."""
+        """Return (weights, gradients, optimizer), sharded along first axes, with uneven shards rounded up."""
         shares = [(-(-one.rows // shards) / one.rows, one) for one in self.held]
         weights = self.buffers + round(sum(share * one.weight for share, one in shares))
         gradients = round(sum(share * one.gradient for share, one in shares))
@@ -49,25 +49,25 @@ class StepMemory:
 
     @property
     def peak(self) -> int:
-        """Most bytes allocated at a time."""
+        """Peak of the allocated memory, in bytes."""
         return sum(self.parts()) + self.activations
 
 
 def step_memory(
     run: PretrainConfig, micro_batch: int, seq_len: int, *, precision: str = "32-true", accumulate: bool = False
 ) -> StepMemory:
-    """Return the memory of one training step in eager mode; the compiler needs less, as it recomputes.
+    """Return the memory of one training step in eager mode; the compiler needs less, because it recomputes.
 
-    The step is the module's loss, backward, clipping and the optimizer, in Lightning's order: the old gradients
-    live through the forward pass, and with accumulation through backward as well. Routing is not looked at:
-    the experts' buffer has one size whatever they get.
+    The step contains loss, backward, clipping and optimizer in Lightning's order: the old gradients
+    exist during forward, and with accumulation during backward too. Routing does not matter, because
+    the experts' buffer has a fixed size.
 
     Args:
-        run: what is trained
-        micro_batch: sequences at once
-        seq_len: tokens a sequence predicts
+        run: settings of the model and its training
+        micro_batch: sequences per forward pass
+        seq_len: predicted tokens per sequence
         precision: trainer.precision, '32-true' or 'bf16-mixed'
-        accumulate: whether a step has several micro-batches
+        accumulate: if True, a step has several micro-batches
     """
     counter = AllocatedBytes()
     with fake_backbone(run) as net, counter, unchunked(CHUNK_ELEMENTS, CHUNK):
@@ -102,8 +102,8 @@ def _held(parameter: Tensor, optimizer: torch.optim.Optimizer) -> Held:
 
 @contextmanager
 def fake_backbone(run: PretrainConfig) -> Iterator[Backbone]:
-    """Yield the backbone without storage, in a mode in which operators compute shapes alone."""
-    # On the meta device outside the mode: parameters made inside cannot change their device.
+    """Yield the backbone without storage, in a mode in which operators compute only shapes."""
+    # Create it on the meta device outside the mode: parameters created inside cannot change their device.
     net = run.meta()
     with FakeTensorMode(allow_non_fake_inputs=True):
         net = net.to_empty(device="cpu")

@@ -1,4 +1,4 @@
-"""The parameter ledger: how many parameters have which role, beside the paper's figures."""
+"""Number of parameters by role, compared with the paper."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from lightning_sv.scale import ScaleOptions, ScaleStrategy
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """A number the paper prints about a model's size, and what we make of it."""
+    """A printed number of the paper about a model's size, and our comment."""
 
     model: str
     scale: str
@@ -78,15 +78,15 @@ PAPER_FIGURES: tuple[PaperFigure, ...] = (
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Parameters by role of one model under one strategy.
+    """Number of parameters by role, for one model and strategy.
 
     Attributes:
-        model: the model's name
+        model: name of the model
         scale: strategy and options
-        canonical: the simplest strategy that is the same model
+        canonical: the simplest strategy that builds the same model
         roles: (role, tensors, parameters, whether it decays), in the order of the groups
         baseline: parameters of the same model under `llama`
-        activated: parameters that take part in one token; fewer than all with sparse experts
+        activated: parameters used per token; fewer than all with sparse experts
     """
 
     model: str
@@ -98,17 +98,17 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
-        """All parameters."""
+        """Number of all parameters."""
         return sum(count for _, _, count, _ in self.roles)
 
     @property
     def scale_count(self) -> int:
-        """Parameters of scale vectors."""
+        """Number of parameters of scale vectors."""
         return sum(count for role, _, count, _ in self.roles if role in SCALE_ROLES)
 
     @property
     def figures(self) -> dict[str, float]:
-        """The numbers that the paper's are compared with."""
+        """Numbers for the comparison with the paper."""
         return {
             "total": self.total,
             "activated": self.activated,
@@ -118,11 +118,11 @@ class ParameterCount:
         }
 
     def paper(self) -> list[PaperFigure]:
-        """The paper's figures for this model and strategy."""
+        """Return the paper's figures for this model and strategy."""
         return [f for f in PAPER_FIGURES if (f.model, f.scale) == (self.model, self.scale)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "model": self.model,
             "scale": self.scale,
@@ -149,7 +149,7 @@ class ParameterCount:
         }
 
     def print(self, console: Console) -> None:
-        """Show the ledger and the paper's figures."""
+        """Print the table and the paper's figures."""
         numbers = (Column(name, justify="right") for name in ("tensors", "parameters"))
         title = escape(f"{self.model}, {self.scale}")
         table = Table("role", *numbers, "decays", title=title, title_justify="left")
@@ -175,21 +175,21 @@ class ParameterCount:
 def count_parameters(
     config: BackboneConfig, scale: str | ScaleStrategy, options: ScaleOptions | None = None
 ) -> ParameterCount:
-    """Count the parameters of a model on the meta device, in a fraction of a second.
+    """Count the parameters of a model on the meta device.
 
     Raises:
-        ConfigError: the strategy or an option does not fit
+        ConfigError: the strategy or an option does not fit the model
     """
     model = meta_backbone(config, scale, options)
     decayed = model.strategy.decayed_roles
-    found: dict[str, list[int]] = {}
-    for named in parameter_roles(model):  # frozen ones too: they are part of the model
-        found.setdefault(named.role, []).append(named.parameter.numel())
+    sizes: dict[str, list[int]] = {}
+    for named in parameter_roles(model):  # including frozen parameters
+        sizes.setdefault(named.role, []).append(named.parameter.numel())
     label = f"{model.strategy}{(options or ScaleOptions()).label()}"
     roles = tuple(
-        (role, len(found[role]), sum(found[role]), role not in SCALE_ROLES or role in decayed)
+        (role, len(sizes[role]), sum(sizes[role]), role not in SCALE_ROLES or role in decayed)
         for role in PARAMETER_ROLES
-        if role in found
+        if role in sizes
     )
     baseline = sum(p.numel() for p in meta_backbone(config).parameters())
     activated = activated_parameters(model, config)

@@ -1,4 +1,4 @@
-"""The plan of a run: what one GPU holds, how long it takes, what it writes and reads."""
+"""Plan of a run: GPU memory, hours, and data read and written."""
 
 import re
 from collections.abc import Callable
@@ -19,19 +19,19 @@ from lightning_sv.settings.data import DataConfig
 from lightning_sv.settings.model import PretrainConfig
 
 PRECISIONS = ("32-true", "bf16-mixed")
-#: shares of the peak shown where none is given or measured: what well-tuned dense models of this size span
+#: default MFUs without a given or measured one: the range of well-tuned dense models of this size
 MFUS = (0.3, 0.4, 0.5)
-#: beyond it kernels count in 64 bits, and a micro-batch is long enough to keep any GPU busy
+#: above this, kernels use 64-bit indices; such a micro-batch is long enough for any GPU
 MOST_LOGITS = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class Reads:
-    """What one rank reads for training: sequences, tokens it predicts, and bytes of token ids.
+    """Training data of one rank: sequences, predicted tokens, and bytes of token ids.
 
     Attributes:
-        epochs: passes of all ranks over the corpus; None where it is not prepared and no name says its tokens
-        prepared: whether the corpus is; else the epochs are by its name, such as sample-10BT
+        epochs: passes of all ranks over the corpus; None if it is not prepared and its name has no token count
+        prepared: True if the corpus is prepared; otherwise epochs follow from its name, such as sample-10BT
     """
 
     sequences_per_step: int
@@ -46,14 +46,14 @@ class Reads:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run takes; memory in bytes, time in hours.
+    """Resources of a run; memory in bytes, time in hours.
 
     Attributes:
-        largest_micro_batch: the largest that divides the GPU's share of the batch and fits; None if none does
+        largest_micro_batch: largest micro-batch that divides the GPU's share and fits; None if none does
         hours: (MFU, hours, GPU-hours)
-        flops: of the whole run
+        flops: FLOPs of the full run
         checkpoint: bytes of weights and optimizer state
-        device_counts: numbers of GPUs that the batch can be shared by
+        device_counts: numbers of GPUs that divide the batch
     """
 
     model: str
@@ -81,7 +81,7 @@ class Plan:
     device_counts: tuple[int, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         plain = asdict(self)
         plain["memory"]["peak"] = self.memory.peak
         plain["hours"] = [{"mfu": mfu, "hours": hours, "gpu_hours": gpu_hours} for mfu, hours, gpu_hours in self.hours]
@@ -98,19 +98,19 @@ def make_plan(
     strategy: str | None = None,
     mfus: tuple[float, ...] = MFUS,
 ) -> Plan:
-    """Plan the run that `fit` would make of these on `gpus` GPUs.
+    """Plan a run of `fit` on `gpus` GPUs.
 
     Args:
-        run: what is trained
-        data: its corpus need not be there
-        trainer: the trainer's keys; of them count max_steps, precision and strategy
-        gpu: kind of GPU, all alike
+        run: settings of the model and its training
+        data: settings of the data; the corpus need not exist
+        trainer: settings of the trainer; max_steps, precision and strategy matter
+        gpu: GPU model
         gpus: number of GPUs
         strategy: one of `STRATEGIES`; None for the trainer's
-        mfus: shares of the peak to give the hours for
+        mfus: fractions of the peak for which hours are computed
 
     Raises:
-        ConfigError: what `fit` would refuse about batch, steps or precision, or a strategy that is not planned for
+        ConfigError: `fit` would reject batch, steps or precision, or the strategy cannot be planned
     """
     if gpus < 1:
         raise ConfigError(f"--gpus is {gpus}; expected at least 1.")
@@ -118,7 +118,7 @@ def make_plan(
     steps, precision = plan_steps(run, data, trainer), _precision(trainer)
     parallel = find_strategy(trainer, gpus) if strategy is None else _given_strategy(strategy, trainer, gpus)
     if parallel.kind == "single" and gpus > 1:
-        raise ConfigError(f"--strategy single holds the model on one GPU, and --gpus is {gpus}; use ddp or fsdp.")
+        raise ConfigError(f"--gpus is {gpus}; expected 1 with --strategy single. Use ddp or fsdp.")
     tokens = steps * data.tokens_per_step
     flops = run.flops_per_token(data.seq_len)
     hours = tuple((mfu, train_hours(tokens, flops, gpus, gpu.peak(precision), mfu)) for mfu in mfus)
@@ -147,7 +147,7 @@ def make_plan(
         fits=memory(micro).peak <= int(USABLE * gpu.memory),
         largest_micro_batch=fitting,
         flops=tokens * flops,
-        hours=tuple((mfu, each, each * gpus) for mfu, each in hours),
+        hours=tuple((mfu, time, time * gpus) for mfu, time in hours),
         checkpoint=weights + state,
         reads=_reads(data, run.config.vocab_size, share, steps),
         device_counts=data.device_counts,
@@ -157,43 +157,42 @@ def make_plan(
 def fitting_micro_batch(
     run: PretrainConfig, data: DataConfig, trainer: dict[str, Any], memory: int, devices: int
 ) -> int:
-    """Return the micro-batch of a run that gives none: the largest that divides a device's share and fits.
+    """Return the automatic micro-batch: the largest that divides a device's share and fits.
 
     Args:
-        run: what is trained
-        data: what it reads; its micro_batch is None
-        trainer: the trainer's keys; of them count precision and strategy
+        run: settings of the model and its training
+        data: settings of the data, with micro_batch None
+        trainer: settings of the trainer; precision and strategy matter
         memory: bytes of a device
-        devices: number of devices, all alike
+        devices: number of identical devices
 
     Raises:
-        ConfigError: not one sequence fits, or precision or strategy are not planned for
+        ConfigError: a single sequence does not fit, or precision or strategy cannot be planned
     """
     share = data.share(devices).micro_batch
     try:
-        of = _memory(run, data, find_strategy(trainer, devices), _precision(trainer), devices)[1]
+        memory_of = _memory(run, data, find_strategy(trainer, devices), _precision(trainer), devices)[1]
     except ConfigError as error:
-        raise ConfigError(f"data.micro_batch is null, to be the largest that fits: {error} Or set it.") from error
-    if fitting := _largest(of, run, data, share, memory):
+        raise ConfigError(f"data.micro_batch is null and cannot be chosen: {error} Or set data.micro_batch.") from error
+    if fitting := _largest(memory_of, run, data, share, memory):
         return fitting
     raise ConfigError(
-        f"{run.config.name} does not fit: one sequence of {data.seq_len} tokens takes {of(1).peak / 2**30:.1f} GiB "
-        f"of a device, and {USABLE:.0%} of {memory / 2**30:.1f} GiB are for tensors; use a smaller model or "
-        "data.seq_len, model.activation_checkpointing, or trainer/fsdp on more devices."
+        f"{run.config.name} does not fit: one sequence of {data.seq_len} tokens takes "
+        f"{memory_of(1).peak / 2**30:.1f} GiB; expected at most {USABLE:.0%} of {memory / 2**30:.1f} GiB. "
+        "Use a smaller model or data.seq_len, model.activation_checkpointing, or trainer/fsdp on more devices."
     )
 
 
 def _memory(
     run: PretrainConfig, data: DataConfig, parallel: Parallel, precision: str, devices: int
 ) -> tuple[Callable[[int], StepMemory], Callable[[int], GpuMemory]]:
-    """Memory by micro-batch: of a whole model's step, and of one device."""
     share, blocks = data.global_batch // devices, run.meta().layers
 
     @cache
     def step(micro_batch: int) -> StepMemory:
-        # views of DDP's buckets are gradients that are never freed, as in accumulation
-        kept = micro_batch < share or (parallel.kind == "ddp" and parallel.bucket_view)
-        return step_memory(run, micro_batch, data.seq_len, precision=precision, accumulate=kept)
+        # DDP bucket views are never freed, like accumulated gradients
+        keeps_gradients = micro_batch < share or (parallel.kind == "ddp" and parallel.bucket_view)
+        return step_memory(run, micro_batch, data.seq_len, precision=precision, accumulate=keeps_gradients)
 
     def memory(micro_batch: int) -> GpuMemory:
         return gpu_memory(step(micro_batch), blocks, parallel, devices, accumulate=micro_batch < share)
@@ -204,7 +203,6 @@ def _memory(
 def _largest(
     memory: Callable[[int], GpuMemory], run: PretrainConfig, data: DataConfig, share: int, total: int
 ) -> int | None:
-    """The largest micro-batch that fits, with logits that a kernel numbers with 32 bits."""
     most = max(1, MOST_LOGITS // (data.seq_len * run.config.vocab_size))
     return largest_micro_batch(lambda size: memory(size).peak, share, int(USABLE * total), most)
 
@@ -215,28 +213,27 @@ def plan_steps(run: PretrainConfig, data: DataConfig, trainer: dict[str, Any]) -
     Raises:
         ConfigError: trainer.max_steps is neither -1 nor positive
     """
-    given = str(trainer.get("max_steps", -1))  # text, where it comes from the command line
-    if given == "-1":
+    max_steps = str(trainer.get("max_steps", -1))  # text on the command line
+    if max_steps == "-1":
         return run.steps_for_budget(data.tokens_per_step)
-    if not given.isdecimal() or int(given) < 1:
-        raise ConfigError(f"trainer.max_steps is {given}; expected at least 1, or -1 for the budget.")
-    return int(given)
+    if not max_steps.isdecimal() or int(max_steps) < 1:
+        raise ConfigError(f"trainer.max_steps is {max_steps}; expected at least 1, or -1 for the budget.")
+    return int(max_steps)
 
 
 def _given_strategy(strategy: str, trainer: dict[str, Any], gpus: int) -> Parallel:
-    """The strategy asked for, with what the trainer says of it."""
     try:
-        said = find_strategy(trainer, gpus)
-    except ConfigError:  # one that is not planned for: the given one is the way out
+        configured = find_strategy(trainer, gpus)
+    except ConfigError:  # the trainer's strategy cannot be planned
         return Parallel(strategy)
-    return said if said.kind == strategy else Parallel(strategy)
+    return configured if configured.kind == strategy else Parallel(strategy)
 
 
 def _precision(trainer: dict[str, Any]) -> str:
-    given = str(trainer.get("precision") or "32-true")
-    precision = {"32": "32-true"}.get(given, given)
+    text = str(trainer.get("precision") or "32-true")
+    precision = {"32": "32-true"}.get(text, text)
     if precision not in PRECISIONS:
-        raise ConfigError(f"trainer.precision {given} is not planned for; use {' or '.join(PRECISIONS)}.")
+        raise ConfigError(f"trainer.precision is {text}; expected {' or '.join(PRECISIONS)} for a plan.")
     return precision
 
 
@@ -256,17 +253,17 @@ def _reads(data: DataConfig, vocab_size: int, share: int, steps: int) -> Reads:
 
 
 def train_hours(tokens: int, flops_per_token: float, gpus: int, peak: float, mfu: float) -> float:
-    """Tokens x FLOPs a token / (GPUs x peak x MFU), in hours.
+    """Return tokens x FLOPs per token / (GPUs x peak x MFU), in hours.
 
     Args:
-        tokens: of the run
-        flops_per_token: of forward and backward (`lightning_sv.nn.flops_per_token`)
+        tokens: number of training tokens
+        flops_per_token: FLOPs of forward and backward (`lightning_sv.nn.flops_per_token`)
         gpus: number of GPUs
-        peak: FLOP/s of one
-        mfu: share of the peak that the model's FLOPs reach, recomputation not counted (arXiv:2204.02311)
+        peak: peak FLOP/s of one GPU
+        mfu: fraction of the peak reached by the model's FLOPs, without recomputation (arXiv:2204.02311)
 
     Raises:
-        ConfigError: mfu is no share
+        ConfigError: mfu is not in (0, 1]
     """
     if not 0 < mfu <= 1:
         raise ConfigError(f"the MFU is {mfu}; expected a number above 0 and at most 1 (0.4 is 40%).")
@@ -274,16 +271,16 @@ def train_hours(tokens: int, flops_per_token: float, gpus: int, peak: float, mfu
 
 
 def measured_mfu(tokens: NDArray[np.int64], values: NDArray[np.float64]) -> float:
-    """Harmonic mean of throughput/mfu after the first tenth of the tokens: the share that gives the run's time.
+    """Return the harmonic mean of throughput/mfu after the first 10% of the tokens, which gives the run's time.
 
     Args:
         tokens: (N,) training tokens of each value
-        values: (N,) the MFU since the value before
+        values: (N,) the MFU since the previous value
 
     Raises:
-        ConfigError: no value is left, or one is not positive
+        ConfigError: no value remains, or one is not positive
     """
     warm = values[tokens > tokens[-1] / 10] if len(tokens) > 1 else values[:0]
     if not len(warm) or not (warm > 0).all():
-        raise ConfigError("the run of --run logged too few positive values of throughput/mfu; give --mfu instead.")
+        raise ConfigError("the run of --run has too few positive values of throughput/mfu; pass --mfu instead.")
     return float(len(warm) / (1 / warm).sum())

@@ -1,4 +1,4 @@
-"""The role of every parameter of any module: what it does in one traced forward pass, never what it is called."""
+"""Role of every parameter of any module, from one traced forward pass and not from its name."""
 
 import re
 from collections import defaultdict
@@ -19,15 +19,15 @@ def weight_decay_roles(model: nn.Module, example: Any = None, known: Mapping[str
     """Classify every parameter of `model` from one forward pass.
 
     Args:
-        model: any module; on fake tensors (see `fake_model`) nothing is computed and no memory is taken. Build it with
-            its head: a final norm that nothing reads is no Input-Norm
-        example: what it is called with, a tensor, a tuple or a dict of keywords. By default 16 token ids for our
-            Backbone and for a model of transformers
-        known: roles that you know yourself, by name; they go before the trace's
+        model: any module; on fake tensors (see `fake_model`) nothing is computed and no memory is used. Build it with
+            its head: a final norm without a consumer is not an Input-Norm
+        example: inputs of the model: a tensor, a tuple or a dict of keywords. By default 16 token ids for our
+            Backbone and for transformers models
+        known: roles by parameter name, which take precedence over the trace
 
     Raises:
-        ConfigError: the pass failed, an operation is not known to be a linear map or not, or no token reached a
-            parameter and its siblings (names that differ in numbers alone) do not agree; each by name
+        ConfigError: the pass failed, it is unknown whether an operation is linear, or no token reached a parameter and
+            its siblings (names that differ only in numbers) disagree; the message names it
     """
     return traced_roles(model, example, known, every=True)[1]
 
@@ -35,9 +35,9 @@ def weight_decay_roles(model: nn.Module, example: Any = None, known: Mapping[str
 def traced_roles(
     model: nn.Module, example: Any = None, known: Mapping[str, ModelRole] | None = None, *, every: bool = False
 ) -> tuple[Classifier, Roles]:
-    """Return the roles as `weight_decay_roles` does, and before them the trace that they come from.
+    """Return the trace and the roles of `weight_decay_roles`.
 
-    Unless `every` role matters, vectors that the pass does not use, such as mask tokens, are 'other'.
+    Unless `every` is True, vectors that the pass does not use, such as mask tokens, have the role 'other'.
 
     Raises:
         ConfigError: as `weight_decay_roles`
@@ -47,16 +47,20 @@ def traced_roles(
     named = dict(model.named_parameters())
     for name, role in known.items():
         if name not in named or role not in MODEL_ROLES:
-            what = f"{role!r} is no role; roles: {' '.join(MODEL_ROLES)}" if name in named else "no such parameter"
-            raise ConfigError(f"known[{name!r}]: {what}.")
+            reason = (
+                f"the role is {role!r}; expected one of {' '.join(MODEL_ROLES)}"
+                if name in named
+                else "no such parameter"
+            )
+            raise ConfigError(f"known[{name!r}]: {reason}.")
     classifier = Classifier(model, args, kwargs, known)
-    found = classifier.parameters()
-    _complete(found, named, every=every)
-    return classifier, Roles(tuple(found[name] for name in named))
+    parameters = classifier.parameters()
+    _complete(parameters, named, every=every)
+    return classifier, Roles(tuple(parameters[name] for name in named))
 
 
 def _complete(found: dict[str, ModelParameter], named: Mapping[str, nn.Parameter], *, every: bool) -> None:
-    """Give parameters that no token reached the role of their siblings."""
+    """Assign the role of their siblings to parameters without tokens."""
     siblings: dict[str, list[ModelParameter]] = defaultdict(list)
     for row in found.values():
         siblings[family(row.name)].append(row)
@@ -72,26 +76,25 @@ def _complete(found: dict[str, ModelParameter], named: Mapping[str, nn.Parameter
             found[name] = ModelParameter(name, tuple(parameter.shape), "other", trained=False)
         elif (twin := _twin(name, named)) is not None:
             raise ConfigError(
-                f"parameter {name} shares its storage with {twin} and is another parameter, so that an optimizer would "
-                f"step the same numbers twice; tie the modules with one parameter: {twin} = {name}, without "
+                f"parameter {name} shares its storage with {twin} but is a different parameter, so an optimizer would "
+                f"update the same values twice; tie the modules with one parameter: {twin} = {name}, without "
                 "nn.Parameter(...) or .data."
             )
         elif not every and max(parameter.shape, default=1) == parameter.numel():
             found[name] = ModelParameter(name, tuple(parameter.shape), "other")
         else:
             raise ConfigError(
-                f"parameter {name} is not used in the traced forward pass, and has no siblings that agree on a role; "
+                f"parameter {name} is not used in the traced forward pass, and its siblings have no common role; "
                 f"pass an example that reaches it, freeze it (requires_grad=False), or give its role in "
                 f"known={{{name!r}: ...}}."
             )
 
 
 def _twin(name: str, named: Mapping[str, nn.Parameter]) -> str | None:
-    """Return the name of another parameter of the same numbers, as which those of `name` were found."""
     same = [key for key, other in named.items() if key != name and place(other) == place(named[name])]
     return same[-1] if same else None
 
 
 def family(name: str) -> str:
-    """Return a name with '*' for its numbers: the same for the parameters of all layers and experts."""
+    """Return a name with its numbers replaced by '*', equal for the parameters of all layers and experts."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)

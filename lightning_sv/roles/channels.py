@@ -1,4 +1,4 @@
-"""The axes along which channels lie: through views, products, and operations that are measured on random numbers."""
+"""Axes of the channels through views, products, and operations that are measured on random inputs."""
 
 from typing import Any
 
@@ -23,32 +23,32 @@ def contraction(product: Node, name: str, operand: Node) -> int:
 
 
 def moved(source: Node, result: Node, axes: frozenset[int]) -> frozenset[int]:
-    """Return the axes of `result`, a view or an elementwise result, along which the axes of `source` lie.
+    """Return the axes of `result`, a view or an elementwise result, that correspond to `axes` of `source`.
 
-    In a view by strides: an axis of the view lies in those of the source whose steps it takes, which may be others
-    beside them. Copies that broadcasting makes (stride 0) go with the axes that are asked for.
+    In a view by strides, an axis of the view corresponds to the axes of the source whose strides it covers, possibly
+    several. Broadcast axes (stride 0) correspond to all requested axes.
     """
     if not result.is_view:
         shift = len(result.shape) - len(source.shape)
         return frozenset(axis + shift for axis in axes if axis + shift >= 0)
     spans = {i: (s, s * n) for i, (s, n) in enumerate(zip(source.stride, source.shape, strict=True)) if n > 1}
-    found = set()
+    result_axes = set()
     for axis, (step, size) in enumerate(zip(result.stride, result.shape, strict=True)):
         if size == 1:
             continue
         if step == 0:
-            found.add(axis)
+            result_axes.add(axis)
             continue
-        touched = {i for i, (low, high) in spans.items() if low < step * size and high > step and low > 0}
-        # an axis that broadcasting made belongs to all
-        touched -= {i for i in touched if source.stride[i] == 0}
-        if touched & axes:
-            found.add(axis)
-    return frozenset(found)
+        covered = {i for i, (low, high) in spans.items() if low < step * size and high > step and low > 0}
+        # a broadcast axis corresponds to all
+        covered -= {i for i in covered if source.stride[i] == 0}
+        if covered & axes:
+            result_axes.add(axis)
+    return frozenset(result_axes)
 
 
 def is_measurable(node: Node) -> bool:
-    """Whether an operation is one of torch's own on one tensor and plain numbers, so that it may be run again."""
+    """Return True for an operation of torch on one tensor and plain values, which can be run again."""
     return (
         node.call is not None
         and "::" not in node.op
@@ -62,21 +62,21 @@ def is_measurable(node: Node) -> bool:
 
 
 def channels_of_result(node: Node, channels: frozenset[int]) -> frozenset[int] | None:
-    """Return the axes along which channels lie in the result of a linear operation that leaves them apart.
+    """Return the axes of the channels in the result of a linear operation that does not mix them.
 
-    f is run on random x and y, and on both with random factors g of the channels. It is linear if
-    f(2x + y) = 2 f(x) + f(y), and leaves channels apart if f(gx) = h f(x) and f(gy) = h f(y) for one h.
+    The operation f is run on random x and y, and on both with random channel factors g. It is linear if
+    f(2x + y) = 2 f(x) + f(y), and keeps channels separate if f(gx) = h f(x) and f(gy) = h f(y) for the same h.
 
     Args:
-        node: result of an operation for which `is_measurable`
+        node: result of an operation for which `is_measurable` is True
         channels: axes of its input
 
     Returns:
-        None if it is not linear or mixes channels
+        The axes, or None if the operation is not linear or mixes channels.
     """
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-    if node.pointwise:  # torch's linear ones are in the tables
+    if node.pointwise:  # linear pointwise operations are in the tables
         return None
     shape = node.inputs[0][1].shape
     draw = torch.Generator().manual_seed(0)
@@ -105,6 +105,6 @@ def _run(node: Node, value: Tensor) -> Any:
 
 
 def _varies(factor: Tensor, axis: int) -> bool:
-    """Whether numbers differ along an axis; nan stands for any."""
+    """Return True if values differ along an axis; nan matches any value."""
     high, low = (factor.nan_to_num(nan=sign * torch.inf) for sign in (-1, 1))
     return bool((high.amax(axis) - low.amin(axis) > 1e-6).any())

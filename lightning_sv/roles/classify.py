@@ -1,4 +1,4 @@
-"""The role of each parameter: a table of rules, applied to every operation that reads what is made of parameters."""
+"""Classification of parameters: a table of rules for every operation that reads a function of parameters."""
 
 import math
 from collections import defaultdict
@@ -32,13 +32,13 @@ from lightning_sv.scale import ExponentialScale, OffsetScale, ScaledLinear, Scal
 
 @dataclass
 class Use:
-    """One argument of an operation that is made of parameters alone.
+    """An argument of an operation that depends on parameters only.
 
     Attributes:
-        node: what the operation gives
-        argument: its name
-        value: what is given as it
-        flow: of the pass
+        node: result of the operation
+        argument: name of the argument
+        value: node of the argument
+        flow: dataflow of the pass
     """
 
     node: Node
@@ -48,7 +48,7 @@ class Use:
 
     @property
     def part(self) -> str:
-        """What the operation does with it: 'operand' of a product, 'factor', 'addend', a 'norm weight', or ''."""
+        """Part of the value in the operation: 'operand' of a product, 'factor', 'addend', 'norm weight' or ''."""
         op, argument = self.node.op, self.argument
         if argument in PRODUCTS.get(op, ()):
             return "operand"
@@ -60,9 +60,9 @@ class Use:
 
     @cached_property
     def scaled(self) -> list[Node]:
-        """What the value makes of a norm's result, if it is a scale vector; empty if not."""
+        """Scaled outputs of norms, if the value is a scale vector; otherwise empty."""
         if self.part == "norm weight":
-            return [] if self.node.output else [self.node]  # the others are statistics
+            return [] if self.node.output else [self.node]  # other outputs are statistics
         others = self.node.others(self.value)
         if self.part != "factor" or math.prod(self.value.shape) == 1:
             return []
@@ -75,11 +75,11 @@ class Rule(NamedTuple):
     """One row of `RULES`.
 
     Attributes:
-        name: of the rule
-        role: that the parameters get; 'scale vector' is decided later, by what consumes the scaled values; None if
-            this use gives none
-        applies: to which uses
-        why: in one line
+        name: name of the rule
+        role: role of the parameters; 'scale vector' is resolved later by the consumers of the scaled values; None if
+            this use determines no role
+        applies: predicate of the uses
+        why: one-line explanation
     """
 
     name: str
@@ -88,78 +88,78 @@ class Rule(NamedTuple):
     why: str
 
 
-#: the first row that applies to a use decides
+#: the first rule that applies to a use decides
 RULES = (
     Rule("learned queries' matrix", "matrix",
          lambda use: use.node.kind == PARAM and use.node.op in PRODUCTS and use.argument == PRODUCTS[use.node.op][1],
-         "no data yet, but the queries go through this matrix on their way to it"),
+         "not combined with data yet, but the queries pass through this matrix first"),
     Rule("learned queries' bias", "bias",
          lambda use: use.node.kind == PARAM and use.node.op in PRODUCTS and use.part == "addend",
          "the product of learned queries and a matrix adds it"),
     Rule("parameters alone", None, lambda use: use.node.kind == PARAM,
-         "a function of parameters: its result decides, at the operation that brings it to data"),
+         "a function of parameters: its result is classified where it is combined with data"),
     Rule("lookup", "embedding", lambda use: use.node.op in LOOKUPS,
-         "rows of a table are chosen by numbers"),
+         "rows of a table are selected by index"),
     Rule("chosen rows", "embedding", lambda use: use.node.op in CHOICES_OF_ROWS and use.argument == "self",
-         "table[ids] is a lookup by another name"),
+         "table[ids] is equivalent to a lookup"),
     Rule("added table", "embedding", lambda use: use.node.op in SUMS and use.value in use.flow.tables,
-         "rows of a table, chosen by position, as of learned positions"),
+         "rows of a table, selected by position, such as learned positions"),
     Rule("router", "router", lambda use: use.part == "operand" and is_router(use.node),
-         "a matrix whose product is compared by top-k, sort or argmax chooses experts"),
+         "a matrix whose product is ranked by top-k, sort or argmax selects experts"),
     Rule("head", "head", lambda use: use.part == "operand" and is_head(use.node, use.flow.graph.outputs),
-         "a matrix whose product is the output and goes nowhere else"),
+         "a matrix whose product is only the output"),
     Rule("matrix", "matrix", lambda use: use.part == "operand",
          "any other linear map of data"),
     Rule("bias", "bias", lambda use: use.part == "addend",
          "it is added by a sum, a product, a norm or a recurrent cell"),
     Rule("scale vector", "scale vector", lambda use: bool(use.scaled),
-         "it multiplies what a norm gives, or half of a norm before the other half comes"),
+         "it multiplies the output of a norm, or one of the norm's two factors before the other"),
     Rule("norm's statistics", None, lambda use: use.part == "norm weight",
-         "the other results of the norm's operation do not depend on the vector"),
+         "the other outputs of the norm's operation do not depend on the vector"),
     Rule("factor", "multiplier", lambda use: use.part == "factor" and math.prod(use.value.shape) > 1,
-         "it multiplies what is not normalized, as LayerScale does"),
+         "it multiplies unnormalized values, like LayerScale"),
     Rule("attention's mask", "bias",
          lambda use: use.node.op in ATTENTION and use.argument in ("attn_mask", "attn_bias"),
          "it is added to the scores"),
     Rule("argument of attention", "other", lambda use: use.node.op in ATTENTION,
-         "a learned query, key or value that meets no matrix"),
+         "a learned query, key or value without a matrix"),
     Rule("single factor", "other", lambda use: use.part == "factor",
-         "one number for all channels is no scale vector"),
+         "a single number for all channels is not a scale vector"),
     Rule("joined", "other", lambda use: use.node.op in JOINS,
-         "it stands beside data, as a class token does"),
+         "it is concatenated with data, like a class token"),
     Rule("elementwise", "other", lambda use: use.node.pointwise,
          "a function of it and data that is neither their product nor their sum"),
 )  # fmt: skip
 
 
 def first_rule(use: Use) -> Rule | None:
-    """Return the row of `RULES` that decides a use; None if the operation is not known."""
+    """Return the rule that decides a use; None for an unknown operation."""
     return next((rule for rule in RULES if rule.applies(use)), None)
 
 
 def uses_of_parameters(flow: Dataflow) -> Iterator[Use]:
-    """Yield every argument that is made of parameters alone, in the order of the pass."""
+    """Yield every argument that depends on parameters only, in the order of the pass."""
     for node in flow.graph.nodes:
         if node.kind != CONST:
             yield from (Use(node, argument, value, flow) for argument, value in node.inputs if value.kind == PARAM)
 
 
 class Classifier:
-    """What each parameter of a model does in one traced pass.
+    """Uses of each parameter of a model in one traced pass.
 
     Args:
         model: any module
-        args: of the pass
-        kwargs: of the pass
-        known: roles that go before the trace's, by name
+        args: positional arguments of the pass
+        kwargs: keyword arguments of the pass
+        known: roles by name, which take precedence over the trace
 
     Attributes:
-        uses: roles by parameter, one or more
-        scaled: of scale vectors: (scaled value, the factor)
-        products: of matrices: (product, operand, name of its argument)
+        uses: parameter -> one or more roles
+        scaled: scale vector -> (scaled value, the factor)
+        products: matrix -> (product, operand, name of its argument)
 
     Raises:
-        ConfigError: a parameter without a known role meets data in an operation that is not known
+        ConfigError: a parameter without a known role is combined with data in an unknown operation
     """
 
     def __init__(
@@ -178,14 +178,13 @@ class Classifier:
             self._note(use)
 
     def _note(self, use: Use) -> None:
-        """Note what the first rule says of all parameters that a value is made of."""
         names, factors = self.flow.sources[use.value], self.flow.factors.get(use.value, frozenset())
         rule = first_rule(use)
         if rule is None:
             if not all(name in self._declared for name in names):
                 raise ConfigError(
-                    f"parameter {', '.join(sorted(names))} meets the activations in {use.node.op!r}, which is not "
-                    "known; trace a plain model (no quantization, no fused kernel), or give its role in `known`."
+                    f"parameter {', '.join(sorted(names))} is combined with activations in {use.node.op!r}, an unknown "
+                    "operation; trace a plain model (no quantization, no fused kernel), or give its role in `known`."
                 )
         elif rule.role == "scale vector":
             for name in names | factors:
@@ -195,20 +194,20 @@ class Classifier:
                 self.uses[name].add(rule.role)
                 if use.part == "operand" and use.node.kind != PARAM:
                     self.products[name].append((use.node, use.value, use.argument))
-            for name in factors:  # what scales a matrix is a multiplier
+            for name in factors:  # a factor of a matrix is a multiplier
                 self.uses[name].add("multiplier" if rule.role in WEIGHTS else rule.role)
             if rule.role in WEIGHTS:
                 self._scales_matrix |= factors
 
     def parameters(self) -> dict[str, ModelParameter]:
-        """Return the parameters that were used."""
-        return {name: found for name in self.named if (found := self._parameter(name)) is not None}
+        """Return the parameters that are used in the pass."""
+        return {name: row for name in self.named if (row := self._parameter(name)) is not None}
 
     def consumers_of(self, name: str) -> list[Consumer]:
-        """Return what reads the values that a scale vector scales, not through gates.
+        """Return the consumers of the values that a scale vector scales, without passing gates.
 
         Raises:
-            UnknownConsumerError: it is not known whether an operation is linear
+            UnknownConsumerError: it is unknown whether an operation is linear
         """
         if name not in self._consumers:
             self._consumers[name] = list(consumers(self.scaled.get(name, ()), name, through_gates=False))
@@ -221,7 +220,7 @@ class Classifier:
             role, declared = self._declared[name]
             decays_to = decays_to if declared is None else declared
         else:
-            if scaled:  # the paper's Input-Norm is what matrices alone read
+            if scaled:  # the paper's Input-Norm: only matrices read it
                 ends = self.consumers_of(name)
                 roles.add("input" if ends and all(end.matrix is not None for end in ends) else "output")
             if not roles:
@@ -239,10 +238,10 @@ class Classifier:
         )
 
     def _folds(self, name: str) -> bool:
-        """Whether matrices take up the vector at every end of its values, and nothing else reads those matrices."""
+        """Return True if matrices can absorb the vector at every end of its values, and nothing else reads them."""
         try:
             ends = list(consumers(self.scaled[name], name, through_gates=True))
-        except UnknownConsumerError:  # behind a gate, where roles do not look
+        except UnknownConsumerError:  # behind a gate, which roles do not pass
             return False
         operands = [end.matrix for end in ends if end.matrix is not None]
         if not all(self.flow.is_linear(operand) for operand in operands):
@@ -253,7 +252,7 @@ class Classifier:
         return bool(ends) and not tied and all(e.along_channels for e in ends) and products == {e.node for e in ends}
 
     def _geometry(self, name: str) -> tuple[int | None, int | None]:
-        """Return the axis that a matrix's products sum over and the width of its heads; None if they differ."""
+        """Return the axis of a matrix's contractions and the width of its heads; None if ambiguous."""
         uses = self.products.get(name, ())
         axes = {self.flow.contracted_axis(operand, product, argument) for product, operand, argument in uses}
         widths = {head_width(product) for product, _, _ in uses}
@@ -261,7 +260,7 @@ class Classifier:
 
 
 def _declared_roles(model: nn.Module) -> dict[str, tuple[ModelRole, float | None]]:
-    """Return what our own modules declare: (role, the factor to which decay pulls) by parameter."""
+    """Return the declarations of our own modules: parameter -> (role, target of the decay)."""
     declared: dict[str, tuple[ModelRole, float | None]] = {}
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""

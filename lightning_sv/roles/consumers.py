@@ -1,4 +1,4 @@
-"""What consumes a value: linear maps alone or not, the choice of experts, the output."""
+"""Consumers of a value: linear maps, selection of experts, and the output."""
 
 import heapq
 from collections.abc import Iterable, Iterator
@@ -28,22 +28,22 @@ from lightning_sv.roles.trace import CONST, DATA, PARAM, Node, Walk
 _KNOWN = MIXING | frozenset(PRODUCTS) | frozenset(ROWS) | frozenset(TERMS)
 _BATCHED = frozenset({"bmm", "baddbmm", "addbmm"})
 
-#: nodes that are linear in a scale vector -> the axes along which its channels lie
+#: nodes that are linear in a scale vector -> the axes of its channels
 Reached = dict[Node, frozenset[int]]
 
 
 class UnknownConsumerError(ConfigError):
-    """A value is read by an operation of which it is not known whether it is linear."""
+    """A value is read by an operation whose linearity is unknown."""
 
 
 @dataclass(frozen=True)
 class Consumer:
-    """An operation that a value ends in.
+    """An operation that consumes a value.
 
     Attributes:
-        node: the operation that reads it
-        matrix: the parameter's side of a linear map; None if it is no linear map
-        along_channels: the linear map sums over the value's channels, and so can take up their factors
+        node: the operation
+        matrix: the parameter operand of a linear map; None for other operations
+        along_channels: True if the linear map sums over the value's channels, so that it can absorb their factors
     """
 
     node: Node
@@ -52,68 +52,67 @@ class Consumer:
 
 
 def consumers(scaled: Iterable[tuple[Node, Node]], name: str, *, through_gates: bool) -> Iterator[Consumer]:
-    """Yield the readers of all values that are linear in a scale vector, channel by channel.
+    """Yield the consumers of all values that are linear in a scale vector, channel by channel.
 
-    A result is such a value too if it is linear in the vector with coefficients that are constants, parameters, or one
-    number per position: views, casts, chosen rows, sums over positions, biases, and sums of several such values. With
-    `through_gates` the coefficients may be any data: gates, and attention's average of its values.
+    Values stay linear in the vector if coefficients are constants, parameters, or one number per position: views,
+    casts, selected rows, sums over positions, biases, and sums of such values. With `through_gates` the coefficients
+    may be any data: gates, and attention's average of its values.
 
     Args:
-        scaled: products of a normalized value and the scale vector, each with the factor that the vector is there
+        scaled: products of a normalized value and the scale vector, each with the vector's factor
         name: parameter name of the scale vector, for the error
         through_gates: if True, follow products with data
 
     Raises:
-        UnknownConsumerError: an operation that is in no table of `ops` and cannot be measured
+        UnknownConsumerError: an operation is in no table of `ops` and cannot be measured
     """
     reached: Reached = {start: _channels(start, factor) for start, factor in scaled}
-    yield from (Consumer(start) for start in reached if not start.users)  # returned as it is
-    waiting = [(user.order, user) for start in reached for _, user in start.users]
-    heapq.heapify(waiting)  # in the order of the pass: what a node is made of is decided before it
+    yield from (Consumer(start) for start in reached if not start.users)  # returned unchanged
+    pending = [(user.order, user) for start in reached for _, user in start.users]
+    heapq.heapify(pending)  # in the order of the pass, so that inputs are decided first
     last: Node | None = None
-    while waiting:
-        _, user = heapq.heappop(waiting)
+    while pending:
+        _, user = heapq.heappop(pending)
         if user is last or user in reached or user.kind == CONST:
             continue
         last = user
         if user.output and user.op in ATTENTION | frozenset(NORMS):  # statistics
             continue
-        given = [(argument, value) for argument, value in user.inputs if value in reached]
-        for argument, value in list(given):
+        linear_inputs = [(argument, value) for argument, value in user.inputs if value in reached]
+        for argument, value in list(linear_inputs):
             matrix = _matrix(argument, user, reached)
             if matrix is not None:
                 axis = contraction(user, argument, value)
                 batch = {0} if len(value.shape) == 3 and user.op in _BATCHED else set()
                 along = axis in reached[value] and reached[value] <= {axis} | batch
                 yield Consumer(user, matrix, along)
-                given.remove((argument, value))
-        if not given:
+                linear_inputs.remove((argument, value))
+        if not linear_inputs:
             continue
-        after = _after(user, given, reached, through_gates)
+        after = _after(user, linear_inputs, reached, through_gates)
         if after is not None:
             reached[user] = after
             for _, following in user.users:
-                heapq.heappush(waiting, (following.order, following))
+                heapq.heappush(pending, (following.order, following))
             continue
         if user.op in QUANTIZES or not (user.pointwise or user.op in _KNOWN or is_measurable(user)):
             raise UnknownConsumerError(
-                f"{name} scales a value that {user.op!r} reads, of which it is not known whether it is a linear "
+                f"{name} scales a value read by {user.op!r}, and it is unknown whether that is a linear "
                 "map; trace a plain model (no quantization, no fused kernel), or give the role in `known`."
             )
         yield Consumer(user)
 
 
 def _channels(start: Node, factor: Node) -> frozenset[int]:
-    """Return the axes of a scaled value along which its scale vector varies."""
     if start.op in NORMS and ("group" in start.op or "batch" in start.op):
         return frozenset({1})
     shift = len(start.shape) - len(factor.shape)
-    rows = 1 if plain(factor).op in CHOICES_OF_ROWS else 0  # an expert's vector for each row
+    rows = 1 if plain(factor).op in CHOICES_OF_ROWS else 0  # one expert's vector per row
     return frozenset(i + shift for i, size in enumerate(factor.shape) if size > 1 and i >= rows)
 
 
 def _matrix(argument: str, user: Node, reached: Reached) -> Node | None:
-    """Return the parameters with which a product is a linear map of its `argument`; None if it is not one."""
+    """Return the parameter operand of a product that is linear in `argument`; None if there is none."""
     operands = PRODUCTS.get(user.op, ())
     others = [other for name in operands if name != argument and (other := user.argument(name)) is not None]
     if argument not in operands or any(other in reached for other in others):
@@ -122,7 +121,7 @@ def _matrix(argument: str, user: Node, reached: Reached) -> Node | None:
 
 
 def _after(user: Node, given: list[tuple[str, Node]], reached: Reached, gates: bool) -> frozenset[int] | None:
-    """Return where the channels lie in `user`, None if it is not linear in the vector, channel by channel.
+    """Return the axes of the channels in `user`; None if it is not linear in the vector, channel by channel.
 
     `given` are its inputs that are linear in the vector. With `gates` their coefficients may be any data.
     """
@@ -136,11 +135,11 @@ def _after(user: Node, given: list[tuple[str, Node]], reached: Reached, gates: b
             return None
         return reached[value]
     if op in ROWS:
-        taken = (*ROWS[op], *(() if op in CHOICES_OF_ROWS else ("self",)))
-        if any(argument not in taken for argument, _ in given):
+        row_arguments = (*ROWS[op], *(() if op in CHOICES_OF_ROWS else ("self",)))
+        if any(argument not in row_arguments for argument, _ in given):
             return None
         if op in ADDING_ROWS and not all(
-            value in reached or value.kind == CONST for argument, value in user.inputs if argument in taken
+            value in reached or value.kind == CONST for argument, value in user.inputs if argument in row_arguments
         ):
             return None
         return _agreed(user, given, reached)
@@ -152,7 +151,7 @@ def _after(user: Node, given: list[tuple[str, Node]], reached: Reached, gates: b
 
 
 def _agreed(user: Node, given: list[tuple[str, Node]], reached: Reached) -> frozenset[int] | None:
-    """Return where the channels of all `given` lie in an elementwise result; None if at different places."""
+    """Return the axes of the channels of all `given` in an elementwise result; None if they differ."""
     places = {moved(value, user, reached[value]) for _, value in given}
     if user.op == "stack":
         new = int(user.scalars.get("dim", 0)) % len(user.shape)
@@ -161,26 +160,26 @@ def _agreed(user: Node, given: list[tuple[str, Node]], reached: Reached) -> froz
 
 
 def _is_linear(user: Node, term: str, reached: Reached, channels: frozenset[int], gates: bool) -> bool:
-    """Whether a term of a sum has the vector once, above its fraction line, or not at all and no other data.
+    """Return True if a term of a sum contains the vector once, in its numerator, or neither vector nor data.
 
-    `term` is an entry of `TERMS`; `channels` are the axes of the result along which the vector's channels lie. With
+    `term` is an entry of `TERMS`; `channels` are the axes of the vector's channels in the result. With
     `gates` the vector's coefficients may be any data.
     """
     above, _, below = term.partition("/")
     named = {name: value for name in above.split("*") if (value := user.argument(name)) is not None}
-    over = list(named.values())
+    numerator = list(named.values())
     under = user.argument(below)
-    linear = [value for value in over if value in reached]
+    linear = [value for value in numerator if value in reached]
     if len(linear) > 1 or under in reached:
         return False
-    factors = [value for value in (*over, under) if value is not None and value not in reached]
-    if not linear:  # conditions choose, and add nothing
+    factors = [value for value in (*numerator, under) if value is not None and value not in reached]
+    if not linear:  # conditions only select
         return all(v.kind in (CONST, PARAM) or v is named.get("condition") for v in factors)
     return gates or all(v.kind in (CONST, PARAM) or _one_a_position(v, user, channels) for v in factors)
 
 
 def _averages(user: Node, argument: str, value: Node, channels: frozenset[int], gates: bool) -> bool:
-    """Whether a product averages a value over positions, with weights that are not made of it."""
+    """Return True if a product averages a value over positions, with weights independent of it."""
     if user.op in ATTENTION:
         return gates and argument == "value" and user.output == 0
     if argument not in PRODUCTS[user.op] or contraction(user, argument, value) in channels:
@@ -189,13 +188,13 @@ def _averages(user: Node, argument: str, value: Node, channels: frozenset[int], 
 
 
 def _one_a_position(factor: Node, result: Node, channels: frozenset[int]) -> bool:
-    """Whether `factor`, broadcast to `result`, is the same for all channels."""
+    """Return True if `factor`, broadcast to `result`, is equal for all channels."""
     shift = len(result.shape) - len(factor.shape)
     return bool(channels) and all(axis < shift or factor.shape[axis - shift] == 1 for axis in channels)
 
 
 def is_router(product: Node) -> bool:
-    """Whether a linear map's result reaches a choice (top-k, sort, argmax) as scores."""
+    """Return True if a linear map's result reaches a selection (top-k, sort, argmax) as scores."""
     walk = Walk(product)
     for value, argument, user in walk:
         if user.op in CHOICES and argument == "self":
@@ -207,7 +206,7 @@ def is_router(product: Node) -> bool:
 
 
 def is_head(product: Node, outputs: set[Node]) -> bool:
-    """Whether a linear map's result reaches the output and nothing else, but for a scale, a cap or a loss."""
+    """Return True if a linear map's result reaches only the output, apart from a scale, a cap or a loss."""
     walk = Walk(product)
     for value, argument, user in walk:
         if user.kind == CONST or user in walk.seen:
@@ -221,12 +220,12 @@ def is_head(product: Node, outputs: set[Node]) -> bool:
 
 
 def _is_alone(value: Node, user: Node, walk: Walk) -> bool:
-    """Whether `value` meets in `user` only constants, parameters and what else the walk has seen."""
+    """Return True if `user` combines `value` only with constants, parameters and values of the walk."""
     return all(other.kind in (CONST, PARAM) or other in walk.seen for other in user.others(value))
 
 
 def head_width(product: Node) -> int | None:
-    """Return the width of the heads into which a product's result is viewed, None if it is not."""
+    """Return the width of the heads into which a product's result is viewed; None without heads."""
     walk = Walk(product, nearest=True)
     for value, _, user in walk:
         if user in walk.seen:

@@ -1,4 +1,4 @@
-"""What each value of a traced pass is: made of which parameters, and normalized or not."""
+"""Dataflow of a traced pass: parameters in each value, and normalized values."""
 
 import math
 from collections.abc import Callable
@@ -7,12 +7,12 @@ from lightning_sv.roles.channels import contraction, moved
 from lightning_sv.roles.ops import CHOICES_OF_ROWS, COPIES, MULTIPLIED, NORMS, PRODUCTS
 from lightning_sv.roles.trace import CONST, PARAM, Graph, Node, Walk
 
-#: power of the input's length that a statistic has: a mean square, its root, and the root's inverse
+#: exponent of the input's norm in a statistic: mean square, its root, and the root's inverse
 _SQUARE, _ROOT, _INVERSE = 2, 1, -1
 _KEEP_STATISTIC = COPIES | {"add", "mul", "div", "clamp", "clamp_min", "maximum", "expand"}
 
 
-#: what an operation makes of the number of a parameter, and of that and another
+#: operations on the value of a parameter, and on a value and a number
 _FUNCTIONS: dict[str, Callable[[float], float]] = {
     "exp": math.exp,
     "tanh": math.tanh,
@@ -28,14 +28,14 @@ _ARITHMETIC: dict[str, Callable[[float, float], float]] = {
 
 
 class Dataflow:
-    """Attributes of the nodes of `graph`, found in the order in which they were made.
+    """Attributes of the nodes of `graph`, computed in the order of the pass.
 
     Attributes:
-        sources: parameters that a PARAM node is made of, by name
-        normalized: nodes that are x / |x|, or LayerNorm's, with nothing learned since
-        statistics: mean squares, their roots and their inverses: (of what, its power)
-        factors: parameters that a PARAM node was multiplied with, row by row or column by column; no sources of it
-        tables: PARAM nodes that are rows of a parameter, chosen by position and not by data
+        sources: names of the parameters in a PARAM node
+        normalized: nodes equal to x / |x|, or LayerNorm's result, without learned factors
+        statistics: mean squares, their roots and inverses: (input, exponent)
+        factors: parameters that multiplied rows or columns of a PARAM node, not among its sources
+        tables: PARAM nodes that are rows of a parameter, selected by position and not by data
     """
 
     def __init__(self, graph: Graph):
@@ -50,28 +50,28 @@ class Dataflow:
                 if node.inputs:
                     self._derive(node)
             else:
-                if (found := self._statistic(node)) is not None:
-                    self.statistics[node] = found
+                if (statistic := self._statistic(node)) is not None:
+                    self.statistics[node] = statistic
                 if self._is_normalized(node):
                     self.normalized.add(node)
 
     def _derive(self, node: Node) -> None:
-        """Note what a value is made of that depends on parameters alone."""
-        learned = [(name, value) for name, value in node.inputs if value.kind == PARAM]
-        kept_of = ("self",) if node.op in CHOICES_OF_ROWS else PRODUCTS.get(node.op, ())  # no index, no bias
-        learned = [(name, value) for name, value in learned if not kept_of or name in kept_of]
-        largest = max((_size(value) for _, value in learned), default=0)
-        small = [v for _, v in learned if node.op in MULTIPLIED and _size(v) < largest]
-        whole = [v for _, v in learned if v not in small]
-        self.sources[node] = frozenset().union(*(self.sources[v] for v in whole))
-        kept = [self.factors.get(v, frozenset()) for _, v in learned]
-        self.factors[node] = frozenset().union(*kept, *(self.sources[v] for v in small))
+        """Record the sources of a value that depends on parameters only."""
+        operands = [(name, value) for name, value in node.inputs if value.kind == PARAM]
+        selected = ("self",) if node.op in CHOICES_OF_ROWS else PRODUCTS.get(node.op, ())  # no index, no bias
+        operands = [(name, value) for name, value in operands if not selected or name in selected]
+        largest = max((_size(value) for _, value in operands), default=0)
+        vectors = [v for _, v in operands if node.op in MULTIPLIED and _size(v) < largest]
+        full = [v for _, v in operands if v not in vectors]
+        self.sources[node] = frozenset().union(*(self.sources[v] for v in full))
+        inherited = [self.factors.get(v, frozenset()) for _, v in operands]
+        self.factors[node] = frozenset().union(*inherited, *(self.sources[v] for v in vectors))
         moves = node.is_view or node.op in COPIES
-        if _chooses_rows(node) or (moves and any(v in self.tables for _, v in learned)):
+        if _chooses_rows(node) or (moves and any(v in self.tables for _, v in operands)):
             self.tables.add(node)
 
     def _statistic(self, node: Node) -> tuple[Node, int] | None:
-        """Return (of what, power) of a mean square, a root mean square or its inverse."""
+        """Return (input, exponent) of a mean square, a root mean square or its inverse."""
         if not node.inputs:
             return None
         value = node.inputs[0][1]
@@ -87,20 +87,20 @@ class Dataflow:
         known = next((self.statistics[v] for _, v in node.inputs if v in self.statistics), None)
         if known is None:
             return None
-        of, power = known
+        source, power = known
         exponent = node.scalars.get("exponent")
         if node.op in ("sqrt", "rsqrt") or (node.op == "pow" and exponent in (0.5, -0.5)):
             inverse = node.op == "rsqrt" or exponent == -0.5
-            return (of, _INVERSE if inverse else _ROOT) if power == _SQUARE else None
+            return (source, _INVERSE if inverse else _ROOT) if power == _SQUARE else None
         if node.op == "square" or (node.op == "pow" and exponent == 2):
-            return (of, _SQUARE) if power == _ROOT else None
+            return (source, _SQUARE) if power == _ROOT else None
         if node.op == "reciprocal" or (node.op == "pow" and exponent == -1):
-            return (of, _INVERSE) if power == _ROOT else None
+            return (source, _INVERSE) if power == _ROOT else None
         rest = [v for _, v in node.inputs if v not in self.statistics]
         if node.op == "sub" and power == _SQUARE and value in self.statistics and len(rest) == 1:
             mean = _squared(plain(rest[0]))  # E[x^2] - E[x]^2
             mean = None if mean is None else plain(mean)
-            return known if mean is not None and _is_mean(mean) and stem(mean.inputs[0][1]) is of else None
+            return known if mean is not None and _is_mean(mean) and stem(mean.inputs[0][1]) is source else None
         keeps = node.is_view or node.op in _KEEP_STATISTIC
         return known if keeps and all(v.kind == CONST for v in rest) else None
 
@@ -121,17 +121,18 @@ class Dataflow:
         return bool(normalized) and all(value in normalized or value.kind == CONST for value in inputs)
 
     def late_norms(self, product: Node, data: Node) -> list[Node]:
-        """Return where `product`, a scale vector's with `data`, becomes what a norm and the vector would give.
+        """Return the nodes at which `product`, a scale vector times `data`, becomes the scaled output of a norm.
 
-        As in gamma * x * rsqrt(mean(x^2)) and x * (gamma * rsqrt(mean(x^2))): the vector meets one half of the norm,
-        x or 1/|x|, before that meets the other.
+        For instance gamma * x * rsqrt(mean(x^2)) and x * (gamma * rsqrt(mean(x^2))): the vector multiplies x or 1/|x|
+        before these are multiplied with each other.
 
         Args:
             product: gamma * x, gamma * (1/|x|) or gamma / |x|
             data: x, 1/|x| or |x|
 
         Returns:
-            none where something else reads the product too, as a norm of gamma * x does: gamma is then a multiplier
+            The nodes; none if something else reads the product too, such as a norm of gamma * x: gamma is then a
+            multiplier.
         """
         of, power = self.statistics.get(data, (data, 0))
         inverse = power == (_ROOT if product.op == "div" else _INVERSE)
@@ -146,7 +147,7 @@ class Dataflow:
                 continue
             others = user.others(value)
             scaled = user.op == "mul" or (user.op == "div" and argument == "self")
-            scaled = scaled and len(others) == len(user.inputs) - 1  # not by itself
+            scaled = scaled and len(others) == len(user.inputs) - 1  # not squared
             factors = scaled and all(other.kind in (CONST, PARAM) for other in others)
             if user.shape == value.shape and (user.is_view or user.op in COPIES or factors):
                 walk.follow(user)
@@ -157,17 +158,17 @@ class Dataflow:
         return [] if walk.seen & self.graph.outputs else ends
 
     def _is_other_half(self, other: Node, op: str, data: Node, of: Node | None) -> bool:
-        """Whether `other` is x, where 1/|x| was scaled (`of` is x then), or a statistic of x where x was."""
+        """Return True if `other` is the missing half of the norm: x (`of`), or a statistic of x."""
         if of is not None:
             return op == "mul" and of in _stems(other)
         found, power = self.statistics.get(other, (None, 0))
         return power == (_INVERSE if op == "mul" else _ROOT) and found in _stems(data)
 
     def is_linear(self, operand: Node) -> bool:
-        """Whether a factor of the columns of `operand` is one of the parameters that it is made of.
+        """Return True if a column factor of `operand` is a column factor of one of its parameters.
 
-        It is where they are moved, chosen, joined, cast, or multiplied with what is made of others. It is not where
-        they are normalized: then a factor of a column changes all.
+        This holds if the parameters are moved, selected, joined, cast, or multiplied by others. It does not hold
+        if they are normalized, because a factor of one column then changes all.
         """
         operand = plain(operand)
         values = [value for _, value in operand.inputs]
@@ -183,14 +184,14 @@ class Dataflow:
         names = self.sources[largest] | self.factors.get(largest, frozenset())
         for value in values:
             if value.kind == PARAM and value is not largest:
-                own = self.sources[value] | self.factors.get(value, frozenset())
-                if own & names or _size(value) == _size(largest):
+                sources = self.sources[value] | self.factors.get(value, frozenset())
+                if sources & names or _size(value) == _size(largest):
                     return False
-        once = values.count(largest) == 1 and (operand.op == "mul" or values[0] is largest)
-        return once and self.is_linear(largest)
+        is_factor = values.count(largest) == 1 and (operand.op == "mul" or values[0] is largest)
+        return is_factor and self.is_linear(largest)
 
     def contracted_axis(self, operand: Node, product: Node, name: str) -> int | None:
-        """Return the axis of the parameter itself over which `product` sums, from its strides; None if mixed."""
+        """Return the parameter's own axis over which `product` sums, from its strides; None if mixed."""
         axis: int | None = contraction(product, name, operand)
         while axis is not None and operand.op != "parameter":
             learned = [value for _, value in operand.inputs if value.kind == PARAM]
@@ -205,7 +206,7 @@ class Dataflow:
 
 
 def _chooses_rows(node: Node) -> bool:
-    """Whether a value is several rows of another, given by their numbers: `table[:, :n]` or `table[positions]`."""
+    """Return True for several rows of a table, selected by position: `table[:, :n]` or `table[positions]`."""
     table, *indices = (value for _, value in node.inputs)
     rows = max(node.shape[:-1], default=0) > 1 and node.shape[-1] == table.shape[-1] > 1
     if node.op in CHOICES_OF_ROWS:
@@ -214,21 +215,21 @@ def _chooses_rows(node: Node) -> bool:
 
 
 def _size(node: Node) -> int:
-    """Return how many numbers a value has, those that broadcasting repeats once."""
+    """Return the number of elements, without those repeated by broadcasting."""
     if len(node.stride) != len(node.shape):
         return math.prod(node.shape)
     return math.prod(size for size, step in zip(node.shape, node.stride, strict=True) if step)
 
 
 def plain(node: Node) -> Node:
-    """Return what `node` is a view or a copy of."""
+    """Return `node` before views and copies."""
     while node.inputs and (node.is_view or node.op in COPIES):
         node = node.inputs[0][1]
     return node
 
 
 def stem(node: Node) -> Node:
-    """Return what `node` is before views, copies, constant factors, and a mean or a constant taken away."""
+    """Return `node` before views, copies, constant factors, and subtraction of a mean or a constant."""
     while True:
         node = plain(node)
         rest = [value for _, value in node.inputs[1:]]
@@ -241,14 +242,14 @@ def stem(node: Node) -> Node:
 
 
 def _stems(node: Node) -> set[Node]:
-    """Return the stem of `node`, and the stems before the factors that are made of parameters."""
-    found = {node := stem(node)}
+    """Return the stem of `node`, and the stems before its parameter factors."""
+    stems = {node := stem(node)}
     while node.op in ("mul", "div"):
         data = [value for _, value in node.inputs if value.kind not in (CONST, PARAM)]
         if len(data) != 1 or len(node.inputs) != 2 or (node.op == "div" and data[0] is not node.inputs[0][1]):
             break
-        found.add(node := stem(data[0]))
-    return found
+        stems.add(node := stem(data[0]))
+    return stems
 
 
 def _is_mean(node: Node) -> bool:
@@ -264,7 +265,7 @@ def _squared(node: Node) -> Node | None:
 
 
 def value_at(factor: Node, at: float) -> float | None:
-    """Return what a scale vector multiplies by where its parameter is `at`; None if that is not one number."""
+    """Return the factor of a scale vector whose parameter is `at`; None if it is not a single number."""
     if factor.op == "parameter":
         return at
     learned = [value for _, value in factor.inputs if value.kind == PARAM]

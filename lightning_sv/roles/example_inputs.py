@@ -1,4 +1,4 @@
-"""Inputs of the traced call: the example given, or token ids, an image, a sound made from a configuration."""
+"""Example inputs of the traced call: given, or token ids, images and sounds made from a configuration."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -13,14 +13,14 @@ from lightning_sv.nn import Backbone
 from lightning_sv.roles.forward import run_method
 
 TOKENS = 16
-#: samples of a sound: a second at 16 kHz
+#: samples of a sound: one second at 16 kHz
 _SAMPLES = 16000
-#: frames of a spectrogram, if the configuration does not say how many positions it has
+#: frames of a spectrogram, if the configuration has no number of positions
 _FRAMES = 512
-#: of a setting that is taken for a size, of the numbers of an image or a sound, and of its embeddings
+#: limits of a setting used as a size, of the elements of an image or a sound, and of its embeddings
 _MAX_SIZE, _MAX_NUMBERS, _MAX_EMBEDDINGS = 8192, 2**28, 2**14
-#: image and sound: the method that gives their embeddings, and the settings that name the token before them and, under
-#: two names, the token that stands for each embedding
+#: image and sound: the method that returns their embeddings, the setting of the token before them and, under
+#: two names, that of the placeholder token of each embedding
 _PLACEHOLDERS = {
     "image": ("get_image_features", "vision_start_token_id", ("image_token_id", "image_token_index")),
     "audio": ("get_audio_features", "audio_start_token_id", ("audio_token_id", "audio_token_index")),
@@ -28,20 +28,20 @@ _PLACEHOLDERS = {
 
 
 def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return (args, kwargs) of the traced call: the example, or one made from the model's own config.
+    """Return (args, kwargs) of the traced call, from the example or the model's config.
 
     Raises:
-        ConfigError: no example, and none can be made; a model on the meta device; parameters without a size
+        ConfigError: there is no example, and none can be made; a model on the meta device; lazy parameters
     """
     lazy = [name for name, parameter in model.named_parameters() if isinstance(parameter, UninitializedParameter)]
     if lazy:
         raise ConfigError(
-            f"parameter {lazy[0]} has no size yet, because its module is lazy; call the model once first."
+            f"parameter {lazy[0]} has no shape yet, because its module is lazy; call the model once first."
         )
     if any(parameter.is_meta and type(parameter.data) is Tensor for parameter in model.parameters()):
         raise ConfigError(
-            "the model is on the meta device, where a forward pass cannot be followed; build it with "
-            "fake_model(lambda: ...) instead, which takes no memory either."
+            "the model is on the meta device, where a forward pass cannot be traced; build it with "
+            "fake_model(lambda: ...) instead, which needs no memory either."
         )
     if isinstance(example, Mapping):
         return (), dict(example)
@@ -54,33 +54,33 @@ def example_of(model: nn.Module, example: Any) -> tuple[tuple[Any, ...], dict[st
     kwargs = _from_config(model)
     if kwargs is None:
         raise ConfigError(
-            f"{type(model).__name__} does not say what it reads; call weight_decay_roles in Python with example=, the "
-            "tensor, tuple or dict of keywords that it is called with."
+            f"{type(model).__name__} has no config that describes its inputs; call weight_decay_roles in Python with "
+            "example=, the tensor, tuple or dict of keywords of its forward."
         )
     return (), kwargs
 
 
 def _from_config(model: nn.Module) -> dict[str, Any] | None:
-    """Return keywords for the forward pass of a model of transformers; None if its configuration does not say them.
+    """Return keyword arguments for a transformers model; None if its configuration is insufficient.
 
-    An image or a sound is embedded first: the token ids contain its token as often as it has embeddings.
+    An image or a sound is embedded first: the token ids contain one placeholder token per embedding.
     """
     config, accepted = getattr(model, "config", None), set(inspect.signature(model.forward).parameters)
     if config is None or not hasattr(config, "get_text_config"):
         return None
-    given: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     tokens: list[int] = []
     for kind, candidates in (("image", _images(config, accepted)), ("audio", _sounds(config, accepted))):
         method, opening, names = _PLACEHOLDERS[kind]
         embed = getattr(model, method, None)
-        token = next((found for name in names if isinstance(found := getattr(config, name, None), int)), None)
+        token = next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
         for candidate in candidates:
             if any(value.numel() > _MAX_NUMBERS for value in candidate.values()):
                 continue
             candidate = _as_model(model, candidate)
             count = 0 if embed is None or token is None else _embeddings(model, embed, candidate)
             if count is not None:
-                given |= candidate
+                inputs |= candidate
                 if token is not None:
                     before = getattr(config, opening, None)
                     tokens += [*([before] if isinstance(before, int) else []), *([token] * count)]
@@ -89,26 +89,25 @@ def _from_config(model: nn.Module) -> dict[str, Any] | None:
         vocabulary = getattr(config.get_text_config(), "vocab_size", None)
         if not isinstance(vocabulary, int):
             return None
-        given["input_ids"] = _as_model(model, {"": token_ids(vocabulary, tokens)})[""]
+        inputs["input_ids"] = _as_model(model, {"": token_ids(vocabulary, tokens)})[""]
         if "mm_token_type_ids" in accepted and tokens:
-            given["mm_token_type_ids"] = (given["input_ids"] == tokens[-1]).long()
+            inputs["mm_token_type_ids"] = (inputs["input_ids"] == tokens[-1]).long()
     if "decoder_input_ids" in accepted and getattr(config, "is_encoder_decoder", False):
         text = config.get_text_config(decoder=True)
-        given["decoder_input_ids"] = _as_model(model, {"": token_ids(text.vocab_size)})[""]
-    if given and hasattr(config.get_text_config(), "use_cache") and ("use_cache" in accepted or "kwargs" in accepted):
-        given["use_cache"] = False
-    return given or None
+        inputs["decoder_input_ids"] = _as_model(model, {"": token_ids(text.vocab_size)})[""]
+    if inputs and hasattr(config.get_text_config(), "use_cache") and ("use_cache" in accepted or "kwargs" in accepted):
+        inputs["use_cache"] = False
+    return inputs or None
 
 
 def token_ids(vocabulary: int, inner: list[int] | None = None) -> Tensor:
-    """Return (1, 16 + len(inner)) ids, none of the 16 from 0 to 3, which families give a meaning, or in `inner`."""
+    """Return (1, 16 + len(inner)) ids; the 16 are none of `inner` and none of 0 to 3, often special tokens."""
     ids = [i for i in range(4, 4 + TOKENS + len(set(inner or []))) if i not in (inner or [])][:TOKENS]
     ids = [i % vocabulary for i in ids]
     return torch.tensor([[*ids[: TOKENS // 2], *(inner or []), *ids[TOKENS // 2 :]]])
 
 
 def _images(config: Any, accepted: set[str]) -> Iterator[dict[str, Any]]:
-    """Yield images in the layouts that models read, until one is taken."""
     if "pixel_values" not in accepted:
         return
     vision = getattr(config, "vision_config", config)
@@ -125,7 +124,7 @@ def _images(config: Any, accepted: set[str]) -> Iterator[dict[str, Any]]:
     if size is None:
         return
     sizes = {"image_sizes": torch.tensor([[size, size]])}
-    for lead in ((1,), (1, 1), (1, 2), (1, 5)):  # an image, or its tiles
+    for lead in ((1,), (1, 1), (1, 2), (1, 5)):  # one image, or its tiles
         image = {"pixel_values": _numbers(*lead, channels, size, size)}
         yield image
         if "image_sizes" in accepted:
@@ -133,7 +132,6 @@ def _images(config: Any, accepted: set[str]) -> Iterator[dict[str, Any]]:
 
 
 def _sounds(config: Any, accepted: set[str]) -> Iterator[dict[str, Any]]:
-    """Yield sounds in the layouts that models read, until one is taken."""
     audio = getattr(config, "audio_config", config)
     if "input_features" in accepted:
         names = ("num_mel_bins", "input_feat_per_channel", "input_feat_size", "feature_projection_input_dim")
@@ -153,16 +151,16 @@ def _sounds(config: Any, accepted: set[str]) -> Iterator[dict[str, Any]]:
 
 
 def _numbers(*shape: int) -> Tensor:
-    """Return ones, without their memory: zeros would be taken for padding."""
+    """Return ones without memory, because zeros would be treated as padding."""
     return torch.ones(()).expand(shape)
 
 
 def _embeddings(model: nn.Module, embed: Callable[..., Any], candidate: dict[str, Any]) -> int | None:
-    """Return how many embeddings an image or a sound has; None if the model does not take it in this layout."""
+    """Return the number of embeddings of an image or a sound; None if the model rejects this layout."""
     names = inspect.signature(embed).parameters
     try:
         out = run_method(model, embed, {k: value for k, value in candidate.items() if k in names or "args" in names})
-    except Exception:  # whatever a model raises about a layout that is not its own
+    except Exception:  # models can raise anything for a wrong layout
         return None
     rows = getattr(out, "pooler_output", out)
     parts: list[Any] = list(rows) if isinstance(rows, (list, tuple)) else [rows]
@@ -173,7 +171,6 @@ def _embeddings(model: nn.Module, embed: Callable[..., Any], candidate: dict[str
 
 
 def _first(config: Any, *names: str) -> int | None:
-    """Return the first of these settings that is a number, or a pair of equal numbers."""
     for name in names:
         value = getattr(config, name, None)
         if isinstance(value, (list, tuple)) and value:
@@ -184,7 +181,6 @@ def _first(config: Any, *names: str) -> int | None:
 
 
 def _as_model(model: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
-    """Move tensors to the model's device, and floats to its dtype."""
     parameter = next(model.parameters())
     return {
         name: value.to(device=parameter.device, dtype=parameter.dtype if value.is_floating_point() else None)

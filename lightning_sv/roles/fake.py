@@ -1,4 +1,4 @@
-"""Models without memory: on fake tensors, and from a configuration of transformers alone."""
+"""Models without memory: on fake tensors, also from a transformers configuration."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from lightning_sv.atomic import regular
 from lightning_sv.errors import ConfigError
 
-#: of layers, of parameters and of bytes: far above any model's, and built within minutes
+#: limits of layers, parameters and bytes: far above real models, and built within minutes
 MAX_LAYERS, MAX_PARAMETERS, MAX_BYTES = 1000, 100_000, 10_000_000
 #: settings that count layers, at any depth
 _LAYERS = re.compile(r"(.*_)?(layers?|depths?|blocks)")
@@ -25,21 +25,21 @@ _PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl"}
 
 
 def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None) -> nn.Module:
-    """Return what `build` returns, on fake tensors: sizes and types without memory or numbers.
+    """Return the result of `build` on fake tensors: shapes and dtypes without memory or values.
 
     Args:
-        build: makes the model, as AutoModelForCausalLM.from_config does
-        dtype: of its parameters by default; experts' grouped products want bfloat16
+        build: function that builds the model, for instance with AutoModelForCausalLM.from_config
+        dtype: default dtype of the parameters; grouped products of experts need bfloat16
 
     Raises:
-        ConfigError: `build` reads a tensor's numbers
+        ConfigError: `build` reads the values of a tensor
     """
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
     before = torch.get_default_dtype()
     try:
         with ExitStack() as stack:
-            if "transformers" in sys.modules:  # which has copies of torch's functions, and an init_weights of its own
+            if "transformers" in sys.modules:  # transformers has its own copies of torch's functions
                 from transformers.initialization import no_init_weights
 
                 stack.enter_context(no_init_weights())
@@ -49,14 +49,14 @@ def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None)
             mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             model = build()
         with mode:
-            if callable(tie := getattr(model, "tie_weights", None)):  # which would have come after the drawing
+            if callable(tie := getattr(model, "tie_weights", None)):  # usually called after initialization
                 tie()
         return model
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ConfigError(
-            f"fake_model: the model reads a tensor's numbers while it is built, {_place(error)}, and a fake tensor has "
-            "none; compute them there from Python's numbers (a linspace as `[end * i / (n - 1) for i in range(n)]`), "
-            "or give weight_decay_roles the model itself."
+            f"fake_model: the model reads a tensor's values while it is built, {_place(error)}, and a fake tensor has "
+            "none. Compute them there from Python numbers (a linspace as `[end * i / (n - 1) for i in range(n)]`), "
+            "or pass the real model to weight_decay_roles."
         ) from error
     finally:
         torch.set_default_dtype(before)
@@ -64,9 +64,9 @@ def fake_model(build: Callable[[], nn.Module], dtype: torch.dtype | None = None)
 
 @contextmanager
 def _nothing_drawn() -> Iterator[None]:
-    """Let torch.nn.init leave tensors as they are: some of its functions look at the numbers that they drew.
+    """Disable torch.nn.init, some of whose functions read the values that they sampled.
 
-    Those that start with `_no_grad_` are replaced too: they are what a function calls that was imported before.
+    This includes functions that start with `_no_grad_`, which previously imported functions call.
     """
     names = [name for name in vars(nn.init) if name.endswith("_") and not name.startswith("__")]
     before = {name: getattr(nn.init, name) for name in names}
@@ -80,7 +80,7 @@ def _nothing_drawn() -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """Return the last line before an error that is neither torch's nor ours."""
+    """Return the last line of a traceback outside torch and this file."""
     frames = traceback.extract_tb(error.__traceback__)
     foreign = [frame for frame in frames if not frame.filename.startswith((str(Path(torch.__file__).parent), __file__))]
     if not foreign:
@@ -89,21 +89,21 @@ def _place(error: BaseException) -> str:
 
 
 def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Module:
-    """Build the model of a directory's config.json, or of such a file, on fake tensors.
+    """Build the model of a config.json, or of its directory, on fake tensors.
 
     Args:
-        path: the directory or the file. Weights beside it are never opened
-        trust_remote_code: run the modelling code that lies beside the configuration
+        path: the directory or the file; weights in it are never opened
+        trust_remote_code: run the modelling code in the directory
 
     Raises:
-        ConfigError: no config.json, one that transformers cannot make a model of, or one that needs code of its own
-            while that is not trusted
+        ConfigError: there is no config.json, transformers cannot build its model, or it needs custom code
+            that is not trusted
     """
     file = path / "config.json" if path.is_dir() else path
     if file.suffix in _PICKLES:
         raise ConfigError(
-            f"{file} is a pickle, which could run code and is never opened; give the model's directory or its "
-            "config.json, roles need no weights."
+            f"{file} is a pickle, which is not loaded, because it can run code; expected the model's directory or its "
+            "config.json. Roles need no weights."
         )
     regular(file)
     try:
@@ -111,12 +111,12 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
             raise ConfigError(f"larger than {MAX_BYTES:,} bytes")
         written = json.loads(file.read_text(encoding="utf-8"))
     except OSError:
-        where = f"{path} has no config.json" if path.is_dir() else f"{file} cannot be read"
-        raise ConfigError(
-            f"{where}; give a model's directory as save_pretrained writes it, or a config.json."
-        ) from None
+        problem = f"{path} has no config.json" if path.is_dir() else f"{file} cannot be read"
+        raise ConfigError(f"{problem}; expected a directory written by save_pretrained, or a config.json.") from None
     except ValueError as error:
-        raise ConfigError(f"{file} is no JSON ({error}); give a model's directory or its config.json.") from error
+        raise ConfigError(
+            f"{file} is not valid JSON ({error}); expected a model's directory or its config.json."
+        ) from error
     if not isinstance(written, dict) or not isinstance(written.get("model_type"), str):
         raise ConfigError(f"{file} has no 'model_type'; expected the config.json of a transformers model.")
     for key, value in _counts(written):
@@ -125,12 +125,12 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
     try:
         import transformers
     except ImportError as error:
-        raise ConfigError(f"reading {file} needs transformers ({error}); install it.") from error
+        raise ConfigError(f"transformers is not installed, for {file} ({error}); install it.") from error
     kind = written["model_type"]
     foreign = kind not in transformers.CONFIG_MAPPING
     if foreign and "auto_map" in written and not trust_remote_code:
         raise ConfigError(
-            f"{file}: model type {kind!r} needs the code beside it, which is not run; read that code, then give "
+            f"{file}: model type {kind!r} needs custom code, which is not run; read that code, then pass "
             "--trust_remote_code."
         )
     if foreign and "auto_map" not in written:
@@ -141,13 +141,13 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
         build = _builder(transformers, written, config)
         with _bounded():
             return fake_model(lambda: build(config, dtype=torch.bfloat16, **options))
-    except Exception as error:  # whatever a configuration makes a model's code raise
+    except Exception as error:  # model code can raise anything
         why = " ".join(str(error).split())[:300]
-        raise ConfigError(f"{file}: no model can be made of it ({type(error).__name__}: {why}).") from error
+        raise ConfigError(f"{file}: the model cannot be built ({type(error).__name__}: {why}).") from error
 
 
 def _counts(written: Any) -> Iterator[tuple[str, float]]:
-    """Yield the settings that count layers, before a class of transformers makes lists of that length."""
+    """Yield the settings that count layers, before transformers creates lists of that length."""
     for key, value in written.items() if isinstance(written, dict) else ():
         if isinstance(value, (int, float)) and _LAYERS.fullmatch(key):
             yield key, value
@@ -160,16 +160,16 @@ def _counts(written: Any) -> Iterator[tuple[str, float]]:
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Refuse a model of too many parameters while it is built.
+    """Limit the number of parameters while a model is built.
 
     Raises:
-        ConfigError: more than `MAX_PARAMETERS`
+        ConfigError: there are more than `MAX_PARAMETERS`
     """
     numbers = count()
 
     def check(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         if next(numbers) > MAX_PARAMETERS:
-            raise ConfigError(f"the model has more than {MAX_PARAMETERS:,} parameters with a name of their own")
+            raise ConfigError(f"the model has more than {MAX_PARAMETERS:,} parameters with different names")
 
     hook = register_module_parameter_registration_hook(check)
     try:
@@ -179,7 +179,7 @@ def _bounded() -> Iterator[None]:
 
 
 def _builder(transformers: Any, written: dict[str, Any], config: Any) -> Callable[..., nn.Module]:
-    """Return what makes the model: the class that the configuration names, or the factory of its code's auto_map."""
+    """Return the builder of the model: the class in the configuration, or its code's auto_map."""
     architectures = written.get("architectures")
     name = architectures[0] if isinstance(architectures, list) and architectures else None
     own: Any = getattr(transformers, name, None) if isinstance(name, str) and name.isidentifier() else None

@@ -1,4 +1,4 @@
-"""The forward pass that is traced, and the model left as it was."""
+"""Traced forward pass, which leaves the model unchanged."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -16,13 +16,13 @@ from lightning_sv.roles.trace import Graph, Tracer, Writes
 
 @contextmanager
 def tracing_state(model: nn.Module) -> Iterator[None]:
-    """Eval mode, gradients on, no autocast, nothing compiled; all as it was afterwards, with the same numbers."""
+    """Set eval mode with gradients and without autocast or compiled code; restore everything afterwards."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     before = [(m, m.training, dict(vars(m)), dict(m._buffers)) for m in model.modules()]
     devices = {"cpu", *(p.device.type for p in model.parameters())} - {"meta"}
-    kept = (*model.buffers(), *model.parameters())
-    writes = Writes(tensor for tensor in kept if not isinstance(tensor, FakeTensor))  # which have no numbers
+    tensors = (*model.buffers(), *model.parameters())
+    writes = Writes(tensor for tensor in tensors if not isinstance(tensor, FakeTensor))  # fake tensors have no values
     try:
         for module, *_ in before:
             module.training = False
@@ -43,9 +43,9 @@ def tracing_state(model: nn.Module) -> Iterator[None]:
 
 
 def _put_back(module: nn.Module, attributes: Mapping[str, Any], buffers: Mapping[str, Tensor | None]) -> None:
-    """Give a module the buffers of before, where it has others now.
+    """Restore a module's buffers if they were replaced.
 
-    Its attributes go back with them: a cache's length among them says how long the buffers are.
+    Its attributes are restored too, because some describe the buffers, such as a cache's length.
     """
     now = dict(module._buffers)
     if list(now) == list(buffers) and all(now[name] is buffer for name, buffer in buffers.items()):
@@ -65,11 +65,11 @@ def run_method(model: nn.Module, method: Callable[..., Any], kwargs: Mapping[str
 
 @contextmanager
 def _conditions(model: nn.Module) -> Iterator[Any]:
-    """As for tracing, without kernels for whole layers, in the fake mode of the model's parameters if they have one."""
+    """Apply `tracing_state` without kernels for whole layers, in the fake mode of the parameters if any."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     fake = next((p.fake_mode for p in model.parameters() if isinstance(p, FakeTensor)), None)
-    log = logging.getLogger("torch._subclasses.fake_tensor")  # prints the traceback of what is caught
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # logs tracebacks of caught exceptions
     level = log.level
     log.setLevel(logging.CRITICAL)
     try:
@@ -85,16 +85,16 @@ def _conditions(model: nn.Module) -> Iterator[Any]:
 
 
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graph:
-    """Run `model(*args, **kwargs)` once and return what was computed from what.
+    """Run `model(*args, **kwargs)` once and return its graph.
 
-    The model is left as it was: its mode, its buffers, the random state of the CPU.
+    The model's mode and buffers and the CPU's random state are restored.
 
     Raises:
         ConfigError: the forward pass failed
     """
     tracer = Tracer()
     with _conditions(model) as fake:
-        if fake is not None and not fake.allow_non_fake_inputs:  # a mode that is not of fake_model
+        if fake is not None and not fake.allow_non_fake_inputs:  # a mode not created by fake_model
             args, kwargs = tree_map_only(
                 Tensor, lambda t: t if hasattr(t, "fake_mode") else fake.from_tensor(t), (args, dict(kwargs))
             )
@@ -110,8 +110,8 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         except Exception as error:
             why = " ".join(str(error).split())[:300]
             raise ConfigError(
-                f"the forward pass that is traced failed ({type(error).__name__}: {why}); pass an example that the "
-                'model can read, and trace plain operations: model.set_attn_implementation("sdpa") in transformers, no '
+                f"the traced forward pass failed ({type(error).__name__}: {why}); pass an example that the "
+                'model accepts, and trace plain operations: model.set_attn_implementation("sdpa") in transformers, no '
                 "flex_attention, torch.cond or other higher-order operator elsewhere."
             ) from error
         outputs = {tracer.find(t) for t in tree_iter(plain_output(out)) if isinstance(t, Tensor)}
@@ -119,7 +119,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 
 
 def plain_output(out: Any) -> Any:
-    """Make dicts and lists of what torch's trees do not know: dataclasses, however deep, and the outermost object."""
+    """Convert dataclasses and mappings to dicts and lists, recursively, for torch's tree functions."""
     if isinstance(out, Mapping):
         return {key: plain_output(value) for key, value in out.items()}
     if is_dataclass(out) and not isinstance(out, type):

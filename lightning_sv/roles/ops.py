@@ -1,6 +1,6 @@
-"""What the operations of torch do to a value, as far as roles ask: the one table that a new operation joins."""
+"""Tables of torch operations for the classification; add new operations here."""
 
-#: operation -> the arguments that it multiplies and sums over: activations, a matrix, and perhaps more activations
+#: operation -> the arguments of a product: activations, a matrix, and possibly more activations
 PRODUCTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("mm", "bmm", "_grouped_mm"), ("self", "mat2")),
     **dict.fromkeys(("addmm", "_addmm_activation"), ("mat1", "mat2")),
@@ -15,9 +15,9 @@ PRODUCTS: dict[str, tuple[str, ...]] = {
     "lightning_sv::grouped_mm": ("x", "weight"),
     "_trilinear": ("i1", "i2", "i3"),
 }
-#: what a product adds
+#: arguments that a product adds
 ADDENDS = frozenset({"self", "bias", "B"})
-#: operation -> (what is normalized, its scale vector, its bias); the first tensor that it gives is the result
+#: operation -> (input, scale vector, bias) of a norm; its first output is the result
 NORMS: dict[str, tuple[str, str, str]] = {
     **dict.fromkeys(("rms_norm", "_fused_rms_norm"), ("input", "weight", "")),
     **dict.fromkeys(
@@ -28,13 +28,13 @@ NORMS: dict[str, tuple[str, str, str]] = {
         ("input", "weight", "bias"),
     ),
 }  # fmt: skip
-#: operation -> other biases that it adds
+#: operation -> further biases that it adds
 BIASES: dict[str, tuple[str, ...]] = {
     "_thnn_fused_lstm_cell": ("input_bias", "hidden_bias"),
     "_thnn_fused_gru_cell": ("input_bias", "hidden_bias"),
 }
 LOOKUPS = frozenset({"embedding", "_embedding_bag", "_embedding_bag_forward_only"})
-#: attention in one operation; its value goes through it linearly, channel by channel
+#: attention as one operation, linear in its value, channel by channel
 ATTENTION = frozenset(
     {
         "scaled_dot_product_attention", "_scaled_dot_product_flash_attention",
@@ -44,7 +44,7 @@ ATTENTION = frozenset(
     }
 )  # fmt: skip
 
-#: the same numbers, elsewhere or in another precision
+#: operations that keep the values, in another place or precision
 COPIES = frozenset(
     {
         "_to_copy", "_unsafe_view", "clone", "contiguous", "view_copy", "expand_copy", "repeat", "repeat_interleave",
@@ -52,7 +52,7 @@ COPIES = frozenset(
         "split_with_sizes_copy", "_reshape_copy",
     }
 )  # fmt: skip
-#: operation -> the argument whose rows are chosen, moved or gathered
+#: operation -> the argument whose rows are selected, moved or gathered
 ROWS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("index", "index_select", "gather", "_unsafe_index", "masked_select"), ("self",)),
     **dict.fromkeys(("cat", "stack"), ("tensors",)),
@@ -60,14 +60,14 @@ ROWS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("index_copy", "index_add", "masked_scatter"), ("source",)),
     **dict.fromkeys(("index_put", "_index_put_impl"), ("values",)),
 }
-#: those that write a table's rows, which stay the table's
+#: operations that write rows of a table in place
 ROWS_WRITTEN = frozenset({"embedding_renorm"})
-#: those that choose rows of a table by numbers that are given
+#: operations that select rows of a table by index
 CHOICES_OF_ROWS = frozenset({"index", "index_select", "gather", "_unsafe_index"})
-#: of those that move rows, the ones that add them to what is there
+#: operations that add the moved rows to existing ones
 ADDING_ROWS = frozenset({"index_add", "scatter_add"})
 SUMS = frozenset({"add", "sub", "rsub", "_add_relu"})
-#: operation -> the terms that it adds, each a product of arguments and perhaps over one
+#: operation -> the terms of its sum, each a product of arguments, possibly over one
 TERMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("add", "sub", "rsub"), ("self", "other")),
     **dict.fromkeys(("div", "true_divide"), ("self/other",)),
@@ -78,14 +78,14 @@ TERMS: dict[str, tuple[str, ...]] = {
     "where": ("condition*self", "condition*other"),
     "masked_fill": ("self*mask", "value"),
 }
-#: operation -> the arguments that are multiplied with each other
+#: operation -> the arguments that it multiplies
 MULTIPLIED: dict[str, frozenset[str]] = {
     **dict.fromkeys(("mul", "div", "true_divide"), frozenset({"self", "other"})),
     **dict.fromkeys(("addcmul", "addcdiv"), frozenset({"tensor1", "tensor2"})),
     **dict.fromkeys(("lerp", "_prelu_kernel", "prelu"), frozenset({"weight"})),
     "_weight_norm_interface": frozenset({"v", "g"}),
 }
-#: between a product and the choice of experts, or the output
+#: operations between a product and the selection of experts, or the output
 SCORES = frozenset(
     {
         "_softmax", "softmax", "_safe_softmax", "_log_softmax", "log_softmax", "sigmoid", "tanh", "softplus", "exp",
@@ -93,10 +93,10 @@ SCORES = frozenset(
     }
 )  # fmt: skip
 CHOICES = frozenset({"topk", "sort", "argsort", "argmax", "max", "kthvalue"})
-#: only before the output
+#: operations only before the output
 LOSSES = frozenset({"nll_loss_forward", "nll_loss2d_forward", "mean", "gather", "ne", "eq", "argmax"})
 
-#: readers of several tensors that are no linear maps, beside all that torch tags as pointwise
+#: nonlinear operations on several tensors, besides those that torch tags as pointwise
 MIXING = (
     ATTENTION
     | CHOICES
@@ -106,7 +106,7 @@ MIXING = (
         "_local_scalar_dense", "nonzero", "unique", "_unique2", "histc", "bincount", "one_hot",
     }
 )  # fmt: skip
-#: a parameter that goes into one of these is joined to the activations, not multiplied with them
+#: operations that join a parameter to activations, without multiplying them
 JOINS = frozenset(ROWS) | {"where", "masked_fill", "maximum", "minimum", "expand", "lerp", "addcmul", "addcdiv", "pow"}
-#: pointwise, but a sign that the value is about to be read by a quantized linear map
+#: pointwise operations that indicate a quantized linear map
 QUANTIZES = frozenset({"round"})

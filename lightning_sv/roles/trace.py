@@ -1,9 +1,9 @@
-"""One forward pass of any module as a graph of the operations that torch ran.
+"""Trace of a forward pass as a graph of torch operations.
 
-A `TorchDispatchMode` sees every operation below autograd: inside autograd functions, compiled or checkpointed blocks,
-in-place writes and loops over data. It runs on real or on fake tensors (`FakeTensorMode`: sizes without memory); what
-is computed from real tensors alone, as positions from token ids, keeps its numbers beside fake parameters. Two
-tensors are one value where storage, offset, sizes and strides are equal; an in-place write gives its whole storage a
+A `TorchDispatchMode` records every operation below autograd: inside autograd functions, compiled or checkpointed
+blocks, in-place writes and loops over data. It runs on real or on fake tensors (`FakeTensorMode`: shapes without
+memory); values computed from real tensors only, such as positions, stay real next to fake parameters. Two
+tensors are the same value if storage, offset, sizes and strides are equal; an in-place write gives its storage a
 new value that depends on the old one.
 """
 
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_sv.roles.ops import CHOICES_OF_ROWS, LOOKUPS, ROWS_WRITTEN
 
-#: what a value depends on: neither, parameters, the example, or both
+#: dependence of a value: on neither, parameters, the example, or both
 CONST, PARAM, INPUT, DATA = range(4)
 
 
@@ -28,19 +28,19 @@ class Node:
     """One tensor of the pass.
 
     Attributes:
-        op: the operation that made it, 'mm' or 'namespace::name'; 'parameter', 'input' or 'buffer' of a source
-        inputs: (name of the argument, node) of each tensor it was made from
+        op: operation that created it, 'mm' or 'namespace::name'; 'parameter', 'input' or 'buffer' for a source
+        inputs: (name of the argument, node) of each input tensor
         shape: sizes
         stride: strides
         scalars: the operation's other arguments, by name
-        output: which of the operation's tensors it is
-        is_view: it shares the storage of its first input
+        output: index among the operation's outputs
+        is_view: True if it shares the storage of its first input
         kind: CONST, PARAM, INPUT or DATA
-        pointwise: torch says that it acts element by element
-        order: place in the pass
+        pointwise: True if torch tags the operation as pointwise
+        order: position in the pass
         call: the operation itself
-        dtype: of its numbers
-        users: (name of the argument, node) of each tensor made from it
+        dtype: dtype of the tensor
+        users: (name of the argument, node) of each tensor created from it
     """
 
     op: str
@@ -58,23 +58,23 @@ class Node:
     users: list[tuple[str, "Node"]] = field(default_factory=list)
 
     def argument(self, name: str) -> "Node | None":
-        """Return the tensor that was given as `name`."""
+        """Return the input tensor of the argument `name`."""
         return next((node for argument, node in self.inputs if argument == name), None)
 
     def others(self, node: "Node") -> list["Node"]:
-        """Return the tensors it was made from but `node`."""
+        """Return the input tensors except `node`."""
         return [other for _, other in self.inputs if other is not node]
 
 
 class Walk:
-    """Visit what is made of a value, as far as the caller follows.
+    """Visit the users of a value, recursively as far as the caller follows.
 
     Args:
         start: the value
-        nearest: if True, visit the nearest users first, else follow each to its end
+        nearest: if True, visit the nearest users first (breadth first)
 
     Attributes:
-        seen: the value, and the users that were followed
+        seen: the value and the followed users
     """
 
     def __init__(self, start: Node, *, nearest: bool = False) -> None:
@@ -87,7 +87,7 @@ class Walk:
             yield from ((value, argument, user) for argument, user in value.users)
 
     def follow(self, user: Node) -> None:
-        """Visit the users of `user` too, once."""
+        """Also visit the users of `user`, once."""
         if user not in self.seen:
             self.seen.add(user)
             self._waiting.append(user)
@@ -95,7 +95,7 @@ class Walk:
 
 @dataclass
 class Graph:
-    """Nodes in the order they were made; the parameters' by name; those that the module returned."""
+    """Nodes in the order of the pass, parameters by name, and the module's outputs."""
 
     nodes: list[Node]
     parameters: dict[str, Node]
@@ -103,24 +103,24 @@ class Graph:
 
 
 class Tracer(TorchDispatchMode):
-    """Records a node for each tensor that an operation makes or writes."""
+    """Record a node for each tensor that an operation creates or writes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.nodes: list[Node] = []
-        # A weak reference keeps a storage's address from being used again, and its memory not.
+        # A weak reference prevents reuse of a storage's address, without keeping its memory.
         self._values: dict[Any, dict[Any, Node]] = {}
         self._whole: dict[Any, Node] = {}
 
     def source(self, tensor: Tensor, op: str) -> Node:
-        """Return the node of a tensor that is there before the pass."""
+        """Return the node of a tensor that exists before the pass."""
         kind = {"parameter": PARAM, "input": INPUT}.get(op, CONST)
         node = Node(op, [], tuple(tensor.shape), _strides(tensor), kind=kind, dtype=tensor.dtype)
         self._put(tensor, node)
         return node
 
     def find(self, tensor: Tensor) -> Node:
-        """Return the node of a tensor; one that was never seen is a constant."""
+        """Return the node of a tensor; unknown tensors are constants."""
         storage = _storage(tensor)
         values = self._values.get(storage, {})
         node = values.get(_geometry(tensor)) or self._whole.get(storage)
@@ -139,22 +139,24 @@ class Tracer(TorchDispatchMode):
         op = _operation(func)
         if not op.recorded:
             return func(*args, **(kwargs or {}))
-        given = dict(zip(op.arguments, args, strict=False)) | (kwargs or {})
-        tensors = {name: found for name, value in given.items() if (found := list(_tensors(value)))}
+        arguments = dict(zip(op.arguments, args, strict=False)) | (kwargs or {})
+        tensors = {name: values for name, value in arguments.items() if (values := list(_tensors(value)))}
         inputs = [(name, self.find(t)) for name, values in tensors.items() for t in values]
         written = [(name, t) for name in op.written for t in tensors.get(name, ())]
         before = {_storage(t) for values in tensors.values() for t in values}
         out = run_real(func, args, kwargs or {})
-        scalars = {name: value for name, value in given.items() if name not in tensors}
+        scalars = {name: value for name, value in arguments.items() if name not in tensors}
         kind = _joined(op.name, inputs)
 
         def node(tensor: Tensor, output: int, is_view: bool) -> Node:
             shape, stride, order = tuple(tensor.shape), _strides(tensor), len(self.nodes)
-            made = Node(op.name, list(inputs), shape, stride, scalars, output, is_view, kind, op.pointwise, order, func)
-            made.dtype = tensor.dtype
+            result = Node(
+                op.name, list(inputs), shape, stride, scalars, output, is_view, kind, op.pointwise, order, func
+            )
+            result.dtype = tensor.dtype
             for name, source in inputs:
-                source.users.append((name, made))
-            return made
+                source.users.append((name, result))
+            return result
 
         for i, tensor in enumerate(_tensors(out)):
             if not any(tensor is target for _, target in written):
@@ -164,20 +166,20 @@ class Tracer(TorchDispatchMode):
         return out
 
     def _write(self, tensor: Tensor, node: Node, name: str) -> None:
-        """Make `node` the value of all that shares the storage of `tensor`."""
+        """Make `node` the value of all tensors that share the storage of `tensor`."""
         storage = _storage(tensor)
-        whole = self._whole.get(storage)
-        if whole is not None and all(whole is not old for _, old in node.inputs):
-            node.inputs.append((name, whole))
-            whole.users.append((name, node))
-            node.kind = max(node.kind, whole.kind)
+        previous = self._whole.get(storage)
+        if previous is not None and all(previous is not old for _, old in node.inputs):
+            node.inputs.append((name, previous))
+            previous.users.append((name, node))
+            node.kind = max(node.kind, previous.kind)
         self._values[storage] = {_geometry(tensor): node}
         self._whole[storage] = node
         self.nodes.append(node)
 
 
 def run_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an operation, outside of a fake mode if none of its tensors is fake, so that its numbers can be read."""
+    """Run an operation, outside the fake mode if no tensor is fake, so that its values are real."""
     from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
     if any(isinstance(tensor, FakeTensor) for tensor in _tensors((args, tuple(kwargs.values())))):
@@ -187,9 +189,9 @@ def run_real(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 class Writes(TorchDispatchMode):
-    """Keeps a copy of each of `tensors` from before it is first written in place.
+    """Copy each of `tensors` before its first in-place write.
 
-    A copy of all beforehand would take as much memory as a quantized model, whose weights are buffers.
+    Copying all of them beforehand would double the memory of a quantized model, whose weights are buffers.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -202,17 +204,17 @@ class Writes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Copy what `func` is about to write, and run it."""
+        """Copy the tensors that `func` writes, and run it."""
         op = _operation(func)
         if op.written:
-            given = dict(zip(op.arguments, args, strict=False)) | (kwargs or {})
-            for tensor in _tensors([given.get(name) for name in op.written]):
+            arguments = dict(zip(op.arguments, args, strict=False)) | (kwargs or {})
+            for tensor in _tensors([arguments.get(name) for name in op.written]):
                 for kept in self._unwritten.pop(_storage(tensor), ()):
                     self._copies.append((kept, kept.clone()))
         return func(*args, **(kwargs or {}))
 
     def undo(self) -> None:
-        """Give what was written its numbers of before."""
+        """Restore the previous values of written tensors."""
         with torch.no_grad():
             for tensor, before in self._copies:
                 tensor.copy_(before)
@@ -220,8 +222,6 @@ class Writes(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class _Operation:
-    """What the schema of an operation says."""
-
     name: str
     arguments: tuple[str, ...]
     written: tuple[str, ...]
@@ -238,12 +238,12 @@ def _operation(func: Any) -> _Operation:
         tuple(argument.name for argument in arguments),
         tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write),
         torch.Tag.pointwise in func.tags,
-        namespace != "prim",  # those ask for a device or a size
+        namespace != "prim",  # prim operations query a device or a size
     )
 
 
 def _joined(op: str, inputs: list[tuple[str, Node]]) -> int:
-    """Return what the result of `op` depends on."""
+    """Return the dependence of the result of `op`."""
     if op.startswith(("new_", "empty", "sym_")) or op.endswith("_like"):
         return CONST
     if op in LOOKUPS:
@@ -252,7 +252,7 @@ def _joined(op: str, inputs: list[tuple[str, Node]]) -> int:
     if op in ROWS_WRITTEN:
         return first
     if op in CHOICES_OF_ROWS and first == PARAM and all(node.kind != INPUT for _, node in inputs):
-        return PARAM  # the weights of the expert that was chosen are still weights
+        return PARAM  # the weights of a selected expert are still weights
     kinds = {node.kind for _, node in inputs}
     return DATA if {PARAM, INPUT} <= kinds else max(kinds, default=CONST)
 
@@ -268,12 +268,12 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 def _storage(tensor: Tensor) -> Any:
     try:
         return StorageWeakRef(tensor.untyped_storage())
-    except (NotImplementedError, RuntimeError):  # a subclass without a storage: itself, kept alive
+    except (NotImplementedError, RuntimeError):  # a subclass without storage
         return tensor
 
 
 def place(tensor: Tensor) -> Any:
-    """Return what is equal for tensors of the same numbers in memory."""
+    """Return a key that is equal for tensors with the same storage and geometry."""
     return _storage(tensor), _geometry(tensor)
 
 

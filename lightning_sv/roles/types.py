@@ -1,4 +1,4 @@
-"""Roles of parameters, what follows from them for weight decay, and patterns of their names."""
+"""Roles of parameters, their weight decay, and patterns of their names."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.scale import ScaleStrategy
 
 ModelRole = Literal["matrix", "router", "head", "embedding", "bias", "input", "output", "multiplier", "other"]
-#: of a parameter with several uses, the first of these
+#: priority for parameters with several uses
 MODEL_ROLES: tuple[ModelRole, ...] = (
     "embedding", "head", "router", "matrix", "output", "input", "multiplier", "bias", "other",
 )  # fmt: skip
@@ -23,20 +23,20 @@ Pattern = Literal["regex", "glob"]
 
 @dataclass(frozen=True)
 class ModelParameter:
-    """What the trace shows of one parameter.
+    """Classification of one parameter.
 
     Attributes:
-        name: as in `named_parameters`
-        shape: its sizes
-        role: matrix, router (a matrix whose products choose experts), head (... are the output), embedding (a table
-            that is looked up), input (a scale vector that only linear maps read: the paper's Input-Norm), output (any
-            other scale vector), multiplier (a factor of something that is not normalized), bias, other
-        redundant: of a scale vector, whether the matrices that follow could take it up, through gates and
-            attention's average too; None of the rest
-        decays_to: the factor to which decay pulls a scale vector: 0, or 1 where gamma is 1 + w; None of the rest
-        in_axis: of a matrix, the axis that its product sums over
-        head_width: of a matrix, the width of the heads into which its product is viewed
-        trained: whether it has a gradient
+        name: name, as in `named_parameters`
+        shape: sizes
+        role: matrix, router (a matrix whose products select experts), head (a matrix whose products are the output),
+            embedding (a lookup table), input (a scale vector read by linear maps only: the paper's Input-Norm), output
+            (any other scale vector), multiplier (a factor of unnormalized values), bias, other
+        redundant: for a scale vector, True if the following matrices could absorb it, also through gates and
+            attention's average; otherwise None
+        decays_to: for a scale vector, the factor to which decay pulls it: 0, or 1 if gamma is 1 + w; otherwise None
+        in_axis: for a matrix, the axis that its product sums over
+        head_width: for a matrix, the width of the heads into which its product is viewed
+        trained: True if it requires a gradient
     """
 
     name: str
@@ -54,7 +54,7 @@ class ModelParameter:
         return math.prod(self.shape)
 
     def decays(self, policy: str) -> bool:
-        """Whether it takes part in weight decay under 'wd', 'iwd', 'owd' or 'nowd'."""
+        """Return True if it takes part in weight decay under 'wd', 'iwd', 'owd' or 'nowd'."""
         return self.role in _decayed_roles(policy)
 
 
@@ -66,7 +66,7 @@ def _decayed_roles(policy: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Roles:
-    """Every parameter of a model, each once, in the order of `named_parameters`."""
+    """All parameters of a model, in the order of `named_parameters`."""
 
     parameters: tuple[ModelParameter, ...]
 
@@ -79,30 +79,30 @@ class Roles:
         return self._by_name[name]
 
     def decayed(self, policy: str = "iwd") -> list[str]:
-        """Names of the trained parameters that decay under `policy`."""
+        """Return the names of the trained parameters that decay under `policy`."""
         return [p.name for p in self.parameters if p.trained and p.decays(policy)]
 
     def undecayed(self, policy: str = "iwd") -> list[str]:
-        """Names of the trained parameters that do not."""
+        """Return the names of the trained parameters that do not decay under `policy`."""
         return [p.name for p in self.parameters if p.trained and not p.decays(policy)]
 
     def patterns(self, kind: Pattern = "regex", policy: str = "iwd", *, decayed: bool = False) -> list[str]:
-        """Return patterns that match exactly the names that do not decay under `policy` (that do, with `decayed`).
+        """Return patterns that match exactly the names that do not decay (or do, with `decayed`).
 
         Args:
-            kind: 'regex' (for re.search and re.match alike) or 'glob' (fnmatch)
+            kind: 'regex' (for both re.search and re.match) or 'glob' (fnmatch)
             policy: 'wd', 'iwd', 'owd' or 'nowd'
-            decayed: which side
+            decayed: if True, match the names that decay
         """
         wanted = self.decayed(policy) if decayed else self.undecayed(policy)
         return name_patterns(wanted, [p.name for p in self.parameters if p.decays(policy) != decayed], kind)
 
 
 def name_patterns(wanted: Sequence[str], rest: Sequence[str], kind: Pattern = "regex") -> list[str]:
-    r"""Return patterns that each match some of `wanted`, together all of it, and none of `rest`.
+    r"""Return patterns that together match all of `wanted` and none of `rest`.
 
-    Numbers of layers and experts are left open, and a name is cut to its last two words where that is unambiguous, to
-    three where it is not, and so on; where roles differ from layer to layer the full names are given.
+    Numbers of layers and experts become wildcards. A name is shortened to its last two parts if that is unambiguous,
+    otherwise to three, and so on; if roles differ between layers, full names are returned.
 
     Args:
         wanted: names to match
@@ -110,7 +110,7 @@ def name_patterns(wanted: Sequence[str], rest: Sequence[str], kind: Pattern = "r
         kind: 'regex' matches with re.search and re.match, 'glob' with fnmatch
 
     Raises:
-        ConfigError: another kind
+        ConfigError: an unknown kind
 
     >>> name_patterns(["layers.0.norm.weight", "layers.1.norm.weight"], ["layers.0.up.weight"])
     ['^(.*\\.)?norm\\.weight$']
@@ -118,25 +118,25 @@ def name_patterns(wanted: Sequence[str], rest: Sequence[str], kind: Pattern = "r
     ['*.norm.weight']
     """
     if kind not in ("regex", "glob"):
-        raise ConfigError(f"patterns are 'regex' or 'glob', not {kind!r}.")
+        raise ConfigError(f"kind is {kind!r}; expected 'regex' or 'glob'.")
     matches = re.search if kind == "regex" else lambda pattern, name: fnmatchcase(name, pattern)
-    found: list[str] = []
+    patterns: list[str] = []
     for name in wanted:
-        if not any(matches(pattern, name) for pattern in found):
-            found.append(next(p for p in _candidates(name, kind) if not any(matches(p, other) for other in rest)))
-    return found
+        if not any(matches(pattern, name) for pattern in patterns):
+            patterns.append(next(p for p in _candidates(name, kind) if not any(matches(p, other) for other in rest)))
+    return patterns
 
 
 def _candidates(name: str, kind: Pattern) -> list[str]:
-    """Patterns of `name`, the shortest first; the last is the name itself."""
-    words = name.split(".")
+    """Return patterns of `name`, the shortest first; the last is the full name."""
+    parts = name.split(".")
     out = []
-    for count in range(min(2, len(words)), len(words) + 1):
-        tail, whole = words[-count:], count == len(words)
+    for count in range(min(2, len(parts)), len(parts) + 1):
+        tail, full = parts[-count:], count == len(parts)
         if kind == "regex":
             text = r"\.".join(r"\d+" if word.isdigit() else re.escape(word) for word in tail)
-            out.append(f"^{text}$" if whole else rf"^(.*\.)?{text}$")
+            out.append(f"^{text}$" if full else rf"^(.*\.)?{text}$")
         else:
             text = ".".join("*" if word.isdigit() else word for word in tail)
-            out.append(text if whole else f"*.{text}")
+            out.append(text if full else f"*.{text}")
     return [*out, rf"^{re.escape(name)}$" if kind == "regex" else name]

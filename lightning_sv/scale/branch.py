@@ -1,4 +1,4 @@
-"""Branches: the linear maps that read one normalized input, with their scale vectors.
+"""Linear branches of a normalized input, with their scale vectors.
 
     xhat = Norm(x)  --[scale_in]-->  W  --[Norm]-->  [scale_out]-->  y          [..] optional
 
@@ -18,18 +18,18 @@ from lightning_sv.scale.norm import RMSNorm, normalize
 from lightning_sv.scale.shapes import Float
 from lightning_sv.scale.vector import ScaleVector
 
-#: what a matrix is for: optimizers read it. matrix: inside a block; router: scores experts; head: gives logits.
+#: Role of a matrix in the model, read by the optimizer. matrix: inside a block; router: scores experts; head: logits.
 MatrixRole = Literal["matrix", "router", "head"]
 
 
 class Output(NamedTuple):
-    """What a branch gives, up to the norm and the scale vector that may still have to act on the product.
+    """Output of a branch before its norm and output-side scale vector.
 
     Attributes:
-        product: (..., d_out), of all that is multiplied before the norm
-        norm_width: channels that are normalized together; None where the product is the output
-        eps: of the norm
-        gamma: (d_out,) that acts after the norm, or None for 1
+        product: product of the matrix and the factors applied before the norm, (..., d_out)
+        norm_width: number of channels per normalized group; None if `product` is the output
+        eps: epsilon of the norm
+        gamma: scale applied after the norm, (d_out,); None for 1
     """
 
     product: Tensor
@@ -39,11 +39,11 @@ class Output(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Is the product normalized, over all of its channels?"""
+        """True if one norm covers all channels."""
         return self.norm_width == self.product.shape[-1]
 
     def finish(self) -> Tensor:
-        """Return the output, (..., d_out)."""
+        """Apply the norm and the scale, (..., d_out)."""
         if self.norm_width is None:
             return self.product
         if self.whole:
@@ -56,18 +56,18 @@ class Output(NamedTuple):
 class ScaledLinear(nn.Module):
     """y = scale_out * Norm(W (scale_in * xhat)), no bias; each part but W optional.
 
-    Not an nn.Linear on purpose: tools that swap Linears by type would silently drop the scales.
+    Not a subclass of nn.Linear: tools that replace Linears by type would silently drop the scales.
 
     Args:
         d_in: width of the input
         d_out: width of the output
         scale_in: the branch's own input-side vector, width d_in
         scale_out: the output-side vector, width d_out
-        norm_width: normalize the output in groups of this many channels (the head dimension for
-            q, k, v; d_out elsewhere); None for no normalization
-        eps: of that normalization
-        batch_dims: leading axes of weight and vectors, (n_expert,) for one matrix an expert
-        role: what the matrix is for
+        norm_width: number of output channels normalized together: the head dimension for q, k, v, otherwise
+            d_out; None for no normalization
+        eps: epsilon of the normalization
+        batch_dims: leading axes of weight and vectors, (n_expert,) for one matrix per expert
+        role: role of the matrix in the model
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ScaledLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Fill the weight as nn.Linear does: uniform within 1/sqrt(d_in) of 0. Backbone has an init of its own."""
+        """Initialize the weight like nn.Linear: uniform in ±1/sqrt(d_in). Backbone overwrites it."""
         bound = self.d_in**-0.5
         nn.init.uniform_(self.weight, -bound, bound)
 
@@ -105,18 +105,17 @@ class ScaledLinear(nn.Module):
         """(..., d_in) -> (..., d_out).
 
         Args:
-            xhat: the normalized input; (R, d_in), sorted by expert, where there is one matrix an expert
-            gamma_out: output-side gamma of another owner (see `BranchGroup`), instead of the
-                branch's own
-            rows: which expert each row belongs to, where there is one matrix an expert
-            product: of xhat with `factors`, where it was made together with that of other branches
+            xhat: the normalized input; (R, d_in), sorted by expert, if there is one matrix per expert
+            gamma_out: output-side gamma owned by the group (see `BranchGroup`), used if the branch has none
+            rows: expert of each row, if there is one matrix per expert
+            product: product of xhat and `factors`, if already computed together with other branches
         """
         return self.output(xhat, gamma_out, rows, product).finish()
 
     def output(
         self, xhat: Tensor, gamma_out: Tensor | None = None, rows: Rows | None = None, product: Tensor | None = None
     ) -> Output:
-        """Return what `forward` does, before the norm; the same arguments."""
+        """Return the result of `forward` before the norm; same arguments."""
         assert (rows is None) == (not self.batch_dims)
         if product is None:
             factors = self.factors(gamma_out)
@@ -130,7 +129,7 @@ class ScaledLinear(nn.Module):
         return Output(product, self.norm_width, self.eps, gamma_out)
 
     def factors(self, gamma_out: Tensor | None = None) -> Factors:
-        """Return what is multiplied before the norm, or in all where there is none; gamma_out as in `forward`."""
+        """Return the factors before the norm, or all factors without a norm; gamma_out as in `forward`."""
         gamma_in = None if self.scale_in is None else self.scale_in()
         if self.norm_width is not None:
             return Factors(self.weight, gamma_in)
@@ -146,7 +145,7 @@ class ScaledLinear(nn.Module):
 def scaled_linears(
     model: nn.Module,
 ) -> Iterator[tuple[str, ScaledLinear, tuple[ScaleVector | None, ScaleVector | None]]]:
-    """Yield (path, matrix, (scale_in, scale_out)) of each branch of a group, and of other matrices with a vector."""
+    """Yield (path, matrix, (scale_in, scale_out)) of every branch and of other scaled matrices."""
     grouped: set[int] = set()
     for path, module in model.named_modules():
         if isinstance(module, BranchGroup):
@@ -160,7 +159,7 @@ def scaled_linears(
 
 
 def output_norms(model: nn.Module) -> Iterator[tuple[str, RMSNorm]]:
-    """Yield (path, norm) of the norms that no branch reads and that have a scale vector: Q/K-norm, Post-Norm."""
+    """Yield (path, norm) of the scaled norms outside branch groups: Q/K-norm, Post-Norm."""
     fed = {id(module.norm) for module in model.modules() if isinstance(module, BranchGroup)}
     for path, module in model.named_modules():
         if isinstance(module, RMSNorm) and module.scale is not None and id(module) not in fed:
@@ -168,17 +167,16 @@ def output_norms(model: nn.Module) -> Iterator[tuple[str, RMSNorm]]:
 
 
 class BranchGroup(nn.Module):
-    """A norm and the branches that read it: {q, k, v}, {gate, up}, {router, experts, ...} or {lm_head}.
+    """A norm and its branches: {q, k, v}, {gate, up}, {router, experts, ...} or {lm_head}.
 
-    `forward` or `outputs`, or `norm` and then `branch` where the branches do not all read every token, is the
-    only path through them, so that what is shared, folded or fused is decided in one place.
+    Call `forward`, `outputs`, or `norm` followed by `branch` (if branches read different tokens). Sharing, folding
+    and fusion are decided in this class alone.
 
     Args:
         site: name of the norm's site, for instance 'attn_norm'
-        norm: owns the shared scale_in, if there is one
+        norm: the norm; it owns the shared scale_in, if there is one
         branches: site name -> branch, in the order of the outputs
-        scale_out: output-side vectors that several branches share (`share_scale_out`), each under
-            the names of its branches
+        scale_out: shared output-side vectors (`share_scale_out`), keyed by the names of their branches
     """
 
     def __init__(
@@ -205,7 +203,7 @@ class BranchGroup(nn.Module):
             yield name, branch
 
     def gammas(self, name: str) -> tuple[Tensor | None, Tensor | None]:
-        """Return the (input-side, output-side) gamma that acts on branch `name`, shared or own."""
+        """Return the (input-side, output-side) gamma of branch `name`, shared or own."""
         scale_in, scale_out = self.vectors(name)
         return (
             None if scale_in is None else scale_in(),
@@ -213,7 +211,7 @@ class BranchGroup(nn.Module):
         )
 
     def vectors(self, name: str) -> tuple[ScaleVector | None, ScaleVector | None]:
-        """Return the (input-side, output-side) scale vector that acts on branch `name`, shared or own."""
+        """Return the (input-side, output-side) scale vector of branch `name`, shared or own."""
         branch: ScaledLinear = getattr(self, name)
         return (
             self.norm.scale if branch.scale_in is None else branch.scale_in,
@@ -230,7 +228,7 @@ class BranchGroup(nn.Module):
     def effective_weight(self, name: str) -> Tensor:
         """Return diag(gamma_out) W diag(gamma_in), the shape of W; paper, Section 3.4.
 
-        Under `dnp` the normalization between W and gamma_out depends on the data and is left out.
+        Under `dnp`, the normalization between W and gamma_out depends on the data and is not included.
         """
         branch: ScaledLinear = getattr(self, name)
         return effective_weight(branch.weight, *self.gammas(name))
@@ -241,19 +239,19 @@ class BranchGroup(nn.Module):
         return tuple(self.branch(name, xhat) for name in self.names)
 
     def outputs(self, x: Tensor) -> tuple[Output, ...]:
-        """Return what `forward` does, each up to its norm, for a reader that normalizes with what it does next."""
+        """Return the results of `forward` before the norms, so that a caller can fuse the norm."""
         xhat = self.norm(x)
         return tuple(getattr(self, name).output(xhat, self._gamma_out(name)) for name in self.names)
 
     def branch(self, name: str, xhat: Float[Tensor, "*tokens d_in"]) -> Float[Tensor, "*tokens d_out"]:
-        """Apply one branch to the normalized input, see `ScaledLinear.forward`."""
+        """Apply one branch to the normalized input (see `ScaledLinear.forward`)."""
         out: Tensor = getattr(self, name)(xhat, self._gamma_out(name))
         return out
 
     def experts(
         self, names: Sequence[str], xhat: Float[Tensor, "R d_in"], rows: Rows
     ) -> tuple[Float[Tensor, "R _"], ...]:
-        """Apply branches with one matrix an expert to rows of the normalized input; their products may be one."""
+        """Apply branches with one matrix per expert to rows of the normalized input; they may share a product."""
         branches, gammas = [getattr(self, name) for name in names], [self._gamma_out(name) for name in names]
         factors = [branch.factors(gamma) for branch, gamma in zip(branches, gammas, strict=True)]
         products = grouped_products(xhat, factors, rows)

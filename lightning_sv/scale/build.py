@@ -1,4 +1,4 @@
-"""From a strategy to modules: a model names a site, the builder gives it norms and branches."""
+"""Norms and branches of a model's sites, built from a strategy."""
 
 import warnings
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from lightning_sv.scale.norm import RMSNorm
 from lightning_sv.scale.strategy import PLACEMENTS, Placement, ScaleStrategy
 from lightning_sv.scale.vector import ROLES, HeadShared, Role, ScaleVector
 
-#: what folding leaves of `dnp`, for `placement_at` alone: the norm after the matrix, with a vector after it or without
+#: Results of folding `dnp`, allowed in `placement_at` only: the norm after the matrix, with or without a vector.
 FOLDED: dict[str, Placement] = {
     "anp": Placement(False, True, True, "after, normalized: ga * Norm(W xhat)"),
     "np": Placement(False, True, False, "normalized: Norm(W xhat)"),
@@ -23,21 +23,21 @@ _TOKENS = PLACEMENTS | FOLDED
 
 @dataclass(frozen=True)
 class ScaleOptions:
-    """Finer choices that the paper leaves open; those not at their default appear in the label.
+    """Options that the paper leaves open; the label lists those that differ from their defaults.
 
     Attributes:
         placement_at: placement of single branches, site -> token, for instance {lm_head: dp}, or {router: bp} for
-            a router whose logits no output-side vector scales; in addition to the strategies' tokens `np` and `anp`,
-            which are what folding leaves of `dnp`. o_proj and down_proj (shared_down_proj, expert_down_proj) have no
-            scale vector unless they are named here, with bp, ap or dp
+            router logits without an output-side vector. Tokens are those of strategies, plus `np` and `anp`, the
+            results of folding `dnp`. o_proj and down_proj (shared_down_proj, expert_down_proj) have scale vectors
+            only if they are listed here, with bp, ap or dp
         role_at: role of single vectors, 'site.scale_in' or 'site.scale_out' -> 'input' | 'output',
-            for instance {v_proj.scale_out: input} to let the output side of v decay under `iwd`
-        share_scale_out: one output-side vector for those branches of a norm that have equal widths
-        freeze_input_beta: do not train beta of scale_in where the branch's output is normalized:
-            the loss does not depend on it there, yet Adam moves it
-        share_heads: branches whose heads share one output-side vector of a head's width, for instance [q_proj, k_proj]:
-            with `dnp` there, that is the Q/K-norm of Qwen 3, whose code then runs the model
-        initial_gamma_out: output-side gamma at initialization; beta of `or` is that, and of `er` its logarithm
+            for instance {v_proj.scale_out: input} to decay the output side of v under `iwd`
+        share_scale_out: share one output-side vector between the branches of a norm that have equal widths
+        freeze_input_beta: do not train beta of scale_in if the branch's output is normalized; the loss does not
+            depend on it, but Adam changes it
+        share_heads: branches whose heads share one output-side vector of head width, for instance [q_proj, k_proj];
+            with `dnp` there, this is the Q/K-norm of Qwen 3, whose code can then run the model
+        initial_gamma_out: output-side gamma at initialization; the beta of `or`, exp(beta) of `er`
     """
 
     placement_at: dict[str, str] = field(default_factory=dict)
@@ -58,33 +58,33 @@ class ScaleOptions:
         for key, role in self.role_at.items():
             if role not in ROLES or key.rpartition(".")[2] not in ("scale_in", "scale_out", "scale"):
                 raise ConfigError(
-                    f"scale_options.role_at has {key!r}: {role!r}; write SITE.scale_in or "
-                    "SITE.scale_out, and a role 'input' or 'output'."
+                    f"scale_options.role_at has {key!r}: {role!r}; expected SITE.scale_in or "
+                    "SITE.scale_out with the role 'input' or 'output'."
                 )
 
     def label(self) -> str:
-        """Return '' or '[key=value,...]' for what is not at its default."""
-        words = [f"{site}={token}" for site, token in sorted(self.placement_at.items())]
-        words += [f"{key}={role}" for key, role in sorted(self.role_at.items())]
-        words += [f.name for f in fields(self) if getattr(self, f.name) is True]
-        words += [f"share_heads={'+'.join(sorted(set(self.share_heads)))}"] if self.share_heads else []
-        words += [f"initial_gamma_out={self.initial_gamma_out:g}"] if self.initial_gamma_out != 1 else []
-        return f"[{','.join(words)}]" if words else ""
+        """Return '' or '[key=value,...]' with the options that differ from their defaults."""
+        parts = [f"{site}={token}" for site, token in sorted(self.placement_at.items())]
+        parts += [f"{key}={role}" for key, role in sorted(self.role_at.items())]
+        parts += [f.name for f in fields(self) if getattr(self, f.name) is True]
+        parts += [f"share_heads={'+'.join(sorted(set(self.share_heads)))}"] if self.share_heads else []
+        parts += [f"initial_gamma_out={self.initial_gamma_out:g}"] if self.initial_gamma_out != 1 else []
+        return f"[{','.join(parts)}]" if parts else ""
 
     def settings(self) -> dict[str, Any]:
-        """Return the fields as plain values, without an unset one that earlier checkpoints do not have."""
+        """Return the fields as plain values, without an unset `initial_gamma_out`, which older checkpoints lack."""
         return {k: v for k, v in asdict(self).items() if k != "initial_gamma_out" or v != 1}
 
 
 class Branch(NamedTuple):
-    """What a model says of a branch it wants.
+    """Shape and role of a branch that a model requests.
 
     Attributes:
-        d_out: width of its output
-        norm_width: the width that `dnp` normalizes over; None where a branch is never normalized
-        batch_dims: leading axes, (n_expert,) for one matrix an expert
-        role: what the matrix is for
-        n_head: heads that its output consists of; None where there are none
+        d_out: width of the output
+        norm_width: width normalized under `dnp`; None if the branch is never normalized
+        batch_dims: leading axes, (n_expert,) for one matrix per expert
+        role: role of the matrix in the model
+        n_head: number of heads in the output; None if it has no heads
     """
 
     d_out: int
@@ -95,12 +95,12 @@ class Branch(NamedTuple):
 
 
 class ScaleBuilder:
-    """Gives each site of a model its norm and branches, as strategy and options say.
+    """Build the norm and branches of each site of a model, according to strategy and options.
 
     Args:
-        strategy: the four axes
+        strategy: strategy of the model
         options: exceptions for single sites
-        eps: of every norm
+        eps: epsilon of every norm
     """
 
     def __init__(self, strategy: ScaleStrategy, options: ScaleOptions | None = None, eps: float = 1e-5):
@@ -114,7 +114,7 @@ class ScaleBuilder:
     def group(
         self, site: str, d_in: int, branches: Mapping[str, Branch], kind: type[BranchGroup] = BranchGroup
     ) -> BranchGroup:
-        """Build a norm of width d_in at `site` and the branches that read it, as a group of class `kind`."""
+        """Build a norm of width d_in and its branches as a group of class `kind`."""
         rows = {name: self._row(name) for name in branches}
         own_in = self.strategy.per_branch
         shared_out = self._shared_out(site, branches, rows)
@@ -160,17 +160,17 @@ class ScaleBuilder:
         return kind(site, RMSNorm(d_in, self.eps, norm_scale), built, shared_out)
 
     def linear(self, site: str, d_in: int, d_out: int, batch_dims: tuple[int, ...] = ()) -> nn.Linear | ScaledLinear:
-        """Build a matrix that reads no norm: o_proj, down_proj. It has scale vectors only if `placement_at` names it.
+        """Build a matrix without a norm (o_proj, down_proj), scaled only if `placement_at` names it.
 
         Raises:
-            ConfigError: the placement normalizes
+            ConfigError: the placement contains a normalization
         """
         self._sites.add(site)
         row = _TOKENS[self.options.placement_at.get(site, "nop")]
         if row.norm_out:
             raise ConfigError(
-                f"scale_options.placement_at.{site} is {self.options.placement_at[site]}, which normalizes; expected "
-                "bp, ap or dp. model.backbone.post_norm normalizes what is added to the residual stream."
+                f"scale_options.placement_at.{site} is {self.options.placement_at[site]}; expected "
+                "bp, ap or dp. To normalize the block's output, use model.backbone.post_norm."
             )
         if not batch_dims and not (row.scale_in or row.scale_out):
             return nn.Linear(d_in, d_out, bias=False)
@@ -179,9 +179,9 @@ class ScaleBuilder:
         return ScaledLinear(d_in, d_out, scale_in=scale_in, scale_out=scale_out, batch_dims=batch_dims)
 
     def norm(self, site: str, d: int) -> RMSNorm:
-        """Build a norm that no branch reads (Q/K-norm, Post-Norm): its scale vector is an Output-Norm's.
+        """Build a norm without branches (Q/K-norm, Post-Norm), with the role of an Output-Norm.
 
-        It has one wherever the strategy has scale vectors at all (paper, Section 2.2).
+        It has a scale vector if the strategy has any (paper, Section 2.2).
         """
         row = self.strategy.placement_row
         has = row.scale_in or row.scale_out
@@ -190,24 +190,22 @@ class ScaleBuilder:
     def _shared_out(
         self, site: str, branches: Mapping[str, Branch], rows: Mapping[str, Placement]
     ) -> dict[tuple[str, ...], ScaleVector]:
-        """Make the output-side vectors that branches of equal shape share, where the options say so."""
-        alike: dict[tuple[int, tuple[int, ...], bool], list[str]] = {}
+        groups: dict[tuple[int, tuple[int, ...], bool], list[str]] = {}
         for name, branch in branches.items():
             if self.options.share_scale_out and rows[name].scale_out:
                 key = (branch.d_out, branch.batch_dims, name in self.options.share_heads)
-                alike.setdefault(key, []).append(name)
-        several = [names for names in alike.values() if len(names) > 1]
+                groups.setdefault(key, []).append(name)
+        several = [names for names in groups.values() if len(names) > 1]
         return {tuple(names): self._out(site, names[0], branches[names[0]]) for names in several}
 
     def _out(self, site: str, name: str, branch: Branch) -> ScaleVector:
-        """Make the output-side vector of branch `name`, kept at `site`, or of a head where its heads share one."""
         if branch.n_head is None or name not in self.options.share_heads:
             return self._vector(site, "scale_out", branch.d_out, "output", branch.batch_dims)
         g = self._vector(site, "scale_out", branch.d_out // branch.n_head, "output", branch.batch_dims)
         return HeadShared(g, branch.n_head)
 
     def finish(self, *, warn: bool = True) -> ScaleStrategy:
-        """Check that every exception met its site; return the canonical strategy of this model.
+        """Check that every option names an existing site; return the model's canonical strategy.
 
         Raises:
             ConfigError: a key of the options names a site that the model does not have
@@ -218,20 +216,20 @@ class ScaleBuilder:
         for key in self.options.placement_at:
             if key not in self._sites:
                 raise ConfigError(
-                    f"scale_options.placement_at names {key!r}, which is no branch of this model; "
-                    f"its branches: {' '.join(sorted(self._sites))}"
+                    f"scale_options.placement_at names {key!r}; expected a branch of "
+                    f"this model: {' '.join(sorted(self._sites))}"
                 )
         for key in self.options.share_heads:
             if key not in self._with_heads:
                 raise ConfigError(
-                    f"scale_options.share_heads names {key!r}, which is no branch of heads with an output-side scale "
-                    f"vector; in this model those are: {' '.join(sorted(self._with_heads)) or 'none'}"
+                    f"scale_options.share_heads names {key!r}; expected a branch with heads and an "
+                    f"output-side scale vector. This model has: {' '.join(sorted(self._with_heads)) or 'none'}"
                 )
         for key in self.options.role_at:
             if key not in self._vectors:
                 raise ConfigError(
-                    f"scale_options.role_at names {key!r}, which is no scale vector of this model; "
-                    f"its scale vectors: {' '.join(sorted(self._vectors)) or 'none'}"
+                    f"scale_options.role_at names {key!r}; expected a scale vector of "
+                    f"this model: {' '.join(sorted(self._vectors)) or 'none'}"
                 )
         canonical = self.strategy.canonical(frozenset(self._roles), shared_groups=self._shared_groups)
         if warn and canonical != self.strategy:
@@ -248,9 +246,9 @@ class ScaleBuilder:
 
     def _vector(self, site: str, side: str, d: int, role: Role, batch_dims: tuple[int, ...] = ()) -> ScaleVector:
         key = f"{site}.{side}"
-        chosen = self.options.role_at.get(key, role)
-        assert chosen in ROLES
-        actual: Role = "input" if chosen == "input" else "output"
+        requested = self.options.role_at.get(key, role)
+        assert requested in ROLES
+        actual: Role = "input" if requested == "input" else "output"
         self._vectors.add(key)
         self._roles.add(actual)
         vector = self.strategy.vector(d, actual, batch_dims)

@@ -9,18 +9,18 @@ from torch import Tensor
 def reference_gradients(
     plain: Callable[..., Tensor], inputs: Sequence[Tensor | None], grad: Tensor
 ) -> list[Tensor | None]:
-    """Return the gradients of plain(*inputs), differentiable again, for backward of a hand-written function.
+    """Return the gradients of plain(*inputs) as a differentiable function.
 
-    Call it from backward where gradients are enabled there, which they are under `create_graph`.
+    Call it from the backward pass of a hand-written function if gradients are enabled there (`create_graph`).
 
     Args:
-        plain: the same function of torch's own operations
-        inputs: its arguments; None has no gradient
-        grad: of its result
+        plain: reference implementation in torch operations
+        inputs: arguments of the function; None has no gradient
+        grad: gradient of the result
     """
     with torch.enable_grad():
-        # Names of their own: an input that was made from another one is constant with respect to it here.
-        own = [None if t is None else t.view_as(t) for t in inputs]
-        wanted = [t for t in own if t is not None and t.requires_grad]
-        found = iter(torch.autograd.grad(plain(*own), wanted, grad, create_graph=True, allow_unused=True))
-        return [next(found) if t is not None and t.requires_grad else None for t in own]
+        # Views, so that an input computed from another input counts as independent of it.
+        views = [None if t is None else t.view_as(t) for t in inputs]
+        differentiable = [t for t in views if t is not None and t.requires_grad]
+        gradients = iter(torch.autograd.grad(plain(*views), differentiable, grad, create_graph=True, allow_unused=True))
+        return [next(gradients) if t is not None and t.requires_grad else None for t in views]

@@ -1,7 +1,7 @@
 """The product gamma_out * (W (gamma_in * xhat)), folded: (diag(gamma_out) W diag(gamma_in)) xhat.
 
-Folding costs O(d_out d_in) whatever the number of tokens, where scaling the activations costs
-O(tokens (d_in + d_out)) and keeps scaled copies of them per branch. Both give the same derivatives.
+Folding costs O(d_out d_in) for any number of tokens. Scaling the activations costs O(tokens (d_in + d_out)) and
+keeps scaled copies per branch. Both have the same derivatives.
 """
 
 from typing import Any
@@ -28,12 +28,12 @@ def scaled_product(
         gamma_out: (d_out,), or None for 1
 
     Returns:
-        (..., d_out), in the autocast dtype where autocast is on.
+        (..., d_out), in the autocast dtype if autocast is on.
     """
     if gamma_in is None and gamma_out is None:
         return F.linear(xhat, weight)
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        # The compiler fuses the fold with the cast and recomputes it in backward by itself.
+        # The compiler fuses the fold with the cast and recomputes it in backward.
         return F.linear(xhat, effective_weight(weight, gamma_in, gamma_out).to(weight.dtype))
     folded: Tensor = _FoldedProduct.apply(xhat, weight, gamma_in, gamma_out)
     return folded
@@ -53,7 +53,7 @@ def effective_weight(
 def fold_gradients(
     grad: Tensor, weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the gradients in W, gamma_in and gamma_out from `grad`, the one in diag(gamma_out) W diag(gamma_in)."""
+    """Return the gradients of W, gamma_in and gamma_out from that of diag(gamma_out) W diag(gamma_in)."""
     grad_weight = effective_weight(grad, gamma_in, gamma_out)
     both = grad * weight  # dgamma_in = gamma_out^T both, dgamma_out = both gamma_in
     grad_in = grad_out = None
@@ -65,16 +65,13 @@ def fold_gradients(
 
 
 def product_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
-    """Return the dtype of a product with `weight`: autocast's where that is on, the weight's elsewhere."""
+    """Return the dtype of a product with `weight`: autocast's if enabled, else the weight's."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
 
 
 class _FoldedProduct(torch.autograd.Function):
-    """Saves (xhat, W, gammas) and folds again in backward, so that no folded copy of W lives on.
-
-    Twice differentiable: backward is made of differentiable operations on saved inputs.
-    """
+    """Save (xhat, W, gammas) and fold again in backward, so that no folded copy of W is kept. Twice differentiable."""
 
     @staticmethod
     def forward(ctx: Any, xhat: Tensor, weight: Tensor, gamma_in: Tensor | None, gamma_out: Tensor | None) -> Tensor:

@@ -1,13 +1,13 @@
-"""The norm of many outputs from the Gram matrix of their map: how `dnp` at the lm_head never looks at the logits.
+"""Norm of a linear map's output from its Gram matrix, so that `dnp` at the lm_head does not read the logits.
 
     mean((W' x)^2) = x^T G x,   G = W'^T W' / d_out   (d_in x d_in),   W' = W diag(gamma_in)
 
 So gamma_out * Norm(W' x) = (diag(gamma_out) W') (r x) with r = (x^T G x + eps)^(-1/2): a plain linear map of a rescaled
-input. It costs d_in / d_out + d_in / tokens of the product with W, and no pass over tokens x d_out.
+input. It costs d_in / d_out + d_in / tokens of the product with W, without a pass over tokens x d_out.
 
-The norm does not see the length of W' x, so that in gamma_in's gradient the two ways on which W' acts, through r and
-beside it, nearly cancel. Products in bf16 leave it two to three times the error of the definition (0.7% against
-0.3% at 2,048 tokens, d 256, 4,096 outputs); the gradients in x and W have a fifth less.
+The norm does not depend on the length of W' x. In gamma_in's gradient the contributions of W' through r and directly
+therefore nearly cancel, and with bf16 products its error is two to three times that of the definition (0.7% against
+0.3% at 2,048 tokens, d 256, 4,096 outputs); the error of the gradients of x and W is a fifth smaller.
 """
 
 from functools import partial
@@ -36,7 +36,7 @@ def inverse_rms_of_product(
         eps: added to the mean square
 
     Returns:
-        (..., 1), in float32 or wider. Products are in the autocast dtype where autocast is on.
+        (..., 1), in float32 or wider. Products are in the autocast dtype if autocast is on.
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return _inverse_rms(x, weight, gamma_in, eps)
@@ -52,7 +52,7 @@ def _inverse_rms(x: Tensor, weight: Tensor, gamma_in: Tensor | None, eps: float)
 
 
 class _InverseRms(torch.autograd.Function):
-    """`_inverse_rms` for eager mode: saves its inputs, G and the result; no folded copy of W."""
+    """`_inverse_rms` for eager mode: saves its inputs, G and the result, but no folded copy of W."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, gamma_in: Tensor | None, eps: float) -> Tensor:
@@ -68,7 +68,7 @@ class _InverseRms(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         x, weight, gamma_in, gram, r = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
+        if torch.is_grad_enabled():  # create_graph: differentiate the reference
             with torch.autocast(x.device.type, ctx.dtype, enabled=ctx.dtype != weight.dtype):
                 plain = partial(_inverse_rms, eps=ctx.eps)
                 return *reference_gradients(plain, (x, weight, gamma_in), grad), None

@@ -1,8 +1,7 @@
-"""The scaled product of `fold` with one weight an expert: gamma_out[e] * (W[e] (gamma_in[e] * x[r])), e of row r.
+"""The scaled product of `fold` with one weight per expert: gamma_out[e] * (W[e] (gamma_in[e] * x[r])), e of row r.
 
-The rows lie in one buffer, sorted by expert, so that a product over all experts is one call.
-
-Shapes: R rows of the buffer, E experts.
+All rows are in one buffer, sorted by expert, so that a product over all experts is one call. Shapes: R rows of the
+buffer, E experts.
 """
 
 from collections.abc import Sequence
@@ -14,22 +13,21 @@ from torch import Tensor
 from lightning_sv.scale.fold import effective_weight, product_dtype
 from lightning_sv.scale.grouped_mm import grouped_mm, grouped_mm_wgrad
 
-#: Weights are folded from this many scaled activations (of both sides) per entry of a weight, fewer are scaled
-#: themselves: break-even on a CPU at 30 rows an expert for 128 x 88, at 100 for 256 x 352.
+#: Fold the weights from this many scaled activations (both sides) per weight entry; below, scale the activations:
+#: break-even on a CPU at 30 rows per expert for 128 x 88, at 100 for 256 x 352.
 FOLD_FROM = 0.7
-#: On a CPU under autocast, weights of fewer entries an expert are multiplied as one: 0.90 of a block's time for
-#: 128 x 88 and 256 x 176, 0.97 for 256 x 256, more than 1 for 256 x 352. In float32 the copy costs what it spares.
+#: On a CPU under autocast, weights with fewer entries per expert are concatenated for one product: 0.90 of a block's
+#: time for 128 x 88 and 256 x 176, 0.97 for 256 x 256, more than 1 for 256 x 352. In float32 the copy costs the gain.
 AS_ONE_BELOW = 1 << 16
 
 
 class Rows(NamedTuple):
-    """Which rows of a buffer belong to which expert.
+    """Assignment of a buffer's rows to experts.
 
     Attributes:
-        expert: (R,) int64, the expert whose block a row lies in; E - 1 beyond the last block, where rows are
-            zero and never read
-        ends: (E,) int32, where each block ends; blocks begin at 0, ends[0], ends[1], ...
-        filled: as many rows, or more, lie in blocks; known without a look at `ends`
+        expert: (R,) int64, expert of each row; E - 1 after the last block, where rows are zero and never read
+        ends: (E,) int32, end of each block; blocks begin at 0, ends[0], ends[1], ...
+        filled: lower bound of the number of assigned rows, known without reading `ends`
     """
 
     expert: Tensor
@@ -38,7 +36,7 @@ class Rows(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """What rows are multiplied by: gamma_out * (W (gamma_in * x)).
+    """Factors of a product with rows: gamma_out * (W (gamma_in * x)).
 
     Attributes:
         weight: (E, d_out, d_in)
@@ -54,29 +52,29 @@ class Factors(NamedTuple):
 def grouped_product(x: Tensor, factors: Factors, rows: Rows) -> Tensor:
     """Return gamma_out[e] * (W[e] (gamma_in[e] * x[r])) for every row r, e = rows.expert[r].
 
-    Rows beyond rows.ends[-1] give zero and have zero gradients; an expert without rows has zero gradients.
-    Autograd keeps x, the weight and the gammas, nothing folded, cast or padded.
+    Rows from rows.ends[-1] on are zero and have zero gradients; an expert without rows has zero gradients.
+    Autograd saves x, the weight and the gammas, without folded, cast or padded copies.
 
     Args:
-        x: (R, d_in); zero in rows that hold no token
+        x: (R, d_in); zero in rows without a token
         factors: the weight and the gammas
-        rows: which rows are whose
+        rows: the expert of each row
 
     Returns:
-        (R, d_out), in the autocast dtype where autocast is on.
+        (R, d_out), in the autocast dtype if autocast is on.
     """
     return _apply(x, [factors], rows)[0]
 
 
 def grouped_products(x: Tensor, factors: Sequence[Factors], rows: Rows) -> tuple[Tensor, ...]:
-    """Return `grouped_product` of the same rows with each of the factors; as one product where that is faster."""
+    """Return `grouped_product` with each of the factors, as one product if that is faster."""
     if all(_gains_as_one(x, f.weight) for f in factors):
         return _apply(x, factors, rows)
     return tuple(grouped_product(x, f, rows) for f in factors)
 
 
 def _gains_as_one(x: Tensor, weight: Tensor) -> bool:
-    # Weights that are cast are copied anyway, so they may as well be copied below each other.
+    # Weights that are cast are copied anyway, so concatenating them is free.
     cast = product_dtype(x, weight) != weight.dtype
     return not x.is_cuda and cast and _is_folded(x, weight) and weight[0].numel() < AS_ONE_BELOW
 
@@ -88,10 +86,7 @@ def _apply(x: Tensor, factors: Sequence[Factors], rows: Rows) -> tuple[Tensor, .
 
 
 class _GroupedProduct(torch.autograd.Function):
-    """The product with one or more `Factors`, side by side in the columns of what is computed.
-
-    Saves its inputs alone; twice differentiable, as backward is made of differentiable operations on them.
-    """
+    """The product with one or more `Factors`, as concatenated columns. Saves only its inputs; twice differentiable."""
 
     @staticmethod
     def forward(
@@ -103,7 +98,7 @@ class _GroupedProduct(torch.autograd.Function):
         if len(factors) == 1:
             return (_scaled(x, *factors[0], rows, dtype),)
         y = grouped_mm(x.to(dtype), _folded(factors, dtype), ends, filled)
-        # Whole each: what is done to every element of them takes longer in strided rows than this copy.
+        # Contiguous parts: elementwise operations on strided rows cost more than this copy.
         return tuple(part.contiguous() for part in y.split(_widths(factors), -1))
 
     @staticmethod
@@ -113,7 +108,7 @@ class _GroupedProduct(torch.autograd.Function):
         grad = (grads[0] if len(grads) == 1 else torch.cat(grads, -1)).to(ctx.dtype)
         with torch.autocast(x.device.type, enabled=False):
             grad_x: Tensor | None = None
-            found: list[Tensor | None] = [None] * len(flat)
+            gradients: list[Tensor | None] = [None] * len(flat)
             if ctx.needs_input_grad[0]:
                 if len(factors) == 1:
                     weight, gamma_in, gamma_out = factors[0]
@@ -122,8 +117,8 @@ class _GroupedProduct(torch.autograd.Function):
                     grad_x = grouped_mm(grad, _folded(factors, ctx.dtype).mT, ends, ctx.filled).to(x.dtype)
             if any(ctx.needs_input_grad[5:]):
                 folded = grouped_mm_wgrad(grad, x.to(ctx.dtype), ends, ctx.filled).split(_widths(factors), 1)
-                found = [t for f, part in zip(factors, folded, strict=True) for t in _gradients(part, f)]
-        return grad_x, None, None, None, None, *found
+                gradients = [t for f, part in zip(factors, folded, strict=True) for t in _gradients(part, f)]
+        return grad_x, None, None, None, None, *gradients
 
 
 def _unflattened(flat: Sequence[Any]) -> list[Factors]:
@@ -135,7 +130,7 @@ def _widths(factors: list[Factors]) -> list[int]:
 
 
 def _folded(factors: list[Factors], dtype: torch.dtype) -> Tensor:
-    """Return the effective weights below each other, (E, sum of d_out, d_in)."""
+    """Return the effective weights, concatenated along d_out: (E, sum of d_out, d_in)."""
     n, _, d_in = factors[0].weight.shape
     out = factors[0].weight.new_empty(n, sum(_widths(factors)), d_in, dtype=dtype)
     end = 0
@@ -146,7 +141,7 @@ def _folded(factors: list[Factors], dtype: torch.dtype) -> Tensor:
 
 
 def _gradients(grad_folded: Tensor, factors: Factors) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the gradients in the factors from the one in their effective weight."""
+    """Return the gradients of the factors from that of their effective weight."""
     weight, gamma_in, gamma_out = factors
     grad_folded = grad_folded.to(weight.dtype)
     half = grad_folded if gamma_out is None else grad_folded * gamma_out.unsqueeze(-1)

@@ -1,9 +1,9 @@
-"""Products of rows that are sorted by expert with one matrix per expert, and of the rows' blocks with each other.
+"""Grouped matrix products: one matrix per expert, with rows sorted by expert.
 
-Both are custom operators, which torch.compile does not look into, and each is the other's derivative. Weights keep
-their true widths: padding that a kernel needs is added at the call.
+Both are custom operators, opaque to torch.compile, and each is the other's derivative. Weights are not padded; padding
+for a kernel is added at the call.
 
-Shapes: R rows of the buffer, E experts; ends (E,) int32 is where each expert's block ends, ends[-1] at least `filled`.
+Shapes: R rows of the buffer, E experts; ends (E,) int32 is the end of each expert's block, ends[-1] >= `filled`.
 """
 
 from itertools import pairwise
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 @torch.library.custom_op("lightning_sv::grouped_mm", mutates_args=())
 def grouped_mm(x: Tensor, weight: Tensor, ends: Tensor, filled: int = 0) -> Tensor:
-    """Return W[e] x[r] of each row, zero beyond the last block, for x (R, d_in) and W (E, d_out, d_in)."""
+    """Return W[e] x[r] of each row, zero after the last block, for x (R, d_in) and W (E, d_out, d_in)."""
     if _takes_kernel(x, weight):
         y = F.grouped_mm(_aligned(x), _aligned(weight).mT, offs=ends)
     else:
@@ -42,7 +42,7 @@ def grouped_mm_wgrad(left: Tensor, right: Tensor, ends: Tensor, filled: int = 0)
 
 
 def _clear_without_a_look(y: Tensor, ends: Tensor, filled: int) -> None:
-    """Set the rows from ends[-1] on to zero, whose value the host does not wait for: only those from `filled` on."""
+    """Zero the rows from ends[-1] >= filled on, without a host synchronization."""
     rows = torch.arange(filled, len(y), device=y.device)
     y[filled:].masked_fill_((rows >= ends[-1]).unsqueeze(-1), 0)
 
@@ -52,10 +52,10 @@ def _blocks(ends: Tensor) -> list[tuple[int, int]]:
 
 
 def _takes_kernel(a: Tensor, b: Tensor) -> bool:
-    """Shall `F.grouped_mm` do it?
+    """True if `F.grouped_mm` is used.
 
-    On CUDA it takes bf16 (all it took until torch 2.12), and spares a look at the blocks from the host. On the
-    CPU the loop over experts is as fast but for a few microseconds an expert, and needs no padding.
+    On CUDA only for bf16 (the only dtype before torch 2.12), to avoid a host synchronization. On the CPU only if no
+    padding is needed, because the loop over experts is almost as fast.
     """
     if a.is_cuda:
         return a.dtype == torch.bfloat16
@@ -63,7 +63,7 @@ def _takes_kernel(a: Tensor, b: Tensor) -> bool:
 
 
 def _is_aligned(t: Tensor) -> bool:
-    """Is one of the last two strides 1 and are the others multiples of 16 bytes, as `F.grouped_mm` asks?"""
+    """True if one of the last two strides is 1 and the other a multiple of 16 bytes, as `F.grouped_mm` requires."""
     strides = sorted(t.stride())
     return strides[0] == 1 and all(s * t.element_size() % 16 == 0 for s in strides[1:])
 
@@ -77,7 +77,7 @@ def _aligned(t: Tensor) -> Tensor:
 
 
 def wide_empty(like: Tensor, *shape: int) -> Tensor:
-    """Return a tensor of this shape whose rows begin at multiples of 16 bytes, as those of `F.grouped_mm` do."""
+    """Return an empty tensor whose rows begin at multiples of 16 bytes, as `F.grouped_mm` returns."""
     step = 16 // like.element_size()
     return like.new_empty(*shape[:-1], -(-shape[-1] // step) * step)[..., : shape[-1]]
 

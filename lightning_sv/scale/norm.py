@@ -17,7 +17,7 @@ def normalize(
     """Return gamma * x / sqrt(mean(x^2) + eps), the mean over the last axis.
 
     Norm(x) = sqrt(d) x / ||x|| of the paper, with the usual eps under the root. Everything is
-    computed in float32 or wider and rounded once to x's dtype, so that a float32 gamma near 1 keeps
+    computed in float32 or wider and rounded once to x's dtype. A float32 gamma near 1 therefore keeps
     its digits and does not promote bf16 activations.
 
     Args:
@@ -38,12 +38,12 @@ def _normalize(x: Tensor, eps: float, gamma: Tensor | None) -> Tensor:
 
 
 def upcast(x: Tensor) -> Tensor:
-    """Return x in float32, or as it is where it is wider."""
+    """Return x in float32, or unchanged if it is wider."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 class _Normalize(torch.autograd.Function):
-    """`_normalize` for eager mode: saves x and 1/rms, recomputes the rest, with few passes over memory."""
+    """`_normalize` for eager mode: saves x and 1/rms and recomputes the rest, in few passes over memory."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float, gamma: Tensor | None) -> Tensor:
@@ -56,7 +56,7 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, Tensor | None]:
         (grad,) = grads
         x, rrms, gamma = ctx.saved_tensors
-        if torch.is_grad_enabled():  # a second derivative is wanted: differentiate the plain form
+        if torch.is_grad_enabled():  # create_graph: differentiate the reference
             grad_x, grad_gamma = reference_gradients(lambda x, gamma: _normalize(x, ctx.eps, gamma), (x, gamma), grad)
             return grad_x, None, grad_gamma
         grad_x, grad_gamma = norm_gradients(grad, x, rrms, gamma)
@@ -64,7 +64,7 @@ class _Normalize(torch.autograd.Function):
 
 
 def inverse_rms(x: Float[Tensor, "*rows d"], eps: float) -> Float[Tensor, "*rows 1"]:
-    """Return 1 / sqrt(mean(x^2) + eps), the mean over the last axis, which stays as 1; in float32 or wider."""
+    """Return 1 / sqrt(mean(x^2) + eps) over the last axis, which is kept; in float32 or wider."""
     z = upcast(x)
     if torch.compiler.is_compiling():
         return torch.rsqrt(z.square().mean(-1, keepdim=True) + eps)
@@ -74,7 +74,7 @@ def inverse_rms(x: Float[Tensor, "*rows d"], eps: float) -> Float[Tensor, "*rows
 
 
 def scale_inplace(buffer: Tensor, gamma: Tensor | None) -> Tensor:
-    """Return gamma * buffer, in the memory of `buffer`."""
+    """Return gamma * buffer, computed in place."""
     return buffer if gamma is None else buffer.mul_(gamma)
 
 
@@ -84,10 +84,10 @@ def norm_gradients(
     rrms: Float[Tensor, "*rows 1"],
     gamma: Float[Tensor, "... d"] | None,
 ) -> tuple[Float[Tensor, "*rows d"], Float[Tensor, "... d"] | None]:
-    """Return the gradients of gamma * rrms * x in x, through rrms = `inverse_rms` of x as well, and in gamma.
+    """Return the gradients of gamma * rrms * x with respect to x, including through rrms = `inverse_rms`, and gamma.
 
     Args:
-        grad: of the result, the shape of x
+        grad: gradient of the result, the shape of x
         x: (..., d)
         rrms: (..., 1)
         gamma: the shape of x's last axes, or None
@@ -104,12 +104,12 @@ def norm_gradients(
 def add_norm_gradients(
     grad: Tensor, xhat: Tensor, rrms: Tensor, gamma: Tensor | None, grad_x: Tensor, grad_gamma: Tensor | None
 ) -> None:
-    """Write the gradient of gamma * xhat in x to grad_x, and add that in gamma to grad_gamma; xhat = rrms * x.
+    """Write the gradient of x to grad_x and add that of gamma to grad_gamma, for gamma * xhat with xhat = rrms * x.
 
     With g = gamma * grad: dx = rrms (g - xhat mean(g xhat)), dgamma = sum over rows of grad xhat.
 
     Args:
-        grad: of the result, the shape of xhat
+        grad: gradient of the result, the shape of xhat
         xhat: (rows, ..., d), in float32 or wider
         rrms: (rows, ..., 1), `inverse_rms` of x
         gamma: the shape of a row, or None
@@ -125,13 +125,13 @@ def add_norm_gradients(
 
 
 class RMSNorm(nn.Module):
-    """Normalize, then scale if the norm has a scale vector of its own; `RMSNorm(d)` is torch's.
+    """Normalize, then apply the norm's scale vector if it has one; `RMSNorm(d)` equals torch's.
 
     Args:
         d: width of the last axis
-        eps: added to the mean square under the root; None for the machine epsilon of the input's dtype, as torch has it
-        scale: scale vector of the norm; 'direct' for one that stores gamma; None for none (`nop`, `ap`, and under `hg`,
-            where the branches own their vectors)
+        eps: added to the mean square under the root; None for the machine epsilon of the input's dtype, as in torch
+        scale: scale vector of the norm; 'direct' for one that stores gamma; None for none (`nop`, `ap`, and `hg`,
+            in which the branches own their vectors)
     """
 
     def __init__(self, d: int, eps: float | None = None, scale: ScaleVector | Literal["direct"] | None = "direct"):

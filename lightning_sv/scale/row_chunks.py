@@ -6,13 +6,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-#: elements of a chunk, by type of device; elsewhere a chunk has all rows. A few such tensors fit in a core's cache, and
-#: are large enough to hide the overhead of an operation
+#: Elements per chunk, by device type; other devices do not use chunks. A few tensors of this size fit in a core's cache
+#: and are large enough to hide the overhead of an operation.
 CHUNK_ELEMENTS = {"cpu": 1 << 16}
 
 
 def row_chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the same rows of every tensor, one chunk at a time; all rows at once on a GPU and in compiled code.
+    """Yield the same rows of every tensor, chunk by chunk; all rows at once on a GPU or in compiled code.
 
     Args:
         *tensors: (rows, ...), all with the same number of rows
@@ -27,16 +27,16 @@ def row_chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 @contextmanager
 def unchunked(*sizes: dict[str, int]) -> Iterator[None]:
-    """Do not cut into chunks, as on a GPU, to count a GPU's memory on a CPU.
+    """Disable chunks, as on a GPU, to count a GPU's memory on a CPU.
 
     Args:
-        *sizes: `CHUNK_ELEMENTS`, and the tables of other modules with sizes per type of device
+        *sizes: `CHUNK_ELEMENTS`, and similar tables of other modules, by device type
     """
-    kept = [table.copy() for table in sizes]
+    saved = [table.copy() for table in sizes]
     try:
         for table in sizes:
             table.clear()
         yield
     finally:
-        for table, entries in zip(sizes, kept, strict=True):
+        for table, entries in zip(sizes, saved, strict=True):
             table.update(entries)

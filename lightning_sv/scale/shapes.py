@@ -1,7 +1,7 @@
-"""Shapes in annotations: Float[Tensor, "B T d_in"] is a Tensor, whose axes are compared where jaxtyping is at work.
+"""Shape annotations: Float[Tensor, "B T d_in"] is a Tensor; jaxtyping checks the axes if it is loaded.
 
-A name stands for one width throughout a call, "..." for any axes. Only tests/shapes.py sets jaxtyping to work; without
-it, installed or not, an annotation is the Tensor alone.
+A name stands for one width throughout a call, "..." for any axes. Only tests/shapes.py loads jaxtyping; without it, an
+annotation is just Tensor.
 """
 
 import sys
@@ -25,7 +25,7 @@ else:
         """A tensor of integers."""
 
     class Bool(Float):
-        """A tensor of truth values."""
+        """A tensor of booleans."""
 
 
 __all__ = ["Bool", "Float", "Int"]

@@ -1,9 +1,8 @@
-"""A scale-vector strategy: one word per axis of the paper, as a short validated string.
+"""Scale-vector strategies as short validated strings, with one token per axis of the paper.
 
-`hg+dnp+or+iwd` is at once the Python argument, the YAML value, the command-line override, the name
-of the run and the label in a figure. The four tables below are the axes; a new idea is a new row, or
-a token `package.module:Name` that names a `Placement`, a `Decay` or a `ScaleVector` class of the
-user's own, which is imported when the string is read.
+`hg+dnp+or+iwd` is the Python argument, the YAML value, the command-line override, the run's name and the label in a
+figure. The four tables below are the axes. Extend them with a row, or with a token `package.module:Name` that names
+your own `Placement`, `Decay` or `ScaleVector` subclass; the module is imported when the string is parsed.
 """
 
 import difflib
@@ -26,7 +25,7 @@ from lightning_sv.scale.vector import (
 
 @dataclass(frozen=True)
 class Sharing:
-    """Who owns the input-side scale vector: the norm, or each branch it feeds."""
+    """Owner of the input-side scale vector: the norm, or each of its branches."""
 
     per_branch: bool
     summary: str
@@ -34,7 +33,7 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which parts of `y = [scale_out] * [Norm](W ([scale_in] * xhat))` a branch has."""
+    """Parts of `y = [scale_out] * [Norm](W ([scale_in] * xhat))` present in a branch."""
 
     scale_in: bool
     norm_out: bool
@@ -44,7 +43,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Decay:
-    """The roles whose scale vectors take part in weight decay."""
+    """Roles whose scale vectors take part in weight decay."""
 
     roles: frozenset[Role]
     summary: str
@@ -87,7 +86,7 @@ AXES: dict[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class ScaleStrategy:
-    """A point on the four axes; nothing is built here.
+    """A point on the four axes; it builds no modules.
 
     Attributes:
         sharing: 'shared' or 'hg' (paper, Section 3.1)
@@ -112,10 +111,10 @@ class ScaleStrategy:
 
     @classmethod
     def parse(cls, text: "str | ScaleStrategy") -> "ScaleStrategy":
-        """Read a strategy: tokens joined by '+' in any order, each axis at most once, or a preset.
+        """Parse tokens joined by '+' in any order, at most one per axis, or a preset.
 
         Raises:
-            ConfigError: an unknown token, or two tokens of one axis; lists what is known
+            ConfigError: an unknown token, or two tokens of one axis; the message lists the known tokens
         """
         if isinstance(text, ScaleStrategy):
             return text
@@ -130,46 +129,45 @@ class ScaleStrategy:
             axis = _axis_of(token, text)
             if axis in chosen:
                 raise ConfigError(
-                    f"scale strategy {text!r} names {axis} twice, {chosen[axis]!r} and {token!r}; keep one of them."
+                    f"scale strategy {text!r} sets {axis} twice, to {chosen[axis]!r} and {token!r}; keep one."
                 )
             chosen[axis] = token
         return cls(**chosen)
 
     def __str__(self) -> str:
-        words = [str(getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
-        return "+".join(words) or "llama"
+        tokens = [str(getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
+        return "+".join(tokens) or "llama"
 
     @property
     def per_branch(self) -> bool:
-        """Whether each branch owns its input-side scale vector."""
+        """True if each branch owns its input-side scale vector."""
         return bool(_row("sharing", self.sharing).per_branch)
 
     @property
     def placement_row(self) -> Placement:
-        """What surrounds each matrix: a row of `PLACEMENTS`."""
+        """Row of `PLACEMENTS` for the placement."""
         row = _row("placement", self.placement)
         assert isinstance(row, Placement)
         return row
 
     @property
     def vector(self) -> type[ScaleVector]:
-        """The class that turns parameters into gamma."""
+        """Class of the parameterization."""
         row: type[ScaleVector] = _row("parameterization", self.parameterization)
         return row
 
     @property
     def decayed_roles(self) -> frozenset[Role]:
-        """The roles whose scale vectors decay."""
+        """Roles whose scale vectors decay."""
         roles: frozenset[Role] = _row("decay", self.decay).roles
         return roles
 
     def canonical(self, roles: frozenset[Role], *, shared_groups: bool = True) -> "ScaleStrategy":
-        """The simplest strategy that builds and trains the same model.
+        """Return the simplest strategy that builds and trains the same model.
 
         Args:
             roles: the roles that scale vectors have in the model as built
-            shared_groups: whether some norm with a scale_in feeds several branches, so that `hg`
-                differs from `shared`
+            shared_groups: if True, a norm with a scale_in has several branches, so `hg` differs from `shared`
         """
         default = ScaleStrategy()
         out = self
@@ -178,14 +176,14 @@ class ScaleStrategy:
         if not roles:
             out = replace(out, parameterization=default.parameterization)
         decayed = self.decayed_roles & roles
-        # 'wd' and 'nowd' first: they say most plainly that everything, or nothing, decays.
+        # Prefer 'wd' and 'nowd': they are the clearest names for "everything decays" and "nothing decays".
         names = sorted(DECAYS, key=lambda name: name not in ("wd", "nowd"))
         same = next(name for name in names if DECAYS[name].roles & roles == decayed)
         return replace(out, decay=same)
 
 
 def modules_named(text: object) -> set[str]:
-    """Return the modules that reading `text` would import; imports none of them.
+    """Return the modules that parsing `text` would import, without importing them.
 
     >>> sorted(modules_named("hg+my_module:MyScale"))
     ['my_module']
@@ -195,7 +193,7 @@ def modules_named(text: object) -> set[str]:
 
 
 def own_tokens(text: str) -> frozenset[str]:
-    """Return the tokens of a strategy that are not llama's; imports no module that it names.
+    """Return the tokens of a strategy that differ from llama's, without importing any module.
 
     >>> sorted(own_tokens("bp+hg+my_module:MyScale"))
     ['hg', 'my_module:MyScale']
@@ -205,11 +203,10 @@ def own_tokens(text: str) -> frozenset[str]:
 
 
 def _row(axis: str, token: str) -> Any:
-    """Look `token` up in the table of `axis`, importing 'package.module:Name'."""
     if ":" in token:
         row = _imported(token)
         if _axis_of_row(row) != axis:
-            raise ConfigError(f"scale token {token!r} is no {axis}; {_known()}")
+            raise ConfigError(f"scale token {token!r} is not a {axis}; {_known()}")
         if axis == "parameterization":
             check_parameterization(row)
         return row
@@ -227,7 +224,7 @@ def _axis_of(token: str, text: str) -> str:
             return axis
     every = [name for table in AXES.values() for name in table]
     if token in PRESETS:
-        raise ConfigError(f"preset {token!r} in {text!r} stands alone: it sets all four axes.")
+        raise ConfigError(f"preset {token!r} in {text!r} sets all four axes and cannot be combined with other tokens.")
     near = difflib.get_close_matches(token, [*every, *PRESETS], n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise ConfigError(f"unknown token {token!r}{hint} in scale strategy {text!r}; {_known()}")
@@ -241,7 +238,7 @@ def _axis_of_row(row: Any) -> str:
     if isinstance(row, type) and issubclass(row, ScaleVector):
         return "parameterization"
     raise ConfigError(
-        f"{row!r} cannot join a scale strategy: a token 'package.module:Name' must name a Placement, "
+        f"{row!r} is not supported in a scale strategy; expected 'package.module:Name' of a Placement, "
         "a Decay or a subclass of ScaleVector."
     )
 
@@ -250,7 +247,7 @@ def _imported(token: str) -> Any:
     module, _, name = token.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # whatever the user's module raises when it is imported
+    except (Exception, SystemExit) as error:  # the user's module can raise anything on import
         raise ConfigError(
             f"scale token {token!r} cannot be imported ({error}); expected 'package.module:Name' "
             "with the package on PYTHONPATH."

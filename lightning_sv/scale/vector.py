@@ -1,8 +1,8 @@
 """Learnable scale vectors gamma, one class per parameterization (paper, Section 3.3).
 
-Every class starts at gamma = 1 exactly, keeps its parameters in float32 and gives gamma in float32
-(float64 parameters give float64). Shapes: `batch_dims` are leading axes that share a module, such as the
-experts of a mixture; d is the width that is scaled.
+Every class starts at exactly gamma = 1, stores its parameters in float32 and returns gamma in float32
+(float64 parameters give float64). Shapes: `batch_dims` are leading axes, such as the experts of a mixture that
+share a module; d is the width of the scaled activation.
 """
 
 from abc import ABC, abstractmethod
@@ -22,13 +22,13 @@ ROLES: tuple[Role, ...] = ("input", "output")
 class ScaleVector(nn.Module, ABC):
     """A learnable gamma of shape (*batch_dims, d), equal to 1 at initialization.
 
-    A parameterization is one subclass: the parameters, `forward` (parameters -> gamma) and
+    Subclass it for a parameterization: define the parameters, `forward` (parameters -> gamma) and
     `set_gamma` (gamma -> parameters), which model conversion and folding use.
 
     Args:
         d: width of the activation that gamma multiplies
-        role: 'input' when a linear map follows at once (the paper's Input-Norm), 'output' when
-            none does (Output-Norm). Weight decay reads it
+        role: 'input' if a linear map follows directly (the paper's Input-Norm), otherwise 'output'
+            (Output-Norm); weight decay depends on it
         batch_dims: leading axes, for instance (n_expert,)
     """
 
@@ -48,16 +48,16 @@ class ScaleVector(nn.Module, ABC):
         """Set the parameters so that `forward()` is `gamma`, shape (*batch_dims, d).
 
         Raises:
-            ConfigError: where the parameterization cannot represent `gamma`
+            ConfigError: the parameterization cannot represent `gamma`
         """
 
     @property
     def magnitude(self) -> nn.Parameter | None:
-        """The parameter that is the size of all of gamma, the paper's beta, (*batch_dims, 1); None without one."""
+        """Parameter that scales all of gamma, the paper's beta, (*batch_dims, 1); None if there is none."""
         return None
 
     def reset_parameters(self) -> None:
-        """Set gamma to its initial value, for instance after a meta device: 1 as a rule."""
+        """Set gamma to its initial value, usually 1, for instance after `to_empty`."""
         device = next(self.parameters()).device
         self.set_gamma(torch.full((*self.batch_dims, self.d), self.initial, device=device))
 
@@ -89,7 +89,7 @@ class DirectScale(ScaleVector):
 class OffsetScale(ScaleVector):
     """gamma = 1 + offset: Gemma's released form (arXiv:2503.19786). Weight decay pulls gamma to 1, not to 0.
 
-    Implicit preconditioner: P = I, as for `DirectScale`; without decay the two train alike.
+    Implicit preconditioner: P = I, as for `DirectScale`; without decay, both train identically.
     """
 
     def __init__(self, d: int, role: Role, batch_dims: Sequence[int] = ()):
@@ -109,9 +109,9 @@ class OffsetScale(ScaleVector):
 class OriginalSpaceScale(ScaleVector):
     """OR: gamma = beta * Norm(alpha), Norm(alpha) = sqrt(d) alpha / ||alpha|| (paper, Section 3.3).
 
-    Implicit preconditioner: P = d g g^T + rho (I - g g^T), where g = gamma / ||gamma|| and
-    rho = beta^2 d / ||alpha||^2. alpha is scale-invariant. There is no epsilon in the norm, as in
-    the paper: gamma is exactly 1 at initialization (alpha = 1, beta = 1), and alpha = 0 is an error.
+    Implicit preconditioner: P = d g g^T + rho (I - g g^T), with g = gamma / ||gamma|| and
+    rho = beta^2 d / ||alpha||^2. alpha is scale-invariant. As in the paper, the norm has no epsilon:
+    gamma is exactly 1 at initialization (alpha = 1, beta = 1), and alpha = 0 is an error.
     """
 
     def __init__(self, d: int, role: Role, batch_dims: Sequence[int] = ()):
@@ -131,16 +131,18 @@ class OriginalSpaceScale(ScaleVector):
 
     @torch.no_grad()
     def set_gamma(self, gamma: Float[Tensor, "*batch_dims {self.d}"]) -> None:
-        """Set alpha = gamma and beta = ||gamma|| / sqrt(d); a zero vector has no direction."""
+        """Set alpha = gamma and beta = ||gamma|| / sqrt(d); gamma must not be zero."""
         rms = gamma.square().mean(-1, keepdim=True).sqrt()
         if (rms == 0).any():
-            raise ConfigError("'or' cannot represent a zero scale vector: it has no direction; convert to 'direct'.")
+            raise ConfigError(
+                "'or' cannot represent a zero scale vector, because it has no direction; convert to 'direct'."
+            )
         self.alpha.copy_(gamma)
         self.beta.copy_(rms)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set alpha to 1 and beta to the initial gamma, so that the direction learns as fast for every magnitude."""
+        """Set alpha to 1 and beta to the initial gamma, so that the direction's learning speed ignores it."""
         self.alpha.fill_(1.0)
         self.beta.fill_(self.initial)
 
@@ -148,8 +150,8 @@ class OriginalSpaceScale(ScaleVector):
 class ExponentialScale(ScaleVector):
     """ER: gamma = exp(beta) * exp(alpha - mean(alpha)) (paper, Section 3.3).
 
-    Starts at alpha = 0, beta = 0. Only positive gamma can be represented; the signs can be
-    absorbed by the linear map beside it.
+    Starts at alpha = 0, beta = 0. Only positive gamma can be represented; the adjacent linear map can
+    absorb the signs.
     """
 
     def __init__(self, d: int, role: Role, batch_dims: Sequence[int] = ()):
@@ -171,8 +173,8 @@ class ExponentialScale(ScaleVector):
         """Set beta = mean(log gamma) and alpha = log gamma - beta; every entry must be positive."""
         if (gamma <= 0).any():
             raise ConfigError(
-                "'er' represents positive scale vectors only, and this one has an entry <= 0; "
-                "convert to 'direct' or 'or', or flip the signs in the weight beside it."
+                "'er' cannot represent a scale vector with an entry <= 0; "
+                "convert to 'direct' or 'or', or flip the signs of the adjacent weight."
             )
         log_gamma = gamma.log()
         self.beta.copy_(log_gamma.mean(-1, keepdim=True))
@@ -180,11 +182,11 @@ class ExponentialScale(ScaleVector):
 
 
 class HeadShared(ScaleVector):
-    """gamma = (g, ..., g): one g of a head's width for all heads, in any parameterization.
+    """gamma = (g, ..., g): one vector g of head width for all heads, in any parameterization.
 
     Args:
-        vector: g, of width d_head
-        n_head: how often it is repeated
+        vector: the vector g, of width d_head
+        n_head: number of repetitions
     """
 
     def __init__(self, vector: ScaleVector, n_head: int):
@@ -193,17 +195,19 @@ class HeadShared(ScaleVector):
 
     @property
     def magnitude(self) -> nn.Parameter | None:
-        """That of g."""
+        """Magnitude parameter of g."""
         return self.vector.magnitude
 
     def forward(self) -> Tensor:
-        """Return g once for each head, (*batch_dims, d)."""
+        """Return g, repeated for each head: (*batch_dims, d)."""
         g: Tensor = self.vector()
         return g.repeat(*(1 for _ in self.batch_dims), self.n_head)
 
     def set_gamma(self, gamma: Tensor) -> None:
-        """Set g; gamma must be the same for every head."""
+        """Set g; gamma must be equal for all heads."""
         g = gamma.unflatten(-1, (self.n_head, self.vector.d))
         if (g != g[..., :1, :]).any():
-            raise ConfigError("one scale vector for all heads cannot represent different ones; leave out share_heads.")
+            raise ConfigError(
+                "scale vectors differ between heads, but share_heads allows one for all; remove share_heads."
+            )
         self.vector.set_gamma(g[..., 0, :])

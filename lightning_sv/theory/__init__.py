@@ -1,8 +1,8 @@
 """The paper's theorems as checkable objects: gradient flows, exact power series, the SDE of SGD.
 
-Imports nothing else of lightning_sv, but for `toy_training`, which trains its models. A reparameterization of one's own
-is a subclass of `ScaledInput`, any other student one of `Student`, a teacher a matrix or a `Teacher`; `study` shows
-them beside the paper's.
+Imports nothing else of lightning_sv, except `toy_training`, which trains its models. Define a custom reparameterization
+as a subclass of `ScaledInput`, any other student as one of `Student`, and a teacher as a matrix or a `Teacher`; `study`
+compares them with the paper's.
 """
 
 from lightning_sv.theory.claims import CLAIMS

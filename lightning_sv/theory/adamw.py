@@ -1,15 +1,15 @@
-"""The effective step of a scale-invariant matrix under AdamW with decay, as a function of its initial std.
+"""Effective step of a scale-invariant matrix under AdamW with decay, as a function of its initial std.
 
-Setting: L(cW) = L(W) for every c > 0, as of a branch under DNP, y = γ_out ⊙ Norm(W(γ_in ⊙ x̂)). Then ⟨W, ∇L⟩ = 0 and
-∇L(cW) = ∇L(W) / c; what moves the function is the relative step ‖ΔW‖ / ‖W‖. AdamW's update u = m̂ / √v̂ does not know
+Setting: L(cW) = L(W) for every c > 0, as for a branch under DNP, y = γ_out ⊙ Norm(W(γ_in ⊙ x̂)). Then ⟨W, ∇L⟩ = 0 and
+∇L(cW) = ∇L(W) / c; the function changes by the relative step ‖ΔW‖ / ‖W‖. AdamW's update u = m̂ / √v̂ does not depend on
 the gradient's size:
 
     W_(t+1) = (1 − η_t λ) W_t − η_t u_t
 
-Exactly (ε = 0): start c W_0, rates c η_t and decay λ/c give c W_t. An initial std is a learning rate and nothing else.
+Exactly (ε = 0): the start c W_0, rates c η_t and decay λ/c give c W_t. An initial std thus acts as a learning rate.
 
-Where noise outweighs the mean gradient, each g enters Σ u with total weight 1 whatever β1 is, and is orthogonal to W:
-r² = ‖W‖² / n grows by η² a step, while a single update has rms √((1 − β1) / (1 + β1)), about 0.23 for β1 = 0.9. Known
+If noise dominates the mean gradient, each g enters Σ u with total weight 1 for any β1, and is orthogonal to W:
+r² = ‖W‖² / n grows by η² per step, while a single update has rms √((1 − β1) / (1 + β1)), about 0.23 for β1 = 0.9. Known
 for constant rates as rotational equilibrium (Kosson et al., arXiv:2305.17212); here with the start and any schedule.
 """
 
@@ -19,7 +19,7 @@ from lightning_sv.theory.dual import Array
 
 
 def radii(start: float, rates: Array, decay: float, diffusion: float = 1.0) -> Array:
-    """r²_(t+1) = (1 − η_t λ)² r²_t + D η_t²: the rms of the entries of W before every step, and after the last.
+    """Return r of r²_(t+1) = (1 − η_t λ)² r²_t + D η_t²: the rms of W before every step and after the last.
 
     Args:
         start: initial std r_0
@@ -37,22 +37,24 @@ def radii(start: float, rates: Array, decay: float, diffusion: float = 1.0) -> A
 
 
 def update_rms(beta1: float) -> float:
-    """√((1 − β1) / (1 + β1)), the rms of m̂ / √v̂ under white noise."""
+    """Return √((1 − β1) / (1 + β1)), the rms of m̂ / √v̂ under white noise."""
     return float(np.sqrt((1 - beta1) / (1 + beta1)))
 
 
 def relative_steps(start: float, rates: Array, decay: float, beta1: float = 0.9) -> Array:
-    """‖ΔW_t‖ / ‖W_t‖ = η_t √((1 − β1) / (1 + β1)) / r_t, shape (T,); arguments as of `radii`."""
+    """Return ‖ΔW_t‖ / ‖W_t‖ = η_t √((1 − β1) / (1 + β1)) / r_t, shape (T,); arguments as in `radii`."""
     return np.asarray(np.asarray(rates) * update_rms(beta1) / radii(start, rates, decay)[:-1])
 
 
 def equilibrium(rate: float, decay: float) -> float:
-    """r_∞ = √(η / (λ(2 − ηλ))), where growth and decay balance at a constant rate, whatever the start."""
+    """Return r_∞ = √(η / (λ(2 − ηλ))), at which growth and decay balance at a constant rate."""
     return float(np.sqrt(rate / (decay * (2 - rate * decay))))
 
 
 def memory(start: float, rate: float, decay: float) -> float:
-    """Steps after which half of r² is the optimizer's: r_0²/η² for a small start, log(1 + r_0²/r_∞²) / (2ηλ) for any.
+    """Return the steps after which half of r² is due to the optimizer.
+
+    r_0²/η² for a small start, log(1 + r_0²/r_∞²) / (2ηλ) in general.
 
     Args:
         start: r_0
@@ -66,7 +68,7 @@ def memory(start: float, rate: float, decay: float) -> float:
 
 
 def simulate_radius(start: float, rates: Array, decay: float, *, n: int = 4000, seed: int = 0) -> tuple[Array, Array]:
-    """AdamW (β = 0.9, 0.95, no ε) on ⟨ξ_t, W/‖W‖⟩ with fresh noise ξ_t ~ N(0, I_n): scale-invariant, no signal.
+    """Simulate AdamW (β = 0.9, 0.95, no ε) on ⟨ξ_t, W/‖W‖⟩ with fresh ξ_t ~ N(0, I_n): scale-invariant noise.
 
     Returns:
         r before every step and after the last, (T + 1,), and ‖ΔW‖ / ‖W‖ of every step, (T,).

@@ -1,4 +1,4 @@
-"""Two students on one teacher: the ratio of losses along their flows, and their exact first difference."""
+"""Comparison of two students on one teacher: loss ratio along their flows, and exact first difference."""
 
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -9,18 +9,18 @@ from lightning_sv.theory.dual import Array
 from lightning_sv.theory.flow import flow, loss_series
 from lightning_sv.theory.students import Student
 
-#: from where the difference, of order t³, clears the integrator's error, to where losses are at rounding
+#: times from which the difference, of order t³, exceeds the integrator's error, until losses are rounding errors
 TIMES = np.concatenate([np.geomspace(0.01, 0.5, 25), np.linspace(0.52, 8, 188)])
 
-#: below this share of the first loss a residual is no larger than the integrator's error allows
+#: fraction of the initial loss below which a residual is within the integrator's error
 FLOOR = 1e-14
 
-#: what a ratio of losses may exceed 1 by and still be rounding
+#: rounding error of a loss ratio
 MARGIN = 1e-9
 
 
 class Curve(NamedTuple):
-    """A quantity against the flow's time."""
+    """A quantity as a function of the flow's time."""
 
     times: Array
     values: Array
@@ -32,7 +32,7 @@ class Curve(NamedTuple):
         return float(self.values[k]), float(self.times[k])
 
     def first_above(self, level: float) -> float:
-        """First of the times at which the value exceeds `level`; infinite if it never does."""
+        """Return the first time at which the value exceeds `level`; infinite if it never does."""
         above = self.values > level
         return float(self.times[above.argmax()]) if above.any() else float("inf")
 
@@ -45,14 +45,14 @@ def loss_ratio(
     *,
     initial: tuple[list[Array] | None, list[Array] | None] = (None, None),
 ) -> Curve:
-    """L_student(t) / L_baseline(t), as long as the baseline's loss is above rounding.
+    """Return L_student(t) / L_baseline(t), while the baseline's loss is above rounding.
 
     Args:
-        student: the model in question
-        baseline: the model it is compared with
+        student: student of the numerator
+        baseline: student of the denominator
         teacher: W*, shape (c, d)
         times: increasing, > 0
-        initial: parameters of both at t = 0, where they are not their own
+        initial: parameters of both at t = 0; None for their own
     """
     ours = flow(student, teacher, times, initial=initial[0]).loss
     theirs = flow(baseline, teacher, times, initial=initial[1]).loss
@@ -61,20 +61,20 @@ def loss_ratio(
 
 
 def difference_series(student: Student, baseline: Student, teacher: Any, order: int) -> tuple[Fraction, ...]:
-    """Coefficients of L_student(t) − L_baseline(t) at t = 0, exact to t^order."""
+    """Return the coefficients of L_student(t) − L_baseline(t) at t = 0, exact to t^order."""
     return (loss_series(student, teacher, order) - loss_series(baseline, teacher, order)).coefficients
 
 
 def starts_below(student: Student, baseline: Student, teacher: Any, order: int = 4) -> bool:
-    """Whether L_student < L_baseline just after t = 0: the first nonzero coefficient is negative, exactly."""
+    """Return True if L_student < L_baseline just after t = 0, by the first nonzero coefficient, exactly."""
     first = next((c for c in difference_series(student, baseline, teacher, order) if c), Fraction(0))
     return first < 0
 
 
 def stays_below(student: Student, baseline: Student, teacher: Any) -> tuple[bool, Curve]:
-    """Whether L_student(t) < L_baseline(t) for all t > 0 that floats can tell, and the ratio of losses.
+    """Return whether L_student(t) < L_baseline(t) for all t > 0, and the ratio of losses.
 
-    Exact just after t = 0, integrated from there.
+    Exact just after t = 0, integrated afterwards up to the precision of floats.
     """
     curve = loss_ratio(student, baseline, teacher)
     return starts_below(student, baseline, teacher) and curve.peak[0] < 1 - MARGIN, curve

@@ -1,4 +1,4 @@
-"""Gradient flow θ̇ = −∇L(θ) of a student: integrated to high accuracy, and as an exact power series."""
+"""Gradient flow θ̇ = −∇L(θ) of a student: accurate integration and exact power series."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,16 +38,16 @@ def flow(
     """Integrate θ̇ = −∇L(θ) from t = 0.
 
     Args:
-        student: gives loss and gradient of a state
+        student: model with loss and gradient
         teacher: W*, shape (c, d)
-        times: where to report, increasing, ≥ 0; units of the flow
-        initial: parameters at t = 0; the student's own when None
-        method: of scipy's solve_ivp. Explicit Runge-Kutta of order 8 by default
+        times: output times, increasing, ≥ 0; units of the flow
+        initial: parameters at t = 0; None for the student's own
+        method: method of scipy's solve_ivp, by default explicit Runge-Kutta of order 8
         rtol: relative tolerance of a step
         atol: absolute tolerance of a step
 
     Raises:
-        ConfigError: when the integration breaks down, or the teacher is no matrix
+        ConfigError: the integration failed, or the teacher is not a matrix
     """
     target = _matrix(teacher).astype(float)
     blocks = student.initial(*target.shape) if initial is None else [np.asarray(b, dtype=float) for b in initial]
@@ -58,14 +58,14 @@ def flow(
     at = np.asarray(times, dtype=float)
     solution = solve_ivp(velocity, (0.0, at[-1]), _join(blocks), method, t_eval=at, rtol=rtol, atol=atol)
     if not solution.success:
-        raise ConfigError(f"The flow of {student.name!r} broke down at t = {solution.t[-1]:g}: {solution.message}")
+        raise ConfigError(f"the flow of {student.name!r} failed at t = {solution.t[-1]:g}: {solution.message}")
     states = [split(theta, blocks) for theta in solution.y.T]
     loss = [0.5 * np.sum((student.effective(*state) - target) ** 2) for state in states]
     return Flow(at, np.array(loss), states)
 
 
 def power_series(student: Student, teacher: Any, order: int) -> list[Array]:
-    """Power series of the parameters, exact: θ_(k+1) = −[tᵏ] ∇L(θ_0 + θ_1 t + ... + θ_k tᵏ) / (k + 1).
+    """Return the exact power series of the parameters: θ_(k+1) = −[tᵏ] ∇L(θ_0 + ... + θ_k tᵏ) / (k + 1).
 
     Args:
         student: the model; its parameters at t = 0 must be rational, and so must A there
@@ -87,7 +87,7 @@ def power_series(student: Student, teacher: Any, order: int) -> list[Array]:
 
 
 def loss_series(student: Student, teacher: Any, order: int) -> Series:
-    """Power series of the loss along the flow, exact to t^order.
+    """Return the power series of the loss along the flow, exact to t^order.
 
     >>> from lightning_sv.theory.students import STUDENTS
     >>> loss_series(STUDENTS["g"], [[2]], 3)  # 2 exp(-2t)
@@ -103,7 +103,7 @@ def loss_series(student: Student, teacher: Any, order: int) -> Series:
 def _matrix(teacher: Any) -> Array:
     matrix = np.asarray(teacher)
     if matrix.ndim != 2 or not matrix.size:
-        raise ConfigError(f"A teacher is a matrix of shape (outputs, inputs), got shape {matrix.shape}.")
+        raise ConfigError(f"the shape of the teacher is {matrix.shape}; expected a matrix (outputs, inputs).")
     return matrix
 
 

@@ -1,4 +1,4 @@
-"""The Hessian of ½‖γ ⊙ w − a*‖² in θ = (w, γ): closed forms, autograd's, and what it makes of a step of SGD.
+"""Hessian of ½‖γ ⊙ w − a*‖² in θ = (w, γ): closed forms, autograd's, and its effect on a step of SGD.
 
 Paper, Appendix "Proof of Theorem (Benefits of wd)", the block H_i and its eigenvalues, trace and Frobenius
 norm. Shapes: w, γ, a* are (..., d); the leading axes are independent states.
@@ -25,7 +25,7 @@ class Sharpness:
 
 
 def sharpness(w: Array, gamma: Array, target: Array) -> Sharpness:
-    """Sharpness figures from the 2x2 blocks H_i = [[γ_i², m_i], [m_i, w_i²]], m_i = 2 γ_i w_i − a*_i."""
+    """Return the sharpness from the 2x2 blocks H_i = [[γ_i², m_i], [m_i, w_i²]], m_i = 2 γ_i w_i − a*_i."""
     mixed = 2 * gamma * w - target
     largest = 0.5 * (gamma**2 + w**2 + np.sqrt((gamma**2 - w**2) ** 2 + 4 * mixed**2))
     return Sharpness(
@@ -36,8 +36,8 @@ def sharpness(w: Array, gamma: Array, target: Array) -> Sharpness:
 
 
 def dense_hessian(w: Array, gamma: Array, target: Array) -> Array:
-    """∇²L of one state by autograd, shape (2d, 2d), ordered (w, γ) as in the paper's block form."""
-    import torch  # here: the command starts in half the time without it
+    """Return ∇²L of one state by autograd, shape (2d, 2d), ordered (w, γ) as in the paper's block form."""
+    import torch  # imported here, because it doubles the start time
 
     goal = torch.tensor(target)
     start = torch.tensor(np.concatenate([w, gamma]))
@@ -51,20 +51,20 @@ def dense_hessian(w: Array, gamma: Array, target: Array) -> Array:
 
 
 def dense_sharpness(hessian: Array) -> Sharpness:
-    """Sharpness figures of a dense symmetric matrix."""
+    """Return the sharpness of a dense symmetric matrix."""
     eigenvalues = np.linalg.eigvalsh(hessian)
     return Sharpness(eigenvalues[-1], np.trace(hessian), np.sqrt((hessian**2).sum()))
 
 
 @dataclass(frozen=True)
 class Point:
-    """A state of training, with loss, gradient and Hessian in θ = (w, γ)."""
+    """A training state, with loss, gradient and Hessian in θ = (w, γ)."""
 
     theta: Array  #: (2d,)
     target: Array  #: a*, (d,)
 
     def loss(self, theta: Array | None = None) -> Array:
-        """L at θ, or at other points of shape (..., 2d)."""
+        """Return L at θ, or at other points of shape (..., 2d)."""
         w, gamma = np.split(self.theta if theta is None else theta, 2, axis=-1)
         return np.asarray(0.5 * ((w * gamma - self.target) ** 2).sum(-1))
 
@@ -94,19 +94,19 @@ class Point:
         return np.asarray(self.jacobian.T @ self.jacobian + mixed)
 
     def after_descent(self, rate: float) -> float:
-        """Q, the expansion of L after one step of gradient descent."""
+        """Return Q, the expansion of L after one step of gradient descent."""
         g = self.gradient
         return float(self.loss() - rate * g @ g + rate**2 / 2 * g @ self.hessian @ g)
 
     def expected_loss(self, rate: float, covariance: Array) -> float:
-        """E L(θ − η(∇L + ξ)), exact, for ξ = ±√n √λ_k v_k with equal chances: mean 0 and the given covariance."""
+        """Return E L(θ − η(∇L + ξ)), exact, for ξ = ±√n √λ_k v_k with equal probabilities and the given covariance."""
         values, vectors = np.linalg.eigh(covariance)
         noise = (vectors * np.sqrt(values.size * np.maximum(values, 0))).T
         both = np.concatenate([noise, -noise])
         return float(self.loss(self.theta - rate * (self.gradient + both)).mean())
 
     def one_sample_covariance(self) -> Array:
-        """C of SGD on single samples, ∇ = Jᵀz⟨e, z⟩ with z uniform on the sphere of radius √d.
+        """Return C of SGD on single samples, ∇ = Jᵀz⟨e, z⟩ with z uniform on the sphere of radius √d.
 
         From E[zzᵀ⟨e, z⟩²] = d/(d+2) (‖e‖² I + 2eeᵀ): C = Jᵀ(d/(d+2) ‖e‖² I + (d−2)/(d+2) eeᵀ)J.
         """
@@ -116,17 +116,17 @@ class Point:
 
 
 def noise_term(hessian: Array, covariance: Array) -> float:
-    """P = E ξᵀHξ = Tr(H C)."""
+    """Return P = E ξᵀHξ = Tr(H C)."""
     return float(np.sum(hessian * covariance))
 
 
 def random_point(rng: np.random.Generator, d: int = 4) -> Point:
-    """θ and a* standard normal."""
+    """Return a point with standard normal θ and a*."""
     return Point(rng.standard_normal(2 * d), rng.standard_normal(d))
 
 
 def near_interpolation(rng: np.random.Generator, distance: float, d: int = 4) -> Point:
-    """θ standard normal, a* at this distance from γ ⊙ w in a random direction."""
+    """Return a point with standard normal θ and a* at this distance from γ ⊙ w in a random direction."""
     theta = rng.standard_normal(2 * d)
     away = rng.standard_normal(d)
     w, gamma = np.split(theta, 2)

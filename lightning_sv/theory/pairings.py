@@ -1,7 +1,7 @@
-"""Claims (i): two students at the same effective state, and which of them descends faster at that instant.
+"""Claims (i): descent rates of two students at the same effective state.
 
-The proofs use more than the statements say: γa_i² ≥ 1 (DP) and ρ ≥ 1 (OR), which the standard initialization
-preserves and a state off the trajectory need not have. `guard` is that number.
+The proofs use more than the statements: γa_i² ≥ 1 (DP) and ρ ≥ 1 (OR), which the standard initialization
+preserves and a state off the trajectory may violate. `guard` is that number.
 """
 
 import itertools
@@ -26,12 +26,12 @@ class Rates(NamedTuple):
 
     @property
     def violates(self) -> bool:
-        """Whether dL_student/dt ≤ dL_f/dt ≤ 0 fails, beyond rounding."""
+        """True if dL_student/dt ≤ dL_f/dt ≤ 0 is violated, beyond rounding."""
         return self.student > self.standard + 1e-12 * (1 + abs(self.standard)) or self.standard > 0
 
 
 class State(NamedTuple):
-    """Parameters of the student and the teacher they are trained on."""
+    """Parameters of the student, and the teacher."""
 
     blocks: list[Array]
     teacher: Array
@@ -42,10 +42,10 @@ class Pairing:
     """A student, and the parameters of f with the same effective matrix and the same γ.
 
     Args:
-        student: the one that is compared with f
+        student: student to compare with f
         guard_name: symbol of the guard
-        standard: f's parameters (W, γ) at a state of the student
-        guard: number that the proof needs to be at least 1
+        standard: function from a state of the student to f's parameters (W, γ)
+        guard: number that must be at least 1 in the proof
     """
 
     student: Student
@@ -54,26 +54,26 @@ class Pairing:
     guard: Callable[[list[Array]], float]
 
     def rates(self, state: State) -> Rates:
-        """dL/dt of both."""
+        """Return dL/dt of both."""
         standard = _F.rate(self.standard(state.blocks), state.teacher)
         return Rates(self.student.rate(state.blocks, state.teacher), standard)
 
     def random(self, rng: np.random.Generator) -> State:
-        """A state anywhere: every parameter and the teacher standard normal, c and d from 1 to 4."""
+        """Return a random state: parameters and teacher standard normal, c and d from 1 to 4."""
         c, d = (int(n) for n in rng.integers(1, 5, 2))
         blocks = [rng.standard_normal(block.shape) for block in self.student.initial(c, d)]
         return State(blocks, rng.standard_normal((c, d)))
 
     def on_trajectory(self, rng: np.random.Generator, times: Sequence[float]) -> list[State]:
-        """States of the student's own flow from its standard initialization, for a random teacher."""
+        """Return states of the student's flow from its standard initialization, for a random teacher."""
         c, d = rng.integers(1, 5, 2)
         teacher = rng.standard_normal((c, d))
         return [State(blocks, teacher) for blocks in flow(self.student, teacher, times).states]
 
     def smallest_violation(self, c: int, d: int, grid: Sequence[float]) -> tuple[State, Rates] | None:
-        """The violation nearest to the standard initialization, of all states with entries on a grid.
+        """Return the violation closest to the standard initialization, among states with entries on a grid.
 
-        Nearest in Σ|parameter − its start|, then in Σ|W*|; scale parameters stay positive, W* is not 0.
+        Closest in Σ|parameter − its start|, then in Σ|W*|; scale parameters are positive, W* is not 0.
         """
         start = self.student.initial(c, d)
         shapes = [*start, np.zeros((c, d))]

@@ -1,4 +1,4 @@
-"""Pictures as data: panels of lines, drawn elsewhere."""
+"""Plots as data: panels of lines, rendered elsewhere."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,22 +6,22 @@ from typing import Literal
 
 from lightning_sv.theory.dual import Array
 
-#: label of the abscissa of most panels
+#: label of the x axis of most panels
 TIME = "time t of the flow"
 Colour = Literal["blue", "vermillion", "green", "orange", "purple", "sky", "grey", "black"]
 
 
 @dataclass(frozen=True)
 class Line:
-    """Points (x, y), joined or as marks; with `spread`, a band of that half-width around them.
+    """Points (x, y) as a line or marks, with an optional band of half-width `spread`.
 
     Args:
-        label: in the legend; "" for none
-        x: abscissae, shape (N,)
-        y: ordinates, shape (N,)
-        marks: marks instead of a line
+        label: label in the legend; "" for none
+        x: x values, shape (N,)
+        y: y values, shape (N,)
+        marks: if True, marks instead of a line
         spread: half-width of the band, shape (N,)
-        colour: the next free one when None
+        colour: colour; None for the next unused one
     """
 
     label: str
@@ -34,17 +34,17 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """Axes with a title that says the claim, and their lines.
+    """Axes with a title and their lines.
 
     Args:
-        title: what to see
-        x: label of the abscissa, with its unit
-        y: label of the ordinate, with its unit
-        lines: at least one
-        scale: which axes are logarithmic
-        level: height of a grey horizontal line: what the claim compares with
-        limits: of the ordinate
-        x_limits: of the abscissa
+        title: statement that the plot shows
+        x: label of the x axis, with its unit
+        y: label of the y axis, with its unit
+        lines: at least one line
+        scale: logarithmic axes
+        level: height of a grey horizontal reference line
+        limits: limits of the y axis
+        x_limits: limits of the x axis
     """
 
     title: str
@@ -58,6 +58,6 @@ class Panel:
 
 
 def ratio_panel(title: str, ours: str, theirs: str, lines: Sequence[Line], limits: tuple[float, float]) -> Panel:
-    """Return axes for L_ours(t) / L_theirs(t), both logarithmic, where an index is TeX and may be empty."""
+    """Return log-log axes for L_ours(t) / L_theirs(t), with TeX indices that may be empty."""
     upper, lower = (f"L_{{{index}}}(t)" if index else "L(t)" for index in (ours, theirs))
     return Panel(title, TIME, f"${upper} \\,/\\, {lower}$", lines, scale="xy", level=1.0, limits=limits)

@@ -18,20 +18,20 @@ from lightning_sv.theory.hessian import sharpness
 
 @dataclass(frozen=True)
 class NoisyTraining:
-    """What is integrated. w starts at 0, γ at 1.
+    """Parameters of the integration; w starts at 0, γ at 1.
 
     Args:
         target: a*, shape (d,)
         mus: weight decays of γ, integrated with the same noise
         lam: λ, weight decay of w
         q: strength of the noise
-        dt: step; the drift is stable while dt·γ² stays far below 2
-        end: time at which the paths end
+        dt: step size; the drift is stable if dt·γ² is far below 2
+        end: final time of the paths
         paths: number of independent paths
-        seed: of the noise
+        seed: seed of the noise
 
     Raises:
-        ConfigError: when λ, q or dt is not positive, or a μ is negative
+        ConfigError: λ, q or dt is not positive, or a μ is negative
     """
 
     target: Sequence[float] = (1.0, 1.0, 1.0, 1.0)
@@ -45,10 +45,10 @@ class NoisyTraining:
 
     def __post_init__(self) -> None:
         if min(self.lam, self.q, self.dt) <= 0 or min(self.mus) < 0:
-            raise ConfigError(f"λ, q and dt must be positive and μ ≥ 0, got {self}.")
+            raise ConfigError(f"the setting is {self}; expected positive λ, q and dt, and μ ≥ 0.")
 
     def bound(self, decay: float, start: float, times: Array) -> Array:
-        """Grönwall's bound of the proof on E‖γ‖² (decay μ) or E‖w‖² (decay λ) that starts at `start`.
+        """Return Grönwall's bound on E‖γ‖² (decay μ) or E‖w‖² (decay λ), with the value `start` at t = 0.
 
         e^(−2·decay·t)·start + (d q + ½‖a*‖²) / (2·decay) · (1 − e^(−2·decay·t)); infinite without decay.
         """
@@ -62,7 +62,7 @@ class NoisyTraining:
 
 @dataclass(frozen=True)
 class Paths:
-    """Recorded figures of every path, each of shape (T, k, p)."""
+    """Recorded quantities of every path, each of shape (T, k, p)."""
 
     times: Array  #: (T,)
     gamma: Array  #: ‖γ‖²
@@ -78,10 +78,10 @@ def simulate(setting: NoisyTraining, records: int = 80, advance: Callable[[float
     Args:
         setting: coefficients, noise and step
         records: number of recorded times after t = 0
-        advance: called with the share done, for a progress bar
+        advance: progress function of the completed fraction
 
     Raises:
-        ConfigError: when a path leaves the finite numbers; take a smaller dt
+        ConfigError: a path diverged; use a smaller dt
     """
     goal = np.asarray(setting.target, dtype=float)
     shape = (len(setting.mus), setting.paths, len(goal))
@@ -95,13 +95,11 @@ def simulate(setting: NoisyTraining, records: int = 80, advance: Callable[[float
     for k in range(records):
         for _ in range(per_record):
             pull = setting.dt * (gamma * w - goal)
-            kick = noise * rng.standard_normal((2, *shape[1:]))  # shared by all μ: their difference is not noise
+            kick = noise * rng.standard_normal((2, *shape[1:]))  # shared by all μ, so that differences are not noise
             w, gamma = keep_w * w - pull * gamma + kick[0], keep_gamma * gamma - pull * w + kick[1]
         rows.append(_record(w, gamma, goal))
         if not np.isfinite(rows[-1][0]).all():
-            raise ConfigError(
-                f"A path diverged; dt = {setting.dt} is too large for q = {setting.q}: take a smaller dt."
-            )
+            raise ConfigError(f"a path diverged: dt is {setting.dt}; expected a smaller value for q = {setting.q}.")
         advance((k + 1) / records)
     times = np.arange(records + 1) * per_record * setting.dt
     return Paths(times, *(np.stack(figures) for figures in zip(*rows, strict=True)))

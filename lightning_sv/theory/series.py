@@ -1,6 +1,6 @@
-"""Power series in time with rational coefficients, truncated and exact.
+"""Truncated power series in time with exact rational coefficients.
 
-A `Series` is a number to numpy's object arrays: `+ - * /`, `np.sqrt` and `np.exp` work on arrays of them.
+A `Series` is a scalar in numpy's object arrays: `+ - * /`, `np.sqrt` and `np.exp` work on such arrays.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from lightning_sv.errors import ConfigError
 
 def _fraction(x: Rational | float) -> Fraction:
     if isinstance(x, Rational):
-        # numpy's integers would stay inside the Fraction, and overflow
+        # numpy's integers would stay inside the Fraction and overflow
         return Fraction(int(x.numerator), int(x.denominator))
     return Fraction(float(x))
 
@@ -21,7 +21,7 @@ def _fraction(x: Rational | float) -> Fraction:
 class Series:
     """c_0 + c_1 t + ... + c_n t^n + O(t^(n+1)), every c_k a Fraction.
 
-    Results are known to the order of the shorter operand; an int or a Fraction is exact to any order.
+    Results have the order of the shorter operand; an int or a Fraction is exact to any order.
 
     >>> one_plus_t = Series([1, 1, 0, 0])
     >>> [str(c) for c in (1 / one_plus_t).coefficients]
@@ -33,7 +33,7 @@ class Series:
         coefficients: c_0, c_1, ...; ints, Fractions or finite floats (taken at their exact value)
 
     Raises:
-        ConfigError: without a coefficient
+        ConfigError: there are no coefficients
     """
 
     __slots__ = ("coefficients",)
@@ -41,7 +41,7 @@ class Series:
     def __init__(self, coefficients: Sequence[Rational | float]):
         self.coefficients = tuple(_fraction(c) for c in coefficients)
         if not self.coefficients:
-            raise ConfigError("A series needs at least its constant term; give [c_0, ...].")
+            raise ConfigError("coefficients is empty; expected at least the constant term [c_0].")
 
     @property
     def order(self) -> int:
@@ -113,25 +113,27 @@ class Series:
         root = Fraction(isqrt(max(first.numerator, 0)), isqrt(first.denominator))
         if not root or root * root != first:
             raise ConfigError(
-                f"The root of a series that starts at {first} is not rational; start at a positive square."
+                f"the constant term is {first}; expected the square of a positive rational for an exact root."
             )
-        found = [root]
+        root_coefficients = [root]
         for k in range(1, self.order + 1):
-            known = sum((found[i] * found[k - i] for i in range(1, k)), Fraction(0))
-            found.append((self.coefficients[k] - known) / (2 * root))
-        return Series(found)
+            known = sum((root_coefficients[i] * root_coefficients[k - i] for i in range(1, k)), Fraction(0))
+            root_coefficients.append((self.coefficients[k] - known) / (2 * root))
+        return Series(root_coefficients)
 
     def exp(self) -> "Series":
-        """Return e^self, from e' = self' e; c_0 must be 0, as e is not rational."""
+        """Return e^self, from e' = self' e; c_0 must be 0, because e is not rational."""
         if self.coefficients[0]:
-            raise ConfigError(f"exp of a series that starts at {self.coefficients[0]} is not rational; start at 0.")
-        found = [Fraction(1)]
+            raise ConfigError(f"the constant term is {self.coefficients[0]}; expected 0 for an exact exp.")
+        coefficients = [Fraction(1)]
         for k in range(1, self.order + 1):
-            found.append(sum((j * self.coefficients[j] * found[k - j] for j in range(1, k + 1)), Fraction(0)) / k)
-        return Series(found)
+            coefficients.append(
+                sum((j * self.coefficients[j] * coefficients[k - j] for j in range(1, k + 1)), Fraction(0)) / k
+            )
+        return Series(coefficients)
 
     def __call__(self, t: float) -> float:
-        """Value of the polynomial at t."""
+        """Return the value of the polynomial at t."""
         value = 0.0
         for c in reversed(self.coefficients):
             value = value * t + float(c)

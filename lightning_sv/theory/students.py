@@ -1,4 +1,4 @@
-"""The students of the theorems: linear maps of a normalized input, and what turns parameters into the map.
+"""Students of the theorems: linear maps of a normalized input, as functions of their parameters.
 
 Setting (paper, Section 2.1): x ~ N(0, I_d), so z = Norm(x) has E[z zᵀ] = I_d, and the squared loss of a
 student x -> A z against the teacher W* z is L = ½‖A − W*‖_F². A student is its map parameters -> A.
@@ -16,14 +16,14 @@ from lightning_sv.theory.dual import Array, variables
 
 
 class Student(ABC):
-    """A = effective(*blocks), where the blocks are the student's parameters.
+    """A = effective(*blocks), with the student's parameters as blocks.
 
-    A subclass says where its parameters start and how they make A, in `+ - * /`, whole powers,
-    `np.sqrt`, `np.exp`, `sum`, `mean` and indexing. Its gradient, its flow, the flow's exact power series and its
-    implicit preconditioner follow, by differentiation of `effective`.
+    A subclass defines the initial parameters and A, using `+ - * /`, whole powers,
+    `np.sqrt`, `np.exp`, `sum`, `mean` and indexing. Its gradient, flow, exact power series and
+    implicit preconditioner follow by differentiation of `effective`.
     """
 
-    name: str  #: as in tables and legends
+    name: str  #: name in tables and legends
 
     @abstractmethod
     def initial(self, c: int, d: int) -> list[Array]:
@@ -34,32 +34,32 @@ class Student(ABC):
         """Return A, shape (c, d)."""
 
     def gradient(self, blocks: list[Array], teacher: Array) -> tuple[Any, Array]:
-        """Loss ½‖A − W*‖_F² and its gradient with respect to all parameters, shape (n,)."""
+        """Return the loss ½‖A − W*‖_F² and its gradient with respect to all parameters, shape (n,)."""
         a = self.effective(*variables(blocks))
         residual = a.value - teacher
         gradient = residual.ravel() @ a.tangent.reshape(residual.size, -1)
         return (residual * residual).sum() / 2, gradient
 
     def preconditioner(self, blocks: list[Array]) -> Array:
-        """K = J Jᵀ with J = ∂vec(A)/∂parameters: the flow of A is vec(Ȧ) = −K vec(A − W*).
+        """Return K = J Jᵀ with J = ∂vec(A)/∂parameters, so that vec(Ȧ) = −K vec(A − W*).
 
-        Shape (c·d, c·d), A flattened row by row.
+        Shape (c·d, c·d), A flattened by rows.
         """
         a = self.effective(*variables(blocks))
         jacobian = a.tangent.reshape(a.value.size, -1)
         return np.asarray(jacobian @ jacobian.T)
 
     def rate(self, blocks: list[Array], teacher: Array) -> float:
-        """dL/dt of the gradient flow at these parameters: −‖∇L‖²."""
+        """Return dL/dt of the gradient flow at these parameters: −‖∇L‖²."""
         _, gradient = self.gradient(blocks, teacher)
         return float(-gradient @ gradient)
 
 
 class Placed(Student):
-    """A = diag(γa) W diag(γb): a scale vector after the matrix, before it, on both sides or on none (Section 3.2).
+    """A = diag(γa) W diag(γb): a scale vector after the matrix, before it, on both sides or neither (Section 3.2).
 
     Args:
-        name: as in tables and legends
+        name: name in tables and legends
         after: if True, γa is a parameter, else 1
         before: if True, γb is a parameter, else 1
     """
@@ -68,12 +68,12 @@ class Placed(Student):
         self.name, self.after, self.before = name, after, before
 
     def initial(self, c: int, d: int) -> list[Array]:
-        """W = 0, then γa = 1 and γb = 1 where they are parameters."""
+        """Return W = 0, and γa = 1 and γb = 1 if they are parameters."""
         scales = [np.ones(n) for n, learnt in ((c, self.after), (d, self.before)) if learnt]
         return [np.zeros((c, d)), *scales]
 
     def effective(self, *blocks: Any) -> Any:
-        """diag(γa) W diag(γb)."""
+        """Return diag(γa) W diag(γb)."""
         a = blocks[0]
         if self.after:
             a = blocks[1][:, None] * a
@@ -81,9 +81,9 @@ class Placed(Student):
 
 
 class ScaledInput(Student):
-    """A = W diag(γ): a scale vector in front of the matrix, in some parameterization of γ.
+    """A = W diag(γ): a scale vector in front of the matrix, in any parameterization of γ.
 
-    A reparameterization is one subclass with `initial_scale` and `gamma`.
+    For a reparameterization, subclass it with `initial_scale` and `gamma`.
     """
 
     @abstractmethod
@@ -95,15 +95,15 @@ class ScaledInput(Student):
         """Return γ, shape (d,)."""
 
     def initial(self, c: int, d: int) -> list[Array]:
-        """W = 0, γ = 1."""
+        """Return W = 0 and the parameters of γ = 1."""
         return [np.zeros((c, d)), *self.initial_scale(d)]
 
     def effective(self, *blocks: Any) -> Any:
-        """W diag(γ)."""
+        """Return W diag(γ)."""
         return blocks[0] * self.gamma(*blocks[1:])
 
     def gamma_preconditioner(self, *scale: Array) -> Array:
-        """P = J Jᵀ with J = ∂γ/∂parameters: the flow of γ is γ̇ = −P ∇_γ L. Shape (d, d)."""
+        """Return P = J Jᵀ with J = ∂γ/∂parameters, so that γ̇ = −P ∇_γ L. Shape (d, d)."""
         jacobian = self.gamma(*variables(list(scale))).tangent
         return np.asarray(jacobian @ jacobian.T)
 
@@ -114,11 +114,11 @@ class OriginalSpace(ScaledInput):
     name = "ψ, OR"
 
     def initial_scale(self, d: int) -> list[Array]:
-        """α = 1, β = 1."""
+        """Return α = 1, β = 1."""
         return [np.ones(d), np.ones(1)]
 
     def gamma(self, *scale: Any) -> Any:
-        """β·α / rms(α)."""
+        """Return β·α / rms(α)."""
         alpha, beta = scale
         return alpha * (beta / np.sqrt((alpha * alpha).mean()))
 
@@ -129,11 +129,11 @@ class Exponential(ScaledInput):
     name = "ER"
 
     def initial_scale(self, d: int) -> list[Array]:
-        """α = 0, β = 0."""
+        """Return α = 0, β = 0."""
         return [np.zeros(d), np.zeros(1)]
 
     def gamma(self, *scale: Any) -> Any:
-        """exp(β + α − mean α)."""
+        """Return exp(β + α − mean α)."""
         alpha, beta = scale
         return np.exp(alpha + (beta - alpha.mean()))
 
@@ -141,10 +141,10 @@ class Exponential(ScaledInput):
 class Heterogeneous(Student):
     """HG: A_k = W_k diag(γ_k), a scale vector for each of several branches of one input (paper, Section 3.1).
 
-    The branches' matrices are stacked: A has their rows below each other. With γ_1 = γ_2 = ... it is f.
+    The branches' matrices are concatenated by rows in A. With γ_1 = γ_2 = ... it equals f.
 
     Args:
-        branches: how many share the rows, as evenly as whole rows allow; c of them where there are fewer rows
+        branches: number of branches that share the rows as evenly as possible; at most c
     """
 
     name = "HG"
@@ -157,16 +157,16 @@ class Heterogeneous(Student):
         return np.arange(c) * min(self.branches, c) // c
 
     def initial(self, c: int, d: int) -> list[Array]:
-        """W = 0, every γ_k = 1."""
+        """Return W = 0 and every γ_k = 1."""
         return [np.zeros((c, d)), np.ones((min(self.branches, c), d))]
 
     def effective(self, *blocks: Any) -> Any:
-        """Rows of W times the γ of their branch."""
+        """Return the rows of W times the γ of their branch."""
         w, gammas = blocks
         return w * gammas[self.branch_of(w.shape[0])]
 
 
-#: the students by the word that names them; one of your own goes beside them
+#: name -> student; add your own
 STUDENTS: dict[str, Student] = {
     "g": Placed("g, no scale vector"),
     "f": Placed("f, scale vector", before=True),

@@ -1,4 +1,4 @@
-"""Students on a teacher of your own: their flows, their first differences to f, their implicit preconditioners."""
+"""Students on a custom teacher: flows, first differences to f, and implicit preconditioners."""
 
 import importlib
 import sys
@@ -23,12 +23,12 @@ TIMES = np.unique(np.concatenate([np.geomspace(0.01, 0.5, 40), np.linspace(0.52,
 
 @dataclass(frozen=True)
 class Studied:
-    """One student on the teacher.
+    """Results of one student on the teacher.
 
     Args:
-        name: what figures call the student
-        loss: along TIMES, shape (T,)
-        cubic: coefficient of t³ in L − L_f; None where the student has no rational series at t = 0
+        name: name in figures
+        loss: loss at TIMES, shape (T,)
+        cubic: coefficient of t³ in L − L_f; None if the student has no rational series at t = 0
         spectrum: eigenvalues of its implicit preconditioner J Jᵀ at each time, ascending, shape (T, c·d)
     """
 
@@ -39,7 +39,7 @@ class Studied:
 
     @property
     def losses(self) -> dict[float, float]:
-        """Loss at the times that a table shows."""
+        """Loss at the times of the table."""
         return {t: float(self.loss[np.searchsorted(TIMES, t)]) for t in SHOWN}
 
 
@@ -51,7 +51,7 @@ class Study:
     students: tuple[Studied, ...]
 
     def panels(self) -> tuple[Panel, ...]:
-        """Losses, ratios to f, and the slowest direction of the preconditioner."""
+        """Return panels of losses, ratios to f, and the preconditioner's slowest direction."""
         standard = next(student.loss for student in self.students if student.name == _BASELINE.name)
         alive = standard > FLOOR * standard[0]
         at = TIMES[alive]
@@ -68,7 +68,7 @@ class Study:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; the exact coefficient of t³ as a string."""
+        """Return values for JSON, with the exact coefficient of t³ as a string."""
         rows = [
             {
                 "student": s.name,
@@ -83,11 +83,11 @@ class Study:
 
 
 def study(teacher: Any, own: Sequence[Student] = ()) -> Study:
-    """Flow of every student of `STUDENTS` and of your own on one teacher.
+    """Compute the flows of all `STUDENTS` and of your own on one teacher.
 
     Args:
         teacher: W*, shape (c, d); ints, Fractions or floats
-        own: further students, each an instance of a subclass of `Student` (or of `ScaledInput`)
+        own: further students, instances of subclasses of `Student` (or of `ScaledInput`)
     """
     matrix = exact(teacher)
     studied = []
@@ -95,7 +95,7 @@ def study(teacher: Any, own: Sequence[Student] = ()) -> Study:
         run = flow(student, matrix, TIMES)
         try:
             cubic = difference_series(student, _BASELINE, matrix, 3)[3]
-        except (ValueError, TypeError, AttributeError):  # its A is not rational at t = 0, or uses other functions
+        except (ValueError, TypeError, AttributeError):  # A is not rational at t = 0, or uses unsupported functions
             cubic = None
         spectrum = np.stack([np.linalg.eigvalsh(student.preconditioner(state)) for state in run.states])
         studied.append(Studied(student.name, run.loss, cubic, spectrum))
@@ -103,37 +103,45 @@ def study(teacher: Any, own: Sequence[Student] = ()) -> Study:
 
 
 def parse_teacher(text: str) -> Array:
-    """Read "1 2; 3 -1/2" as a matrix of Fractions.
+    """Parse "1 2; 3 -1/2" as a matrix of Fractions.
 
     Raises:
-        ConfigError: an entry is no number, the rows differ in length, or every entry is 0
+        ConfigError: an entry is not a number, the rows differ in length, or every entry is 0
     """
     try:
-        rows = [[Fraction(word) for word in row.replace(",", " ").split()] for row in text.split(";")]
+        rows = [[Fraction(entry) for entry in row.replace(",", " ").split()] for row in text.split(";")]
     except (ValueError, ZeroDivisionError):
-        raise ConfigError(f'--teacher {text!r} is no matrix; write rows of numbers as "1 2; 3 -1/2".') from None
+        raise ConfigError(
+            f'--teacher {text!r} is not a matrix; expected rows of numbers, for instance "1 2; 3 -1/2".'
+        ) from None
     if any(abs(x) > 10**6 for row in rows for x in row):
-        raise ConfigError(f"--teacher {text!r} has an entry beyond a million; scale it down.")
+        raise ConfigError(f"--teacher {text!r} has an entry above a million; expected smaller entries.")
     if len({len(row) for row in rows}) != 1 or not any(x for row in rows for x in row):
-        raise ConfigError(f"--teacher {text!r} needs rows of equal length and one entry that is not 0.")
+        raise ConfigError(
+            f"--teacher {text!r} has unequal rows or only zeros; expected rows of equal length and a nonzero entry."
+        )
     return exact(rows)
 
 
 def load_student(path: str) -> Student:
-    """Import "module:Class" and make one.
+    """Import "module:Class" and create an instance.
 
     Raises:
-        ConfigError: there is no such class, or it is no Student
+        ConfigError: the class does not exist, or is not a Student
     """
     module, _, name = path.partition(":")
-    if "" not in sys.path:  # a console script does not look in the working folder
+    if "" not in sys.path:  # console scripts do not import from the current directory
         sys.path.insert(0, "")
     try:
-        made = getattr(importlib.import_module(module), name)()
+        student = getattr(importlib.import_module(module), name)()
     except (ImportError, AttributeError, TypeError) as error:
-        raise ConfigError(f"--student {path!r} cannot be made ({error}); name a class as module:Class.") from None
-    if not isinstance(made, Student):
-        raise ConfigError(f"--student {path!r} is no Student; subclass lightning_sv.theory.Student or ScaledInput.")
-    if not getattr(made, "name", ""):
-        raise ConfigError(f"--student {path!r} has no name; give the class a `name`, which figures show.")
-    return made
+        raise ConfigError(
+            f"--student {path!r} cannot be created ({error}); expected a class as module:Class."
+        ) from None
+    if not isinstance(student, Student):
+        raise ConfigError(
+            f"--student {path!r} is not a Student; expected a subclass of lightning_sv.theory.Student or ScaledInput."
+        )
+    if not getattr(student, "name", ""):
+        raise ConfigError(f"--student {path!r} has no name; expected an attribute `name`, which figures show.")
+    return student

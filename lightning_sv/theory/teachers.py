@@ -1,4 +1,4 @@
-"""Teachers W*: a table of exact ones, and the conditions that the theorems put on them."""
+"""Teachers W*: exact matrices, and the conditions of the theorems."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,7 +17,7 @@ class Teacher:
     False
 
     Args:
-        name: as in tables and legends
+        name: name in tables and legends
         rows: c rows of d numbers
     """
 
@@ -31,20 +31,20 @@ class Teacher:
 
     @property
     def matching(self) -> bool:
-        """At most one nonzero entry in each row and column: the condition of DP (iii)."""
+        """True for at most one nonzero entry per row and column: the condition of DP (iii)."""
         support = self.matrix != 0
         return bool((support.sum(0) <= 1).all() and (support.sum(1) <= 1).all() and support.any())
 
     @property
     def balanced(self) -> bool:
-        """More than one column, all of the same positive norm: the condition of OR (iii)."""
+        """True for several columns, all of the same positive norm: the condition of OR (iii)."""
         squares = {sum(x * x for x in column) for column in self.matrix.T}
         return len(squares) == 1 and self.matrix.shape[1] > 1 and squares != {0}
 
 
 _HALF = Fraction(1, 2)
 
-#: the teachers of every claim; a claim with a condition takes those that satisfy it
+#: teachers of all claims; a claim with a condition uses those that satisfy it
 TEACHERS = (
     Teacher("scalar", ((2,),)),
     Teacher("small row", ((_HALF, -_HALF / 2),)),

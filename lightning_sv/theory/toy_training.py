@@ -1,6 +1,6 @@
-"""Short trainings of the package's own models: what the theory says of matrices, measured where they train.
+"""Short training runs of the package's models, to measure the theory's quantities.
 
-A Llama of 32 channels and two blocks reads bytes of the standard library's sources; seconds a run, no corpus needed.
+A Llama of 32 channels and two blocks trains on bytes of the standard library's sources, in seconds.
 """
 
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ SEQUENCES, LENGTH = 8, 32
 
 @dataclass(frozen=True)
 class ShortRun:
-    """What a training of T steps recorded of the k matrices q, k, v, gate, up of every block.
+    """Measurements during T steps, for the k matrices q, k, v, gate, up of every block.
 
     Args:
         radii: rms of their entries before every step and after the last, (T + 1, k)
-        steps: ‖ΔW‖ / ‖W‖ of every step, decay included, (T, k)
-        loss: on held-out text at the end, nats a byte
+        steps: ‖ΔW‖ / ‖W‖ of every step, including decay, (T, k)
+        loss: final loss on held-out text, in nats per byte
     """
 
     radii: Array
@@ -38,13 +38,13 @@ class ShortRun:
 
 
 def rates(steps: int, peak: float) -> Array:
-    """Learning rate of every step: 10% warm-up and the paper's cosine, (steps,)."""
+    """Return the learning rate of every step: 10% warm-up and the paper's cosine, (steps,)."""
     schedule = ScheduleConfig(warmup_ratio=0.1)
     return np.array([peak * schedule.factor(step, steps) for step in range(steps)])
 
 
 def text() -> tuple[Tensor, Tensor]:
-    """Bytes to train on and held-out bytes, as tokens below 256."""
+    """Return training and held-out bytes, as tokens below 256."""
     paths = [spec.origin for spec in map(find_spec, TEXT) if spec is not None and spec.origin is not None]
     read = np.frombuffer(b"".join(Path(path).read_bytes() for path in paths), dtype=np.uint8)
     tokens = torch.tensor(read.astype(np.int64))
@@ -53,37 +53,37 @@ def text() -> tuple[Tensor, Tensor]:
 
 
 def blocks(tokens: Tensor, count: int, seed: int) -> Tensor:
-    """Windows of LENGTH + 1 at random places, (count, LENGTH + 1)."""
+    """Return windows of LENGTH + 1 at random positions, (count, LENGTH + 1)."""
     starts = torch.randint(len(tokens) - LENGTH, (count, 1), generator=torch.Generator().manual_seed(seed))
     return tokens[starts + torch.arange(LENGTH + 1)]
 
 
 def small_model(strategy: str, eps: float = 1e-5) -> Backbone:
-    """A Llama of 32 channels and two blocks; equal seeds give equal matrices under every strategy."""
+    """Return a Llama of 32 channels and two blocks; equal seeds give equal matrices under every strategy."""
     config = BackboneConfig(d_model=32, n_layer=2, n_head=2, vocab_size=256, init_std=STD, norm_eps=eps)
     return Backbone(config, strategy)
 
 
 def readers(model: Backbone, head: bool = False) -> list[Tensor]:
-    """Weights of the matrices that read a normalized input, scale-invariant under dnp; with the lm_head or without."""
-    found = [module for module in model.modules() if isinstance(module, ScaledLinear)]
-    return [module.weight for module in found if head or module.role == "matrix"]
+    """Return the matrices that read a normalized input, scale-invariant under dnp; optionally with the lm_head."""
+    linears = [module for module in model.modules() if isinstance(module, ScaledLinear)]
+    return [module.weight for module in linears if head or module.role == "matrix"]
 
 
 def rms(weights: list[Tensor]) -> list[float]:
-    """Root of the mean square of the entries of each."""
+    """Return the root mean square of the entries of each."""
     return [weight.detach().square().mean().sqrt().item() for weight in weights]
 
 
 def train(strategy: str, std: float, *, steps: int, peak: float, decay: float) -> ShortRun:
-    """Train with q, k, v, gate and up drawn at `std`; every other matrix starts at STD.
+    """Train with q, k, v, gate and up initialized at `std`, and all other matrices at STD.
 
     Args:
         strategy: 'llama', 'dnp', ...
-        std: of the matrices that read a normalized input inside blocks
-        steps: of AdamW, with the package's schedule and clipping at 1
+        std: initial std of the matrices that read a normalized input inside blocks
+        steps: number of AdamW steps, with the package's schedule and clipping at 1
         peak: learning rate after warm-up
-        decay: of AdamW
+        decay: weight decay
     """
     model = small_model(strategy)
     weights = readers(model)
@@ -114,14 +114,14 @@ def train(strategy: str, std: float, *, steps: int, peak: float, decay: float) -
 
 
 def losses_of_rescaled(strategy: str, factor: float, steps: int = 8) -> Array:
-    """Losses of a float64 run with c times the readers' matrices and rates and 1/c of their decay, (steps,).
+    """Return losses of a float64 run with c times the readers' matrices and rates and 1/c of their decay, (steps,).
 
-    The norms' and AdamW's ε are negligible, so that matrices behind a norm are scale-invariant to rounding.
+    The ε of the norms and of AdamW are negligible, so matrices behind a norm are scale-invariant up to rounding.
 
     Args:
         strategy: 'llama', 'dnp', ...
-        factor: c; a power of 2 rounds nothing
-        steps: at a constant rate of 0.006 and decay of 0.1
+        factor: c; powers of 2 cause no rounding
+        steps: number of steps, at a constant rate of 0.006 and decay of 0.1
     """
     model = small_model(strategy, eps=1e-30).double()
     scaled = readers(model, head=True)
@@ -138,11 +138,11 @@ def losses_of_rescaled(strategy: str, factor: float, steps: int = 8) -> Array:
         betas=(0.9, 0.95),
         eps=1e-30,
     )
-    found = []
+    losses = []
     for batch in blocks(text()[0], steps * SEQUENCES, 0).unflatten(0, (steps, SEQUENCES)):
         loss = model(batch[:, :-1], targets=batch[:, 1:])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        found.append(loss.item())
-    return np.array(found)
+        losses.append(loss.item())
+    return np.array(losses)

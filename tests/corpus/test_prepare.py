@@ -81,7 +81,7 @@ def test_same_settings_do_no_work_and_others_are_refused(config: CorpusConfig, j
         prepare(replace(config, val_fraction=0.2), progress=False)
     assert Manifest.load(config.dir) == first
     (Path(config.dir) / "manifest.json").unlink()
-    with pytest.raises(ValueError, match="exists and holds no prepared corpus"):
+    with pytest.raises(ValueError, match="no prepared corpus"):
         prepare(config, progress=False)
     assert first.licence == "CC0-1.0" and first.duplicates == 0
     assert first.to_dict()["settings"]["source"] == f"files:{jsonl}"

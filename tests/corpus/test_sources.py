@@ -189,7 +189,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (tmp_path / name).write_text("x")
         monkeypatch.setitem(sys.modules, module, None)
         how = f"make install-text, or pip install {module}"
-        with pytest.raises(ValueError, match=rf"{name}: reading it needs {module} .*{how}"):
+        with pytest.raises(ValueError, match=rf"{name}: .*{module} .*{how}"):
             _texts(f"files:{tmp_path / name}")
 
 
@@ -204,7 +204,7 @@ def test_empty_texts_are_left_out(tmp_path: Path) -> None:
     [
         ("a.pdf", b"x", r"a\.pdf"),
         ("a.txt", b"ok \xff", r"a\.txt: byte 3 is not UTF-8"),
-        ("a.jsonl", b'{"text": "x"}\n{"text": ', r"a\.jsonl, line 2: no valid JSON"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": ', r"a\.jsonl, line 2: .*JSON"),
         ("a.jsonl", b'{"text": "x"}\n[1]\n', r"a\.jsonl, line 2"),
         ("a.jsonl", b'\n{"body": "x"}\n', r"a\.jsonl, line 2"),
         ("a.jsonl", b'{"text": null}\n', r"a\.jsonl, line 1"),
@@ -283,10 +283,10 @@ def test_missing_names_are_named(tmp_path: Path, jsonl: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"source": "web"}, "source='web' is not known"),
-        ({"source": "files:"}, "source='files:' is not known"),
+        ({"source": "web"}, "source is 'web'"),
+        ({"source": "files:"}, "source is 'files:'"),
         ({"dir": " "}, "dir is empty"),
-        ({"val_fraction": 0.0}, "val_fraction=0.0 must lie between 0 and 1"),
+        ({"val_fraction": 0.0}, "val_fraction is 0.0"),
         ({"errors": "ignore"}, "errors 'ignore' is unknown"),
         ({"max_bytes": 0}, "max_bytes is 0"),
         ({"chunk_bytes": "64 parsecs"}, "chunk_bytes"),

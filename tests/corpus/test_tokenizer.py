@@ -128,10 +128,10 @@ def test_errors_name_the_tokenizer(tmp_path: Path, ranks_file: Path, texts: list
     no_eot = tmp_path / "no_eot.json"
     tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(no_eot))
     for spec, message in [
-        (str(tmp_path / "absent.json"), r"absent\.json: there is no such file"),
-        (str(bad), r"tokenizer\.json: is no tokenizer\.json"),
-        (str(no_eot), r"no_eot\.json: has no end-of-text token"),
-        (str(ranks_file), r"does not hold GPT-2's ranks"),
+        (str(tmp_path / "absent.json"), r"absent\.json does not exist"),
+        (str(bad), r"tokenizer\.json"),
+        (str(no_eot), r"no_eot\.json has no end-of-text token"),
+        (str(ranks_file), r"GPT-2's ranks"),
     ]:
         with pytest.raises(ValueError, match=message):
             open_tokenizer(spec)
@@ -139,7 +139,7 @@ def test_errors_name_the_tokenizer(tmp_path: Path, ranks_file: Path, texts: list
         with pytest.raises(ValueError, match="tokenizer is .*257"):
             bpe_size(spec)
     assert bpe_size("bpe:50,304") == 50304 and bpe_size("gpt2") is None
-    with pytest.raises(ValueError, match=r"bpe:90000 needs more text: this corpus gives only \d+ tokens"):
+    with pytest.raises(ValueError, match=r"bpe:90000; expected at most bpe:\d+"):
         JsonTokenizer.train(texts, 90000)
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
         Tokenizer.load(ranks_file.parent.parent)
@@ -232,5 +232,5 @@ def test_text_that_a_tokenizer_drops_is_measured_and_refused(tmp_path: Path, mon
 def test_only_a_tokenizer_json_has_an_end_token_to_choose(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("word\n" * 100)
     config = CorpusConfig(dir=str(tmp_path / "c"), source=f"files:{tmp_path}/a.txt", tokenizer="bpe:257", eot=END)
-    with pytest.raises(ValueError, match=f"eot='{END}'"):
+    with pytest.raises(ValueError, match=f"eot is '{END}'"):
         prepare(config, progress=False)

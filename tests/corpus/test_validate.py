@@ -44,15 +44,15 @@ DAMAGES: list[tuple[str, Callable[[Path], object], str]] = [
     (
         "short shard",
         lambda c: (c / "train/chunk-0-0.bin").write_bytes((c / "train/chunk-0-0.bin").read_bytes()[:-2]),
-        r"chunk-0-0\.bin has [\d,]+ bytes instead of [\d,]+; delete",
+        r"chunk-0-0\.bin has [\d,]+ bytes; expected [\d,]+",
     ),
-    ("altered shard", lambda c: _flip(c / "val/chunk-0-0.bin"), r"chunk-0-0\.bin was altered"),
+    ("altered shard", lambda c: _flip(c / "val/chunk-0-0.bin"), r"chunk-0-0\.bin .*sha256"),
     ("no tokenizer", lambda c: (c / "tokenizer.json").unlink(), r"tokenizer\.json is missing"),
     ("other tokenizer", lambda c: _flip(c / "tokenizer.json"), r"is not the tokenizer that made the shards"),
     (
         "foreign shard",
         lambda c: _edit(c / "train/index.json", lambda d: d["chunks"][0].update(filename="../../x.bin")),
-        r"train/index\.json lists other shards than manifest\.json",
+        r"train/index\.json .*manifest\.json",
     ),
     (
         "wrong total",
@@ -80,17 +80,17 @@ def test_checksums_can_be_left_out(copy: Path) -> None:
 
 
 MANIFESTS: list[tuple[str, Callable[[Path], object], str]] = [
-    ("missing", lambda p: p.unlink(), r"manifest\.json does not exist, so there is no complete corpus"),
-    ("no JSON", lambda p: p.write_text("{"), r"manifest\.json: no valid JSON"),
-    ("a list", lambda p: p.write_text("[]"), r"has format version None"),
-    ("version", lambda p: _edit(p, lambda d: d.update(version=99)), r"has format version 99, this code reads 1"),
+    ("missing", lambda p: p.unlink(), r"manifest\.json does not exist"),
+    ("no JSON", lambda p: p.write_text("{"), r"manifest\.json: .*JSON"),
+    ("a list", lambda p: p.write_text("[]"), r"version is None"),
+    ("version", lambda p: _edit(p, lambda d: d.update(version=99)), r"version is 99; expected 1"),
     ("incomplete", lambda p: _edit(p, lambda d: d.pop("eot")), r"is incomplete \(KeyError\('eot'\)\)"),
     ("malformed", lambda p: _edit(p, lambda d: d.update(splits=[])), r"is incomplete"),
     ("no number", lambda p: _edit(p, lambda d: d.update(vocab_size="9")), r"vocab_size is '9'"),
     (
         "edited hash",
         lambda p: _edit(p, lambda d: d["splits"]["val"]["shards"][0].update(sha256="0" * 64)),
-        r"do not add up to its corpus_hash",
+        r"corpus_hash",
     ),
 ]
 
@@ -104,15 +104,15 @@ def test_bad_manifests_are_refused(copy: Path, damage: Callable[[Path], object],
 
 def test_a_model_that_does_not_fit_is_refused(corpus: Path, manifest: Manifest) -> None:
     for wanted, message in [
-        ({"vocab_size": 256}, r"vocab_size=256 is smaller than the 300 of the corpus"),
-        ({"seq_len": 9_000}, r"seq_len=9000 needs a shard of 9001 tokens, the largest has \d+"),
-        ({"tokenizer": "gpt2"}, r"tokenizer=gpt2 is not the one .* was made with, bpe:300"),
-        ({"tokenizer": "bpe:1024"}, r"tokenizer=bpe:1024 is not the one"),
-        ({"tokenizer": "absent.json"}, r"absent\.json: there is no such file"),
+        ({"vocab_size": 256}, r"vocab_size is 256; expected at least 300"),
+        ({"seq_len": 9_000}, r"seq_len is 9000"),
+        ({"tokenizer": "gpt2"}, r"tokenizer is gpt2; expected bpe:300"),
+        ({"tokenizer": "bpe:1024"}, r"tokenizer is bpe:1024"),
+        ({"tokenizer": "absent.json"}, r"absent\.json does not exist"),
     ]:
         with pytest.raises(ValueError, match=message):
             check_corpus(manifest, corpus, **wanted)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="seq_len=9000 needs a shard"):
+    with pytest.raises(ValueError, match="seq_len is 9000"):
         open_split(corpus, "val", seq_len=9_000)
     with pytest.raises(ValueError, match="split 'test' is unknown"):
         open_split(corpus, "test", seq_len=8)  # type: ignore[arg-type]

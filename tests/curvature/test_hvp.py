@@ -43,7 +43,7 @@ def test_a_part_of_a_block_shares_its_graph() -> None:
         torch.testing.assert_close(flat(whole.subset(part)(vector)), flat(HessianProduct(c.loss, part)(vector)))
     vector = tuple(torch.randn_like(p) for p in whole.parameters)
     assert len(whole(vector)) == len(whole.parameters)  # unchanged by its parts
-    with pytest.raises(ValueError, match="parameters that the subset does not have"):
+    with pytest.raises(ValueError, match="outside this subset"):
         whole.subset(c.subset("input")).subset(c.subset("output"))
 
 
@@ -115,7 +115,7 @@ def test_a_compiled_model_runs_eagerly_and_gives_the_same() -> None:
         with twice_differentiable():
             return x + 1
 
-    with pytest.raises(Exception, match="enter it outside|set_stance|skipped|twice_differentiable"):
+    with pytest.raises(Exception, match="call it outside|set_stance|skipped|twice_differentiable"):
         inside(torch.ones(2))
 
 
@@ -155,8 +155,8 @@ def test_what_cannot_be_asked() -> None:
     p = nn.Parameter(torch.ones(3))
     frozen = nn.Parameter(torch.ones(3), requires_grad=False)
     for make, message in (
-        (lambda: HessianProduct(lambda: p.sum(), []), "no parameters"),
-        (lambda: HessianProduct(lambda: p.sum(), [p, p]), "twice"),
+        (lambda: HessianProduct(lambda: p.sum(), []), "empty"),
+        (lambda: HessianProduct(lambda: p.sum(), [p, p]), "duplicate"),
         (lambda: HessianProduct(lambda: p.sum(), [p, frozen]), r"parameters \[1\]"),
         (lambda: HessianProduct(lambda: p * p, [p]), r"shape \(3,\)"),
         (lambda: HessianProduct(lambda: p.detach().sum(), [p]), "no gradient"),
@@ -194,7 +194,7 @@ def test_differences_of_a_loss_that_draws_are_those_of_one_draw() -> None:
 def test_a_vector_of_other_shapes_is_refused(kind: type[HessianProduct] | type[DifferenceProduct]) -> None:
     weight, bias = torch.ones(3, 2, requires_grad=True), torch.ones(3, requires_grad=True)
     product = kind(lambda: (weight.square().sum(1) * bias).sum(), [weight, bias])
-    with pytest.raises(ValueError, match="the vector has 1 tensors and there are 2 parameters"):
+    with pytest.raises(ValueError, match="the vector has 1 tensors; expected 2"):
         product([torch.ones(3, 2)])
-    with pytest.raises(ValueError, match=r"tensor 1 of the vector has shape \(1,\); its parameter has \(3,\)"):
+    with pytest.raises(ValueError, match=r"tensor 1 of the vector has shape \(1,\); expected \(3,\)"):
         product([torch.ones(3, 2), torch.ones(1)])

@@ -189,7 +189,7 @@ def test_a_tokenizer_that_is_a_pickle(
 ) -> None:
     run = write_run(tmp_path / "run", corpus)
     (run / "tokenizer.json").write_bytes(pickle.dumps(Payload(marker)))
-    refused(capsys, "generate", str(run), words="is no tokenizer.json")
+    refused(capsys, "generate", str(run), words="tokenizer.json")
     assert not marker.exists()
 
 

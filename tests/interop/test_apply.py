@@ -199,7 +199,7 @@ def test_a_state_loads_again_and_a_plain_model_refuses_it(tmp_path: Path) -> Non
 def test_dnp_normalizes_linear_layers_and_says_that_the_function_is_another(tmp_path: Path) -> None:
     model = named("llama")
     report = apply_strategy(model, "unified", options=ScaleOptions(share_heads=["q_proj", "k_proj"]))
-    assert not report.same_function and report.difference > 1e-3 and "is another one" in str(report)
+    assert not report.same_function and report.difference > 1e-3 and "the function changes" in str(report)
     layer = model.model.layers[0].self_attn
     seen = []
     layer.k_proj.register_forward_hook(lambda module, args, out: seen.append((args[0], out)))
@@ -209,7 +209,7 @@ def test_dnp_normalizes_linear_layers_and_says_that_the_function_is_another(tmp_
     heads = heads * (heads.square().mean(-1, keepdim=True) + model.config.rms_norm_eps).rsqrt()
     assert (out - heads.flatten(-2)).norm() < ROUNDING * out.norm()
     assert layer.k_proj.output_norm.scale.vector.d == 8 and layer.v_proj.output_norm.scale.d == 16
-    with pytest.raises(ValueError, match="no weight can take that norm up"):
+    with pytest.raises(ValueError, match="dnp normalizes"):
         fold_applied(model)
     assert "output_norm" in " ".join(model.state_dict()) and torch.equal(logits(copy.deepcopy(model)), logits(model))
     qwen3 = named("qwen3")  # which normalizes q and k itself
@@ -242,17 +242,22 @@ def zero_beside_bias(model: nn.Module) -> nn.Module:
 REFUSED: dict[str, tuple[Any, str, dict[str, Any], str]] = {
     "no such site": (lambda: named("llama"), "hg", {"placement_at": {"qproj": "dp"}}, "names 'qproj'"),
     "another axis": (lambda: named("llama"), "bp", {"placement_at": {"q_proj": "nop"}}, "add 'hg'"),
-    "left by folding": (lambda: named("llama"), "hg", {"placement_at": {"q_proj": "np"}}, "which folding leaves"),
-    "of built models": (lambda: named("llama"), "hg", {"share_scale_out": True}, "built with a strategy"),
-    "sign": (lambda: named("gemma2"), "er", {}, "positive"),
+    "left by folding": (lambda: named("llama"), "hg", {"placement_at": {"q_proj": "np"}}, "placement_at"),
+    "of built models": (lambda: named("llama"), "hg", {"share_scale_out": True}, "not supported by apply_strategy"),
+    "sign": (lambda: named("gemma2"), "er", {}, "'er' cannot represent"),
     "zero": (lambda: zero_beside_bias(named("gpt2")), "hg", {}, "has an entry 0"),
     "dnp, fused": (lambda: named("phi3"), "dnp", {}, "holds several matrices"),
     "dnp, interleaved": (lambda: named("gpt_neox"), "dnp", {}, "holds several matrices"),
     "dnp, Conv1D": (lambda: named("gpt2"), "hg+dnp", {}, "dnp normalizes outputs of plain"),
     "dnp, experts": (lambda: named("qwen3_moe"), "unified", {}, "dnp normalizes outputs of plain"),
     "not tied": (lambda: named("llama"), "hg", {"untie_head": True}, "untie_head"),
-    "no example": (Mixer, "hg", {}, "does not say what it reads"),
-    "Backbone": (lambda: Backbone(BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=48)), "hg", {}, "built"),
+    "no example": (Mixer, "hg", {}, "example="),
+    "Backbone": (
+        lambda: Backbone(BackboneConfig(d_model=32, n_layer=1, n_head=2, vocab_size=48)),
+        "hg",
+        {},
+        "model is a Backbone",
+    ),
 }
 
 
@@ -275,7 +280,7 @@ def test_a_failed_check_takes_everything_back(monkeypatch: pytest.MonkeyPatch) -
     head = model.lm_head.weight
     monkeypatch.setattr("lightning_sv.interop.apply.apply._difference", lambda before, after: float("nan"))
     for strategy in ("hg+dp+or+iwd", "ap", "hg+er"):
-        with pytest.raises(ValueError, match="would change what Qwen2ForCausalLM computes"):
+        with pytest.raises(ValueError, match="would change the outputs of Qwen2ForCausalLM"):
             apply_strategy(model, strategy, untie_head=True)
         assert_untouched(model, before, kinds, trains)
         assert model.lm_head.weight is head is model.model.embed_tokens.weight and model.config.tie_word_embeddings
@@ -284,10 +289,10 @@ def test_a_failed_check_takes_everything_back(monkeypatch: pytest.MonkeyPatch) -
 def test_quantized_applied_and_wrapped_models_are_refused() -> None:
     model = named("llama")
     apply_strategy(model, "hg")
-    with pytest.raises(ValueError, match="has a strategy already"):
+    with pytest.raises(ValueError, match="already has a strategy"):
         apply_strategy(model, "hg")
     fold_applied(model)
-    with pytest.raises(ValueError, match="no strategy was applied"):
+    with pytest.raises(ValueError, match="has no strategy"):
         fold_applied(model)
     model.model.layers[0].mlp.up_proj.weight = nn.Parameter(torch.ones(48, 32, dtype=torch.int8), requires_grad=False)
     with pytest.raises(ValueError, match="not quantized"):
@@ -309,7 +314,7 @@ def test_what_is_put_into_a_computed_weight_is_refused_and_not_lost() -> None:
     before, layer = state(model), model.model.layers[0].self_attn.v_proj
     with pytest.raises(RuntimeError, match="fold_applied"):
         layer.weight.data += 1.0
-    with pytest.raises(RuntimeError, match="would be lost"):
+    with pytest.raises(RuntimeError, match="cannot assign"):
         model.model.norm.weight.data = torch.zeros(32)
     assert all(torch.equal(value, before[name]) for name, value in state(model).items())
     fold_applied(model)
@@ -327,7 +332,7 @@ def test_a_merge_of_lora_is_refused_and_right_after_folding() -> None:
     wrapped = peft.get_peft_model(model, lora).eval()
     before = logits(wrapped)
     for merge in (wrapped.merge_and_unload, lambda: wrapped.merge_and_unload(safe_merge=True), wrapped.merge_adapter):
-        with pytest.raises(RuntimeError, match="would be lost"):
+        with pytest.raises(RuntimeError, match="cannot assign"):
             merge()
         assert torch.equal(logits(wrapped), before)
     merged = fold_applied(wrapped).merge_and_unload()

@@ -40,14 +40,14 @@ def plain(net: Net, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, type("FullyShardedDataParallel", (nn.Sequential,), {})])
 def test_what_shares_a_model_among_processes_goes_around_it(wrap: Any) -> None:
-    with pytest.raises(ValueError, match="to the model inside it, then wrap that"):
+    with pytest.raises(ValueError, match="expected the model inside"):
         apply_strategy(wrap(Net(plain)), "hg+dp", IDS)
 
 
 def test_a_table_that_a_function_ties_has_no_vectors() -> None:
     net = Net(lambda net, x: F.linear(x, net.emb.weight) * plain(net, x))
     report = apply_strategy(net, "hg+dp", IDS)
-    assert "no vector behind it" in dict(report.notes)["emb.weight"]
+    assert "no vector after it" in dict(report.notes)["emb.weight"]
     assert not any(path.startswith("emb") for path in report.vectors)
 
 
@@ -79,12 +79,12 @@ def test_the_outputs_are_compared_whatever_they_come_in(name: str, monkeypatch: 
     assert len(report.vectors) == 4
     assert 0 < report.difference < 1e-5  # 0 would be of nothing compared
     monkeypatch.setattr("lightning_sv.interop.apply.plan.Planner._columns", lambda self, reader, gamma: torch.zeros(()))
-    with pytest.raises(ValueError, match="would change what Net computes"):
+    with pytest.raises(ValueError, match="would change the outputs of Net"):
         apply_strategy(Net(OUTPUTS[name]), "ap", IDS)
 
 
 def test_a_model_without_numbers_cannot_be_checked() -> None:
-    with pytest.raises(ValueError, match="gives no numbers"):
+    with pytest.raises(ValueError, match="expected floating-point numbers"):
         apply_strategy(Net(lambda net, x: plain(net, x).argmax(-1)), "hg", IDS)
 
 
@@ -132,7 +132,7 @@ def test_a_function_of_a_matrix_takes_no_vector_up() -> None:
 def test_dnp_needs_layers_that_are_called() -> None:
     net = Net(lambda net, x: net.head(torch.tanh(F.linear(x, net.matrix.weight))), D)
     before = net(IDS)
-    with pytest.raises(ValueError, match=r"takes its weight without calling it.*matrix: dp"):
+    with pytest.raises(ValueError, match=r"without calling it.*matrix: dp"):
         apply_strategy(net, "hg+dnp", IDS)
     assert torch.equal(net(IDS), before)
 
@@ -179,7 +179,7 @@ def test_what_no_matrix_can_take_up_is_said() -> None:
             del self.matrix
 
     report = apply_strategy(Convolved(), "hg+ap", IDS)
-    assert "stays one vector with its norm" in dict(report.notes)["norm.weight"]
+    assert "remains one vector of its norm" in dict(report.notes)["norm.weight"]
 
 
 def test_folding_gives_the_parameters_back_in_their_order() -> None:
@@ -243,4 +243,4 @@ def test_a_gamma_that_is_another_function_is_left_as_it_is(gamma: Callable[[Any]
 
     report = apply_strategy(Net(), "or", IDS)
     assert report.vectors == ()
-    assert dict(report.notes) == {"g": "left as it is: its norm multiplies by neither w nor 1 + w"}
+    assert dict(report.notes) == {"g": "unchanged, because its norm multiplies by neither w nor 1 + w"}

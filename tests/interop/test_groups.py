@@ -58,7 +58,7 @@ def test_roles_may_be_found_before_the_model_is_wrapped_and_frozen_parameters_ar
     model.lm_head.requires_grad_(False)
     params = [p for group in param_groups(model, 0.1, 0.5, roles=roles) for p in group["params"]]
     assert len(params) == len(list(model.parameters())) - 1 and all(p.requires_grad for p in params)
-    with pytest.raises(ValueError, match=r"roles are of another model: 0.weight is not among them \(1 of 1 names\)"):
+    with pytest.raises(ValueError, match=r"roles has no 0.weight \(1 of 1 names"):
         param_groups(nn.Sequential(nn.Linear(2, 2, bias=False)), 0.1, 0.5, roles=roles)
     with pytest.raises(ValueError, match="unknown token 'idw'"):
         param_groups(model, 0.1, 0.5, "idw", roles=roles)
@@ -95,7 +95,7 @@ def test_roles_of_a_model_fit_the_module_that_holds_it(words: tuple[str, ...]) -
     path = ".".join([*words, ""])
     assert {name.removeprefix(path) for name in decayed_names(holder, roles=roles)} == decayed
     holder.register_parameter("own", nn.Parameter(torch.ones(2)))
-    with pytest.raises(ValueError, match="own is not among them"):
+    with pytest.raises(ValueError, match="roles has no .*own"):
         decayed_names(holder, roles=roles)
 
 

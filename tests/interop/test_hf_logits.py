@@ -34,7 +34,7 @@ def test_what_transformers_has_no_model_for_is_refused(config: BackboneConfig) -
         to_hugging_face(Backbone(replace(config, post_norm=True)))
     with pytest.raises(ValueError, match="n_expert_shared"):
         to_hugging_face(Backbone(replace(config, **MOE, qk_norm=True)))
-    with pytest.raises(ValueError, match="no bias on the choice of experts"):
+    with pytest.raises(ValueError, match="router.balance is bias"):
         to_hugging_face(Backbone(replace(config, **MOE, router=RouterConfig(balance="bias"))))
 
 

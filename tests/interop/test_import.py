@@ -97,7 +97,7 @@ def test_what_was_exported_comes_back(config: BackboneConfig, tmp_path: Path) ->
 
 
 def test_dnp_is_another_function(folders: dict[str, Path]) -> None:
-    with pytest.raises(ValueError, match="is another function than the imported one; use one without dnp"):
+    with pytest.raises(ValueError, match="expected one without dnp"):
         from_hugging_face(folders["llama"], "unified")
 
 
@@ -117,12 +117,12 @@ def rewritten(folder: Path, to: Path, **changes: Any) -> Path:
         ("mistral", {"sliding_window": 64}, "its layers have a sliding window of 64 tokens"),
         ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "llama3|Llama"),
         ("llama-3.1", {"rope_parameters": ROPE | LONG | {"high_freq_factor": 0.5}}, "high_freq_factor"),
-        ("llama", {"model_type": "mine", "auto_map": {"AutoConfig": "evil.Config"}}, "a model of type 'mine'"),
+        ("llama", {"model_type": "mine", "auto_map": {"AutoConfig": "evil.Config"}}, "model_type .* is 'mine'"),
         ("llama", {"hidden_act": "gelu"}, "its activation is gelu, not silu"),
         ("llama", {"attention_bias": True}, "its projections have biases"),
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "of type 'linear'"),
         ("llama", {"quantization_config": {"quant_method": "fp8"}}, "its weights are quantized"),
-        ("llama", {"hidden_size": "wide"}, "is no config of a Llama"),
+        ("llama", {"hidden_size": "wide"}, "config of Llama"),
         ("llama", {"num_hidden_layers": 3}, "model.layers.2"),
         ("llama", {"num_hidden_layers": 1}, "model.layers.1"),
         ("qwen3", {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True},
@@ -155,14 +155,14 @@ def test_weights_that_a_wrapped_model_saved_are_those_of_the_model(folders: dict
 
 
 def test_what_is_no_checkpoint_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="config.json is no readable config"):
+    with pytest.raises(ValueError, match="config.json cannot be read"):
         from_hugging_face(tmp_path)
     folder = rewritten(folders["llama"], tmp_path / "pickled")
     weights = folder / "model.safetensors"
     torch.save(load_file(weights), folder / "pytorch_model.bin")
     whole = weights.read_bytes()
     weights.unlink()
-    with pytest.raises(ValueError, match=r"no \*.safetensors; pickled weights could run code"):
+    with pytest.raises(ValueError, match=r"no \*.safetensors"):
         from_hugging_face(folder)
     weights.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match="cannot be read"):

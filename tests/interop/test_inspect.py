@@ -226,9 +226,9 @@ def test_what_cannot_be_inspected_is_said(tmp_path: Path, capsys: pytest.Capture
         capsys.readouterr()  # transformers' bar, which what ran before may have turned off
         return tmp_path / name
 
-    assert "nowhere is no folder" in refused(tmp_path / "nowhere")
+    assert "nowhere is not a folder" in refused(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    assert "empty has no *.safetensors; give a folder" in refused(tmp_path / "empty")
+    assert "empty has no *.safetensors" in refused(tmp_path / "empty")
     (tmp_path / "empty/pytorch_model.bin").write_bytes(b"\x80")
     assert "pytorch_model.bin" in refused(tmp_path / "empty")
     model = named("llama")
@@ -240,7 +240,7 @@ def test_what_cannot_be_inspected_is_said(tmp_path: Path, capsys: pytest.Capture
     shard.write_bytes(content[:100])
     assert f"{shard.name} cannot be read as safetensors" in refused(whole)
     shard.unlink()
-    assert f"has no {shard.name}, which model.safetensors.index.json names" in refused(whole)
+    assert f"has no {shard.name}, although model.safetensors.index.json names" in refused(whole)
     index = whole / "model.safetensors.index.json"
     index.write_text('{"weight_map": {"a": "../other.safetensors"}}')
     assert "'../other.safetensors'" in refused(whole)
@@ -248,7 +248,7 @@ def test_what_cannot_be_inspected_is_said(tmp_path: Path, capsys: pytest.Capture
     assert "one has no config.json" in refused(one)
     model.config.hidden_size, model.config.head_dim = 16, 4
     model.config.save_pretrained(one)
-    assert "they are not of one model" in refused(one)
+    assert "different models" in refused(one)
     wider = named("llama")
     wider.config.num_hidden_layers = 3
     wider.config.save_pretrained(one)
@@ -262,4 +262,4 @@ def test_what_cannot_be_inspected_is_said(tmp_path: Path, capsys: pytest.Capture
     written |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}
     (foreign / "config.json").write_text(json.dumps(written))
     (foreign / "own.py").write_text("raise SystemExit('run')")
-    assert "needs the code beside it, which is not run" in refused(foreign)
+    assert "trust_remote_code" in refused(foreign)

@@ -91,7 +91,7 @@ def test_the_example_trains_folds_and_loads_a_plain_llama(
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     plain, applied, *rest = (line for line in capsys.readouterr().out.splitlines() if not line.startswith("{"))
     assert plain.startswith("plain, iwd:") and applied.startswith(
-        "hg+dp+or+iwd: 32 scale vectors; the function is kept"
+        "hg+dp+or+iwd: 32 scale vectors; the function is preserved"
     )
     losses = [float(line.split(":")[1].split()[0]) for line in (plain, rest[0])]
     assert all(loss < 5.0 for loss in losses)  # ln(256) = 5.55 before

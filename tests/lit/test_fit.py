@@ -192,10 +192,10 @@ def test_budget_bf16_compile_masks_and_validate(
         (["--model.scale", "hg+dpn"], "unknown token 'dpn'"),
         (["--model.backbone.d_modell", "64"], "Did you mean 'model.backbone.d_model'"),
         (["--data.global_bacth", "4"], "Did you mean 'data.global_batch'"),
-        (["--model.backbone.n_head", "3"], "d_model 32 is not divisible by n_head 3"),
-        (["--model.backbone.vocab_size", "200"], "vocab_size=200"),
+        (["--model.backbone.n_head", "3"], "d_model is 32; expected a multiple of n_head 3"),
+        (["--model.backbone.vocab_size", "200"], "vocab_size is 200"),
         (["--data.corpus.tokenizer", "gpt2"], "bpe:300"),
-        (["--data.seq_len", "1000000"], "seq_len=1000000"),
+        (["--data.seq_len", "1000000"], "seq_len is 1000000"),
         (["--data.val_sequences", "-3"], "data.val_sequences is -3"),
         (["--trainer.max_steps", "0"], "trainer.max_steps is 0"),
         (["--trainer.overfit_batches", "1"], "prepare a corpus of the text to repeat"),
@@ -223,10 +223,10 @@ def test_wrong_input_stops_before_the_first_step(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--model.backbone.n_expert", "4"], "model.backbone.n_expert is 4, with n_expert_active 4"),
+        (["--model.backbone.n_expert", "4"], "model.backbone.n_expert is 4; expected more than n_expert_active 4"),
         (
             ["--model.backbone.qk_norm", "true"],
-            "model.backbone.qk_norm would normalize q_proj and k_proj a second time",
+            "model.backbone.qk_norm is true",
         ),
         (
             ["--model.backbone.router.balance", "luck"],
@@ -234,7 +234,7 @@ def test_wrong_input_stops_before_the_first_step(
         ),
         (
             ["--model.schedule.name", "wsd", "--model.schedule.warmup_ratio", "0.9"],
-            "model.schedule.warmup_ratio 0.9 is beyond stable_ratio 0.8",
+            "model.schedule.warmup_ratio is 0.9",
         ),
     ],
 )
@@ -314,7 +314,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(
         before = contents(run)
         assert main(["fit", *run_args, *longer, "--extend", "--ckpt_path", str(last)]) == 2
         out, err = capsys.readouterr()
-        assert err.startswith("error: the checkpoint cannot be resumed") and "resume with" not in out
+        assert err.startswith("error: the checkpoint cannot be resumed") and "esume with" not in out
         assert contents(run) == before
     assert main(["validate", *run_args]) == 2
     assert "validate needs a checkpoint" in capsys.readouterr().err

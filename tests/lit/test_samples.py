@@ -37,8 +37,8 @@ def test_samples_are_of_the_model_and_leave_the_run_as_it_is(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--samples.tokens", "-1"], "samples.tokens is -1; give 0 for none"),
-        (["--samples.tokens", "5", "--samples.top_k", "0"], "top_k 0 must be at least 1"),
+        (["--samples.tokens", "-1"], "samples.tokens is -1"),
+        (["--samples.tokens", "5", "--samples.top_k", "0"], "top_k is 0"),
     ],
 )
 def test_samples_out_of_range_are_refused(

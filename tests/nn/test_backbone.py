@@ -111,7 +111,7 @@ def test_causal_and_document_masks(config: BackboneConfig) -> None:
     ("change", "message"),
     [
         ({"d_model": 30, "n_head": 4}, "d_model"),
-        ({"d_model": 6, "n_head": 2}, "head width 3 is odd"),
+        ({"d_model": 6, "n_head": 2}, "head width is 3"),
         ({"n_layer": 0}, "model.backbone.n_layer is 0"),
         ({"init_std": 0.0}, "init_std is 0.0"),
         ({"init_std": 2**64}, "init_std"),

@@ -62,5 +62,5 @@ def test_nop_has_no_scale_vector_at_all(config: BackboneConfig) -> None:
 def test_roles_of_single_norms_are_options(config: BackboneConfig) -> None:
     model = meta_backbone(replace(config, **GEMMA), "iwd", ScaleOptions(role_at={"q_norm.scale": "input"}))
     assert model.layers[0].attn.q_norm.scale.role == "input" and model.layers[0].attn.k_norm.scale.role == "output"
-    with pytest.raises(ValueError, match="no scale vector of this model"):
+    with pytest.raises(ValueError, match="role_at names 'q_norm.scale'"):
         meta_backbone(config, "iwd", ScaleOptions(role_at={"q_norm.scale": "input"}))

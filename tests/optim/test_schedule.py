@@ -77,7 +77,7 @@ def test_wsd_phases(total: int, warmup_ratio: float, final: float, stable_ratio:
         ({"warmup_ratio": 1.0}, "warmup_ratio is 1.0"),
         ({"final_ratio": -0.1}, "final_ratio is -0.1"),
         ({"stable_ratio": 1.1}, "stable_ratio is 1.1"),
-        ({"name": "wsd", "warmup_ratio": 0.9}, "warmup_ratio 0.9 is beyond stable_ratio 0.8"),
+        ({"name": "wsd", "warmup_ratio": 0.9}, "warmup_ratio is 0.9"),
     ],
 )
 def test_schedule_errors(kwargs: dict[str, Any], message: str) -> None:

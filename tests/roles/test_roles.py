@@ -119,7 +119,7 @@ def test_fake_models_draw_nothing_and_name_the_line_that_reads_a_number() -> Non
         layer.rates = [x.item() for x in torch.linspace(0, 0.1, 3)]
         return layer
 
-    with pytest.raises(ValueError, match=r"test_roles.py:\d+ \(`layer.rates = .* and a fake tensor has none; compute"):
+    with pytest.raises(ValueError, match=r"test_roles.py:\d+ \(`layer.rates = .* a fake tensor has none"):
         fake_model(reads)
     with pytest.raises(ValueError, match=r"torch.ones\(3\).nonzero\(\).* a fake tensor has none"):
         fake_model(lambda: nn.Linear(*torch.ones(3).nonzero().shape))
@@ -262,9 +262,9 @@ def test_what_cannot_be_classified_is_named() -> None:
     assert known["gamma"].role == "input" and known["first.weight"].role == "matrix"
     with pytest.raises(ValueError, match="'spare'"):
         weight_decay_roles(Mixed("other"), IDS)
-    with pytest.raises(ValueError, match=r"the forward pass that is traced failed \(RuntimeError: ids, please\)"):
+    with pytest.raises(ValueError, match=r"the traced forward pass failed \(RuntimeError: ids, please\)"):
         weight_decay_roles(Mixed(), IDS.float())
-    with pytest.raises(ValueError, match="Mixed does not say what it reads; .* with example="):
+    with pytest.raises(ValueError, match="Mixed .* with example="):
         weight_decay_roles(Mixed())
     with pytest.raises(ValueError, match="meta device, .* fake_model"):
         weight_decay_roles(Mixed().to("meta"), IDS)

@@ -150,12 +150,10 @@ def test_wrong_input_is_one_sentence(model_dir: Path, tmp_path: Path, capsys: py
 
     assert "config.json" in refused(empty)
     assert "nowhere cannot be read" in refused(tmp_path / "nowhere")
-    assert "is a pickle, which could run code and is never opened" in refused(tmp_path / "pytorch_model.bin")
+    assert "is a pickle" in refused(tmp_path / "pytorch_model.bin")
     assert "--policy" in refused(model_dir, "--policy", "idw")
     edit(config, num_attention_heads=5, num_key_value_heads=3)
-    assert "the forward pass that is traced failed" in refused(model_dir) or "no model can be made" in refused(
-        model_dir
-    )
+    assert "the traced forward pass failed" in refused(model_dir) or "the model cannot be built" in refused(model_dir)
     for layers in ({"num_hidden_layers": 100_000}, {"text_config": {"n_layer": 1e9}}, {"depths": [2, 100_000]}):
         kept = config.read_text()
         edit(config, **layers)
@@ -166,4 +164,4 @@ def test_wrong_input_is_one_sentence(model_dir: Path, tmp_path: Path, capsys: py
     edit(config, model_type=None)
     assert "'model_type'" in refused(model_dir)
     config.write_text("{")
-    assert "is no JSON" in refused(model_dir)
+    assert "config.json is not valid JSON" in refused(model_dir)

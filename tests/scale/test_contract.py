@@ -106,16 +106,16 @@ class Graph(Softplus):
 
 
 WRONG = {
-    NoSet: "lacks set_gamma; forward returns gamma, set_gamma",
-    Narrow: r"cannot be built \(.*\); its __init__ takes \(d, role, batch_dims=\(\)\)",
-    Nothing: "has no nn.Parameter, so that nothing is learned",
-    Copies: r"is not 1 at the start: after set_gamma\(1\) forward gives 1.313;",
-    Twice: "no inverse of forward: of a gamma between 0.5 and 1.5 it makes 2.25;",
-    Nan: r"is not 1 at the start: after set_gamma\(1\) forward gives nan",
-    Detached: "does not learn w: no gradient of gamma reaches it",
-    Short: r"shape \(63,\) where \(\*batch_dims, d\) is \(64,\)",
-    OneForAll: r"shape \(64,\) where \(\*batch_dims, d\) is \(2, 64\)",
-    Graph: r"fails in set_gamma or forward with batch_dims \(\) \(.*\); set_gamma writes under @torch.no_grad\(\)",
+    NoSet: "set_gamma",
+    Narrow: r"cannot be built \(.*\).*\(d, role, batch_dims=\(\)\)",
+    Nothing: "nn.Parameter",
+    Copies: r"set_gamma\(1\).* 1.313;",
+    Twice: "between 0.5 and 1.5 .* 2.25;",
+    Nan: r"set_gamma\(1\).* nan",
+    Detached: " w no gradient",
+    Short: r"shape \(63,\).* \(64,\)",
+    OneForAll: r"shape \(64,\).* \(2, 64\)",
+    Graph: r"fails in set_gamma or forward with batch_dims \(\) \(.*\); .*@torch.no_grad\(\)",
 }
 
 
@@ -144,4 +144,4 @@ def test_it_is_asked_before_a_run_and_passes_on_the_meta_device(
         strategy = ScaleStrategy.parse("hg+own_scales:Softplus")
     assert all(p.is_meta for p in meta_backbone(config, strategy).parameters())
     assert main(["fit", *run_args, "--model.scale", "hg+own_scales:Copies"]) == 2
-    assert "is not 1 at the start" in capsys.readouterr().err
+    assert ":Copies is not 1" in capsys.readouterr().err

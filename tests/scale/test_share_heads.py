@@ -49,11 +49,11 @@ def test_it_counts_and_is_labelled(config: BackboneConfig) -> None:
 
 def test_what_has_no_heads_or_no_vector_is_refused(config: BackboneConfig) -> None:
     for sites in (["gate_proj"], ["lm_head"], ["o_proj"]):
-        with pytest.raises(ValueError, match=f"names '{sites[0]}', .* those are: k_proj q_proj v_proj"):
+        with pytest.raises(ValueError, match=f"names '{sites[0]}'.*: k_proj q_proj v_proj"):
             Backbone(config, "dp", ScaleOptions(share_heads=sites))
-    with pytest.raises(ValueError, match="names 'q_proj', .* those are: none"):
+    with pytest.raises(ValueError, match="names 'q_proj'.*: none"):
         Backbone(config, "llama", ScaleOptions(share_heads=Q_AND_K))
-    with pytest.raises(ValueError, match="names 'q_proj', .* those are: k_proj v_proj"):
+    with pytest.raises(ValueError, match="names 'q_proj'.*: k_proj v_proj"):
         Backbone(config, "hg+dp", ScaleOptions({"q_proj": "bp"}, share_heads=Q_AND_K))
 
 
@@ -61,5 +61,5 @@ def test_a_gamma_that_differs_between_heads_is_refused() -> None:
     vector = HeadShared(DirectScale(3, "output"), 2)
     vector.set_gamma(torch.tensor([1.0, 2, 3, 1, 2, 3]))
     assert vector.vector.gamma.tolist() == [1, 2, 3] and vector.magnitude is None
-    with pytest.raises(ValueError, match="cannot represent different ones"):
+    with pytest.raises(ValueError, match="share_heads"):
         vector.set_gamma(torch.arange(6.0))

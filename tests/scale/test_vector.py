@@ -65,6 +65,6 @@ def test_jacobian_of_or_is_the_papers_preconditioner(alpha: list[float], beta: f
 def test_what_cannot_be_represented_is_refused() -> None:
     with pytest.raises(ValueError, match="'or' cannot represent a zero"):
         OriginalSpaceScale(3, "input").set_gamma(torch.zeros(3))
-    with pytest.raises(ValueError, match="'er' represents positive"):
+    with pytest.raises(ValueError, match="'er' cannot represent"):
         ExponentialScale(3, "input").set_gamma(torch.tensor([1.0, -1.0, 2.0]))
     DirectScale(3, "input").set_gamma(torch.zeros(3))

@@ -40,9 +40,9 @@ def test_bound_and_refusals() -> None:
     times = np.array([0.0, 1e6])
     assert setting.bound(0.02, 4.0, times) == pytest.approx([4, (4 * 0.02 + 2) / 0.04])
     assert np.isinf(setting.bound(0.0, 4.0, times)).all()
-    with pytest.raises(ValueError, match="must be positive"):
+    with pytest.raises(ValueError, match="expected positive"):
         NoisyTraining(lam=0.0)
-    with np.errstate(all="ignore"), pytest.raises(ValueError, match="smaller dt"):
+    with np.errstate(all="ignore"), pytest.raises(ValueError, match="path diverged"):
         simulate(NoisyTraining(dt=2.5, end=500.0, paths=4), records=1)
 
 

@@ -37,9 +37,9 @@ def test_known_series_and_refusals() -> None:
     assert Series([1, 2, 3])(0.5) == 1 + 1 + 0.75
     wide = Series([1, Fraction(1, 3**50)]) / np.int64(3)  # numpy's means divide by an int64
     assert wide.coefficients == (Fraction(1, 3), Fraction(1, 3**51))
-    with pytest.raises(ValueError, match="not rational"):
+    with pytest.raises(ValueError, match="constant term"):
         Series([2, 1]).sqrt()
-    with pytest.raises(ValueError, match="not rational"):
+    with pytest.raises(ValueError, match="constant term"):
         Series([1, 1]).exp()
 
 

@@ -1,1 +1,1 @@
-"""The stages of `make gpu_report`: a file each, with a function that takes a `Task` and returns what it found."""
+"""Stages of `make gpu_report`: one file each, with a function from a `Task` to its results."""

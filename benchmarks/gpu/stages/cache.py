@@ -1,4 +1,4 @@
-"""Stage 7: what the compiler made, in one file, so that the next start on such a machine does not compile again."""
+"""Stage 7: compiled code in one file, so that such a machine need not compile again."""
 
 import lzma
 import os
@@ -10,17 +10,17 @@ from benchmarks.gpu.process import Task
 
 FILE = "compile-cache.tar.xz"
 MOST_BYTES = 16 * 2**20
-#: where inductor and triton read and write; the same place again, or paths inside would be wrong
+#: cache folder of inductor and triton; it must not move, because files contain its path
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def set_place(folder: Path) -> None:
-    """Let this process and those it starts compile into `folder`."""
+    """Let this process and its children compile into `folder`."""
     os.environ[VARIABLE] = str(folder / "inductor")
 
 
 def load(archive: Path) -> str:
-    """Unpack a saved cache where the compiler looks; say what was done."""
+    """Unpack a saved cache where the compiler reads it; return what was done."""
     place = Path(os.environ[VARIABLE])
     if place.exists():
         return "the machine's own compile cache is used"
@@ -36,7 +36,7 @@ def load(archive: Path) -> str:
 
 
 def run(task: Task) -> dict[str, Any]:
-    """Pack the cache into options['out'], unless it is larger than what comes back from such a machine."""
+    """Pack the cache into options['out'], unless it exceeds the transfer limit."""
     place = Path(os.environ[VARIABLE])
     archive = Path(task.options["out"]) / FILE
     archive.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def run(task: Task) -> dict[str, Any]:
     found: dict[str, Any] = {"files": len(files), "bytes": sum(path.stat().st_size for path in files)}
     if not files:
         return found | {"saved": False, "why": "nothing was compiled"}
-    partial = archive.with_name(f".{FILE}.partial")  # a deadline may come before its end
+    partial = archive.with_name(f".{FILE}.partial")  # the deadline may interrupt it
     with tarfile.open(partial, "w:xz", preset=1) as tar:
         for path in files:
             tar.add(path, path.relative_to(place))

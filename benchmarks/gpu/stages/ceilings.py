@@ -1,4 +1,4 @@
-"""Stage 1: versions, the card, and the most that it does: copies, products, attention."""
+"""Stage 1: versions, the GPU, and its limits: copies, products, attention."""
 
 import contextlib
 import platform
@@ -19,7 +19,7 @@ PACKAGES = (
     "omegaconf", "torchmetrics", "tokenizers", "liger-kernel", "litgpt", "torchtitan", "nvidia-cudnn-cu13",
     "nvidia-cublas",
 )  # fmt: skip
-#: (d_model, d_ff) of 0.12B, and of 1B as it is, and padded to multiples of 8, 16 and 64
+#: (d_model, d_ff) of 0.12B, and of 1B unchanged and padded to multiples of 8, 16 and 64
 FFN = ((768, 2048), (1792, 4778), (1792, 4784), (1792, 4800), (1792, 4864))
 HEADS = ((768, 50304), (1792, 50304))
 #: batch, heads, length, width of a head
@@ -32,7 +32,7 @@ BACKENDS = {
 
 
 def run(task: Task) -> dict[str, Any]:
-    """Measure, and save after each figure's kind."""
+    """Measure, and save after each kind of result."""
     clock, found = clock_of(task.device), dict[str, Any]()
     found["versions"] = versions(clock)
     task.save(found)
@@ -48,7 +48,7 @@ def run(task: Task) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _noted(found: dict[str, Any], name: str) -> Any:
-    """What fails is written down, and the next figure is measured."""
+    """Record failures, and continue."""
     try:
         yield
     except Exception as error:
@@ -56,7 +56,7 @@ def _noted(found: dict[str, Any], name: str) -> Any:
 
 
 def versions(clock: Clock) -> dict[str, Any]:
-    """Python, packages (null: not there), the card and its driver."""
+    """Return Python, packages (null: missing), the GPU and its driver."""
     installed: dict[str, str | None] = {}
     for name in PACKAGES:
         try:
@@ -73,7 +73,7 @@ def versions(clock: Clock) -> dict[str, Any]:
 
 
 def copy_tb_s(clock: Clock, toy: bool) -> float:
-    """Bytes read and written a second in a copy on the device, in TB/s."""
+    """Return the bandwidth of a copy on the device, read and written, in TB/s."""
     n = (1 << 20) if toy else (4 << 30)
     source, target = (torch.empty(n, dtype=torch.uint8, device=clock.device) for _ in range(2))
     source.random_()
@@ -81,14 +81,14 @@ def copy_tb_s(clock: Clock, toy: bool) -> float:
 
 
 def square_tflops(clock: Clock, toy: bool) -> float:
-    """An n x n x n product in bf16 on random data (zeros are faster), TFLOP/s."""
+    """Return the TFLOP/s of an n x n x n product in bf16 on random data (zeros are faster)."""
     n = 64 if toy else 8192
     a, b = (torch.randn(n, n, device=clock.device, dtype=torch.bfloat16) for _ in range(2))
     return round(2 * n**3 / median_ms(clock, lambda: a @ b, rounds=5) / 1e9, 1)
 
 
 def products(clock: Clock, toy: bool) -> list[dict[str, Any]]:
-    """TFLOP/s of y = x W^T, dx = dy W and dW = dy^T x with 8,192 tokens, for the models' own shapes."""
+    """Return the TFLOP/s of y = x W^T, dx = dy W and dW = dy^T x with 8,192 tokens, for the models' shapes."""
     rows = []
     n = 32 if toy else 8192
     square = [(d, d) for d in (768, 1792)]
@@ -106,7 +106,7 @@ def products(clock: Clock, toy: bool) -> list[dict[str, Any]]:
 
 
 def attention(clock: Clock, toy: bool) -> list[dict[str, Any]]:
-    """Milliseconds of causal attention in bf16, forward and forward with backward; FLOPs of the causal half."""
+    """Return milliseconds of causal bf16 attention, forward and with backward; FLOPs count the causal half."""
     rows = []
     for shape in ((1, 2, 16, 8),) if toy else ATTENTION:
         b, h, t, k = shape

@@ -1,7 +1,7 @@
-"""Stage 2: is what the card computes what the CPU computes in float64? One process a strategy.
+"""Stage 2: comparison of the GPU's results with float64 on the CPU, one process per strategy.
 
-Norm-wise: the norm of a difference over the norm of what it is compared with, all gradients as one vector, and the
-worst single parameter. TF32 stays off.
+Errors are relative norms: of the loss, of all gradients as one vector, and of the worst
+parameter. TF32 is off.
 """
 
 import math
@@ -23,20 +23,20 @@ from lightning_sv.scale.grouped_mm import grouped_mm, grouped_mm_wgrad
 CASES = (
     "moe:unified", "unified", "llama", "hg", "hg+dp+or", "nop", "ap", "dp", "dnp", "or", "er", "offset", "hg+or",
 )  # fmt: skip
-#: of a float32 result against float64, times the norm: sums of some thousand terms, in another order
+#: relative to float64, for float32: sums of thousands of terms in another order
 FLOAT32 = 1e-5
-#: of bf16: 2^-9 a rounding, through two blocks and back
+#: for bf16: 2^-9 per rounding, through two blocks and back
 BF16 = 2e-2
 
 Gradients = dict[str, Tensor]
 
 
 def run(task: Task) -> dict[str, Any]:
-    """Check every case, each in a process of its own; the suite checks one, in this one."""
+    """Check every case in its own process; the test suite checks one in this process."""
     found: dict[str, Any] = {"cases": {}, "limits": {"float32": FLOAT32, "bf16": BF16}}
     try:
         found["experts_without_rows"] = experts_without_rows(torch.device(task.device))
-    except Exception as error:  # the strategies are checked all the same, each in a process of its own
+    except Exception as error:  # the strategies are still checked, in other processes
         found["experts_without_rows"] = {"ok": False, "error": f"{type(error).__name__}: {str(error)[:300]}"}
     task.save(found)
     jobs = [
@@ -58,7 +58,7 @@ def run(task: Task) -> dict[str, Any]:
 
 def check(task: Task) -> dict[str, Any]:
     """Compare one case: errors of each way to compute loss and gradients."""
-    if not task.toy:  # many of them run at once
+    if not task.toy:  # many run concurrently
         torch.set_num_threads(2)
     clock, case = clock_of(task.device), task.options["case"]
     family, _, scale = case.rpartition(":")
@@ -85,7 +85,7 @@ def check(task: Task) -> dict[str, Any]:
     task.save(found)
     compiled = torch.compile(model.forward, dynamic=False, backend="aot_eager" if task.toy else "inductor")
     found["compiled_against_eager"] = errors(gradients(model, block, forward=compiled), eager)
-    if scale in ARMS:  # what is timed later
+    if scale in ARMS:  # timed later
         found["compiled_bf16"] = errors(gradients(model, block, bf16=True, forward=compiled), exact)
         if unusable() is None:
             use_kernels(model, "triton")
@@ -103,15 +103,15 @@ def gradients(
     bf16: bool = False,
     forward: Callable[..., Any] | None = None,
 ) -> Gradients:
-    """Loss and the gradient of every parameter, in float64 on the CPU.
+    """Return the loss and the gradient of every parameter, in float64 on the CPU.
 
     Args:
-        model: on some device.
+        model: model on any device.
         block: (B, T + 1) token ids.
-        plain: from the logits, through the differentiable form of every backward and math attention, as second
-            derivatives go; otherwise the loss that is made in chunks, as in training.
+        plain: if True, compute logits, reference backward passes and math attention, as second
+            derivatives do; otherwise the chunked loss, as in training.
         bf16: autocast, as in training.
-        forward: instead of the model's own.
+        forward: replaces the model's own.
     """
     names, parameters = zip(*model.named_parameters(), strict=True)
     with torch.autocast(block.device.type, torch.bfloat16, enabled=bf16):
@@ -133,9 +133,9 @@ _ATTENTION = (
 
 
 def errors(ours: Gradients, reference: Gradients) -> dict[str, Any]:
-    """Relative error of the loss and of the whole gradient, and of the worst parameter.
+    """Return the relative errors of the loss, of the full gradient, and of the worst parameter.
 
-    Parameters whose gradient is below a thousandth of the whole are left out there: that of a scale before a norm is 0.
+    Parameters with a gradient below 1/1000 of the total are skipped there: that of a scale before a norm is 0.
     """
     names = [name for name in reference if name != "loss"]
     each = {name: _norm([ours[name] - reference[name]]) for name in names}
@@ -151,11 +151,11 @@ def errors(ours: Gradients, reference: Gradients) -> dict[str, Any]:
 
 
 def failing(found: dict[str, Any], *, choice: bool) -> list[str]:
-    """Name the comparisons beyond their limits.
+    """Return the names of the comparisons beyond their limits.
 
     Args:
-        found: of `check`.
-        choice: whether experts are chosen: in bf16 some tokens choose others, so that only float32 is judged.
+        found: result of `check`.
+        choice: if True, experts are selected; bf16 changes the selection of some tokens, so only float32 counts.
     """
     exact = ("float32", "plain_against_fast", "compiled_against_eager", "triton_against_plain")
     limits = dict.fromkeys(exact, FLOAT32)
@@ -165,12 +165,12 @@ def failing(found: dict[str, Any], *, choice: bool) -> list[str]:
     return [
         name
         for name, limit in limits.items()
-        if not all(found[name][key] <= limit for key in ("loss", "gradient"))  # a NaN is beyond any limit
+        if not all(found[name][key] <= limit for key in ("loss", "gradient"))  # NaN exceeds any limit
     ]
 
 
 def experts_without_rows(device: torch.device) -> dict[str, Any]:
-    """Products over blocks of which three are empty: zeros there, and beyond the last row, as a loop gives them."""
+    """Check grouped products with three empty blocks against a loop: zeros there and after the last row."""
     generator = torch.Generator().manual_seed(3)
     ends = torch.tensor([0, 16, 16, 40, 40], dtype=torch.int32)
     x, dy, w = (torch.randn(*shape, generator=generator) for shape in ((48, 24), (48, 21), (5, 21, 24)))
@@ -195,7 +195,7 @@ def _norm(values: Sequence[Tensor]) -> float:
 
 @torch.no_grad()
 def _perturbed(model: Backbone) -> Backbone:
-    """Move every parameter, so that no scale vector is 1."""
+    """Perturb every parameter, so that no scale vector is 1."""
     generator = torch.Generator().manual_seed(4)
     for parameter in model.parameters():
         size = 0.3 * parameter.abs().mean().clamp(min=0.01)

@@ -1,6 +1,6 @@
-"""Stage 2b: `lightning-sv fit` on the card for 20 steps, killed and resumed, and where the host waits for the device.
+"""Stage 2b: `lightning-sv fit` on the GPU for 20 steps, killed and resumed, and host synchronizations.
 
-The corpus is made on the spot from Python sources that every machine has.
+The corpus consists of Python sources of the machine.
 """
 
 import os
@@ -26,7 +26,7 @@ STEPS, SAVE, DIE = 20, 10, 13
 
 
 def run(task: Task) -> dict[str, Any]:
-    """Make a corpus, then train: whole, again, and killed and resumed; the last also with trainer.deterministic."""
+    """Prepare a corpus, then train: once, again, and killed and resumed, also with trainer.deterministic."""
     folder = Path(task.work) / "fit"
     found: dict[str, Any] = {"steps": STEPS, "saved_at": SAVE, "killed_after": DIE, "runs": {}}
     began = time.monotonic()
@@ -60,7 +60,7 @@ _DETERMINISTIC = ("--trainer.deterministic", "true")
 
 
 class _Runs:
-    """The runs of one corpus, each a command."""
+    """Runs of one corpus, each as a command."""
 
     def __init__(self, task: Task, folder: Path, corpus: CorpusConfig):
         self.task, self.root, self.corpus = task, folder, corpus
@@ -69,7 +69,7 @@ class _Runs:
         return self.root / name.replace(" ", "-")
 
     def take(self, name: str, more: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
-        """Train one run; one that is to be resumed is killed first."""
+        """Train one run; a run to resume is killed first."""
         name = f"{name} deterministic" if more else name
         arguments = [*self._arguments(), *more, "--run_dir", str(self.folder(name))]
         killed = {}
@@ -103,11 +103,11 @@ class _Runs:
         return [*arguments, *(word for key, value in settings.items() for word in (f"--{key}", str(value)))]
 
     def _command(self, arguments: list[str], name: str, env: dict[str, str]) -> tuple[int, list[str], float]:
-        """Run `lightning-sv fit`; exit status, last lines, seconds."""
+        """Run `lightning-sv fit`; return exit code, last lines, seconds."""
         began = time.monotonic()
         log = self.root / f"{name.replace(' ', '-')}.log"
         with log.open("w") as stream:
-            if self.task.toy and KILL not in env:  # in this process: importing takes longer than the run
+            if self.task.toy and KILL not in env:  # in this process, because importing takes longer than the run
                 with patch.dict(os.environ, env), redirect_stdout(stream), redirect_stderr(stream):
                     code = main(["fit", *arguments])
             else:
@@ -121,7 +121,7 @@ class _Runs:
 
 
 def compare(run: Path, other: Path) -> dict[str, Any]:
-    """Are the weights and moments of two runs' last checkpoints equal to the last bit? If not, how far apart?"""
+    """Compare weights and moments of two runs' last checkpoints bitwise, with differences if unequal."""
     ours, theirs = (torch.load(path / LAST, map_location="cpu", weights_only=True, mmap=True) for path in (run, other))
     pairs = [(ours["state_dict"][name], value) for name, value in theirs["state_dict"].items()]
     weights = len(pairs)

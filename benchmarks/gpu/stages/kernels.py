@@ -1,4 +1,4 @@
-"""Stage 6: where a step's time goes on the device, by kind of kernel."""
+"""Stage 6: device time of a step by kind of kernel."""
 
 import re
 from collections import Counter
@@ -13,7 +13,7 @@ from benchmarks.gpu.sizes import ARMS, size_of
 from benchmarks.gpu.stages.overhead import build
 from benchmarks.gpu.trainee import Trainee, prepare_compiler
 
-#: kind -> what a kernel's name (on a CPU, an operator's) holds; the first that fits counts
+#: kind -> parts of a kernel's name (on a CPU, of an operator's); the first match counts
 KINDS: tuple[tuple[str, str], ...] = (
     ("attention", r"flash|fmha|attention|sdpa|cudnn.*sdp"),
     ("products", r"gemm|nvjet|cutlass|cublas|xmma|wgmma|splitk|gemv|aten::(mm|addmm|bmm|linear|_grouped_mm)|mkldnn"),
@@ -21,7 +21,7 @@ KINDS: tuple[tuple[str, str], ...] = (
     ("copies", r"memcpy|memset"),
     ("compiled", r"triton_|inductor"),
 )
-#: spans that the profiler shows beside the kernels inside them
+#: spans that contain kernels in the profiler's output
 SPANS = re.compile(r"^(##|Optimizer|Torch-Compiled|ProfilerStep|autograd::|nccl:|Pregraph|Context Sync)")
 STEPS = 3
 
@@ -46,7 +46,7 @@ def run(task: Task) -> dict[str, Any]:
 
 
 def by_kind(trainee: Trainee, clock: Clock) -> dict[str, Any]:
-    """Milliseconds a step of each kind, gaps, kernels a step, and the ten largest of the rest."""
+    """Return milliseconds per step of each kind, gaps, kernels per step, and the ten largest others."""
     for _ in range(3):
         trainee.step()
     clock.wait()

@@ -1,6 +1,6 @@
-"""Stages 3, 4 and 5: time, memory and speed of training steps, strategies or peers side by side in one process.
+"""Stages 3, 4 and 5: time, memory and speed of training steps, strategies or peers in one process.
 
-By the paper's protocol (2 x 4,096 tokens at 1B, optimizer included), and with a large micro-batch.
+In the paper's protocol (2 x 4,096 tokens at 1B, including the optimizer), and with a large micro-batch.
 """
 
 import gc
@@ -23,7 +23,7 @@ STATE_BYTES = 16
 
 
 def run(task: Task) -> dict[str, Any]:
-    """Time the arms of options['size'] at each of options['batches']; options['arms'] are strategies or peers."""
+    """Time the arms of options['size'] at options['batches']; options['arms'] are strategies or peers."""
     prepare_compiler()
     clock, size = clock_of(task.device), size_of(task.options["size"], task.toy)
     names = task.options.get("arms", ARMS)
@@ -37,7 +37,7 @@ def run(task: Task) -> dict[str, Any]:
         seconds = task.left * (0.9 / (len(batches) - number))
         _one_batch(task, clock, size, batch, names, found, time.monotonic() + seconds)
         _forget(clock)
-    # More graphs than models and micro-batches, or breaks, would say that something was not compiled as `fit` does.
+    # More graphs than models and micro-batches, or graph breaks, would show a difference from `fit`.
     found["dynamo"] = {key: dict(torch._dynamo.utils.counters[key]) for key in ("stats", "graph_break")}
     return found
 
@@ -45,7 +45,7 @@ def run(task: Task) -> dict[str, Any]:
 def _one_batch(
     task: Task, clock: Clock, size: Size, batch: str, names: list[str], found: dict[str, Any], until: float
 ) -> None:
-    """Build the arms one after the other, each with its peak measured, then time them interleaved."""
+    """Build the arms one by one, measure their peaks, then time them interleaved."""
     table: dict[str, Any] = {"micro_batch": size.batches[batch], "tokens": size.batches[batch] * size.seq_len}
     found["arms"][batch] = table
     _first_product(clock)
@@ -58,7 +58,7 @@ def _one_batch(
         before = clock.held()
         try:
             trainees[name], rows[name] = _built(name, size, size.batches[batch], clock, task.toy, before)
-            # Once, beside the first: should the next one take all the time, there is this.
+            # Save a first result, in case the next one takes all the time.
             pair = {key: trainees[key].step for key in (next(iter(trainees)), name)}
             _note(rows, interleaved(pair, clock, rounds=1, each=1), trainees, task.options)
         except (torch.OutOfMemoryError, Missing) as error:
@@ -80,7 +80,7 @@ def _one_batch(
         began = time.monotonic()
         try:
             more = interleaved({name: trainees[name].step for name in trainees}, clock, rounds=1, each=each)
-        except torch.OutOfMemoryError:  # what one left free was enough for its own step, not for another's
+        except torch.OutOfMemoryError:  # the remaining memory suffices for one arm, not for another
             name, _ = trainees.popitem()
             found["left_out"][f"{name}, {batch}"] = "it and all before it do not fit; timed beside the first alone"
             times = {name: [] for name in trainees}
@@ -99,13 +99,13 @@ def _one_batch(
 def _note(
     rows: dict[str, dict[str, Any]], times: dict[str, list[float]], trainees: dict[str, Trainee], options: Any
 ) -> None:
-    """Add what times say, over those of the first."""
+    """Add times, relative to the first arm."""
     for name, row in ratios(times, next(iter(times))).items():
         rows[name] |= row | _speed(trainees[name], row["ms"], options)
 
 
 def _built(name: str, size: Size, batch: int, clock: Clock, toy: bool, before: int) -> tuple[Trainee, dict[str, Any]]:
-    """Build one arm, take its first steps, and measure its peak above what was there `before`."""
+    """Build one arm, run its first steps, and measure its peak above `before`."""
     began = time.monotonic()
     trainee = build(name, size, batch, clock, toy)
     clock.wait()
@@ -121,14 +121,14 @@ def _built(name: str, size: Size, batch: int, clock: Clock, toy: bool, before: i
 
 
 def build(name: str, size: Size, batch: int, clock: Clock, toy: bool) -> Trainee:
-    """Return the peer or the strategy of this name; in toy form nothing is compiled."""
+    """Return the peer or strategy of this name; toy sizes are not compiled."""
     if name in PEERS:
         return peer(name, size, batch, clock.device, compile_it=not toy)
     return ours(name, size, batch, clock.device, "none" if toy else "block")
 
 
 def _speed(trainee: Trainee, ms: float, options: dict[str, Any]) -> dict[str, float]:
-    """Tokens a second, TFLOP/s of the model's FLOPs, and their share of the card's and the measured peak."""
+    """Return tokens/s, TFLOP/s of the model's FLOPs, and their fractions of the listed and measured peak."""
     tflops = trainee.flops / ms / 1e9
     speed = {"tokens_per_s": 1e3 * trainee.tokens / ms, "tflops": tflops}
     for key, peak in (("mfu", options.get("peak_tflops")), ("mfu_measured", options.get("measured_tflops"))):
@@ -138,7 +138,7 @@ def _speed(trainee: Trainee, ms: float, options: dict[str, Any]) -> dict[str, fl
 
 
 def _first_product(clock: Clock) -> None:
-    """Let cuBLAS take its workspaces, forward's and backward's, before memory is compared."""
+    """Let cuBLAS allocate its workspaces for forward and backward before memory is compared."""
     a = torch.randn(64, 64, device=clock.device, dtype=torch.bfloat16, requires_grad=True)
     (a @ a).sum().backward()
     clock.wait()
@@ -150,12 +150,12 @@ def _forget(clock: Clock) -> None:
 
 
 def warm(task: Task) -> dict[str, Any]:
-    """Compile what `run` will time, with one block instead of all, so that it is in the cache; cold seconds."""
+    """Compile the code of `run` with one block, to fill the cache; return cold seconds."""
     prepare_compiler()
     clock = clock_of(task.device)
     size = size_of(task.options["size"], task.toy)
     name = task.options["arm"]
-    if name not in PEERS:  # a peer is compiled whole
+    if name not in PEERS:  # peers are compiled as a single graph
         size = size.shallow()
     trainee = build(name, size, size.batches[task.options["batch"]], clock, task.toy)
     took: list[float] = []

@@ -1,4 +1,4 @@
-"""Stage 2c: compile in many processes at once what later stages time; cold compile times."""
+"""Stage 2c: parallel compilation of the code of later stages; cold compile times."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,12 +7,12 @@ from benchmarks.gpu.clock import USABLE, clock_of
 from benchmarks.gpu.process import Job, Task, at_once
 from benchmarks.gpu.sizes import ARMS, Size, size_of
 
-#: what the stages beside this one and the processes' contexts take
+#: memory of concurrent stages and of the processes' contexts
 ELSEWHERE_GIB = 25
 
 
 def run(task: Task) -> dict[str, Any]:
-    """Compile each (size, arm, micro-batch) in a process of its own, as many as fit the card at once."""
+    """Compile each (size, arm, micro-batch) in its own process, as many as fit the GPU at once."""
     cases = [(size, arm, "protocol") for size in ("1b", "0.12b") for arm in ARMS]
     cases += [("0.12b", peer, "protocol") for peer in ("Hugging Face compiled", "litgpt compiled")]
     cases += [("moe-0.25b", arm, "protocol") for arm in ("llama", "unified")]
@@ -37,6 +37,6 @@ def run(task: Task) -> dict[str, Any]:
 
 
 def gib(size: Size, batch: int) -> float:
-    """About what a step of one block takes: states of embedding and head, and the logits four times in float32."""
+    """Estimate the memory of a step of one block: states of embedding and head, and four float32 logits."""
     states = 16 * 2 * size.config.vocab_size * size.config.d_model
     return (states + 16 * batch * size.seq_len * size.config.vocab_size) / 2**30 + 2

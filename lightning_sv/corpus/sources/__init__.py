@@ -1,1 +1,1 @@
-"""Where text comes from: the standard library, files, datasets of the hub; each a stream of documents."""
+"""Text sources: standard library, files and Hugging Face datasets, each a stream of documents."""

@@ -19,9 +19,9 @@ from lightning_sv.errors import ConfigError
 
 #: 2 GiB, the largest window of the zstd format; the library's own limit is 128 MiB
 _ZSTD_WINDOW = 1 << 31
-#: bytes of Parquet's metadata and entries in it; the library's own limit is lower than what writers make
+#: maximum size of Parquet's metadata; the library's default is exceeded by some writers
 _PARQUET_LIMIT = (1 << 31) - 1
-#: files named in one error
+#: maximum number of files named in one error
 _NAMED = 10
 
 
@@ -29,14 +29,14 @@ def files_source(spec: str, *, text_field: str, errors: str = "strict") -> Sourc
     """Return the documents of files, folders and globs, in the order of their names.
 
     Args:
-        spec: path, or paths and globs separated by commas. A folder stands for all files below it that are read;
-            hidden ones are left out, links to folders are followed once
+        spec: path, or paths and globs separated by commas. A folder stands for all supported files below it,
+            except hidden ones; links to folders are followed once
         text_field: key (JSON) or column (Parquet) with the text
-        errors: what happens to text that is not UTF-8, see `CorpusConfig`
+        errors: handling of text that is not UTF-8, see `CorpusConfig`
 
     Raises:
-        ConfigError: nothing matches, a suffix is unknown, a file cannot be read as what its suffix says, or a
-            record lacks the text field; the sentence names the file, and the line or row
+        ConfigError: nothing matches, a suffix is unknown, a file cannot be read in the format of its suffix, or a
+            record lacks the text field; the message names the file, and the line or row
     """
     paths, left_out = source_files(spec, text_field)
     decode = _Decoder(errors)
@@ -46,12 +46,12 @@ def files_source(spec: str, *, text_field: str, errors: str = "strict") -> Sourc
         for path in paths:
             try:
                 for document in _READERS[_parts(path)[0]](path, text_field, decode):
-                    if not bad:  # afterwards the rest is read only to name all bad files at once
+                    if not bad:  # after an error, read on only to list all bad files
                         yield document
             except NotUtf8 as error:
                 bad.append(str(error))
             except OSError as error:
-                raise ConfigError(f"{path}: cannot be read ({error}); check the file or leave it out.") from error
+                raise ConfigError(f"{path}: cannot be read ({error}); check or remove the file.") from error
         if bad:
             more = f"; and {len(bad) - _NAMED:,} more files" if len(bad) > _NAMED else ""
             raise ConfigError(
@@ -69,13 +69,13 @@ def source_files(spec: str, text_field: str) -> tuple[list[Path], dict[str, int]
     for path in paths:
         if _parts(path)[0] not in _READERS:
             raise ConfigError(
-                f"{path}: the suffix is not one of {', '.join(_READERS)}; convert the file or leave it out."
+                f"{path}: the suffix is unknown; expected one of {', '.join(_READERS)}. Convert or remove the file."
             )
     return paths, left_out
 
 
 def _parts(path: Path) -> tuple[str, str]:
-    """Return the suffix of a file's format and that of its compression, in lower case."""
+    """Return the suffixes of a file's format and compression, in lower case."""
     name = path.name.lower()
     packed = next((suffix for suffix in _OPENERS if suffix and name.endswith(suffix)), "")
     format = Path(name.removesuffix(packed)).suffix
@@ -83,7 +83,7 @@ def _parts(path: Path) -> tuple[str, str]:
 
 
 def _is_read(path: Path, text_field: str) -> bool:
-    """Return whether a file of a folder is read: .json only as lines of JSON with the text field."""
+    """Return True if a file in a folder is read; .json must have JSON lines with the text field."""
     format, _ = _parts(path)
     if format != ".json":
         return format in _READERS
@@ -96,10 +96,10 @@ def _is_read(path: Path, text_field: str) -> bool:
 
 
 class _Decoder:
-    """Bytes to text by the setting `errors`.
+    """Convert bytes to text according to the setting `errors`.
 
     Attributes:
-        unreadable: places that were left out because they are not UTF-8
+        unreadable: places omitted because they are not UTF-8
     """
 
     def __init__(self, errors: str) -> None:
@@ -107,7 +107,7 @@ class _Decoder:
         self.unreadable: set[str] = set()
 
     def __call__(self, raw: bytes, where: str) -> Iterator[str]:
-        """Yield the text, or nothing where it is left out; raise `NotUtf8` where it may not be."""
+        """Yield the text, or nothing if it is skipped; raise `NotUtf8` in strict mode."""
         try:
             yield raw.decode("utf-8", "replace" if self._errors == "replace" else "strict")
         except UnicodeDecodeError as error:
@@ -139,17 +139,17 @@ def _read_lines(path: Path, text_field: str, decode: _Decoder) -> Iterator[Docum
 def _read_line(line: str, where: str, text_field: str) -> Iterator[Document]:
     try:
         record = _loads(line)
-    except (ValueError, RecursionError) as error:  # bad JSON, or brackets deeper than Python's reader goes
-        raise ConfigError(f"{where}: no valid JSON ({error}); repair or remove the line.") from None
+    except (ValueError, RecursionError) as error:  # invalid JSON, or nested too deeply
+        raise ConfigError(f"{where}: invalid JSON ({error}); repair or remove the line.") from None
     if not isinstance(record, dict):
-        raise ConfigError(f"{where}: not a JSON object; write one object with a {text_field!r} key per line.")
+        raise ConfigError(f"{where}: expected a JSON object; write one object with a {text_field!r} key per line.")
     if text_field not in record:
         raise ConfigError(f"{where}: has no {text_field!r} among {sorted(record)}; set text_field to the text's key.")
     yield from text_documents(record[text_field], where, text_field)
 
 
 def _loads(line: str | bytes) -> Any:
-    # Python refuses to make an int of over 4,300 digits, which JSON allows; numbers are not read here.
+    # Python rejects ints of over 4,300 digits, which JSON allows; numbers are not used here.
     return json.loads(line, parse_int=float)
 
 
@@ -165,21 +165,25 @@ def _read_parquet(path: Path, text_field: str, decode: _Decoder) -> Iterator[Doc
             for batch in table.iter_batches(batch_size=1024, columns=[text_field]):
                 column = batch.column(0)
                 if pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type):
-                    column = column.cast(pyarrow.large_binary())  # what is not UTF-8 is for `decode`
+                    column = column.cast(pyarrow.large_binary())  # `decode` handles invalid UTF-8
                 for value in column.to_pylist():
                     row += 1
                     where = f"{path}, row {row}"
                     for text in decode(value, where) if isinstance(value, bytes) else (value,):
                         yield from text_documents(text, where, text_field)
     except pyarrow.ArrowException as error:
-        raise ConfigError(f"{path}: cannot be read as Parquet after row {row} ({error}); fetch it again.") from None
+        raise ConfigError(f"{path}: cannot be read as Parquet after row {row} ({error}); download it again.") from None
 
 
 def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document]:
-    """Yield one document if the value is a text, none if it is empty, an error if it is something else."""
+    """Yield one document for a text, none for an empty text.
+
+    Raises:
+        ConfigError: the value is not a text
+    """
     if not isinstance(value, str):
         raise ConfigError(
-            f"{where}: {text_field!r} holds {type(value).__name__} instead of text; set text_field to another name."
+            f"{where}: {text_field!r} is of type {type(value).__name__}; expected text. Set text_field to another name."
         )
     if value.removeprefix(limits.BYTE_ORDER_MARK):
         yield Document.from_text(value, where)
@@ -187,7 +191,7 @@ def text_documents(value: Any, where: str, text_field: str) -> Iterator[Document
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file and undo its compression, whose errors name the file."""
+    """Open a file and decompress it, with errors that name the file."""
     packed = _parts(path)[1]
     damage = [EOFError, zlib.error, lzma.LZMAError]
     if packed == ".zst":
@@ -196,10 +200,10 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         with _OPENERS[packed](path) as file:
             yield file
     except Exception as error:
-        numberless = isinstance(error, OSError) and error.errno is None  # gzip's and bz2's for damage
+        numberless = isinstance(error, OSError) and error.errno is None  # gzip and bz2 raise this for damaged data
         if not numberless and not isinstance(error, tuple(damage)):
             raise
-        raise ConfigError(f"{path}: the compressed data is damaged ({error}); fetch the file again.") from None
+        raise ConfigError(f"{path}: the compressed data is damaged ({error}); download the file again.") from None
 
 
 @contextmanager
@@ -211,12 +215,12 @@ def _open_zstd(path: Path) -> Iterator[Any]:
 
 
 def needs(module: str, where: str) -> Any:
-    """Import a package that only some sources need, or say how to get it."""
+    """Import an optional package, or raise an error with its installation command."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        how = f"make install-text, or pip install {module}"
-        raise ConfigError(f"{where}: reading it needs {module} ({error}); {how}.") from None
+        hint = f"make install-text, or pip install {module}"
+        raise ConfigError(f"{where}: {module} is not installed ({error}); run {hint}.") from None
 
 
 _OPENERS: dict[str, Callable[[Path], Any]] = {

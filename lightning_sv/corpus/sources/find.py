@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lightning_sv.errors import ConfigError
 
-#: kinds of what is left out of a folder, besides suffixes
+#: kinds of entries left out of a folder, besides suffixes
 LINKS, CLOSED, SPECIAL = "links", "folders without permission", "special files"
 
 
@@ -17,14 +17,14 @@ def find_files(spec: str, reads: Callable[[Path], bool], known: str) -> tuple[li
 
     Args:
         spec: path, or paths and globs separated by commas
-        reads: whether there is a reader for a file of a folder or glob
-        known: suffixes that are read, for errors
+        reads: predicate of supported files in a folder or glob
+        known: supported suffixes, for errors
 
     Raises:
-        ConfigError: a part of `spec` gives no file
+        ConfigError: a part of `spec` matches no file
     """
-    whole = Path(spec.strip()).expanduser()  # its name may hold a comma
-    parts = [spec.strip()] if os.path.exists(whole) else [part.strip() for part in spec.split(",")]  # noqa: PTH110 (Path.exists raises for a list that is longer than a path)
+    single = Path(spec.strip()).expanduser()  # a path may contain a comma
+    parts = [spec.strip()] if os.path.exists(single) else [part.strip() for part in spec.split(",")]  # noqa: PTH110 (Path.exists raises for a list that is longer than a path)
     paths: dict[Path, None] = {}
     left_out: Counter[str] = Counter()
     for part in filter(None, parts):
@@ -33,27 +33,27 @@ def find_files(spec: str, reads: Callable[[Path], bool], known: str) -> tuple[li
             paths[target] = None
             continue
         names = [target] if target.is_dir() else map(Path, glob.glob(str(target), recursive=True))  # noqa: PTH207
-        found, skipped = set(), Counter[str]()
+        files, skipped = set(), Counter[str]()
         for name in names:
             for path in _walk(name, skipped) if name.is_dir() else [name]:
                 if not path.is_file():
                     skipped[SPECIAL if path.exists() else LINKS] += 1
                 elif reads(path):
-                    found.add(path)
+                    files.add(path)
                 else:
                     skipped[_kind(path)] += 1
-        if not found:
+        if not files:
             rest = f" (left out: {counted(skipped)})" if skipped else ""
             raise ConfigError(
-                f"source=files:{part} matches no file with one of the suffixes {known}{rest}; check the path."
+                f"source=files:{part} matches no file{rest}; expected one of the suffixes {known}. Check the path."
             )
-        paths.update(dict.fromkeys(sorted(found)))
+        paths.update(dict.fromkeys(sorted(files)))
         left_out += skipped
     return list(paths), left_out
 
 
 def counted(left_out: dict[str, int]) -> str:
-    """Return one phrase on what is left out, the most frequent kinds first."""
+    """Return a phrase with the numbers of files left out, the most frequent kinds first."""
     kinds = sorted(
         ((kind, number) for kind, number in left_out.items() if number), key=lambda each: (-each[1], each[0])
     )
@@ -61,11 +61,11 @@ def counted(left_out: dict[str, int]) -> str:
 
 
 def _walk(top: Path, skipped: Counter[str]) -> Iterator[Path]:
-    """Yield what a folder holds; links to folders are followed once, hidden names left out."""
+    """Yield the files of a folder; links to folders are followed once, hidden names skipped."""
     seen: set[tuple[int, int]] = set()
-    waiting, links = [top], list[Path]()
-    while waiting or links:
-        folder = waiting.pop() if waiting else links.pop(0)
+    pending, links = [top], list[Path]()
+    while pending or links:
+        folder = pending.pop() if pending else links.pop(0)
         try:
             status = folder.stat()
             if (key := (status.st_dev, status.st_ino)) in seen:
@@ -79,14 +79,13 @@ def _walk(top: Path, skipped: Counter[str]) -> Iterator[Path]:
             continue
         for entry in named:
             path, is_link = folder / entry.name, entry.is_symlink()
-            if path.is_dir() if is_link else entry.is_dir():  # Path's bears a loop of links
-                (links if is_link else waiting).append(path)
+            if path.is_dir() if is_link else entry.is_dir():  # Path.is_dir() does not raise for a loop of links
+                (links if is_link else pending).append(path)
             else:
                 yield path
 
 
 def _kind(path: Path) -> str:
-    """Return the suffix of a file as it is spelt, with the compression's."""
     suffixes = path.suffixes[-2:]
     if len(suffixes) == 2 and suffixes[1].lower() not in (".gz", ".zst", ".bz2", ".xz"):
         del suffixes[0]

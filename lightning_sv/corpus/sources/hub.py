@@ -14,22 +14,22 @@ from lightning_sv.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-#: seconds that the hub has for its first answer: `datasets` would try for half a minute, and say nothing
+#: timeout in seconds of the hub's first answer; `datasets` would retry silently for half a minute
 WAIT_S = 10.0
 
 
 def hub_source(name: str, *, subset: str | None, split: str, data_files: str | None, text_field: str) -> Source:
-    """Documents of one split of a Hugging Face dataset, in the dataset's own order, never all in memory.
+    """Return the documents of a Hugging Face dataset split, streamed in the dataset's order.
 
     Args:
         name: a dataset of the hub ('HuggingFaceFW/fineweb-edu'), a local dataset folder, or a builder ('json')
-        subset: its configuration, such as 'sample-10BT'
+        subset: configuration of the dataset, such as 'sample-10BT'
         split: split of the dataset, such as train
         data_files: files for the builder: a path, a glob, or several, separated by commas
-        text_field: the column with the text
+        text_field: column with the text
 
     Raises:
-        ConfigError: the dataset cannot be opened or read, or has no such column
+        ConfigError: the dataset cannot be opened or read, or lacks the column
     """
 
     def read() -> Iterator[Document]:
@@ -39,14 +39,14 @@ def hub_source(name: str, *, subset: str | None, split: str, data_files: str | N
             row += 1
             try:
                 record = next(stream, None)
-            except Exception as error:  # the library raises whatever its readers do
+            except Exception as error:  # readers can raise anything
                 raise _unreadable(name, f"row {row}", error) from error
             if record is None:
                 return
             if text_field not in record:
                 raise ConfigError(
-                    f"hf:{name}, row {row}: has no {text_field!r} among {sorted(record)}; "
-                    "set text_field to one of them."
+                    f"hf:{name}, row {row}: has no column {text_field!r}; expected one of {sorted(record)}. "
+                    "Set text_field to one of them."
                 )
             yield from text_documents(record[text_field], f"hf:{name}, row {row}", text_field)
 
@@ -78,7 +78,7 @@ def hub_state(name: str, data_files: str | None, *, ask: bool) -> State:
     if local.exists():
         return file_states(sorted(path for path in (local, *local.rglob("*")) if path.is_file()))
     if data_files:
-        names = (found for part in _parts(data_files) for found in glob.glob(part, recursive=True))  # noqa: PTH207
+        names = (path for part in _parts(data_files) for path in glob.glob(part, recursive=True))  # noqa: PTH207
         return file_states(path for path in map(Path, sorted(names)) if path.is_file())
     needs("datasets", f"hf:{name}")
     revision = _hub_revision(name) if ask else None
@@ -91,15 +91,15 @@ def _parts(data_files: str | None) -> list[str]:
 
 @cache
 def _hub_revision(name: str) -> str | None:
-    """Ask the hub once for a dataset's revision, after a message about the wait; None if offline.
+    """Return a dataset's revision on the hub, with a log message and a timeout; None if offline.
 
     Raises:
-        ConfigError: it has none of that name, or does not answer
+        ConfigError: the hub has no such dataset, or does not answer
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
-    if constants.HF_HUB_OFFLINE:  # what is asked for is in the cache, or `datasets` says at once that it is not
+    if constants.HF_HUB_OFFLINE:  # `datasets` uses its cache, or fails at once
         return None
     hub = constants.ENDPOINT
     log.info("asking %s for %s, %g s at most", hub, name, WAIT_S)
@@ -108,13 +108,12 @@ def _hub_revision(name: str) -> str | None:
         return revision
     except RepositoryNotFoundError as error:
         raise ConfigError(
-            f"hf:{name}: {hub} has no such dataset, or shows it to those alone whose token is in HF_TOKEN; check the "
-            "name."
+            f"hf:{name}: {hub} has no such dataset, or it needs a token in HF_TOKEN; check the name."
         ) from error
     except HfHubHTTPError as error:
         refused = _unreadable(name, "dataset", error)
         raise refused from error
-    except Exception as error:  # httpx's, and whatever a proxy says
+    except Exception as error:  # errors of httpx or a proxy
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         raise ConfigError(
             f"hf:{name}: {hub} does not answer ({reason}); check the network, or use files:PATH without one."

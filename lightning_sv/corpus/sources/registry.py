@@ -1,4 +1,4 @@
-"""From the word in the config to a stream of documents."""
+"""Registry of text sources."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,29 +13,29 @@ from lightning_sv.corpus.sources.state import State, differences, file_states
 from lightning_sv.corpus.sources.stdlib import package_states, python_source
 from lightning_sv.errors import ConfigError
 
-#: of fewer documents than this none is held out, but the end of each
+#: For fewer documents than this, the end of each document is held out.
 FEW = 16
 
 
 def open_source(config: CorpusConfig, shown: bool = True) -> Source:
-    """The documents that `config.source` names, without repetition and within `max_bytes`.
+    """Return the documents of `config.source`, without duplicates and within `max_bytes`.
 
-    To add a kind of source, write a function that returns a `Source` and give it a line here, in `source_state` and in
+    To add a kind of source, write a function that returns a `Source`, and add it here, in `source_state` and in
     `CorpusConfig`.
 
     Args:
-        config: names the source
-        shown: if True, show how far a search of the environment has come
+        config: settings of the corpus
+        shown: if True, show the progress of a search of the environment
 
     Raises:
-        ConfigError: a file or dataset is missing, unreadable, or of an unknown kind; the sentence names it
+        ConfigError: a file or dataset is missing, unreadable, or of an unknown kind; the message names it
     """
     kind, _, name = config.source.partition(":")
     if kind in ("stdlib", "installed"):
         return python_source(kind, config.max_bytes, shown)
     if kind == "files":
         return files_source(name, text_field=config.text_field, errors=config.errors)
-    assert kind == "hf", kind  # CorpusConfig accepts no other
+    assert kind == "hf", kind  # CorpusConfig rejects other kinds
     return hub_source(
         name,
         subset=config.hf_subset,
@@ -46,10 +46,10 @@ def open_source(config: CorpusConfig, shown: bool = True) -> Source:
 
 
 def source_state(config: CorpusConfig, *, ask_hub: bool) -> State:
-    """Return what identifies the text that `config.source` names now, without reading it.
+    """Return the identity of the current text of `config.source`, without reading it.
 
     Args:
-        config: names the source
+        config: settings of the corpus
         ask_hub: if True, ask the Hugging Face hub for a dataset's revision
 
     Raises:
@@ -64,19 +64,19 @@ def source_state(config: CorpusConfig, *, ask_hub: bool) -> State:
 
 
 def changed_text(manifest: Manifest, *, ask_hub: bool = False) -> list[str]:
-    """Return a phrase per file, package or dataset that differs from what was prepared.
+    """Return a phrase per file, package or dataset that has changed since the preparation.
 
-    Nothing differs if an earlier version prepared the corpus, or if none of its text exists here any more.
+    The list is empty if an older version prepared the corpus, or if none of its text exists here any more.
 
     Args:
-        manifest: of the prepared corpus
+        manifest: manifest of the prepared corpus
         ask_hub: if True, ask the Hugging Face hub for a dataset's revision
     """
     if manifest.sources is None:
         return []
     try:
         now = source_state(CorpusConfig(**manifest.settings), ask_hub=ask_hub)
-    except (TypeError, ValueError, OSError):  # some of it is gone, or the hub does not answer
+    except (TypeError, ValueError, OSError):  # some text no longer exists, or the hub does not answer
         now = file_states(path for path in map(Path, manifest.sources) if path.is_file())
     return differences(manifest.sources, now) if now else []
 
@@ -88,16 +88,16 @@ def listed(phrases: list[str]) -> str:
 
 
 class UniqueDocuments:
-    """A pass over a source that drops exact repetitions and stops at a number of bytes.
+    """Iterate over a source without exact duplicates, up to a number of bytes.
 
-    Keeps 24 bytes of hash a document, about 100 with the set's own needs: ten million documents take 1 GB.
+    Stores a hash of 24 bytes per document, about 100 bytes in a set: ten million documents take 1 GB.
 
     Args:
-        source: what to read
-        max_bytes: stop before the document that would exceed this many UTF-8 bytes; None reads to the end
+        source: source to read
+        max_bytes: stop before the document that would exceed this many UTF-8 bytes; None for no limit
 
     Attributes:
-        duplicates: documents dropped so far because an earlier one had the same text
+        duplicates: documents dropped so far because of equal text
     """
 
     def __init__(self, source: Source, max_bytes: int | None) -> None:
@@ -107,37 +107,37 @@ class UniqueDocuments:
 
     def __iter__(self) -> Iterator[Document]:
         seen: set[bytes] = set()
-        taken = 0
+        n_bytes = 0
         self.duplicates = self.source.duplicates
         for document in self.source.read():
             if document.digest in seen:
                 self.duplicates += 1
                 continue
-            if self.max_bytes is not None and taken + document.n_bytes > self.max_bytes:
+            if self.max_bytes is not None and n_bytes + document.n_bytes > self.max_bytes:
                 return
             seen.add(document.digest)
-            taken += document.n_bytes
+            n_bytes += document.n_bytes
             yield document
 
 
 class SplitDocuments:
-    """A pass over documents, each of training or of validation.
+    """Iterate over documents, each assigned to training or validation.
 
-    A document's own hash decides (`Document.held_out`), whatever the others are. Of fewer than `FEW` documents, or
-    where the hashes leave a split empty, the end of each is validation: val_fraction of it, and the rest of its first
+    A document's own hash decides (`Document.held_out`), independent of other documents. For fewer than `FEW` documents,
+    or if a split would be empty, the end of each document is validation: val_fraction of it, plus the rest of its first
     line.
 
     Args:
-        documents: what to split; read until both splits have a document
-        val_fraction: share of the documents held out, or of each
+        documents: documents to split; read until both splits have a document
+        val_fraction: fraction of the documents held out, or of each
 
     Raises:
-        ConfigError: there is no document, or none of more than a character
+        ConfigError: there is no document, or none has more than one character
     """
 
     def __init__(self, documents: UniqueDocuments, val_fraction: float) -> None:
         self.documents, self.val_fraction = documents, val_fraction
-        #: whether the end of each document is validation
+        #: whether documents are cut, with the end of each in validation
         self._cuts = True
         longest = number = 0
         sides = set()
@@ -159,16 +159,16 @@ class SplitDocuments:
             yield from _cut(document, self.val_fraction) if self._cuts else (document,)
 
     def held_out(self, document: Document) -> bool:
-        """Whether one of these documents belongs to validation."""
+        """Return True if one of these documents is in validation."""
         return document.held_out(self.val_fraction)
 
 
 def _cut(document: Document, val_fraction: float) -> Iterator[Document]:
-    """Yield the start of a text and its last val_fraction, from the beginning of a line where one is near."""
+    """Yield the start of a text and its last val_fraction, cut at a nearby line start if there is one."""
     text, where = document.text, document.where
     size = min(len(text) - 1, max(1, round(val_fraction * len(text))))
-    at = len(text) - size
-    at = text.rfind("\n", max(1, at - size), at) + 1 or at
-    yield replace(Document.from_text(text[:at], where), side=False)
+    cut = len(text) - size
+    cut = text.rfind("\n", max(1, cut - size), cut) + 1 or cut
+    yield replace(Document.from_text(text[:cut], where), side=False)
     if size:
-        yield replace(Document.from_text(text[at:], f"the end of {where}"), side=True)
+        yield replace(Document.from_text(text[cut:], f"the end of {where}"), side=True)

@@ -1,4 +1,4 @@
-"""What identifies the text of a source, so that a later change is noticed."""
+"""Identity of a source's text, for detecting later changes."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,7 +12,7 @@ _FILE = {"bytes", "mtime_ns"}
 
 
 def file_states(paths: Iterable[Path]) -> State:
-    """Return sizes and times of files."""
+    """Return sizes and modification times of files."""
     return {
         str(path): {"bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
         for path in paths
@@ -21,12 +21,12 @@ def file_states(paths: Iterable[Path]) -> State:
 
 
 def file_bytes(state: State) -> int:
-    """Return the bytes of all files of a state."""
+    """Return the total size of the files in a state."""
     return sum(entry.get("bytes", 0) for entry in state.values())
 
 
 def hashed(state: State, advance: Callable[[int], None]) -> State:
-    """Return a state with the hashes of its files, which tell a copy or a touch from a change."""
+    """Return a state with the hashes of its files, which distinguish a copy or a touch from a change."""
     complete = dict(state)
     for name, entry in state.items():
         if entry.keys() >= _FILE:
@@ -39,15 +39,15 @@ def differences(then: State, now: State) -> list[str]:
     """Return a phrase per file, package or dataset that is new, gone or changed.
 
     Args:
-        then: recorded by `prepare`, with hashes
-        now: as it is, without; a file is hashed only if its time alone differs
+        then: state recorded by `prepare`, with hashes
+        now: current state, without hashes; a file is hashed only if its time alone differs
     """
     phrases = []
     for name in sorted(then.keys() | now.keys()):
         before, after = then.get(name), now.get(name)
         if before is None or after is None:
             known = before or after or {}
-            if "revision" not in known:  # nobody was asked
+            if "revision" not in known:  # the hub was not asked
                 phrases.append(f"{name} is {'gone' if after is None else 'new'}")
         elif not _same(name, before, after):
             value = next((f": {before[key]}, now {after[key]}" for key in ("version", "revision") if key in after), "")

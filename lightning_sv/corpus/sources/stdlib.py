@@ -1,4 +1,4 @@
-"""The corpora that every machine already has: the Python sources of its own environment."""
+"""Corpora of installed Python sources, available on every machine."""
 
 import codecs
 import importlib.metadata as metadata
@@ -14,8 +14,8 @@ from lightning_sv.corpus.sources.document import Document, Source, digest, order
 from lightning_sv.corpus.sources.state import State
 from lightning_sv.errors import ConfigError
 
-# Distributions of requirements/lock.txt that hold a megabyte or more of Python. Fixed, so that one lock file gives
-# one corpus, whatever else is installed; those that are absent are left out, and the manifest lists the others.
+# Distributions of requirements/lock.txt with a megabyte or more of Python. The list is fixed, so that a lock file
+# determines the corpus; absent packages are skipped, and the manifest lists the others.
 PACKAGES = (
     "fonttools", "huggingface_hub", "lightning", "litdata", "matplotlib", "mpmath", "networkx", "numpy", "pillow",
     "scipy", "sympy", "tensorboard", "torch", "torchmetrics",
@@ -26,7 +26,7 @@ _SKIPPED_FOLDERS = {"site-packages", "dist-packages", "__pycache__"}
 
 
 def package_states(source: str) -> State:
-    """Return the versions of Python and of the packages that 'stdlib' or 'installed' reads."""
+    """Return the versions of Python and of the packages of 'stdlib' or 'installed'."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES if source == "stdlib" else _installed():
         with suppress(metadata.PackageNotFoundError):
@@ -35,59 +35,61 @@ def package_states(source: str) -> State:
 
 
 def _installed() -> list[str]:
-    """Return the names of all installed distributions but this project's, whose text changes from day to day."""
-    found = {str(distribution.metadata["Name"]) for distribution in metadata.distributions()}
-    return sorted(name for name in found if name.replace("-", "_") != "lightning_sv")
+    """Return the names of all installed distributions except this project, whose text changes often."""
+    names = {str(distribution.metadata["Name"]) for distribution in metadata.distributions()}
+    return sorted(name for name in names if name.replace("-", "_") != "lightning_sv")
 
 
 def python_source(source: str, max_bytes: int | None, shown: bool) -> Source:
-    """Return Python sources of the standard library and of distributions, in the order of a hash of their text.
+    """Return Python sources of the standard library and distributions, ordered by a hash of their text.
 
-    The order mixes the packages, so that a cap takes a fair sample of all of them. Files that are empty or no
-    UTF-8 are left out.
+    The order mixes the packages, so that a size limit samples all of them. Empty files and files that are not
+    UTF-8 are skipped.
 
     Args:
-        source: 'stdlib' for `PACKAGES`, 'installed' for all that is installed here
-        max_bytes: bytes of text to take at most; None takes `DEFAULT_MAX_BYTES` for 'stdlib', and otherwise all
-        shown: if True, show how far the search has come
+        source: 'stdlib' for `PACKAGES`, 'installed' for all installed distributions
+        max_bytes: maximum number of bytes of text; None for `DEFAULT_MAX_BYTES` ('stdlib') or no limit
+        shown: if True, show the progress of the search
     """
     if source == "stdlib":
         max_bytes = max_bytes or DEFAULT_MAX_BYTES
     paths, packages, licences = _python_files(PACKAGES if source == "stdlib" else _installed())
-    found: dict[bytes, Path] = {}
+    path_of: dict[bytes, Path] = {}
     sizes: dict[bytes, int] = {}
     unreadable: set[str] = set()
     duplicates = 0
     with phase("reading sources", len(paths), "files", shown=shown) as step, ThreadPoolExecutor() as pool:
         for path, (key, size, is_text) in zip(paths, pool.map(_examine, paths), strict=True):
             step(1)
-            if not size or key in found:
+            if not size or key in path_of:
                 duplicates += bool(size)
             elif not is_text:
                 unreadable.add(str(path))
             else:
-                found[key], sizes[key] = path, size
-    taken: list[bytes] = []
+                path_of[key], sizes[key] = path, size
+    keys: list[bytes] = []
     total = 0
-    for key in sorted(found, key=order_key):
+    for key in sorted(path_of, key=order_key):
         if max_bytes is not None and total + sizes[key] > max_bytes:
             break
-        taken.append(key)
+        keys.append(key)
         total += sizes[key]
 
     def read() -> Iterator[Document]:
-        for key in taken:
-            raw = _read(found[key])
+        for key in keys:
+            raw = _read(path_of[key])
             if digest(raw) != key:
-                raise ConfigError(f"{found[key]}: the file changed while it was being read; prepare the corpus again.")
-            yield Document(raw.decode("utf-8"), len(raw), key, _where(found[key]))
+                raise ConfigError(
+                    f"{path_of[key]}: the file changed while it was being read; prepare the corpus again."
+                )
+            yield Document(raw.decode("utf-8"), len(raw), key, _where(path_of[key]))
 
     licence = "; ".join(f"{name}: {text}" for name, text in licences.items())
     return Source(read, total, licence, packages, duplicates, unreadable)
 
 
 def _where(path: Path) -> str:
-    """Return the name of a file inside the environment, which is the same on every machine."""
+    """Return the path of a file inside the environment, the same on every machine."""
     roots = (Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib"))
     return next((str(path.relative_to(root)) for root in roots if path.is_relative_to(root)), path.name)
 
@@ -97,7 +99,7 @@ def _read(path: Path) -> bytes:
 
 
 def _examine(path: Path) -> tuple[bytes, int, bool]:
-    """Digest and size of a file, and whether it is UTF-8."""
+    """Return the digest and size of a file, and whether it is UTF-8."""
     raw = _read(path)
     try:
         raw.decode("utf-8")
@@ -107,7 +109,6 @@ def _examine(path: Path) -> tuple[bytes, int, bool]:
 
 
 def _python_files(names: Iterable[str]) -> tuple[list[Path], dict[str, str], dict[str, str]]:
-    """Every .py file of the standard library and of what is installed of `names`, their versions and licences."""
     root = Path(sysconfig.get_path("stdlib"))
     paths = [
         path
@@ -129,7 +130,7 @@ def _python_files(names: Iterable[str]) -> tuple[list[Path], dict[str, str], dic
 
 
 def _licence(distribution: metadata.Distribution) -> str:
-    """The licence a distribution declares, in a few words: some put the whole text in the field."""
+    """Return the licence that a distribution declares, if short: some put the full text in the field."""
     fields = distribution.metadata
     declared = (fields[key] for key in ("License-Expression", "License") if key in fields)
     text = next(declared, "").strip()

@@ -1,4 +1,4 @@
-"""Strategies on a model that exists already: parametrizations of its own weights, and their end."""
+"""Strategies on existing models, as parametrizations of their weights."""
 
 from lightning_sv.interop.apply.apply import Report, apply_strategy
 from lightning_sv.interop.apply.execute import fold_applied

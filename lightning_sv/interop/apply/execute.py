@@ -1,4 +1,4 @@
-"""Execution of a plan, and its end: undone, or folded into the weights."""
+"""Execution of a plan, and its end: undoing it, or folding it into the weights."""
 
 from contextlib import ExitStack
 from typing import Any
@@ -12,16 +12,16 @@ from lightning_sv.interop.apply.plan import Plan
 from lightning_sv.interop.apply.weights import OutputNorm, ScaledGamma, ScaledWeight, output_norm_hook
 from lightning_sv.interop.groups import unwrapped
 
-#: attribute of an applied model: what `fold_applied` has to give back
+#: attribute of an applied model with the state for `fold_applied`
 APPLIED = "applied_strategy"
 
 
 class Applied:
-    """State that folding gives back.
+    """State that folding restores.
 
     Attributes:
         frozen: parameters of the plain model that train again after folding
-        sites: names of the weights and layers that hold scale vectors
+        sites: names of the weights and layers with scale vectors
         handles: handles of the model's hooks
     """
 
@@ -31,7 +31,7 @@ class Applied:
 
 @torch.no_grad()
 def execute(model: nn.Module, plan: Plan) -> ExitStack:
-    """Carry out the plan; closing what is returned takes everything back, to the bit."""
+    """Execute the plan; closing the returned stack restores the model exactly."""
     undo = ExitStack()
     named = dict(model.named_parameters())
     with ExitStack() as failed:
@@ -70,39 +70,39 @@ def execute(model: nn.Module, plan: Plan) -> ExitStack:
 
 @torch.no_grad()
 def fold_applied(model: nn.Module) -> nn.Module:
-    """Take a strategy away again: the scale vectors become part of the weights, in place, with the same function.
+    """Fold the scale vectors of an applied strategy into the weights, in place.
 
-    The model is of its own class with its own keys afterwards, and all its parameters train; what it computes is the
-    same to the bit. Fold before another tool reads or changes the weights: saving for other code, LoRA's merge.
+    The model then has its own class and keys, all its parameters train, and its outputs are bitwise equal. Fold before
+    another tool reads or changes the weights, for instance before saving for other code or LoRA's merge.
 
     Args:
-        model: to which `apply_strategy` was applied, or what wraps it
+        model: model after `apply_strategy`, or a wrapper of it
 
     Returns:
-        the model itself
+        The model itself.
 
     Raises:
-        ConfigError: no strategy was applied; norms that it added (`dnp`) would be left; or a weight was parametrized
-            again since. Nothing is changed then
+        ConfigError: no strategy was applied; its norms (`dnp`) cannot be folded; or a weight was parametrized
+            again. The model is then unchanged
     """
     inners = applied_modules(model)
     if not inners:
-        raise ConfigError(f"no strategy was applied to this {type(model).__name__}; give the model of apply_strategy.")
+        raise ConfigError(f"this {type(model).__name__} has no strategy; expected the model of apply_strategy.")
     normed = [path for path, module in model.named_modules() if output_norm_hook in module._forward_hooks.values()]
     if normed:
         raise ConfigError(
-            f"dnp normalizes the output of {normed[0]} ({len(normed)} such layers): no weight can take that norm up, "
-            "and the model's own class has none there; keep the model as it is, in state_dict()."
+            f"dnp normalizes the output of {normed[0]} ({len(normed)} such layers), which cannot be folded into a "
+            "weight. Save the model by its state_dict() instead."
         )
     planned = []
     for path, module in list(model.named_modules()):
         for attribute, chain in strategy_chains(module).items():
             if len(chain) > 1:
                 raise ConfigError(
-                    f"{path}.{attribute} was parametrized again after apply_strategy ({type(chain[1]).__name__}); end "
-                    "that first with torch.nn.utils.parametrize.remove_parametrizations, or before apply_strategy."
+                    f"{path}.{attribute} was parametrized again after apply_strategy ({type(chain[1]).__name__}); "
+                    "remove that first with torch.nn.utils.parametrize.remove_parametrizations."
                 )
-            getattr(module, attribute)  # one that cannot be computed fails before anything is changed
+            getattr(module, attribute)  # fail before any change if it cannot be computed
             planned.append((module, attribute, chain[0].order))
     for module, attribute, order in planned:
         _remove(module, attribute, order, keep=True)
@@ -112,27 +112,27 @@ def fold_applied(model: nn.Module) -> nn.Module:
             handle.remove()
         named = {unwrapped(name): parameter for name, parameter in inner.named_parameters()}
         for name in applied.frozen:
-            if inner is uncompiled(model) and unwrapped(name) in named:  # else what wraps the model decides
+            if inner is uncompiled(model) and unwrapped(name) in named:  # otherwise the wrapper decides
                 named[unwrapped(name)].requires_grad_(True)
         delattr(inner, APPLIED)
     return model
 
 
 def applied_modules(model: nn.Module) -> list[nn.Module]:
-    """Return the models, of all that `model` holds, that have a strategy."""
+    """Return the models inside `model` that have a strategy."""
     return [module for module in model.modules() if isinstance(vars(module).get(APPLIED), Applied)]
 
 
 def uncompiled(model: nn.Module) -> nn.Module:
-    """Return the model inside torch.compile's wrapper, which would forward attributes to it."""
+    """Return the model inside torch.compile's wrapper, which forwards attributes to it."""
     while "_orig_mod" in model._modules:
         model = model.get_submodule("_orig_mod")
     return model
 
 
 def strategy_chains(module: nn.Module) -> dict[str, Any]:
-    """Return the parametrizations of a module's own parameters that begin with the strategy's, by attribute."""
-    chains: Any = module._modules.get("parametrizations")  # getattr would reach through a wrapper
+    """Return the strategy's parametrizations of a module's own parameters, by attribute."""
+    chains: Any = module._modules.get("parametrizations")  # getattr would look inside a wrapper
     return {
         name: chain
         for name, chain in (chains.items() if isinstance(chains, nn.ModuleDict) else ())
@@ -141,35 +141,35 @@ def strategy_chains(module: nn.Module) -> dict[str, Any]:
 
 
 def _check_complete(model: nn.Module, args: Any) -> None:
-    """Refuse to train without the scale vectors of a module that another one replaced.
+    """Check in training that no module with scale vectors was replaced.
 
     Raises:
-        ConfigError: vectors are lost
+        ConfigError: vectors are missing
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return
     present: set[str] = set()
     seen: set[nn.Module] = set()
-    waiting: list[nn.Module] = [model]
-    while waiting:  # runs at every training step: skips what is below the vectors, unlike model.modules()
-        module = waiting.pop()
+    pending: list[nn.Module] = [model]
+    while pending:  # faster than model.modules(), because this runs in every training step
+        module = pending.pop()
         seen.add(module)
         if isinstance(module, (ScaledWeight, ScaledGamma, OutputNorm)):
             present.add(module.site)
         else:
-            waiting += [child for child in module._modules.values() if child is not None and child not in seen]
-    if lost := sorted(vars(model)[APPLIED].sites - present):
+            pending += [child for child in module._modules.values() if child is not None and child not in seen]
+    if missing := sorted(vars(model)[APPLIED].sites - present):
         raise ConfigError(
-            f"{lost[0]} has lost its scale vectors: another module replaced it, as in resize_token_embeddings; call "
-            "fold_applied(model), then apply_strategy again."
+            f"{missing[0]} has lost its scale vectors, because another module replaced it, as in "
+            "resize_token_embeddings. Call fold_applied(model), then apply_strategy again."
         )
 
 
 def _remove(owner: nn.Module, attribute: str, order: list[str], *, keep: bool) -> None:
-    """End a parametrization, with the computed weight (`keep`) or with the one before it; restore the order."""
+    """Remove a parametrization, keeping the computed weight (`keep`) or the original one, and restore the order."""
     if not parametrize.is_parametrized(owner, attribute):
         return
-    kind = type(owner)  # deep copies share the class of the original, from which torch would take the attribute
+    kind = type(owner)  # deep copies share their class, from which torch would delete the attribute
     members = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
     owner.__class__ = type(kind.__name__, kind.__bases__, members)
     parametrize.remove_parametrizations(owner, attribute, leave_parametrized=keep)
@@ -179,10 +179,9 @@ def _remove(owner: nn.Module, attribute: str, order: list[str], *, keep: bool) -
 
 
 def _guard_state_dict(model: nn.Module, name: str) -> list[Any]:
-    """Add an empty tensor under `name`, which the model has no longer, to its saved states; drop it on loading.
+    """Add an empty tensor under `name` to the state dict, so that loading it into the plain model fails.
 
-    No plain model takes that shape. Without it, transformers would load such a state with random numbers in place of
-    every scaled weight, and only list their names.
+    Otherwise transformers would load it with random numbers for every scaled weight, and only list their names.
     """
 
     def save(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a strategy means for each scale vector of a model, worked out before anything is changed."""
+"""Plan of a strategy's scale vectors, made before the model is changed."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,21 +14,21 @@ from lightning_sv.scale import DirectScale, OffsetScale, ScaleOptions, ScaleStra
 from lightning_sv.scale.strategy import PLACEMENTS, Placement
 from lightning_sv.scale.vector import HeadShared, Role
 
-#: one vector for all matrices behind a norm: itself for the first, which holds it, and what computes it for the rest
+#: one vector for all matrices behind a norm: the vector itself for the first matrix, a function for the others
 SharedVector = Iterator[ScaleVector | Callable[[], Tensor]]
 
 
 @dataclass
 class Plan:
-    """What is to be done; nothing of it is done yet.
+    """Planned changes of a model.
 
     Attributes:
         weights: matrix -> its parametrization
         gammas: stored scale vector -> its parametrization
-        outputs: path of a linear layer -> the norm behind it
-        values: parameter -> its new numbers
-        frozen: parameters that train no longer
-        notes: (name, what is not as the strategy has it, and why)
+        outputs: path of a linear layer -> the norm of its output
+        values: parameter -> its new values
+        frozen: parameters to freeze
+        notes: (name, deviation from the strategy and its reason)
     """
 
     weights: dict[str, ScaledWeight] = field(default_factory=dict)
@@ -40,12 +40,12 @@ class Plan:
 
 
 class Planner:
-    """Makes the plan, site by site.
+    """Plan a strategy, site by site.
 
     Args:
-        model: whose parameters are read, and not changed
-        strategy: the four axes
-        options: `placement_at`, `role_at` and `share_heads`, by the last word of a matrix's name
+        model: model whose parameters are read
+        strategy: the strategy
+        options: `placement_at`, `role_at` and `share_heads`, by the last part of a matrix's name
     """
 
     def __init__(self, model: nn.Module, strategy: ScaleStrategy, options: ScaleOptions):
@@ -59,7 +59,7 @@ class Planner:
         """Return the plan.
 
         Raises:
-            ConfigError: the model cannot have this strategy; the parameter by name
+            ConfigError: the model cannot have this strategy; the message names the parameter
         """
         self._check_options(sites)
         for site in sites:
@@ -67,35 +67,32 @@ class Planner:
         return self.plan
 
     def _check_options(self, sites: list[Site]) -> None:
-        words = {matrix.word for site in sites for matrix in site.matrices}
-        given = dict.fromkeys(self.options.placement_at, "placement_at")
-        given |= dict.fromkeys(self.options.share_heads, "share_heads")
-        given |= {key.rpartition(".")[0]: "role_at" for key in self.options.role_at}
-        for key, name in given.items():
-            if key not in words:
+        names = {matrix.word for site in sites for matrix in site.matrices}
+        keys = dict.fromkeys(self.options.placement_at, "placement_at")
+        keys |= dict.fromkeys(self.options.share_heads, "share_heads")
+        keys |= {key.rpartition(".")[0]: "role_at" for key in self.options.role_at}
+        for key, name in keys.items():
+            if key not in names:
                 raise ConfigError(
-                    f"options.{name} names {key!r}, which reads no scale vector of this model; those that do: "
-                    f"{' '.join(sorted(words)) or 'none'}."
+                    f"options.{name} names {key!r}; expected a matrix that reads a scale vector of this model: "
+                    f"{' '.join(sorted(names)) or 'none'}."
                 )
         for key, token in self.options.placement_at.items():
             if token not in PLACEMENTS:
-                raise ConfigError(
-                    f"options.placement_at.{key} is {token!r}, which folding leaves and no strategy is; use one of "
-                    f"{' '.join(PLACEMENTS)}."
-                )
+                raise ConfigError(f"options.placement_at.{key} is {token!r}; expected one of {' '.join(PLACEMENTS)}.")
         for name in ("share_scale_out", "freeze_input_beta"):
             if getattr(self.options, name):
                 raise ConfigError(
-                    f"options.{name} is for models that are built with a strategy, not for those one has."
+                    f"options.{name} is not supported by apply_strategy; it needs a Backbone built with the strategy."
                 )
 
     def _bare_site(self, site: Site) -> None:
-        """Give the matrices behind a norm without scale vector their own, or one for all; each is 1 at the start."""
+        """Add vectors of ones to the matrices behind a norm without scale vector: one each, or one for all."""
         if self.strategy.placement_row.scale_in or self.strategy.placement_row.scale_out:
             for name in site.tied:
-                self._note(name, "no vector of its own: it is tied; untie_head=True gives a head its own")
+                self._note(name, "no own vector, because it is tied; untie_head=True unties a head")
             for name in site.unfit:
-                self._note(name, "no vector of its own: it reads more than this norm, or not as a matrix")
+                self._note(name, "no own vector, because it also reads other values, or is not a plain matrix")
         self._note_mixed(site)
         ones = {
             matrix: _wide(self.named[matrix.weight]).new_ones(self.named[matrix.weight].shape[matrix.in_axis])
@@ -106,14 +103,16 @@ class Planner:
         if ones and not self.strategy.per_branch:
             weights = sorted((self.named[matrix.weight] for matrix in ones), key=lambda w: not w.requires_grad)
             vector = self._vector(site.vector, next(iter(ones.values())), "input", weights[0])
-            shared = chain([vector], repeat(vector.forward))  # the first matrix holds it
+            shared = chain([vector], repeat(vector.forward))  # stored in the first matrix
         for matrix in site.matrices:
             self._branch(matrix, ones.get(matrix), before=matrix in ones, shared=shared)
 
     def _note_mixed(self, site: Site) -> None:
         for matrix in site.matrices:
             if matrix.mixed and self.strategy.per_branch:
-                self._note(matrix.weight, "several matrices are mixed in it, which share their vectors: hg is partial")
+                self._note(
+                    matrix.weight, "contains several interleaved matrices that share their vectors: hg is partial"
+                )
 
     def _site(self, site: Site) -> None:
         if not site.vector:
@@ -121,32 +120,32 @@ class Planner:
             return
         stored = self.named[site.vector]
         if site.origin not in (0.0, 1.0):
-            self._note(site.vector, "left as it is: its norm multiplies by neither w nor 1 + w")
+            self._note(site.vector, "unchanged, because its norm multiplies by neither w nor 1 + w")
             return
         for name in site.tied:
             if self.strategy.placement_row.scale_out:
-                self._note(name, "no vector behind it: it is tied; untie_head=True gives a head its own")
+                self._note(name, "no vector after it, because it is tied; untie_head=True unties a head")
         self._note_mixed(site)
         gamma = _wide(stored) + site.origin
         row = self.strategy.placement_row
         moves = self.strategy.per_branch or row.scale_out or not row.scale_in
         if site.role == "input" and moves and site.stays and not site.matrices and not site.tied:
-            self._note(site.vector, f"stays one vector with its norm: {site.stays}")
-        befores = {matrix: self._placement(matrix).scale_in for matrix in site.matrices}
+            self._note(site.vector, f"remains one vector of its norm: {site.stays}")
+        has_in = {matrix: self._placement(matrix).scale_in for matrix in site.matrices}
         branches = sum(len(matrix.parts) for matrix in site.matrices)
-        if not site.matrices or (all(befores.values()) and (branches == 1 or not self.strategy.per_branch)):
+        if not site.matrices or (all(has_in.values()) and (branches == 1 or not self.strategy.per_branch)):
             self._keep(site, stored, gamma)
-        elif not any(befores.values()) and site.stays:
+        elif not any(has_in.values()) and site.stays:
             self.plan.frozen.add(site.vector)
-            self._note(site.vector, f"constant, and not part of the matrices: {site.stays}")
+            self._note(site.vector, f"constant, and not folded into the matrices: {site.stays}")
         elif site.stays:
-            if not all(befores.values()):
+            if not all(has_in.values()):
                 raise ConfigError(
-                    f"options.placement_at cannot move {site.vector} to some of its matrices: {site.stays}."
+                    f"options.placement_at cannot move {site.vector} to only some of its matrices: {site.stays}."
                 )
             self._keep(site, stored, gamma)
-            self._note(site.vector, f"one for all its branches, without heterogeneity: {site.stays}")
-        elif any(befores.values()) and not self.strategy.per_branch:
+            self._note(site.vector, f"shared by all branches, without heterogeneity: {site.stays}")
+        elif any(has_in.values()) and not self.strategy.per_branch:
             raise ConfigError(
                 f"options.placement_at gives only some branches of {site.vector} an input-side scale vector, but the "
                 "strategy shares one between them; add 'hg' to the strategy."
@@ -154,7 +153,7 @@ class Planner:
         else:
             self._neutral(site, stored, gamma)
             for matrix in site.matrices:
-                self._branch(matrix, gamma, before=befores[matrix], norm=site.vector)
+                self._branch(matrix, gamma, before=has_in[matrix], norm=site.vector)
             return
         for matrix in site.matrices:
             self._branch(matrix, None, before=False)
@@ -164,7 +163,7 @@ class Planner:
         return self.strategy.placement_row if token is None else PLACEMENTS[token]
 
     def _keep(self, site: Site, stored: Tensor, gamma: Tensor) -> None:
-        """Leave gamma with its norm, in the strategy's parameterization."""
+        """Keep gamma in its norm, in the strategy's parameterization."""
         kind = self.strategy.vector
         if kind is (OffsetScale if site.origin else DirectScale):
             return
@@ -179,7 +178,7 @@ class Planner:
         self.plan.frozen.add(site.vector)
 
     def _signed(self, gamma: Tensor) -> Tensor | None:
-        """Return the signs of gamma that the parameterization cannot have."""
+        """Return the signs of gamma if the parameterization cannot represent them."""
         if (gamma >= 0).all() or (gamma == 0).any():
             return None
         try:
@@ -189,7 +188,7 @@ class Planner:
         return None
 
     def _neutral(self, site: Site, stored: Tensor, gamma: Tensor) -> None:
-        """Let the norm multiply by 1; what it adds goes through the vectors behind it."""
+        """Set the norm's gamma to 1; its bias is divided by gamma, because the vectors behind it multiply it."""
         self.plan.values[site.vector] = torch.full_like(stored, 1 - (site.origin or 0.0))
         self.plan.frozen.add(site.vector)
         if site.bias is not None:
@@ -197,7 +196,7 @@ class Planner:
             if ((gamma == 0) & (bias != 0)).any():
                 raise ConfigError(
                     f"{site.vector} has an entry 0 where {site.bias} has none, which vectors behind the norm cannot "
-                    "give; use a strategy without hg and ap."
+                    "represent. Use a strategy without hg and ap."
                 )
             self.plan.values[site.bias] = torch.where(gamma == 0, bias, bias / gamma).to(bias.dtype)
 
@@ -210,7 +209,7 @@ class Planner:
         norm: str | None = None,
         shared: SharedVector | None = None,
     ) -> None:
-        """Give a matrix its vectors; `gamma` is what its norm, whose parameter is `norm`, has given up."""
+        """Add vectors to a matrix; `gamma` was removed from its norm, whose parameter is `norm`."""
         placement, weight = self._placement(matrix), self.named[matrix.weight]
         if placement.norm_out and not matrix.router and not matrix.normalized:
             self._output_norm(matrix, weight)
@@ -251,7 +250,7 @@ class Planner:
         if type(layer) is not nn.Linear or several or weight.ndim != 2:
             why = "it holds several matrices" if several or weight.ndim != 2 else f"a {type(layer).__name__} owns it"
             raise ConfigError(
-                f"dnp normalizes outputs of plain nn.Linear layers, and {matrix.weight} is of none ({why}); use dp, or "
+                f"dnp normalizes outputs of plain nn.Linear layers only, but for {matrix.weight} {why}. Use dp, or "
                 f"options.placement_at {{{matrix.word}: dp}}."
             )
         d_out = weight.shape[0]
@@ -264,17 +263,17 @@ class Planner:
         self.plan.outputs[path] = OutputNorm(scale, width, self.eps)
 
     def _role(self, matrix: SiteMatrix, side: str, role: Role) -> Role:
-        chosen = self.options.role_at.get(f"{matrix.word}.{side}", role)
-        return "input" if chosen == "input" else "output"
+        requested = self.options.role_at.get(f"{matrix.word}.{side}", role)
+        return "input" if requested == "input" else "output"
 
     def _columns(self, matrix: SiteMatrix, gamma: Tensor) -> Tensor:
-        """Return W diag(gamma), or what is planned for W so far."""
+        """Return W diag(gamma), with the value of W planned so far."""
         weight = self.plan.values.get(matrix.weight, self.named[matrix.weight])
         factor = gamma if matrix.in_axis == weight.ndim - 1 else gamma.unsqueeze(-1)
         return (weight * factor).to(weight.dtype)
 
     def _vector(self, name: str, gamma: Tensor, role: Role, like: Tensor) -> ScaleVector:
-        """Return a vector of this gamma, where `like` is, and frozen if it is."""
+        """Return a vector with this gamma, on the device of `like` and frozen if `like` is."""
         vector = self.strategy.vector(gamma.shape[-1], role, gamma.shape[:-1])
         vector.to(device=like.device, dtype=gamma.dtype)
         try:
@@ -283,7 +282,7 @@ class Planner:
             why = f"{name} under {str(self.strategy)!r}: {error}"
             if not gamma.any():
                 start = float(self.named[name].flatten()[0]) + 1e-3
-                why += f" Or start it near 0: torch.nn.init.constant_(model.get_parameter({name!r}), {start:g})."
+                why += f" Or initialize it near 0: torch.nn.init.constant_(model.get_parameter({name!r}), {start:g})."
             raise ConfigError(why) from error
         return vector.requires_grad_(like.requires_grad)
 
@@ -292,5 +291,5 @@ class Planner:
 
 
 def _wide(stored: Tensor) -> Tensor:
-    """Return numbers in float32, or float64 where they are."""
+    """Return the values in float32, or unchanged in float64."""
     return stored.detach().to(torch.float64 if stored.dtype == torch.float64 else torch.float32)

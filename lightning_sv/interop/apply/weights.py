@@ -1,4 +1,4 @@
-"""What stands in a weight's place: a matrix times scale vectors, or a norm's scale vector in another form."""
+"""Parametrizations: a matrix times scale vectors, or a norm's scale vector in another form."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -12,39 +12,39 @@ from lightning_sv.scale.fold import effective_weight
 
 
 class ComputedTensor(Tensor):
-    """A weight that is computed: it refuses a new `data`, which the next computation would not know of.
+    """A computed weight, which rejects assignments to `data`.
 
-    That is how LoRA's merge and other tools change weights, and the change would be lost without a word.
+    Tools such as LoRA's merge change weights by assignment, and the next computation would silently undo the change.
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
     def data(self) -> Tensor:  # type: ignore[override]
-        """Return the numbers, without gradient."""
+        """Return the values, without gradient."""
         return Tensor.data.__get__(self)  # type: ignore[attr-defined,no-any-return]
 
     @data.setter
     def data(self, value: Tensor) -> None:
         raise RunError(
-            "this weight is computed from a matrix and scale vectors, and what is put into it would be lost; call "
-            "fold_applied(model) before LoRA's merge and whatever else changes weights."
+            "cannot assign to this weight, because it is computed from a matrix and scale vectors. Call "
+            "fold_applied(model) before LoRA's merge and other changes of weights."
         )
 
 
 def _computed(weight: Tensor) -> Tensor:
-    """Return a weight that refuses a new `data`, where it is a plain tensor; compiled code has nobody to refuse."""
+    """Return a weight that rejects assignments to `data`, if it is a plain tensor outside compiled code."""
     if torch.compiler.is_compiling() or type(weight) is not Tensor:
         return weight
     return weight.as_subclass(ComputedTensor)
 
 
 class ScaledPart(nn.Module):
-    """The scale vectors of one matrix: diag(gamma_out) W diag(gamma_in).
+    """Scale vectors of one matrix: diag(gamma_out) W diag(gamma_in).
 
     Args:
-        scale_in: gives gamma_in, (*batch_dims, d_in); None for 1. A vector that another part holds comes as a function
-        scale_out: gives gamma_out, (*batch_dims, d_out); None for 1
+        scale_in: source of gamma_in, (*batch_dims, d_in); None for 1; a function if another part owns the vector
+        scale_out: source of gamma_out, (*batch_dims, d_out); None for 1
     """
 
     def __init__(self, scale_in: ScaleVector | Callable[[], Tensor] | None, scale_out: ScaleVector | None):
@@ -58,15 +58,15 @@ class ScaledPart(nn.Module):
 
 
 class ScaledWeight(nn.Module):
-    """A parametrization: the matrices that a weight holds, each times its own scale vectors.
+    """Parametrization that multiplies the matrices in a weight by their scale vectors.
 
     Args:
-        parts: of each matrix
-        widths: d_out of each, in the weight's order
-        transposed: the weight is stored (*batch_dims, d_in, d_out)
+        parts: scale vectors of each matrix
+        widths: d_out of each matrix, in the weight's order
+        transposed: if True, the weight is stored as (*batch_dims, d_in, d_out)
 
     Attributes:
-        order: names of the module's parameters before
+        order: previous names of the module's parameters
         site: name of the weight in the plain model
     """
 
@@ -85,14 +85,14 @@ class ScaledWeight(nn.Module):
 
 
 class ScaledGamma(nn.Module):
-    """A parametrization: what a norm stores is a ScaleVector's gamma, less `origin`.
+    """Parametrization that replaces a norm's stored vector by a ScaleVector's gamma - `origin`.
 
     Args:
-        vector: gives gamma
-        origin: the norm multiplies by this plus what it stores
+        vector: source of gamma
+        origin: constant that the norm adds to the stored vector
 
     Attributes:
-        order, site: as those of `ScaledWeight`
+        order, site: as in `ScaledWeight`
     """
 
     def __init__(self, vector: ScaleVector, origin: float):
@@ -102,7 +102,7 @@ class ScaledGamma(nn.Module):
         self.site = ""
 
     def forward(self, stored: Tensor) -> Tensor:
-        """Return gamma - origin, in the shape and dtype of what is stored."""
+        """Return gamma - origin, in the shape and dtype of the stored vector."""
         gamma: Tensor = self.vector()
         return _computed((gamma - self.origin if self.origin else gamma).view_as(stored).to(stored.dtype))
 
@@ -111,9 +111,9 @@ class OutputNorm(nn.Module):
     """gamma * Norm(y) of a linear layer's output y, head by head (`dnp`).
 
     Args:
-        scale: gives gamma, (d_out,)
-        width: what is normalized together
-        eps: of the norm
+        scale: source of gamma, (d_out,)
+        width: number of channels normalized together
+        eps: epsilon of the norm
 
     Attributes:
         site: path of the layer
@@ -131,5 +131,5 @@ class OutputNorm(nn.Module):
 
 
 def output_norm_hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-    """Forward hook of a linear layer that has a submodule `output_norm`."""
+    """Apply a linear layer's submodule `output_norm`, as a forward hook."""
     return cast("Tensor", cast("OutputNorm", module.output_norm)(output))

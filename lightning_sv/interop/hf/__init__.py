@@ -1,4 +1,4 @@
-"""To and from the models of transformers: Llama, Mistral, Qwen 3, Gemma 3 and their mixtures of experts."""
+"""Conversion to and from transformers: Llama, Mistral, Qwen 3, Gemma 3 and their mixtures of experts."""
 
 from lightning_sv.interop.hf.convert import to_hugging_face
 from lightning_sv.interop.hf.families import hugging_face_config

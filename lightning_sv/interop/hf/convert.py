@@ -1,4 +1,4 @@
-"""A backbone as a model of transformers with the same logits."""
+"""Conversion of a backbone to a transformers model with the same logits."""
 
 from importlib import import_module
 from types import ModuleType
@@ -14,16 +14,16 @@ from lightning_sv.nn import Backbone, BackboneConfig
 
 
 def transformers() -> ModuleType:
-    """Import transformers, which nothing but export and import needs.
+    """Import transformers, which only export and import need.
 
     Raises:
-        ConfigError: it is not installed
+        ConfigError: transformers is not installed
     """
     try:
         import transformers
     except ImportError as error:
         raise ConfigError(
-            f"transformers is needed here ({error}); make install-hf, or pip install 'transformers>=5'."
+            f"transformers is not installed ({error}); run make install-hf, or pip install 'transformers>=5'."
         ) from error
     module: ModuleType = transformers
     return module
@@ -33,17 +33,17 @@ def transformers() -> ModuleType:
 def to_hugging_face(model: Backbone, eot: int | None = None, max_positions: int = 4096) -> Any:
     """Return a transformers model with the same logits.
 
-    Where folding leaves no norm that the family lacks it is a plain one: LlamaForCausalLM, Gemma3ForCausalLM
+    If the family has all norms that remain after folding, it is a plain model: LlamaForCausalLM, Gemma3ForCausalLM
     (`qk_norm` and `post_norm`), Qwen2MoeForCausalLM (`n_expert`), Qwen3ForCausalLM or Qwen3MoeForCausalLM
-    (`qk_norm`, or `dnp` on q and k alone with `share_heads`). Else it is a class of `modeling_scaled`, whose code
-    `save_pretrained` writes beside the weights. What theirs has beyond ours is set so that it does nothing: Gemma's
+    (`qk_norm`, or `dnp` on q and k only with `share_heads`). Otherwise it is a class of `modeling_scaled`, whose code
+    `save_pretrained` writes next to the weights. Additional parts of their models are neutralized: Gemma's
     embedding scale is divided out, and the sigmoid before Qwen's shared expert is one half with a down_proj twice as
     large.
 
     Args:
-        model: with any strategy
-        eot: id of the token at which `generate` ends; the corpus's manifest.json has it
-        max_positions: the longest sequence
+        model: backbone with any strategy
+        eot: id of the token at which `generate` stops, as in the corpus's manifest.json
+        max_positions: maximum sequence length
 
     Raises:
         ConfigError: transformers has no such model, or is not installed
@@ -51,7 +51,7 @@ def to_hugging_face(model: Backbone, eot: int | None = None, max_positions: int 
     folded = fold_weights(model, into_norms=True)
     to = target(model.config, folded)
     module = transformers()
-    if to.output_norms:  # it imports transformers itself
+    if to.output_norms:  # that module imports transformers
         module = import_module("lightning_sv.interop.hf.modeling_scaled")
     prefix = f"Scaled{to.family}" if to.output_norms else to.family
     config_of = getattr(module, f"{prefix}TextConfig" if prefix == "Gemma3" else f"{prefix}Config")
@@ -60,14 +60,14 @@ def to_hugging_face(model: Backbone, eot: int | None = None, max_positions: int 
         config_of.register_for_auto_class()
         model_of.register_for_auto_class("AutoModelForCausalLM")
     theirs = model_of(config_of(**arguments(model.config, to, max_positions, eot)))
-    # Gemma's own factor, which is sqrt(d_model) in float32
+    # Gemma's embedding factor, sqrt(d_model) in float32
     scale = theirs.model.embed_tokens.embed_scale.item() if to.family == "Gemma3" else 1.0
     theirs.to(model.embed.weight.dtype).load_state_dict(_state(model.config, folded, to, scale))
     return theirs.eval()
 
 
 def _state(config: BackboneConfig, folded: Folded, to: Target, embed_scale: float) -> dict[str, Tensor]:
-    """Return the state dict of theirs."""
+    """Return the state dict of the transformers model."""
     ours, like = dict(folded.weights), folded.weights["embed.weight"]
     width = {"q_norm": config.head_width, "k_norm": config.head_width}
     norms = dict(folded.norms)
@@ -89,7 +89,7 @@ def _state(config: BackboneConfig, folded: Folded, to: Target, embed_scale: floa
 
 
 def _add_output_norm(state: dict[str, Tensor], names: dict[str, str], path: str, gamma: Tensor | None) -> None:
-    """Add what `modeling_scaled` multiplies a normalized branch with."""
+    """Add the gamma of a normalized branch, as in `modeling_scaled`."""
     if path.endswith(("expert_gate_proj", "expert_up_proj")):
         experts = names[f"{path.partition('.inputs')[0]}.expert_down_proj.weight"].removesuffix(".down_proj")
         n, _, hidden = state[f"{experts}.down_proj"].shape
@@ -104,9 +104,9 @@ def _add_output_norm(state: dict[str, Tensor], names: dict[str, str], path: str,
 
 
 def _complete_experts(config: BackboneConfig, ours: dict[str, Tensor], *, shared: bool) -> None:
-    """Put gate and up in one tensor; with `shared`, give every block what Qwen2-MoE always has, an expert and its gate.
+    """Concatenate gate and up; with `shared`, complete the shared expert and its gate, which Qwen2-MoE always has.
 
-    Their gate is a sigmoid, which with a weight of 0 is one half.
+    Their gate is a sigmoid, which is one half for a weight of 0.
     """
     zeros = ours["embed.weight"].new_zeros
     for i in range(config.n_layer):

@@ -1,4 +1,4 @@
-"""Which family of transformers' models has the norms that folding leaves, and what they call its parts."""
+"""transformers model families with the norms that remain after folding, and their parameter names."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -45,10 +45,10 @@ _OUTSIDE = {
     "head.norm": "model.norm.weight",
     "head.lm_head.weight": "lm_head.weight",
 }
-#: start of the names of transformers' classes -> the parts of a layer
+#: prefix of transformers' classes -> the parts of a layer
 LAYERS: dict[str, dict[str, str]] = {
     "Llama": _LLAMA,
-    "Mistral": _LLAMA,  # read, never written
+    "Mistral": _LLAMA,  # import only
     "Qwen3": _LLAMA | _QK_NORM,
     "Gemma3": _ATTENTION | _FFN | _QK_NORM | _POST_NORM,
     "Qwen2Moe": _ATTENTION | _EXPERTS | _SHARED_EXPERT,
@@ -57,13 +57,13 @@ LAYERS: dict[str, dict[str, str]] = {
 
 
 class Target(NamedTuple):
-    """A model of transformers that computes what a folded one does.
+    """A transformers model with the same function as a folded one.
 
     Attributes:
         family: a key of `LAYERS`
-        output_norms: branches that a plain model of this family does not normalize; where there are any, our own
-            modelling code goes beside the weights
-        qk_of: what gives q_norm and k_norm their gammas: 'norms', 'outputs' of the branches, or '' for neither
+        output_norms: normalized branches that a plain model of this family lacks; if there are any, our own
+            modelling code is exported with the weights
+        qk_of: source of the gammas of q_norm and k_norm: 'norms', 'outputs' of the branches, or '' for neither
     """
 
     family: str
@@ -72,11 +72,11 @@ class Target(NamedTuple):
 
 
 def target(config: BackboneConfig, folded: Folded | None = None) -> Target:
-    """Choose the family; plain wherever one has the norms that are left.
+    """Choose the family, with a plain model if one has the remaining norms.
 
     Args:
-        config: the sizes
-        folded: the model, for branches that are normalized; None where none is
+        config: sizes of the backbone
+        folded: the folded model, for its normalized branches; None for none
 
     Raises:
         ConfigError: no family of transformers has these norms or this router
@@ -84,8 +84,8 @@ def target(config: BackboneConfig, folded: Folded | None = None) -> Target:
     normalized = frozenset(folded.normalized) if folded else frozenset()
     if config.router.balance == "bias":
         raise ConfigError(
-            "transformers' mixtures of experts have no bias on the choice of experts like ours; export models with "
-            "model.backbone.router.balance loss or none."
+            "model.backbone.router.balance is bias, which transformers' mixtures of experts do not support; expected "
+            "loss or none."
         )
     if config.post_norm and (not config.qk_norm or config.n_expert):
         raise ConfigError(
@@ -93,8 +93,8 @@ def target(config: BackboneConfig, folded: Folded | None = None) -> Target:
         )
     if config.qk_norm and config.n_expert and config.n_expert_shared:
         raise ConfigError(
-            "transformers has no model with these norms: qk_norm with n_expert is Qwen3-MoE's, which has no expert for "
-            "every token; set n_expert_shared to 0."
+            "transformers has no model with these norms: qk_norm with n_expert is Qwen3-MoE's, which has no shared "
+            "expert; set n_expert_shared to 0."
         )
     if config.post_norm:
         return Target("Gemma3", normalized, "norms")
@@ -109,7 +109,7 @@ def target(config: BackboneConfig, folded: Folded | None = None) -> Target:
 
 
 def keys(family: str, n_layer: int) -> dict[str, str]:
-    """Return ours -> theirs for all parts of a model; a norm's key stands for its gamma."""
+    """Return our names -> their names for all parts of a model; a norm's key stands for its gamma."""
     layers = range(n_layer)
     return _OUTSIDE | {
         f"layers.{i}.{ours}": f"model.layers.{i}.{theirs}" for i in layers for ours, theirs in LAYERS[family].items()
@@ -121,7 +121,7 @@ def hugging_face_config(config: BackboneConfig, max_positions: int = 4096, eot: 
 
     Args:
         config: sizes of the backbone
-        max_positions: the longest sequence
+        max_positions: maximum sequence length
         eot: see `arguments`
 
     Raises:
@@ -135,9 +135,9 @@ def arguments(config: BackboneConfig, to: Target, max_positions: int, eot: int |
 
     Args:
         config: sizes of the backbone
-        to: the family
-        max_positions: the longest sequence
-        eot: id of the token that ends a text, and with which a text begins; None leaves out their defaults too
+        to: target family
+        max_positions: maximum sequence length
+        eot: id of the token at the start and end of a text; None omits their defaults too
     """
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
     if scaling := config.rope_scaling:
@@ -182,32 +182,32 @@ def arguments(config: BackboneConfig, to: Target, max_positions: int, eot: int |
 
 
 def ways_to_load(config: BackboneConfig) -> dict[str, str]:
-    """Return what loads experts of any width, which a config.json does not keep.
+    """Return the loading options for experts of any width, which config.json does not store.
 
-    Their default, a grouped product, wants strides of 16 bytes; in float32 and bf16 that is a width of 8.
+    The default, a grouped product, requires strides of 16 bytes, a width of 8 in float32 and bf16.
     """
     ragged = config.n_expert and (config.expert_width % 8 or config.d_model % 8)
     return {"experts_implementation": "eager"} if ragged else {}
 
 
 def names_in_version_4(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what transformers 4 reads under other keys of a config.json than those that transformers 5 writes.
+    """Return the config.json keys of transformers 4 that differ from those of transformers 5.
 
-    Without them it takes its defaults, without a message.
+    Without them, version 4 silently uses its defaults.
 
     Args:
-        written: the config.json of version 5
+        written: config.json of version 5
     """
     rope = written["rope_parameters"]
     full, local = rope.get("full_attention", rope), rope.get("sliding_attention")
-    earlier = {"rope_theta": full["rope_theta"]}
+    renamed = {"rope_theta": full["rope_theta"]}
     if full["rope_type"] != "default":
-        earlier["rope_scaling"] = full
+        renamed["rope_scaling"] = full
     if local is not None:
-        earlier["rope_local_base_freq"] = local["rope_theta"]
+        renamed["rope_local_base_freq"] = local["rope_theta"]
     if "num_local_experts" in written:
-        earlier["num_experts"] = written["num_local_experts"]
-    return earlier
+        renamed["num_experts"] = written["num_local_experts"]
+    return renamed
 
 
 def _expert_arguments(config: BackboneConfig) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def _expert_arguments(config: BackboneConfig) -> dict[str, Any]:
 
 
 def _widths(config: BackboneConfig, names: frozenset[str]) -> Mapping[str, int]:
-    """Name of a normalized branch, as our modelling code spells it -> channels that are normalized together."""
+    """Return name in our modelling code -> channels normalized together, of each normalized branch."""
     per_head, experts = ("q_proj", "k_proj", "v_proj"), ("expert_gate_proj", "expert_up_proj")
     width = dict.fromkeys(per_head, config.head_width) | dict.fromkeys(experts, config.expert_width)
     width |= {"lm_head": config.vocab_size}

@@ -1,4 +1,4 @@
-"""A Llama, Mistral, Qwen 3 or Gemma 3 of transformers as a backbone with the same logits, to go on training."""
+"""Import of transformers models (Llama, Mistral, Qwen 3, Gemma 3) as backbones with the same logits."""
 
 import json
 import math
@@ -22,7 +22,7 @@ _SIZES = (
     "d_model", "n_layer", "n_head", "kv_heads", "vocab_size", "head_width", "ffn_width", "n_expert", "qk_norm",
     "post_norm", "rope_theta", "rope_scaling", "norm_eps",
 )  # fmt: skip
-#: model_type of a config.json -> start of the names of transformers' classes
+#: model_type in config.json -> prefix of transformers' classes
 _FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen3": "Qwen3", "gemma3_text": "Gemma3"}
 
 
@@ -31,15 +31,15 @@ def from_hugging_face(
 ) -> Backbone:
     """Return a backbone with the logits of a transformers checkpoint, in float32.
 
-    An lm_head tied to the embedding gets a copy of its own: the function is the same, the parameters are more.
+    An lm_head tied to the embedding gets its own copy: the same function with more parameters.
 
     Args:
-        folder: what `save_pretrained` writes: config.json and *.safetensors; no code beside them is run
-        scale: any strategy that keeps the function, that is, any without `dnp`
-        options: finer choices of the strategy
+        folder: folder written by `save_pretrained`: config.json and *.safetensors; its code is not run
+        scale: any strategy that preserves the function, that is, without `dnp`
+        options: further options of the strategy
 
     Raises:
-        ConfigError: there is no such checkpoint, it does something the backbone does not, or the strategy would change
+        ConfigError: there is no such checkpoint, the backbone does not support its model, or the strategy would change
             the function
     """
     model = Backbone(backbone_config(folder), scale, options)
@@ -56,7 +56,7 @@ def backbone_config(folder: str | Path) -> BackboneConfig:
     family, theirs = _config(Path(folder))
     for what, differs in _differences(family, theirs).items():
         if differs:
-            raise ConfigError(f"{folder}: {what}, which this backbone does not have; import another checkpoint.")
+            raise ConfigError(f"{folder}: {what}, which this backbone does not support; import another checkpoint.")
     own_width = theirs.head_dim * theirs.num_attention_heads != theirs.hidden_size
     return BackboneConfig(
         d_model=theirs.hidden_size,
@@ -75,17 +75,17 @@ def backbone_config(folder: str | Path) -> BackboneConfig:
 
 
 def check_start(model: Backbone, folder: str | Path) -> None:
-    """Check that a backbone, which may be on the meta device, can start from a transformers checkpoint.
+    """Check that a backbone, also on the meta device, can load a transformers checkpoint.
 
     Raises:
-        ConfigError: see `from_hugging_face`; or the sizes are others
+        ConfigError: see `from_hugging_face`; or the sizes differ
     """
     check_no_norm(model)
     expected = backbone_config(folder)
     for name in _SIZES:
-        here, there = getattr(model.config, name), getattr(expected, name)
-        if here != there:
-            raise ConfigError(f"{folder} has {name} {there}, and this model {here}; use the sizes of the folder.")
+        actual, required = getattr(model.config, name), getattr(expected, name)
+        if actual != required:
+            raise ConfigError(f"{name} is {actual}; expected {required}, as in {folder}.")
 
 
 @torch.no_grad()
@@ -93,14 +93,14 @@ def load_hugging_face(model: Backbone, folder: str | Path) -> float:
     """Fill a backbone from a transformers checkpoint, and compare their logits.
 
     Args:
-        model: as it was initialized, of the checkpoint's sizes
+        model: an initialized backbone with the checkpoint's sizes
         folder: see `from_hugging_face`
 
     Returns:
         The norm of the difference of the logits, relative to that of theirs.
 
     Raises:
-        ConfigError: see `from_hugging_face`; or the sizes are others
+        ConfigError: see `from_hugging_face`; or the sizes differ
     """
     folder = Path(folder)
     check_start(model, folder)
@@ -125,19 +125,21 @@ def _config(folder: Path) -> tuple[str, Any]:
         kind = written.get("model_type")
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(
-            f"{path} is no readable config ({type(error).__name__}); give a folder as save_pretrained writes it."
+            f"{path} cannot be read ({type(error).__name__}); expected a folder written by save_pretrained."
         ) from error
     if kind not in _FAMILIES:
         raise ConfigError(
-            f"{folder} holds a model of type {kind!r}; those that can be imported: {' '.join(_FAMILIES)}. "
-            "apply_strategy puts a strategy on others as they are (docs/own-model.md)."
+            f"model_type in {folder} is {kind!r}; expected one of {' '.join(_FAMILIES)}. "
+            "Use apply_strategy for other models (docs/own-model.md)."
         )
     family = _FAMILIES[kind]
     config_of = getattr(transformers(), f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
     try:
         return family, config_of.from_pretrained(folder)
-    except Exception as error:  # whatever a configuration makes its checks raise
-        raise ConfigError(f"{path} is no config of a {family} ({' '.join(str(error).split())[:300]}).") from error
+    except Exception as error:  # the checks of a configuration can raise anything
+        raise ConfigError(
+            f"{path} is not a valid config of {family} ({' '.join(str(error).split())[:300]})."
+        ) from error
 
 
 def _rope(theirs: Any) -> dict[str, Any]:
@@ -154,49 +156,48 @@ def _rope_scaling(folder: str | Path, theirs: Any) -> RopeScalingConfig | None:
     try:
         return RopeScalingConfig(*(rope[key] for key in keys))
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{folder}: its rope_parameters are no scaling of Llama 3.1 ({error}).") from error
+        raise ConfigError(f"{folder}: rope_parameters are not a scaling of Llama 3.1 ({error}).") from error
 
 
 def _differences(family: str, theirs: Any) -> dict[str, bool]:
-    """Return what a model of the family may do and the backbone does not -> whether this one does."""
+    """Return features that the backbone does not support -> whether this model uses them."""
     activation = theirs.hidden_activation if family == "Gemma3" else theirs.hidden_act
     rope, windows = _rope(theirs), set(getattr(theirs, "layer_types", None) or []) - {"full_attention"}
     if family == "Mistral" and (theirs.sliding_window or math.inf) < theirs.max_position_embeddings:
         windows.add(f"a sliding window of {theirs.sliding_window:,} tokens")
-    found = {
+    features = {
         f"its activation is {activation}, not silu": activation != "silu",
         "its projections have biases": any(getattr(theirs, key, False) for key in ("attention_bias", "mlp_bias")),
         f"its layers have {' and '.join(sorted(windows))}": bool(windows),
         f"its RoPE is of type {rope.get('rope_type')!r}": rope.get("rope_type", "default") not in ("default", "llama3"),
-        "its RoPE turns only some channels": rope.get("partial_rotary_factor", 1.0) != 1.0,
+        "its RoPE rotates only some channels": rope.get("partial_rotary_factor", 1.0) != 1.0,
         "its weights are quantized": getattr(theirs, "quantization_config", None) is not None,
     }
     if family == "Gemma3":
         scalar, caps = theirs.query_pre_attn_scalar, (theirs.final_logit_softcapping, theirs.attn_logit_softcapping)
-        found |= {
+        features |= {
             f"its scores are divided by the root of {scalar}, not of the head width": scalar != theirs.head_dim,
             "its logits are capped": caps != (None, None),
-            "its attention looks both ways": bool(theirs.use_bidirectional_attention),
+            "its attention is bidirectional": bool(theirs.use_bidirectional_attention),
         }
-    return found
+    return features
 
 
 def _open(folder: Path, family: str) -> Any:
-    """Load the checkpoint by transformers, in float32."""
     files = [regular(file) for file in folder.iterdir() if not file.is_dir()]
     if not any(file.suffix == ".safetensors" for file in files):
-        raise ConfigError(f"{folder} has no *.safetensors; pickled weights could run code and are not opened.")
+        raise ConfigError(f"{folder} has no *.safetensors; pickled weights are not loaded, because they can run code.")
     model_of = getattr(transformers(), f"{family}ForCausalLM")
-    renamed = {rf"(?<![^.]){word}\.": "" for word in sorted(WRAPPERS)}  # saved while it was compiled or wrapped
+    renamed = {rf"(?<![^.]){word}\.": "" for word in sorted(WRAPPERS)}  # names of compiled or wrapped models
     options = {"use_safetensors": True, "local_files_only": True, "output_loading_info": True, "key_mapping": renamed}
     try:
         theirs, info = model_of.from_pretrained(folder, dtype=torch.float32, **options)
-    except Exception as error:  # whatever damaged files make the libraries raise
+    except Exception as error:  # damaged files can raise anything
         why = " ".join(str(error).split())[:300]
         raise ConfigError(f"the weights in {folder} cannot be read ({type(error).__name__}: {why}).") from error
     for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info.get(key):
             raise ConfigError(
-                f"{folder} is no whole {family}ForCausalLM: {key.replace('_', ' ')} {sorted(info[key])[0]}."
+                f"{folder} is not a complete {family}ForCausalLM: {key.replace('_', ' ')} {sorted(info[key])[0]}."
             )
     return theirs.eval()

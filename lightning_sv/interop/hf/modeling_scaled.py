@@ -1,7 +1,7 @@
-"""Llama, Qwen 3, Gemma 3 and mixtures of experts whose linear maps may normalize what they give: y = gamma Norm(W x).
+"""Llama, Qwen 3, Gemma 3 and mixtures of experts with normalized linear outputs: y = gamma Norm(W x).
 
-lightning_sv writes this file beside the weights of models that were trained with `dnp` ("dual, normalized"); it needs
-torch and transformers alone. `output_norms` of the config: name of a linear map -> channels normalized together.
+lightning_sv writes this file next to the weights of models trained with `dnp` ("dual, normalized"); it needs only
+torch and transformers. `output_norms` of the config: name of a linear map -> channels normalized together.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 
 def normalize(y: Tensor, width: int, eps: float, gamma: Tensor) -> Tensor:
-    """Return gamma * y / sqrt(mean(y^2) + eps), the mean over groups of `width` channels, in float32 inside."""
+    """Return gamma * y / sqrt(mean(y^2) + eps) over groups of `width` channels, computed in float32."""
     wide = y.float().unflatten(-1, (-1, width))
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     out: Tensor = (wide.flatten(-2) * gamma.to(wide.dtype)).to(y.dtype)
@@ -59,16 +59,14 @@ class NormedExperts(nn.Module):
 
 
 class OutputNorms(nn.Module):
-    """Put the norms that the config names into a model of transformers'."""
+    """Add the norms named in the config to a transformers model."""
 
     def __init__(self, config: Any):
-        super().__init__(config)  # type: ignore[call-arg]  # of the model it is mixed into
+        super().__init__(config)  # type: ignore[call-arg]  # mixed into a model class
         for path, module in list(self.named_modules()):
             parent, _, name = path.rpartition(".")
-            if name == "experts" and isinstance(module, nn.ModuleList):  # version 4's; weights would be drawn anew
-                raise ImportError(
-                    "this model has experts, whose code needs transformers 5; pip install 'transformers>=5'"
-                )
+            if name == "experts" and isinstance(module, nn.ModuleList):  # version 4, which would initialize the weights
+                raise ImportError("this model has experts, which need transformers 5; pip install 'transformers>=5'")
             if name in config.output_norms and isinstance(module, nn.Linear):
                 width, eps = config.output_norms[name], config.rms_norm_eps
                 new: nn.Module = NormedLinear(module.in_features, module.out_features, width, eps)

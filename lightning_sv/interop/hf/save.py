@@ -1,4 +1,4 @@
-"""A folder that transformers and the engines built on its names load: weights, config, tokenizer, model card."""
+"""Export to a folder for transformers and compatible engines: weights, config, tokenizer, model card."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from lightning_sv.interop.hf.families import names_in_version_4, ways_to_load
 from lightning_sv.interop.hf.tokenizer import fast_tokenizer
 from lightning_sv.nn import Backbone
 
-#: largest relative difference of logits, over all of them, between two orders of float32 sums
+#: largest relative difference of the logits attributed to rounding in float32
 TOLERANCE = 1e-4
 _CARD = """---
 library_name: transformers
@@ -49,12 +49,12 @@ A text begins and ends with `{end}`, as in training.
 
 
 class Exported(NamedTuple):
-    """What was written.
+    """Result of an export.
 
     Attributes:
-        kind: the class that loads it
-        own_code: whether its code lies beside the weights
-        difference: of the logits, relative to ours, as norms
+        kind: class that loads it
+        own_code: True if its code is next to the weights
+        difference: norm of the difference of the logits, relative to ours
     """
 
     kind: str
@@ -66,31 +66,31 @@ def check_unused(folder: Path) -> None:
     """Check that a folder is new or empty.
 
     Raises:
-        ConfigError: it holds something, is a file, or is where the command runs, which cannot be exchanged
+        ConfigError: it is not empty, is a file, or is the current directory, which cannot be replaced
     """
     if folder.resolve() == Path.cwd():
-        raise ConfigError(f"{folder} is the folder that the command runs in; name one inside it.")
+        raise ConfigError(f"{folder} is the current directory; expected a folder inside it.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} is not empty; give a new or an empty folder.")
+        raise ConfigError(f"{folder} is not empty; expected a new or an empty folder.")
 
 
 def export(model: Backbone, tokenizer: Tokenizer, folder: str | Path, *, context: int, card: str) -> Exported:
-    """Write a folder for transformers, load it again, and compare its logits with the model's; all of it, or nothing.
+    """Write a folder for transformers atomically, after comparing its logits with the model's.
 
     Args:
-        model: with any strategy, in float32
-        tokenizer: of the corpus it was trained on
-        folder: new, or empty
-        context: tokens it was trained to look back on
-        card: README.md's text, with {kind} for the class and {load} for the argument that loads own code
+        model: backbone with any strategy, in float32
+        tokenizer: tokenizer of the training corpus
+        folder: new or empty folder
+        context: sequence length of the training
+        card: text of README.md, with {kind} for the class and {load} for the argument that loads its code
 
     Raises:
-        ConfigError: the folder is used; transformers has no such model or tokenizer, or is not installed; or the logits
-            differ
+        ConfigError: the folder is not empty; transformers has no such model or tokenizer, or is not installed; or the
+            logits differ
     """
     final = Path(folder)
     check_unused(final)
-    try:  # folded in float64, rounded once
+    try:  # fold in float64, round once
         theirs = to_hugging_face(model.double(), tokenizer.eot, context).float()
     finally:
         model.float()
@@ -119,18 +119,18 @@ def compare(model: Backbone, theirs: Any, context: int) -> float:
     """Return ||theirs - ours|| / ||ours|| of the logits of two random texts.
 
     Raises:
-        ConfigError: it is larger than rounding explains
+        ConfigError: the difference is larger than rounding
     """
     generator, sizes = torch.Generator().manual_seed(0), (2, min(context, 64))
     tokens = torch.randint(0, model.config.vocab_size, sizes, generator=generator, device="cpu").to(
         model.embed.weight.device
     )
-    ours, found = model(tokens), theirs.eval()(tokens).logits.to(model.embed.weight.dtype)
-    difference = float((found - ours).norm() / ours.norm())
+    ours, logits = model(tokens), theirs.eval()(tokens).logits.to(model.embed.weight.dtype)
+    difference = float((logits - ours).norm() / ours.norm())
     if not difference <= TOLERANCE:
         raise ConfigError(
-            f"the logits of {type(theirs).__name__} differ from the backbone's by {difference:.2g} of their norm, so "
-            "nothing is kept; please report this with the model's sizes and strategy."
+            f"the logits of {type(theirs).__name__} differ from the backbone's by {difference:.2g} of their norm; "
+            f"expected at most {TOLERANCE:g}. Please report this with the model's sizes and strategy."
         )
     return difference
 
@@ -139,10 +139,10 @@ def model_card(name: str, end: str, facts: Mapping[str, object], foldings: Seque
     """Return the text of README.md for `export`, which fills in {kind} and {load}.
 
     Args:
-        name: of the model
-        end: the end-of-text token
-        facts: row of the table -> what it says; None is left out
-        foldings: what becomes of each scale vector
+        name: name of the model
+        end: end-of-text token
+        facts: rows of the table; None values are omitted
+        foldings: result of folding each scale vector
     """
     rows = "\n".join(f"| {key} | {_shown(value)} |" for key, value in facts.items() if value is not None)
     return _CARD.format(name=name, end=end, rows=rows, folding=_folding(foldings))

@@ -1,4 +1,4 @@
-"""The tokenizer of a corpus as transformers'."""
+"""Conversion of a corpus's tokenizer to transformers."""
 
 import tempfile
 from pathlib import Path
@@ -11,52 +11,52 @@ from lightning_sv.corpus.tokenizer import END_OF_TEXT, JsonTokenizer, Tokenizer,
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.hf.convert import transformers
 
-#: what byte-level tokenizers disagree on
+#: text on which byte-level tokenizers differ
 _SAMPLE = "def f(x):\n\treturn  x + 12345  # it's naïve, 你好 🙂\n\n\n"
 
 
 def fast_tokenizer(tokenizer: Tokenizer, context: int) -> Any:
-    """Return a PreTrainedTokenizerFast with the same ids; a text begins with the end-of-text token, as in training.
+    """Return a PreTrainedTokenizerFast with the same ids; texts start with the end-of-text token, as in training.
 
     Args:
-        tokenizer: of the corpus
-        context: the longest text
+        tokenizer: tokenizer of the corpus
+        context: maximum text length
 
     Raises:
-        ConfigError: transformers is not installed, or gives other ids
+        ConfigError: transformers is not installed, or its ids differ
     """
     own = isinstance(tokenizer, JsonTokenizer)
-    made = tokenizers.Tokenizer.from_buffer(tokenizer.to_bytes()) if own else _gpt2(tokenizer)
-    end = made.id_to_token(tokenizer.eot)
+    converted = tokenizers.Tokenizer.from_buffer(tokenizer.to_bytes()) if own else _gpt2(tokenizer)
+    end = converted.id_to_token(tokenizer.eot)
     pieces = processors.TemplateProcessing(
         single=f"{end} $A", pair=f"{end} $A {end} $B", special_tokens=[(end, tokenizer.eot)]
     )
-    made.post_processor = pieces
-    made.no_truncation()
-    made.no_padding()
-    # version 5 has another name for this class, which version 4 does not know; a folder holds the name
+    converted.post_processor = pieces
+    converted.no_truncation()
+    converted.no_padding()
+    # transformers 5 has another name for this class, which version 4 cannot load; the folder stores the name
     kind: Any = type("PreTrainedTokenizerFast", (transformers().PreTrainedTokenizerFast,), {})
     theirs = kind(
-        tokenizer_object=made, bos_token=end, eos_token=end, pad_token=end, model_max_length=context,
+        tokenizer_object=converted, bos_token=end, eos_token=end, pad_token=end, model_max_length=context,
         model_input_names=["input_ids", "attention_mask"],
     )  # fmt: skip
-    expected, found = [tokenizer.eot, *tokenizer.encode(_SAMPLE)], theirs(_SAMPLE)["input_ids"]
-    if found != expected:
+    expected, actual = [tokenizer.eot, *tokenizer.encode(_SAMPLE)], theirs(_SAMPLE)["input_ids"]
+    if actual != expected:
         raise ConfigError(
-            f"the tokenizer cannot be exported: as transformers' it gives {found} for {_SAMPLE!r}, and not {expected}."
+            f"the tokenizer cannot be exported: in transformers, {_SAMPLE!r} becomes {actual}; expected {expected}."
         )
     return theirs
 
 
 def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Check that a corpus was encoded with the tokenizer of a transformers model, where that has one beside it.
+    """Check that a corpus has the tokenizer of a transformers model, if its folder has one.
 
     Args:
-        tokenizer: of the corpus
-        folder: of the model
+        tokenizer: tokenizer of the corpus
+        folder: folder of the model
 
     Raises:
-        ConfigError: they give different ids
+        ConfigError: the ids differ
     """
     path = folder / "tokenizer.json"
     if not path.is_file():
@@ -64,21 +64,20 @@ def check_same_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     theirs = JsonTokenizer.from_bytes(read_limited(path), str(path), tokenizer.eot_token)
     if theirs.encode(_SAMPLE) != tokenizer.encode(_SAMPLE) or theirs.vocab_size != tokenizer.vocab_size:
         raise ConfigError(
-            f"the corpus was made with another tokenizer than that of {folder}; prepare it with "
+            f"the tokenizer of the corpus differs from that of {folder}; prepare the corpus with "
             f"--data.corpus.tokenizer {path}."
         )
 
 
 def _gpt2(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
-    """Build GPT-2 from its ranks."""
     from transformers.convert_slow_tokenizer import TikTokenConverter
 
     with tempfile.NamedTemporaryFile(suffix=".tiktoken") as file:
         file.write(tokenizer.to_bytes())
         file.flush()
         vocabulary, merges = TikTokenConverter().extract_vocab_merges_from_model(file.name)
-    made = tokenizers.Tokenizer(models.BPE(vocabulary, merges, fuse_unk=False, ignore_merges=True))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([END_OF_TEXT])
-    return made
+    converted = tokenizers.Tokenizer(models.BPE(vocabulary, merges, fuse_unk=False, ignore_merges=True))
+    converted.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    converted.decoder = decoders.ByteLevel()
+    converted.add_special_tokens([END_OF_TEXT])
+    return converted

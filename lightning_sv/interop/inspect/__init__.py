@@ -1,4 +1,4 @@
-"""What a trained model's scale vectors look like, read from its files, one block of numbers at a time."""
+"""Statistics of a trained model's scale vectors, read block by block from its files."""
 
 from lightning_sv.interop.inspect.backbone import vectors_of_backbone
 from lightning_sv.interop.inspect.hf_folder import vectors_of_folder

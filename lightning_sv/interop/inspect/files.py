@@ -1,4 +1,4 @@
-"""A folder's safetensors: which stored tensor is which parameter, and its numbers in blocks."""
+"""safetensors of a folder: mapping of stored tensors to parameters, and reading in blocks."""
 
 import json
 from collections import defaultdict
@@ -14,7 +14,7 @@ from lightning_sv.interop.groups import unwrapped
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _NUMBERS = ("F64", "F32", "F16", "BF16")
-#: what transformers may do to tensors on the way to a parameter that leaves each channel where it is
+#: transformers' operations from stored tensors to a parameter that keep each channel in place
 _STACKED = {"MergeModulelist", "Concatenate"}
 
 
@@ -23,9 +23,9 @@ class Piece:
     """A stored tensor that becomes a parameter, or a part of one.
 
     Attributes:
-        key: in the file
-        pattern: of transformers' that it was matched by; None where it is the parameter itself
-        stacked: it is stacked with others, and nothing else is done to it
+        key: key in the file
+        pattern: transformers' pattern that matched it; None if it is the parameter itself
+        stacked: True if it is only stacked with others
     """
 
     key: str
@@ -34,10 +34,10 @@ class Piece:
 
 
 class Weights:
-    """The tensors of all *.safetensors of a folder, never opened for longer than a block is read.
+    """Tensors of all *.safetensors of a folder, opened only while a block is read.
 
     Args:
-        folder: as save_pretrained writes it
+        folder: folder written by save_pretrained
 
     Raises:
         ConfigError: no such files, one is missing or damaged, or weights are pickled
@@ -45,7 +45,7 @@ class Weights:
 
     def __init__(self, folder: Path):
         if not folder.is_dir():
-            raise ConfigError(f"{folder} is no folder; give one with config.json and *.safetensors.")
+            raise ConfigError(f"{folder} is not a folder; expected one with config.json and *.safetensors.")
         files = {path.name: path for path in sorted(folder.glob("*.safetensors"))}
         index = folder / "model.safetensors.index.json"
         if regular(index).exists():
@@ -54,43 +54,45 @@ class Weights:
             pickled = [path.name for pattern in _PICKLES for path in sorted(folder.glob(pattern))]
             raise ConfigError(
                 f"{folder} has no *.safetensors"
-                + (f"; {pickled[0]} is a pickle, which could run code and is never opened: save it as safetensors."
-                   if pickled else "; give a folder with a model's weights.")
+                + (f"; {pickled[0]} is a pickle, which is not loaded, because it can run code. Save it as safetensors."
+                   if pickled else "; expected a folder with a model's weights.")
             )  # fmt: skip
         self.file_of: dict[str, Path] = {}
         for name, path in files.items():
             if not path.is_file():
-                raise ConfigError(f"{folder} has no {name}, which {index.name} names; the download is not complete.")
+                raise ConfigError(
+                    f"{folder} has no {name}, although {index.name} names it; the download is incomplete."
+                )
             with _opened(path) as file:
                 self.file_of |= dict.fromkeys(file.keys(), path)
 
     def shape(self, key: str) -> tuple[int, ...]:
-        """Return the sizes of a stored tensor.
+        """Return the shape of a stored tensor.
 
         Raises:
-            ConfigError: its numbers are no plain floats
+            ConfigError: its dtype is not a plain float
         """
         with _opened(self.file_of[key]) as file:
             stored = file.get_slice(key)
             shape, dtype = tuple(stored.get_shape()), stored.get_dtype()
         if dtype not in _NUMBERS:
             raise ConfigError(
-                f"{self.file_of[key]}: {key} is stored as {dtype}: quantized numbers are not those of the model; "
-                "inspect the model before that."
+                f"{self.file_of[key]}: {key} is stored as {dtype}; expected one of {' '.join(_NUMBERS)}. "
+                "Inspect the model before quantization."
             )
         return shape
 
     def read(self, key: str, index: tuple[int, ...] = (), start: int = 0, end: int | None = None) -> Tensor:
-        """Return rows `start` to `end` of matrix `index` of a stored tensor, a copy."""
-        with _opened(self.file_of[key]) as file:  # closed again, or the file's pages would stay
+        """Return a copy of rows `start` to `end` of matrix `index` of a stored tensor."""
+        with _opened(self.file_of[key]) as file:  # close the file to release its pages
             block: Tensor = file.get_slice(key)[(*index, slice(start, end))]
             return block.clone()
 
     def pieces(self, model: nn.Module) -> dict[str, list[Piece]]:
-        """Return parameter -> stored tensors, by transformers' own table of how checkpoints are named.
+        """Return parameter -> stored tensors, by transformers' table of checkpoint names.
 
         Args:
-            model: of transformers, on fake tensors
+            model: transformers model on fake tensors
         """
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
@@ -99,29 +101,29 @@ class Weights:
         renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
         converters = [t for t in transforms if isinstance(t, WeightConverter)]
         names: Any = model.state_dict()
-        found: dict[str, list[Piece]] = defaultdict(list)
+        pieces: dict[str, list[Piece]] = defaultdict(list)
         for key in sorted(self.file_of):
             plain = unwrapped(key)
             name, pattern = rename_source_key(plain, renamings, converters, model.base_model_prefix, names)
-            done = {
+            operations = {
                 type(step).__name__
                 for converter in converters
                 if pattern in converter.source_patterns
                 for step in converter.operations
             }
-            found[name].append(Piece(key, pattern, done <= _STACKED))
-        return found
+            pieces[name].append(Piece(key, pattern, operations <= _STACKED))
+        return pieces
 
 
 def _files_of(index: Path) -> list[str]:
     try:
-        named = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ConfigError(f"{index} is no index of weights ({type(error).__name__}).") from error
-    for name in named:
+        raise ConfigError(f"{index} is not an index of weights ({type(error).__name__}).") from error
+    for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise ConfigError(f"{index} names {name!r}, which is no *.safetensors beside it; it is not opened.")
-    return named
+            raise ConfigError(f"{index} names {name!r}; expected *.safetensors in the same folder.")
+    return names
 
 
 def _opened(path: Path) -> Any:
@@ -129,9 +131,11 @@ def _opened(path: Path) -> Any:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
         raise ConfigError(
-            f"reading {path} needs safetensors ({error}); make install-hf, or pip install 'safetensors'."
+            f"safetensors is not installed, for {path} ({error}); run make install-hf, or pip install safetensors."
         ) from error
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{path} cannot be read as safetensors ({error}); it is damaged, or no such file.") from error
+        raise ConfigError(
+            f"{path} cannot be read as safetensors ({error}); it is damaged or in another format."
+        ) from error

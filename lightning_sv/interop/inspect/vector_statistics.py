@@ -1,4 +1,4 @@
-"""The numbers of one scale vector, and of the matrices beside it."""
+"""Statistics of one scale vector and its matrices."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lightning_sv.errors import ConfigError
 
-#: of the median size of a vector's entries: below the first a channel is called dead, above the second an outlier
+#: thresholds of dead and outlier channels, relative to the median size of a vector's entries
 DEAD, OUTLIER = 0.05, 8.0
-#: of numbers in a block
+#: entries per block
 BLOCK = 2**20
 
 #: (leading indices, first row, row after the last) -> these rows of a matrix
@@ -21,18 +21,18 @@ ReadRows = Callable[[tuple[int, ...], int, int], Tensor]
 
 @dataclass(frozen=True)
 class StoredVector:
-    """A scale vector as a file has it.
+    """A scale vector as stored in a file.
 
     Attributes:
-        name: of the parameter, or of our module
+        name: name of the parameter, or of our module
         role: 'input' or 'output'
-        stored: gamma - origin, in the dtype it is kept in
-        origin: 1 where the norm multiplies by 1 + w, else 0
-        folds: whether matrices can take it up
-        why: they cannot, or ''
-        matrices: name of each matrix beside it -> sum of squares of what each of its channels is multiplied with,
-            float64, of gamma's shape or, for experts that share gamma, with their axis before it
-        shared: the matrices are branches that read one vector
+        stored: gamma - origin, in the stored dtype
+        origin: 1 if the norm multiplies by 1 + w, else 0
+        folds: True if matrices can absorb it
+        why: reason why they cannot, or ''
+        matrices: name of each adjacent matrix -> sum of squares of the weights of each channel, float64, of gamma's
+            shape or, for experts that share gamma, with a leading axis
+        shared: True if the matrices are branches that read one vector
     """
 
     name: str
@@ -47,35 +47,35 @@ class StoredVector:
     @property
     def depth(self) -> int | None:
         """Number of its layer; None outside the layers."""
-        return next((int(word) for word in self.name.split(".") if word.isdigit()), None)
+        return next((int(part) for part in self.name.split(".") if part.isdigit()), None)
 
 
 @dataclass(frozen=True)
 class VectorStatistics:
-    """What is shown of a scale vector gamma.
+    """Statistics of a scale vector gamma.
 
     Attributes:
-        name: of the parameter, or of our module
+        name: name of the parameter, or of our module
         depth: number of its layer; None outside the layers
         role: 'input' or 'output'
-        dtype: in which it is kept
-        size: number of its entries
-        mean: of gamma
-        rms: of gamma
-        smallest: of gamma
-        largest: of gamma
+        dtype: stored dtype
+        size: number of entries
+        mean: mean of gamma
+        rms: root mean square of gamma
+        smallest: minimum of gamma
+        largest: maximum of gamma
         low: 5th percentile of gamma
         high: 95th percentile of gamma
-        negative: share of entries below 0
-        at_start: share that is 1 to the bit, where training begins
+        negative: fraction of entries below 0
+        at_start: fraction of entries exactly 1, the initial value
         distinct: number of different values
-        dead: share below 5% of the median size
-        outliers: share above 8 times the median size
-        balance: median over channels j of ln(gamma_j^2 / |w_j|^2), |w_j|^2 over all matrices beside it; None without
-        agreement: mean correlation, over pairs of branches that read the vector, of ln |w_j|; None with less than two
-        folds: whether matrices can take it up
-        why: they cannot, or ''
-        matrices: names of those beside it
+        dead: fraction below 5% of the median size
+        outliers: fraction above 8 times the median size
+        balance: median over channels j of ln(gamma_j^2 / |w_j|^2), |w_j|^2 over all adjacent matrices; None without any
+        agreement: mean correlation of ln |w_j| over pairs of branches that read the vector; None for less than two
+        folds: True if matrices can absorb it
+        why: reason why they cannot, or ''
+        matrices: names of the adjacent matrices
     """
 
     name: str
@@ -102,15 +102,15 @@ class VectorStatistics:
 
 
 def statistics(vector: StoredVector) -> VectorStatistics:
-    """Return the numbers of a vector.
+    """Return the statistics of a vector.
 
     Raises:
-        ConfigError: it has entries that are no finite numbers
+        ConfigError: an entry is not finite
     """
     stored = vector.stored.double().flatten()
     gamma = stored + vector.origin
     if not gamma.isfinite().all():
-        raise ConfigError(f"{vector.name} has entries that are not finite; the model is broken.")
+        raise ConfigError(f"{vector.name} has entries that are not finite; the model has diverged.")
     size, median = gamma.abs(), gamma.abs().quantile(0.5)
     return VectorStatistics(
         name=vector.name,
@@ -137,8 +137,8 @@ def statistics(vector: StoredVector) -> VectorStatistics:
     )
 
 
-def _share(found: Tensor) -> float:
-    return found.double().mean().item()
+def _share(mask: Tensor) -> float:
+    return mask.double().mean().item()
 
 
 def _balance(gamma: Tensor, matrices: dict[str, Tensor]) -> float | None:
@@ -146,12 +146,12 @@ def _balance(gamma: Tensor, matrices: dict[str, Tensor]) -> float | None:
         return None
     total = sum(_like(squares, gamma) for squares in matrices.values())
     assert isinstance(total, Tensor)
-    there = (gamma != 0) & (total > 0)
-    return (gamma[there].square() / total[there]).log().quantile(0.5).item() if there.any() else None
+    mask = (gamma != 0) & (total > 0)
+    return (gamma[mask].square() / total[mask]).log().quantile(0.5).item() if mask.any() else None
 
 
 def _like(squares: Tensor, gamma: Tensor) -> Tensor:
-    """Sum over what shares gamma: experts before its axes, heads within them."""
+    """Sum over experts (leading axes) and heads that share gamma."""
     while squares.ndim > gamma.ndim:
         squares = squares.sum(0)
     heads: Tensor = squares.unflatten(-1, (-1, gamma.shape[-1]))
@@ -159,28 +159,28 @@ def _like(squares: Tensor, gamma: Tensor) -> Tensor:
 
 
 def _agreement(vector: StoredVector) -> float | None:
-    """Mean correlation of the branches' ln |w_j|; channels that some branch does not read are left out."""
+    """Return the mean correlation of the branches' ln |w_j|, without channels that a branch does not read."""
     branches = [_like(squares, vector.stored).flatten() for squares in vector.matrices.values()]
     if len(branches) < 2 or not vector.shared:
         return None
-    there = torch.stack(branches).gt(0).all(0)
-    logs = [branch[there].log() for branch in branches]
+    mask = torch.stack(branches).gt(0).all(0)
+    logs = [branch[mask].log() for branch in branches]
     logs = [log - log.mean() for log in logs]
     pairs = [float(a @ b / (a.norm() * b.norm())) for a, b in combinations(logs, 2) if a.any() and b.any()]
     return sum(pairs) / len(pairs) if pairs else None
 
 
 def channel_squares(read: ReadRows, shape: tuple[int, ...], axis: int, widths: tuple[int, ...]) -> list[Tensor]:
-    r"""||w_j||^2 = \sum_i W_ij^2 of the channels j along `axis`, for each of the matrices that a weight holds.
+    r"""Return ||w_j||^2 = \sum_i W_ij^2 of the channels j along `axis`, for each matrix in a weight.
 
     Args:
-        read: gives rows of the last two axes
-        shape: of the weight, (*lead, rows, columns)
-        axis: -1 or -2, along which the channels lie
-        widths: along the other axis, of the matrices that lie there one after the other
+        read: function that returns rows of the last two axes
+        shape: shape of the weight, (*lead, rows, columns)
+        axis: -1 or -2, the axis of the channels
+        widths: widths of the concatenated matrices along the other axis
 
     Returns:
-        for each width (*lead, channels), float64
+        For each width (*lead, channels), float64.
     """
     lead, rows, columns = shape[:-2], shape[-2], shape[-1]
     bounds = list(pairwise(accumulate(widths, initial=0)))

@@ -1,1 +1,1 @@
-"""Kernels for a GPU beside the plain path, which is what to read."""
+"""Optional Triton kernels; the reference implementation is in the parent package."""

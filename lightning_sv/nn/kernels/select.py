@@ -1,4 +1,4 @@
-"""Which code goes over memory between the matrix products: PyTorch's operations, or Triton kernels written for them."""
+"""Selection of kernels: PyTorch operations or Triton."""
 
 from importlib.util import find_spec
 from typing import Literal
@@ -14,26 +14,26 @@ from lightning_sv.nn.swiglu import swiglu_outputs
 from lightning_sv.scale import Output
 
 Kernels = Literal["plain", "triton"]
-#: widest FFN: a program holds a row in its registers, and those of wider ones spill to memory in backward
+#: Maximum FFN width: a program holds a row in registers, and wider rows spill to memory in backward.
 MOST_WIDTH = 8192
 
 
 def use_kernels(net: Backbone, kernels: Kernels) -> None:
-    """Let attention and the dense FFN normalize by `kernels`; the same function, up to rounding.
+    """Use `kernels` for the norms in attention and the dense FFN; equal up to rounding.
 
-    'triton' acts where a strategy or the model normalizes q, k and v, or gate and up. A mixture of experts and the
-    language-model head stay as they are.
+    'triton' applies if a strategy or the model normalizes q, k and v, or gate and up. A mixture of experts and the
+    language-model head do not change.
 
     Raises:
-        ConfigError: 'triton' where Triton cannot run, or for an FFN wider than `MOST_WIDTH`
+        ConfigError: 'triton' if Triton cannot run, or for an FFN wider than `MOST_WIDTH`
     """
     if kernels == "plain":
         return
     if reason := unusable():
-        raise ConfigError(f"model.kernels is triton, and {reason}; use plain.")
+        raise ConfigError(f"model.kernels is triton; expected plain, because {reason}.")
     if net.config.ffn_width > MOST_WIDTH and not net.config.n_expert:
         raise ConfigError(
-            f"model.kernels is triton, and the FFN is {net.config.ffn_width} wide; expected at most {MOST_WIDTH}. "
+            f"model.kernels is triton and the FFN width is {net.config.ffn_width}; expected at most {MOST_WIDTH}. "
             "Use plain."
         )
     from lightning_sv.nn.kernels.heads import norm_rotate
@@ -46,7 +46,7 @@ def use_kernels(net: Backbone, kernels: Kernels) -> None:
 
 
 def unusable() -> str | None:
-    """Return why Triton kernels cannot run here, or None."""
+    """Return the reason why Triton kernels cannot run, or None."""
     if find_spec("triton") is None:
         return "triton is not installed (it comes with PyTorch's CUDA builds)"
     from triton import knobs
@@ -57,7 +57,7 @@ def unusable() -> str | None:
 
 
 def swiglu_by_kernel(gate: Output, up: Output) -> Tensor:
-    """Return what `swiglu_outputs` does, with both norms in one kernel where both branches have one."""
+    """Return `swiglu_outputs(gate, up)`, in one kernel if both branches are normalized."""
     from lightning_sv.nn.kernels.gate_up import normed_swiglu
 
     if not (gate.whole and up.whole):

@@ -1,4 +1,4 @@
-"""The table of claims: what `lightning-sv theory` checks, in this order. One row more is one claim more."""
+"""Table of the claims that `lightning-sv theory` checks, in this order; add a row for a claim."""
 
 from lightning_sv.theory.claims import (
     deep_linear,

@@ -1,4 +1,4 @@
-"""What a claim is: a statement of the paper, a check of it, and what the check found."""
+"""Claims of the paper, their checks and results."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Verdict = Literal["holds", "fails, as expected", "CONTRADICTED"]
 
 
 def counted(items: Sequence[T], advance: Advance) -> Iterator[T]:
-    """Yield the items, and report after each the share that is done."""
+    """Yield the items, and report the completed fraction after each."""
     for done, item in enumerate(items, 1):
         yield item
         advance(done / len(items))
@@ -20,15 +20,15 @@ def counted(items: Sequence[T], advance: Advance) -> Iterator[T]:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check measured.
+    """Result of a check.
 
     Args:
         stated: the paper's number, or its inequality in a few characters
-        measured: ours
-        error: difference of the two, or the uncertainty of ours; None where neither means anything
-        agrees: whether the statement is true of what was measured
-        note: one line with what the numbers alone do not say
-        panels: what its picture shows
+        measured: our number
+        error: difference of the two, or the uncertainty of ours; None if neither is meaningful
+        agrees: True if the measurement confirms the statement
+        note: one line of details
+        panels: panels of the picture
     """
 
     stated: float | str
@@ -44,13 +44,13 @@ class Claim:
     """A statement that can be checked.
 
     Args:
-        claim: word that names the theorem on the command line
-        part: which part of it
-        source: where the paper says it
-        statement: in a formula
-        conditions: under which it is checked here
-        check: measures; called with a function that takes the share done
-        expected: 'holds', or 'fails' for a limit: a statement whose counterexample is the point
+        claim: name of the theorem on the command line
+        part: part of the theorem
+        source: place in the paper
+        statement: the statement as a formula
+        conditions: conditions of this check
+        check: function that measures; called with a progress function of the completed fraction
+        expected: 'holds', or 'fails' for a limit: a statement with a known counterexample
     """
 
     claim: str
@@ -62,26 +62,26 @@ class Claim:
     expected: Literal["holds", "fails"] = "holds"
 
     def run(self, advance: Advance = lambda share: None) -> "Result":
-        """Check it."""
+        """Run the check."""
         return Result(self, self.check(advance))
 
 
 @dataclass(frozen=True)
 class Result:
-    """A claim with what was found."""
+    """A claim with its finding."""
 
     claim: Claim
     finding: Finding
 
     @property
     def verdict(self) -> Verdict:
-        """One of three: as the paper says, a limit that shows, or the opposite of what is expected."""
+        """Verdict: as the paper states, an expected failure, or the opposite of the expectation."""
         if self.finding.agrees != (self.claim.expected == "holds"):
             return "CONTRADICTED"
         return "holds" if self.finding.agrees else "fails, as expected"
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the check and the pictures, for JSON."""
+        """Return everything except the check and the pictures, for JSON."""
         claim, finding = self.claim, self.finding
         return {
             "claim": claim.claim,

@@ -1,4 +1,4 @@
-"""The comparison with deep linear networks: overhead, structure, and who is ahead when (paper, Appendix C.1)."""
+"""Comparison with deep linear networks: overhead, structure, and order over time (paper, Appendix C.1)."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ from lightning_sv.theory.teachers import TEACHERS
 
 _SOURCE = 'Appendix C.1, "Comparison with Arora et al."'
 _F, _G = STUDENTS["f"], STUDENTS["g"]
-#: behind an early loss of g by less than this a start of size 1/100 could be
+#: time before which a start of size 1/100 could be behind g
 EARLY = 0.1
 
 
@@ -42,7 +42,7 @@ def _spectral(advance: Advance) -> Finding:
 
 
 def outside_channels(student: Student, blocks: list[Array]) -> float:
-    """Share of ‖K‖_F² between different input channels: 0 when each has a preconditioner of its own."""
+    """Return the fraction of ‖K‖_F² between input channels: 0 if each channel has its own preconditioner."""
     a = student.effective(*blocks)
     k = student.preconditioner(blocks)
     channel = np.arange(a.size) % a.shape[1]
@@ -51,7 +51,7 @@ def outside_channels(student: Student, blocks: list[Array]) -> float:
 
 
 def _shares(students: Mapping[str, Student]) -> tuple[list[float], str]:
-    """Mean of `outside_channels` over random states with c = d = 3, balanced for a DLN, and a note on all means."""
+    """Return means of `outside_channels` over random states (c = d = 3, balanced for a DLN), and a note."""
     means = []
     for student in students.values():
         rng = np.random.default_rng(0)
@@ -112,7 +112,7 @@ def _early(advance: Advance) -> Finding:
 
 
 def _regimes(advance: Advance) -> Finding:
-    """Rates at the end, measured along flows, against the closed forms; the sign of their difference decides."""
+    """Compare the final rates along flows with the closed forms; the sign of their difference decides."""
     rng = np.random.default_rng(0)
     cases: list[Array] = [np.array([[x]]) for x in (0.5, 1.0, 2.0)]
     while len(cases) < 40:

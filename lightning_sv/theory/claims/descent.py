@@ -1,4 +1,4 @@
-"""How sharpness influences descent: the expansion, the bound of the GD term, and the six models of the noise."""
+"""Influence of sharpness on descent: the expansion, the bound of the GD term, and six noise models."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -25,7 +25,7 @@ def _points(near: bool = False) -> Iterator[tuple[Point, np.random.Generator]]:
 
 
 def _drawn(rng: np.random.Generator, trace: float) -> Array:
-    """A random covariance with this trace: mostly one direction, at times many."""
+    """Return a random covariance with this trace, usually dominated by one direction."""
     factor = rng.standard_normal((8, int(rng.integers(1, 9))))
     covariance = factor @ factor.T
     return np.asarray(covariance * trace / np.trace(covariance))
@@ -62,7 +62,7 @@ def _gd_term(advance: Advance) -> Finding:
 
 
 def _true_step(advance: Advance) -> Finding:
-    """The limit: the descent lemma needs λ_max on the whole step, not at its start."""
+    """Limit: the descent lemma needs λ_max along the whole step, not at its start."""
     excess, rises = [], 0
     for point, rng in _points():
         g = point.gradient
@@ -80,7 +80,7 @@ def _true_step(advance: Advance) -> Finding:
 
 
 def _bounded(size: Statistic, advance: Advance) -> Finding:
-    """P ≤ size · λ_max for every covariance of trace `size`, and equal for noise along the sharpest direction."""
+    """Check P ≤ size · λ_max for every covariance of trace `size`, with equality along the sharpest direction."""
     worst, tight, shares = -np.inf, 0.0, []
     for point, rng in _points():
         trace = float(size(point))
@@ -95,7 +95,6 @@ def _bounded(size: Statistic, advance: Advance) -> Finding:
 
 
 def _equal(near: bool, covariance: Statistic, stated: Statistic, advance: Advance) -> Finding:
-    """P is the stated statistic for the model's covariance, where that is one."""
     errors, negative = [], []
     for point, _ in _points(near):
         c, says = covariance(point), float(stated(point))
@@ -109,7 +108,7 @@ def _equal(near: bool, covariance: Statistic, stated: Statistic, advance: Advanc
 
 
 def _no_covariance(advance: Advance) -> Finding:
-    """The limit: away from interpolation H has negative eigenvalues, and no noise has it as covariance."""
+    """Limit: away from interpolation H has negative eigenvalues, so it is not a covariance."""
     negative = [np.linalg.eigvalsh(point.hessian)[0] < -1e-9 for point, _ in _points()]
     share = float(np.mean(negative))
     return Finding(0.0, share, None, share == 0, f"share of {_STATES} where ∇²L has a negative eigenvalue")
@@ -125,7 +124,7 @@ def _printed(advance: Advance) -> Finding:
 
 
 def _true_noise(advance: Advance) -> Finding:
-    """Model 6 against the noise of single samples, at shrinking distance from a*."""
+    """Compare model 6 with the noise of single samples, at decreasing distance from a*."""
     rng = np.random.default_rng(0)
     distances = np.geomspace(0.003, 3, 10)
     spans, medians = [], []

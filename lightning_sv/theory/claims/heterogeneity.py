@@ -1,4 +1,4 @@
-"""HG: a scale vector per branch. In the paper's setting it is slower than a shared one; what it needs to be faster."""
+"""HG: a scale vector per branch, and when it is slower or faster than a shared one."""
 
 from fractions import Fraction
 from functools import partial
@@ -14,30 +14,30 @@ from lightning_sv.theory.students import STUDENTS, Heterogeneous
 from lightning_sv.theory.teachers import TEACHERS, Teacher
 
 _F, _HG = STUDENTS["f"], Heterogeneous()
-#: losses that are equal by symmetry differ by this share where they are small
+#: relative difference of small losses that are equal by symmetry
 EQUAL = 1e-3
 _START = "W(0) = 0, γ = γ_k = 1 at t = 0; two branches, each half of the rows"
 
 
 def by_branch(matrix: Array) -> Array:
-    """Sum of each column over the rows of each branch: (c, d) -> (branches, d)."""
+    """Return the sum of each column over the rows of each branch: (c, d) -> (branches, d)."""
     branch = _HG.branch_of(matrix.shape[0])
     return np.stack([matrix[branch == k].sum(0) for k in range(branch[-1] + 1)])
 
 
 def stated_coefficient(teacher: Array) -> Fraction:
-    """(2/3) Σ_j [(Σ_k s_kj)² − Σ_k s_kj²], s_kj = ‖column j of branch k of W*‖²; at least 0. Teacher in Fractions."""
+    """Return (2/3) Σ_j [(Σ_k s_kj)² − Σ_k s_kj²] >= 0, s_kj = ‖column j of branch k of W*‖²; teacher in Fractions."""
     squares = by_branch(teacher * teacher)
     return Fraction(2, 3) * Fraction((squares.sum(0) ** 2).sum() - (squares**2).sum())
 
 
 def shares_a_column(teacher: Teacher) -> bool:
-    """Whether two branches read one input: a column with entries in both."""
+    """Return True if two branches read the same input: a column with entries in both."""
     return stated_coefficient(teacher.matrix) > 0
 
 
 def _at_an_instant(advance: Advance) -> Finding:
-    """Identity of the two rates at one state, and who is ahead by the sign of the cross terms."""
+    """Check the identity of the two rates at one state; the sign of the cross terms decides the order."""
     rng = np.random.default_rng(0)
     worst, ahead, wrong, cross_terms, ratios = 0.0, 0, 0, [], []
     count = 2000
@@ -72,7 +72,7 @@ def _course(w: tuple[float, float], teacher: tuple[float, float]) -> Curve:
 
 
 def _grow_and_shrink(advance: Advance) -> Finding:
-    """One branch grows, the other shrinks, from a W(0) that is not 0: the paper's Figure 4."""
+    """One branch grows and the other shrinks, from W(0) ≠ 0: the paper's Figure 4."""
     grid = (0.5, 1.0, 1.5, 2.0)
     below, lines = [], []
     cases = [(a, b) for a in grid for b in grid]
@@ -89,7 +89,6 @@ def _grow_and_shrink(advance: Advance) -> Finding:
 
 
 def _ahead(advance: Advance) -> Finding:
-    """The limit: what Section 3.1 expects of HG, in the paper's own setting."""
     curves = [loss_ratio(_HG, _F, teacher.matrix) for teacher in TEACHERS]
     behind = sum(curve.peak[0] > 1 + EQUAL for curve in curves)
     least = min(float(curve.values.min()) for curve in curves)

@@ -1,4 +1,4 @@
-"""Why dnp does not care about the initial std and llama does: the effective step, derived, and measured in training.
+"""Effective step as the reason why the initial std matters for llama but not for dnp.
 
 Beyond the paper. The derivation is in `theory.adamw`.
 """
@@ -13,7 +13,7 @@ from lightning_sv.theory.claims.base import Advance, Claim, Finding, counted
 from lightning_sv.theory.dual import Array
 from lightning_sv.theory.panels import Colour, Line, Panel
 
-if TYPE_CHECKING:  # with torch, which no other claim needs when the command starts
+if TYPE_CHECKING:  # imports torch, which other claims do not need
     from lightning_sv.theory.toy_training import ShortRun
 
 STDS = (0.005, 0.08, 0.32, 1.28)
@@ -21,13 +21,12 @@ ARMS = ("llama", "dnp")
 STEPS, PEAK, DECAY = 200, 0.006, 0.1
 _COLOURS: dict[str, Colour] = {"llama": "vermillion", "dnp": "blue"}
 _RUNS = f"our Llama and its dnp, d = 32, {STEPS} steps of AdamW, η = {PEAK}, λ = {DECAY}, std {STDS[0]} to {STDS[-1]}"
-#: the first steps of AdamW are larger: its second moment is an average of few
+#: the first steps of AdamW are larger, because its second moment averages few values
 SETTLED = 100
 
 
 @cache
 def _runs() -> "dict[tuple[str, float], ShortRun]":
-    """Train every arm at every std once, for all parts."""
     from lightning_sv.theory.toy_training import train
 
     return {(arm, std): train(arm, std, steps=STEPS, peak=PEAK, decay=DECAY) for arm in ARMS for std in STDS}
@@ -104,12 +103,11 @@ def _radius_in_training(advance: Advance) -> Finding:
 
 
 def _mean_steps(arm: str) -> Array:
-    """Mean relative step after the warm-up at each std."""
     return np.array([_runs()[arm, std].steps[STEPS // 10 :].mean() for std in STDS])
 
 
 def _step_explains(advance: Advance) -> Finding:
-    """The limit: llama's sensitivity is not in its step."""
+    """Limit: llama's sensitivity is not explained by its step."""
     steps = {arm: _mean_steps(arm) for arm in ARMS}
     spans = {arm: float(values.max() / values.min()) for arm, values in steps.items()}
     panel = Panel(

@@ -1,6 +1,6 @@
-"""Where the claims stop: without what their proofs use, each with the smallest counterexample of a bounded search.
+"""Limits of the claims without the conditions of their proofs, with the smallest counterexamples.
 
-The statements here are expected to fail; one that holds is CONTRADICTED.
+These statements are expected to fail; one that holds is CONTRADICTED.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ RANDOM_STATES = 20_000
 
 
 def words(matrix: Array) -> str:
-    """A small matrix or vector on one line: (8, 1) for a row, (2, 1)ᵀ for a column."""
+    """Format a small matrix or vector on one line: (8, 1) for a row, (2, 1)ᵀ for a column."""
     rows = np.atleast_2d(np.asarray(matrix, dtype=float))
     if rows.shape[1] == 1 and rows.shape[0] > 1:
         return words(rows.T) + "ᵀ"
@@ -30,7 +30,6 @@ def words(matrix: Array) -> str:
 
 
 def _anywhere(name: str, symbol: str, shape: tuple[int, int], grid: Sequence[float], advance: Advance) -> Finding:
-    """(i) as printed, for any state: random states, and the smallest violation on a grid."""
     pairing = PAIRINGS[name]
     rng = np.random.default_rng(0)
     guard, ratio, violated = np.empty((3, RANDOM_STATES))
@@ -50,7 +49,7 @@ def _anywhere(name: str, symbol: str, shape: tuple[int, int], grid: Sequence[flo
             f"W* = {words(teacher)}, W = {words(blocks[0])}, scale parameters "
             f"{', '.join(words(block) for block in blocks[1:])}: {rates.student:g} against f's {rates.standard:g}"
         )
-    some = np.arange(RANDOM_STATES) < 2000  # a picture needs no more
+    some = np.arange(RANDOM_STATES) < 2000  # enough for a picture
     fast, slow = some & (violated == 0), some & (violated > 0)
     panel = Panel(
         f"{name.upper()} (i): off the trajectory {symbol} can be slower",
@@ -71,10 +70,10 @@ def _anywhere(name: str, symbol: str, shape: tuple[int, int], grid: Sequence[flo
 
 
 def whole_number_search(name: str, column: bool, largest: int, advance: Advance) -> list[tuple[Array, Curve]]:
-    """Ratios of losses of all teachers (a, b), 1 ≤ b ≤ a ≤ largest, from the smallest norm on.
+    """Return loss ratios of all teachers (a, b), 1 ≤ b ≤ a ≤ largest, by increasing norm.
 
-    Signs and order of the entries change nothing: all flows here are equivariant under them. Rows (a, a) are left
-    out, as they are balanced.
+    Signs and order of the entries do not matter: all flows are equivariant under them. Rows (a, a) are omitted,
+    because they are balanced.
     """
     pairs = sorted(
         ((a, b) for a in range(1, largest + 1) for b in range(1, a + column)), key=lambda p: p[0] ** 2 + p[1] ** 2
@@ -88,7 +87,6 @@ def whole_number_search(name: str, column: bool, largest: int, advance: Advance)
 
 
 def _any_teacher(name: str, symbol: str, column: bool, largest: int, also: Array, advance: Advance) -> Finding:
-    """(iii) without its condition on the teacher."""
     searched = whole_number_search(name, column, largest, advance)
     failing = [(teacher, curve) for teacher, curve in searched if curve.peak[0] > 1 + MARGIN]
     other = loss_ratio(STUDENTS[name], _F, also, np.linspace(0.01, 12, 600))
@@ -108,7 +106,7 @@ def _any_teacher(name: str, symbol: str, column: bool, largest: int, also: Array
 
 
 def _decay_panel(name: str, symbol: str, teacher: Array) -> Panel:
-    """How fast the residual shrinks, −½ d log L / dt: who has the slower direction at the end falls behind."""
+    """Plot the decay rate of the residual, −½ d log L / dt: the slower final direction falls behind."""
     times = np.linspace(0.02, 3.5, 120)
     lines = []
     for key, label in (("f", "f"), (name, symbol)):
@@ -121,14 +119,12 @@ def _decay_panel(name: str, symbol: str, teacher: Array) -> Panel:
 
 
 def _course(curve: Curve) -> str:
-    """When a ratio of losses exceeds 1, and how far it gets."""
     ratio, at = curve.peak
     end = ", still rising where the losses meet rounding" if at == curve.times[-1] else ""
     return f"above 1 from t = {curve.first_above(1 + MARGIN):.2f}, {ratio:.2f} at t = {at:.2f}{end}"
 
 
 def _nonzero_start(advance: Advance) -> Finding:
-    """Theorem 1 for scalars that start at the same W(0) ≠ 0."""
     steps = np.arange(1, 5) / 2
     targets = np.concatenate([steps, -steps])
     cases = sorted(((w, target) for w in steps for target in targets), key=lambda case: case[0] + abs(case[1]))

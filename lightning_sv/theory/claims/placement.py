@@ -1,4 +1,4 @@
-"""AP and DP: a scale vector behind the matrix mirrors one in front; both are faster than one in front."""
+"""AP and DP: a scale vector behind the matrix mirrors one in front; both together are faster than one in front."""
 
 from fractions import Fraction
 from functools import partial
@@ -19,13 +19,13 @@ _START = "W(0) = 0, γ = γa = γb = 1 at t = 0"
 
 
 def stated_coefficient(teacher: Array) -> Fraction:
-    """−(2/3) Σ_i ‖W*_i:‖⁴ (paper, Theorem D.1 (ii)); teacher (c, d) in Fractions."""
+    """Return −(2/3) Σ_i ‖W*_i:‖⁴ (paper, Theorem D.1 (ii)); teacher (c, d) in Fractions."""
     rows = (teacher * teacher).sum(1)
     return Fraction(-2, 3) * Fraction((rows * rows).sum())
 
 
 def after_coefficient(teacher: Array) -> Fraction:
-    """−(2/3)(Σ_i ‖W*_i:‖⁴ − Σ_j ‖w*_j‖⁴): rows as in DP, less the columns that f has; teacher (c, d) in Fractions."""
+    """Return −(2/3)(Σ_i ‖W*_i:‖⁴ − Σ_j ‖w*_j‖⁴), DP's rows minus f's columns; teacher in Fractions."""
     return stated_coefficient(teacher) - stated_coefficient(teacher.T)
 
 
@@ -44,12 +44,11 @@ def _mirror(advance: Advance) -> Finding:
 
 
 def _ahead_for_any_teacher(advance: Advance) -> Finding:
-    """The limit: neither side is the better one."""
     curves = [
         (teacher, loss_ratio(STUDENTS["ap"], STUDENTS["f"], teacher.matrix, TIMES[TIMES < 5]))
         for teacher in counted(TEACHERS, advance)
     ]
-    # equal ones differ at rounding
+    # equal curves differ by rounding
     behind = [teacher for teacher, curve in curves if curve.peak[0] > 1 + 1e-3]
     overtaken = [teacher.name for teacher in behind if after_coefficient(teacher.matrix) < 0]
     lines = [Line(teacher.name, *curve) for teacher, curve in curves if after_coefficient(teacher.matrix)][:6]
@@ -63,7 +62,7 @@ def _ahead_for_any_teacher(advance: Advance) -> Finding:
 
 
 def _line(teacher: Teacher, axis: int) -> bool:
-    """Whether the teacher is one row (axis 0) or one column (axis 1) of two or more entries."""
+    """Return True if the teacher is one row (axis 0) or one column (axis 1) of two or more entries."""
     return teacher.matrix.shape[axis] == 1 and int((teacher.matrix != 0).sum()) > 1
 
 

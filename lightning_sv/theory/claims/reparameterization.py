@@ -1,4 +1,4 @@
-"""OR and ER: magnitude and direction apart are faster than γ itself."""
+"""OR and ER: separate magnitude and direction are faster than γ itself."""
 
 from fractions import Fraction
 from functools import partial
@@ -15,13 +15,13 @@ _START = "W(0) = 0, γ = 1, α = 1, β = 1 at t = 0"
 
 
 def stated_coefficient(teacher: Array) -> Fraction:
-    """−(2/3)(1 − 1/d) ‖W*‖_F⁴ (paper, Theorem D.2 (ii)); teacher (c, d) in Fractions."""
+    """Return −(2/3)(1 − 1/d) ‖W*‖_F⁴ (paper, Theorem D.2 (ii)); teacher (c, d) in Fractions."""
     square = Fraction((teacher * teacher).sum())
     return Fraction(-2, 3) * (1 - Fraction(1, teacher.shape[1])) * square * square
 
 
 def stated_preconditioner(alpha: Array, beta: Array) -> Array:
-    """P = d ĝĝᵀ + ρ (I − ĝĝᵀ), ĝ = γ/‖γ‖, ρ = β²d/‖α‖² (paper, Section 3.3); α (d,), β (1,) -> (d, d)."""
+    """Return P = d ĝĝᵀ + ρ (I − ĝĝᵀ), ĝ = γ/‖γ‖, ρ = β²d/‖α‖² (paper, Section 3.3); α (d,), β (1,) -> (d, d)."""
     d = alpha.size
     gamma = OriginalSpace().gamma(alpha, beta)
     along = np.outer(gamma, gamma) / (gamma @ gamma)
@@ -30,9 +30,9 @@ def stated_preconditioner(alpha: Array, beta: Array) -> Array:
 
 
 def stated_exponential(alpha: Array, beta: Array) -> Array:
-    """P = diag(γ²) + (1 − 1/d) γγᵀ, from ∂γ/∂α = diag(γ)(I − 11ᵀ/d), ∂γ/∂β = γ; α (d,), β (1,) -> (d, d).
+    """Return P = diag(γ²) + (1 − 1/d) γγᵀ, from ∂γ/∂α = diag(γ)(I − 11ᵀ/d), ∂γ/∂β = γ; α (d,), β (1,) -> (d, d).
 
-    The paper gives no formula (Table 1: "multiplicative/log-space scale metric").
+    The paper has no formula (Table 1: "multiplicative/log-space scale metric").
     """
     gamma = Exponential().gamma(alpha, beta)
     return np.asarray(np.diag(gamma**2) + (1 - 1 / alpha.size) * np.outer(gamma, gamma))

@@ -1,4 +1,4 @@
-"""The three parts that DP's and OR's theorems share: (i) at an instant, (ii) early, (iii) throughout."""
+"""Parts shared by the theorems of DP and OR: (i) at an instant, (ii) early, (iii) throughout."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -15,12 +15,12 @@ from lightning_sv.theory.students import STUDENTS, exact
 from lightning_sv.theory.teachers import TEACHERS, Teacher
 
 _F = STUDENTS["f"]
-#: beyond it the next terms of the series outweigh the first
+#: above this time, the next terms of the series exceed the first
 FIT_UNTIL = 0.08
 
 
 def at_an_instant(name: str, symbol: str, advance: Advance) -> Finding:
-    """(i) on the student's trajectory, and off it where the guard of the proof is at least 1."""
+    """Check (i) on the student's trajectory, and off it if the guard of the proof is at least 1."""
     pairing = PAIRINGS[name]
     rng = np.random.default_rng(0)
     on: list[State] = []
@@ -60,18 +60,18 @@ def at_an_instant(name: str, symbol: str, advance: Advance) -> Finding:
 
 
 def rational_teachers(count: int, seed: int = 0) -> list[Array]:
-    """Random teachers with entries k/4, c and d from 1 to 3."""
+    """Return random teachers with entries k/4, c and d from 1 to 3."""
     rng = np.random.default_rng(seed)
-    drawn: list[Array] = []
-    while len(drawn) < count:
+    teachers: list[Array] = []
+    while len(teachers) < count:
         whole = rng.integers(-8, 9, rng.integers(1, 4, 2))
         if whole.any():
-            drawn.append(exact(whole) / 4)
-    return drawn
+            teachers.append(exact(whole) / 4)
+    return teachers
 
 
 def ode_fit(name: str, teacher: Array) -> float:
-    """Coefficient of t³ in L_student − L_f, fitted to integrated flows below `FIT_UNTIL`: no series involved."""
+    """Fit the coefficient of t³ in L_student − L_f to integrated flows below `FIT_UNTIL`, without series."""
     times = np.linspace(0.004, FIT_UNTIL, 40)
     losses = [flow(STUDENTS[key], teacher, times).loss for key in (name, "f")]
     scaled = times / FIT_UNTIL
@@ -81,13 +81,13 @@ def ode_fit(name: str, teacher: Array) -> float:
 
 
 def early(name: str, symbol: str, stated: Callable[[Array], Fraction], advance: Advance) -> Finding:
-    """(ii) the coefficient of t³ from exact power series, against the paper's formula.
+    """Check (ii): the coefficient of t³ from exact power series equals the paper's formula.
 
     Args:
-        name: the student
+        name: name of the student
         symbol: its letter in the paper
-        stated: the paper's coefficient of a teacher in Fractions
-        advance: called with the share done
+        stated: the paper's coefficient for a teacher in Fractions
+        advance: progress function of the completed fraction
     """
     matrices = [*(teacher.matrix for teacher in TEACHERS), *rational_teachers(12)]
     errors, lower = [], True
@@ -127,27 +127,27 @@ def early(name: str, symbol: str, stated: Callable[[Array], Fraction], advance: 
 def throughout(
     name: str, symbol: str, word: str, condition: Callable[[Teacher], bool], behind: tuple[str, str], advance: Advance
 ) -> Finding:
-    """(iii) the ratio of losses stays below 1, for the teachers that satisfy the condition.
+    """Check (iii): the ratio of losses stays below 1 for teachers that satisfy the condition.
 
     Args:
-        name: the student
+        name: name of the student
         symbol: its letter in the paper
-        word: what the condition asks, for the title
-        condition: on the teacher
-        behind: the student it stays below, and its letter
-        advance: called with the share done
+        word: name of the condition, for the title
+        condition: condition on the teacher
+        behind: name and letter of the student that is slower
+        advance: progress function of the completed fraction
     """
     baseline, other = STUDENTS[behind[0]], behind[1]
-    chosen = [teacher for teacher in TEACHERS if condition(teacher)]
+    teachers = [teacher for teacher in TEACHERS if condition(teacher)]
     below, lines, worst = [], [], 0.0
-    for teacher in counted(chosen, advance):
+    for teacher in counted(teachers, advance):
         holds, curve = stays_below(STUDENTS[name], baseline, teacher.matrix)
         below.append(holds)
         worst = max(worst, curve.peak[0])
         lines.append(Line(teacher.name, *curve))
     panel = ratio_panel(f"(iii) {symbol} stays below {other}: {word}", symbol, other, lines, (1e-6, 3))
     note = (
-        f"{len(chosen)} teachers; just after t = 0 by exact series, then until t = {TIMES[-1]:g} or L_{other} is "
+        f"{len(teachers)} teachers; just after t = 0 by exact series, then until t = {TIMES[-1]:g} or L_{other} is "
         f"{FLOOR:g} of ½‖W*‖², whichever comes first"
     )
     return Finding("< 1", worst, None, all(below), note, (panel,))

@@ -1,4 +1,4 @@
-"""Theorem 1: with a scale vector gradient flow is faster, at every time."""
+"""Theorem 1: gradient flow with a scale vector is faster, at every time."""
 
 import numpy as np
 

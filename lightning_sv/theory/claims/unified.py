@@ -1,4 +1,4 @@
-"""Table 1: every design is A = diag(u) W diag(v), and what that makes of the gradient of A."""
+"""Table 1: every design is A = diag(u) W diag(v), and the resulting preconditioner of A."""
 
 import numpy as np
 
@@ -11,24 +11,24 @@ _DESIGNS = ("f", "hg", "ap", "dp", "or", "er")
 
 
 def unified_preconditioner(w: Array, u: Array, v: Array, p_u: Array, p_v: Array) -> Array:
-    """K = D² + (u W)(u W)ᵀ ∘ P_v + (W v)(W v)ᵀ ∘ P_u of A = U ∘ W ∘ V, flattened row by row.
+    """Return K = D² + (u W)(u W)ᵀ ∘ P_v + (W v)(W v)ᵀ ∘ P_u of A = U ∘ W ∘ V, flattened by rows.
 
     P is J Jᵀ of a scale field in its own parameters; entries of u W, W v are those of U ∘ W and W ∘ V, D² is
-    diag(U ∘ U ∘ V ∘ V). Where a design has no vector on a side the field is 1 and P is 0.
+    diag(U ∘ U ∘ V ∘ V). If a design has no vector on a side, the field is 1 and P is 0.
 
     Args:
         w: the matrix, shape (c, d)
-        u: output-side field of each entry, shape (c, d): rows times a number each
+        u: output-side field of each entry, shape (c, d)
         v: input-side field of each entry, shape (c, d)
-        p_u: between entries, shape (c·d, c·d)
-        p_v: between entries, shape (c·d, c·d)
+        p_u: P of u between entries, shape (c·d, c·d)
+        p_v: P of v between entries, shape (c·d, c·d)
     """
     by_u, by_v = (u * w).ravel(), (w * v).ravel()
     return np.asarray(np.diag((u * v).ravel() ** 2) + np.outer(by_u, by_u) * p_v + np.outer(by_v, by_v) * p_u)
 
 
 def table_1(name: str, blocks: list[Array]) -> Array:
-    """K of one design of Table 1 by its row: which u, which v, and the P of each."""
+    """Return K of one design from its row in Table 1: u, v, and the P of each."""
     w, *scales = blocks
     c, d = w.shape
     ones, none = np.ones((c, d)), np.zeros((c * d, c * d))

@@ -1,4 +1,4 @@
-"""Weight decay on γ: without it γ and the Hessian's sharpness grow for ever, with it they settle."""
+"""Weight decay on γ: without it γ and the Hessian's sharpness grow forever, with it they converge."""
 
 import numpy as np
 from scipy.special import ndtri
@@ -16,28 +16,27 @@ _CONDITIONS = (
     f"dt = {_SETTING.dt}, T = {_SETTING.end / 4:g}"
 )
 _METRICS = (("λ_max", "lambda_max"), ("trace", "trace"), ("Frobenius norm", "frobenius"))
-#: colours of the metrics without decay and with it
+#: colours of the metrics without and with decay
 _COLOURS: tuple[tuple[Colour, ...], ...] = (("vermillion", "orange", "sky"), ("blue", "green", "black"))
-_Z = float(ndtri(0.99))  # one side
-_Z2 = float(ndtri(0.995))  # both sides
+_Z = float(ndtri(0.99))  # one-sided
+_Z2 = float(ndtri(0.995))  # two-sided
 _DONE: dict[NoisyTraining, Paths] = {}
 
 
 def growth(late: Array, early: Array) -> tuple[float, float]:
-    """Ratio of the means of two paired samples, and its standard error by the delta method."""
+    """Return the ratio of the means of two paired samples, and its standard error by the delta method."""
     ratio = float(late.mean() / early.mean())
     error = float((late - ratio * early).std(ddof=1) / np.sqrt(late.size) / early.mean())
     return ratio, error
 
 
 def slopes(times: Array, values: Array) -> Array:
-    """Least-squares slope of each path; times (T,), values (T, p) -> (p,)."""
+    """Return the least-squares slope of each path; times (T,), values (T, p) -> (p,)."""
     centred = times - times.mean()
     return np.asarray(centred @ values / (centred @ centred))
 
 
 def _paths(advance: Advance) -> Paths:
-    """One simulation for all parts."""
     if _SETTING not in _DONE:
         _DONE[_SETTING] = simulate(_SETTING, advance=advance)
     return _DONE[_SETTING]
@@ -101,7 +100,7 @@ def _decay_settles(advance: Advance) -> Finding:
         values = getattr(paths, name)[late, 1]
         each = slopes(paths.times[late], values)
         slope, error = float(each.mean()), float(each.std(ddof=1) / np.sqrt(each.size))
-        # covering zero says something only where the interval is narrow: drift over the window within 10% of the level
+        # an interval that covers zero must be narrow: drift over the window within 10% of the level
         narrow = (abs(slope) + _Z2 * error) * window < 0.1 * values.mean()
         settled.append(abs(slope) < _Z2 * error and narrow)
         found[label] = (slope, error, float(values.mean()))
@@ -114,7 +113,6 @@ def _decay_settles(advance: Advance) -> Finding:
 
 
 def _bounds(paths: Paths) -> tuple[Array, Array]:
-    """The proof's bounds on E‖γ‖² for the second μ, and on E‖w‖² for any."""
     d = len(_SETTING.target)
     return _SETTING.bound(_SETTING.mus[1], d, paths.times), _SETTING.bound(_SETTING.lam, 0.0, paths.times)
 
