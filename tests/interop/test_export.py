@@ -265,12 +265,13 @@ def test_the_example_exports_and_continues_as_the_run_does(
 
 
 def test_the_notebook_looks_at_a_run(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its cells in order, as a kernel runs them; what they found is not kept, for it may hold the corpus' text."""
+    """Its cells in order, as a kernel runs them. The generated text is not stored, because it may repeat the corpus."""
     monkeypatch.setenv("RUN", str(runs["own"]))
     monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
     cells = json.loads((EXAMPLES / "look_at_a_run.ipynb").read_text())["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
-    assert len(code) > 3 and not any(cell["outputs"] or cell["execution_count"] for cell in code)
+    assert len(code) > 3 and not code[-1]["outputs"]
+    assert sum("image/png" in output.get("data", {}) for cell in code for output in cell["outputs"]) == 3
     seen: dict[str, Any] = {}
     pyplot.switch_backend("agg")
     for cell in code:
@@ -282,3 +283,18 @@ def test_the_notebook_looks_at_a_run(runs: dict[str, Path], monkeypatch: pytest.
     assert seen["run"].label == "hg+dnp+or+iwd" and seen["text"]
     sides = {key.rpartition(".")[2] for key in seen["vectors"]}
     assert {"q_proj in", "q_proj out", "lm_head out"} <= sides
+
+
+def test_the_notebook_applies_and_folds_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few of its steps; the stored outputs are those of all."""
+    monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
+    cells = json.loads((EXAMPLES / "strategy_on_transformers.ipynb").read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] for cell in code[1:])
+    seen: dict[str, Any] = {}
+    pyplot.switch_backend("agg")
+    for cell in code:
+        exec("".join(cell["source"]).replace("60 * 16", "3 * 16"), seen)
+    pyplot.close("all")
+    assert len(seen["vectors"]) == 10 and len(seen["losses"]) == 3
+    assert torch.equal(seen["folded"], seen["trained"]) and type(seen["plain"]).__name__ == "LlamaForCausalLM"
