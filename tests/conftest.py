@@ -1,6 +1,7 @@
 """Fixtures that several floors share."""
 
 import itertools
+import logging
 import os
 import signal
 import sysconfig
@@ -14,6 +15,7 @@ import torch
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.corpus import CorpusConfig, prepare
+from lightning_sv.log import start_logging
 from lightning_sv.scale.strategy import AXES
 
 # Two files are tested at a time on two cores: a pool of compilers for each would only import torch once more.
@@ -53,6 +55,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first, the most of them first of all: no worker is left alone with one at the end."""
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
+
+
+@pytest.fixture(autouse=True)
+def _logging() -> None:
+    """Messages go to stderr and to caplog, whatever an earlier test called."""
+    start_logging()
+    logging.getLogger("lightning_sv").propagate = True
 
 
 @pytest.fixture(autouse=True)
