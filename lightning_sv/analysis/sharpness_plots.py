@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from matplotlib.lines import Line2D
 
-from lightning_sv.analysis.loss_plots import draw_seeds
 from lightning_sv.analysis.paired import on_one_grid
-from lightning_sv.analysis.style import LINES, colours, new_figure, plain_style, save
+from lightning_sv.analysis.style import LINES, colours, draw_seeds, new_figure, plain_style, save
 from lightning_sv.runs.events import Run
 
 _FIGURES = {"lambda_max": "λmax", "trace": "trace", "fro2": "‖H‖² (Frobenius)"}

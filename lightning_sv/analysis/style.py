@@ -15,8 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Tick
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import ArrayLike, NDArray
 
 from lightning_sv.atomic import atomic_path
 from lightning_sv.runs.events import Curve
@@ -157,6 +159,29 @@ def _fit(text: Text, room: float) -> None:
             else:
                 lines[-1] = text.get_text()
     text.set_text("\n".join(lines))
+
+
+def draw_seeds(
+    axes: Axes, tokens: ArrayLike, values: NDArray[np.float64], mean: ArrayLike, look: tuple[str, str], **line: Any
+) -> Line2D:
+    """Draw an arm: a thick line for the mean, and a thin one per seed where there are several.
+
+    Args:
+        axes: where to draw
+        tokens: (N,) training tokens
+        values: (seeds, N) what was logged
+        mean: (N,) what stands for all seeds
+        look: colour and line style
+        **line: further properties of the thick line
+
+    Returns:
+        The thick line.
+    """
+    colour, style = look
+    for seed in values if len(values) > 1 else []:
+        axes.plot(tokens, seed, color=colour, linewidth=0.7, alpha=0.45)
+    (thick,) = axes.plot(tokens, mean, linestyle=style, color=colour, linewidth=2, **line)
+    return thick
 
 
 def set_token_axis(axes: Axes, scale: Literal["linear", "log"] = "linear") -> None:

@@ -1,6 +1,6 @@
 """Train the arms of a comparison, a figure of one panel, on the same seeds; and compare them in pairs.
 
-    out/  comparison.json  comparison.png  report.html  report.md  ...  [sharpness.png .csv]
+    out/  comparison.json  report.html  report.md  ...  [sharpness.png .csv]
 
 Runs are named by what they train, and found again in any comparison beside this one: called again it trains only what
 is missing; with more seeds or further arms, only those.
@@ -23,7 +23,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from lightning_sv.analysis.loss_plots import draw_comparison
 from lightning_sv.analysis.sharpness_plots import draw_sharpness, has_sharpness, sharpness_rows
 from lightning_sv.analysis.verdicts import times
 from lightning_sv.atomic import atomic_path
@@ -129,7 +128,7 @@ class Comparison:
             console.print(pair.tokens_sentence(), markup=False, highlight=False)
         for warning in self.figure.warnings:
             console.print(f"Warning: {warning}", markup=False, highlight=False, style="yellow")
-        found = [self.out / name for name in ("comparison.json", "comparison.png", "sharpness.png", "report.html")]
+        found = [self.out / name for name in ("comparison.json", "sharpness.png", "report.html")]
         files = "\n".join(str(file) for file in found if file.exists())
         console.print(files, markup=False, highlight=False, soft_wrap=True)
 
@@ -210,7 +209,6 @@ def compare(
     with atomic_path(out / COMPARISON) as partial:
         partial.write_text(comparison.to_json() + "\n")
     labels, of_arms = [arm.label for arm in panel.arms], [arm.runs for arm in panel.arms]
-    draw_comparison(of_arms, out / "comparison.png", labels=labels)
     if has_sharpness(list(named.values())):
         draw_sharpness(of_arms, out / "sharpness.png", labels=labels)
         write_csv(out / "sharpness.csv", sharpness_rows(of_arms, labels))

@@ -13,16 +13,17 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lightning_sv.analysis.loss_plots import draw_differences, draw_losses, draw_seeds
-from lightning_sv.analysis.paired import on_one_grid, paired_curve
+from lightning_sv.analysis.paired import PairedCurve, on_one_grid, paired_curve
 from lightning_sv.analysis.run_plot import branch_norms, draw_branches
 from lightning_sv.analysis.style import (
     GREY,
     LINES,
     colours,
+    draw_seeds,
     human_tokens,
     legend_below,
     new_figure,
+    set_limits,
     set_style,
     set_token_axis,
     share_y,
@@ -91,26 +92,32 @@ def curve_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     return [loss, *difference, end], notes
 
 
-def _loss_plot(name: str, alt: str, arms: Sequence[Arm], names: Sequence[str], title: str) -> Plot:
-    curves = [arm.curves for arm in arms]
-    from_share = _END if name == "end" else 0.2
+def _loss_plot(name: str, alt: str, arms: Sequence[Arm], names: Sequence[str], legend: str) -> Plot:
+    """The mean of every arm, and a thin line a seed; limits are those of the later part of the training."""
     axes = new_figure(panels=1).subplots()
-    ends = [float(curve.tokens[-1]) for arm in curves for curve in arm]
-    draw_losses(axes, curves, names, looks_of(arms), from_share * min(ends) / max(ends))
+    for arm, label, look in zip(arms, names, looks_of(arms), strict=True):
+        tokens, values = on_one_grid(arm.curves)
+        mark = {"marker": "o"} if len(tokens) == 1 else {}  # a recording may hold the last loss alone
+        draw_seeds(axes, tokens, values, values.mean(axis=0), look, label=label, **mark)
+    curves = [curve for arm in arms for curve in arm.curves]
+    ends = [float(curve.tokens[-1]) for curve in curves]
+    from_share = _END if name == "end" else 0.2
+    set_limits(axes, curves, from_share * min(ends) / max(ends))
+    axes.set_ylabel("validation loss, nats per token")
     axes.set_title("Which ends lowest?" if len(arms) > 1 else "How low does the loss get?")
     if name == "end":
         axes.set_xlim(from_share * min(ends), max(ends) * 1.01)
         axes.set_title(f"The last {1 - from_share:.0%} of training")
     set_token_axis(axes)
-    return finished(name, alt, axes, title)
+    return finished(name, alt, axes, legend)
 
 
 def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[str]]:
-    """One plot at most: of the arms that end where the baseline does."""
+    """One plot at most, of the arms that end where the baseline does: the mean difference with its interval."""
     base, *others = arms
     if not base.baseline:
         return [], []
-    pairs, looks, names, notes = [], [], [base.name], []
+    pairs, notes = list[tuple[Arm, tuple[str, str], PairedCurve]](), []
     for arm, look in zip(others, looks_of(arms)[1:], strict=True):
         if arm.runs[0].tokens != base.runs[0].tokens:
             ends = [human_tokens(each.runs[0].tokens) for each in (arm, base)]
@@ -121,18 +128,32 @@ def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[
             continue
         try:
             a, b = base.paired(arm)
-            pairs.append(paired_curve(a.curves, b.curves))
+            pairs.append((arm, look, paired_curve(a.curves, b.curves)))
         except NotTestableError as error:
             notes.append(f"{arm.name} - {base.name} cannot be drawn: {error}")
-        else:
-            looks.append(look)
-            names.append(arm.name)
     if not pairs:
         return [], notes
     axes = new_figure(panels=1).subplots()
-    legend = draw_differences(axes, pairs, names, looks)
-    axes.set_title("How far from the baseline?")
+    axes.axhline(0, color=GREY, linewidth=1)
+    counts = sorted({pair.n for _, _, pair in pairs})
+    for i, (arm, (colour, style), pair) in enumerate(pairs):
+        label = f"{arm.name}  {pair.mean[-1]:+.4f}"
+        label += "" if len(counts) == 1 else ", one pair" if pair.n == 1 else f", {pair.n} pairs"
+        label += ", not resolved" if pair.low[-1] * pair.high[-1] <= 0 else ""  # NaN for one pair
+        if len(pair.tokens) == 1:  # a bar, the next arm's beside it
+            bars = np.stack([pair.mean - pair.low, pair.high - pair.mean]) if pair.n > 1 else None
+            axes.errorbar(pair.tokens * (1 - 0.04 * i), pair.mean, bars, fmt="o", color=colour, capsize=4, label=label)
+            continue
+        if pair.n > 1:
+            axes.fill_between(pair.tokens, pair.low, pair.high, color=colour, alpha=0.15, linewidth=0)
+        axes.plot(pair.tokens, pair.mean, linestyle=style, color=colour, linewidth=2, label=label)
+    axes.set(title="How far from the baseline?", ylabel=f"difference to {base.name}, nats per token")
+    lines = [Curve(pair.tokens, values) for _, _, pair in pairs for values in (pair.mean, pair.low, pair.high)]
+    set_limits(axes, lines, from_share=0.2, include=0.0)
     set_token_axis(axes)
+    several = f"{counts[0]} to " if len(counts) > 1 else ""
+    band = f"band: 95% interval of {several}{counts[-1]} pairs"
+    legend = f"at the end; {'one pair: no interval, no verdict' if counts == [1] else band}"
     return [finished("difference", f"{title}: difference to {base.name}", axes, legend)], notes
 
 
