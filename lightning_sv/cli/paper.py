@@ -14,11 +14,11 @@ from rich.table import Table
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.dry_run import print_dry_run
 from lightning_sv.experiments.evaluate import evaluate
-from lightning_sv.experiments.plan import FigurePlan, plan_figure
+from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
 from lightning_sv.experiments.report.verdict_log import LOG, add_to_log, log_of, log_rows, read_log, with_earlier
-from lightning_sv.experiments.results import Figure
-from lightning_sv.experiments.run_spec import RunResolver, by_seed
+from lightning_sv.experiments.results import Figure, by_seed
+from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.sources.from_yaml import budget_names, figure_names, load_budget, load_figure
 from lightning_sv.experiments.train import context_of, train
@@ -93,7 +93,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     if options.slurm:
         print_dry_run(Console(stderr=True, width=console.width), figures, runs, budget, parallel)
         return _slurm(console, figures, runs, resolver, options.submit)
-    if options.no_train and not any(runs.is_begun(*run) for figure in figures for run in figure.runs()):
+    wanted = by_seed(run for figure in figures for run in figure.requests())
+    if options.no_train and not any(runs.is_recorded(*run) or runs.dir(*run).is_dir() for run in wanted):
         raise ConfigError(f"paper: {out} holds no run of these figures; leave out --no_train, or name their --out.")
     check_replaceable(out, [out / "runs"])
     log_file = log_of(budget.name, out)
@@ -150,7 +151,7 @@ def _keys(rest: list[str]) -> dict[str, Any]:
     return keys
 
 
-def _check_rates(figures: Sequence[FigurePlan]) -> None:
+def _check_rates(figures: Sequence[Figure]) -> None:
     """Refuse a named figure if no learning rate is tuned for it.
 
     Raises:
@@ -160,25 +161,23 @@ def _check_rates(figures: Sequence[FigurePlan]) -> None:
         waiting = [
             p for p in figure.panels if p.spec.lr is not None and p.why_not and figure.budget not in p.spec.skip_under
         ]
-        if waiting and not figure.runs():
+        if waiting and not figure.requests():
             raise ConfigError(f"--fig {figure.spec.name}: {waiting[0].why_not}.")
 
 
-def _context(figures: Sequence[FigurePlan]) -> dict[str, str]:
+def _context(figures: Sequence[Figure]) -> dict[str, str]:
     """What the runs' results depend on beside their commands.
 
     Raises:
         ConfigError: the corpus is not there
     """
-    args = next((list(run_spec.args) for figure in figures for run_spec, _ in figure.runs()), None)
+    args = next((list(run_spec.args) for figure in figures for run_spec, _ in figure.requests()), None)
     return context_of(parse_run(args)[1]) if args else {}
 
 
-def _slurm(
-    console: Console, figures: Sequence[FigurePlan], runs: RunStore, resolver: RunResolver, submitted: bool
-) -> int:
+def _slurm(console: Console, figures: Sequence[Figure], runs: RunStore, resolver: RunResolver, submitted: bool) -> int:
     """Print the array of the missing runs."""
-    missing = runs.missing(by_seed(run for figure in figures for run in figure.runs()))
+    missing = runs.missing(by_seed(run for figure in figures for run in figure.requests()))
     if not missing:
         console.print("every run is complete; call without --slurm for the verdicts.")
         return 0

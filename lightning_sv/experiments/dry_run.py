@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lightning_sv.experiments.plan import FigurePlan
-from lightning_sv.experiments.run_spec import MFU, RunRequest, by_seed
+from lightning_sv.experiments.results import Figure, RunRequest, by_seed
+from lightning_sv.experiments.run_spec import MFU
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.spec import Budget
 from lightning_sv.runs.directory import read_summary
@@ -33,11 +33,9 @@ def measured_ratio(wanted: Sequence[RunRequest], runs: RunStore) -> float | None
     return float(np.median(ratios)) if ratios else None
 
 
-def print_dry_run(
-    console: Console, figures: Sequence[FigurePlan], runs: RunStore, budget: Budget, parallel: int
-) -> None:
+def print_dry_run(console: Console, figures: Sequence[Figure], runs: RunStore, budget: Budget, parallel: int) -> None:
     """Show every run, each figure alone and all together, and how long that takes."""
-    total = by_seed(run for figure in figures for run in figure.runs())
+    total = by_seed(run for figure in figures for run in figure.requests())
     ratio = measured_ratio(total, runs)
     missing = {job.name for job in replace(runs, context=None).missing(total)}
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -69,7 +67,7 @@ def print_dry_run(
         return f"about {amount * (ratio or 1.0) / 60 / parallel:,.0f} min, {parallel} at a time, {source}"
 
     for figure in figures:
-        alone = figure.runs()
+        alone = figure.requests()
         say(f"{figure.spec.name:20} {len(alone):3} runs, alone {time_of(alone)}")
         for panel in figure.panels:
             if panel.why_not is not None:

@@ -12,44 +12,41 @@ from lightning_sv.experiments.claims.pooling import Pool
 from lightning_sv.experiments.claims.verdict import Verdict
 from lightning_sv.experiments.comparability import panel_warnings
 from lightning_sv.experiments.measured_tables import measured_table, throughput_table
-from lightning_sv.experiments.plan import FigurePlan, PanelPlan
 from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.run_store import RunStore, diverged
 from lightning_sv.experiments.spec import ClaimSpec
 from lightning_sv.runs.job import Job
 
 
-def evaluate(plans: Sequence[FigurePlan], runs: RunStore) -> list[Figure]:
+def evaluate(figures: Sequence[Figure], runs: RunStore) -> list[Figure]:
     """Load the runs of figures and decide their claims, which share the scatter of runs, and chance.
 
     Raises:
         ConfigError: a run is of another corpus, tokenizer or validation set
     """
-    figures = []
-    for plan in plans:
-        panels = tuple(load_runs(panel, runs) for panel in plan.panels)
+    found = []
+    for figure in figures:
+        panels = tuple(load_runs(panel, runs) for panel in figure.panels)
         warnings = dict.fromkeys(warning for panel in panels for warning in panel_warnings(panel))
-        figures.append(
-            Figure(plan.spec, panels, (), tuple(warnings), "", plan.tokens_per_param, plan.budget, plan.paper_scale)
-        )
-    return evaluate_claims(figures)
+        found.append(replace(figure, panels=panels, warnings=tuple(warnings)))
+    return evaluate_claims(found)
 
 
-def load_runs(plan: PanelPlan, runs: RunStore) -> Panel:
+def load_runs(panel: Panel, runs: RunStore) -> Panel:
     """A panel with its runs, on the seeds of which every run is there; it says why where there is none."""
-    plan = runs.without_diverged(plan)
-    spec, every, why_not = plan.spec, tuple(runs.read(arm) for arm in plan.arms), plan.why_not
-    left = runs.missing([run for arm in plan.arms for run in arm.runs])
-    seeds = [seed for seed in plan.arms[0].seeds if all(seed in arm.seeds for arm in every)] if every else []
+    panel = runs.without_diverged(panel)
+    every = tuple(runs.read(arm) for arm in panel.arms)
+    left = runs.missing([run for arm in panel.arms for run in arm.requests])
+    seeds = [seed for seed in panel.arms[0].seeds if all(seed in arm.seeds for arm in every)] if every else []
     what = _missing(left) if left else None
-    arms = tuple(arm.on(seeds) for arm in every) if seeds else ()
     if every and not seeds:
-        return Panel(spec, (), plan.series, why_not=what, warnings=plan.warnings, every=every)
+        return replace(panel, arms=(), why_not=what, every=every)
+    arms = tuple(arm.on(seeds) for arm in every)
     table = None
-    if spec.kind == "table" and why_not is None:
-        table = measured_table(Path(spec.file)) if spec.file else throughput_table(arms)
+    if panel.kind == "table" and panel.why_not is None:
+        table = measured_table(Path(panel.spec.file)) if panel.spec.file else throughput_table(arms)
     notes = (*((table.note,) if table and table.note else ()), *trained(arms))
-    return Panel(spec, arms, plan.series, table, why_not, what, plan.warnings, notes, every)
+    return replace(panel, arms=arms, table=table, left_out=what, notes=notes, every=every)
 
 
 def _missing(left: Sequence[Job]) -> str:

@@ -1,7 +1,7 @@
 """Plan a figure under a budget: which runs its panels need."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 
 from scipy.special import ndtri
@@ -9,86 +9,16 @@ from scipy.special import ndtri
 from lightning_sv.analysis.verdicts import CONFIDENCE, pairs_within
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.experiments.claims.claim_types import KINDS
-from lightning_sv.experiments.results import Series
-from lightning_sv.experiments.run_spec import RunRequest, RunResolver, RunSpec, by_seed
+from lightning_sv.experiments.results import Arm, Figure, Panel, Series
+from lightning_sv.experiments.run_spec import RunResolver, RunSpec
 from lightning_sv.experiments.spec import ArmSpec, Budget, ClaimSpec, FigureSpec, ModelSpec, PanelSpec
 
 #: grids are trained on seeds from here on, which judge nothing: what is best by luck there has no luck elsewhere
 TUNING_SEED = 100
 
 
-@dataclass(frozen=True)
-class ArmPlan:
-    """What is trained of one arm of a panel, or of one point of a grid or of a scaling panel.
-
-    Args:
-        label: what table and chart call it
-        run_spec: what is trained
-        seeds: that it is trained on; all arms of a panel have the same
-        ours: whether the arm is not the paper's
-        baseline: whether the others are compared with it; one arm of a panel at most
-    """
-
-    label: str
-    run_spec: RunSpec
-    seeds: tuple[int, ...]
-    ours: bool = False
-    baseline: bool = False
-
-    @property
-    def runs(self) -> list[RunRequest]:
-        """One run per seed."""
-        return [(self.run_spec, seed) for seed in self.seeds]
-
-
-@dataclass(frozen=True)
-class PanelPlan:
-    """What is trained for one panel.
-
-    Args:
-        spec: as in the YAML
-        arms: in its order; none if the panel cannot be had, or is a table of a file
-        series: of a grid or a scaling panel
-        why_not: why it cannot be had
-        warnings: what weakens it whatever its runs come to
-    """
-
-    spec: PanelSpec
-    arms: tuple[ArmPlan, ...] = ()
-    series: tuple[Series, ...] = ()
-    why_not: str | None = None
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class FigurePlan:
-    """What is trained for one figure.
-
-    Args:
-        spec: as in the YAML
-        panels: in its order
-        budget: name of the budget
-        paper_scale: whether its models and tokens are the paper's
-    """
-
-    spec: FigureSpec
-    panels: tuple[PanelPlan, ...]
-    budget: str
-    paper_scale: bool = False
-
-    def runs(self) -> list[RunRequest]:
-        """Every run once, seed by seed."""
-        return by_seed(run for panel in self.panels for arm in panel.arms for run in arm.runs)
-
-    @property
-    def tokens_per_param(self) -> tuple[float, float]:
-        """Training tokens per (activated) parameter of its runs, the fewest and the most."""
-        ratios = [run_spec.tokens_per_param for run_spec, _ in self.runs()]
-        return min(ratios, default=0.0), max(ratios, default=0.0)
-
-
-def plan_figure(figure: FigureSpec, resolver: RunResolver) -> FigurePlan:
-    """Settle every arm of a figure.
+def plan_figure(figure: FigureSpec, resolver: RunResolver) -> Figure:
+    """Settle every arm of a figure; its runs are not read yet.
 
     Raises:
         ConfigError: an arm that `fit` would refuse, a model that the budget does not know, two arms alike, or a claim
@@ -99,10 +29,17 @@ def plan_figure(figure: FigureSpec, resolver: RunResolver) -> FigurePlan:
         _check_claims(panel, where)
         _check_baseline(panel, where)
     panels = tuple(_plan_panel(panel, resolver, figure.name) for panel in figure.panels)
-    return FigurePlan(figure, panels, resolver.budget.name, resolver.budget.paper_scale or figure.papers_protocol)
+    ratios = [arm.run_spec.tokens_per_param for panel in panels for arm in panel.arms if arm.run_spec]
+    return Figure(
+        figure,
+        panels,
+        tokens_per_param=(min(ratios, default=0.0), max(ratios, default=0.0)),
+        budget=resolver.budget.name,
+        paper_scale=resolver.budget.paper_scale or figure.papers_protocol,
+    )
 
 
-def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> PanelPlan:
+def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
     budget, where = resolver.budget.name, f"{figure}: panel {panel.title!r}"
     models = {role: resolver.model(role) for role in panel.models or [panel.model]}
     here = [role for role, model in models.items() if isinstance(model, ModelSpec)]
@@ -111,35 +48,33 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> PanelPl
     if why_not is None and panel.lr is not None and budget not in panel.lr:
         why_not = f"no learning rate is tuned for it under {budget}; add one to lr in conf/paper/{figure}.yaml"
     if panel.file is not None or why_not is not None:
-        return PanelPlan(panel, why_not=why_not)
+        return Panel(panel, why_not=why_not)
     if panel.kind not in ("grid", "scaling", "lengths"):  # whose arms all train the models of the panel
         panel = replace(panel, arms={label: _here(arm, resolver) for label, arm in panel.arms.items()})
     if not here:
-        return PanelPlan(panel, why_not=next(model for model in models.values() if isinstance(model, str)))
+        return Panel(panel, why_not=next(model for model in models.values() if isinstance(model, str)))
     untuned = tuple(
         dict.fromkeys(filter(None, (resolver.untuned(panel, resolver.budget.models[role]) for role in here)))
     )
     if untuned and panel.tuned_as:
-        return PanelPlan(panel, why_not=untuned[0])
+        return Panel(panel, why_not=untuned[0])
     if panel.kind == "grid" and not axes:
-        return PanelPlan(panel, why_not="no grid is given for it")
+        return Panel(panel, why_not="no grid is given for it")
     first = TUNING_SEED if panel.kind == "grid" else resolver.budget.first_seed
     seeds = tuple(range(first, first + panel.seeds.get(budget, resolver.budget.seeds)))
     _check_pairs(panel, resolver.budget, len(seeds), where)
-    arms, series = list[ArmPlan](), list[Series]()
+    arms, series = list[Arm](), list[Series]()
     for label, spec in panel.arms.items():
         if budget not in spec.skip_under:
             points, of = _points(panel, label, spec, resolver, here, axes)
-            arms += [
-                ArmPlan(name, run_spec, seeds, spec.not_in_paper, spec.baseline) for name, run_spec in points.items()
-            ]
+            arms += [Arm(name, (), spec.not_in_paper, spec.baseline, made, seeds) for name, made in points.items()]
             series += [of] if of.sizes or of.points else []
     _check_different(arms, where)
     few = panel.kind == "scaling" and len(here) < 4
     warnings = [f"{panel.title}: {len(here)} sizes; a slope wants four or more."] * few
     warnings += [f"{panel.title}: all arms have one learning rate and initial std: {why}." for why in untuned]
     warnings += [words for role in here for words in _beyond_reach(panel, resolver.budget, role, len(seeds))]
-    return PanelPlan(panel, tuple(arms), tuple(series), warnings=tuple(warnings))
+    return Panel(panel, tuple(arms), tuple(series), warnings=tuple(warnings))
 
 
 def _points(
@@ -263,9 +198,10 @@ def _cross(axes: list[list[float]]) -> list[tuple[float, ...]]:
     return [p for p in product(*axes) if sum(x != c for x, c in zip(p, centre, strict=True)) <= 1]
 
 
-def _check_different(arms: list[ArmPlan], where: str) -> None:
+def _check_different(arms: list[Arm], where: str) -> None:
     seen: dict[str, str] = {}
     for arm in arms:
+        assert arm.run_spec is not None
         other = seen.setdefault(arm.run_spec.identity, arm.label)
         if other != arm.label:
             raise ConfigError(f"{where}: {other!r} and {arm.label!r} come to the same runs; leave one out.")

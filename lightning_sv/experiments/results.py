@@ -1,6 +1,6 @@
-"""A figure whose runs are read: arms with their runs, panels, verdicts. Plain data throughout."""
+"""A figure: arms, panels and verdicts, first planned, then with its runs. Plain data throughout."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -21,13 +21,23 @@ if TYPE_CHECKING:  # torch with it, and a report needs none
     from lightning_sv.experiments.run_spec import RunSpec
 
 
+#: a run that is to be had: what is trained, on which seed
+RunRequest = tuple["RunSpec", int]
+
+
+def by_seed(wanted: Iterable[RunRequest]) -> list[RunRequest]:
+    """Each run once, in order of the seeds, so that a stop leaves whole pairs."""
+    unique = {run_spec.key(seed): (run_spec, seed) for run_spec, seed in wanted}
+    return sorted(unique.values(), key=lambda run: run[1])
+
+
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """The runs of one arm of a panel.
+    """One arm of a panel, or one point of a grid or of a scaling panel, and its runs.
 
     Args:
         label: what table and chart call it
-        runs: completed, one per seed, in their order
+        runs: completed, one per seed, in their order; none before they are read
         ours: whether the arm is not the paper's
         baseline: whether the others are compared with it; one arm of a panel at most
         run_spec: what was trained; None where the runs are somebody's own directories
@@ -45,6 +55,11 @@ class Arm:
     def name(self) -> str:
         """What a legend calls it."""
         return f"{self.label} (ours)" if self.ours else self.label
+
+    @property
+    def requests(self) -> list[RunRequest]:
+        """One run per seed."""
+        return [(self.run_spec, seed) for seed in self.seeds] if self.run_spec else []
 
     @property
     def losses(self) -> NDArray[np.float64]:
@@ -118,7 +133,7 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One panel of a figure, with its runs.
+    """One panel of a figure.
 
     Args:
         spec: as in the YAML
@@ -246,7 +261,7 @@ class Panel:
 
 @dataclass(frozen=True, eq=False)
 class Figure:
-    """One figure or table, with its runs and the verdicts on its claims.
+    """One figure or table, and the verdicts on its claims.
 
     Args:
         spec: as in the YAML
@@ -267,6 +282,10 @@ class Figure:
     tokens_per_param: tuple[float, float] = (0.0, 0.0)
     budget: str = ""
     paper_scale: bool = False
+
+    def requests(self) -> list[RunRequest]:
+        """Every run that it needs once, seed by seed."""
+        return by_seed(run for panel in self.panels for arm in panel.arms for run in arm.requests)
 
     def ratio(self) -> str:
         """Training tokens per parameter in words: the fewest, "to" the most where these are a tenth more."""

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -68,16 +68,6 @@ class RunSpec:
         """Name of the run's directory: readable, and a hash of what decides the result."""
         digest = hashlib.sha256(f"{self.identity} {seed}".encode()).hexdigest()[:10]
         return re.sub(r"[^\w.+-]+", "_", f"{self.model}-{self.strategy}-seed{seed}-{digest}")
-
-
-#: a run that is to be had: what is trained, on which seed
-RunRequest = tuple[RunSpec, int]
-
-
-def by_seed(wanted: Iterable[RunRequest]) -> list[RunRequest]:
-    """Each run once, in order of the seeds, so that a stop leaves whole pairs."""
-    unique = {run_spec.key(seed): (run_spec, seed) for run_spec, seed in wanted}
-    return sorted(unique.values(), key=lambda run: run[1])
 
 
 class RunResolver:

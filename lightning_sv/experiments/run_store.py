@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.plan import ArmPlan, PanelPlan
-from lightning_sv.experiments.results import Arm
-from lightning_sv.experiments.run_spec import RunRequest, RunSpec
+from lightning_sv.experiments.results import Arm, Panel, RunRequest
+from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.runs.directory import NONFINITE, is_complete
 from lightning_sv.runs.events import Run, read_run
 from lightning_sv.runs.job import LAUNCHER, Job
@@ -59,10 +58,6 @@ class RunStore:
         job = self.job(run_spec, seed)
         return job.name in self.recorded and not is_complete(job.run_dir)
 
-    def is_begun(self, run_spec: RunSpec, seed: int) -> bool:
-        """Whether it is there, or a part of it."""
-        return self.is_recorded(run_spec, seed) or self.dir(run_spec, seed).is_dir()
-
     def missing(self, wanted: Sequence[RunRequest]) -> list[Job]:
         """Those that are not complete, and not recorded.
 
@@ -74,30 +69,28 @@ class RunStore:
             return [job for job in jobs if not is_complete(job.run_dir)]
         return [job for job in jobs if job.state() != "complete"]
 
-    def read(self, arm: ArmPlan) -> Arm:
-        """Read all runs of an arm that are complete.
+    def read(self, arm: Arm) -> Arm:
+        """Read all runs of an arm that are complete or recorded.
 
         Raises:
             ConfigError: a run is damaged
         """
-        gone = {job.name for job in self.missing(arm.runs)}
-        seeds = tuple(seed for seed in arm.seeds if arm.run_spec.key(seed) not in gone)
-        runs = tuple(self._read(arm.run_spec, seed) for seed in seeds)
-        return Arm(arm.label, runs, arm.ours, arm.baseline, arm.run_spec, seeds)
+        gone = {job.name for job in self.missing(arm.requests)}
+        there = {seed: (made, seed) for made, seed in arm.requests if made.key(seed) not in gone}
+        return replace(arm, runs=tuple(self._read(*run) for run in there.values()), seeds=tuple(there))
 
     def _read(self, run_spec: RunSpec, seed: int) -> Run:
-        """A run that is there, or recorded."""
         directory = self.dir(run_spec, seed)
         if not self.is_recorded(run_spec, seed):
             return read_run(directory)
         config = {"data": json.loads(run_spec.identity)["data"], "seed_everything": seed}
         return replace(self.recorded[directory.name], dir=directory, config=config)
 
-    def without_diverged(self, panel: PanelPlan) -> PanelPlan:
+    def without_diverged(self, panel: Panel) -> Panel:
         """A grid without the values at which a run diverged: they are not the best ones. Other panels as they are."""
         if panel.spec.kind != "grid":
             return panel
-        gone = {arm.label: sum(diverged(self.job(*run)) for run in arm.runs) for arm in panel.arms}
+        gone = {arm.label: sum(diverged(self.job(*run)) for run in arm.requests) for arm in panel.arms}
         gone = {label: n for label, n in gone.items() if n}
         series = []
         for each in panel.series:

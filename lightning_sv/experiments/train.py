@@ -10,15 +10,14 @@ from collections.abc import Sequence
 import torch
 from rich.console import Console
 
-from lightning_sv.experiments.plan import FigurePlan
-from lightning_sv.experiments.run_spec import by_seed
+from lightning_sv.experiments.results import Figure, by_seed
 from lightning_sv.experiments.run_store import RunStore, diverged
 from lightning_sv.runs.launch import default_parallel, run_jobs
 from lightning_sv.settings.data import DataConfig
 from lightning_sv.version import __version__
 
 
-def train(figures: Sequence[FigurePlan], runs: RunStore, *, parallel: int | None, console: Console) -> dict[str, str]:
+def train(figures: Sequence[Figure], runs: RunStore, *, parallel: int | None, console: Console) -> dict[str, str]:
     """Train what is missing.
 
     Args:
@@ -34,7 +33,7 @@ def train(figures: Sequence[FigurePlan], runs: RunStore, *, parallel: int | None
         RunError: a run was stopped by a signal
         KeyboardInterrupt: the user stopped them all; finished runs are kept
     """
-    wanted = by_seed(run for figure in figures for run in figure.runs())
+    wanted = by_seed(run for figure in figures for run in figure.requests())
     left = runs.missing(wanted)
     recorded = sum(runs.is_recorded(*run) for run in wanted)
     elsewhere = sum(runs.dir(*run).parent != runs.out / "runs" for run in wanted)
@@ -49,7 +48,7 @@ def train(figures: Sequence[FigurePlan], runs: RunStore, *, parallel: int | None
         return {}
     try:
         at_once = min(parallel or default_parallel(), len(missing))
-        return run_jobs(missing, parallel=at_once, console=console, keep_going=True)
+        return run_jobs(missing, parallel=at_once, console=console)
     except KeyboardInterrupt:
         console.print("Stopped. Finished runs are kept, the same command reuses them and resumes the others.")
         raise

@@ -49,13 +49,14 @@ def read_leaves(file: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it is no plain YAML of keys and values
     """
-    return _leaves(read_yaml(file, f"--config {file}"), "")
+    return leaves(read_yaml(file, f"--config {file}"))
 
 
-def _leaves(content: Mapping[Any, Any], prefix: str) -> dict[str, Any]:
+def leaves(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys of nested sections with their values."""
     found: dict[str, Any] = {}
     for name, child in content.items():
-        found |= _leaves(child, f"{prefix}{name}.") if isinstance(child, Mapping) else {f"{prefix}{name}": child}
+        found |= leaves(child, f"{prefix}{name}.") if isinstance(child, Mapping) else {f"{prefix}{name}": child}
     return found
 
 

@@ -44,7 +44,7 @@ def test_recorded_runs_give_the_same_verdicts(trained: tuple[Path, Figure], tmp_
     report, before = trained
     (figure,) = plan("heterogeneity")
     here = RunStore(tmp_path / "here", None, FAKE, recorded=read_recorded([report]))
-    assert here.missing(figure.runs()) == [] and len(here.recorded) == 9
+    assert here.missing(figure.requests()) == [] and len(here.recorded) == 9
     assert read_recorded([report / "results.csv"]).keys() == here.recorded.keys()
     (found,) = evaluate([figure], here)
     assert [asdict(v) for v in found.verdicts] == [asdict(v) for v in before.verdicts]
