@@ -45,11 +45,6 @@ def draw_sharpness(arms: Sequence[Sequence[Run]], path: str | Path, *, labels: S
     """One row a set of parameters, one column a figure: mean over seeds, a thin line a seed, against training tokens.
 
     A panel shows the arms that have such parameters: `nop` has no scale vectors.
-
-    Args:
-        arms: runs of every arm, one per seed, that `has_sharpness`
-        path: the PNG to write
-        labels: names of the arms
     """
     parts = _parts(arms)
     figure = new_figure(panels=len(_FIGURES))

@@ -17,10 +17,6 @@ from lightning_sv.settings.plain_parser import PlainParser, number
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     """Parse the arguments of `compare`, run it, show the result; return the exit code.
 
-    Args:
-        argv: on the command line after `compare`
-        launcher: the program that trains one run
-
     Raises:
         ConfigError: what makes no comparison, or what `fit` would refuse
     """

@@ -34,10 +34,6 @@ from lightning_sv.settings.plain_parser import PlainParser
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     """Parse the arguments of `paper`, do what they say, return the exit code.
 
-    Args:
-        argv: on the command line after `paper`
-        launcher: the program that trains one run
-
     Raises:
         ConfigError: an unknown figure or budget, a wrong key, or runs that cannot be compared
     """

@@ -28,10 +28,6 @@ AXES = {"model.optim.lr": "lr", "model.backbone.init_std": "init_std"}
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     """Parse the arguments of `sweep`, run it, show losses and optima; return the exit code.
 
-    Args:
-        argv: on the command line after `sweep`
-        launcher: the program that trains one run
-
     Raises:
         ConfigError: what makes no grid, or what `fit` would refuse
     """

@@ -41,10 +41,6 @@ class ConfigDifference(NamedTuple):
 def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> None:
     """Refuse runs on different texts or tokenizers: their nats per token have no common unit.
 
-    Args:
-        runs: completed runs by name
-        validation: whether the validation set must be the same
-
     Raises:
         ConfigError: when `corpus_hash` or `tokenizer_sha256` is absent or differs, or the validation set does
     """

@@ -103,12 +103,6 @@ class RunResolver:
     def resolve(self, panel: PanelSpec, arm: ArmSpec, role: str, more: Mapping[str, Any] | None = None) -> RunSpec:
         """Settle one arm.
 
-        Args:
-            panel: the panel that the arm is in
-            arm: as the figure's YAML has it
-            role: which of the budget's models it trains
-            more: further keys: a value of a grid
-
         Raises:
             ConfigError: what `fit` would refuse
         """

@@ -20,12 +20,6 @@ from lightning_sv.version import __version__
 def train(figures: Sequence[Figure], runs: RunStore, *, parallel: int | None, console: Console) -> dict[str, str]:
     """Train what is missing.
 
-    Args:
-        figures: whose runs are wanted
-        runs: those that are there
-        parallel: runs at a time; None: see `default_parallel`
-        console: where progress goes
-
     Returns:
         Key of a run that failed -> why; the others are trained all the same.
 

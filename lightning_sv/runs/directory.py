@@ -106,10 +106,6 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
 def read_config(run_dir: Path, name: str = CONFIG) -> dict[str, Any]:
     """Return the configuration of a run as nested dictionaries; nothing where there is none.
 
-    Args:
-        run_dir: directory of the run
-        name: file in it
-
     Raises:
         ConfigError: the file is no plain YAML of keys and values
     """

@@ -55,13 +55,7 @@ class ForkServer:
         self._running: dict[int, ForkedRun] = {}
 
     def start(self, argv: list[str], *, log: Path, env: dict[str, str]) -> "ForkedRun":
-        """Start a run; its output is added to `log`. The first start waits for the imports.
-
-        Args:
-            argv: of `lightning-sv`, e.g. ``fit --config ...``
-            log: where stdout and stderr go
-            env: all of the run's environment
-        """
+        """Start a run; its output is added to `log`. The first start waits for the imports."""
         run = ForkedRun(self)
         try:
             if not self._ready:

@@ -17,10 +17,6 @@ from lightning_sv.settings.yaml_file import read_yaml
 def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dict[str, Any]]:
     """`--config FILE`, and `--key value` or `--key=value`: the files, and the keys that no later file sets.
 
-    Args:
-        words: as on the command line
-        command: names it to the user
-
     Raises:
         ConfigError: words that are no such pairs, a value or a file that is no YAML
     """

@@ -28,13 +28,7 @@ FORMER = ("optimizer", "lr_scheduler")
 
 
 def ignore_keys(parser: "ArgumentParser", sections: Iterable[str] = (), keys: Iterable[str] = ()) -> None:
-    """Accept, without a look at it, what a run's config may hold and what does not count here.
-
-    Args:
-        parser: of a command that reads the same YAML as `fit`
-        sections: further sections, of keys and values
-        keys: further keys
-    """
+    """Accept, without a look at it, what a run's config may hold and what does not count here."""
     known = {action.dest for action in parser._actions}
     for kind, names in ((dict, (*CALLBACKS, *sections)), (Any, (*_START, *keys))):
         for name in names:

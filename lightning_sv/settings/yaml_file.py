@@ -48,10 +48,6 @@ def read_as(record: type[_T], path: Path, change: Callable[[Any], None] = lambda
 def read_yaml(path: str | Path, where: str) -> dict[str, Any]:
     """Read a file of keys and values; empty sections are left out, interpolations stay text.
 
-    Args:
-        path: regular file
-        where: name of the file in errors
-
     Raises:
         ConfigError: the file cannot be read, is not plain YAML of keys and values, or gives a key twice
     """

@@ -15,9 +15,6 @@ def one_primary(claims: Sequence[tuple[ClaimSpec, Sequence[Verdict]]]) -> tuple[
     """The verdicts of a figure, each once, one of them primary.
 
     Of the claim that its YAML says, or else of the first that can be tested; of its sizes the largest that can.
-
-    Args:
-        claims: each with its verdicts; a part of one may be all of another
     """
     able = [(claim, [v for v in found if v.verdict != NOT_TESTABLE]) for claim, found in claims]
     said = [found for claim, found in able if claim.primary] or [found for _, found in able if found]

@@ -76,11 +76,7 @@ def baseline_first(arms: Sequence[_ArmOrSeries]) -> list[_ArmOrSeries]:
 
 
 def curve_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
-    """Loss against tokens, the difference to the baseline, the end of training; notes on what cannot be drawn.
-
-    Args:
-        panel: of the kind `curves`; one without a baseline has no difference
-    """
+    """Loss against tokens, the difference to the baseline, the end of training; notes on what cannot be drawn."""
     arms = baseline_first(panel.arms)
     difference, notes = _difference_plot(panel.title, arms)
     counts = sorted({len(arm.runs) for arm in arms})
@@ -158,11 +154,7 @@ def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[
 
 
 def branch_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
-    """Growth of the Q, K and V norms against tokens, mean over the seeds: one picture an arm, on one scale.
-
-    Args:
-        panel: of the kind `qkv`; an arm whose runs have not logged branch norms gets a note instead
-    """
+    """Growth of the Q, K and V norms against tokens, mean over the seeds: one picture an arm, on one scale."""
     plots, notes = list[Plot](), list[str]()
     for arm in panel.arms:
         norms = [branch_norms(run) for run in arm.runs]
@@ -186,11 +178,7 @@ def branch_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
 
 
 def scalar_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
-    """A logged scalar against tokens, both in logarithms: the geometric mean of the seeds, and a thin line a seed.
-
-    Args:
-        panel: of the kind `scalar`; an arm whose runs have not logged its tag gets a note instead
-    """
+    """A logged scalar against tokens, both in logarithms: the geometric mean of the seeds, and a thin line a seed."""
     axes = new_figure(panels=1).subplots()
     arms, tag, notes = baseline_first(panel.arms), panel.spec.tag, []
     for arm, look in zip(arms, looks_of(arms), strict=True):

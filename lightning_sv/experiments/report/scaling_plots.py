@@ -23,9 +23,6 @@ def scaling_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     """Loss against size with both laws, the difference to the baseline at every size, and the training of every size.
 
     The baseline's own curve is that of its fit with the first other series: each fit is of two arms.
-
-    Args:
-        panel: of the kind `scaling`
     """
     fits, notes = {}, []
     for series, scaling in panel.fits:
@@ -89,11 +86,7 @@ def _gap_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
 
 
 def length_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
-    """Difference to the baseline against tokens a parameter, each point a training of its own.
-
-    Args:
-        panel: of the kind `lengths`
-    """
+    """Difference to the baseline against tokens a parameter, each point a training of its own."""
     base, *others = all_series = baseline_first(panel.series)
     axes = new_figure(panels=1).subplots()
     for i, (series, (colour, style)) in enumerate(zip(others, looks_of(all_series)[1:], strict=True)):
@@ -150,11 +143,7 @@ def _apart(ticks: Sequence[float], letters: int) -> list[float]:
 
 
 def grid_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
-    """Final loss of every arm against each setting, the others at their best; its optimum with its error.
-
-    Args:
-        panel: of the kind `grid`
-    """
+    """Final loss of every arm against each setting, the others at their best; its optimum with its error."""
     notes, optima = [], {}
     for series in panel.series:
         optima[series.label] = found = panel.optimum(series)

@@ -147,10 +147,6 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
     """Refuse a directory whose report is of other runs alone, or of somebody's own making: it would be overwritten.
 
-    Args:
-        out: the directory
-        ours: the runs to be reported, or folders of runs that belong to it
-
     Raises:
         ConfigError: names one of its runs, or the file
         OSError: the directory can neither be written to nor created

@@ -71,10 +71,6 @@ def read_log(path: Path = LOG) -> list[Row]:
 def add_to_log(rows: Iterable[Row], path: Path = LOG) -> int:
     """Add what does not stand there, whatever its date: runs that are judged again the same are no new record.
 
-    Args:
-        rows: as of `log_rows`
-        path: the log; begun where there is none
-
     Returns:
         How many were added.
 

@@ -80,13 +80,6 @@ def swept_figure(
 ) -> Figure:
     """The figure of one panel that trains every arm at all combinations of some settings, settled.
 
-    Args:
-        arms: what is trained
-        axes: key of `fit` -> its values
-        words: of the command line, for every arm
-        seeds: runs of every point
-        made: what `fit` would build of the words
-
     Raises:
         ConfigError: a grid that is none, or what `fit` would refuse
     """
@@ -130,10 +123,6 @@ def one_budget(arms: Sequence[Asked], shared: Sequence[str]) -> tuple[list[Asked
     """Resolve every arm as `fit` would, and give it the tokens of A.
 
     A's parameters decide them if no steps are set.
-
-    Args:
-        arms: A and the others
-        shared: words of the command line, for every arm
 
     Returns:
         The arms with their steps, a sentence on these, and the model and data of A.

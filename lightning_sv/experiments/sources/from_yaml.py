@@ -98,12 +98,6 @@ def tuned_keys(tuned: Tuned, strategy: "ScaleStrategy", label: str, d_model: int
 
     Its kin is the tuned arm of its strategy that shares most of its exceptions and has no other, else that of `KIN`.
 
-    Args:
-        tuned: the optima
-        strategy: of the arm
-        label: as a run_spec names it, exceptions included
-        d_model: width of its model
-
     Raises:
         ConfigError: neither it nor its kin is tuned
     """
