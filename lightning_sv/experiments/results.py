@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from lightning_sv.analysis.optimum import Optimum, fit_optimum
 from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.scaling import Scaling, fit_scaling
-from lightning_sv.analysis.verdicts import CONFIDENCE
+from lightning_sv.analysis.verdicts import CONFIDENCE, VerdictWord
 from lightning_sv.errors import ConfigError, NotTestableError, unknown
 from lightning_sv.experiments.claims.pooling import FINAL, Pool
-from lightning_sv.experiments.claims.verdict import Verdict
 from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run
 
@@ -257,6 +256,60 @@ class Panel:
             except NotTestableError as error:
                 found.append((series, str(error)))
         return found
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the runs say about one claim.
+
+    Args:
+        claim: the statement in words, e.g. `unified ends below llama`
+        verdict: one of five words; a claim of one pair is never more than `not resolved`
+        sentence: the verdict with its numbers, as one plain sentence
+        estimate: of what the claim is about; over pairs alone the mean of theirs
+        low: lower end of its interval; None without one
+        high: upper end
+        n: number of pairs
+        smallest: the smallest effect that this scatter and n resolve, half the interval; None without one
+        paper: the paper's number or finding, as text
+        panel: title of its panel
+        unit: of the estimate and its interval; `times` is a ratio
+        confidence: coverage of the interval; its ends are the bounds of one-sided tests at half the rest
+        part: what the estimate is of, where it is not what the claim names
+        p: one-sided p value of the word, times 5% over the error that its interval may make on that side, so that all
+            compare with 5%; where nothing is resolved that of the nearest. None where nothing is tested
+        df: degrees of freedom of the scatter
+        primary: whether it is the first question of its figure
+        p_corrected: p for all claims that were judged together: the primary ones among themselves, and the others
+        corrected: the word that is left then
+        paper_value: the paper's number for the estimate, where the runs are of its models and tokens
+        agreement: whether the interval holds that number
+        earlier: the words of earlier records, with their dates
+        sides: 2 where p is of both sides together; 1 where the opposite of the claim is tested as well
+    """
+
+    claim: str
+    verdict: VerdictWord
+    sentence: str
+    estimate: float | None
+    low: float | None
+    high: float | None
+    n: int
+    smallest: float | None
+    paper: str
+    panel: str = ""
+    unit: str = "nats per token"
+    confidence: float = 0.9
+    part: str = ""
+    p: float | None = None
+    df: int | None = None
+    primary: bool = False
+    p_corrected: float | None = None
+    corrected: VerdictWord | None = None
+    paper_value: float | None = None
+    agreement: Literal["", "consistent", "not consistent"] = ""
+    earlier: str = ""
+    sides: int = 1
 
 
 @dataclass(frozen=True, eq=False)

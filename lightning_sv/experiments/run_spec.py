@@ -40,8 +40,7 @@ class RunSpec:
         steps: optimizer steps
         tokens: training tokens
         parameters: activated parameters
-        seconds: of one core; None on a GPU
-        gpu_hours: at `MFU`; None on a CPU
+        cost: seconds of one core; under a budget with a GPU, GPU-hours at `MFU`
         title: what a reader sees of its runs
         note: what a reader of the losses of its model must know
     """
@@ -54,8 +53,7 @@ class RunSpec:
     steps: int
     tokens: int
     parameters: int
-    seconds: float | None
-    gpu_hours: float | None
+    cost: float
     title: str
     note: str = ""
 
@@ -149,9 +147,11 @@ class RunResolver:
         return found, f"All arms have the learning rate and the initial std of {label}." if shared else note
 
     def _paths(self, panel: PanelSpec, model: ModelSpec) -> list[Path]:
+        if self.files is not None:
+            return list(self.files)
         files = ["base", f"optim/{panel.optim}", f"schedule/{panel.schedule}", *self.budget.layers]
         files += [f"model/{model.config}", *([f"probes/{panel.probes}"] if panel.probes else [])]
-        return [self.conf / f"{file}.yaml" for file in files] if self.files is None else list(self.files)
+        return [self.conf / f"{file}.yaml" for file in files]
 
     def _resolve(
         self, paths: list[Path], keys: dict[str, Any], arm: ArmSpec, model: ModelSpec, panel: PanelSpec, steps: int
@@ -175,11 +175,10 @@ class RunResolver:
         told = [f"{k.rpartition('.')[2]} {v}" for k, v in shown.items()]
         probes = [f"probes {panel.probes}"] if panel.probes else []
         tokens = steps * data.tokens_per_step
-        seconds = gpu_hours = None
         if self.budget.gpu is not None:
             peak = find_gpu(self.budget.gpu).peak(str(trainer["precision"]))
             flops = module.flops_per_token(data.seq_len)
-            gpu_hours = train_hours(tokens, flops, 1, peak, MFU)
+            cost = train_hours(tokens, flops, 1, peak, MFU)
         elif model.seconds_per_1000_steps is None:
             raise ConfigError(
                 f"budget {self.budget.name}: model {model.config} has no seconds_per_1000_steps; "
@@ -187,8 +186,8 @@ class RunResolver:
             )
         else:
             slower = self.budget.relative_step_time
-            seconds = model.seconds_per_1000_steps * steps / 1000
-            seconds *= math.prod(slower.get(x, 1.0) for x in (module.strategy.placement, panel.optim, panel.probes))
+            cost = model.seconds_per_1000_steps * steps / 1000
+            cost *= math.prod(slower.get(x, 1.0) for x in (module.strategy.placement, panel.optim, panel.probes))
         strategy = f"{strategy}{module.scale_options.label()}"
         details = ", ".join([f"{module.optim.name} {module.schedule.name}", f"lr {module.lr:g}", *told, *probes])
         return RunSpec(
@@ -200,8 +199,7 @@ class RunResolver:
             steps=steps,
             tokens=tokens,
             parameters=module.n_activated,
-            seconds=seconds,
-            gpu_hours=gpu_hours,
+            cost=cost,
             title=f"{module.config.name}, {strategy}, {details}, {steps:,} steps",
             note=model.note,
         )

@@ -54,7 +54,6 @@ def test_every_run_under_every_budget_is_one_that_fit_takes(planned: tuple[str, 
         module, data, trainer = parse_run(list(run_spec.args), check_corpus=False)
         assert plan_steps(module, data, trainer) == run_spec.steps
         assert run_spec.tokens == run_spec.steps * data.tokens_per_step
-        assert (run_spec.seconds is None) == (budget in ("gpu", "paper")) != (run_spec.gpu_hours is None)
     for figure in figures.values():
         for panel in figure.panels:
             labels = {arm.label for arm in panel.arms} | {series.label for series in panel.series}

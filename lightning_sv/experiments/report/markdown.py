@@ -6,9 +6,8 @@ from html import escape
 from typing import NamedTuple
 
 from lightning_sv.analysis.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE
-from lightning_sv.experiments.claims.verdict import Verdict
 from lightning_sv.experiments.report.tables import PAPER_TOKENS_PER_PARAM, ours_words, p_words, tokens_per_param
-from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.provenance import Provenance
 

@@ -15,10 +15,9 @@ from lightning_sv.analysis.scaling import ScalingFit
 from lightning_sv.analysis.verdicts import direction, times
 from lightning_sv.atomic import atomic_path, check_writable
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.claims.verdict import Verdict
 from lightning_sv.experiments.pairs import pairs_of
 from lightning_sv.experiments.report.copying import measured, parts_of
-from lightning_sv.experiments.results import Figure, Panel, Series
+from lightning_sv.experiments.results import Figure, Panel, Series, Verdict
 from lightning_sv.runs.events import COPYING, VAL_LOSS, Run
 from lightning_sv.runs.results_csv import RESULTS, curve_text
 

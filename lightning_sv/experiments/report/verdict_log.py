@@ -12,8 +12,7 @@ from pathlib import Path
 from lightning_sv.analysis.verdicts import NOT_TESTABLE
 from lightning_sv.atomic import atomic_path
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.claims.verdict import Verdict
-from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.runs.results_csv import csv_rows
 
 LOG = Path("results/log.csv")

@@ -80,22 +80,17 @@ def own_figure(
     for name, seeds in sorted(arms.items(), key=lambda arm: arm[0] != first):
         each, runs = zip(*sorted(seeds.items()), strict=True)
         results.append(Arm(name, runs, baseline=name == first and len(arms) > 1, seeds=each))
-    return _figure(results, found, warnings, command)
-
-
-def _figure(arms: Sequence[Arm], runs: Sequence[Run], warnings: Sequence[str], command: str) -> Figure:
-    panel = Panel(PanelSpec("Validation loss"), tuple(arms))
-    seeds = ["one seed" if n == 1 else f"{n} seeds" for n in sorted({len(arm.runs) for arm in arms})]
-    ratios = [x for run in runs if (x := tokens_per_param(run)) is not None] or [0.0]
+    panel = Panel(PanelSpec("Validation loss"), tuple(results))
+    counts = ["one seed" if n == 1 else f"{n} seeds" for n in sorted({len(arm.runs) for arm in results})]
+    ratios = [x for run in found if (x := tokens_per_param(run)) is not None] or [0.0]
     spec = FigureSpec(
         name="runs",
-        title=", ".join(arm.label for arm in arms),
+        title=", ".join(arm.label for arm in results),
         section="Your own runs",
-        summary=f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}, {' or '.join(seeds)}.",
+        summary=f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}, {' or '.join(counts)}.",
         panels=[panel.spec],
     )
-    figure = Figure(spec, (panel,), (), tuple(warnings), command, (min(ratios), max(ratios)))
-    return described(figure)
+    return described(Figure(spec, (panel,), (), tuple(warnings), command, (min(ratios), max(ratios))))
 
 
 def _seed(run: Run) -> int:
