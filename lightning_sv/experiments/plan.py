@@ -1,6 +1,7 @@
 """Plan a figure under a budget: which runs its panels need."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -25,9 +26,8 @@ def plan_figure(figure: FigureSpec, resolver: RunResolver) -> Figure:
             that they cannot decide
     """
     for panel in figure.panels:
-        where = f"{figure.name}: panel {panel.title!r}"
-        _check_claims(panel, where)
-        _check_baseline(panel, where)
+        if problem := next(_problems(panel), None):
+            raise ConfigError(f"{figure.name}: panel {panel.title!r}: {problem}")
     panels = tuple(_plan_panel(panel, resolver, figure.name) for panel in figure.panels)
     ratios = [arm.run_spec.tokens_per_param for panel in panels for arm in panel.arms if arm.run_spec]
     return Figure(
@@ -53,23 +53,31 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
         panel = replace(panel, arms={label: _here(arm, resolver) for label, arm in panel.arms.items()})
     if not here:
         return Panel(panel, why_not=next(model for model in models.values() if isinstance(model, str)))
-    untuned = tuple(
-        dict.fromkeys(filter(None, (resolver.untuned(panel, resolver.budget.models[role]) for role in here)))
-    )
+    reasons = (resolver.untuned(panel, resolver.budget.models[role]) for role in here)
+    untuned = tuple(dict.fromkeys(filter(None, reasons)))
     if untuned and panel.tuned_as:
         return Panel(panel, why_not=untuned[0])
     if panel.kind == "grid" and not axes:
         return Panel(panel, why_not="no grid is given for it")
     first = TUNING_SEED if panel.kind == "grid" else resolver.budget.first_seed
     seeds = tuple(range(first, first + panel.seeds.get(budget, resolver.budget.seeds)))
-    _check_pairs(panel, resolver.budget, len(seeds), where)
+    if len(seeds) < 2 and _claims_at(panel, resolver.budget):  # one pair decides nothing, whatever it ends at
+        raise ConfigError(
+            f"{where}: budget {budget} trains {len(seeds)} {'pair' if len(seeds) == 1 else 'pairs'} for it, too few to "
+            f"decide a claim; give it two or more, or its claims `skip_under: {{{budget}: why}}`."
+        )
     arms, series = list[Arm](), list[Series]()
     for label, spec in panel.arms.items():
         if budget not in spec.skip_under:
             points, of = _points(panel, label, spec, resolver, here, axes)
             arms += [Arm(name, (), spec.not_in_paper, spec.baseline, made, seeds) for name, made in points.items()]
             series += [of] if of.sizes or of.points else []
-    _check_different(arms, where)
+    seen: dict[str, str] = {}
+    for arm in arms:
+        assert arm.run_spec is not None
+        other = seen.setdefault(arm.run_spec.identity, arm.label)
+        if other != arm.label:
+            raise ConfigError(f"{where}: {other!r} and {arm.label!r} come to the same runs; leave one out.")
     few = panel.kind == "scaling" and len(here) < 4
     warnings = [f"{panel.title}: {len(here)} sizes; a slope wants four or more."] * few
     warnings += [f"{panel.title}: all arms have one learning rate and initial std: {why}." for why in untuned]
@@ -114,59 +122,41 @@ def _lengths(panel: PanelSpec, resolver: RunResolver, roles: list[str]) -> list[
     return [f"{resolver.resolve(panel, baseline, role).tokens_per_param:.3g} tokens a parameter" for role in roles]
 
 
-def _check_claims(panel: PanelSpec, where: str) -> None:
-    """Refuse a claim that no run of the panel could decide, or settings that it does not have."""
+def _problems(panel: PanelSpec) -> Iterator[str]:
+    """What a panel of a YAML cannot have, whatever the budget."""
     for claim in panel.claims:
-        if claim.kind not in KINDS:
-            raise ConfigError(unknown(f"{where}: claim of kind", claim.kind, list(KINDS)))
-        kind = KINDS[claim.kind]
+        name = f"claim {claim.kind!r}"
+        if (kind := KINDS.get(claim.kind)) is None:
+            yield unknown("claim of kind", claim.kind, list(KINDS))
+            return
         if panel.kind not in kind.panels:
-            kinds = " or ".join(kind.panels)
-            raise ConfigError(
-                f"{where}: a claim {claim.kind!r} needs a panel of kind {kinds}, this one is {panel.kind!r}."
-            )
-        for label in [claim.a, claim.b] if "{b}" in kind.statement else [claim.a]:
-            if label not in panel.arms:
-                raise ConfigError(unknown(f"{where}: claim {claim.kind!r}: arm", label, list(panel.arms)))
-        if claim.a == claim.b and "{b}" in kind.statement:
-            raise ConfigError(f"{where}: claim {claim.kind!r} compares {claim.a!r} with itself; a and b are two arms.")
+            yield f"a {name} needs a panel of kind {' or '.join(kind.panels)}, this one is {panel.kind!r}."
+        labels = [claim.a, claim.b] if "{b}" in kind.statement else [claim.a]
+        yield from (unknown(f"{name}: arm", label, list(panel.arms)) for label in labels if label not in panel.arms)
+        if len(set(labels)) < len(labels):
+            yield f"{name} compares {claim.a!r} with itself; a and b are two arms."
         for key, share in (("at", claim.at), ("until", claim.until)):
             if not 0 < share <= 1:
-                raise ConfigError(
-                    f"{where}: claim {claim.kind!r}: {key} is {share:g}; a share of the tokens is over 0 and up to 1."
-                )
+                yield f"{name}: {key} is {share:g}; a share of the tokens is over 0 and up to 1."
         if lacking := kind.needs(claim, panel):
-            raise ConfigError(f"{where}: a claim {claim.kind!r} needs {lacking}.")
+            yield f"a {name} needs {lacking}."
     if (panel.kind == "scalar") != bool(panel.tag):
         says = f"its tag is {panel.tag!r}" if panel.tag else "it names no tag"
-        raise ConfigError(
-            f"{where}: {says} and its kind is {panel.kind!r}; the kind 'scalar' and a tag, e.g. "
-            "sharpness/all/lambda_max, go together."
+        yield (
+            f"{says} and its kind is {panel.kind!r}; the kind 'scalar' and a tag, e.g. sharpness/all/lambda_max, go "
+            "together."
         )
-    own = {label: key for label, arm in panel.arms.items() for key in arm.axes if key not in panel.axes}
-    for label, key in own.items():
-        raise ConfigError(
-            f"{where}: arm {label!r} has values of {key}, which the panel does not vary; set the key of one run "
-            "under 'set'."
-        )
-
-
-def _check_baseline(panel: PanelSpec, where: str) -> None:
-    """One arm at most, for it is what a difference is to; sizes and lengths are drawn as differences alone."""
+    for label, arm in panel.arms.items():
+        for key in arm.axes.keys() - panel.axes.keys():
+            yield (
+                f"arm {label!r} has values of {key}, which the panel does not vary; set the key of one run under "
+                "'overrides'."
+            )
     marked = [label for label, arm in panel.arms.items() if arm.baseline]
     if len(marked) > 1:
-        raise ConfigError(f"{where}: {' and '.join(marked)} are all `baseline: true`; leave it at one arm.")
-    if panel.kind in ("scaling", "lengths") and not marked:
-        raise ConfigError(f"{where}: no arm is `baseline: true`; set it at the one that the others are compared with.")
-
-
-def _check_pairs(panel: PanelSpec, budget: Budget, pairs: int, where: str) -> None:
-    """One pair decides nothing, whatever it ends at; but a panel without claims is shown all the same."""
-    if pairs < 2 and _claims_at(panel, budget):
-        raise ConfigError(
-            f"{where}: budget {budget.name} trains {pairs} {'pair' if pairs == 1 else 'pairs'} for it, too few to "
-            f"decide a claim; give it two or more, or its claims `skip_under: {{{budget.name}: why}}`."
-        )
+        yield f"{' and '.join(marked)} are all `baseline: true`; leave it at one arm."
+    if panel.kind in ("scaling", "lengths") and not marked:  # drawn as differences alone
+        yield "no arm is `baseline: true`; set it at the one that the others are compared with."
 
 
 def _beyond_reach(panel: PanelSpec, budget: Budget, role: str, pairs: int) -> list[str]:
@@ -196,12 +186,3 @@ def _cross(axes: list[list[float]]) -> list[tuple[float, ...]]:
     """The points of a grid that differ from the first values of its axes along one axis at most."""
     centre = [values[0] for values in axes]
     return [p for p in product(*axes) if sum(x != c for x, c in zip(p, centre, strict=True)) <= 1]
-
-
-def _check_different(arms: list[Arm], where: str) -> None:
-    seen: dict[str, str] = {}
-    for arm in arms:
-        assert arm.run_spec is not None
-        other = seen.setdefault(arm.run_spec.identity, arm.label)
-        if other != arm.label:
-            raise ConfigError(f"{where}: {other!r} and {arm.label!r} come to the same runs; leave one out.")
