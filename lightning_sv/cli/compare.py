@@ -7,9 +7,8 @@ from rich.console import Console
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.compare import compare, default_out
-from lightning_sv.experiments.run_store import RunStore
+from lightning_sv.experiments.run_store import RunStore, context_of
 from lightning_sv.experiments.sources.from_cli import asked, compared_figure, one_budget
-from lightning_sv.experiments.train import context_of
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.settings.plain_parser import PlainParser, number
 

@@ -19,13 +19,11 @@ from lightning_sv.experiments.report.tables import check_replaceable, verdicts_j
 from lightning_sv.experiments.report.verdict_log import LOG, add_to_log, log_of, log_rows, read_log, with_earlier
 from lightning_sv.experiments.results import Figure, by_seed
 from lightning_sv.experiments.run_spec import RunResolver
-from lightning_sv.experiments.run_store import RunStore
+from lightning_sv.experiments.run_store import RunStore, context_of, train
 from lightning_sv.experiments.sources.from_yaml import budget_names, figure_names, load_budget, load_figure
-from lightning_sv.experiments.train import context_of, train
-from lightning_sv.runs.job import LAUNCHER
+from lightning_sv.runs.job import LAUNCHER, array_script, submit
 from lightning_sv.runs.launch import default_parallel
 from lightning_sv.runs.results_csv import read_recorded
-from lightning_sv.runs.slurm import array_script, submit
 from lightning_sv.settings.cli_args import parse_overrides
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import PlainParser

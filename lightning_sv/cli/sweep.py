@@ -14,9 +14,8 @@ from rich.table import Table
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.compare import default_out, sweep
 from lightning_sv.experiments.results import Panel, Series
-from lightning_sv.experiments.run_store import RunStore
+from lightning_sv.experiments.run_store import RunStore, context_of
 from lightning_sv.experiments.sources.from_cli import asked, one_budget, swept_figure
-from lightning_sv.experiments.train import context_of
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.settings.cli_args import leaves, parse_overrides
 from lightning_sv.settings.plain_parser import PlainParser, number

@@ -39,9 +39,8 @@ from lightning_sv.experiments.pairs import Pair, described, pairs_of
 from lightning_sv.experiments.report.tables import check_replaceable, write_csv
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Arm, Figure, Panel
-from lightning_sv.experiments.run_store import RunStore, diverged
+from lightning_sv.experiments.run_store import RunStore, diverged, train
 from lightning_sv.experiments.sources.from_runs import COMPARISON
-from lightning_sv.experiments.train import train
 from lightning_sv.runs.events import Run
 from lightning_sv.settings.cli_args import to_args
 from lightning_sv.version import __version__

@@ -15,13 +15,12 @@ from lightning_sv.cli.paper import run as run_paper
 from lightning_sv.experiments.dry_run import measured_ratio, print_dry_run
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import TUNING_SEED, plan_figure
-from lightning_sv.experiments.report.tuned import write_tuned
+from lightning_sv.experiments.report.write import write_tuned
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_spec import RunResolver
-from lightning_sv.experiments.run_store import RunStore
+from lightning_sv.experiments.run_store import RunStore, train
 from lightning_sv.experiments.sources.from_yaml import load_budget, load_figure
 from lightning_sv.experiments.spec import Budget
-from lightning_sv.experiments.train import train
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import run_jobs
 from tests.experiments.test_compare import FAKE

@@ -13,10 +13,18 @@ from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
 from lightning_sv.analysis.style import BLUE, new_figure
-from lightning_sv.experiments.report.copying import copying_table
-from lightning_sv.experiments.report.plots import Plot, branch_plots, curve_plots, looks_of, scalar_plots
-from lightning_sv.experiments.report.scaling_plots import _set_log_axis, grid_plots, length_plots, scaling_plots
-from lightning_sv.experiments.report.tables import panel_table
+from lightning_sv.experiments.report.plots import (
+    Plot,
+    _set_log_axis,
+    branch_plots,
+    curve_plots,
+    grid_plots,
+    length_plots,
+    looks_of,
+    scalar_plots,
+    scaling_plots,
+)
+from lightning_sv.experiments.report.tables import copying_table, panel_table
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec

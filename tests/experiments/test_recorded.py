@@ -13,8 +13,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure
-from lightning_sv.experiments.run_store import RunStore
-from lightning_sv.experiments.train import train
+from lightning_sv.experiments.run_store import RunStore, train
 from lightning_sv.runs.results_csv import read_recorded
 from tests.experiments.test_compare import FAKE
 from tests.experiments.test_evaluate import cpu, plan, quiet

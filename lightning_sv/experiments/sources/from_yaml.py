@@ -1,6 +1,6 @@
 """Figures, budgets and tuned optima from the YAML files of conf/paper.
 
-A file of conf/paper/tuned is written with the report of the figure `tuning` (report/tuned.py) and copied by hand: from
+A file of conf/paper/tuned is written with the report of the figure `tuning` (report/write.py) and copied by hand: from
 then on every figure of a budget that names it gives each arm its own learning rate and initial std.
 """
 
