@@ -31,8 +31,7 @@ MARGIN = 0.01
 class Finding(NamedTuple):
     """What a test came to.
 
-    Args:
-        word: the verdict
+    Attributes:
         p: of the one-sided test behind it; where nothing is resolved that of the nearest
         to_go: pairs that would decide it, in words; empty where no scatter is known to tell from
     """

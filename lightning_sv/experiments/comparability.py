@@ -23,10 +23,7 @@ _DEFAULTS = {"model.optim.lr": (None, "lr"), "trainer.max_steps": (-1, "steps")}
 class ConfigDifference(NamedTuple):
     """One key at which the configs of two runs differ.
 
-    Args:
-        key: dotted key, e.g. `model.optim.lr`
-        a: its value in the first run
-        b: its value in the other run
+    Attributes:
         expected: whether the comparison itself asked for it
         where: names of the two runs, e.g. `a-seed0, b-seed0`
     """

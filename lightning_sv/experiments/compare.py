@@ -50,13 +50,10 @@ from lightning_sv.version import __version__
 class Comparison:
     """The outcome: a baseline and one or several other arms, every number about one of these and its pair with it.
 
-    Args:
+    Attributes:
         figure: its first panel has the arms, the baseline first
         runs: every run by its name, seed by seed: `a-seed0`, `b-seed0`, ..., `a-seed1`, ...
-        commands: command line of every run, by its name
         reused: keys of the runs that were complete beforehand
-        differences: where the configs differ
-        out: directory of the comparison
     """
 
     figure: Figure

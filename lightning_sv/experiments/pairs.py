@@ -18,13 +18,7 @@ from lightning_sv.experiments.spec import PanelSpec
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """The baseline A and one other arm B, in pairs that share a seed; differences are B - A.
-
-    Args:
-        a: the arm compared with
-        b: the arm in question, on the same seeds
-        difference: B - A, nats per token, with the scatter of all arms that are compared
-    """
+    """The baseline A and one other arm B, in pairs that share a seed; differences are B - A."""
 
     a: Arm
     b: Arm

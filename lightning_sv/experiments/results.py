@@ -34,11 +34,9 @@ def by_seed(wanted: Iterable[RunRequest]) -> list[RunRequest]:
 class Arm:
     """One arm of a panel, or one point of a grid or of a scaling panel, and its runs.
 
-    Args:
-        label: what table and chart call it
+    Attributes:
         runs: completed, one per seed, in their order; none before they are read
         ours: whether the arm is not the paper's
-        baseline: whether the others are compared with it; one arm of a panel at most
         run_spec: what was trained; None where the runs are somebody's own directories
         seeds: of the runs; all arms of a panel that is not of somebody's own runs have the same
     """
@@ -91,10 +89,7 @@ class Arm:
 class Series:
     """The points of one arm of a grid or a scaling panel; all but the label and its two marks in one order.
 
-    Args:
-        label: of the arm
-        ours: whether it is not the paper's
-        baseline: whether the others are compared with it
+    Attributes:
         arms: labels of the arms at its points
         values: of a scaling panel: activated parameters of the sizes; of one of lengths: tokens a parameter
         sizes: what they are called
@@ -119,9 +114,7 @@ class Series:
 class Table:
     """A panel that is a table.
 
-    Args:
-        columns: headings
-        rows: text and numbers, one a column
+    Attributes:
         note: where the numbers are from
     """
 
@@ -134,14 +127,11 @@ class Table:
 class Panel:
     """One panel of a figure.
 
-    Args:
-        spec: as in the YAML
+    Attributes:
         arms: in its order; none where the panel cannot be had
         series: of a grid or a scaling panel
         table: of a panel that is a table
-        why_not: why it cannot be had
         left_out: which of its runs are missing, where it rests on the others
-        warnings: what weakens it
         notes: sentences for the reader: what was trained, and how far it can be trusted
         every: its arms with all runs that are there, also those whose pair is missing; none where no pair is
         pool: the runs of all figures that are evaluated together
@@ -262,23 +252,17 @@ class Panel:
 class Verdict:
     """What the runs say about one claim.
 
-    Args:
+    Attributes:
         claim: the statement in words, e.g. `unified ends below llama`
         verdict: one of five words; a claim of one pair is never more than `not resolved`
         sentence: the verdict with its numbers, as one plain sentence
         estimate: of what the claim is about; over pairs alone the mean of theirs
-        low: lower end of its interval; None without one
-        high: upper end
-        n: number of pairs
         smallest: the smallest effect that this scatter and n resolve, half the interval; None without one
-        paper: the paper's number or finding, as text
-        panel: title of its panel
         unit: of the estimate and its interval; `times` is a ratio
         confidence: coverage of the interval; its ends are the bounds of one-sided tests at half the rest
         part: what the estimate is of, where it is not what the claim names
         p: one-sided p value of the word, times 5% over the error that its interval may make on that side, so that all
             compare with 5%; where nothing is resolved that of the nearest. None where nothing is tested
-        df: degrees of freedom of the scatter
         primary: whether it is the first question of its figure
         p_corrected: p for all claims that were judged together: the primary ones among themselves, and the others
         corrected: the word that is left then
@@ -316,14 +300,10 @@ class Verdict:
 class Figure:
     """One figure or table, and the verdicts on its claims.
 
-    Args:
-        spec: as in the YAML
+    Attributes:
         panels: in the paper's order; of a judged figure those that can be had
-        verdicts: one per claim
-        warnings: what weakens the comparison, one sentence each
         command: what makes this figure again
         tokens_per_param: training tokens per (activated) parameter of its runs, the fewest and the most
-        budget: name of the budget
         paper_scale: whether its models and tokens are the paper's
     """
 

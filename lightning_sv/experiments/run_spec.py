@@ -31,17 +31,12 @@ MFU = 0.4
 class RunSpec:
     """Everything that decides the runs of an arm but their seed. Arms of equal configuration are trained once.
 
-    Args:
-        model: name of the model
-        strategy: label of the strategy
+    Attributes:
         details: optimizer, schedule and the values that differ from the model's file, for a reader
         args: of `fit`, without seed and directory
         identity: the configuration as JSON: all that its YAML and arguments say, without the defaults of the code
-        steps: optimizer steps
-        tokens: training tokens
         parameters: activated parameters
         cost: seconds of one core; under a budget with a GPU, GPU-hours at `MFU`
-        title: what a reader sees of its runs
         note: what a reader of the losses of its model must know
     """
 

@@ -28,11 +28,10 @@ from lightning_sv.version import __version__
 class RunStore:
     """The shared runs of one budget.
 
-    Args:
+    Attributes:
         out: their folder's parent
         context: what else decides the results (corpus, versions); finished runs of another are refused. None where
             nothing is to be trained: what is there is read
-        launcher: the program that trains one run
         beside: the same of other budgets; what was trained whole there is not trained again
         recorded: runs by the names of their directories, for those that are not there
     """

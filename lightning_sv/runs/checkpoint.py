@@ -76,11 +76,8 @@ class LoadedCheckpoint(NamedTuple):
     """What a checkpoint says of its model.
 
     Attributes:
-        config: the sizes
-        strategy: the scale-vector strategy
         options: its finer choices
         weights: by their names in the backbone, of the shapes that these describe
-        checkpoint: all of it
     """
 
     config: BackboneConfig

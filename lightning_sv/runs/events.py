@@ -43,10 +43,8 @@ class DamagedEventsError(ConfigError):
 class Run:
     """One training run as read from its directory.
 
-    Args:
-        dir: the run's directory
+    Attributes:
         label: the strategy's label, e.g. ``hg+dnp+or+iwd``
-        config: the resolved configuration as nested dictionaries
         summary: ``summary.json``; empty for a run that has not completed
         curves: every scalar tag with its curve
         recorded: whether it is the row of a recording, which has no config and no scalar but the validation loss
@@ -171,7 +169,6 @@ class _Leg(NamedTuple):
     """One event file: what one start of a run logged.
 
     Attributes:
-        file: the event file
         began: wall time of its first point or mark
         start: tokens at which it began; None for a file of an earlier version, which does not say
         saved: tokens at which it wrote a checkpoint

@@ -37,9 +37,7 @@ def program() -> str:
 class Job:
     """One training run to be had.
 
-    Args:
-        title: what a reader sees, e.g. ``llama, seed 0``
-        launcher: the program, e.g. ``python -m lightning_sv fit``
+    Attributes:
         arguments: everything after it but the run directory
         run_dir: where the run writes; its name identifies the configuration
         context: what else decides the result: the corpus, versions; finished runs of another are refused

@@ -41,10 +41,7 @@ from lightning_sv.runs.events import Run
 class Estimate(NamedTuple):
     """What a claim is about, as the runs of a panel have it.
 
-    Args:
-        d: the figures
-        detail: the sentence about them
-        unit: of the figures
+    Attributes:
         part: what they are of, where it is not what the claim names, e.g. ``the final loss``
         sides: 2 where the error of the interval is that of both sides together, so that the opposite is no further
             question

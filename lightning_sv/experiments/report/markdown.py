@@ -20,10 +20,8 @@ class Section(NamedTuple):
     """What the report says of a panel.
 
     Attributes:
-        title: of the panel
         pictures: (path below the report, words for those who cannot see it)
         columns: of its table, none where it has none
-        rows: of its table
         notes: sentences under them
     """
 

@@ -26,7 +26,7 @@ TOKEN_FACTOR = "tokens of the baseline over its own, to the higher of the final 
 #: the report itself, in two forms
 PAGES = ("report.md", "report.html")
 #: kinds of token, as `callbacks.copying.TokenKinds` has them
-KINDS = ("repeat", "seen", "unseen")
+TOKEN_KINDS = ("repeat", "seen", "unseen")
 GAIN = f"{COPYING}second_minus_first"
 #: nats per token by which the second copy of a text must be better for the circuit to count as formed
 FORMED = -0.5
@@ -289,7 +289,7 @@ def parts_of(base: Arm, arm: Arm) -> dict[str, PairedDifference]:
     """
     a, b = base.paired(arm)
     found = {}
-    for kind in KINDS:
+    for kind in TOKEN_KINDS:
         first, second = ([_part(run, kind) for run in each.runs] for each in (a, b))
         found[kind] = paired_difference(first, second)
     return found
@@ -299,29 +299,29 @@ def copying_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
     """Return header and rows: loss by kind, gain on a second copy, when the circuit forms, parts of the difference."""
     arms = sorted(panel.arms, key=lambda arm: not arm.baseline)
     base = arms[0] if arms[0].baseline else None
-    shares = {kind: _share(arms[0].runs[0], kind) for kind in KINDS}
+    shares = {kind: _share(arms[0].runs[0], kind) for kind in TOKEN_KINDS}
     columns = ["arm", *(f"{kind}, {share:.0%} of tokens" for kind, share in shares.items())]
     columns += ["second copy − first", "circuit forms after, M tokens"]
-    columns += [f"difference by {kind}" for kind in KINDS] if base else []
+    columns += [f"difference by {kind}" for kind in TOKEN_KINDS] if base else []
     rows = []
     for arm in arms:
         ends = [
             np.mean([run.curve(COPYING + kind).values[-1] for run in arm.runs])
-            for kind in (*KINDS, "second_minus_first")
+            for kind in (*TOKEN_KINDS, "second_minus_first")
         ]
         formed = [tokens_to_reach(*run.curve(GAIN), FORMED) for run in arm.runs]
         times = ", ".join("never" if at is None else f"{at / 1e6:.2f}" for at in formed)
         row = [arm.name, *(f"{end:.3f}" for end in ends), times]
         if base:
             parts = {} if arm is base else parts_of(base, arm)
-            row += [f"{parts[kind].mean:+.4f}" if parts else "" for kind in KINDS]
+            row += [f"{parts[kind].mean:+.4f}" if parts else "" for kind in TOKEN_KINDS]
         rows.append(row)
     return columns, rows
 
 
 def _share(run: Run, kind: str) -> float:
     if kind == "unseen":
-        return 1 - sum(_share(run, other) for other in KINDS[:-1])
+        return 1 - sum(_share(run, other) for other in TOKEN_KINDS[:-1])
     return float(run.curve(f"{COPYING}{kind}_share").values[-1])
 
 
