@@ -25,7 +25,7 @@ from rich.table import Table
 
 from lightning_sv.analysis.sharpness_plots import draw_sharpness, has_sharpness, sharpness_rows
 from lightning_sv.analysis.verdicts import times
-from lightning_sv.atomic import atomic_path
+from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import RunError
 from lightning_sv.experiments.comparability import (
     ConfigDifference,
@@ -35,7 +35,7 @@ from lightning_sv.experiments.comparability import (
     rests_on,
 )
 from lightning_sv.experiments.evaluate import load_runs
-from lightning_sv.experiments.pairs import Pair, described, pairs_of
+from lightning_sv.experiments.pairs import Pair, described, pairs_of, print_pairs
 from lightning_sv.experiments.report.tables import check_replaceable, write_csv
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Arm, Figure, Panel
@@ -118,11 +118,7 @@ class Comparison:
     def print(self, console: Console) -> None:
         """Table, sentences, warnings and the paths of the files."""
         console.print(self._table())
-        for pair in self.pairs:
-            console.print(pair.sentence(), markup=False, highlight=False, style="bold")
-            console.print(pair.tokens_sentence(), markup=False, highlight=False)
-        for warning in self.figure.warnings:
-            console.print(f"Warning: {warning}", markup=False, highlight=False, style="yellow")
+        print_pairs(console, self.pairs, self.figure.warnings)
         found = [self.out / name for name in ("comparison.json", "sharpness.png", "report.html")]
         files = "\n".join(str(file) for file in found if file.exists())
         console.print(files, markup=False, highlight=False, soft_wrap=True)
@@ -198,8 +194,7 @@ def compare(
     judged = described(replace(figure, panels=(panel,), warnings=warnings, command=command))
     comparison = Comparison(judged, named, commands, frozenset(reused), tuple(differences), out)
     write_report([judged], out, "a comparison of your own")
-    with atomic_path(out / COMPARISON) as partial:
-        partial.write_text(comparison.to_json() + "\n")
+    write_atomically(out / COMPARISON, comparison.to_json() + "\n")
     if has_sharpness(list(named.values())):
         labels, of_arms = [arm.label for arm in panel.arms], [arm.runs for arm in panel.arms]
         draw_sharpness(of_arms, out / "sharpness.png", labels=labels)

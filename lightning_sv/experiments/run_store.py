@@ -59,9 +59,12 @@ class RunStore:
     def _is_done(self, job: Job) -> bool:
         """Whether a run of another budget is complete, and of this context."""
         try:
-            return is_complete(job.run_dir) and (self.context is None or job.state() == "complete")
+            return is_complete(job.run_dir) and self._is_complete(job)
         except ConfigError:
             return False
+
+    def _is_complete(self, job: Job) -> bool:
+        return is_complete(job.run_dir) if self.context is None else job.state() == "complete"
 
     def is_recorded(self, run_spec: RunSpec, seed: int) -> bool:
         """Whether a recording stands in for it: its directory, once it is complete, counts more."""
@@ -74,10 +77,8 @@ class RunStore:
         Raises:
             ConfigError: a directory holds a finished run of another command, corpus or version
         """
-        jobs = [self.job(*run) for run in wanted if not self.is_recorded(*run)]
-        if self.context is None:
-            return [job for job in jobs if not is_complete(job.run_dir)]
-        return [job for job in jobs if job.state() != "complete"]
+        jobs = (self.job(*run) for run in wanted if not self.is_recorded(*run))
+        return [job for job in jobs if not self._is_complete(job)]
 
     def read(self, arm: Arm) -> Arm:
         """Read all runs of an arm that are complete or recorded.

@@ -23,8 +23,6 @@ SECTIONS = frozenset(CALLBACKS) | {
 }  # fmt: skip
 #: keys of one start of a run, its own and LightningCLI's
 _START = ("run_dir", "ckpt_path", "extend", "json", "weights_only")
-#: keys that configs of earlier versions hold, always null
-FORMER = ("optimizer", "lr_scheduler")
 
 
 def ignore_keys(parser: "ArgumentParser", sections: Iterable[str] = (), keys: Iterable[str] = ()) -> None:

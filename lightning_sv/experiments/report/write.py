@@ -10,7 +10,7 @@ from pathlib import Path
 from lightning_sv.analysis.optimum import Optimum
 from lightning_sv.analysis.page import html_page
 from lightning_sv.analysis.style import plain_style, share_y
-from lightning_sv.atomic import atomic_path
+from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.report.markdown import Section, head_lines, markdown_report
 from lightning_sv.experiments.report.plots import (
@@ -86,8 +86,7 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
         panels.append([section for i, each in enumerate(drawn, 1) for section in _save(*each, out, f"{stem}-{i}")])
     text = markdown_report(figures, panels, head_lines(figures, what, Provenance.now(), caution))
     for name, page in zip(PAGES, (text, html_page(text, out)), strict=True):
-        with atomic_path(out / name) as partial:
-            partial.write_text(page, encoding="utf-8")
+        write_atomically(out / name, page)
     write_tuned(figures, out)
     for name, rows in (
         (RESULTS, run_rows),
@@ -137,13 +136,11 @@ def write_tuned(figures: Sequence[Figure], out: Path) -> None:
     written: set[Path] = set()
     for figure in sorted(figures, key=lambda figure: figure.spec.name != "tuning"):
         for panel in figure.panels:
-            run_spec = panel.arms[0].run_spec if panel.arms else None
-            if panel.kind == "grid" and run_spec is not None:
+            if panel.kind == "grid" and panel.arms and (run_spec := panel.arms[0].run_spec):
                 path = out / "tuned" / f"{run_spec.model}-{run_spec.steps}.yaml"
                 if path not in written:
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    with atomic_path(path) as partial:
-                        partial.write_text(_tuned_text(figure, panel), encoding="utf-8")
+                    write_atomically(path, _tuned_text(figure, panel))
                     written.add(path)
 
 
@@ -167,7 +164,6 @@ def _tuned_text(figure: Figure, panel: Panel) -> str:
         lines.append(f"  # {best.why_not or f'{best.loss:.4f} nats per token, {error}'}")
         lines.append(f"  {json.dumps(strategy)}:")
         for key, value, off in zip(panel.spec.axes, best.values, best.errors, strict=True):
-            lines.append(
-                f"    {key}: {rounded(value):g}" + (f"  # times or over {math.exp(off):.2f}" if off > 0 else "")
-            )
+            comment = f"  # times or over {math.exp(off):.2f}" if off > 0 else ""
+            lines.append(f"    {key}: {rounded(value):g}{comment}")
     return "\n".join(lines) + "\n"
