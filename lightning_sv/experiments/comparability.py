@@ -1,15 +1,17 @@
 """May these runs be compared? Same corpus and tokenizer (refused), same config (warned)."""
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
 from lightning_sv.experiments.results import Panel
-from lightning_sv.runs.directory import SUMMARY
+from lightning_sv.runs.directory import SUMMARY, config_value
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.provenance import lengths
+from lightning_sv.settings.cli_args import leaves
 
 #: what decides the text that a run is validated on
 VALIDATION_KEYS = ("val_sequences", "seq_len")
@@ -48,7 +50,7 @@ def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> No
             raise ConfigError(
                 f"{run.dir / SUMMARY} has no {missing[0]}, so nobody can tell what it was trained on; run it again."
             )
-        facts[name] |= {f"data.{key}": _data(run, key) for key in VALIDATION_KEYS if validation}
+        facts[name] |= {f"data.{key}": config_value(run.config, f"data.{key}") for key in VALIDATION_KEYS if validation}
     check_same_data(facts)
 
 
@@ -72,10 +74,6 @@ def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") 
                     f"{'corpus' if key in CORPUS_KEYS else 'validation set'}"
                     f"{', or remove the older runs' if what == 'runs' else ''}."
                 )
-
-
-def _data(run: Run, key: str) -> Any:
-    return (run.config.get("data") or {}).get(key)
 
 
 def config_differences(runs: Mapping[str, Run], asked: Sequence[str]) -> list[ConfigDifference]:
@@ -166,7 +164,7 @@ def panel_warnings(panel: Panel) -> list[str]:
         every = {str(run.dir): run for arm in panel.arms for run in arm.runs}
         check_same_corpus(every, validation=False)
         for key in VALIDATION_KEYS:
-            values = dict.fromkeys(str(_data(run, key)) for run in every.values())
+            values = dict.fromkeys(str(config_value(run.config, f"data.{key}")) for run in every.values())
             if len(values) > 1:
                 found.append(f"{panel.title}: the laws run through sizes with data.{key} {' and '.join(values)}.")
     return found + rests_on(panel)
@@ -189,19 +187,9 @@ def _few(names: list[str]) -> str:
 
 
 def _leaves(run: Run) -> dict[str, Any]:
+    """Dotted keys of a run's config with their values, its own directory by one name."""
+    text = json.dumps(run.config, default=str, ensure_ascii=False)
     # the longer spelling of the directory first, because it may contain the other
-    longer, shorter = sorted((str(run.dir.resolve()), str(run.dir)), key=len, reverse=True)
-
-    def walk(node: Any, key: str) -> Iterator[tuple[str, Any]]:
-        if isinstance(node, Mapping):  # an empty one says nothing
-            for name, child in node.items():
-                yield from walk(child, f"{key}.{name}" if key else str(name))
-        elif isinstance(node, list) and node:
-            for i, child in enumerate(node):
-                yield from walk(child, f"{key}.{i}")
-        elif isinstance(node, str):
-            yield key, node.replace(longer, "<run_dir>").replace(shorter, "<run_dir>")
-        else:
-            yield key, node
-
-    return dict(walk(run.config, ""))
+    for spelling in sorted((str(run.dir.resolve()), str(run.dir)), key=len, reverse=True):
+        text = text.replace(spelling, "<run_dir>")
+    return leaves(json.loads(text))

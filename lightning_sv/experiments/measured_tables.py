@@ -9,6 +9,7 @@ import numpy as np
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.results import Arm, Table
+from lightning_sv.runs.directory import config_value
 
 
 def measured_table(path: Path) -> Table:
@@ -59,7 +60,7 @@ def throughput_table(arms: Sequence[Arm]) -> Table:
         return float(np.mean([np.median(x[len(x) // 2 :]) for x in (run.curve(tag).values for run in arm.runs)]))
 
     def batch(arm: Arm) -> str | float:
-        return (arm.runs[0].config.get("data") or {}).get("micro_batch") or "not stated"
+        return config_value(arm.runs[0].config, "data.micro_batch") or "not stated"
 
     speed, memory = "throughput/tokens_per_s", "memory/peak_gib"
     columns = ("strategy", "tokens per second", "peak memory, GiB", "micro-batch", "runs")

@@ -12,7 +12,7 @@ from lightning_sv.atomic import regular
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
-from lightning_sv.runs.directory import LAST, read_config, read_summary, run_dir_of
+from lightning_sv.runs.directory import LAST, config_value, read_config, read_summary, run_dir_of
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.scale.strategy import modules_named, own_tokens
 
@@ -131,16 +131,11 @@ def load_trained(path: Path, allow: Collection[str] = ()) -> tuple[Backbone, Tok
 def _check_run(model: LoadedCheckpoint, tokenizer: Tokenizer, run_dir: Path) -> None:
     """Check that tokenizer, text and config of a run directory are those that the checkpoint was trained with."""
     made, config = model.checkpoint[CHECKPOINT_KEY], read_config(run_dir)
-
-    def of(settings: Any, section: str, key: str) -> Any:
-        found = settings.get(section)
-        return found.get(key) if isinstance(found, dict) else None
-
-    scale = of(config, "model", "scale")
+    scale = config_value(config, "model.scale")
     for key, then, now in (
         ("tokenizer_sha256", made.get("tokenizer_sha256"), tokenizer.sha256),
         ("corpus_hash", made.get("corpus_hash"), read_summary(run_dir).get("corpus_hash")),
-        ("data.seq_len", of(made, "data", "seq_len"), of(config, "data", "seq_len")),
+        ("data.seq_len", config_value(made, "data.seq_len"), config_value(config, "data.seq_len")),
         ("model.scale", own_tokens(made["scale"]), own_tokens(scale) if isinstance(scale, str) else None),
     ):
         if None not in (then, now) and then != now:

@@ -18,7 +18,16 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.util.tensor_util import make_ndarray
 
 from lightning_sv.errors import ConfigError, NotTestableError
-from lightning_sv.runs.directory import CONFIG, SUMMARY, event_files, is_begun, is_complete, read_config, read_summary
+from lightning_sv.runs.directory import (
+    CONFIG,
+    SUMMARY,
+    config_value,
+    event_files,
+    is_begun,
+    is_complete,
+    read_config,
+    read_summary,
+)
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +82,7 @@ class Run:
     @property
     def seq_len(self) -> int:
         """Tokens of a training sequence, from the config."""
-        data = self.config.get("data")
-        value = data.get("seq_len") if isinstance(data, Mapping) else None
+        value = config_value(self.config, "data.seq_len")
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"{self.dir / CONFIG}: data.seq_len is {value!r}; expected a whole number above 0.")
         return value
@@ -124,8 +132,8 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
 
 def _label(directory: Path, config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     """Return the label of a run: its summary's, unless the config names another strategy."""
-    model, stated = config.get("model"), summary.get("label") or None
-    scale, options = (model.get("scale"), model.get("scale_options")) if isinstance(model, Mapping) else (None, None)
+    stated = summary.get("label") or None
+    scale, options = (config_value(config, f"model.{key}") for key in ("scale", "scale_options"))
     if not isinstance(scale, str) or not scale:
         return stated or directory.name
     own = scale
@@ -145,9 +153,8 @@ def _label(directory: Path, config: Mapping[str, Any], summary: Mapping[str, Any
 
 
 def _seed(config: Mapping[str, Any], summary: Mapping[str, Any]) -> int | None:
-    model = config.get("model")
-    own = model.get("seed") if isinstance(model, Mapping) else None
-    return next((x for x in (own, config.get("seed_everything"), summary.get("seed")) if type(x) is int), None)
+    given = (config_value(config, "model.seed"), config.get("seed_everything"), summary.get("seed"))
+    return next((seed for seed in given if type(seed) is int), None)
 
 
 def contradiction(run: Run) -> str | None:
