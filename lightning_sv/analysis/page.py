@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import get_args
 from urllib.parse import unquote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -16,14 +16,6 @@ from markdown_it.token import Token
 from lightning_sv.analysis.verdicts import VerdictWord
 
 _VERDICTS: tuple[str, ...] = get_args(VerdictWord)
-
-
-class Section(NamedTuple):
-    """A heading of the second level: its anchor, its words, and as HTML what stands below it, itself included."""
-
-    anchor: str
-    title: str
-    html: str
 
 
 def html_page(markdown: str, root: Path) -> str:
@@ -50,7 +42,7 @@ def html_page(markdown: str, root: Path) -> str:
         title=_words(tokens[1]),
         counts=[(word, _class(word), verdicts[word]) for word in _VERDICTS if verdicts[word]],
         head=html[0],
-        sections=[Section(*each) for each in zip(_anchors(titles), titles, html[1:], strict=True)],
+        sections=list(zip(_anchors(titles), titles, html[1:], strict=True)),  # each with its heading
     )
 
 

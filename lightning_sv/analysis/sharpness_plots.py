@@ -23,7 +23,7 @@ _PREFIX = "sharpness/"
 
 def has_sharpness(runs: Sequence[Run]) -> bool:
     """Whether every run logged the sharpness of some set of parameters."""
-    return all(any(tag.startswith(_PREFIX) and tag.endswith("/lambda_max") for tag in run.curves) for run in runs)
+    return all(_parts([[run]]) for run in runs)
 
 
 def sharpness_rows(arms: Sequence[Sequence[Run]], labels: Sequence[str]) -> list[dict[str, object]]:
