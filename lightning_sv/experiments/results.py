@@ -1,6 +1,6 @@
 """A figure: arms, panels and verdicts, first planned, then with its runs. Plain data throughout."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -22,12 +22,6 @@ if TYPE_CHECKING:  # torch with it, and a report needs none
 
 #: a run that is to be had: what is trained, on which seed
 RunRequest = tuple["RunSpec", int]
-
-
-def by_seed(wanted: Iterable[RunRequest]) -> list[RunRequest]:
-    """Each run once, in order of the seeds, so that a stop leaves whole pairs."""
-    unique = {run_spec.key(seed): (run_spec, seed) for run_spec, seed in wanted}
-    return sorted(unique.values(), key=lambda run: run[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,7 +312,7 @@ class Figure:
 
     def requests(self) -> list[RunRequest]:
         """Every run that it needs once, seed by seed."""
-        return by_seed(run for panel in self.panels for arm in panel.arms for run in arm.requests)
+        return requests_of([self])
 
     def ratio(self) -> str:
         """Training tokens per parameter in words: the fewest, "to" the most where these are a tenth more."""
@@ -330,3 +324,10 @@ class Figure:
         """A claim in words, with its panel where claims of several panels are alike."""
         alike = len({each.panel for each in self.verdicts if each.claim == verdict.claim}) > 1
         return f"{verdict.panel}: {verdict.claim}" if alike else verdict.claim
+
+
+def requests_of(figures: Sequence[Figure]) -> list[RunRequest]:
+    """Every run that figures need once, in order of the seeds, so that a stop leaves whole pairs."""
+    wanted = [run for figure in figures for panel in figure.panels for arm in panel.arms for run in arm.requests]
+    unique = {run_spec.key(seed): (run_spec, seed) for run_spec, seed in wanted}
+    return sorted(unique.values(), key=lambda run: run[1])

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.results import Arm, Figure, Panel, RunRequest, by_seed
+from lightning_sv.experiments.results import Arm, Figure, Panel, RunRequest, requests_of
 from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.runs.directory import NONFINITE, is_complete
 from lightning_sv.runs.events import Run, read_run
@@ -136,7 +136,7 @@ def train(figures: Sequence[Figure], runs: RunStore, *, parallel: int | None, co
         RunError: a run was stopped by a signal
         KeyboardInterrupt: the user stopped them all; finished runs are kept
     """
-    wanted = by_seed(run for figure in figures for run in figure.requests())
+    wanted = requests_of(figures)
     left = runs.missing(wanted)
     recorded = sum(runs.is_recorded(*run) for run in wanted)
     elsewhere = sum(runs.dir(*run).parent != runs.out / "runs" for run in wanted)

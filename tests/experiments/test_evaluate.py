@@ -11,8 +11,8 @@ import pytest
 from filelock import FileLock
 from rich.console import Console
 
+from lightning_sv.cli.paper import measured_ratio, print_dry_run
 from lightning_sv.cli.paper import run as run_paper
-from lightning_sv.experiments.dry_run import measured_ratio, print_dry_run
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import TUNING_SEED, plan_figure
 from lightning_sv.experiments.report.write import write_tuned

@@ -7,11 +7,11 @@ import pytest
 import yaml
 
 from lightning_sv.analysis.verdicts import NOT_TESTABLE
+from lightning_sv.cli.paper import cost
 from lightning_sv.experiments.claims.claim_types import KINDS
-from lightning_sv.experiments.dry_run import cost
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.plan import plan_figure
-from lightning_sv.experiments.results import Figure, by_seed
+from lightning_sv.experiments.results import Figure, requests_of
 from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.sources.from_yaml import budget_names, figure_names, load_budget, load_figure
@@ -77,8 +77,8 @@ def test_the_budget_of_a_cpu_keeps_to_its_time(planned: tuple[str, dict[str, Fig
     """Two cores: all figures in 105 minutes, each alone under 25; cpu-long in a night."""
     budget, figures = planned
     spec = load_budget(budget, ROOT / "conf")
-    total = cost(by_seed(run for f in figures.values() for run in f.requests()), spec)
-    minutes = {f.spec.name: cost(by_seed(f.requests()), spec) / 120 for f in figures.values()}
+    total = cost(requests_of(list(figures.values())), spec)
+    minutes = {f.spec.name: cost(f.requests(), spec) / 120 for f in figures.values()}
     if budget == "cpu":
         assert total / 120 <= 105 and max(minutes.values()) < 25, minutes
     if budget == "cpu-long":
