@@ -99,13 +99,7 @@ class PlainFigure(Figure):
 
 
 def new_figure(panels: int = 2, rows: int = 1, *, formulas: bool = False) -> Figure:
-    """A figure of ``panels`` side by side in each of ``rows``, 5 by 4 inches each.
-
-    Args:
-        panels: in a row
-        rows: of panels
-        formulas: whether ``$`` in a text begins a formula; for texts that are not a user's
-    """
+    """A figure of ``panels`` side by side in each of ``rows``, 5 by 4 inches each; ``$`` begins a formula if asked."""
     # a Figure of its own canvas, not pyplot: no global state, no display
     figure = (Figure if formulas else PlainFigure)(figsize=(5 * panels, 4 * rows), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)

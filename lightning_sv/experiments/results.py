@@ -185,12 +185,6 @@ class Panel:
     ) -> PairedDifference:
         """A - B, with the scatter of all arms like them.
 
-        Args:
-            a: arm in question
-            b: arm it is compared with
-            of: what is compared: the final loss, that at a share of the tokens, a change
-            confidence: coverage of the interval
-
         Raises:
             NotTestableError: a run does not have it, or the arms share no seed
         """

@@ -107,11 +107,7 @@ def _built(described: LoadedCheckpoint) -> Backbone:
 
 
 def load_trained(path: Path, allow: Collection[str] = ()) -> tuple[Backbone, Tokenizer]:
-    """Rebuild a run's backbone, on the CPU, and read its tokenizer.
-
-    Args:
-        path: a run's directory, or a checkpoint's file in it
-        allow: see `load_backbone`
+    """Rebuild a run's backbone, on the CPU, and read its tokenizer; arguments are those of `load_backbone`.
 
     Raises:
         ConfigError: see `read_model`; or the two are not of one run
@@ -146,11 +142,7 @@ def _check_run(model: LoadedCheckpoint, tokenizer: Tokenizer, run_dir: Path) -> 
 
 
 def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoint:
-    """Read the description and the weights of a checkpoint's backbone, without building it.
-
-    Args:
-        path: a run's directory, or a checkpoint's file
-        allow: modules that the checkpoint's strategy may import: `my_module` for 'my_module:MyScale'
+    """Read the description and the weights of a checkpoint; arguments are those of `load_backbone`.
 
     Raises:
         ConfigError: see `check_checkpoint`; the strategy names a module that is not allowed; or the weights are not

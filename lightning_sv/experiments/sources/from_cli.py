@@ -33,11 +33,6 @@ _OURS = ("model.scale", "seed_everything", "run_dir", "ckpt_path")
 def asked(scale: str, text: str, label: str | None) -> Asked:
     """An arm; its label is the strategy and what its own arguments change.
 
-    Args:
-        scale: strategy
-        text: its own arguments, as on the command line
-        label: in place of that
-
     Raises:
         ConfigError: arguments that are no keys of `fit`
     """
