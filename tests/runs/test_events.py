@@ -89,7 +89,7 @@ def test_a_run_whose_events_are_cut_decides_nothing(tmp_path: Path, caplog: pyte
 
 @pytest.mark.parametrize("stated", [{"val_loss": 1.6}, {"val_loss": 1.5, "tokens": 50}])
 def test_a_summary_that_its_events_contradict_decides_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], stated: dict[str, float]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, stated: dict[str, float]
 ) -> None:
     write(tmp_path, [(20, 3.0), (40, 1.5)], 100.0)
     finish(tmp_path)
@@ -97,7 +97,7 @@ def test_a_summary_that_its_events_contradict_decides_nothing(
     with pytest.raises(DamagedEventsError, match="summary"):
         read_run(tmp_path)
     read_run(tmp_path, complete=False)
-    assert "summary" in capsys.readouterr().err
+    assert "summary" in caplog.text
 
 
 @pytest.mark.parametrize(
