@@ -129,7 +129,11 @@ def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[Config
     }.items():
         if len(set(values)) > 1:
             by_value = {x: [name for name, y in zip(runs, values, strict=True) if y == x] for x in values}
-            listed = "; ".join(f"{x} ({_few(names)})" for x, names in by_value.items())
+            few = {
+                x: names if len(names) < 4 else [f"{names[0]} and {len(names) - 1} more"]
+                for x, names in by_value.items()
+            }
+            listed = "; ".join(f"{x} ({', '.join(names)})" for x, names in few.items())
             warnings.append(f"The runs {what}: {listed}.")
     for name, run in runs.items():
         if extended := lengths(run.summary):
@@ -180,10 +184,6 @@ def rests_on(panel: Panel) -> list[str]:
 def _in_use(run: Run, key: str, value: Any) -> Any:
     unset, stated = _DEFAULTS.get(key, (_ABSENT, ""))
     return run.summary.get(stated, value) if value == unset else value
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _leaves(run: Run) -> dict[str, Any]:

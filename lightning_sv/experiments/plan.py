@@ -92,7 +92,10 @@ def _points(
     of = Series(label, arm.not_in_paper, arm.baseline, ())
     if panel.kind == "grid":
         along = [arm.axes.get(key, {}).get(resolver.budget.name, values) for key, values in axes.items()]
-        grid = tuple(_cross(along) if resolver.budget.name in panel.one_at_a_time else product(*along))
+        grid = tuple(product(*along))
+        if resolver.budget.name in panel.one_at_a_time:  # points that differ from the first values along one axis
+            centre = [values[0] for values in along]
+            grid = tuple(p for p in grid if sum(x != c for x, c in zip(p, centre, strict=True)) <= 1)
         keys = [dict(zip(axes, point, strict=True)) for point in grid]
         names = [", ".join([label, *(f"{k.rpartition('.')[2]} {v:g}" for k, v in each.items())]) for each in keys]
         made = [resolver.resolve(panel, arm, panel.model, each) for each in keys]
@@ -180,9 +183,3 @@ def _claims_at(panel: PanelSpec, budget: Budget) -> list[ClaimSpec]:
     """Those that the runs of a budget are to decide."""
     trained = {label for label, arm in panel.arms.items() if budget.name not in arm.skip_under}
     return [c for c in panel.claims if budget.name not in c.skip_under and {c.a, c.b or c.a} <= trained]
-
-
-def _cross(axes: list[list[float]]) -> list[tuple[float, ...]]:
-    """The points of a grid that differ from the first values of its axes along one axis at most."""
-    centre = [values[0] for values in axes]
-    return [p for p in product(*axes) if sum(x != c for x, c in zip(p, centre, strict=True)) <= 1]

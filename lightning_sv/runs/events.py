@@ -219,7 +219,12 @@ def _read_curves(directory: Path) -> tuple[dict[str, Curve], list[Path]]:
             curves[tag] = {tokens: value for tokens, value in curves[tag].items() if tokens <= end}
         for tag, points in leg.points.items():
             curves.setdefault(tag, {}).update(points)
-    return {tag: _curve(points) for tag, points in curves.items() if points}, cut
+    live_curves = {}
+    for tag, points in curves.items():
+        if points:
+            tokens, values = zip(*sorted(points.items()), strict=True)
+            live_curves[tag] = Curve(np.array(tokens, dtype=np.int64), np.array(values, dtype=np.float64))
+    return live_curves, cut
 
 
 def _read_leg(file: Path) -> _Leg:
@@ -264,8 +269,3 @@ def _records(file: Path) -> Iterator[bytes]:
                 if masked_crc32c(part).to_bytes(4, "little") != checksum:
                     raise EOFError
             yield data
-
-
-def _curve(points: Mapping[int, float]) -> Curve:
-    tokens = sorted(points)
-    return Curve(np.array(tokens, dtype=np.int64), np.array([points[at] for at in tokens], dtype=np.float64))

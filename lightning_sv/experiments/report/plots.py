@@ -333,20 +333,17 @@ def _set_size_axis(axes: Axes, first: Series) -> None:
 
 
 def _set_log_axis(axes: Axes, ticks: Sequence[float], words: Callable[[float], str]) -> None:
-    axes.set_xscale("log")
-    axes.set_xticks(_apart(ticks, max(len(words(tick)) for tick in ticks)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: words(x)))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-
-
-def _apart(ticks: Sequence[float], letters: int) -> list[float]:
-    """Some of the ticks, from the lowest on, so that labels of so many letters lie side by side on a log axis."""
+    """Label some of the ticks, from the lowest on, so that the labels lie side by side."""
+    letters = max(len(words(tick)) for tick in ticks)
     room = (max(ticks) / min(ticks)) ** ((letters + 1) / 45) * (1 - 1e-9)  # some 45 letters fit between first and last
     kept = [min(ticks)]
     for tick in sorted(ticks):
         if tick >= kept[-1] * room and tick > kept[-1]:
             kept.append(tick)
-    return kept
+    axes.set_xscale("log")
+    axes.set_xticks(kept)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: words(x)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def grid_plots(panel: Panel) -> tuple[list[Plot], list[str]]:

@@ -290,7 +290,9 @@ def parts_of(base: Arm, arm: Arm) -> dict[str, PairedDifference]:
     a, b = base.paired(arm)
     found = {}
     for kind in TOKEN_KINDS:
-        first, second = ([_part(run, kind) for run in each.runs] for each in (a, b))
+        first, second = (
+            [_share(run, kind) * float(run.curve(COPYING + kind).values[-1]) for run in each.runs] for each in (a, b)
+        )
         found[kind] = paired_difference(first, second)
     return found
 
@@ -323,7 +325,3 @@ def _share(run: Run, kind: str) -> float:
     if kind == "unseen":
         return 1 - sum(_share(run, other) for other in TOKEN_KINDS[:-1])
     return float(run.curve(f"{COPYING}{kind}_share").values[-1])
-
-
-def _part(run: Run, kind: str) -> float:
-    return _share(run, kind) * float(run.curve(COPYING + kind).values[-1])
