@@ -4,7 +4,7 @@ Colours are Okabe and Ito's, which stay apart for colour-blind readers; ``llama`
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
@@ -54,12 +54,6 @@ def human_tokens(tokens: float) -> str:
         if abs(tokens) >= size * (1 - 0.005):
             return f"{float(f'{tokens / size:.2g}'):g}{unit}"
     return f"{tokens:.0f}"
-
-
-def _tick_words(end: float) -> Callable[[float, int], str]:
-    """All ticks of an axis in one unit: 0.5M, 1M, 1.5M rather than 500k, 1M, 1.5M."""
-    size, unit = next(((x, name) for x, name in _UNITS if end >= x), (1.0, ""))
-    return lambda tokens, _: f"{tokens / size:g}{unit}" if tokens else "0"
 
 
 def colours(labels: Sequence[str]) -> list[str]:
@@ -184,8 +178,10 @@ def set_token_axis(axes: Axes, scale: Literal["linear", "log"] = "linear") -> No
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: human_tokens(x)))
     else:
+        # all ticks in one unit: 0.5M, 1M, 1.5M rather than 500k, 1M, 1.5M
+        size, unit = next(((x, name) for x, name in _UNITS if axes.get_xlim()[1] >= x), (1.0, ""))
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-        axes.xaxis.set_major_formatter(FuncFormatter(_tick_words(axes.get_xlim()[1])))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / size:g}{unit}" if x else "0"))
     axes.set_xlabel("training tokens")
 
 

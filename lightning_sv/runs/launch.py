@@ -37,12 +37,6 @@ def default_parallel() -> int:
     return 1 if torch.cuda.is_available() else min(4, available_cores())
 
 
-def visible_gpus() -> list[str]:
-    """Names of the GPUs this process may use, as CUDA_VISIBLE_DEVICES has them."""
-    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return named or [str(i) for i in range(torch.cuda.device_count())]
-
-
 def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[str, str]:
     """Run all jobs in order, ``parallel`` at a time, with a progress bar each; return key -> why it failed.
 
@@ -55,7 +49,8 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[st
     failed: dict[str, str] = {}
     threads = str(max(1, available_cores() // parallel))
     env = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
-    gpus = visible_gpus()
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    gpus = named or [str(i) for i in range(torch.cuda.device_count())]
     waiting, running = deque(jobs), list[_Child]()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[steps]}"))
     progress = Progress(*columns, TimeElapsedColumn(), console=console)

@@ -113,15 +113,12 @@ def _expand(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
             found += complete
             unfinished += begun
         elif (path / COMPARISON).is_file():
-            found += _compared(path / COMPARISON)
+            try:  # directories of the runs are relative to that of the comparison
+                found += [path / run["dir"] for run in json.loads((path / COMPARISON).read_text())["runs"]]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigError(
+                    f"{path / COMPARISON} is not what compare writes ({error!r}); run it again."
+                ) from error
         else:
             found.append(path)
     return found, unfinished
-
-
-def _compared(comparison: Path) -> list[Path]:
-    """Directories of the runs of a comparison, which are relative to it."""
-    try:
-        return [comparison.parent / run["dir"] for run in json.loads(comparison.read_text())["runs"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{comparison} is not what compare writes ({error!r}); run it again.") from error
