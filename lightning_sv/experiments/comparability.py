@@ -187,9 +187,12 @@ def _in_use(run: Run, key: str, value: Any) -> Any:
 
 
 def _leaves(run: Run) -> dict[str, Any]:
-    """Dotted keys of a run's config with their values, its own directory by one name."""
-    text = json.dumps(run.config, default=str, ensure_ascii=False)
+    """Dotted keys of a run's config with their values, its own directory by one name; lists as JSON."""
     # the longer spelling of the directory first, because it may contain the other
-    for spelling in sorted((str(run.dir.resolve()), str(run.dir)), key=len, reverse=True):
-        text = text.replace(spelling, "<run_dir>")
-    return leaves(json.loads(text))
+    longer, shorter = sorted((str(run.dir.resolve()), str(run.dir)), key=len, reverse=True)
+    found = leaves(run.config)
+    for key, value in found.items():
+        if isinstance(value, str | list):
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            found[key] = text.replace(longer, "<run_dir>").replace(shorter, "<run_dir>")
+    return found
