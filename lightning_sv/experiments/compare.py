@@ -203,13 +203,7 @@ def compare(
 
 
 def sweep(
-    figure: Figure,
-    runs: RunStore,
-    out: Path,
-    *,
-    jobs: int | None = None,
-    console: Console,
-    command: str,
+    figure: Figure, runs: RunStore, out: Path, *, jobs: int | None = None, console: Console, command: str
 ) -> Panel:
     """Run what is missing of a grid, and write its report; return the panel with its runs.
 

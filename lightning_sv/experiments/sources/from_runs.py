@@ -18,11 +18,7 @@ COMPARISON = "comparison.json"
 
 
 def own_figure(
-    dirs: Sequence[str | Path],
-    *,
-    labels: Sequence[str] | None = None,
-    baseline: str | None = None,
-    command: str = "",
+    dirs: Sequence[str | Path], *, labels: Sequence[str] | None = None, baseline: str | None = None, command: str = ""
 ) -> Figure:
     """Run directories -> a figure: losses, differences to the baseline, branch norms where all runs logged them.
 
