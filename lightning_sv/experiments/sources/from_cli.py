@@ -102,7 +102,8 @@ def _settled(figure: FigureSpec, words: Sequence[str], seeds: int) -> Figure:
     """A figure of one panel under what the words of a command line say."""
     files, keys = parse_overrides(words, "compare")
     (panel,) = figure.panels
-    for key in (*keys, *(key for arm in panel.arms.values() for key in arm.overrides)):
+    given = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]
+    for key in (*given, *(key for arm in panel.arms.values() for key in arm.overrides)):
         if key in _OURS:
             raise ConfigError(
                 f"every run has its own --{key}; leave it out of the arguments and name strategies, seeds and the "
