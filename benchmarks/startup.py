@@ -70,9 +70,6 @@ def first_steps(folder: Path, rounds: int) -> dict[str, float]:
         plain.wait()
         log = folder / f"warm{i}.log"
         run = server.start(["fit", *words, "--run_dir", str(folder / f"warm{i}")], log=log, env=env)
-        while run.poll() is None and run.pid is None:
-            time.sleep(0.005)
-        assert run.pid is not None
         warm.append(cpu_until("step 1/40", log, run.pid))
         while run.poll() is None:
             time.sleep(0.02)

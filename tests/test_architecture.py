@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from lightning_sv.__main__ import COMMANDS, main
 from lightning_sv.callbacks.branch_norms import branch_norms
-from lightning_sv.cli.main import BESIDE
+from lightning_sv.cli.main import FILE_OF
 from lightning_sv.corpus import CorpusConfig, prepare
 from lightning_sv.optim.tuned import TUNED_LR
 from lightning_sv.runs import directory
@@ -76,7 +76,7 @@ def test_imports_run_down() -> None:
 
 def test_a_command_is_a_file_and_its_options_are_snake_case() -> None:
     files = {path.stem: path.read_text() for path in (PACKAGE / "cli").glob("*.py")}
-    assert files.keys() - {"__init__", "main"} == {BESIDE.get(name, name) for name in COMMANDS}
+    assert files.keys() - {"__init__", "main"} == {FILE_OF.get(name, name) for name in COMMANDS}
     options = [option for text in files.values() for option in re.findall(r"add_argument\(\s*\"--([\w.-]+)", text)]
     assert len(options) > 40 and not [option for option in options if "-" in option]
 

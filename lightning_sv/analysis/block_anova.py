@@ -94,11 +94,6 @@ class BlockDesign:
         to the rest has an F distribution where all scatter alike. An arm of one run has no interval: its luck would be
         taken for its merit.
 
-        Args:
-            a: arm in question
-            b: arm it is compared with
-            confidence: coverage of the interval
-
         Raises:
             NotTestableError: an arm that the design does not have, or two that no chain of shared seeds connects
         """

@@ -103,13 +103,11 @@ def fit_optimum(points: Sequence[Sequence[float]], losses: Sequence[Sequence[flo
 def _terms(x: Array) -> tuple[Integers, Integers]:
     """Which products of the coordinates x (N, K) a paraboloid has: all squares, and pairs that vary together."""
     i, j = np.triu_indices(x.shape[1])
-    kept = np.array([a == b or not _is_cross(x[:, [a, b]]) for a, b in zip(i, j, strict=True)], dtype=bool)
+    # of a cross all points lie on one line along each of the two axes
+    pairs = [x[:, [a, b]] for a, b in zip(i, j, strict=True)]
+    crosses = [any((pair == centre).any(axis=1).all() for centre in pair) for pair in pairs]
+    kept = (i == j) | ~np.array(crosses, dtype=bool)
     return i[kept], j[kept]
-
-
-def _is_cross(x: Array) -> bool:
-    """Whether all points (N, 2) lie on one line along each of the two axes."""
-    return any(((x == centre).any(axis=1)).all() for centre in x)
 
 
 def _features(z: Array, i: Integers, j: Integers) -> Array:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import get_args
 from urllib.parse import unquote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -16,14 +16,6 @@ from markdown_it.token import Token
 from lightning_sv.analysis.verdicts import VerdictWord
 
 _VERDICTS: tuple[str, ...] = get_args(VerdictWord)
-
-
-class Section(NamedTuple):
-    """A heading of the second level: its anchor, its words, and as HTML what stands below it, itself included."""
-
-    anchor: str
-    title: str
-    html: str
 
 
 def html_page(markdown: str, root: Path) -> str:
@@ -50,7 +42,7 @@ def html_page(markdown: str, root: Path) -> str:
         title=_words(tokens[1]),
         counts=[(word, _class(word), verdicts[word]) for word in _VERDICTS if verdicts[word]],
         head=html[0],
-        sections=[Section(*each) for each in zip(_anchors(titles), titles, html[1:], strict=True)],
+        sections=list(zip(_anchors(titles), titles, html[1:], strict=True)),  # each with its heading
     )
 
 
@@ -79,7 +71,11 @@ def _prepare(tokens: Sequence[Token], root: Path) -> Counter[str]:
         elif token.type == "paragraph_open" and inside.children:
             pictures = [child for child in inside.children if child.type == "image"]
             for picture in pictures:
-                picture.attrSet("src", _embedded(root / unquote(str(picture.attrGet("src")))))
+                # as an image rather than as elements: the ids of one picture's clips and glyphs would meet another's
+                png = root / unquote(str(picture.attrGet("src")))
+                svg = png.with_suffix(".svg")
+                file, kind = (svg, "svg+xml") if svg.is_file() else (png, "png")
+                picture.attrSet("src", f"data:image/{kind};base64,{b64encode(file.read_bytes()).decode()}")
             if pictures:
                 token.attrSet("class", "picture")
     return next(filter(None, tables), Counter())  # that of all claims is before those of the figures
@@ -92,13 +88,6 @@ def _words(inline: Token) -> str:
 def _class(verdict: str) -> str:
     """`not testable here` -> `not-testable`, `equal within 0.01` -> `equal-within`."""
     return "-".join(verdict.split()[:2])
-
-
-def _embedded(picture: Path) -> str:
-    # as an image rather than as elements: the ids of one picture's clips and glyphs would meet another's
-    drawn = picture.with_suffix(".svg")
-    file, kind = (drawn, "svg+xml") if drawn.is_file() else (picture, "png")
-    return f"data:image/{kind};base64,{b64encode(file.read_bytes()).decode()}"
 
 
 def _anchors(titles: Sequence[str]) -> list[str]:

@@ -33,10 +33,6 @@ def draw_run(run: Run, path: str | Path) -> None:
     A branch's norm is that of its effective weight (scale vectors folded in), averaged over the
     layers, relative to its first logged value. Runs without branch norms get the losses alone.
 
-    Args:
-        run: a run, complete or not (``read_run(..., complete=False)``)
-        path: the PNG to write
-
     Raises:
         NotTestableError: the run has logged neither a training nor a validation loss
     """

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from matplotlib.lines import Line2D
 
-from lightning_sv.analysis.loss_plots import draw_seeds
 from lightning_sv.analysis.paired import on_one_grid
-from lightning_sv.analysis.style import LINES, colours, new_figure, plain_style, save
+from lightning_sv.analysis.style import LINES, colours, draw_seeds, new_figure, plain_style, save
 from lightning_sv.runs.events import Run
 
 _FIGURES = {"lambda_max": "λmax", "trace": "trace", "fro2": "‖H‖² (Frobenius)"}
@@ -24,7 +23,7 @@ _PREFIX = "sharpness/"
 
 def has_sharpness(runs: Sequence[Run]) -> bool:
     """Whether every run logged the sharpness of some set of parameters."""
-    return all(any(tag.startswith(_PREFIX) and tag.endswith("/lambda_max") for tag in run.curves) for run in runs)
+    return all(_parts([[run]]) for run in runs)
 
 
 def sharpness_rows(arms: Sequence[Sequence[Run]], labels: Sequence[str]) -> list[dict[str, object]]:
@@ -46,11 +45,6 @@ def draw_sharpness(arms: Sequence[Sequence[Run]], path: str | Path, *, labels: S
     """One row a set of parameters, one column a figure: mean over seeds, a thin line a seed, against training tokens.
 
     A panel shows the arms that have such parameters: `nop` has no scale vectors.
-
-    Args:
-        arms: runs of every arm, one per seed, that `has_sharpness`
-        path: the PNG to write
-        labels: names of the arms
     """
     parts = _parts(arms)
     figure = new_figure(panels=len(_FIGURES))

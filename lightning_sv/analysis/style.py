@@ -4,7 +4,7 @@ Colours are Okabe and Ito's, which stay apart for colour-blind readers; ``llama`
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Tick
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import ArrayLike, NDArray
 
 from lightning_sv.atomic import atomic_path
 from lightning_sv.runs.events import Curve
@@ -52,12 +54,6 @@ def human_tokens(tokens: float) -> str:
         if abs(tokens) >= size * (1 - 0.005):
             return f"{float(f'{tokens / size:.2g}'):g}{unit}"
     return f"{tokens:.0f}"
-
-
-def _tick_words(end: float) -> Callable[[float, int], str]:
-    """All ticks of an axis in one unit: 0.5M, 1M, 1.5M rather than 500k, 1M, 1.5M."""
-    size, unit = next(((x, name) for x, name in _UNITS if end >= x), (1.0, ""))
-    return lambda tokens, _: f"{tokens / size:g}{unit}" if tokens else "0"
 
 
 def colours(labels: Sequence[str]) -> list[str]:
@@ -97,13 +93,7 @@ class PlainFigure(Figure):
 
 
 def new_figure(panels: int = 2, rows: int = 1, *, formulas: bool = False) -> Figure:
-    """A figure of ``panels`` side by side in each of ``rows``, 5 by 4 inches each.
-
-    Args:
-        panels: in a row
-        rows: of panels
-        formulas: whether ``$`` in a text begins a formula; for texts that are not a user's
-    """
+    """A figure of ``panels`` side by side in each of ``rows``, 5 by 4 inches each; ``$`` begins a formula if asked."""
     # a Figure of its own canvas, not pyplot: no global state, no display
     figure = (Figure if formulas else PlainFigure)(figsize=(5 * panels, 4 * rows), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
@@ -159,14 +149,39 @@ def _fit(text: Text, room: float) -> None:
     text.set_text("\n".join(lines))
 
 
+def draw_seeds(
+    axes: Axes, tokens: ArrayLike, values: NDArray[np.float64], mean: ArrayLike, look: tuple[str, str], **line: Any
+) -> Line2D:
+    """Draw an arm: a thick line for the mean, and a thin one per seed where there are several.
+
+    Args:
+        axes: where to draw
+        tokens: (N,) training tokens
+        values: (seeds, N) what was logged
+        mean: (N,) what stands for all seeds
+        look: colour and line style
+        **line: further properties of the thick line
+
+    Returns:
+        The thick line.
+    """
+    colour, style = look
+    for seed in values if len(values) > 1 else []:
+        axes.plot(tokens, seed, color=colour, linewidth=0.7, alpha=0.45)
+    (thick,) = axes.plot(tokens, mean, linestyle=style, color=colour, linewidth=2, **line)
+    return thick
+
+
 def set_token_axis(axes: Axes, scale: Literal["linear", "log"] = "linear") -> None:
     """Training tokens along x, in words."""
     if scale == "log":
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: human_tokens(x)))
     else:
+        # all ticks in one unit: 0.5M, 1M, 1.5M rather than 500k, 1M, 1.5M
+        size, unit = next(((x, name) for x, name in _UNITS if axes.get_xlim()[1] >= x), (1.0, ""))
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-        axes.xaxis.set_major_formatter(FuncFormatter(_tick_words(axes.get_xlim()[1])))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / size:g}{unit}" if x else "0"))
     axes.set_xlabel("training tokens")
 
 

@@ -31,8 +31,7 @@ MARGIN = 0.01
 class Finding(NamedTuple):
     """What a test came to.
 
-    Args:
-        word: the verdict
+    Attributes:
         p: of the one-sided test behind it; where nothing is resolved that of the nearest
         to_go: pairs that would decide it, in words; empty where no scatter is known to tell from
     """
@@ -184,13 +183,7 @@ def digits(scale: float) -> int:
 
 
 def difference_sentence(a: str, b: str, d: PairedDifference) -> str:
-    """`unified is lower than llama by 0.086 nats per token (95% interval 0.041 to 0.132, 3 pairs)`.
-
-    Args:
-        a: name of the baseline
-        b: name of the other arm
-        d: B - A, nats per token
-    """
+    """`unified is lower than llama by 0.086 nats per token (95% interval 0.041 to 0.132, 3 pairs)`."""
     if d.low is None or d.high is None or d.smallest_resolvable is None:
         return (
             f"Not resolved: one pair gives no interval; {b} - {a} is {d.mean:+.3f} nats per token for this seed alone. "
@@ -215,14 +208,7 @@ def difference_sentence(a: str, b: str, d: PairedDifference) -> str:
 
 
 def tokens_sentence(a: str, b: str, e: TokenEfficiency, confidence: float = 0.95) -> str:
-    """`To the higher of the final losses, llama needs 1.24 times the tokens of unified (95% interval 1.17 to 1.31)`.
-
-    Args:
-        a: name of the baseline
-        b: name of the other arm
-        e: tokens of each, as `analysis.paired.token_factor` gives them
-        confidence: coverage of its interval
-    """
+    """`To the higher of the final losses, llama needs 1.24 times the tokens of unified (95% interval 1.17 to 1.31)`."""
     if e.factor is None:
         return f"{b} against {a}: no token factor, because {e.why_not or 'a run ends no lower than it began'}."
     within = "one pair, no interval"

@@ -7,19 +7,14 @@ from rich.console import Console
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.compare import compare, default_out
-from lightning_sv.experiments.run_store import RunStore
-from lightning_sv.experiments.sources.from_cli import asked, check_different, compared_figure, one_budget, resolve
-from lightning_sv.experiments.train import context_of
+from lightning_sv.experiments.run_store import RunStore, context_of
+from lightning_sv.experiments.sources.from_cli import asked, compared_figure, one_budget
 from lightning_sv.runs.job import LAUNCHER
 from lightning_sv.settings.plain_parser import PlainParser, number
 
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     """Parse the arguments of `compare`, run it, show the result; return the exit code.
-
-    Args:
-        argv: on the command line after `compare`
-        launcher: the program that trains one run
 
     Raises:
         ConfigError: what makes no comparison, or what `fit` would refuse
@@ -34,7 +29,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--a", required=True, help="Strategy compared with, usually llama.")
     parser.add_argument("--b", required=True, nargs="+", help="Strategies in question, each compared with A.")
     parser.add_argument(
-        "--seeds", type=number(int, most=1000), default=3, help="Number of seeds, each a run of every arm."
+        "--seeds", type=number(int, 1, 1000), default=3, help="Number of seeds, each a run of every arm."
     )
     parser.add_argument("--a_args", default="", help='Arguments of A alone, e.g. "--model.backbone.init_std 0.03".')
     parser.add_argument("--b_args", default="", help="Arguments of every B, not of A.")
@@ -47,14 +42,12 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     if len(labels) != len(options.b):
         raise ConfigError(f"--b names {len(options.b)} strategies and --b_label {len(labels)}; give one label each.")
     others = [asked(scale, options.b_args, label) for scale, label in zip(options.b, labels, strict=True)]
-    runs = resolve([a, *others], shared)
-    check_different(runs)
-    arms, budget = one_budget(runs)
+    arms, budget, model, data = one_budget([a, *others], shared)
     figure = compared_figure(arms, shared, options.seeds)
     Console(stderr=True).print(budget, markup=False, highlight=False, soft_wrap=True)
-    out = options.out or default_out(figure, runs[0].model.config.name, runs[0].data.corpus.dir)
+    out = options.out or default_out(figure, model.config.name, data.corpus.dir)
     # a directory that is asked for has its runs in it; all others share theirs
-    had = RunStore(out if options.out else out.parent, context_of(runs[0].data), launcher)
+    had = RunStore(out if options.out else out.parent, context_of(data), launcher)
     command = shlex.join(["lightning-sv", "compare", *argv])
     result = compare(figure, had, out, jobs=options.jobs, command=command)
     if options.json:

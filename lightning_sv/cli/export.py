@@ -12,6 +12,7 @@ from lightning_sv.interop.hf.convert import transformers
 from lightning_sv.interop.hf.save import check_unused, export, model_card
 from lightning_sv.nn import Backbone
 from lightning_sv.runs.checkpoint import load_trained
+from lightning_sv.runs.directory import config_value
 from lightning_sv.runs.events import Run, read_run
 from lightning_sv.settings.plain_parser import PlainParser
 
@@ -30,7 +31,9 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE", help="Modules its strategy may import.")
     options = parser.parse_args(argv)
     check_unused(options.dir)
-    _quiet(transformers())
+    quiet = transformers().utils.logging
+    quiet.disable_progress_bar()
+    quiet.set_verbosity_error()
     trained = read_run(options.run, complete=False)
     model, tokenizer = load_trained(options.run, options.allow)
     name, end = f"{model.config.name}, {trained.label}", tokenizer.decode([tokenizer.eot])
@@ -49,22 +52,20 @@ def run(argv: list[str]) -> int:
 
 def _facts(trained: Run, model: Backbone) -> dict[str, object]:
     """Return the rows of the model card."""
-    summary, data = trained.summary, _section(trained.config, "data")
-    made = _section(trained.config, "model")
-    optim = _section(made, "optim")
+    summary, config = trained.summary, trained.config
     return {
         "scale vectors": f"`{trained.label}`",
         "parameters as trained": sum(p.numel() for p in model.parameters()),
-        "began with": made.get("init_from") or "weights drawn at random",
+        "began with": config_value(config, "model.init_from") or "weights drawn at random",
         # of a complete run all figures are its summary's; its events say the same, or a warning has said so
         "training tokens": summary.get("tokens", trained.tokens),
         "complete": None if summary else "no: the run was stopped before its last step",
-        **_text(_section(data, "corpus"), summary),
+        **_text(config_value(config, "data.corpus.dir"), summary),
         "validation loss, nats a token": summary.get("val_loss", trained.val_loss),
         "perplexity": summary.get("val_perplexity"),
         "bits per byte": summary.get("val_bits_per_byte"),
         "context": trained.seq_len,
-        "optimizer": optim.get("name"),
+        "optimizer": config_value(config, "model.optim.name"),
         "peak learning rate": f"{summary['lr']:g}" if "lr" in summary else None,
         "seed": summary.get("seed"),
         "commit": summary.get("commit"),
@@ -72,24 +73,14 @@ def _facts(trained: Run, model: Backbone) -> dict[str, object]:
     }
 
 
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = config.get(name)
-    return found if isinstance(found, Mapping) else {}
-
-
-def _text(corpus: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, object]:
+def _text(folder: Any, summary: Mapping[str, Any]) -> dict[str, object]:
     """Return what is known of the text: the config alone may name another than the folder held."""
     identity = summary.get("corpus_hash")
     try:
-        manifest = Manifest.load(str(corpus.get("dir")))
+        manifest = Manifest.load(str(folder))
     except ConfigError:
         return {"text": identity and f"corpus {identity[:12]}, which is no longer at hand"}
     if identity is not None and manifest.corpus_hash != identity:
         return {"text": f"corpus {identity[:12]}, which is no longer at hand"}
     licence = manifest.licence or "not stated"
     return {"text": manifest.source, "licence of the text": licence, "tokenizer": manifest.tokenizer}
-
-
-def _quiet(module: Any) -> None:
-    module.utils.logging.disable_progress_bar()
-    module.utils.logging.set_verbosity_error()

@@ -5,17 +5,8 @@ from lightning_sv.lit.cli import PretrainCLI
 from lightning_sv.lit.signals import exit_code
 
 
-def run(argv: list[str]) -> int:
-    """Train, draw `run.png`, show the figures; return the exit code."""
-    return _run("fit", argv)
-
-
-def validate(argv: list[str]) -> int:
-    """Show the validation loss of a checkpoint; return the exit code."""
-    return _run("validate", argv)
-
-
-def _run(command: str, argv: list[str]) -> int:
+def run(argv: list[str], command: str = "fit") -> int:
+    """Train, draw `run.png` and show the figures, or show the loss of a checkpoint; return the exit code."""
     try:
         PretrainCLI(args=[command, *argv])
     except StoppedError as stopped:

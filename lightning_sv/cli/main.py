@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -41,8 +42,8 @@ COMMANDS = {
     "theory": "check the paper's theorems, with the counterexamples beyond them",
 }
 
-#: commands that share the file of another
-BESIDE = {"validate": "fit"}
+#: command that shares the file of another -> that one
+FILE_OF = {"validate": "fit"}
 #: commands that work for minutes or more: what becomes of their output does not end them
 LASTING = ("fit", "prepare", "compare", "sweep", "paper")
 #: exit status of a program whose reader has gone, as of any that SIGPIPE ends
@@ -163,6 +164,5 @@ def _flush(code: Any) -> Any:
 
 def _command(name: str) -> Callable[[list[str]], int]:
     """Import the file of one command: the others' imports would take seconds."""
-    module = import_module(f"lightning_sv.cli.{BESIDE.get(name, name)}")
-    run: Callable[[list[str]], int] = getattr(module, name if name in BESIDE else "run")
-    return run
+    run: Callable[..., int] = import_module(f"lightning_sv.cli.{FILE_OF.get(name, name)}").run
+    return partial(run, command=name) if name in FILE_OF else run

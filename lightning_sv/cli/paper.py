@@ -7,25 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.dry_run import print_dry_run
 from lightning_sv.experiments.evaluate import evaluate
-from lightning_sv.experiments.plan import FigurePlan, plan_figure
+from lightning_sv.experiments.plan import plan_figure
 from lightning_sv.experiments.report.tables import check_replaceable, verdicts_json
 from lightning_sv.experiments.report.verdict_log import LOG, add_to_log, log_of, log_rows, read_log, with_earlier
-from lightning_sv.experiments.results import Figure
-from lightning_sv.experiments.run_spec import RunResolver, by_seed
-from lightning_sv.experiments.run_store import RunStore
+from lightning_sv.experiments.results import Figure, RunRequest, requests_of
+from lightning_sv.experiments.run_spec import MFU, RunResolver
+from lightning_sv.experiments.run_store import RunStore, context_of, train
 from lightning_sv.experiments.sources.from_yaml import budget_names, figure_names, load_budget, load_figure
-from lightning_sv.experiments.train import context_of, train
-from lightning_sv.runs.job import LAUNCHER
+from lightning_sv.experiments.spec import Budget
+from lightning_sv.runs.directory import read_summary
+from lightning_sv.runs.job import LAUNCHER, array_script, submit
 from lightning_sv.runs.launch import default_parallel
 from lightning_sv.runs.results_csv import read_recorded
-from lightning_sv.runs.slurm import array_script, submit
 from lightning_sv.settings.cli_args import parse_overrides
 from lightning_sv.settings.parse import parse_run
 from lightning_sv.settings.plain_parser import PlainParser
@@ -33,10 +34,6 @@ from lightning_sv.settings.plain_parser import PlainParser
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     """Parse the arguments of `paper`, do what they say, return the exit code.
-
-    Args:
-        argv: on the command line after `paper`
-        launcher: the program that trains one run
 
     Raises:
         ConfigError: an unknown figure or budget, a wrong key, or runs that cannot be compared
@@ -77,8 +74,11 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         plan_figure(load_figure(name), resolver)
         for name in dict.fromkeys(options.fig or budget.figures or figure_names())
     ]
-    if options.fig and not (options.dry_run or options.no_train):
-        _check_rates(figures)
+    if options.fig and not (options.dry_run or options.no_train):  # what is named is trained, or it is said why not
+        for figure in figures:
+            skipped = (p for p in figure.panels if p.spec.lr is not None and budget.name not in p.spec.skip_under)
+            if not figure.requests() and (why_not := next((p.why_not for p in skipped if p.why_not), None)):
+                raise ConfigError(f"--fig {figure.spec.name}: {why_not}.")
     out: Path = options.out or Path("runs/paper", budget.name)
     beside = () if options.out else tuple(out.with_name(name) for name in budget_names() if name != budget.name)
     parallel = options.jobs or default_parallel()
@@ -87,13 +87,14 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         runs = RunStore(out, None, beside=beside, recorded=read_recorded(options.recorded))
         print_dry_run(console, figures, runs, budget, parallel)
         return 0
-    context = None if options.no_train else _context(figures)
+    wanted = requests_of(figures)
+    context = None if options.no_train else context_of(parse_run(list(wanted[0][0].args))[1]) if wanted else {}
     recorded = read_recorded(options.recorded, (context or {}).get("corpus_hash"))
     runs = RunStore(out, context, launcher, beside, recorded)
     if options.slurm:
         print_dry_run(Console(stderr=True, width=console.width), figures, runs, budget, parallel)
-        return _slurm(console, figures, runs, resolver, options.submit)
-    if options.no_train and not any(runs.is_begun(*run) for figure in figures for run in figure.runs()):
+        return _slurm(console, figures, runs, budget, options.submit)
+    if options.no_train and not any(runs.is_recorded(*run) or runs.dir(*run).is_dir() for run in wanted):
         raise ConfigError(f"paper: {out} holds no run of these figures; leave out --no_train, or name their --out.")
     check_replaceable(out, [out / "runs"])
     log_file = log_of(budget.name, out)
@@ -150,42 +151,82 @@ def _keys(rest: list[str]) -> dict[str, Any]:
     return keys
 
 
-def _check_rates(figures: Sequence[FigurePlan]) -> None:
-    """Refuse a named figure if no learning rate is tuned for it.
+def cost(wanted: Sequence[RunRequest], budget: Budget) -> float:
+    """Seconds of one core, or GPU-hours, of these runs."""
+    return sum(run_spec.cost + budget.startup_seconds for run_spec, _ in wanted)
 
-    Raises:
-        ConfigError: names the figure, the budget and the file
-    """
+
+def measured_ratio(wanted: Sequence[RunRequest], runs: RunStore) -> float | None:
+    """Median of measured over estimated seconds, of the runs that are complete; None without any."""
+    ratios = []
+    for run_spec, seed in wanted:
+        took = read_summary(runs.dir(run_spec, seed)).get("seconds")  # of this machine: none that is recorded
+        if run_spec.cost and isinstance(took, float):
+            ratios.append(took / run_spec.cost)
+    return float(np.median(ratios)) if ratios else None
+
+
+def print_dry_run(console: Console, figures: Sequence[Figure], runs: RunStore, budget: Budget, parallel: int) -> None:
+    """Show every run, each figure alone and all together, and how long that takes."""
+    on_cpu, total = budget.gpu is None, requests_of(figures)
+    ratio = measured_ratio(total, runs) if on_cpu else None
+    missing = {job.name for job in replace(runs, context=None).missing(total)}
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def time_of(wanted: Sequence[RunRequest]) -> str:
+        amount = cost(wanted, budget)
+        if not on_cpu:
+            return f"{amount:,.1f} GPU-hours"
+        source = "as the budget estimates" if ratio is None else f"measured: {ratio:.2f} times the budget's estimate"
+        return f"about {amount * (ratio or 1.0) / 60 / parallel:,.0f} min, {parallel} at a time, {source}"
+
+    say(f"budget {budget.name}: {budget.summary}{f'; {budget.gpu}, {MFU:.0%} MFU' if budget.gpu else ''}")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("run", overflow="fold")  # it has what the numbers leave
+    unit = "seconds" if on_cpu else "GPU-hours"
+    for column in ("steps", "tokens", "tokens a\nparameter", f"{unit}\na run", "runs", "done"):
+        table.add_column(column, justify="right", no_wrap=True)
+    alike: dict[str, list[RunRequest]] = {}
+    for run_spec, seed in total:
+        alike.setdefault(run_spec.identity, []).append((run_spec, seed))
+    for of in sorted(alike.values(), key=lambda each: (each[0][0].model, each[0][0].strategy, each[0][0].steps)):
+        run_spec, time = of[0][0], cost(of[:1], budget) * (ratio or 1.0)
+        table.add_row(
+            escape(f"{run_spec.model}, {run_spec.strategy}, {run_spec.details}"),
+            f"{run_spec.steps:,}",
+            f"{run_spec.tokens:,}",
+            f"{run_spec.tokens_per_param:.1f}",
+            f"{time:,.{0 if on_cpu else 1}f}",
+            str(len(of)),
+            str(sum(made.key(seed) not in missing for made, seed in of)),
+        )
+    console.print(table)
     for figure in figures:
-        waiting = [
-            p for p in figure.panels if p.spec.lr is not None and p.why_not and figure.budget not in p.spec.skip_under
-        ]
-        if waiting and not figure.runs():
-            raise ConfigError(f"--fig {figure.spec.name}: {waiting[0].why_not}.")
+        alone = figure.requests()
+        say(f"{figure.spec.name:20} {len(alone):3} runs, alone {time_of(alone)}")
+        for panel in figure.panels:
+            why_not = [] if panel.why_not is None else [f"{panel.title}: not testable here: {panel.why_not}"]
+            for text in (*why_not, *panel.warnings):
+                say(f"{'':20} {text}")
+    left = [(run_spec, seed) for run_spec, seed in total if run_spec.key(seed) in missing]
+    say(
+        f"together: {len(total)} runs, {time_of(total)}; missing: {len(left)} runs, {time_of(left)}. The paper trains "
+        "with 100 tokens a parameter."
+    )
 
 
-def _context(figures: Sequence[FigurePlan]) -> dict[str, str]:
-    """What the runs' results depend on beside their commands.
-
-    Raises:
-        ConfigError: the corpus is not there
-    """
-    args = next((list(run_spec.args) for figure in figures for run_spec, _ in figure.runs()), None)
-    return context_of(parse_run(args)[1]) if args else {}
-
-
-def _slurm(
-    console: Console, figures: Sequence[FigurePlan], runs: RunStore, resolver: RunResolver, submitted: bool
-) -> int:
+def _slurm(console: Console, figures: Sequence[Figure], runs: RunStore, budget: Budget, submitted: bool) -> int:
     """Print the array of the missing runs."""
-    missing = runs.missing(by_seed(run for figure in figures for run in figure.runs()))
+    missing = runs.missing(requests_of(figures))
     if not missing:
         console.print("every run is complete; call without --slurm for the verdicts.")
         return 0
     for job in missing:
         job.prepare()
     script = runs.out / "slurm.sh"
-    text = array_script(missing, f"paper-{resolver.budget.name}", resolver.budget.sbatch)
+    text = array_script(missing, f"paper-{budget.name}", budget.sbatch)
     script.write_text(text, encoding="utf-8")
     script.chmod(0o755)
     print(text)

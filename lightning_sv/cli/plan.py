@@ -52,13 +52,7 @@ def run(argv: list[str]) -> int:
 
 
 def print_plan(console: Console, plan: Plan, source: str) -> None:
-    """Show the plan.
-
-    Args:
-        console: shows it
-        plan: of one run
-        source: where its MFU comes from
-    """
+    """Show the plan."""
     where = f"{plan.gpus} x {plan.gpu}, {plan.strategy}, {plan.precision}"
     table = Table(title=escape(f"{plan.model}, {plan.label}, on {where}"), title_justify="left", show_header=False)
     table.add_column()

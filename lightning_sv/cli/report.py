@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lightning_sv.experiments.pairs import pairs_of
+from lightning_sv.experiments.pairs import pairs_of, print_pairs
 from lightning_sv.experiments.report.tables import check_replaceable
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.sources.from_runs import own_figure
@@ -42,11 +42,7 @@ def run(argv: list[str]) -> int:
     write_report([figure], out, "your own runs")
     console = Console(stderr=options.json)
     pairs, _ = pairs_of(figure.panels[0])
-    for pair in pairs:
-        console.print(pair.sentence(), markup=False, highlight=False, style="bold")
-        console.print(pair.tokens_sentence(), markup=False, highlight=False)
-    for warning in figure.warnings:
-        console.print(f"Warning: {warning}", markup=False, highlight=False, style="yellow")
+    print_pairs(console, pairs, figure.warnings)
     console.print(str(out / "report.html"), markup=False, highlight=False, soft_wrap=True)
     if options.json:
         found = {"report": str(out / "report.html"), "unit": "nats per token", "a": figure.panels[0].arms[0].label}

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.interop.frameworks import FrameworkDecay, framework_decay
+from lightning_sv.interop.frameworks import framework_decay
 from lightning_sv.roles import MODEL_ROLES, ModelParameter, ModelRole, Roles, family, weight_decay_roles
 from lightning_sv.roles.fake import model_from_config
 from lightning_sv.roles.types import Pattern
@@ -51,7 +51,13 @@ def run(argv: list[str]) -> int:
         print(json.dumps(found, indent=2))
         return 0
     print_roles(type(model).__name__, roles, options.policy)
-    Console().print(_frameworks_table(frameworks))
+    table = Table(title="What decays today", title_justify="left", box=None, pad_edge=False, title_style="")
+    for column in ("framework", "what it decays", "input vectors", "output vectors", "in our words"):
+        table.add_column(column)
+    for row in frameworks:
+        counts = (f"{some} of {total}" for some, total in (row.input, row.output))
+        table.add_row(row.framework, row.rule, *counts, row.policy)
+    Console().print(table)
     print_patterns(roles, options.policy)
     return 0
 
@@ -104,13 +110,3 @@ def print_patterns(roles: Roles, policy: str) -> None:
         print(f"Not to decay under {policy}, as {kind}:")
         for pattern in roles.patterns(kind, policy):
             print(printable(f"  {pattern}"))
-
-
-def _frameworks_table(frameworks: list[FrameworkDecay]) -> Table:
-    table = Table(title="What decays today", title_justify="left", box=None, pad_edge=False, title_style="")
-    for column in ("framework", "what it decays", "input vectors", "output vectors", "in our words"):
-        table.add_column(column)
-    for row in frameworks:
-        counts = (f"{some} of {total}" for some, total in (row.input, row.output))
-        table.add_row(row.framework, row.rule, *counts, row.policy)
-    return table

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.runs.directory import is_begun, is_complete, printable, read_config, read_summary
+from lightning_sv.runs.directory import config_value, is_begun, is_complete, printable, read_config, read_summary
 from lightning_sv.settings.plain_parser import PlainParser
 
 log = logging.getLogger(__name__)
@@ -55,22 +55,16 @@ def _run_dirs(folder: Path) -> Iterator[Path]:
 def _row(run_dir: Path) -> dict[str, Any]:
     """Return the row of a run from its summary, or from its config if it has none."""
     summary, config = read_summary(run_dir), read_config(run_dir)
-    corpus = _at(config, "data", "corpus", "dir")
+    corpus = config_value(config, "data.corpus.dir")
     return {
         "run": str(run_dir),
         "data": None if corpus is None else Path(str(corpus)).name,
-        "strategy": summary.get("label") or _at(config, "model", "scale"),
-        "lr": summary.get("lr") or _at(config, "model", "optim", "lr"),
-        "steps": summary.get("steps") or _at(config, "trainer", "max_steps"),
+        "strategy": summary.get("label") or config_value(config, "model.scale"),
+        "lr": summary.get("lr") or config_value(config, "model.optim.lr"),
+        "steps": summary.get("steps") or config_value(config, "trainer.max_steps"),
         "val_loss": summary.get("val_loss"),
         "complete": is_complete(run_dir),
     }
-
-
-def _at(config: Any, *keys: str) -> Any:
-    for key in keys:
-        config = config.get(key) if isinstance(config, Mapping) else None
-    return config
 
 
 def _cell(value: Any) -> Text:

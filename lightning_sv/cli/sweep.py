@@ -14,17 +14,10 @@ from rich.table import Table
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.compare import default_out, sweep
 from lightning_sv.experiments.results import Panel, Series
-from lightning_sv.experiments.run_store import RunStore
-from lightning_sv.experiments.sources.from_cli import (
-    asked,
-    check_different,
-    check_fixed,
-    one_budget,
-    resolve,
-    swept_figure,
-)
-from lightning_sv.experiments.train import context_of
+from lightning_sv.experiments.run_store import RunStore, context_of
+from lightning_sv.experiments.sources.from_cli import asked, one_budget, swept_figure
 from lightning_sv.runs.job import LAUNCHER
+from lightning_sv.settings.cli_args import leaves, parse_overrides
 from lightning_sv.settings.plain_parser import PlainParser, number
 
 #: what a sweep varies, across first, and the option of its values
@@ -33,10 +26,6 @@ AXES = {"model.optim.lr": "lr", "model.backbone.init_std": "init_std"}
 
 def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     """Parse the arguments of `sweep`, run it, show losses and optima; return the exit code.
-
-    Args:
-        argv: on the command line after `sweep`
-        launcher: the program that trains one run
 
     Raises:
         ConfigError: what makes no grid, or what `fit` would refuse
@@ -52,24 +41,23 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--lr", nargs="+", type=float, default=[], help="Peak learning rates; three or more.")
     parser.add_argument("--init_std", nargs="+", type=float, default=[], help="Initial stds; three or more.")
     parser.add_argument(
-        "--seeds", type=number(int, most=1000), default=2, help="Runs of every point, on seeds 100, 101, ..."
+        "--seeds", type=number(int, 1, 1000), default=2, help="Runs of every point, on seeds 100, 101, ..."
     )
     parser.add_places("Directory, of its runs too; runs/sweep/MODEL-DATA/STRATEGIES by default.")
     options, shared = parser.parse_known_args(argv)
     axes = {key: values for key, name in AXES.items() if (values := getattr(options, name))}
     if not axes:
         raise ConfigError("sweep: there is nothing to vary; give --lr, --init_std, or both, with their values.")
-    check_fixed(shared, {key: f"--{AXES[key]}" for key in axes})
+    for key, value in leaves(parse_overrides(shared, "sweep")[1]).items():
+        if key in axes:
+            raise ConfigError(f"--{key} is {value}, and --{AXES[key]} varies it; leave one of them out.")
     shared += [word for key, values in axes.items() for word in (f"--{key}", str(values[0]))]  # a run needs some
-    runs = resolve([asked(scale, "", None) for scale in dict.fromkeys(options.scale)], shared)
-    check_different(runs)
-    arms, budget = one_budget(runs)
-    figure = swept_figure(arms, axes, shared, options.seeds, runs[0].model)
+    arms, budget, model, data = one_budget([asked(scale, "", None) for scale in dict.fromkeys(options.scale)], shared)
+    figure = swept_figure(arms, axes, shared, options.seeds, model)
     said = Console(stderr=True)
     said.print(budget, markup=False, highlight=False, soft_wrap=True)
-    where = default_out(figure, runs[0].model.config.name, runs[0].data.corpus.dir, "sweep")
-    out = options.out or where
-    had = RunStore(out if options.out else out.parent, context_of(runs[0].data), launcher)
+    out = options.out or default_out(figure, model.config.name, data.corpus.dir, "sweep")
+    had = RunStore(out if options.out else out.parent, context_of(data), launcher)
     command = shlex.join(["lightning-sv", "sweep", *argv])
     panel = sweep(figure, had, out, jobs=options.jobs, console=said, command=command)
     found = [_swept(panel, series) for series in panel.series]

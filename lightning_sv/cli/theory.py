@@ -113,13 +113,7 @@ def read_before(out: Path) -> list[dict[str, Any]]:
 
 
 def save(results: Sequence[Result], out: Path, before: Sequence[dict[str, Any]]) -> None:
-    """Write one PNG per claim that has panels, and theory.json with all results.
-
-    Args:
-        results: of the claims that were checked
-        out: the folder; created
-        before: earlier results; those of other claims are kept
-    """
+    """Write one PNG per claim that has panels, and theory.json with all results."""
     out.mkdir(parents=True, exist_ok=True)
     for name in dict.fromkeys(result.claim.claim for result in results):
         panels = [panel for result in results if result.claim.claim == name for panel in result.finding.panels]

@@ -1,15 +1,17 @@
 """May these runs be compared? Same corpus and tokenizer (refused), same config (warned)."""
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.claims.pooling import CORPUS_KEYS
 from lightning_sv.experiments.results import Panel
-from lightning_sv.runs.directory import SUMMARY
+from lightning_sv.runs.directory import SUMMARY, config_value
 from lightning_sv.runs.events import Run
 from lightning_sv.runs.provenance import lengths
+from lightning_sv.settings.cli_args import leaves
 
 #: what decides the text that a run is validated on
 VALIDATION_KEYS = ("val_sequences", "seq_len")
@@ -23,10 +25,7 @@ _DEFAULTS = {"model.optim.lr": (None, "lr"), "trainer.max_steps": (-1, "steps")}
 class ConfigDifference(NamedTuple):
     """One key at which the configs of two runs differ.
 
-    Args:
-        key: dotted key, e.g. `model.optim.lr`
-        a: its value in the first run
-        b: its value in the other run
+    Attributes:
         expected: whether the comparison itself asked for it
         where: names of the two runs, e.g. `a-seed0, b-seed0`
     """
@@ -41,10 +40,6 @@ class ConfigDifference(NamedTuple):
 def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> None:
     """Refuse runs on different texts or tokenizers: their nats per token have no common unit.
 
-    Args:
-        runs: completed runs by name
-        validation: whether the validation set must be the same
-
     Raises:
         ConfigError: when `corpus_hash` or `tokenizer_sha256` is absent or differs, or the validation set does
     """
@@ -55,7 +50,7 @@ def check_same_corpus(runs: Mapping[str, Run], *, validation: bool = True) -> No
             raise ConfigError(
                 f"{run.dir / SUMMARY} has no {missing[0]}, so nobody can tell what it was trained on; run it again."
             )
-        facts[name] |= {f"data.{key}": _data(run, key) for key in VALIDATION_KEYS if validation}
+        facts[name] |= {f"data.{key}": config_value(run.config, f"data.{key}") for key in VALIDATION_KEYS if validation}
     check_same_data(facts)
 
 
@@ -79,10 +74,6 @@ def check_same_data(facts: Mapping[str, Mapping[str, Any]], what: str = "runs") 
                     f"{'corpus' if key in CORPUS_KEYS else 'validation set'}"
                     f"{', or remove the older runs' if what == 'runs' else ''}."
                 )
-
-
-def _data(run: Run, key: str) -> Any:
-    return (run.config.get("data") or {}).get(key)
 
 
 def config_differences(runs: Mapping[str, Run], asked: Sequence[str]) -> list[ConfigDifference]:
@@ -138,7 +129,11 @@ def comparability_warnings(runs: Mapping[str, Run], differences: Sequence[Config
     }.items():
         if len(set(values)) > 1:
             by_value = {x: [name for name, y in zip(runs, values, strict=True) if y == x] for x in values}
-            listed = "; ".join(f"{x} ({_few(names)})" for x, names in by_value.items())
+            few = {
+                x: names if len(names) < 4 else [f"{names[0]} and {len(names) - 1} more"]
+                for x, names in by_value.items()
+            }
+            listed = "; ".join(f"{x} ({', '.join(names)})" for x, names in few.items())
             warnings.append(f"The runs {what}: {listed}.")
     for name, run in runs.items():
         if extended := lengths(run.summary):
@@ -173,7 +168,7 @@ def panel_warnings(panel: Panel) -> list[str]:
         every = {str(run.dir): run for arm in panel.arms for run in arm.runs}
         check_same_corpus(every, validation=False)
         for key in VALIDATION_KEYS:
-            values = dict.fromkeys(str(_data(run, key)) for run in every.values())
+            values = dict.fromkeys(str(config_value(run.config, f"data.{key}")) for run in every.values())
             if len(values) > 1:
                 found.append(f"{panel.title}: the laws run through sizes with data.{key} {' and '.join(values)}.")
     return found + rests_on(panel)
@@ -191,24 +186,13 @@ def _in_use(run: Run, key: str, value: Any) -> Any:
     return run.summary.get(stated, value) if value == unset else value
 
 
-def _few(names: list[str]) -> str:
-    return ", ".join(names) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
-
-
 def _leaves(run: Run) -> dict[str, Any]:
+    """Dotted keys of a run's config with their values, its own directory by one name; lists as JSON."""
     # the longer spelling of the directory first, because it may contain the other
     longer, shorter = sorted((str(run.dir.resolve()), str(run.dir)), key=len, reverse=True)
-
-    def walk(node: Any, key: str) -> Iterator[tuple[str, Any]]:
-        if isinstance(node, Mapping):  # an empty one says nothing
-            for name, child in node.items():
-                yield from walk(child, f"{key}.{name}" if key else str(name))
-        elif isinstance(node, list) and node:
-            for i, child in enumerate(node):
-                yield from walk(child, f"{key}.{i}")
-        elif isinstance(node, str):
-            yield key, node.replace(longer, "<run_dir>").replace(shorter, "<run_dir>")
-        else:
-            yield key, node
-
-    return dict(walk(run.config, ""))
+    found = leaves(run.config)
+    for key, value in found.items():
+        if isinstance(value, str | list):
+            text = value if isinstance(value, str) else json.dumps(value, default=str)
+            found[key] = text.replace(longer, "<run_dir>").replace(shorter, "<run_dir>")
+    return found

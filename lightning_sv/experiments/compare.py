@@ -1,6 +1,6 @@
 """Train the arms of a comparison, a figure of one panel, on the same seeds; and compare them in pairs.
 
-    out/  comparison.json  comparison.png  report.html  report.md  ...  [sharpness.png .csv]
+    out/  comparison.json  report.html  report.md  ...  [sharpness.png .csv]
 
 Runs are named by what they train, and found again in any comparison beside this one: called again it trains only what
 is missing; with more seeds or further arms, only those.
@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import version
@@ -23,11 +23,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from lightning_sv.analysis.loss_plots import draw_comparison
 from lightning_sv.analysis.sharpness_plots import draw_sharpness, has_sharpness, sharpness_rows
 from lightning_sv.analysis.verdicts import times
-from lightning_sv.atomic import atomic_path
-from lightning_sv.errors import ConfigError, RunError
+from lightning_sv.atomic import write_atomically
+from lightning_sv.errors import RunError
 from lightning_sv.experiments.comparability import (
     ConfigDifference,
     check_same_corpus,
@@ -36,14 +35,12 @@ from lightning_sv.experiments.comparability import (
     rests_on,
 )
 from lightning_sv.experiments.evaluate import load_runs
-from lightning_sv.experiments.pairs import Pair, described, pairs_of
-from lightning_sv.experiments.plan import FigurePlan
+from lightning_sv.experiments.pairs import Pair, described, pairs_of, print_pairs
 from lightning_sv.experiments.report.tables import check_replaceable, write_csv
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Arm, Figure, Panel
-from lightning_sv.experiments.run_store import RunStore, diverged
+from lightning_sv.experiments.run_store import RunStore, diverged, train
 from lightning_sv.experiments.sources.from_runs import COMPARISON
-from lightning_sv.experiments.train import train
 from lightning_sv.runs.events import Run
 from lightning_sv.settings.cli_args import to_args
 from lightning_sv.version import __version__
@@ -53,13 +50,10 @@ from lightning_sv.version import __version__
 class Comparison:
     """The outcome: a baseline and one or several other arms, every number about one of these and its pair with it.
 
-    Args:
+    Attributes:
         figure: its first panel has the arms, the baseline first
         runs: every run by its name, seed by seed: `a-seed0`, `b-seed0`, ..., `a-seed1`, ...
-        commands: command line of every run, by its name
         reused: keys of the runs that were complete beforehand
-        differences: where the configs differ
-        out: directory of the comparison
     """
 
     figure: Figure
@@ -124,12 +118,8 @@ class Comparison:
     def print(self, console: Console) -> None:
         """Table, sentences, warnings and the paths of the files."""
         console.print(self._table())
-        for pair in self.pairs:
-            console.print(pair.sentence(), markup=False, highlight=False, style="bold")
-            console.print(pair.tokens_sentence(), markup=False, highlight=False)
-        for warning in self.figure.warnings:
-            console.print(f"Warning: {warning}", markup=False, highlight=False, style="yellow")
-        found = [self.out / name for name in ("comparison.json", "comparison.png", "sharpness.png", "report.html")]
+        print_pairs(console, self.pairs, self.figure.warnings)
+        found = [self.out / name for name in ("comparison.json", "sharpness.png", "report.html")]
         files = "\n".join(str(file) for file in found if file.exists())
         console.print(files, markup=False, highlight=False, soft_wrap=True)
 
@@ -150,17 +140,15 @@ class Comparison:
         return table
 
 
-def default_out(figure: FigurePlan, model: str, corpus: str, command: str = "compare") -> Path:
+def default_out(figure: Figure, model: str, corpus: str, command: str = "compare") -> Path:
     """`runs/compare/tiny-stdlib/llama_vs_unified_nop`, or `runs/sweep/tiny-stdlib/llama_unified`."""
-    words = (f"{model}-{Path(corpus).name}", *figure.panels[0].spec.arms)
-    where, a, *others = (re.sub(r"[^\w.+=-]+", "-", word) for word in words)
-    return Path(
-        "runs", command, where, f"{a}_vs_{'_'.join(others)}" if command == "compare" else "_".join([a, *others])
-    )
+    labels = (f"{model}-{Path(corpus).name}", *figure.panels[0].spec.arms)
+    where, a, *others = (re.sub(r"[^\w.+=-]+", "-", label) for label in labels)
+    return Path("runs", command, where, "_".join([a, *(["vs"] if command == "compare" else []), *others]))
 
 
 def compare(
-    figure: FigurePlan,
+    figure: Figure,
     runs: RunStore,
     out: Path,
     *,
@@ -183,76 +171,53 @@ def compare(
         RunError: a run fails; the message ends with the last lines of its log, and the others are trained
     """
     console = console or Console(stderr=True)
-    _check(figure, runs, out, jobs)
+    check_replaceable(out, [runs.dir(*run).parent for run in figure.requests()[:1]])
     reused = set[str]()
-    for run_spec, seed in figure.runs():
+    for run_spec, seed in figure.requests():
         if (job := runs.job(run_spec, seed)).state() == "complete":
             reused.add(job.name)
             where = f"{job.run_dir} is complete with the same configuration"
             console.print(f"{job.title}: reused, {where}", markup=False, highlight=False)
     failed = train([figure], runs, parallel=jobs, console=console)
-    (plan,) = figure.panels
-    panel = load_runs(plan, runs)
+    panel = load_runs(figure.panels[0], runs)
     if failed or panel.why_not is not None:
         raise RunError(next(iter(failed.values()), panel.why_not))
-    letters = list(zip(ascii_lowercase, panel.arms, strict=False))
-    named = {f"{x}-seed{seed}": arm.runs[k] for k, seed in enumerate(panel.arms[0].seeds) for x, arm in letters}
-    jobs_of = {
-        f"{x}-seed{r[1]}": runs.job(*r) for x, arm in zip(ascii_lowercase, plan.arms, strict=False) for r in arm.runs
-    }
-    commands = {name: [*job.record()["command"], *job.here[:2]] for name, job in jobs_of.items()}
+    named, commands = dict[str, Run](), dict[str, list[str]]()
+    for k, (_, seed) in enumerate(panel.arms[0].requests):
+        for letter, arm in zip(ascii_lowercase, panel.arms, strict=False):
+            job = runs.job(*arm.requests[k])
+            named[f"{letter}-seed{seed}"] = arm.runs[k]
+            commands[f"{letter}-seed{seed}"] = [*job.record()["command"], *job.here[:2]]
     differences = config_differences(named, [key for arm in panel.spec.arms.values() for key in arm.overrides])
     check_same_corpus(named)
     warnings = (*comparability_warnings(named, differences), *rests_on(panel))
-    judged = described(Figure(figure.spec, (panel,), (), warnings, command, figure.tokens_per_param))
+    judged = described(replace(figure, panels=(panel,), warnings=warnings, command=command))
     comparison = Comparison(judged, named, commands, frozenset(reused), tuple(differences), out)
     write_report([judged], out, "a comparison of your own")
-    with atomic_path(out / COMPARISON) as partial:
-        partial.write_text(comparison.to_json() + "\n")
-    labels, of_arms = [arm.label for arm in panel.arms], [arm.runs for arm in panel.arms]
-    draw_comparison(of_arms, out / "comparison.png", labels=labels)
+    write_atomically(out / COMPARISON, comparison.to_json() + "\n")
     if has_sharpness(list(named.values())):
+        labels, of_arms = [arm.label for arm in panel.arms], [arm.runs for arm in panel.arms]
         draw_sharpness(of_arms, out / "sharpness.png", labels=labels)
         write_csv(out / "sharpness.csv", sharpness_rows(of_arms, labels))
     return comparison
 
 
 def sweep(
-    figure: FigurePlan,
-    runs: RunStore,
-    out: Path,
-    *,
-    jobs: int | None = None,
-    console: Console | None = None,
-    command: str = "",
+    figure: Figure, runs: RunStore, out: Path, *, jobs: int | None = None, console: Console, command: str
 ) -> Panel:
     """Run what is missing of a grid, and write its report; return the panel with its runs.
 
-    A run that diverges is left out with its point.
-
-    Args:
-        figure: of one grid, see `lightning_sv.experiments.sources.from_cli.swept_figure`
-        runs: those that are there, and what trains the others
-        out: directory of the report
-        jobs: runs at a time; None: see `compare`
-        console: where progress goes; stderr when None
-        command: what the report says made it
+    A run that diverges is left out with its point. Arguments are those of `compare`.
 
     Raises:
-        ConfigError: a directory that holds another run or report, or no number of jobs
+        ConfigError: a directory that holds another run or report
         RunError: a run fails, and does not diverge; or every run of an arm diverges
     """
-    _check(figure, runs, out, jobs)
-    failed = train([figure], runs, parallel=jobs, console=console or Console(stderr=True))
+    check_replaceable(out, [runs.dir(*run).parent for run in figure.requests()[:1]])
+    failed = train([figure], runs, parallel=jobs, console=console)
     panel = load_runs(figure.panels[0], runs)
-    lost = [failed[r.key(s)] for r, s in figure.runs() if r.key(s) in failed and not diverged(runs.job(r, s))]
+    lost = [failed[r.key(s)] for r, s in figure.requests() if r.key(s) in failed and not diverged(runs.job(r, s))]
     if lost or panel.why_not is not None:
         raise RunError(lost[0] if lost else f"{panel.why_not}; give other values.")
-    write_report([Figure(figure.spec, (panel,), (), (), command, figure.tokens_per_param)], out, "a sweep of your own")
+    write_report([replace(figure, panels=(panel,), command=command)], out, "a sweep of your own")
     return panel
-
-
-def _check(figure: FigurePlan, runs: RunStore, out: Path, jobs: int | None) -> None:
-    if jobs is not None and jobs < 1:
-        raise ConfigError(f"jobs is {jobs}; give the number of runs at a time, at least 1.")
-    check_replaceable(out, [runs.dir(*run).parent for run in figure.runs()[:1]])

@@ -4,52 +4,49 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from lightning_sv.analysis.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.claims.claim_types import KINDS, TESTS
-from lightning_sv.experiments.claims.multiple_testing import corrected, one_primary
+from lightning_sv.experiments.claims.claim_types import KINDS
 from lightning_sv.experiments.claims.pooling import Pool
-from lightning_sv.experiments.claims.verdict import Verdict
 from lightning_sv.experiments.comparability import panel_warnings
 from lightning_sv.experiments.measured_tables import measured_table, throughput_table
-from lightning_sv.experiments.plan import FigurePlan, PanelPlan
-from lightning_sv.experiments.results import Arm, Figure, Panel
+from lightning_sv.experiments.results import Arm, Figure, Panel, Verdict
 from lightning_sv.experiments.run_store import RunStore, diverged
 from lightning_sv.experiments.spec import ClaimSpec
 from lightning_sv.runs.job import Job
 
 
-def evaluate(plans: Sequence[FigurePlan], runs: RunStore) -> list[Figure]:
+def evaluate(figures: Sequence[Figure], runs: RunStore) -> list[Figure]:
     """Load the runs of figures and decide their claims, which share the scatter of runs, and chance.
 
     Raises:
         ConfigError: a run is of another corpus, tokenizer or validation set
     """
-    figures = []
-    for plan in plans:
-        panels = tuple(load_runs(panel, runs) for panel in plan.panels)
+    found = []
+    for figure in figures:
+        panels = tuple(load_runs(panel, runs) for panel in figure.panels)
         warnings = dict.fromkeys(warning for panel in panels for warning in panel_warnings(panel))
-        figures.append(
-            Figure(plan.spec, panels, (), tuple(warnings), "", plan.tokens_per_param, plan.budget, plan.paper_scale)
-        )
-    return evaluate_claims(figures)
+        found.append(replace(figure, panels=panels, warnings=tuple(warnings)))
+    return evaluate_claims(found)
 
 
-def load_runs(plan: PanelPlan, runs: RunStore) -> Panel:
+def load_runs(panel: Panel, runs: RunStore) -> Panel:
     """A panel with its runs, on the seeds of which every run is there; it says why where there is none."""
-    plan = runs.without_diverged(plan)
-    spec, every, why_not = plan.spec, tuple(runs.read(arm) for arm in plan.arms), plan.why_not
-    left = runs.missing([run for arm in plan.arms for run in arm.runs])
-    seeds = [seed for seed in plan.arms[0].seeds if all(seed in arm.seeds for arm in every)] if every else []
+    panel = runs.without_diverged(panel)
+    every = tuple(runs.read(arm) for arm in panel.arms)
+    left = runs.missing([run for arm in panel.arms for run in arm.requests])
+    seeds = [seed for seed in panel.arms[0].seeds if all(seed in arm.seeds for arm in every)] if every else []
     what = _missing(left) if left else None
-    arms = tuple(arm.on(seeds) for arm in every) if seeds else ()
     if every and not seeds:
-        return Panel(spec, (), plan.series, why_not=what, warnings=plan.warnings, every=every)
+        return replace(panel, arms=(), why_not=what, every=every)
+    arms = tuple(arm.on(seeds) for arm in every)
     table = None
-    if spec.kind == "table" and why_not is None:
-        table = measured_table(Path(spec.file)) if spec.file else throughput_table(arms)
+    if panel.kind == "table" and panel.why_not is None:
+        table = measured_table(Path(panel.spec.file)) if panel.spec.file else throughput_table(arms)
     notes = (*((table.note,) if table and table.note else ()), *trained(arms))
-    return Panel(spec, arms, plan.series, table, why_not, what, plan.warnings, notes, every)
+    return replace(panel, arms=arms, table=table, left_out=what, notes=notes, every=every)
 
 
 def _missing(left: Sequence[Job]) -> str:
@@ -93,7 +90,7 @@ def evaluate_claim(claim: ClaimSpec, panel: Panel, figure: Figure) -> list[Verdi
         found = verdicts(claim, panel)
     except NotTestableError as why:  # hours of runs stand behind the other claims
         found = [not_testable(claim, str(why).rstrip("."))]
-    return [replace(_with_papers_number(v, figure.paper_scale), panel=panel.spec.title) for v in found]
+    return [replace(_with_papers_number(v, figure.paper_scale), panel=panel.title) for v in found]
 
 
 def verdicts(claim: ClaimSpec, panel: Panel) -> list[Verdict]:
@@ -143,7 +140,7 @@ def not_testable(claim: ClaimSpec, why: str) -> Verdict:
 def _verdict(claim: ClaimSpec, panel: Panel) -> Verdict:
     kind = KINDS[claim.kind]
     d, detail, unit, part, sides, tested, finding = kind.measure(claim, panel)
-    word, p, to_go = finding or TESTS[kind.test](tested or d, kind.bound(claim))
+    word, p, to_go = finding or kind.test(tested or d, kind.bound(claim))
     word = word if d.se is not None else NOT_RESOLVED  # never a verdict from one run
     p *= 2 * ALPHA / (1 - d.confidence)  # below ALPHA where the interval, whose error is its own, decides
     hint = f"; {to_go}" if word == NOT_RESOLVED and to_go else ""
@@ -175,3 +172,67 @@ def _with_papers_number(verdict: Verdict, paper_scale: bool) -> Verdict:
     inside = low <= value <= high
     words = f"{verdict.sentence[:-1]}; the paper's {value:+g} lies {'inside' if inside else 'outside'}."
     return replace(verdict, sentence=words, agreement="consistent" if inside else "not consistent")
+
+
+def one_primary(claims: Sequence[tuple[ClaimSpec, Sequence[Verdict]]]) -> tuple[Verdict, ...]:
+    """The verdicts of a figure, each once, one of them primary.
+
+    Of the claim that its YAML says, or else of the first that can be tested; of its sizes the largest that can.
+    """
+    able = [(claim, [v for v in found if v.verdict != NOT_TESTABLE]) for claim, found in claims]
+    said = [found for claim, found in able if claim.primary] or [found for _, found in able if found]
+    primary = said[0][-1:] if said else []
+    once: dict[tuple[str, str], Verdict] = {}
+    for _, found in claims:
+        for verdict in found:
+            once.setdefault((verdict.panel, verdict.claim), verdict)
+    marked = {(verdict.panel, verdict.claim) for verdict in primary}
+    return tuple(replace(verdict, primary=key in marked) for key, verdict in once.items())
+
+
+def corrected(figures: Sequence[Figure]) -> list[Figure]:
+    """Figures whose verdicts say what is left of them: Holm over the primary ones, Benjamini-Hochberg over the rest.
+
+    A claim that is tested by one side asks twice, for its opposite is tested too, so its p counts twice. Then among the
+    primary ones that are left no false one is with probability 0.95; of the others that are left one in twenty is
+    expected to be.
+    """
+    tested = [v for figure in figures for v in figure.verdicts if v.p is not None]
+    found: dict[Verdict, float] = {}
+    for primary, rule in ((True, holm), (False, benjamini_hochberg)):
+        asked = [v for v in tested if v.primary == primary]
+        found |= dict(zip(asked, rule([min(1.0, 2 / v.sides * v.p) for v in asked if v.p is not None]), strict=True))
+
+    def left(verdict: Verdict) -> Verdict:
+        p = found.get(verdict)
+        gone = verdict.verdict != NOT_TESTABLE and (p is None or p >= ALPHA)
+        return replace(verdict, p_corrected=p, corrected=NOT_RESOLVED if gone else verdict.verdict)
+
+    return [replace(figure, verdicts=tuple(map(left, figure.verdicts))) for figure in figures]
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P values corrected for their number: all below alpha are true findings with probability 1 - alpha.
+
+    S. Holm, A simple sequentially rejective multiple test procedure, Scand. J. Statist. 6 (1979).
+
+    Args:
+        p_values: (N,) one a claim
+    """
+    order, n = np.argsort(p_values), len(p_values)
+    corrected = np.empty(n)
+    corrected[order] = np.maximum.accumulate(np.minimum(1.0, (n - np.arange(n)) * np.sort(p_values)))
+    return [float(p) for p in corrected]
+
+
+def benjamini_hochberg(p_values: Sequence[float]) -> list[float]:
+    """P values corrected for their number: of all below alpha a share of alpha at most is expected to be false.
+
+    Y. Benjamini and Y. Hochberg, Controlling the false discovery rate, J. R. Statist. Soc. B 57 (1995).
+
+    Args:
+        p_values: (N,) one a claim
+    """
+    from scipy.stats import false_discovery_control  # a second to import
+
+    return [float(p) for p in false_discovery_control(p_values)] if p_values else []

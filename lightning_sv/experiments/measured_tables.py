@@ -3,53 +3,46 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.results import Arm, Table
+from lightning_sv.runs.directory import config_value
 
 
 def measured_table(path: Path) -> Table:
     """Rows of a file that another command wrote: claims of `make theory` in a list, step times of `make bench` else.
 
+    Of the claims those of the paper's Figure 11 (claim `or`), in eight digits: 0.99999735 is below 1.
+
     Raises:
         ConfigError: the file is not there, or is neither
     """
+    columns: tuple[str, ...]
+    rows: list[tuple[str | float, ...]]
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        table = _theory(found, path) if isinstance(found, list) else _benchmark(found, path)
+        if isinstance(found, list):
+            columns = ("part", "statement", "stated", "measured", "verdict")
+            cells = [[row[key] for key in columns] for row in found if row["claim"] == "or"]
+            rows = [tuple(x if isinstance(x, str) else f"{x:.8g}" for x in row) for row in cells]
+            note = f"Checked apart from this page by make theory ({path})."
+        else:
+            columns = ("strategy", "ms a step", "over llama", "low", "high", "pairs")
+            rows = [
+                (f"{row['name']}, {mode}", *(row[key] for key in ("milliseconds", "ratio", "low", "high", "pairs")))
+                for mode, groups in found.items()
+                if isinstance(groups, dict) and "strategies" in groups
+                for row in groups["strategies"]
+            ]
+            machine = ", ".join(f"{key} {value}" for key, value in found.get("machine", {}).items())
+            note = f"Measured apart from this page ({path}): {machine or 'machine not stated'}."
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} has no figures ({error!r}); make theory or make bench writes it.") from error
-    if isinstance(found, list) and not table.rows:
+    if isinstance(found, list) and not rows:
         raise ConfigError(f"{path} has no claim 'or'; make theory writes it.")
-    return table
-
-
-def _theory(found: list[Any], path: Path) -> Table:
-    """Statements of the paper's Figure 11 (claim `or`) with their verdicts."""
-    columns = ("part", "statement", "stated", "measured", "verdict")
-    rows = tuple(tuple(_digits(row[key]) for key in columns) for row in found if row["claim"] == "or")
-    return Table(columns, rows, f"Checked apart from this page by make theory ({path}).")
-
-
-def _digits(value: str | float) -> str:
-    """Eight digits: 0.99999735 is below 1."""
-    return value if isinstance(value, str) else f"{value:.8g}"
-
-
-def _benchmark(found: dict[str, Any], path: Path) -> Table:
-    """Step times over llama's, and on what."""
-    rows = tuple(
-        (f"{row['name']}, {mode}", *(row[key] for key in ("milliseconds", "ratio", "low", "high", "pairs")))
-        for mode, groups in found.items()
-        if isinstance(groups, dict) and "strategies" in groups
-        for row in groups["strategies"]
-    )
-    machine = ", ".join(f"{key} {value}" for key, value in found.get("machine", {}).items()) or "machine not stated"
-    note = f"Measured apart from this page ({path}): {machine}."
-    return Table(("strategy", "ms a step", "over llama", "low", "high", "pairs"), rows, note)
+    return Table(columns, tuple(rows), note)
 
 
 def throughput_table(arms: Sequence[Arm]) -> Table:
@@ -59,7 +52,7 @@ def throughput_table(arms: Sequence[Arm]) -> Table:
         return float(np.mean([np.median(x[len(x) // 2 :]) for x in (run.curve(tag).values for run in arm.runs)]))
 
     def batch(arm: Arm) -> str | float:
-        return (arm.runs[0].config.get("data") or {}).get("micro_batch") or "not stated"
+        return config_value(arm.runs[0].config, "data.micro_batch") or "not stated"
 
     speed, memory = "throughput/tokens_per_s", "memory/peak_gib"
     columns = ("strategy", "tokens per second", "peak memory, GiB", "micro-batch", "runs")

@@ -4,9 +4,12 @@ Every number about an arm that is not the baseline is about its pair with it; th
 other. All losses are the last `val/loss` of the runs' event files, nats per token.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
+
+from rich.console import Console
 
 from lightning_sv.analysis.paired import PairedDifference, TokenEfficiency, token_factor
 from lightning_sv.analysis.verdicts import difference_sentence, direction, tokens_sentence
@@ -18,13 +21,7 @@ from lightning_sv.experiments.spec import PanelSpec
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """The baseline A and one other arm B, in pairs that share a seed; differences are B - A.
-
-    Args:
-        a: the arm compared with
-        b: the arm in question, on the same seeds
-        difference: B - A, nats per token, with the scatter of all arms that are compared
-    """
+    """The baseline A and one other arm B, in pairs that share a seed; differences are B - A."""
 
     a: Arm
     b: Arm
@@ -101,3 +98,12 @@ def described(figure: Figure) -> Figure:
     if all(branch_norms(run) for arm in panel.arms for run in arm.runs):
         panels.append(replace(panels[0], spec=PanelSpec("Branches", kind="qkv")))
     return replace(figure, panels=tuple(panels), warnings=(*figure.warnings, *lost))
+
+
+def print_pairs(console: Console, pairs: Iterable[Pair], warnings: Iterable[str]) -> None:
+    """Show two sentences a pair, and warnings."""
+    for pair in pairs:
+        console.print(pair.sentence(), markup=False, highlight=False, style="bold")
+        console.print(pair.tokens_sentence(), markup=False, highlight=False)
+    for warning in warnings:
+        console.print(f"Warning: {warning}", markup=False, highlight=False, style="yellow")

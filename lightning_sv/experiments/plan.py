@@ -1,7 +1,8 @@
 """Plan a figure under a budget: which runs its panels need."""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 from scipy.special import ndtri
@@ -9,100 +10,36 @@ from scipy.special import ndtri
 from lightning_sv.analysis.verdicts import CONFIDENCE, pairs_within
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.experiments.claims.claim_types import KINDS
-from lightning_sv.experiments.results import Series
-from lightning_sv.experiments.run_spec import RunRequest, RunResolver, RunSpec, by_seed
+from lightning_sv.experiments.results import Arm, Figure, Panel, Series
+from lightning_sv.experiments.run_spec import RunResolver, RunSpec
 from lightning_sv.experiments.spec import ArmSpec, Budget, ClaimSpec, FigureSpec, ModelSpec, PanelSpec
 
 #: grids are trained on seeds from here on, which judge nothing: what is best by luck there has no luck elsewhere
 TUNING_SEED = 100
 
 
-@dataclass(frozen=True)
-class ArmPlan:
-    """What is trained of one arm of a panel, or of one point of a grid or of a scaling panel.
-
-    Args:
-        label: what table and chart call it
-        run_spec: what is trained
-        seeds: that it is trained on; all arms of a panel have the same
-        ours: whether the arm is not the paper's
-        baseline: whether the others are compared with it; one arm of a panel at most
-    """
-
-    label: str
-    run_spec: RunSpec
-    seeds: tuple[int, ...]
-    ours: bool = False
-    baseline: bool = False
-
-    @property
-    def runs(self) -> list[RunRequest]:
-        """One run per seed."""
-        return [(self.run_spec, seed) for seed in self.seeds]
-
-
-@dataclass(frozen=True)
-class PanelPlan:
-    """What is trained for one panel.
-
-    Args:
-        spec: as in the YAML
-        arms: in its order; none if the panel cannot be had, or is a table of a file
-        series: of a grid or a scaling panel
-        why_not: why it cannot be had
-        warnings: what weakens it whatever its runs come to
-    """
-
-    spec: PanelSpec
-    arms: tuple[ArmPlan, ...] = ()
-    series: tuple[Series, ...] = ()
-    why_not: str | None = None
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class FigurePlan:
-    """What is trained for one figure.
-
-    Args:
-        spec: as in the YAML
-        panels: in its order
-        budget: name of the budget
-        paper_scale: whether its models and tokens are the paper's
-    """
-
-    spec: FigureSpec
-    panels: tuple[PanelPlan, ...]
-    budget: str
-    paper_scale: bool = False
-
-    def runs(self) -> list[RunRequest]:
-        """Every run once, seed by seed."""
-        return by_seed(run for panel in self.panels for arm in panel.arms for run in arm.runs)
-
-    @property
-    def tokens_per_param(self) -> tuple[float, float]:
-        """Training tokens per (activated) parameter of its runs, the fewest and the most."""
-        ratios = [run_spec.tokens_per_param for run_spec, _ in self.runs()]
-        return min(ratios, default=0.0), max(ratios, default=0.0)
-
-
-def plan_figure(figure: FigureSpec, resolver: RunResolver) -> FigurePlan:
-    """Settle every arm of a figure.
+def plan_figure(figure: FigureSpec, resolver: RunResolver) -> Figure:
+    """Settle every arm of a figure; its runs are not read yet.
 
     Raises:
         ConfigError: an arm that `fit` would refuse, a model that the budget does not know, two arms alike, or a claim
             that they cannot decide
     """
     for panel in figure.panels:
-        where = f"{figure.name}: panel {panel.title!r}"
-        _check_claims(panel, where)
-        _check_baseline(panel, where)
+        if problem := next(_problems(panel), None):
+            raise ConfigError(f"{figure.name}: panel {panel.title!r}: {problem}")
     panels = tuple(_plan_panel(panel, resolver, figure.name) for panel in figure.panels)
-    return FigurePlan(figure, panels, resolver.budget.name, resolver.budget.paper_scale or figure.papers_protocol)
+    ratios = [arm.run_spec.tokens_per_param for panel in panels for arm in panel.arms if arm.run_spec]
+    return Figure(
+        figure,
+        panels,
+        tokens_per_param=(min(ratios, default=0.0), max(ratios, default=0.0)),
+        budget=resolver.budget.name,
+        paper_scale=resolver.budget.paper_scale or figure.papers_protocol,
+    )
 
 
-def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> PanelPlan:
+def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
     budget, where = resolver.budget.name, f"{figure}: panel {panel.title!r}"
     models = {role: resolver.model(role) for role in panel.models or [panel.model]}
     here = [role for role, model in models.items() if isinstance(model, ModelSpec)]
@@ -111,35 +48,41 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> PanelPl
     if why_not is None and panel.lr is not None and budget not in panel.lr:
         why_not = f"no learning rate is tuned for it under {budget}; add one to lr in conf/paper/{figure}.yaml"
     if panel.file is not None or why_not is not None:
-        return PanelPlan(panel, why_not=why_not)
+        return Panel(panel, why_not=why_not)
     if panel.kind not in ("grid", "scaling", "lengths"):  # whose arms all train the models of the panel
         panel = replace(panel, arms={label: _here(arm, resolver) for label, arm in panel.arms.items()})
     if not here:
-        return PanelPlan(panel, why_not=next(model for model in models.values() if isinstance(model, str)))
-    untuned = tuple(
-        dict.fromkeys(filter(None, (resolver.untuned(panel, resolver.budget.models[role]) for role in here)))
-    )
+        return Panel(panel, why_not=next(model for model in models.values() if isinstance(model, str)))
+    reasons = (resolver.untuned(panel, resolver.budget.models[role]) for role in here)
+    untuned = tuple(dict.fromkeys(filter(None, reasons)))
     if untuned and panel.tuned_as:
-        return PanelPlan(panel, why_not=untuned[0])
+        return Panel(panel, why_not=untuned[0])
     if panel.kind == "grid" and not axes:
-        return PanelPlan(panel, why_not="no grid is given for it")
+        return Panel(panel, why_not="no grid is given for it")
     first = TUNING_SEED if panel.kind == "grid" else resolver.budget.first_seed
     seeds = tuple(range(first, first + panel.seeds.get(budget, resolver.budget.seeds)))
-    _check_pairs(panel, resolver.budget, len(seeds), where)
-    arms, series = list[ArmPlan](), list[Series]()
+    if len(seeds) < 2 and _claims_at(panel, resolver.budget):  # one pair decides nothing, whatever it ends at
+        raise ConfigError(
+            f"{where}: budget {budget} trains {len(seeds)} {'pair' if len(seeds) == 1 else 'pairs'} for it, too few to "
+            f"decide a claim; give it two or more, or its claims `skip_under: {{{budget}: why}}`."
+        )
+    arms, series = list[Arm](), list[Series]()
     for label, spec in panel.arms.items():
         if budget not in spec.skip_under:
             points, of = _points(panel, label, spec, resolver, here, axes)
-            arms += [
-                ArmPlan(name, run_spec, seeds, spec.not_in_paper, spec.baseline) for name, run_spec in points.items()
-            ]
+            arms += [Arm(name, (), spec.not_in_paper, spec.baseline, made, seeds) for name, made in points.items()]
             series += [of] if of.sizes or of.points else []
-    _check_different(arms, where)
+    seen: dict[str, str] = {}
+    for arm in arms:
+        assert arm.run_spec is not None
+        other = seen.setdefault(arm.run_spec.identity, arm.label)
+        if other != arm.label:
+            raise ConfigError(f"{where}: {other!r} and {arm.label!r} come to the same runs; leave one out.")
     few = panel.kind == "scaling" and len(here) < 4
     warnings = [f"{panel.title}: {len(here)} sizes; a slope wants four or more."] * few
     warnings += [f"{panel.title}: all arms have one learning rate and initial std: {why}." for why in untuned]
     warnings += [words for role in here for words in _beyond_reach(panel, resolver.budget, role, len(seeds))]
-    return PanelPlan(panel, tuple(arms), tuple(series), warnings=tuple(warnings))
+    return Panel(panel, tuple(arms), tuple(series), warnings=tuple(warnings))
 
 
 def _points(
@@ -149,7 +92,10 @@ def _points(
     of = Series(label, arm.not_in_paper, arm.baseline, ())
     if panel.kind == "grid":
         along = [arm.axes.get(key, {}).get(resolver.budget.name, values) for key, values in axes.items()]
-        grid = tuple(_cross(along) if resolver.budget.name in panel.one_at_a_time else product(*along))
+        grid = tuple(product(*along))
+        if resolver.budget.name in panel.one_at_a_time:  # points that differ from the first values along one axis
+            centre = [values[0] for values in along]
+            grid = tuple(p for p in grid if sum(x != c for x, c in zip(p, centre, strict=True)) <= 1)
         keys = [dict(zip(axes, point, strict=True)) for point in grid]
         names = [", ".join([label, *(f"{k.rpartition('.')[2]} {v:g}" for k, v in each.items())]) for each in keys]
         made = [resolver.resolve(panel, arm, panel.model, each) for each in keys]
@@ -179,59 +125,41 @@ def _lengths(panel: PanelSpec, resolver: RunResolver, roles: list[str]) -> list[
     return [f"{resolver.resolve(panel, baseline, role).tokens_per_param:.3g} tokens a parameter" for role in roles]
 
 
-def _check_claims(panel: PanelSpec, where: str) -> None:
-    """Refuse a claim that no run of the panel could decide, or settings that it does not have."""
+def _problems(panel: PanelSpec) -> Iterator[str]:
+    """What a panel of a YAML cannot have, whatever the budget."""
     for claim in panel.claims:
-        if claim.kind not in KINDS:
-            raise ConfigError(unknown(f"{where}: claim of kind", claim.kind, list(KINDS)))
-        kind = KINDS[claim.kind]
+        name = f"claim {claim.kind!r}"
+        if (kind := KINDS.get(claim.kind)) is None:
+            yield unknown("claim of kind", claim.kind, list(KINDS))
+            return
         if panel.kind not in kind.panels:
-            kinds = " or ".join(kind.panels)
-            raise ConfigError(
-                f"{where}: a claim {claim.kind!r} needs a panel of kind {kinds}, this one is {panel.kind!r}."
-            )
-        for label in [claim.a, claim.b] if "{b}" in kind.statement else [claim.a]:
-            if label not in panel.arms:
-                raise ConfigError(unknown(f"{where}: claim {claim.kind!r}: arm", label, list(panel.arms)))
-        if claim.a == claim.b and "{b}" in kind.statement:
-            raise ConfigError(f"{where}: claim {claim.kind!r} compares {claim.a!r} with itself; a and b are two arms.")
+            yield f"a {name} needs a panel of kind {' or '.join(kind.panels)}, this one is {panel.kind!r}."
+        labels = [claim.a, claim.b] if "{b}" in kind.statement else [claim.a]
+        yield from (unknown(f"{name}: arm", label, list(panel.arms)) for label in labels if label not in panel.arms)
+        if len(set(labels)) < len(labels):
+            yield f"{name} compares {claim.a!r} with itself; a and b are two arms."
         for key, share in (("at", claim.at), ("until", claim.until)):
             if not 0 < share <= 1:
-                raise ConfigError(
-                    f"{where}: claim {claim.kind!r}: {key} is {share:g}; a share of the tokens is over 0 and up to 1."
-                )
+                yield f"{name}: {key} is {share:g}; a share of the tokens is over 0 and up to 1."
         if lacking := kind.needs(claim, panel):
-            raise ConfigError(f"{where}: a claim {claim.kind!r} needs {lacking}.")
+            yield f"a {name} needs {lacking}."
     if (panel.kind == "scalar") != bool(panel.tag):
         says = f"its tag is {panel.tag!r}" if panel.tag else "it names no tag"
-        raise ConfigError(
-            f"{where}: {says} and its kind is {panel.kind!r}; the kind 'scalar' and a tag, e.g. "
-            "sharpness/all/lambda_max, go together."
+        yield (
+            f"{says} and its kind is {panel.kind!r}; the kind 'scalar' and a tag, e.g. sharpness/all/lambda_max, go "
+            "together."
         )
-    own = {label: key for label, arm in panel.arms.items() for key in arm.axes if key not in panel.axes}
-    for label, key in own.items():
-        raise ConfigError(
-            f"{where}: arm {label!r} has values of {key}, which the panel does not vary; set the key of one run "
-            "under 'set'."
-        )
-
-
-def _check_baseline(panel: PanelSpec, where: str) -> None:
-    """One arm at most, for it is what a difference is to; sizes and lengths are drawn as differences alone."""
+    for label, arm in panel.arms.items():
+        for key in arm.axes.keys() - panel.axes.keys():
+            yield (
+                f"arm {label!r} has values of {key}, which the panel does not vary; set the key of one run under "
+                "'overrides'."
+            )
     marked = [label for label, arm in panel.arms.items() if arm.baseline]
     if len(marked) > 1:
-        raise ConfigError(f"{where}: {' and '.join(marked)} are all `baseline: true`; leave it at one arm.")
-    if panel.kind in ("scaling", "lengths") and not marked:
-        raise ConfigError(f"{where}: no arm is `baseline: true`; set it at the one that the others are compared with.")
-
-
-def _check_pairs(panel: PanelSpec, budget: Budget, pairs: int, where: str) -> None:
-    """One pair decides nothing, whatever it ends at; but a panel without claims is shown all the same."""
-    if pairs < 2 and _claims_at(panel, budget):
-        raise ConfigError(
-            f"{where}: budget {budget.name} trains {pairs} {'pair' if pairs == 1 else 'pairs'} for it, too few to "
-            f"decide a claim; give it two or more, or its claims `skip_under: {{{budget.name}: why}}`."
-        )
+        yield f"{' and '.join(marked)} are all `baseline: true`; leave it at one arm."
+    if panel.kind in ("scaling", "lengths") and not marked:  # drawn as differences alone
+        yield "no arm is `baseline: true`; set it at the one that the others are compared with."
 
 
 def _beyond_reach(panel: PanelSpec, budget: Budget, role: str, pairs: int) -> list[str]:
@@ -255,17 +183,3 @@ def _claims_at(panel: PanelSpec, budget: Budget) -> list[ClaimSpec]:
     """Those that the runs of a budget are to decide."""
     trained = {label for label, arm in panel.arms.items() if budget.name not in arm.skip_under}
     return [c for c in panel.claims if budget.name not in c.skip_under and {c.a, c.b or c.a} <= trained]
-
-
-def _cross(axes: list[list[float]]) -> list[tuple[float, ...]]:
-    """The points of a grid that differ from the first values of its axes along one axis at most."""
-    centre = [values[0] for values in axes]
-    return [p for p in product(*axes) if sum(x != c for x, c in zip(p, centre, strict=True)) <= 1]
-
-
-def _check_different(arms: list[ArmPlan], where: str) -> None:
-    seen: dict[str, str] = {}
-    for arm in arms:
-        other = seen.setdefault(arm.run_spec.identity, arm.label)
-        if other != arm.label:
-            raise ConfigError(f"{where}: {other!r} and {arm.label!r} come to the same runs; leave one out.")

@@ -1,8 +1,8 @@
-"""A figure whose runs are read: arms with their runs, panels, verdicts. Plain data throughout."""
+"""A figure: arms, panels and verdicts, first planned, then with its runs. Plain data throughout."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 from lightning_sv.analysis.optimum import Optimum, fit_optimum
 from lightning_sv.analysis.paired import PairedDifference
 from lightning_sv.analysis.scaling import Scaling, fit_scaling
-from lightning_sv.analysis.verdicts import CONFIDENCE
+from lightning_sv.analysis.verdicts import CONFIDENCE, VerdictWord
 from lightning_sv.errors import ConfigError, NotTestableError, unknown
 from lightning_sv.experiments.claims.pooling import FINAL, Pool
-from lightning_sv.experiments.claims.verdict import Verdict
 from lightning_sv.experiments.spec import FigureSpec, PanelKind, PanelSpec
 from lightning_sv.runs.events import VAL_LOSS, Curve, Run
 
@@ -21,15 +20,17 @@ if TYPE_CHECKING:  # torch with it, and a report needs none
     from lightning_sv.experiments.run_spec import RunSpec
 
 
+#: a run that is to be had: what is trained, on which seed
+RunRequest = tuple["RunSpec", int]
+
+
 @dataclass(frozen=True, eq=False)
 class Arm:
-    """The runs of one arm of a panel.
+    """One arm of a panel, or one point of a grid or of a scaling panel, and its runs.
 
-    Args:
-        label: what table and chart call it
-        runs: completed, one per seed, in their order
+    Attributes:
+        runs: completed, one per seed, in their order; none before they are read
         ours: whether the arm is not the paper's
-        baseline: whether the others are compared with it; one arm of a panel at most
         run_spec: what was trained; None where the runs are somebody's own directories
         seeds: of the runs; all arms of a panel that is not of somebody's own runs have the same
     """
@@ -45,6 +46,11 @@ class Arm:
     def name(self) -> str:
         """What a legend calls it."""
         return f"{self.label} (ours)" if self.ours else self.label
+
+    @property
+    def requests(self) -> list[RunRequest]:
+        """One run per seed."""
+        return [(self.run_spec, seed) for seed in self.seeds] if self.run_spec else []
 
     @property
     def losses(self) -> NDArray[np.float64]:
@@ -77,10 +83,7 @@ class Arm:
 class Series:
     """The points of one arm of a grid or a scaling panel; all but the label and its two marks in one order.
 
-    Args:
-        label: of the arm
-        ours: whether it is not the paper's
-        baseline: whether the others are compared with it
+    Attributes:
         arms: labels of the arms at its points
         values: of a scaling panel: activated parameters of the sizes; of one of lengths: tokens a parameter
         sizes: what they are called
@@ -105,9 +108,7 @@ class Series:
 class Table:
     """A panel that is a table.
 
-    Args:
-        columns: headings
-        rows: text and numbers, one a column
+    Attributes:
         note: where the numbers are from
     """
 
@@ -118,16 +119,13 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One panel of a figure, with its runs.
+    """One panel of a figure.
 
-    Args:
-        spec: as in the YAML
+    Attributes:
         arms: in its order; none where the panel cannot be had
         series: of a grid or a scaling panel
         table: of a panel that is a table
-        why_not: why it cannot be had
         left_out: which of its runs are missing, where it rests on the others
-        warnings: what weakens it
         notes: sentences for the reader: what was trained, and how far it can be trusted
         every: its arms with all runs that are there, also those whose pair is missing; none where no pair is
         pool: the runs of all figures that are evaluated together
@@ -187,12 +185,6 @@ class Panel:
     ) -> PairedDifference:
         """A - B, with the scatter of all arms like them.
 
-        Args:
-            a: arm in question
-            b: arm it is compared with
-            of: what is compared: the final loss, that at a share of the tokens, a change
-            confidence: coverage of the interval
-
         Raises:
             NotTestableError: a run does not have it, or the arms share no seed
         """
@@ -244,18 +236,62 @@ class Panel:
         return found
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What the runs say about one claim.
+
+    Attributes:
+        claim: the statement in words, e.g. `unified ends below llama`
+        verdict: one of five words; a claim of one pair is never more than `not resolved`
+        sentence: the verdict with its numbers, as one plain sentence
+        estimate: of what the claim is about; over pairs alone the mean of theirs
+        smallest: the smallest effect that this scatter and n resolve, half the interval; None without one
+        unit: of the estimate and its interval; `times` is a ratio
+        confidence: coverage of the interval; its ends are the bounds of one-sided tests at half the rest
+        part: what the estimate is of, where it is not what the claim names
+        p: one-sided p value of the word, times 5% over the error that its interval may make on that side, so that all
+            compare with 5%; where nothing is resolved that of the nearest. None where nothing is tested
+        primary: whether it is the first question of its figure
+        p_corrected: p for all claims that were judged together: the primary ones among themselves, and the others
+        corrected: the word that is left then
+        paper_value: the paper's number for the estimate, where the runs are of its models and tokens
+        agreement: whether the interval holds that number
+        earlier: the words of earlier records, with their dates
+        sides: 2 where p is of both sides together; 1 where the opposite of the claim is tested as well
+    """
+
+    claim: str
+    verdict: VerdictWord
+    sentence: str
+    estimate: float | None
+    low: float | None
+    high: float | None
+    n: int
+    smallest: float | None
+    paper: str
+    panel: str = ""
+    unit: str = "nats per token"
+    confidence: float = 0.9
+    part: str = ""
+    p: float | None = None
+    df: int | None = None
+    primary: bool = False
+    p_corrected: float | None = None
+    corrected: VerdictWord | None = None
+    paper_value: float | None = None
+    agreement: Literal["", "consistent", "not consistent"] = ""
+    earlier: str = ""
+    sides: int = 1
+
+
 @dataclass(frozen=True, eq=False)
 class Figure:
-    """One figure or table, with its runs and the verdicts on its claims.
+    """One figure or table, and the verdicts on its claims.
 
-    Args:
-        spec: as in the YAML
+    Attributes:
         panels: in the paper's order; of a judged figure those that can be had
-        verdicts: one per claim
-        warnings: what weakens the comparison, one sentence each
         command: what makes this figure again
         tokens_per_param: training tokens per (activated) parameter of its runs, the fewest and the most
-        budget: name of the budget
         paper_scale: whether its models and tokens are the paper's
     """
 
@@ -268,6 +304,10 @@ class Figure:
     budget: str = ""
     paper_scale: bool = False
 
+    def requests(self) -> list[RunRequest]:
+        """Every run that it needs once, seed by seed."""
+        return requests_of([self])
+
     def ratio(self) -> str:
         """Training tokens per parameter in words: the fewest, "to" the most where these are a tenth more."""
         few, most = self.tokens_per_param
@@ -278,3 +318,10 @@ class Figure:
         """A claim in words, with its panel where claims of several panels are alike."""
         alike = len({each.panel for each in self.verdicts if each.claim == verdict.claim}) > 1
         return f"{verdict.panel}: {verdict.claim}" if alike else verdict.claim
+
+
+def requests_of(figures: Sequence[Figure]) -> list[RunRequest]:
+    """Every run that figures need once, in order of the seeds, so that a stop leaves whole pairs."""
+    wanted = [run for figure in figures for panel in figure.panels for arm in panel.arms for run in arm.requests]
+    unique = {run_spec.key(seed): (run_spec, seed) for run_spec, seed in wanted}
+    return sorted(unique.values(), key=lambda run: run[1])

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -31,18 +31,12 @@ MFU = 0.4
 class RunSpec:
     """Everything that decides the runs of an arm but their seed. Arms of equal configuration are trained once.
 
-    Args:
-        model: name of the model
-        strategy: label of the strategy
+    Attributes:
         details: optimizer, schedule and the values that differ from the model's file, for a reader
         args: of `fit`, without seed and directory
         identity: the configuration as JSON: all that its YAML and arguments say, without the defaults of the code
-        steps: optimizer steps
-        tokens: training tokens
         parameters: activated parameters
-        seconds: of one core; None on a GPU
-        gpu_hours: at `MFU`; None on a CPU
-        title: what a reader sees of its runs
+        cost: seconds of one core; under a budget with a GPU, GPU-hours at `MFU`
         note: what a reader of the losses of its model must know
     """
 
@@ -54,8 +48,7 @@ class RunSpec:
     steps: int
     tokens: int
     parameters: int
-    seconds: float | None
-    gpu_hours: float | None
+    cost: float
     title: str
     note: str = ""
 
@@ -68,16 +61,6 @@ class RunSpec:
         """Name of the run's directory: readable, and a hash of what decides the result."""
         digest = hashlib.sha256(f"{self.identity} {seed}".encode()).hexdigest()[:10]
         return re.sub(r"[^\w.+-]+", "_", f"{self.model}-{self.strategy}-seed{seed}-{digest}")
-
-
-#: a run that is to be had: what is trained, on which seed
-RunRequest = tuple[RunSpec, int]
-
-
-def by_seed(wanted: Iterable[RunRequest]) -> list[RunRequest]:
-    """Each run once, in order of the seeds, so that a stop leaves whole pairs."""
-    unique = {run_spec.key(seed): (run_spec, seed) for run_spec, seed in wanted}
-    return sorted(unique.values(), key=lambda run: run[1])
 
 
 class RunResolver:
@@ -112,12 +95,6 @@ class RunResolver:
 
     def resolve(self, panel: PanelSpec, arm: ArmSpec, role: str, more: Mapping[str, Any] | None = None) -> RunSpec:
         """Settle one arm.
-
-        Args:
-            panel: the panel that the arm is in
-            arm: as the figure's YAML has it
-            role: which of the budget's models it trains
-            more: further keys: a value of a grid
 
         Raises:
             ConfigError: what `fit` would refuse
@@ -165,9 +142,11 @@ class RunResolver:
         return found, f"All arms have the learning rate and the initial std of {label}." if shared else note
 
     def _paths(self, panel: PanelSpec, model: ModelSpec) -> list[Path]:
+        if self.files is not None:
+            return list(self.files)
         files = ["base", f"optim/{panel.optim}", f"schedule/{panel.schedule}", *self.budget.layers]
         files += [f"model/{model.config}", *([f"probes/{panel.probes}"] if panel.probes else [])]
-        return [self.conf / f"{file}.yaml" for file in files] if self.files is None else list(self.files)
+        return [self.conf / f"{file}.yaml" for file in files]
 
     def _resolve(
         self, paths: list[Path], keys: dict[str, Any], arm: ArmSpec, model: ModelSpec, panel: PanelSpec, steps: int
@@ -191,11 +170,10 @@ class RunResolver:
         told = [f"{k.rpartition('.')[2]} {v}" for k, v in shown.items()]
         probes = [f"probes {panel.probes}"] if panel.probes else []
         tokens = steps * data.tokens_per_step
-        seconds = gpu_hours = None
         if self.budget.gpu is not None:
             peak = find_gpu(self.budget.gpu).peak(str(trainer["precision"]))
             flops = module.flops_per_token(data.seq_len)
-            gpu_hours = train_hours(tokens, flops, 1, peak, MFU)
+            cost = train_hours(tokens, flops, 1, peak, MFU)
         elif model.seconds_per_1000_steps is None:
             raise ConfigError(
                 f"budget {self.budget.name}: model {model.config} has no seconds_per_1000_steps; "
@@ -203,8 +181,8 @@ class RunResolver:
             )
         else:
             slower = self.budget.relative_step_time
-            seconds = model.seconds_per_1000_steps * steps / 1000
-            seconds *= math.prod(slower.get(x, 1.0) for x in (module.strategy.placement, panel.optim, panel.probes))
+            cost = model.seconds_per_1000_steps * steps / 1000
+            cost *= math.prod(slower.get(x, 1.0) for x in (module.strategy.placement, panel.optim, panel.probes))
         strategy = f"{strategy}{module.scale_options.label()}"
         details = ", ".join([f"{module.optim.name} {module.schedule.name}", f"lr {module.lr:g}", *told, *probes])
         return RunSpec(
@@ -216,8 +194,7 @@ class RunResolver:
             steps=steps,
             tokens=tokens,
             parameters=module.n_activated,
-            seconds=seconds,
-            gpu_hours=gpu_hours,
+            cost=cost,
             title=f"{module.config.name}, {strategy}, {details}, {steps:,} steps",
             note=model.note,
         )

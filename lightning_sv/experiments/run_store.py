@@ -1,28 +1,37 @@
-"""The shared runs of one budget: where they lie, which are missing, which diverged."""
+"""The shared runs of one budget: where they lie, which are missing, which diverged; training what is missing.
+
+    out/  runs/<model>-<strategy>-seed<n>-<hash>/ ...  slurm.sh      the runs are shared by all figures
+
+A run that is complete is skipped, one that is not is resumed.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
+from rich.console import Console
+
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.plan import ArmPlan, PanelPlan
-from lightning_sv.experiments.results import Arm
-from lightning_sv.experiments.run_spec import RunRequest, RunSpec
+from lightning_sv.experiments.results import Arm, Figure, Panel, RunRequest, requests_of
+from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.runs.directory import NONFINITE, is_complete
 from lightning_sv.runs.events import Run, read_run
 from lightning_sv.runs.job import LAUNCHER, Job
+from lightning_sv.runs.launch import default_parallel, run_jobs
+from lightning_sv.settings.data import DataConfig
+from lightning_sv.version import __version__
 
 
 @dataclass(frozen=True)
 class RunStore:
     """The shared runs of one budget.
 
-    Args:
+    Attributes:
         out: their folder's parent
         context: what else decides the results (corpus, versions); finished runs of another are refused. None where
             nothing is to be trained: what is there is read
-        launcher: the program that trains one run
         beside: the same of other budgets; what was trained whole there is not trained again
         recorded: runs by the names of their directories, for those that are not there
     """
@@ -50,18 +59,17 @@ class RunStore:
     def _is_done(self, job: Job) -> bool:
         """Whether a run of another budget is complete, and of this context."""
         try:
-            return is_complete(job.run_dir) and (self.context is None or job.state() == "complete")
+            return is_complete(job.run_dir) and self._is_complete(job)
         except ConfigError:
             return False
+
+    def _is_complete(self, job: Job) -> bool:
+        return is_complete(job.run_dir) if self.context is None else job.state() == "complete"
 
     def is_recorded(self, run_spec: RunSpec, seed: int) -> bool:
         """Whether a recording stands in for it: its directory, once it is complete, counts more."""
         job = self.job(run_spec, seed)
         return job.name in self.recorded and not is_complete(job.run_dir)
-
-    def is_begun(self, run_spec: RunSpec, seed: int) -> bool:
-        """Whether it is there, or a part of it."""
-        return self.is_recorded(run_spec, seed) or self.dir(run_spec, seed).is_dir()
 
     def missing(self, wanted: Sequence[RunRequest]) -> list[Job]:
         """Those that are not complete, and not recorded.
@@ -69,35 +77,31 @@ class RunStore:
         Raises:
             ConfigError: a directory holds a finished run of another command, corpus or version
         """
-        jobs = [self.job(*run) for run in wanted if not self.is_recorded(*run)]
-        if self.context is None:
-            return [job for job in jobs if not is_complete(job.run_dir)]
-        return [job for job in jobs if job.state() != "complete"]
+        jobs = (self.job(*run) for run in wanted if not self.is_recorded(*run))
+        return [job for job in jobs if not self._is_complete(job)]
 
-    def read(self, arm: ArmPlan) -> Arm:
-        """Read all runs of an arm that are complete.
+    def read(self, arm: Arm) -> Arm:
+        """Read all runs of an arm that are complete or recorded.
 
         Raises:
             ConfigError: a run is damaged
         """
-        gone = {job.name for job in self.missing(arm.runs)}
-        seeds = tuple(seed for seed in arm.seeds if arm.run_spec.key(seed) not in gone)
-        runs = tuple(self._read(arm.run_spec, seed) for seed in seeds)
-        return Arm(arm.label, runs, arm.ours, arm.baseline, arm.run_spec, seeds)
+        gone = {job.name for job in self.missing(arm.requests)}
+        there = {seed: (made, seed) for made, seed in arm.requests if made.key(seed) not in gone}
+        return replace(arm, runs=tuple(self._read(*run) for run in there.values()), seeds=tuple(there))
 
     def _read(self, run_spec: RunSpec, seed: int) -> Run:
-        """A run that is there, or recorded."""
         directory = self.dir(run_spec, seed)
         if not self.is_recorded(run_spec, seed):
             return read_run(directory)
         config = {"data": json.loads(run_spec.identity)["data"], "seed_everything": seed}
         return replace(self.recorded[directory.name], dir=directory, config=config)
 
-    def without_diverged(self, panel: PanelPlan) -> PanelPlan:
+    def without_diverged(self, panel: Panel) -> Panel:
         """A grid without the values at which a run diverged: they are not the best ones. Other panels as they are."""
         if panel.spec.kind != "grid":
             return panel
-        gone = {arm.label: sum(diverged(self.job(*run)) for run in arm.runs) for arm in panel.arms}
+        gone = {arm.label: sum(diverged(self.job(*run)) for run in arm.requests) for arm in panel.arms}
         gone = {label: n for label, n in gone.items() if n}
         series = []
         for each in panel.series:
@@ -120,3 +124,39 @@ class RunStore:
 def diverged(job: Job) -> bool:
     """Whether the run stopped at a loss or gradient that was not finite: resumed, it would do so again."""
     return (job.run_dir / NONFINITE).is_file() and not is_complete(job.run_dir)
+
+
+def train(figures: Sequence[Figure], runs: RunStore, *, parallel: int | None, console: Console) -> dict[str, str]:
+    """Train what is missing.
+
+    Returns:
+        Key of a run that failed -> why; the others are trained all the same.
+
+    Raises:
+        RunError: a run was stopped by a signal
+        KeyboardInterrupt: the user stopped them all; finished runs are kept
+    """
+    wanted = requests_of(figures)
+    left = runs.missing(wanted)
+    recorded = sum(runs.is_recorded(*run) for run in wanted)
+    elsewhere = sum(runs.dir(*run).parent != runs.out / "runs" for run in wanted)
+    where = f", {elsewhere} of them under other budgets" if elsewhere else ""
+    where += f", {recorded} of them as recorded" if recorded else ""
+    console.print(f"{len(wanted) - len(left)} of {len(wanted)} runs are complete{where}", markup=False)
+    for job in left:
+        if diverged(job):
+            console.print(f"{job.title} diverged; remove {job.run_dir} to train it again", markup=False)
+    missing = [job for job in left if not diverged(job)]
+    if not missing:
+        return {}
+    try:
+        at_once = min(parallel or default_parallel(), len(missing))
+        return run_jobs(missing, parallel=at_once, console=console)
+    except KeyboardInterrupt:
+        console.print("Stopped. Finished runs are kept, the same command reuses them and resumes the others.")
+        raise
+
+
+def context_of(data: DataConfig) -> dict[str, str]:
+    """Return what the results of runs depend on beside their commands: of `RunStore`, which refuses to mix them."""
+    return {"corpus_hash": data.manifest.corpus_hash, "torch": torch.__version__, "lightning_sv": __version__}

@@ -36,8 +36,7 @@ class ModelSpec:
 class Budget:
     """What the experiments may spend: sizes, steps, pairs and machine.
 
-    Args:
-        name: name of the file in conf/paper/budgets, without its ending
+    Attributes:
         summary: what it varies and trains, in one sentence
         layers: files of conf/ below the model: trainer and data
         seeds: pairs of every panel that does not say otherwise
@@ -102,11 +101,8 @@ class ArmSpec:
 class ClaimSpec:
     """A statement that runs can check; which fields count depends on the kind (`claims.claim_types.KINDS`).
 
-    Args:
-        kind: row of the table in claims/claim_types.py
+    Attributes:
         paper: the paper's number or finding
-        a: arm in question
-        b: arm it is compared with
         margin: in the unit of the claim, nats per token where it is a loss
         at: earlier share of the training, where the claim has one
         until: later share of the training
@@ -138,15 +134,12 @@ class ClaimSpec:
 class PanelSpec:
     """One panel of a figure.
 
-    Args:
-        title: heading in the report and the picture
+    Attributes:
         arms: what is trained, by the label in legends and claims
         claims: statements that the runs decide, in the paper's order
         model: role of the model that all arms train, see `Budget.models`
         models: roles of the sizes of a scaling panel, or of the lengths of training of one model, instead
         kind: how it is drawn
-        optim: file of conf/optim
-        schedule: file of conf/schedule
         seeds: budget -> number of pairs
         overrides: keys of `fit` that all runs of this budget have
         lr: budget -> peak learning rate of all arms, in place of tuned values; a budget that it does not name cannot
@@ -187,8 +180,7 @@ class PanelSpec:
 class Tuned:
     """The optima of some arms of one model: what the figure `tuning` found, see sources/from_yaml.py.
 
-    Args:
-        name: of the file in conf/paper/tuned, without its ending
+    Attributes:
         source: the command, the seeds and the commit that they are from
         optim: file of conf/optim under which they were found; panels of another have no use for them
         schedule: file of conf/schedule, likewise
@@ -208,12 +200,8 @@ class Tuned:
 class FigureSpec:
     """A figure or table of the paper.
 
-    Args:
-        name: name of the file in conf/paper, without its ending
-        title: heading in the report and the picture
+    Attributes:
         section: where the paper has it
-        summary: what it is about
-        panels: in the paper's order
         paper: what -> the paper's number
         paper_tokens_per_param: what the paper trains these models with
         papers_protocol: whether the paper's numbers are looked for in the intervals whatever the budget, because the

@@ -183,7 +183,7 @@ class PretrainCLI(LightningCLI):
                 on_train_start=lambda trainer, module: self._begin(),
             )
             kwargs["callbacks"] = [begin, *_several(given["callbacks"])]  # before any callback that writes
-            self.config_init["progress"].stream = sys.stderr if self.json else sys.stdout
+            self.config_init["progress"].stream = sys.stderr if self.config["json"] else sys.stdout
             self.config_init["checkpoint"].signals = self._signals
         try:
             trainer = super().instantiate_trainer(**kwargs)
@@ -208,11 +208,6 @@ class PretrainCLI(LightningCLI):
             self.config["ckpt_path"] = path = find_last_checkpoint(self.config["run_dir"])
         if path is not None:
             check_checkpoint(path, checksums=False)  # those are compared where the rank is known
-
-    @property
-    def json(self) -> bool:
-        """Whether stdout is for the final figures alone."""
-        return bool(self.config["json"])
 
     def before_fit(self) -> None:
         """Check corpus and checkpoint before anything is written, claim the directory, say what is to be trained.
@@ -258,7 +253,7 @@ class PretrainCLI(LightningCLI):
         if trainer.is_global_zero:
             self.run_dir = self._resolve(create=True)
             self._cleanup.callback(acquire(self.run_dir, ckpt_path, again=self._again).release)
-            console = Console(stderr=self.json)
+            console = Console(stderr=self.config["json"])
             print_groups(console, self.model, trainer.max_steps, data)
             for line in said:
                 console.print(line, highlight=False, soft_wrap=True)
@@ -321,7 +316,7 @@ class PretrainCLI(LightningCLI):
             for logger in trainer.loggers:
                 logger.finalize("success")
             write_summary(self.run_dir, self.summary)
-        show_summary(self.summary, self.run_dir, as_json=self.json)
+        show_summary(self.summary, self.run_dir, as_json=self.config["json"])
 
     def before_validate(self) -> None:
         """Refuse to report the loss of an untrained model, or on a damaged corpus."""
@@ -340,7 +335,7 @@ class PretrainCLI(LightningCLI):
             figures = {"val_loss": float(loss), "val_perplexity": float(loss.exp()), "corpus_hash": corpus}
             text = f"val/loss {figures['val_loss']:.4f} nats/token, perplexity {figures['val_perplexity']:.2f}"
             text += f", of corpus {corpus[:12]} in {self.batches.corpus.dir}"
-            print(json.dumps(figures) if self.json else text)
+            print(json.dumps(figures) if self.config["json"] else text)
 
 
 def _several(value: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from lightning_sv.atomic import regular
 from lightning_sv.corpus import Tokenizer
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import Backbone, BackboneConfig, meta_backbone
-from lightning_sv.runs.directory import LAST, read_config, read_summary, run_dir_of
+from lightning_sv.runs.directory import LAST, config_value, read_config, read_summary, run_dir_of
 from lightning_sv.runs.sharded_checkpoint import is_sharded, read_sharded
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.scale.strategy import modules_named, own_tokens
@@ -81,11 +81,8 @@ class LoadedCheckpoint(NamedTuple):
     """What a checkpoint says of its model.
 
     Attributes:
-        config: the sizes
-        strategy: the scale-vector strategy
         options: its finer choices
         weights: by their names in the backbone, of the shapes that these describe
-        checkpoint: all of it
     """
 
     config: BackboneConfig
@@ -115,11 +112,7 @@ def _built(described: LoadedCheckpoint) -> Backbone:
 
 
 def load_trained(path: Path, allow: Collection[str] = ()) -> tuple[Backbone, Tokenizer]:
-    """Rebuild a run's backbone, on the CPU, and read its tokenizer.
-
-    Args:
-        path: a run's directory, or a checkpoint's file in it
-        allow: see `load_backbone`
+    """Rebuild a run's backbone, on the CPU, and read its tokenizer; arguments are those of `load_backbone`.
 
     Raises:
         ConfigError: see `read_model`; or the two are not of one run
@@ -139,16 +132,11 @@ def load_trained(path: Path, allow: Collection[str] = ()) -> tuple[Backbone, Tok
 def _check_run(model: LoadedCheckpoint, tokenizer: Tokenizer, run_dir: Path) -> None:
     """Check that tokenizer, text and config of a run directory are those that the checkpoint was trained with."""
     made, config = model.checkpoint[CHECKPOINT_KEY], read_config(run_dir)
-
-    def of(settings: Any, section: str, key: str) -> Any:
-        found = settings.get(section)
-        return found.get(key) if isinstance(found, dict) else None
-
-    scale = of(config, "model", "scale")
+    scale = config_value(config, "model.scale")
     for key, then, now in (
         ("tokenizer_sha256", made.get("tokenizer_sha256"), tokenizer.sha256),
         ("corpus_hash", made.get("corpus_hash"), read_summary(run_dir).get("corpus_hash")),
-        ("data.seq_len", of(made, "data", "seq_len"), of(config, "data", "seq_len")),
+        ("data.seq_len", config_value(made, "data.seq_len"), config_value(config, "data.seq_len")),
         ("model.scale", own_tokens(made["scale"]), own_tokens(scale) if isinstance(scale, str) else None),
     ):
         if None not in (then, now) and then != now:
@@ -159,11 +147,7 @@ def _check_run(model: LoadedCheckpoint, tokenizer: Tokenizer, run_dir: Path) -> 
 
 
 def read_model(path: str | Path, allow: Collection[str] = ()) -> LoadedCheckpoint:
-    """Read the description and the weights of a checkpoint's backbone, without building it.
-
-    Args:
-        path: a run's directory, or a checkpoint's file
-        allow: modules that the checkpoint's strategy may import: `my_module` for 'my_module:MyScale'
+    """Read the description and the weights of a checkpoint; arguments are those of `load_backbone`.
 
     Raises:
         ConfigError: see `check_checkpoint`; the strategy names a module that is not allowed; or the weights are not

@@ -7,6 +7,7 @@ train.log  command.json (of a run that `compare` or `paper` started)
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +107,6 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
 def read_config(run_dir: Path, name: str = CONFIG) -> dict[str, Any]:
     """Return the configuration of a run as nested dictionaries; nothing where there is none.
 
-    Args:
-        run_dir: directory of the run
-        name: file in it
-
     Raises:
         ConfigError: the file is no plain YAML of keys and values
     """
@@ -123,6 +120,13 @@ def read_config(run_dir: Path, name: str = CONFIG) -> dict[str, Any]:
         if not isinstance(found.get(name), dict | None):
             raise ConfigError(f"{path}: {name} is {found[name]!r:.80}; expected keys and values.")
     return found
+
+
+def config_value(config: Any, key: str) -> Any:
+    """Return the value of a dotted key of a configuration; None where it has none."""
+    for name in key.split("."):
+        config = config.get(name) if isinstance(config, Mapping) else None
+    return config
 
 
 def printable(value: Any) -> Any:

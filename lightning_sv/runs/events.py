@@ -18,7 +18,16 @@ from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.util.tensor_util import make_ndarray
 
 from lightning_sv.errors import ConfigError, NotTestableError
-from lightning_sv.runs.directory import CONFIG, SUMMARY, event_files, is_begun, is_complete, read_config, read_summary
+from lightning_sv.runs.directory import (
+    CONFIG,
+    SUMMARY,
+    config_value,
+    event_files,
+    is_begun,
+    is_complete,
+    read_config,
+    read_summary,
+)
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +52,8 @@ class DamagedEventsError(ConfigError):
 class Run:
     """One training run as read from its directory.
 
-    Args:
-        dir: the run's directory
+    Attributes:
         label: the strategy's label, e.g. ``hg+dnp+or+iwd``
-        config: the resolved configuration as nested dictionaries
         summary: ``summary.json``; empty for a run that has not completed
         curves: every scalar tag with its curve
         recorded: whether it is the row of a recording, which has no config and no scalar but the validation loss
@@ -75,8 +82,7 @@ class Run:
     @property
     def seq_len(self) -> int:
         """Tokens of a training sequence, from the config."""
-        data = self.config.get("data")
-        value = data.get("seq_len") if isinstance(data, Mapping) else None
+        value = config_value(self.config, "data.seq_len")
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"{self.dir / CONFIG}: data.seq_len is {value!r}; expected a whole number above 0.")
         return value
@@ -126,8 +132,8 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
 
 def _label(directory: Path, config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     """Return the label of a run: its summary's, unless the config names another strategy."""
-    model, stated = config.get("model"), summary.get("label") or None
-    scale, options = (model.get("scale"), model.get("scale_options")) if isinstance(model, Mapping) else (None, None)
+    stated = summary.get("label") or None
+    scale, options = (config_value(config, f"model.{key}") for key in ("scale", "scale_options"))
     if not isinstance(scale, str) or not scale:
         return stated or directory.name
     own = scale
@@ -147,9 +153,8 @@ def _label(directory: Path, config: Mapping[str, Any], summary: Mapping[str, Any
 
 
 def _seed(config: Mapping[str, Any], summary: Mapping[str, Any]) -> int | None:
-    model = config.get("model")
-    own = model.get("seed") if isinstance(model, Mapping) else None
-    return next((x for x in (own, config.get("seed_everything"), summary.get("seed")) if type(x) is int), None)
+    given = (config_value(config, "model.seed"), config.get("seed_everything"), summary.get("seed"))
+    return next((seed for seed in given if type(seed) is int), None)
 
 
 def contradiction(run: Run) -> str | None:
@@ -171,7 +176,6 @@ class _Leg(NamedTuple):
     """One event file: what one start of a run logged.
 
     Attributes:
-        file: the event file
         began: wall time of its first point or mark
         start: tokens at which it began; None for a file of an earlier version, which does not say
         saved: tokens at which it wrote a checkpoint
@@ -215,7 +219,12 @@ def _read_curves(directory: Path) -> tuple[dict[str, Curve], list[Path]]:
             curves[tag] = {tokens: value for tokens, value in curves[tag].items() if tokens <= end}
         for tag, points in leg.points.items():
             curves.setdefault(tag, {}).update(points)
-    return {tag: _curve(points) for tag, points in curves.items() if points}, cut
+    live_curves = {}
+    for tag, points in curves.items():
+        if points:
+            tokens, values = zip(*sorted(points.items()), strict=True)
+            live_curves[tag] = Curve(np.array(tokens, dtype=np.int64), np.array(values, dtype=np.float64))
+    return live_curves, cut
 
 
 def _read_leg(file: Path) -> _Leg:
@@ -260,8 +269,3 @@ def _records(file: Path) -> Iterator[bytes]:
                 if masked_crc32c(part).to_bytes(4, "little") != checksum:
                     raise EOFError
             yield data
-
-
-def _curve(points: Mapping[int, float]) -> Curve:
-    tokens = sorted(points)
-    return Curve(np.array(tokens, dtype=np.int64), np.array([points[at] for at in tokens], dtype=np.float64))

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from lightning_sv.errors import ConfigError, RunError
 from lightning_sv.runs.directory import SUMMARY, is_complete
-from lightning_sv.runs.forkserver import ForkedRun, ForkServer, can_fork
+from lightning_sv.runs.forkserver import ForkedRun, ForkServer, can_fork, signal_group
 from lightning_sv.runs.job import LAUNCHER, Job
 
 _STEP = re.compile(rb"step (\d+)/(\d+)")
@@ -37,41 +37,27 @@ def default_parallel() -> int:
     return 1 if torch.cuda.is_available() else min(4, available_cores())
 
 
-def visible_gpus() -> list[str]:
-    """Names of the GPUs this process may use, as CUDA_VISIBLE_DEVICES has them."""
-    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    return named or [str(i) for i in range(torch.cuda.device_count())]
-
-
-class FailedError(RunError):
-    """A run failed by itself, and would fail again."""
-
-
-def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going: bool = False) -> dict[str, str]:
+def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console) -> dict[str, str]:
     """Run all jobs in order, ``parallel`` at a time, with a progress bar each; return key -> why it failed.
 
     Runs of `LAUNCHER` are forked from one process that has done the imports, where the system can.
-    Where there are several GPUs, runs side by side see one each. An interrupt stops the other children, and so does a
-    failure unless the rest keeps going; finished runs stay.
+    Where there are several GPUs, runs side by side see one each. An interrupt stops the children; finished runs stay.
 
     Raises:
-        RunError: a run is stopped, or fails and the rest does not keep going; the message ends with the last
-            lines of its log
-        ConfigError: another process trains in a run's directory and the rest does not keep going
+        RunError: a run is stopped by a signal
     """
     failed: dict[str, str] = {}
     threads = str(max(1, available_cores() // parallel))
     env = {**os.environ, "OMP_NUM_THREADS": threads, "PYTHONUNBUFFERED": "1"}
-    gpus = visible_gpus()
-    waiting, running, finished = deque(jobs), list[_Child](), 0
+    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    gpus = named or [str(i) for i in range(torch.cuda.device_count())]
+    waiting, running = deque(jobs), list[_Child]()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[steps]}"))
     progress = Progress(*columns, TimeElapsedColumn(), console=console)
 
-    def leave(job: Job, error: Exception) -> None:
-        if not keep_going:
-            raise error
-        failed[job.name] = str(error)
-        console.print(str(error), markup=False, style="red")
+    def fail(job: Job, why: str) -> None:
+        failed[job.name] = why
+        console.print(why, markup=False, style="red")
 
     with _stops_as_interrupt(), progress, ExitStack() as cleanup:
         server = None
@@ -87,17 +73,14 @@ def run_jobs(jobs: Sequence[Job], *, parallel: int, console: Console, keep_going
                     own = {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if gpus and parallel > 1 else {}
                     try:
                         running.append(_Child(job, slot, env | own, progress, server))
-                    except ConfigError as error:
-                        leave(job, error)
-                        finished += 1
+                    except ConfigError as error:  # another process trains in its directory
+                        fail(job, str(error))
                 for child in list(running):
                     if child.poll():
                         running.remove(child)
-                        try:
-                            child.check()
-                        except FailedError as error:
-                            leave(child.job, error)
-                        finished += 1
+                        if why := child.failure():
+                            fail(child.job, why)
+                finished = len(jobs) - len(waiting) - len(running)
                 share = sum(child.share for child in running)
                 progress.update(overall, completed=finished + share, steps=f"{finished}/{len(jobs)} runs")
                 time.sleep(_POLL_S)
@@ -140,19 +123,23 @@ class _Child:
             self.progress.update(self.task, completed=self.share, steps=f"step {step}/{total}")
         return ended
 
-    def check(self) -> None:
-        """Say that the run is done, or raise with the end of its log."""
+    def failure(self) -> str | None:
+        """Say that the run is done, or return why it failed, with the end of its log.
+
+        Raises:
+            RunError: a signal stopped it
+        """
         code, seconds = self.process.returncode, time.monotonic() - self.start
         self.progress.remove_task(self.task)
         if code == 0 and is_complete(self.job.run_dir):
             self.progress.console.print(f"{self.job.title}: done in {seconds:.0f} s", markup=False)
-            return
+            return None
         if code in _SIGNALLED:
             raise RunError(f"The run of {self.job.title} was stopped by a signal; the same command resumes it.")
         why = f"exit code {code}" if code else f"it ended without a {SUMMARY}"
         text = _end_of(self.job.log).decode(errors="replace").replace("\r", "\n")
         tail = "\n".join(text.splitlines()[-_TAIL_LINES:])
-        raise FailedError(f"The run of {self.job.title} failed ({why}); the end of {self.job.log}:\n{tail}")
+        return f"The run of {self.job.title} failed ({why}); the end of {self.job.log}:\n{tail}"
 
 
 def _end_of(path: Path, size: int = 8192) -> bytes:
@@ -165,17 +152,10 @@ def _stop(processes: Sequence[ForkedRun | subprocess.Popen[bytes]]) -> None:
     for sign in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             if process.poll() is None:
-                _send(process, sign)
+                signal_group(process.pid, sign)
         deadline = time.monotonic() + _GRACE_S
         while any(p.poll() is None for p in processes) and time.monotonic() < deadline:
             time.sleep(_POLL_S / 2)
-
-
-def _send(process: ForkedRun | subprocess.Popen[bytes], sign: int) -> None:
-    if isinstance(process, ForkedRun):
-        process.send(sign)
-    else:
-        os.killpg(process.pid, sign)
 
 
 @contextmanager

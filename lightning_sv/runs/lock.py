@@ -110,11 +110,6 @@ def clear_unfinished(run_dir: Path) -> None:
 def acquire(run_dir: Path, ckpt_path: str | None, *, again: bool = False) -> FileLock:
     """Lock a run directory until this process ends, however it ends.
 
-    Args:
-        run_dir: what `resolve_run_dir` returned
-        ckpt_path: what the run resumes from
-        again: see `resolve_run_dir`
-
     Raises:
         ConfigError: another process trains there, or has since the directory was chosen
     """

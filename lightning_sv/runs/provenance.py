@@ -101,15 +101,12 @@ def commit() -> str:
 
 
 def _machine() -> str:
-    parts = [_cpu(), f"{os.cpu_count()} cores", f"torch {version('torch')}", f"Python {platform.python_version()}"]
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    cpu = named[0] if named else platform.processor() or platform.machine()
+    parts = [cpu, f"{os.cpu_count()} cores", f"torch {version('torch')}", f"Python {platform.python_version()}"]
     torch = sys.modules.get("torch")  # a second to import; what has not has used no GPU
     if torch is not None and torch.cuda.is_available():
         parts.insert(2, f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}")
     return ", ".join(parts)
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()

@@ -41,10 +41,6 @@ def split_allow(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def check_resumed(words: Sequence[str], allow: Collection[str]) -> None:
     """Check that a run is resumed from a config which imports nothing but what the user allows.
 
-    Args:
-        words: command line of `fit` or `validate`
-        allow: names of modules
-
     Raises:
         ConfigError: the config of the run whose checkpoint is given names another module, or an interpolation
     """

@@ -17,10 +17,6 @@ from lightning_sv.settings.yaml_file import read_yaml
 def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dict[str, Any]]:
     """`--config FILE`, and `--key value` or `--key=value`: the files, and the keys that no later file sets.
 
-    Args:
-        words: as on the command line
-        command: names it to the user
-
     Raises:
         ConfigError: words that are no such pairs, a value or a file that is no YAML
     """
@@ -49,13 +45,14 @@ def read_leaves(file: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it is no plain YAML of keys and values
     """
-    return _leaves(read_yaml(file, f"--config {file}"), "")
+    return leaves(read_yaml(file, f"--config {file}"))
 
 
-def _leaves(content: Mapping[Any, Any], prefix: str) -> dict[str, Any]:
+def leaves(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys of nested sections with their values."""
     found: dict[str, Any] = {}
     for name, child in content.items():
-        found |= _leaves(child, f"{prefix}{name}.") if isinstance(child, Mapping) else {f"{prefix}{name}": child}
+        found |= leaves(child, f"{prefix}{name}.") if isinstance(child, Mapping) else {f"{prefix}{name}": child}
     return found
 
 

@@ -145,11 +145,7 @@ class DataConfig:
         return min(self.val_sequences or available, available)
 
     def held_out(self, n_sequences: int) -> Tensor:
-        """Sequences (n, seq_len + 1) spread evenly over the validation split: the same in every run, on every rank.
-
-        Args:
-            n_sequences: fewer where the split is smaller
-        """
+        """Sequences (n, seq_len + 1) spread evenly over the validation split: the same in every run, on every rank."""
         sequences = open_split(self.corpus.dir, "val", seq_len=self.seq_len)
         return torch.stack([sequences[i] for i in self.spread(len(sequences), n_sequences)])
 

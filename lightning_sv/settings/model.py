@@ -7,22 +7,9 @@ from typing import Any, Literal
 
 from lightning_sv.atomic import regular
 from lightning_sv.errors import ConfigError, unknown
-from lightning_sv.nn import (
-    Backbone,
-    BackboneConfig,
-    activated_parameters,
-    flops_per_token,
-    meta_backbone,
-)
+from lightning_sv.nn import Backbone, BackboneConfig, activated_parameters, flops_per_token, meta_backbone
 from lightning_sv.nn.kernels.select import Kernels
-from lightning_sv.optim import (
-    OptimConfig,
-    ParameterGroup,
-    ScheduleConfig,
-    build_optimizer,
-    role_groups,
-    tuned_lr,
-)
+from lightning_sv.optim import OptimConfig, ParameterGroup, ScheduleConfig, build_optimizer, role_groups, tuned_lr
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.settings.paths import find_config
 

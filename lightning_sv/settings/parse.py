@@ -16,13 +16,7 @@ from lightning_sv.settings.trainer import TRAINER_DEFAULTS, trainer_keys
 
 
 def add_run(parser: ArgumentParser, model: type, trainer: Callable[..., Any]) -> None:
-    """Add the sections `trainer`, which is not built, `model` and `data`.
-
-    Args:
-        parser: parser of a run
-        model: class whose arguments are the keys of `model`
-        trainer: class whose arguments are the keys of `trainer`
-    """
+    """Add the sections `trainer`, which is not built, `model` and `data`."""
     parser.add_class_arguments(trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True)
     parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
     parser.add_class_arguments(model, "model", skip={"lr"})  # model.optim.lr
@@ -31,10 +25,6 @@ def add_run(parser: ArgumentParser, model: type, trainer: Callable[..., Any]) ->
 
 def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainConfig, DataConfig, dict[str, Any]]:
     """Read the arguments of a `fit`; return what it trains, what it reads, and the trainer's keys.
-
-    Args:
-        args: as on the command line
-        check_corpus: whether the corpus must be there
 
     Raises:
         ConfigError: whatever `fit` would refuse about model and data; or weights to begin with, which only `fit` reads

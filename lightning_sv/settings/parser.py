@@ -81,7 +81,10 @@ class Parser(ArgumentParser):
         except ValueError as error:  # from OmegaConf, about an interpolation
             raise error if isinstance(error, ConfigError) else ConfigError(str(error).splitlines()[0]) from error
         _check_values(self, config)
-        _expand_paths(config)
+        for keys, expanded in ((PATHS, expand_path), (WITH_PATHS, expand_variables)):
+            for key in keys:
+                if isinstance(value := config.get(key), str):
+                    config[key] = expanded(value, key)
         return config
 
     def instantiate(self, *args: Any, **kwargs: Any) -> Any:
@@ -193,14 +196,6 @@ def _check_values(parser: ArgumentParser, config: Any) -> None:
             raise ConfigError(f"{action.dest} is null; it needs a value, or leave it out for {action.default!r}.")
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{action.dest} is {value}; expected a finite number.")
-
-
-def _expand_paths(config: Any) -> None:
-    """Write out `~` and `$NAME` in the keys that are paths."""
-    for keys, expanded in ((PATHS, expand_path), (WITH_PATHS, expand_variables)):
-        for key in keys:
-            if isinstance(value := config.get(key), str):
-                config[key] = expanded(value, key)
 
 
 def _keys(parser: ArgumentParser) -> set[str]:

@@ -41,11 +41,7 @@ class PlainParser(ArgumentParser):
             self.add_argument("--json", action="store_true", help=json)
 
     def add_places(self, out: str) -> None:
-        """Add `--out` and `--jobs` of a command that trains several runs.
-
-        Args:
-            out: help of `--out`
-        """
+        """Add `--out` and `--jobs` of a command that trains several runs."""
         self.add_argument("--out", type=Path, help=out)
         jobs = "Runs at a time; one a core, four at most, by default."
         self.add_argument("--jobs", type=number(int, 1, 1000), help=jobs)
@@ -63,13 +59,7 @@ class PlainParser(ArgumentParser):
 
 
 def number(kind: type[float], least: float = -math.inf, most: float = math.inf) -> Callable[[str], float]:
-    """Return a type for `add_argument`: a finite number within bounds.
-
-    Args:
-        kind: int or float
-        least: lower bound, included
-        most: upper bound, included
-    """
+    """Return a type for `add_argument`: a finite number within bounds."""
     words = ["a whole number" if kind is int else "a finite number"]
     words += [f"from {least:,}"] * (least > -math.inf) + [f"up to {most:,}"] * (most < math.inf)
     expected = " ".join(words)

@@ -23,18 +23,10 @@ SECTIONS = frozenset(CALLBACKS) | {
 }  # fmt: skip
 #: keys of one start of a run, its own and LightningCLI's
 _START = ("run_dir", "ckpt_path", "extend", "json", "weights_only")
-#: keys that configs of earlier versions hold, always null
-FORMER = ("optimizer", "lr_scheduler")
 
 
 def ignore_keys(parser: "ArgumentParser", sections: Iterable[str] = (), keys: Iterable[str] = ()) -> None:
-    """Accept, without a look at it, what a run's config may hold and what does not count here.
-
-    Args:
-        parser: of a command that reads the same YAML as `fit`
-        sections: further sections, of keys and values
-        keys: further keys
-    """
+    """Accept, without a look at it, what a run's config may hold and what does not count here."""
     known = {action.dest for action in parser._actions}
     for kind, names in ((dict, (*CALLBACKS, *sections)), (Any, (*_START, *keys))):
         for name in names:

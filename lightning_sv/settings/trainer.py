@@ -103,9 +103,6 @@ _HALF_WEIGHTS = ("bf16-true", "16-true")
 def check_trainer_keys(given: Any) -> None:
     """Refuse what would be overwritten or would end a run without its last validation.
 
-    Args:
-        given: the trainer's section of the config
-
     Raises:
         ConfigError: names the key and what to do instead
     """

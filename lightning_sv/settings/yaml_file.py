@@ -2,7 +2,6 @@
 
 import io
 import stat
-from collections.abc import Callable
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml.nodes import MappingNode, Node, SequenceNode
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.settings.sections import FORMER, SECTIONS
+from lightning_sv.settings.sections import SECTIONS
 
 #: values of a config after its aliases are written out; a run's own has some two hundred
 MAX_NODES = 10_000
@@ -22,13 +21,12 @@ _MAX_DEPTH = 100
 _T = TypeVar("_T")
 
 
-def read_as(record: type[_T], path: Path, change: Callable[[Any], None] = lambda content: None) -> _T:
+def read_as(record: type[_T], path: Path) -> _T:
     """Read a YAML file as a dataclass, whose name is that of the file where it has one.
 
     Args:
         record: the dataclass; lists and dictionaries of others are made of these
         path: the file
-        change: of the content in place, before it is compared with the class
 
     Raises:
         ConfigError: no such file, a key or value that it cannot have, or one that it lacks; names the file and the key
@@ -36,7 +34,6 @@ def read_as(record: type[_T], path: Path, change: Callable[[Any], None] = lambda
     content = read_yaml(path, str(path))
     named = {"name": path.stem} if "name" in record.__dataclass_fields__ else {}  # type: ignore[attr-defined]
     try:
-        change(content)
         made: _T = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(record), named, content))  # type: ignore[assignment,arg-type]
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {error.full_key}: {str(error).splitlines()[0]}") from error
@@ -47,10 +44,6 @@ def read_as(record: type[_T], path: Path, change: Callable[[Any], None] = lambda
 
 def read_yaml(path: str | Path, where: str) -> dict[str, Any]:
     """Read a file of keys and values; empty sections are left out, interpolations stay text.
-
-    Args:
-        path: regular file
-        where: name of the file in errors
 
     Raises:
         ConfigError: the file cannot be read, is not plain YAML of keys and values, or gives a key twice
@@ -109,7 +102,7 @@ def without_empty(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
     kept = {}
     for name, value in content.items():
         key = f"{prefix}{name}"
-        if value is not None or (key not in SECTIONS and key not in FORMER):
+        if value is not None or key not in SECTIONS:
             kept[name] = without_empty(value, f"{key}.") if isinstance(value, dict) else value
     return kept
 

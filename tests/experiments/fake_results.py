@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_sv.experiments.claims.verdict import Verdict
-from lightning_sv.experiments.results import Arm, Figure, Panel, Series, Table
+from lightning_sv.experiments.results import Arm, Figure, Panel, Series, Table, Verdict
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run
-from tests.analysis.test_loss_plots import synthetic
+from tests.analysis.test_run_plot import synthetic
 from tests.experiments.fake_fit import write_scalars
 
 

@@ -19,12 +19,18 @@ from lightning_sv.analysis.verdicts import Finding, directed
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.claim_tests import optimum_words
 from lightning_sv.experiments.claims.claim_types import KINDS
-from lightning_sv.experiments.claims.multiple_testing import benjamini_hochberg, corrected, holm
-from lightning_sv.experiments.claims.verdict import Verdict
-from lightning_sv.experiments.evaluate import evaluate_claims, not_testable, statement, verdicts
+from lightning_sv.experiments.evaluate import (
+    benjamini_hochberg,
+    corrected,
+    evaluate_claims,
+    holm,
+    not_testable,
+    statement,
+    verdicts,
+)
 from lightning_sv.experiments.measured_tables import measured_table, throughput_table
 from lightning_sv.experiments.report.tables import ours_words
-from lightning_sv.experiments.results import Arm, Figure, Panel, Series
+from lightning_sv.experiments.results import Arm, Figure, Panel, Series, Verdict
 from lightning_sv.experiments.run_spec import RunSpec
 from lightning_sv.experiments.spec import ClaimSpec, FigureSpec, PanelSpec
 from lightning_sv.runs.events import Curve, Run

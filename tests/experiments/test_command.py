@@ -33,7 +33,7 @@ def test_several_arms_with_arguments_and_names(run_args: list[str], capsys: pyte
     assert [arm["args"] for arm in made["arms"]] == [[], ["--model.optim.lr", "0.1"], ["--model.optim.lr", "0.1"]]
     assert [run["name"] for run in made["runs"]] == ["a-seed0", "b-seed0", "c-seed0"]
     out = Path("runs/compare/tiny-shards")
-    assert Path(out, "llama_vs_hg+dp+or-lr=0.1_nop-lr=0.1/comparison.png").is_file()
+    assert Path(out, "llama_vs_hg+dp+or-lr=0.1_nop-lr=0.1/comparison.json").is_file()
     assert command.run([*words, "--a_label", "base", "--b_label", "all", "none"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert [arm["label"] for arm in made["arms"]] == ["base", "all", "none"]
@@ -48,7 +48,7 @@ def test_any_two_arms_of_one_model_are_refused(run_args: list[str]) -> None:
         ("llama", ["nop", "bp+iwd"], r"'llama' and 'bp\+iwd'"),
         ("llama", ["hg", "nop", "nop+iwd"], r"'nop' and 'nop\+iwd'"),
     ):
-        with pytest.raises(ValueError, match=f"strategies {pair} are the same model"):
+        with pytest.raises(ValueError, match=f"{pair} come to the same runs"):
             command.run(["--a", a, "--b", *others, *run_args])
     assert not Path("runs").exists()
 
@@ -127,4 +127,4 @@ def test_arms_of_other_parameters_and_batches_meet(
     assert "unified,global_batch=6,lr=0.02 - llama" in " ".join(capsys.readouterr().out.split())
     a, b = (read_run(path).curve("val/loss") for path in sorted((tmp_path / "out/runs").iterdir(), key=is_unified))
     assert a.tokens.tolist() == list(range(256, 1537, 256)) and b.tokens.tolist() == list(range(384, 1537, 384))
-    assert (tmp_path / "out/comparison.png").stat().st_size > 10_000
+    assert (tmp_path / "out/figures/comparison-1-loss.png").stat().st_size > 10_000

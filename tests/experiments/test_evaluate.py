@@ -11,17 +11,16 @@ import pytest
 from filelock import FileLock
 from rich.console import Console
 
+from lightning_sv.cli.paper import measured_ratio, print_dry_run
 from lightning_sv.cli.paper import run as run_paper
-from lightning_sv.experiments.dry_run import measured_ratio, print_dry_run
 from lightning_sv.experiments.evaluate import evaluate
-from lightning_sv.experiments.plan import TUNING_SEED, FigurePlan, plan_figure
-from lightning_sv.experiments.report.tuned import write_tuned
+from lightning_sv.experiments.plan import TUNING_SEED, plan_figure
+from lightning_sv.experiments.report.write import write_tuned
 from lightning_sv.experiments.results import Figure
 from lightning_sv.experiments.run_spec import RunResolver
-from lightning_sv.experiments.run_store import RunStore
+from lightning_sv.experiments.run_store import RunStore, train
 from lightning_sv.experiments.sources.from_yaml import load_budget, load_figure
 from lightning_sv.experiments.spec import Budget
-from lightning_sv.experiments.train import train
 from lightning_sv.runs.job import Job
 from lightning_sv.runs.launch import run_jobs
 from tests.experiments.test_compare import FAKE
@@ -46,12 +45,12 @@ def cpu() -> Budget:
     return replace(budget, models=models, seeds=3, first_seed=0)
 
 
-def plan(*names: str) -> list[FigurePlan]:
+def plan(*names: str) -> list[Figure]:
     resolver = RunResolver(cpu(), {}, Path("conf"))
     return [plan_figure(load_figure(name), resolver) for name in names]
 
 
-def judged(figure: FigurePlan, runs: RunStore) -> Figure:
+def judged(figure: Figure, runs: RunStore) -> Figure:
     """A figure by itself."""
     (found,) = evaluate([figure], runs)
     return found
@@ -85,7 +84,7 @@ def test_a_run_that_is_being_trained_is_not_removed(tmp_path: Path, monkeypatch:
     with FileLock(first.run_dir / ".lock"):
         with pytest.raises(ValueError, match="is in use by another run"):
             other.prepare()
-        failed = run_jobs([other], parallel=1, console=quiet(), keep_going=True)
+        failed = run_jobs([other], parallel=1, console=quiet())
         assert "is in use by another run" in failed["r"]
     assert first.state() == "resume"
     other.prepare()
@@ -112,7 +111,7 @@ def test_arms_are_trained_once_and_skipped_when_complete(shared: RunStore) -> No
     assert len(list((shared.out / "runs").iterdir())) == 9
     stamps = {path: path.stat().st_mtime_ns for path in (shared.out / "runs").glob("*/summary.json")}
     # one run is lost; qkv-dynamics adds unified, and unified with dp at the lm_head
-    gone = shared.dir(*figure.runs()[0]) / "summary.json"
+    gone = shared.dir(*figure.requests()[0]) / "summary.json"
     gone.unlink()
     said = Console(file=io.StringIO(), width=200)
     train(plan("heterogeneity", "qkv-dynamics"), shared, parallel=2, console=said)
@@ -121,15 +120,15 @@ def test_arms_are_trained_once_and_skipped_when_complete(shared: RunStore) -> No
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items() if path != gone)
     # another torch would train otherwise, and reads what is there all the same
     with pytest.raises(ValueError, match="torch was None, now 9"):
-        RunStore(shared.out, {"torch": "9"}, FAKE).missing(figure.runs())
-    assert RunStore(shared.out, None, FAKE).missing(figure.runs()) == []
+        RunStore(shared.out, {"torch": "9"}, FAKE).missing(figure.requests())
+    assert RunStore(shared.out, None, FAKE).missing(figure.requests()) == []
 
 
 def test_what_another_budget_has_trained_is_not_trained_again(shared: RunStore, tmp_path: Path) -> None:
     """A budget of its own folder takes finished runs of one beside it, unless they are of another corpus or torch."""
     (figure,) = plan("heterogeneity")
     train([figure], shared, parallel=2, console=quiet())
-    lost = shared.dir(*figure.runs()[0])
+    lost = shared.dir(*figure.requests()[0])
     other = RunStore(tmp_path / "other", shared.context, FAKE, [tmp_path / "none", shared.out])
     (lost / "summary.json").rename(lost / "kept.json")  # not whole there: it is trained here
     try:
@@ -142,8 +141,8 @@ def test_what_another_budget_has_trained_is_not_trained_again(shared: RunStore, 
     assert [path.name for path in (other.out / "runs").iterdir()] == [lost.name]
     assert [v.n for v in judged(figure, other).verdicts] == [3]
     beside = RunStore(tmp_path / "third", {"torch": "9"}, FAKE, [shared.out])
-    assert len(beside.missing(figure.runs())) == 9  # another torch would train otherwise
-    assert RunStore(tmp_path / "third", None, FAKE, [shared.out]).missing(figure.runs()) == []
+    assert len(beside.missing(figure.requests())) == 9  # another torch would train otherwise
+    assert RunStore(tmp_path / "third", None, FAKE, [shared.out]).missing(figure.requests()) == []
 
 
 def test_a_comment_in_a_config_trains_nothing_again(conf: Path, tmp_path: Path) -> None:
@@ -153,14 +152,14 @@ def test_a_comment_in_a_config_trains_nothing_again(conf: Path, tmp_path: Path) 
     (conf / "model").unlink()
     (conf / "model").mkdir()
 
-    def planned(text: str) -> FigurePlan:
+    def planned(text: str) -> Figure:
         (conf / "model/tiny.yaml").write_text(text)
         return plan_figure(load_figure("mine", conf), RunResolver(load_budget("cpu", conf), {}, conf))
 
     runs = RunStore(tmp_path / "out", launcher=FAKE)
     train([planned(tiny)], runs, parallel=2, console=quiet())
-    assert runs.missing(planned(f"# a word\n{tiny}").runs()) == []
-    assert len(runs.missing(planned(tiny.replace("d_model: 64", "d_model: 96")).runs())) == 4
+    assert runs.missing(planned(f"# a word\n{tiny}").requests()) == []
+    assert len(runs.missing(planned(tiny.replace("d_model: 64", "d_model: 96")).requests())) == 4
 
 
 def test_a_run_that_fails_leaves_the_others_their_verdicts(tmp_path: Path) -> None:
@@ -212,14 +211,14 @@ def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> N
     (conf / "paper/other.yaml").write_text(FIGURE.replace("scale: hg", "scale: hg+dnp"))
     runs = RunStore(tmp_path / "out", launcher=(*FAKE, "--best", "0.0022", "0.025"))
 
-    def planned(name: str, change: str = "") -> FigurePlan:
+    def planned(name: str, change: str = "") -> Figure:
         spec = load_figure(name, conf)
         if change:
             spec = replace(spec, panels=[replace(spec.panels[0], **{change.split()[0]: change.split()[1]})])
         return plan_figure(spec, RunResolver(load_budget("cpu", conf), {}, conf))
 
     grid = planned("mine")
-    assert len(grid.runs()) == 2 * 9 * 2 and {seed for _, seed in grid.runs()} == {TUNING_SEED, TUNING_SEED + 1}
+    assert len(grid.requests()) == 2 * 9 * 2 and {seed for _, seed in grid.requests()} == {TUNING_SEED, TUNING_SEED + 1}
     before = planned("other")
     assert "have one learning rate and initial std: conf/paper/tuned/tiny-3000.yaml" in before.panels[0].warnings[0]
     assert "is not there yet" in str(planned("other", "tuned_as own").panels[0].why_not)
@@ -298,7 +297,7 @@ def test_a_value_at_which_a_run_diverges_is_not_the_best(conf: Path, tmp_path: P
 def test_unfinished_runs_of_another_version_are_kept(tmp_path: Path) -> None:
     """Their name is a hash of the configuration: a new torch must not cost days of training."""
     (figure,) = plan("heterogeneity")
-    run = figure.runs()[0]
+    run = figure.requests()[0]
     old, new = (RunStore(tmp_path, {"torch": torch}, FAKE).job(*run) for torch in ("2.13.0", "2.14.0"))
     old.prepare()
     assert new.state() == "restart"
@@ -340,11 +339,10 @@ def test_runs_side_by_side_see_a_gpu_each(tmp_path: Path, monkeypatch: pytest.Mo
 def test_time_is_measured_on_finished_runs(shared: RunStore) -> None:
     (figure,) = plan("heterogeneity")
     train([figure], shared, parallel=2, console=quiet())
-    assert measured_ratio(figure.runs(), shared) is None  # the stand-in takes no time
-    for factor, (run_spec, seed) in zip((1.5, 2.0, 9.0), figure.runs(), strict=False):
-        assert run_spec.seconds is not None
-        edit(shared.dir(run_spec, seed) / "summary.json", {"seconds": factor * run_spec.seconds})
-    assert measured_ratio(figure.runs(), shared) == pytest.approx(2.0)
+    assert measured_ratio(figure.requests(), shared) is None  # the stand-in takes no time
+    for factor, (run_spec, seed) in zip((1.5, 2.0, 9.0), figure.requests(), strict=False):
+        edit(shared.dir(run_spec, seed) / "summary.json", {"seconds": factor * run_spec.cost})
+    assert measured_ratio(figure.requests(), shared) == pytest.approx(2.0)
     said = Console(file=io.StringIO(), width=200)
     print_dry_run(said, [figure], shared, load_budget("cpu"), parallel=2)
     assert "missing: 0 runs, about 0 min, 2 at a time, measured: 2.00 times" in said.file.getvalue()  # type: ignore[attr-defined]
@@ -361,7 +359,7 @@ def test_a_dry_run_fits_a_terminal(name: str, width: int, tmp_path: Path) -> Non
     lines = text[text.index("\n") : text.index("dense-scaling")].splitlines()
     assert budget.summary in text.splitlines()[0] and max(map(len, lines)) <= width and "…" not in text
     shown = set(text.split())
-    for run_spec, _ in figure.runs():
+    for run_spec, _ in figure.requests():
         assert {f"{run_spec.steps:,}", f"{run_spec.tokens:,}", f"{run_spec.tokens_per_param:.1f}"} <= shown
     assert {"steps", "tokens", "runs", "done"} <= shown
 
@@ -390,7 +388,7 @@ def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path
     (figure,) = plan("heterogeneity")
     runs = RunStore(tmp_path, launcher=FAKE)
     train([figure], runs, parallel=2, console=quiet())
-    last = runs.dir(*figure.runs()[-1])
+    last = runs.dir(*figure.requests()[-1])
     config = json.loads((last / "config.yaml").read_text())
     edit(last / "config.yaml", {"hidden": {"key": "other"}})
     (warning,) = judged(figure, runs).warnings
@@ -423,13 +421,13 @@ def test_sizes_of_a_law_share_the_corpus_and_say_where_validation_differs(tmp_pa
     train([figure], runs, parallel=2, console=quiet())
     before = judged(figure, runs)
     assert before.warnings == () and len(before.panels[0].arms) == 12
-    for run_spec, seed in figure.runs():
+    for run_spec, seed in figure.requests():
         if run_spec.model == "tiny":
             path = runs.dir(run_spec, seed) / "config.yaml"
             edit(path, {"data": json.loads(path.read_text())["data"] | {"seq_len": 128}})
     (warning,) = judged(figure, runs).warnings
     assert "the laws run through sizes with data.seq_len 64 and 128." in warning
-    for run_spec, seed in figure.runs():
+    for run_spec, seed in figure.requests():
         if run_spec.model == "tiny":
             edit(runs.dir(run_spec, seed) / "summary.json", {"corpus_hash": "beef"})
     with pytest.raises(ValueError, match="used different corpora"):

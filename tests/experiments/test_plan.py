@@ -7,16 +7,16 @@ import pytest
 import yaml
 
 from lightning_sv.analysis.verdicts import NOT_TESTABLE
+from lightning_sv.cli.paper import cost
 from lightning_sv.experiments.claims.claim_types import KINDS
-from lightning_sv.experiments.dry_run import cost
 from lightning_sv.experiments.evaluate import evaluate
-from lightning_sv.experiments.plan import FigurePlan, plan_figure
-from lightning_sv.experiments.run_spec import RunResolver, by_seed
+from lightning_sv.experiments.plan import plan_figure
+from lightning_sv.experiments.results import Figure, requests_of
+from lightning_sv.experiments.run_spec import RunResolver
 from lightning_sv.experiments.run_store import RunStore
 from lightning_sv.experiments.sources.from_yaml import budget_names, figure_names, load_budget, load_figure
 from lightning_sv.plan.plan import plan_steps
-from lightning_sv.runs.job import Job
-from lightning_sv.runs.slurm import array_script
+from lightning_sv.runs.job import Job, array_script
 from lightning_sv.settings.parse import parse_run
 from tests.conftest import thinned
 
@@ -35,7 +35,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module", params=thinned(["cpu", "cpu-long", "gpu", "paper"], ["cpu"]))
-def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, FigurePlan]]:
+def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, Figure]]:
     conf = ROOT / "conf"
     budget = load_budget(request.param, conf)
     resolver = RunResolver(budget, {}, conf)
@@ -43,17 +43,16 @@ def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, FigurePlan]]
     return request.param, {name: plan_figure(load_figure(name, conf), resolver) for name in names}
 
 
-def test_every_run_under_every_budget_is_one_that_fit_takes(planned: tuple[str, dict[str, FigurePlan]]) -> None:
+def test_every_run_under_every_budget_is_one_that_fit_takes(planned: tuple[str, dict[str, Figure]]) -> None:
     """The settled arguments parse, and come to the steps, learning rate and tokens that the plan states."""
     budget, figures = planned
     assert set(figures) <= set(FIGURES) == set(figure_names()) and budget in budget_names()
-    run_specs = {run_spec.identity: run_spec for figure in figures.values() for run_spec, _ in figure.runs()}
+    run_specs = {run_spec.identity: run_spec for figure in figures.values() for run_spec, _ in figure.requests()}
     assert len(run_specs) > 20
     for run_spec in run_specs.values():
         module, data, trainer = parse_run(list(run_spec.args), check_corpus=False)
         assert plan_steps(module, data, trainer) == run_spec.steps
         assert run_spec.tokens == run_spec.steps * data.tokens_per_step
-        assert (run_spec.seconds is None) == (budget in ("gpu", "paper")) != (run_spec.gpu_hours is None)
     for figure in figures.values():
         for panel in figure.panels:
             labels = {arm.label for arm in panel.arms} | {series.label for series in panel.series}
@@ -63,9 +62,9 @@ def test_every_run_under_every_budget_is_one_that_fit_takes(planned: tuple[str, 
                     assert {claim.a, claim.b or claim.a} <= labels, (figure.spec.name, claim)
 
 
-def test_the_papers_budget_has_its_tokens(planned: tuple[str, dict[str, FigurePlan]]) -> None:
+def test_the_papers_budget_has_its_tokens(planned: tuple[str, dict[str, Figure]]) -> None:
     budget, figures = planned
-    per_param = {f.spec.name: [r.tokens_per_param for r, _ in f.runs()] for f in figures.values()}
+    per_param = {f.spec.name: [r.tokens_per_param for r, _ in f.requests()] for f in figures.values()}
     least = {"cpu": 6.5, "cpu-long": 26, "gpu": 20, "paper": 99.9}[budget]  # the batch is whole: 5% over, 3% below
     assert min(per_param["placement"] + per_param["iwd"] + per_param["necessity"]) >= least * 0.999
     assert max(per_param["dense-scaling"], default=0) <= least * 1.1  # equal at every size
@@ -74,31 +73,31 @@ def test_the_papers_budget_has_its_tokens(planned: tuple[str, dict[str, FigurePl
     assert min(pairs) >= 2 and (budget != "cpu-long" or max(pairs) == 6)
 
 
-def test_the_budget_of_a_cpu_keeps_to_its_time(planned: tuple[str, dict[str, FigurePlan]]) -> None:
+def test_the_budget_of_a_cpu_keeps_to_its_time(planned: tuple[str, dict[str, Figure]]) -> None:
     """Two cores: all figures in 105 minutes, each alone under 25; cpu-long in a night."""
     budget, figures = planned
     spec = load_budget(budget, ROOT / "conf")
-    total = cost(by_seed(run for f in figures.values() for run in f.runs()), spec)
-    minutes = {f.spec.name: cost(by_seed(f.runs()), spec) / 120 for f in figures.values()}
+    total = cost(requests_of(list(figures.values())), spec)
+    minutes = {f.spec.name: cost(f.requests(), spec) / 120 for f in figures.values()}
     if budget == "cpu":
         assert total / 120 <= 105 and max(minutes.values()) < 25, minutes
     if budget == "cpu-long":
         assert total / 3600 / 2 <= 12
 
 
-def test_figures_share_their_arms(planned: tuple[str, dict[str, FigurePlan]]) -> None:
+def test_figures_share_their_arms(planned: tuple[str, dict[str, Figure]]) -> None:
     """A baseline is trained once: one key whatever the figure, label or spelling of the strategy."""
     _, figures = planned
-    keys = {name: {r.key(s) for r, s in figure.runs()} for name, figure in figures.items()}
+    keys = {name: {r.key(s) for r, s in figure.requests()} for name, figure in figures.items()}
     llama = set.intersection(*(keys[name] for name in ("necessity", "qkv-dynamics", "heterogeneity", "param-ablation")))
     first = load_budget(planned[0], ROOT / "conf").first_seed
     assert any(f"llama-seed{first}" in key for key in llama)
     assert keys["iwd"] & keys["reparameterization"] and keys["placement"] & keys["reparameterization"]
     for name, figure in figures.items():  # and no two different runs have one key
-        assert len(keys[name]) == len({(r.identity, s) for r, s in figure.runs()})
+        assert len(keys[name]) == len({(r.identity, s) for r, s in figure.requests()})
 
 
-def test_what_a_budget_lacks_says_so(planned: tuple[str, dict[str, FigurePlan]]) -> None:
+def test_what_a_budget_lacks_says_so(planned: tuple[str, dict[str, Figure]]) -> None:
     budget, figures = planned
     reasons = {p.spec.title: p.why_not for f in figures.values() for p in f.panels if p.why_not}
     assert ("Dense-0.5B" in reasons) == (budget != "cpu-long") and all(len(why.split()) > 3 for why in reasons.values())
@@ -106,10 +105,10 @@ def test_what_a_budget_lacks_says_so(planned: tuple[str, dict[str, FigurePlan]])
     assert ("Throughput of training runs" in reasons) == budget.startswith("cpu")
 
 
-def test_the_slurm_array_is_a_script(planned: tuple[str, dict[str, FigurePlan]], tmp_path: Path) -> None:
+def test_the_slurm_array_is_a_script(planned: tuple[str, dict[str, Figure]], tmp_path: Path) -> None:
     """`bash -n` reads it, and a task's arguments are those of its run, word by word."""
     budget, figures = planned
-    chosen = figures["placement"].runs()
+    chosen = figures["placement"].requests()
     jobs = [Job("t", ("x",), (*r.args, "--seed_everything", str(s)), tmp_path / r.key(s)) for r, s in chosen]
     text = array_script(jobs, f"paper-{budget}", load_budget(budget).sbatch)
     script = tmp_path / "slurm.sh"
@@ -177,7 +176,7 @@ def test_pairs_that_can_decide_no_claim_are_refused_before_training(conf: Path) 
     ):
         plan_figure(load_figure("mine", conf), resolver)
     (conf / "paper/mine.yaml").write_text(FIGURE.replace("title: p", "title: p\n  seeds: {cpu: 1}"))
-    assert len(plan_figure(load_figure("mine", conf), resolver).runs()) == 2  # it asks nothing
+    assert len(plan_figure(load_figure("mine", conf), resolver).requests()) == 2  # it asks nothing
 
 
 def test_that_pairs_cannot_show_equality_is_said_before_training(conf: Path) -> None:
@@ -203,7 +202,7 @@ def test_that_pairs_cannot_show_equality_is_said_before_training(conf: Path) -> 
 def test_a_budget_takes_figures_that_are_none_of_its_own() -> None:
     budget = load_budget("cpu-100")
     resolver = RunResolver(budget, {})
-    planned = {name: len(plan_figure(load_figure(name), resolver).runs()) for name in figure_names()}
+    planned = {name: len(plan_figure(load_figure(name), resolver).requests()) for name in figure_names()}
     assert {name for name, runs in planned.items() if runs} > {*budget.figures, "candidates", "param-ablation"}
 
 

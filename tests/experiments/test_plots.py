@@ -13,10 +13,18 @@ from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 
 from lightning_sv.analysis.style import BLUE, new_figure
-from lightning_sv.experiments.report.copying import copying_table
-from lightning_sv.experiments.report.plots import Plot, branch_plots, curve_plots, looks_of, scalar_plots
-from lightning_sv.experiments.report.scaling_plots import _set_log_axis, grid_plots, length_plots, scaling_plots
-from lightning_sv.experiments.report.tables import panel_table
+from lightning_sv.experiments.report.plots import (
+    Plot,
+    _set_log_axis,
+    branch_plots,
+    curve_plots,
+    grid_plots,
+    length_plots,
+    looks_of,
+    scalar_plots,
+    scaling_plots,
+)
+from lightning_sv.experiments.report.tables import copying_table, panel_table
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Arm, Figure, Panel
 from lightning_sv.experiments.spec import FigureSpec, PanelSpec
@@ -52,7 +60,29 @@ def test_curves_answer_three_questions(seeds: int) -> None:
     assert end.get_xlim()[0] == 0.8 * 1_536_000
     for axes in (loss, difference, end):
         assert axes.get_xlabel() == "training tokens"
+    assert loss.get_ylim()[1] < 4.5 and difference.get_ylim()[0] < 0 < difference.get_ylim()[1]  # the first drop is cut
+    loss.figure.draw_without_rendering()
+    assert "0.5M" in [tick.get_text() for tick in loss.get_xticklabels()]
     assert ("one pair: no interval" in plots[1].figure.legends[0].get_title().get_text()) == (seeds == 1)
+
+
+def test_a_difference_that_is_not_resolved_says_so() -> None:
+    arms = (fake.arm("llama", 0.0, baseline=True), fake.arm("alike", 0.0), fake.arm("lower", -0.1))
+    legends = list(legend(curve_plots(Panel(PanelSpec("p"), arms))[0][1].figure.axes[0]))
+    assert [words.endswith(", not resolved") for words in legends] == [True, False]
+
+
+def test_a_difference_of_one_point_is_a_bar() -> None:
+    """A recording may hold the last losses alone: they and their intervals are seen, side by side."""
+    panel = fake.curves_panel()
+    for run in (run for arm in panel.arms for run in arm.runs):
+        run.curves["val/loss"] = Curve(*(values[-1:] for values in run.curve("val/loss")))  # type: ignore[index]
+    loss, difference, _ = (plot.figure.axes[0] for plot in curve_plots(panel)[0])
+    assert [line.get_marker() for line in loss.lines if line.get_linewidth() == 2] == ["o"] * 3
+    bars: list[Any] = [bar.get_children() for bar in difference.containers]
+    assert len(bars) == 2 and len({float(marker.get_xdata()[0]) for marker, *_ in bars}) == 2
+    for _, low, high, *_ in bars:
+        assert low.get_ydata()[0] < high.get_ydata()[0]
 
 
 def test_the_baseline_has_one_colour_everywhere(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.experiments.evaluate import evaluate
 from lightning_sv.experiments.report.write import write_report
 from lightning_sv.experiments.results import Figure
-from lightning_sv.experiments.run_store import RunStore
-from lightning_sv.experiments.train import train
+from lightning_sv.experiments.run_store import RunStore, train
 from lightning_sv.runs.results_csv import read_recorded
 from tests.experiments.test_compare import FAKE
 from tests.experiments.test_evaluate import cpu, plan, quiet
@@ -44,7 +43,7 @@ def test_recorded_runs_give_the_same_verdicts(trained: tuple[Path, Figure], tmp_
     report, before = trained
     (figure,) = plan("heterogeneity")
     here = RunStore(tmp_path / "here", None, FAKE, recorded=read_recorded([report]))
-    assert here.missing(figure.runs()) == [] and len(here.recorded) == 9
+    assert here.missing(figure.requests()) == [] and len(here.recorded) == 9
     assert read_recorded([report / "results.csv"]).keys() == here.recorded.keys()
     (found,) = evaluate([figure], here)
     assert [asdict(v) for v in found.verdicts] == [asdict(v) for v in before.verdicts]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lightning_sv.__main__ import main
-from lightning_sv.runs.forkserver import ForkedRun, ForkServer, can_fork
+from lightning_sv.runs.forkserver import ForkedRun, ForkServer, can_fork, signal_group
 
 pytestmark = pytest.mark.skipif(not can_fork(), reason="runs are forked on Linux alone")
 
@@ -108,9 +108,8 @@ def test_signals_reach_a_run_and_its_owner_takes_it_along(
     for log in logs:
         until("leads", log)
     killed.poll()
-    killed.send(signal.SIGKILL)
+    signal_group(killed.pid, signal.SIGKILL)
     assert wait(killed) == -signal.SIGKILL and left.poll() is None
-    assert left.pid is not None
     started.remove(server)
     server.close()  # as when the owner has gone: the pipe ends
     deadline = time.monotonic() + 20
@@ -121,7 +120,24 @@ def test_signals_reach_a_run_and_its_owner_takes_it_along(
 
 def test_an_interrupt_during_the_imports_starts_nothing(tmp_path: Path) -> None:
     server = ForkServer()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            server.start(["--version"], log=tmp_path / "log", env={"OMP_NUM_THREADS": "1"})
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    server.close()
+    assert not (tmp_path / "log").exists()
+
+
+def test_runs_of_a_server_that_is_gone_count_as_killed(tmp_path: Path) -> None:
+    server = ForkServer()
+    os.kill(server.pid, signal.SIGKILL)
     run = server.start(["--version"], log=tmp_path / "log", env={"OMP_NUM_THREADS": "1"})
-    run.send(signal.SIGTERM)
     assert run.poll() == -signal.SIGKILL and not (tmp_path / "log").exists()
     server.close()

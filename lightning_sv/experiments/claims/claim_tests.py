@@ -7,6 +7,7 @@ all arms like them (`pooling`). What a claim says besides is a claim of its own,
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
@@ -20,6 +21,7 @@ from lightning_sv.analysis.verdicts import (
     HOLDS,
     MARGIN,
     NOT_RESOLVED,
+    Finding,
     below,
     directed,
     directed_or_equal,
@@ -31,10 +33,29 @@ from lightning_sv.analysis.verdicts import (
 )
 from lightning_sv.errors import NotTestableError
 from lightning_sv.experiments.claims.pooling import TWO_SIDED, LossAt
-from lightning_sv.experiments.claims.verdict import Estimate
 from lightning_sv.experiments.results import Arm, Panel
 from lightning_sv.experiments.spec import ClaimSpec
 from lightning_sv.runs.events import Run
+
+
+class Estimate(NamedTuple):
+    """What a claim is about, as the runs of a panel have it.
+
+    Attributes:
+        part: what they are of, where it is not what the claim names, e.g. ``the final loss``
+        sides: 2 where the error of the interval is that of both sides together, so that the opposite is no further
+            question
+        tested: what the claim's test is of, where it is not `d`: logarithms of a ratio
+        finding: what it comes to, where the kind of claim has no test of its own
+    """
+
+    d: PairedDifference
+    detail: str
+    unit: str = "nats per token"
+    part: str = ""
+    sides: int = 1
+    tested: PairedDifference | None = None
+    finding: Finding | None = None
 
 
 def _two(claim: ClaimSpec, panel: Panel) -> tuple[Arm, Arm, str]:
@@ -43,21 +64,14 @@ def _two(claim: ClaimSpec, panel: Panel) -> tuple[Arm, Arm, str]:
 
 
 def loss(claim: ClaimSpec, panel: Panel) -> Estimate:
-    """A - B at the end or at a share of the tokens."""
+    """A - B at the end, where A may have trained longer, or at a share of the tokens."""
     a, b, name = _two(claim, panel)
     d = panel.difference(a, b, LossAt(claim.until))
     at = "" if claim.until == 1 else f"at {claim.until:.0%} of the tokens "
-    small = below(d, -claim.margin) == HOLDS and claim.margin < MARGIN and inside(d, MARGIN) == HOLDS
-    return Estimate(d, f"{at}{interval(d, name)}{f', which is within {MARGIN:g}' * small}")
-
-
-def loss_and_tokens(claim: ClaimSpec, panel: Panel) -> Estimate:
-    """A - B at the end, where A may have trained longer."""
-    a, b, name = _two(claim, panel)
-    d = panel.difference(a, b)
     share = float(np.mean([x.tokens / y.tokens for x, y in zip(a.runs, b.runs, strict=True)]))
     longer = f"with {share:.2f} times the tokens " if abs(share - 1) > 0.01 else ""
-    return Estimate(d, f"{longer}{interval(d, name)}")
+    small = below(d, -claim.margin) == HOLDS and claim.margin < MARGIN and inside(d, MARGIN) == HOLDS
+    return Estimate(d, f"{at}{longer}{interval(d, name)}{f', which is within {MARGIN:g}' * small}")
 
 
 def change(claim: ClaimSpec, panel: Panel) -> Estimate:

@@ -4,30 +4,24 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 from lightning_sv.analysis.paired import PairedDifference
-from lightning_sv.analysis.verdicts import (
-    Finding,
-    directed,
-    directed_or_equal,
-    equivalent,
-    opposite,
-)
+from lightning_sv.analysis.verdicts import Finding, directed, directed_or_equal, equivalent, opposite
 from lightning_sv.experiments.claims import claim_tests
-from lightning_sv.experiments.claims.verdict import Estimate
+from lightning_sv.experiments.claims.claim_tests import Estimate
 from lightning_sv.experiments.results import Panel
 from lightning_sv.experiments.spec import ClaimSpec, PanelKind, PanelSpec
 
-TestName = Literal["below", "below or equal", "not below", "within", "outside"]
-#: tests of an estimate with its standard error against a bound, or against both signs of it
-TESTS: dict[TestName, Callable[[PairedDifference, float], Finding]] = {
-    "below": directed,
-    "below or equal": directed_or_equal,
-    "not below": lambda d, bound: opposite(directed_or_equal(d, bound)),
-    "within": equivalent,
-    "outside": lambda d, margin: opposite(equivalent(d, margin)),
-}
+#: a test of an estimate with its standard error against a bound, or against both signs of it
+Test = Callable[[PairedDifference, float], Finding]
+
+
+def _not_below(d: PairedDifference, bound: float) -> Finding:
+    return opposite(directed_or_equal(d, bound))
+
+
+def _outside(d: PairedDifference, margin: float) -> Finding:
+    return opposite(equivalent(d, margin))
 
 
 @dataclass(frozen=True)
@@ -37,7 +31,7 @@ class ClaimType:
     Args:
         statement: in words, a template
         measure: what it is about, from the runs of a panel
-        test: key of `TESTS`
+        test: test of the estimate, where the measure has none of its own
         bound: that the estimate is tested against, in its unit
         panels: kinds of panels that can have it
         needs: what such a claim, or its panel, must say besides; None where it does
@@ -46,7 +40,7 @@ class ClaimType:
 
     statement: str
     measure: Callable[[ClaimSpec, Panel], Estimate]
-    test: TestName
+    test: Test
     bound: Callable[[ClaimSpec], float] = lambda claim: -claim.margin
     panels: tuple[PanelKind, ...] = ("curves", "scaling", "lengths")
     needs: Callable[[ClaimSpec, PanelSpec], str | None] = lambda claim, panel: None
@@ -54,8 +48,7 @@ class ClaimType:
 
 
 def _two_tags_apart(claim: ClaimSpec, panel: PanelSpec) -> str | None:
-    right = len(claim.tags) == 2 and all(tag.count("/") > 1 for tag in claim.tags)
-    if right and claim.margin > 0:
+    if len(claim.tags) == 2 and all(tag.count("/") > 1 for tag in claim.tags) and claim.margin > 0:
         return None
     return f"two tags, e.g. branch_norm/mean/q_proj/effective, and a margin; it has {claim.tags} and {claim.margin:g}"
 
@@ -87,44 +80,42 @@ def _log(claim: ClaimSpec) -> float:
 
 
 KINDS: dict[str, ClaimType] = {
-    "less": ClaimType("{a} {ends} below {b}{more}", claim_tests.loss, "below or equal"),
-    "not_less": ClaimType("{a} does not end below {b}{more}", claim_tests.loss, "not below"),
-    "equal": ClaimType(
-        "{a} ends within {margin:g} of {b}", claim_tests.loss_and_tokens, "within", _plus, needs=_margin
-    ),
+    "less": ClaimType("{a} {ends} below {b}{more}", claim_tests.loss, directed_or_equal),
+    "not_less": ClaimType("{a} does not end below {b}{more}", claim_tests.loss, _not_below),
+    "equal": ClaimType("{a} ends within {margin:g} of {b}", claim_tests.loss, equivalent, _plus, needs=_margin),
     "crosses": ClaimType(
         "{a} leads {b} at {at:.0%} of the tokens and is overtaken",
         claim_tests.loss,
-        "below or equal",
+        directed_or_equal,
         parts=lambda claim: (_lower(claim, claim.at), _lower(replace(claim, a=claim.b, b=claim.a), 1.0)),
     ),
     "leads": ClaimType(
         "{a} is below {b} at each quarter of the tokens",
         claim_tests.loss,
-        "below or equal",
+        directed_or_equal,
         parts=lambda claim: tuple(_lower(claim, share) for share in QUARTERS),
     ),
     "widens": ClaimType(
         "{a} gains on {b} from {at:.0%} to {until:.0%} of the tokens",
         claim_tests.change,
-        "below or equal",
+        directed_or_equal,
         _zero,
         parts=lambda claim: (claim, _lower(claim, claim.until)),
     ),
     "keeps": ClaimType(
         "the lead of {a} over {b} shrinks by less than {margin:g} after {at:.0%} of the tokens",
         claim_tests.change,
-        "below",
+        directed,
         _plus,
         parts=lambda claim: (_lower(claim, claim.at), claim),
     ),
     "efficiency": ClaimType(
-        "{a} reaches the final loss of {b} with fewer tokens", claim_tests.efficiency, "below", _zero
+        "{a} reaches the final loss of {b} with fewer tokens", claim_tests.efficiency, directed, _zero
     ),
     "apart": ClaimType(
         "in {a} the norms of {tags} grow or shrink at rates more than {margin:.0%} apart",
         claim_tests.growths_apart,
-        "outside",
+        _outside,
         _plus,
         ("qkv",),
         _two_tags_apart,
@@ -132,20 +123,20 @@ KINDS: dict[str, ClaimType] = {
     "lower": ClaimType(
         "it ends lower in {a} than in {b}",
         lambda claim, panel: claim_tests.ratio(claim, panel, panel.spec.tag, panel.spec.tag, last=True),
-        "below",
+        directed,
         _zero,
         ("scalar",),
     ),
     "slope": ClaimType(
-        "the loss of {a} falls faster with size than that of {b}", claim_tests.slope, "not below", panels=("scaling",)
+        "the loss of {a} falls faster with size than that of {b}", claim_tests.slope, _not_below, panels=("scaling",)
     ),
     "grid_gap": ClaimType(
-        "{a} ends below {b}{more}, each at its own optimum", claim_tests.grid_gap, "below or equal", panels=("grid",)
+        "{a} ends below {b}{more}, each at its own optimum", claim_tests.grid_gap, directed_or_equal, panels=("grid",)
     ),
     "cost": ClaimType(
         "a step of {a} takes less than {margin:g} times that of {b}",
         partial(claim_tests.ratio, what="time of a step", tag="throughput/tokens_per_s", power=-1),
-        "below",
+        directed,
         _log,
         ("table",),
         _margin,
@@ -153,7 +144,7 @@ KINDS: dict[str, ClaimType] = {
     "memory": ClaimType(
         "{a} needs less than {margin:g} times the memory of {b}",
         partial(claim_tests.ratio, what="peak memory", tag="memory/peak_gib"),
-        "below",
+        directed,
         _log,
         ("table",),
         _margin,

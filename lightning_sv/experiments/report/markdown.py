@@ -6,10 +6,8 @@ from html import escape
 from typing import NamedTuple
 
 from lightning_sv.analysis.verdicts import ALPHA, NOT_RESOLVED, NOT_TESTABLE
-from lightning_sv.experiments.claims.verdict import Verdict
 from lightning_sv.experiments.report.tables import PAPER_TOKENS_PER_PARAM, ours_words, p_words, tokens_per_param
-from lightning_sv.experiments.results import Figure
-from lightning_sv.runs.events import Run
+from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.runs.provenance import Provenance
 
 #: headings of the claims, of all figures and of one
@@ -21,10 +19,8 @@ class Section(NamedTuple):
     """What the report says of a panel.
 
     Attributes:
-        title: of the panel
         pictures: (path below the report, words for those who cannot see it)
         columns: of its table, none where it has none
-        rows: of its table
         notes: sentences under them
     """
 
@@ -50,7 +46,8 @@ def markdown_report(
             parts += [f"![{_text(words)}]({path})" for path, words in section.pictures]
             parts += [_table(section.columns, section.rows)] if section.columns else []
             parts += [_paragraph(note) for note in section.notes]
-        parts.append(_code(figure.command))
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", figure.command)), default=0))
+        parts.append(f"{fence}sh\n{figure.command}\n{fence}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -88,14 +85,20 @@ def head_lines(figures: Sequence[Figure], what: str, made: Provenance, caution: 
     runs = [run for figure in figures for panel in figure.panels for arm in panel.arms for run in arm.runs]
     budgets = sorted(x for run in runs if (x := tokens_per_param(run)) is not None)
     words = " to ".join(dict.fromkeys(f"{x:.3g}" for x in (budgets[0], budgets[-1]))) if budgets else "not stated"
+    facts = {
+        key: sorted({str(run.summary[key]) for run in runs if run.summary.get(key)})
+        for key in ("commit", "machine", "torch", "date")
+    }
+    dates = facts.pop("date")
+    finished = f"from {dates[0]} to {dates[-1]}" if dates else "at a time that they do not state"
     judged = [v for figure in figures for v in figure.verdicts if v.verdict != NOT_TESTABLE]
     return [
         ("experiments", what),
         *([("read with it", caution)] if caution else []),
         *([("claims", _by_chance(judged))] if len(judged) > 1 else []),
         ("training tokens per parameter", f"{words} (the paper's are {PAPER_TOKENS_PER_PARAM})"),
-        *((f"{key} of the runs", _stated(runs, key)) for key in ("commit", "machine", "torch")),
-        ("runs", f"{len({run.dir for run in runs})}, finished {_dates(runs)}"),
+        *((f"{key} of the runs", ", ".join(values) or "not stated") for key, values in facts.items()),
+        ("runs", f"{len({run.dir for run in runs})}, finished {finished}"),
         ("report written", f"{made.date}, at commit {made.commit}, on {made.machine}"),
     ]
 
@@ -112,15 +115,6 @@ def _by_chance(judged: Sequence[Verdict]) -> str:
         f"{len(others)} others (Benjamini-Hochberg). Claims that share runs are not independent. Differences of losses "
         "have the scatter of all arms of one model and budget where these scatter alike."
     )
-
-
-def _stated(runs: Sequence[Run], key: str) -> str:
-    return ", ".join(sorted({str(run.summary[key]) for run in runs if run.summary.get(key)})) or "not stated"
-
-
-def _dates(runs: Sequence[Run]) -> str:
-    dates = sorted(run.summary["date"] for run in runs if run.summary.get("date"))
-    return f"from {dates[0]} to {dates[-1]}" if dates else "at a time that they do not state"
 
 
 def _text(words: str) -> str:
@@ -140,8 +134,3 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     columns, *rows = ([line[i] for i in kept] for line in (columns, *rows))
     lines = [map(_text, columns), ["---"] * len(columns), *(map(_text, row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _code(command: str) -> str:
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
-    return f"{fence}sh\n{command}\n{fence}"

@@ -3,7 +3,8 @@
 A baseline is blue and solid in every picture; what the paper does not have says "(ours)".
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -12,27 +13,35 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+from numpy.typing import NDArray
 
-from lightning_sv.analysis.loss_plots import draw_differences, draw_losses, draw_seeds
-from lightning_sv.analysis.paired import on_one_grid, paired_curve
+from lightning_sv.analysis.optimum import Optimum
+from lightning_sv.analysis.paired import PairedCurve, on_one_grid, paired_curve
 from lightning_sv.analysis.run_plot import branch_norms, draw_branches
+from lightning_sv.analysis.scaling import Scaling
 from lightning_sv.analysis.style import (
     GREY,
     LINES,
     colours,
+    draw_seeds,
     human_tokens,
     legend_below,
     new_figure,
+    set_limits,
     set_style,
     set_token_axis,
     share_y,
 )
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.report.copying import FORMED, GAIN
+from lightning_sv.experiments.claims.pooling import TWO_SIDED
+from lightning_sv.experiments.report.tables import FORMED, GAIN
 from lightning_sv.experiments.results import Arm, Panel, Series
 from lightning_sv.runs.events import Curve
 
 _END = 0.8
+_DOTS = (0, (1, 3))
+_LOSS = "final validation loss, nats per token"
 _ArmOrSeries = TypeVar("_ArmOrSeries", Arm, Series)
 
 
@@ -75,11 +84,7 @@ def baseline_first(arms: Sequence[_ArmOrSeries]) -> list[_ArmOrSeries]:
 
 
 def curve_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
-    """Loss against tokens, the difference to the baseline, the end of training; notes on what cannot be drawn.
-
-    Args:
-        panel: of the kind `curves`; one without a baseline has no difference
-    """
+    """Loss against tokens, the difference to the baseline, the end of training; notes on what cannot be drawn."""
     arms = baseline_first(panel.arms)
     difference, notes = _difference_plot(panel.title, arms)
     counts = sorted({len(arm.runs) for arm in arms})
@@ -91,26 +96,32 @@ def curve_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
     return [loss, *difference, end], notes
 
 
-def _loss_plot(name: str, alt: str, arms: Sequence[Arm], names: Sequence[str], title: str) -> Plot:
-    curves = [arm.curves for arm in arms]
-    from_share = _END if name == "end" else 0.2
+def _loss_plot(name: str, alt: str, arms: Sequence[Arm], names: Sequence[str], legend: str) -> Plot:
+    """The mean of every arm, and a thin line a seed; limits are those of the later part of the training."""
     axes = new_figure(panels=1).subplots()
-    ends = [float(curve.tokens[-1]) for arm in curves for curve in arm]
-    draw_losses(axes, curves, names, looks_of(arms), from_share * min(ends) / max(ends))
+    for arm, label, look in zip(arms, names, looks_of(arms), strict=True):
+        tokens, values = on_one_grid(arm.curves)
+        mark = {"marker": "o"} if len(tokens) == 1 else {}  # a recording may hold the last loss alone
+        draw_seeds(axes, tokens, values, values.mean(axis=0), look, label=label, **mark)
+    curves = [curve for arm in arms for curve in arm.curves]
+    ends = [float(curve.tokens[-1]) for curve in curves]
+    from_share = _END if name == "end" else 0.2
+    set_limits(axes, curves, from_share * min(ends) / max(ends))
+    axes.set_ylabel("validation loss, nats per token")
     axes.set_title("Which ends lowest?" if len(arms) > 1 else "How low does the loss get?")
     if name == "end":
         axes.set_xlim(from_share * min(ends), max(ends) * 1.01)
         axes.set_title(f"The last {1 - from_share:.0%} of training")
     set_token_axis(axes)
-    return finished(name, alt, axes, title)
+    return finished(name, alt, axes, legend)
 
 
 def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[str]]:
-    """One plot at most: of the arms that end where the baseline does."""
+    """One plot at most, of the arms that end where the baseline does: the mean difference with its interval."""
     base, *others = arms
     if not base.baseline:
         return [], []
-    pairs, looks, names, notes = [], [], [base.name], []
+    pairs, notes = list[tuple[Arm, tuple[str, str], PairedCurve]](), []
     for arm, look in zip(others, looks_of(arms)[1:], strict=True):
         if arm.runs[0].tokens != base.runs[0].tokens:
             ends = [human_tokens(each.runs[0].tokens) for each in (arm, base)]
@@ -121,27 +132,37 @@ def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[
             continue
         try:
             a, b = base.paired(arm)
-            pairs.append(paired_curve(a.curves, b.curves))
+            pairs.append((arm, look, paired_curve(a.curves, b.curves)))
         except NotTestableError as error:
             notes.append(f"{arm.name} - {base.name} cannot be drawn: {error}")
-        else:
-            looks.append(look)
-            names.append(arm.name)
     if not pairs:
         return [], notes
     axes = new_figure(panels=1).subplots()
-    legend = draw_differences(axes, pairs, names, looks)
-    axes.set_title("How far from the baseline?")
+    axes.axhline(0, color=GREY, linewidth=1)
+    counts = sorted({pair.n for _, _, pair in pairs})
+    for i, (arm, (colour, style), pair) in enumerate(pairs):
+        label = f"{arm.name}  {pair.mean[-1]:+.4f}"
+        label += "" if len(counts) == 1 else ", one pair" if pair.n == 1 else f", {pair.n} pairs"
+        label += ", not resolved" if pair.low[-1] * pair.high[-1] <= 0 else ""  # NaN for one pair
+        if len(pair.tokens) == 1:  # a bar, the next arm's beside it
+            bars = np.stack([pair.mean - pair.low, pair.high - pair.mean]) if pair.n > 1 else None
+            axes.errorbar(pair.tokens * (1 - 0.04 * i), pair.mean, bars, fmt="o", color=colour, capsize=4, label=label)
+            continue
+        if pair.n > 1:
+            axes.fill_between(pair.tokens, pair.low, pair.high, color=colour, alpha=0.15, linewidth=0)
+        axes.plot(pair.tokens, pair.mean, linestyle=style, color=colour, linewidth=2, label=label)
+    axes.set(title="How far from the baseline?", ylabel=f"difference to {base.name}, nats per token")
+    lines = [Curve(pair.tokens, values) for _, _, pair in pairs for values in (pair.mean, pair.low, pair.high)]
+    set_limits(axes, lines, from_share=0.2, include=0.0)
     set_token_axis(axes)
+    several = f"{counts[0]} to " if len(counts) > 1 else ""
+    band = f"band: 95% interval of {several}{counts[-1]} pairs"
+    legend = f"at the end; {'one pair: no interval, no verdict' if counts == [1] else band}"
     return [finished("difference", f"{title}: difference to {base.name}", axes, legend)], notes
 
 
 def branch_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
-    """Growth of the Q, K and V norms against tokens, mean over the seeds: one picture an arm, on one scale.
-
-    Args:
-        panel: of the kind `qkv`; an arm whose runs have not logged branch norms gets a note instead
-    """
+    """Growth of the Q, K and V norms against tokens, mean over the seeds: one picture an arm, on one scale."""
     plots, notes = list[Plot](), list[str]()
     for arm in panel.arms:
         norms = [branch_norms(run) for run in arm.runs]
@@ -165,11 +186,7 @@ def branch_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
 
 
 def scalar_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
-    """A logged scalar against tokens, both in logarithms: the geometric mean of the seeds, and a thin line a seed.
-
-    Args:
-        panel: of the kind `scalar`; an arm whose runs have not logged its tag gets a note instead
-    """
+    """A logged scalar against tokens, both in logarithms: the geometric mean of the seeds, and a thin line a seed."""
     axes = new_figure(panels=1).subplots()
     arms, tag, notes = baseline_first(panel.arms), panel.spec.tag, []
     for arm, look in zip(arms, looks_of(arms), strict=True):
@@ -207,6 +224,168 @@ def copying_plot(panel: Panel) -> Plot:
     return finished(
         "copying", f"{panel.title}: loss on text read twice", axes, "at the end; dotted: the circuit has formed"
     )
+
+
+def scaling_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
+    """Loss against size with both laws, the difference to the baseline at every size, and the training of every size.
+
+    The baseline's own curve is that of its fit with the first other series: each fit is of two arms.
+    """
+    fits, notes = {}, []
+    for series, scaling in panel.fits:
+        if isinstance(scaling, str):
+            notes.append(f"{series.name} has no scaling fit: {scaling}")
+        else:
+            fits[series.label] = scaling
+            notes += [f"{series.name}: {warning}" for warning in scaling.warnings]
+    plots = [_fit_plot(panel, fits)]
+    if fits:
+        plots.append(_gap_plot(panel, fits))
+    for i, size in enumerate(panel.sizes):
+        arms = tuple(replace(panel.arm(series.arms[i]), label=series.label) for series in panel.series)
+        spec = replace(panel.spec, title=f"{panel.title}, {size}", kind="curves")
+        drawn, lacking = curve_plots(Panel(spec, arms))
+        plots += [plot._replace(name=f"{plot.name}-{size}") for plot in drawn if plot.name != "end"]
+        notes += lacking
+    return plots, notes
+
+
+def _fit_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
+    all_series = baseline_first(panel.series)
+    axes = new_figure(panels=1).subplots()
+    for series, (colour, style) in zip(all_series, looks_of(all_series), strict=True):
+        sizes, losses = np.array(series.values, float), panel.losses(series)
+        for size, values in zip(sizes, losses, strict=True):
+            axes.plot(np.full(len(values), size), values, ".", color=colour, alpha=0.45, markersize=5)
+        means = [values.mean() for values in losses]
+        axes.plot(sizes, means, "o", color=colour, markersize=6, label=series.name)
+        fit = next(iter(fits.values()), None) if series.baseline else fits.get(series.label)
+        grid = _around(sizes)
+        for form in fit.fits if fit else ():
+            law = form.a if series.baseline else form.b
+            if form.form == "power":
+                axes.plot(grid, law(grid), linestyle=style, color=colour, linewidth=2, label=law.formula())
+            else:
+                label = law.formula() if fit and fit.power is None else None
+                axes.plot(grid, law(grid), linestyle=_DOTS, color=colour, linewidth=1.2, label=label)
+    axes.plot([], [], linestyle=_DOTS, color=GREY, linewidth=1.2, label="linear in ln N")
+    axes.set(title="How does the loss fall with size?", ylabel=_LOSS)
+    _set_size_axis(axes, panel.series[0])
+    return finished("fit", panel.title, axes, "N: the size; means of the seeds, fits of least squares")
+
+
+def _gap_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
+    base, *others = all_series = baseline_first(panel.series)
+    axes = new_figure(panels=1).subplots()
+    for i, (series, (colour, style)) in enumerate(zip(others, looks_of(all_series)[1:], strict=True)):
+        if series.label not in fits:
+            continue
+        sizes = np.array(series.values) * 1.03**i  # side by side, where intervals would overlap
+        means, half = _gaps(panel, series, base)
+        axes.errorbar(sizes, means, yerr=half, fmt="o", color=colour, capsize=3, label=series.name)
+        grid = _around(sizes)
+        for form in fits[series.label].fits:
+            line = style if form.form == "power" else _DOTS
+            axes.plot(grid, form.b(grid) - form.a(grid), linestyle=line, color=colour, linewidth=1.5)
+    axes.set_title("Does the difference grow with size?")
+    _set_size_axis(axes, panel.series[0])
+    return _gap_picture("gap", panel, base, axes, "; lines: fits")
+
+
+def length_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
+    """Difference to the baseline against tokens a parameter, each point a training of its own."""
+    base, *others = all_series = baseline_first(panel.series)
+    axes = new_figure(panels=1).subplots()
+    for i, (series, (colour, style)) in enumerate(zip(others, looks_of(all_series)[1:], strict=True)):
+        means, half = _gaps(panel, series, base)
+        along = np.array(base.values) * 1.04**i  # side by side, where intervals would overlap
+        label = f"{series.name}  {means[-1]:+.3f} at {base.values[-1]:.0f}"
+        axes.errorbar(along, means, yerr=half, fmt="o", linestyle=style, color=colour, capsize=3, label=label)
+    _set_log_axis(axes, base.values, lambda x: f"{x:.0f}")
+    axes.set(xlabel="training tokens a parameter", title=f"The difference by length of training\n{panel.title}")
+    return [_gap_picture("lengths", panel, base, axes)], []
+
+
+def _gaps(panel: Panel, series: Series, base: Series) -> tuple[list[float], list[float]]:
+    """Differences to the baseline at every point, and half of their intervals."""
+    ends = ((panel.arm(x), panel.arm(y)) for x, y in zip(series.arms, base.arms, strict=True))
+    pairs = [panel.difference(*of, confidence=TWO_SIDED) for of in ends]
+    return [pair.mean for pair in pairs], [pair.smallest_resolvable or 0.0 for pair in pairs]
+
+
+def _gap_picture(name: str, panel: Panel, base: Series, axes: Axes, more: str = "") -> Plot:
+    axes.axhline(0, color=GREY, linewidth=1, zorder=1)  # behind what is drawn
+    axes.set_ylabel(f"difference to {base.label}, nats per token")
+    n = len(panel.losses(base)[0])
+    legend = f"95% interval of {n} pairs{more}" if n > 1 else "one pair: no interval"
+    return finished(name, f"{panel.title}, difference to {base.label}", axes, legend)
+
+
+def _around(sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(100,) sizes from a little below to a little above those of a series."""
+    return np.geomspace(sizes.min() / 1.1, sizes.max() * 1.1, 100)
+
+
+def _set_size_axis(axes: Axes, first: Series) -> None:
+    # the first series' sizes alone: the others' differ by their scale vectors
+    _set_log_axis(axes, first.values, human_tokens)
+    axes.set_xlabel("parameters")
+
+
+def _set_log_axis(axes: Axes, ticks: Sequence[float], words: Callable[[float], str]) -> None:
+    """Label some of the ticks, from the lowest on, so that the labels lie side by side."""
+    letters = max(len(words(tick)) for tick in ticks)
+    room = (max(ticks) / min(ticks)) ** ((letters + 1) / 45) * (1 - 1e-9)  # some 45 letters fit between first and last
+    kept = [min(ticks)]
+    for tick in sorted(ticks):
+        if tick >= kept[-1] * room and tick > kept[-1]:
+            kept.append(tick)
+    axes.set_xscale("log")
+    axes.set_xticks(kept)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: words(x)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def grid_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
+    """Final loss of every arm against each setting, the others at their best; its optimum with its error."""
+    notes, optima = [], {}
+    for series in panel.series:
+        optima[series.label] = found = panel.optimum(series)
+        if found.why_not:
+            at = ", ".join(f"{value:g}" for value in found.values)
+            notes.append(f"{series.name} has no fitted optimum: {found.why_not} ({at}).")
+    plots = []
+    for k, key in enumerate(panel.spec.axes):
+        ticks = sorted({point[k] for series in panel.series for point in series.points})
+        if len(ticks) > 1:
+            plots.append(_profile_plot(panel, k, key, ticks, optima))
+    return plots, notes
+
+
+def _profile_plot(panel: Panel, k: int, key: str, ticks: Sequence[float], optima: dict[str, Optimum]) -> Plot:
+    all_series = baseline_first(panel.series)
+    axes = new_figure(panels=1).subplots()
+    for series, (colour, style) in zip(all_series, looks_of(all_series), strict=True):
+        lowest: dict[float, NDArray[np.float64]] = {}
+        for point, losses in zip(series.points, panel.losses(series), strict=True):
+            if point[k] not in lowest or losses.mean() < lowest[point[k]].mean():
+                lowest[point[k]] = losses
+        values = sorted(lowest)
+        for x in values:
+            axes.plot(np.full(len(lowest[x]), x), lowest[x], ".", color=colour, alpha=0.45, markersize=5)
+        best = optima[series.label]
+        label = f"{series.name}: {best.loss:.4f} at {best.values[k]:.3g}"
+        means = [lowest[x].mean() for x in values]
+        axes.plot(values, means, "o", linestyle=style, color=colour, linewidth=2, markersize=4, label=label)
+        if not best.why_not:
+            off = best.values[k] * np.exp([-best.errors[k], best.errors[k]])
+            axes.plot(off, [best.loss] * 2, "-", color=colour, linewidth=1.2)
+            axes.plot(best.values[k], best.loss, "o", markersize=13, markerfacecolor="none", markeredgecolor=colour)
+    _set_log_axis(axes, ticks, lambda x: f"{x:g}")
+    axes.set(xlabel=axis_words(key), ylabel=_LOSS, title="Where is the optimum of each arm?")
+    others = ", the other settings at their best" if len(panel.spec.axes) > 1 else ""
+    legend = f"mean of the seeds{others};\nring: the fitted optimum, with its standard error"
+    return finished(key.rpartition(".")[2], f"{panel.title}, {axis_words(key)}", axes, legend)
 
 
 def axis_words(axis: str) -> str:

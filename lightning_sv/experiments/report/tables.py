@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from lightning_sv.analysis.paired import PairedDifference, percent
+from lightning_sv.analysis.paired import PairedDifference, paired_difference, percent, tokens_to_reach
 from lightning_sv.analysis.scaling import ScalingFit
 from lightning_sv.analysis.verdicts import direction, times
 from lightning_sv.atomic import atomic_path, check_writable
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.claims.verdict import Verdict
 from lightning_sv.experiments.pairs import pairs_of
-from lightning_sv.experiments.report.copying import measured, parts_of
-from lightning_sv.experiments.results import Figure, Panel, Series
+from lightning_sv.experiments.results import Arm, Figure, Panel, Series, Verdict
 from lightning_sv.runs.events import COPYING, VAL_LOSS, Run
 from lightning_sv.runs.results_csv import RESULTS, curve_text
 
@@ -27,6 +25,11 @@ PAPER_TOKENS_PER_PARAM = 100
 TOKEN_FACTOR = "tokens of the baseline over its own, to the higher of the final losses"
 #: the report itself, in two forms
 PAGES = ("report.md", "report.html")
+#: kinds of token, as `callbacks.copying.TokenKinds` has them
+TOKEN_KINDS = ("repeat", "seen", "unseen")
+GAIN = f"{COPYING}second_minus_first"
+#: nats per token by which the second copy of a text must be better for the circuit to count as formed
+FORMED = -0.5
 _SUMMARY = (
     "steps", "parameters", "activated_parameters", "lr", "seconds", "corpus_hash", "tokenizer_sha256", "torch",
     "commit", "date", "machine",
@@ -146,10 +149,6 @@ def write_csv(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def check_replaceable(out: Path, ours: Iterable[Path]) -> None:
     """Refuse a directory whose report is of other runs alone, or of somebody's own making: it would be overwritten.
-
-    Args:
-        out: the directory
-        ours: the runs to be reported, or folders of runs that belong to it
 
     Raises:
         ConfigError: names one of its runs, or the file
@@ -275,3 +274,54 @@ def _interval(low: float | None, high: float | None) -> str:
 
 def _cell(x: Any) -> str:
     return f"{x:.4g}" if isinstance(x, float) else str(x)
+
+
+def measured(arms: Sequence[Arm]) -> bool:
+    """Whether all runs of the arms, at least one, measured copying."""
+    runs = [run for arm in arms for run in arm.runs]
+    return bool(runs) and all(GAIN in run.curves for run in runs)
+
+
+def parts_of(base: Arm, arm: Arm) -> dict[str, PairedDifference]:
+    """Split the mean loss of `arm` minus that of `base` by kind: share of the kind times the difference of its means.
+
+    The parts add up to the difference on the measured sequences, which are fewer than those of val/loss.
+    """
+    a, b = base.paired(arm)
+    found = {}
+    for kind in TOKEN_KINDS:
+        first, second = (
+            [_share(run, kind) * float(run.curve(COPYING + kind).values[-1]) for run in each.runs] for each in (a, b)
+        )
+        found[kind] = paired_difference(first, second)
+    return found
+
+
+def copying_table(panel: Panel) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows: loss by kind, gain on a second copy, when the circuit forms, parts of the difference."""
+    arms = sorted(panel.arms, key=lambda arm: not arm.baseline)
+    base = arms[0] if arms[0].baseline else None
+    shares = {kind: _share(arms[0].runs[0], kind) for kind in TOKEN_KINDS}
+    columns = ["arm", *(f"{kind}, {share:.0%} of tokens" for kind, share in shares.items())]
+    columns += ["second copy − first", "circuit forms after, M tokens"]
+    columns += [f"difference by {kind}" for kind in TOKEN_KINDS] if base else []
+    rows = []
+    for arm in arms:
+        ends = [
+            np.mean([run.curve(COPYING + kind).values[-1] for run in arm.runs])
+            for kind in (*TOKEN_KINDS, "second_minus_first")
+        ]
+        formed = [tokens_to_reach(*run.curve(GAIN), FORMED) for run in arm.runs]
+        times = ", ".join("never" if at is None else f"{at / 1e6:.2f}" for at in formed)
+        row = [arm.name, *(f"{end:.3f}" for end in ends), times]
+        if base:
+            parts = {} if arm is base else parts_of(base, arm)
+            row += [f"{parts[kind].mean:+.4f}" if parts else "" for kind in TOKEN_KINDS]
+        rows.append(row)
+    return columns, rows
+
+
+def _share(run: Run, kind: str) -> float:
+    if kind == "unseen":
+        return 1 - sum(_share(run, other) for other in TOKEN_KINDS[:-1])
+    return float(run.curve(f"{COPYING}{kind}_share").values[-1])

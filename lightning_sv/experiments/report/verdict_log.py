@@ -3,17 +3,15 @@
 `lightning-sv paper` adds what it judges.
 """
 
-import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
 from lightning_sv.analysis.verdicts import NOT_TESTABLE
-from lightning_sv.atomic import atomic_path
 from lightning_sv.errors import ConfigError
-from lightning_sv.experiments.claims.verdict import Verdict
-from lightning_sv.experiments.results import Figure
+from lightning_sv.experiments.report.tables import write_csv
+from lightning_sv.experiments.results import Figure, Verdict
 from lightning_sv.runs.results_csv import csv_rows
 
 LOG = Path("results/log.csv")
@@ -71,27 +69,18 @@ def read_log(path: Path = LOG) -> list[Row]:
 def add_to_log(rows: Iterable[Row], path: Path = LOG) -> int:
     """Add what does not stand there, whatever its date: runs that are judged again the same are no new record.
 
-    Args:
-        rows: as of `log_rows`
-        path: the log; begun where there is none
-
     Returns:
         How many were added.
 
     Raises:
         ConfigError: the file is no log
     """
-    known = {_content(row) for row in read_log(path)}
+    old = read_log(path)
+    known = {_content(row) for row in old}
     new = [row for content, row in {_content(row): row for row in rows}.items() if content not in known]
     if new:
         path.parent.mkdir(parents=True, exist_ok=True)
-        before = path.read_text(encoding="utf-8") if path.is_file() else ""
-        with atomic_path(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-            file.write(before if before.endswith("\n") or not before else f"{before}\n")
-            writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
-            if not before:
-                writer.writeheader()
-            writer.writerows(new)
+        write_csv(path, [*old, *new])
     return len(new)
 
 

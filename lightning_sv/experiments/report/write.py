@@ -1,29 +1,41 @@
 """Figures -> a report: one page, Markdown, pictures, and every final figure as CSV."""
 
+import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from lightning_sv.analysis.optimum import Optimum
 from lightning_sv.analysis.page import html_page
 from lightning_sv.analysis.style import plain_style, share_y
-from lightning_sv.atomic import atomic_path
+from lightning_sv.atomic import write_atomically
 from lightning_sv.errors import NotTestableError
-from lightning_sv.experiments.report.copying import copying_table, measured
 from lightning_sv.experiments.report.markdown import Section, head_lines, markdown_report
-from lightning_sv.experiments.report.plots import Plot, branch_plots, copying_plot, curve_plots, scalar_plots
-from lightning_sv.experiments.report.scaling_plots import grid_plots, length_plots, scaling_plots
+from lightning_sv.experiments.report.plots import (
+    Plot,
+    branch_plots,
+    copying_plot,
+    curve_plots,
+    grid_plots,
+    length_plots,
+    scalar_plots,
+    scaling_plots,
+)
 from lightning_sv.experiments.report.tables import (
     PAGES,
+    copying_table,
     difference_rows,
+    measured,
     panel_table,
     run_rows,
     table_rows,
     verdict_rows,
     write_csv,
 )
-from lightning_sv.experiments.report.tuned import write_tuned
 from lightning_sv.experiments.results import Figure, Panel
+from lightning_sv.experiments.sources.from_yaml import rounded
 from lightning_sv.experiments.spec import PanelKind
 from lightning_sv.runs.provenance import Provenance
 from lightning_sv.runs.results_csv import RESULTS
@@ -74,8 +86,7 @@ def write_report(figures: Sequence[Figure], out: Path, what: str, caution: str =
         panels.append([section for i, each in enumerate(drawn, 1) for section in _save(*each, out, f"{stem}-{i}")])
     text = markdown_report(figures, panels, head_lines(figures, what, Provenance.now(), caution))
     for name, page in zip(PAGES, (text, html_page(text, out)), strict=True):
-        with atomic_path(out / name) as partial:
-            partial.write_text(page, encoding="utf-8")
+        write_atomically(out / name, page)
     write_tuned(figures, out)
     for name, rows in (
         (RESULTS, run_rows),
@@ -114,3 +125,45 @@ def _saved(plots: Sequence[Plot], out: Path, stem: str) -> list[tuple[str, str]]
     for plot in plots:
         plot.save(out / f"{stem}-{plot.name}")
     return [(f"{stem}-{plot.name}.png", plot.alt) for plot in plots]
+
+
+def write_tuned(figures: Sequence[Figure], out: Path) -> None:
+    """Write the optima of the grids among the panels to `out`/tuned, with their errors: a file a model and length.
+
+    Of two grids of one model and length the one of the figure `tuning` counts, and else the first; of two arms of one
+    strategy in it the lower one.
+    """
+    written: set[Path] = set()
+    for figure in sorted(figures, key=lambda figure: figure.spec.name != "tuning"):
+        for panel in figure.panels:
+            if panel.kind == "grid" and panel.arms and (run_spec := panel.arms[0].run_spec):
+                path = out / "tuned" / f"{run_spec.model}-{run_spec.steps}.yaml"
+                if path not in written:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    write_atomically(path, _tuned_text(figure, panel))
+                    written.add(path)
+
+
+def _tuned_text(figure: Figure, panel: Panel) -> str:
+    arms, runs = panel.arms, [run for arm in panel.arms for run in arm.runs]
+    assert arms[0].run_spec is not None
+    commits = ", ".join(sorted({str(run.summary.get("commit"))[:10] for run in runs}))
+    seeds = f"seeds {arms[0].seeds[0]} to {arms[0].seeds[-1]}" if len(arms[0].seeds) > 1 else f"seed {arms[0].seeds[0]}"
+    spec = panel.spec
+    width = json.loads(arms[0].run_spec.identity)["model"]["backbone"]["d_model"]
+    lines = [f"source: {json.dumps(f'{figure.command}; {seeds}, commit {commits}')}"]
+    lines += [f"optim: {spec.optim}", f"schedule: {spec.schedule}", f"d_model: {width}", "arms:"]
+    found: dict[str, Optimum] = {}
+    for series in panel.series:
+        best, of = panel.optimum(series), panel.arm(series.arms[0]).run_spec
+        assert of is not None
+        if of.strategy not in found or best.loss < found[of.strategy].loss:
+            found[of.strategy] = best
+    for strategy, best in found.items():
+        error = f"standard error {best.se:.4f}" if best.se else "too few runs for a standard error"
+        lines.append(f"  # {best.why_not or f'{best.loss:.4f} nats per token, {error}'}")
+        lines.append(f"  {json.dumps(strategy)}:")
+        for key, value, off in zip(panel.spec.axes, best.values, best.errors, strict=True):
+            comment = f"  # times or over {math.exp(off):.2f}" if off > 0 else ""
+            lines.append(f"    {key}: {rounded(value):g}{comment}")
+    return "\n".join(lines) + "\n"

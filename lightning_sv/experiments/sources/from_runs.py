@@ -18,11 +18,7 @@ COMPARISON = "comparison.json"
 
 
 def own_figure(
-    dirs: Sequence[str | Path],
-    *,
-    labels: Sequence[str] | None = None,
-    baseline: str | None = None,
-    command: str = "",
+    dirs: Sequence[str | Path], *, labels: Sequence[str] | None = None, baseline: str | None = None, command: str = ""
 ) -> Figure:
     """Run directories -> a figure: losses, differences to the baseline, branch norms where all runs logged them.
 
@@ -80,22 +76,17 @@ def own_figure(
     for name, seeds in sorted(arms.items(), key=lambda arm: arm[0] != first):
         each, runs = zip(*sorted(seeds.items()), strict=True)
         results.append(Arm(name, runs, baseline=name == first and len(arms) > 1, seeds=each))
-    return _figure(results, found, warnings, command)
-
-
-def _figure(arms: Sequence[Arm], runs: Sequence[Run], warnings: Sequence[str], command: str) -> Figure:
-    panel = Panel(PanelSpec("Validation loss"), tuple(arms))
-    seeds = ["one seed" if n == 1 else f"{n} seeds" for n in sorted({len(arm.runs) for arm in arms})]
-    ratios = [x for run in runs if (x := tokens_per_param(run)) is not None] or [0.0]
+    panel = Panel(PanelSpec("Validation loss"), tuple(results))
+    counts = ["one seed" if n == 1 else f"{n} seeds" for n in sorted({len(arm.runs) for arm in results})]
+    ratios = [x for run in found if (x := tokens_per_param(run)) is not None] or [0.0]
     spec = FigureSpec(
         name="runs",
-        title=", ".join(arm.label for arm in arms),
+        title=", ".join(arm.label for arm in results),
         section="Your own runs",
-        summary=f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}, {' or '.join(seeds)}.",
+        summary=f"{len(arms)} {'arm' if len(arms) == 1 else 'arms'}, {' or '.join(counts)}.",
         panels=[panel.spec],
     )
-    figure = Figure(spec, (panel,), (), tuple(warnings), command, (min(ratios), max(ratios)))
-    return described(figure)
+    return described(Figure(spec, (panel,), (), tuple(warnings), command, (min(ratios), max(ratios))))
 
 
 def _seed(run: Run) -> int:
@@ -118,15 +109,12 @@ def _expand(dirs: Sequence[str | Path]) -> tuple[list[Path], list[Path]]:
             found += complete
             unfinished += begun
         elif (path / COMPARISON).is_file():
-            found += _compared(path / COMPARISON)
+            try:  # directories of the runs are relative to that of the comparison
+                found += [path / run["dir"] for run in json.loads((path / COMPARISON).read_text())["runs"]]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ConfigError(
+                    f"{path / COMPARISON} is not what compare writes ({error!r}); run it again."
+                ) from error
         else:
             found.append(path)
     return found, unfinished
-
-
-def _compared(comparison: Path) -> list[Path]:
-    """Directories of the runs of a comparison, which are relative to it."""
-    try:
-        return [comparison.parent / run["dir"] for run in json.loads(comparison.read_text())["runs"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{comparison} is not what compare writes ({error!r}); run it again.") from error

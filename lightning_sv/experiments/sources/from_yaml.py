@@ -1,6 +1,6 @@
 """Figures, budgets and tuned optima from the YAML files of conf/paper.
 
-A file of conf/paper/tuned is written with the report of the figure `tuning` (report/tuned.py) and copied by hand: from
+A file of conf/paper/tuned is written with the report of the figure `tuning` (report/write.py) and copied by hand: from
 then on every figure of a budget that names it gives each arm its own learning rate and initial std.
 """
 
@@ -50,17 +50,12 @@ def _budgets_named(figure: FigureSpec) -> Iterator[tuple[str, Iterable[str]]]:
     """Where a figure says something of budgets, and of which."""
     for panel in figure.panels:
         at = f"panel {panel.title!r}"
-        yield from (
-            (f"{at}: seeds", panel.seeds),
-            (f"{at}: skip_under", panel.skip_under),
-            (f"{at}: one_at_a_time", panel.one_at_a_time),
-        )
-        yield f"{at}: lr", panel.lr or ()
-        yield from ((f"{at}: axes: {key}", of) for key, of in panel.axes.items())
-        yield from ((f"{at}: claim {claim.kind!r}: skip_under", claim.skip_under) for claim in panel.claims)
-        for label, arm in panel.arms.items():
-            yield from ((f"{at}: arm {label!r}: lr", arm.lr), (f"{at}: arm {label!r}: skip_under", arm.skip_under))
-            yield from ((f"{at}: arm {label!r}: axes: {key}", of) for key, of in arm.axes.items())
+        arms = [(f"{at}: arm {label!r}", arm) for label, arm in panel.arms.items()]
+        claims = [(f"{at}: claim {claim.kind!r}", claim) for claim in panel.claims]
+        for where, spec in ((at, panel), *arms, *claims):
+            for key in ("seeds", "skip_under", "one_at_a_time", "lr"):
+                yield f"{where}: {key}", getattr(spec, key, None) or ()
+            yield from ((f"{where}: axes: {key}", of) for key, of in getattr(spec, "axes", {}).items())
 
 
 def load_budget(name: str, conf: Path = CONF) -> Budget:
@@ -97,12 +92,6 @@ def tuned_keys(tuned: Tuned, strategy: "ScaleStrategy", label: str, d_model: int
     """The values of an arm, and a sentence where they are those of its kin.
 
     Its kin is the tuned arm of its strategy that shares most of its exceptions and has no other, else that of `KIN`.
-
-    Args:
-        tuned: the optima
-        strategy: of the arm
-        label: as a run_spec names it, exceptions included
-        d_model: width of its model
 
     Raises:
         ConfigError: neither it nor its kin is tuned

@@ -11,10 +11,9 @@ from pkgutil import iter_modules
 import numpy as np
 import pytest
 from matplotlib import rcParams
-from matplotlib.image import imread
 
 from lightning_sv import analysis
-from lightning_sv.analysis import loss_plots, run_plot, style
+from lightning_sv.analysis import run_plot, style
 from lightning_sv.analysis.run_plot import draw_run
 from lightning_sv.analysis.style import save
 from lightning_sv.experiments.report.write import write_report
@@ -41,8 +40,7 @@ def synthetic(label: str, seed: int, gain: float, branches: bool = True) -> Run:
 
 @pytest.mark.parametrize("label", ["$$", "price $5$", r"a $\alpha"])
 def test_a_dollar_in_a_label_is_a_dollar(label: str, tmp_path: Path) -> None:
-    run = synthetic(label, 0, 0.0)
-    loss_plots.draw_comparison([[run], [run]], tmp_path / "c.png", labels=(label, "b"))
+    draw_run(synthetic(label, 0, 0.0), tmp_path / "r.png")
     figure = style.new_figure(1)
     axes = figure.subplots()
     axes.set(xscale="log", xlim=(1, 1e9), title=label)
@@ -69,69 +67,6 @@ def test_the_baseline_keeps_its_colour() -> None:
             assert a == b or len(set(style.colours([a, b]))) == 2
     four = style.colours(["wd", "iwd", "owd", "nowd"])
     assert four[0] == style.BLUE and len(set(four)) == 4  # blue is the baseline's where no llama is
-
-
-@pytest.mark.parametrize(
-    ("seeds", "gain", "answer"),
-    [(3, -0.1, "How far from llama? unified lower"), (3, 0.0, "Not resolved"), (1, -0.1, "one pair: no interval")],
-)
-def test_comparison_says_what_it_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: int, gain: float, answer: str
-) -> None:
-    """The title states which arm ends lower, the early drop is cropped, ticks read 0.5M."""
-    figures = []
-    monkeypatch.setattr(loss_plots, "save", lambda f, path: (figures.append(f), save(f, path)))
-    runs_a = [synthetic("llama", k, 0.0) for k in range(seeds)]
-    runs_b = [synthetic("unified", 10 + k, gain) for k in range(seeds)]
-    for k, run in enumerate(runs_b):  # pairs share the seed's offset
-        run.curve("val/loss").values[:] -= 0.01 * (10 + k) - 0.01 * k
-    loss_plots.draw_comparison([runs_a, runs_b], tmp_path / "deep" / "c.png")
-    assert imread(tmp_path / "deep" / "c.png").shape[:2] == (600, 1500)
-    left, right = figures[0].axes
-    words = right.get_title(loc="left") + " " + right.get_legend().get_title().get_text()
-    assert answer in words
-    assert left.get_ylim()[1] < 4.5 and right.get_ylim()[0] < 0 < right.get_ylim()[1]
-    assert "0.5M" in [tick.get_text() for tick in left.get_xticklabels()]
-    with pytest.raises(ValueError, match="one run per seed"):
-        loss_plots.draw_comparison([runs_a, []], tmp_path / "c.png")
-
-
-@pytest.mark.parametrize(
-    ("seeds", "labels", "answer", "legend"),
-    [
-        (3, ("wd", "iwd", "owd", "nowd"), "How far from wd? iwd lower, owd higher", "nowd  {}, not resolved"),
-        (1, ("wd", "iwd", "owd", "nowd"), "How far from wd? One pair, no verdict", "nowd  {}"),
-        (3, ("wd", "iwd", "owd,weight_decay=0.05", "nowd"), "How far from A? B lower, C higher", "D  {}, not resolved"),
-        (3, ("hg+dp+or", "hg+dnp+or", "hg+dnp+or+owd", "hg+dnp+or+wd"), "1 lower, 1 higher", "{}, not resolved"),
-    ],
-)
-def test_several_arms_against_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: int, labels: tuple[str, ...], answer: str, legend: str
-) -> None:
-    """Every arm has its own look in both panels, its end in the legend, and no text covers a line."""
-    figures = []
-    monkeypatch.setattr(loss_plots, "save", lambda f, path: (figures.append(f), save(f, path)))
-    arms = [[synthetic(f"arm{i}", k, gain) for k in range(seeds)] for i, gain in enumerate((0.0, -0.1, 0.1, 0.0))]
-    rng = np.random.default_rng(7)
-    for run in (run for arm in arms for run in arm):
-        run.curve("val/loss").values[:] += rng.normal(0, 0.004, len(run.curve("val/loss").values))
-    loss_plots.draw_comparison(arms, tmp_path / "c.png", labels=labels)
-    left, right = figures[0].axes
-    assert answer in right.get_title(loc="left")
-    looks = [[(line.get_color(), line.get_linestyle()) for line in axes.lines] for axes in (left, right)]
-    means = [look for line, look in zip(left.lines, looks[0], strict=True) if line.get_linewidth() == 2]
-    assert len({colour for colour, _ in means}) == len({style for _, style in means}) == 4
-    assert looks[1][1:] == means[1:]  # after the line at zero
-    ends = [line.get_ydata()[-1] for line in right.lines[1:]]
-    words = right.get_legend_handles_labels()[1]
-    assert f"{ends[0]:+.4f}" in words[0]
-    assert words[2].endswith(legend.format(f"{ends[2]:+.4f}"))
-    boxes = [text.get_window_extent() for text in (right.get_legend(), *figures[0].legends)]
-    for line in (line for axes in (left, right) for line in axes.lines):
-        late = line.get_transform().transform(line.get_xydata()) if len(line.get_xydata()) > 2 else []
-        assert not any(box.contains(*point) for box in boxes for point in late)
-    long = max(map(len, labels)) > 14
-    assert len(figures[0].legends) == long and (left.get_legend() is None) == long
 
 
 @pytest.mark.parametrize("panels", [1, 2])
@@ -176,22 +111,6 @@ def test_running_mean_is_centred_and_skips_what_diverged() -> None:
     assert np.isfinite(run_plot._running_mean(values, 5)).all()
 
 
-def test_a_difference_of_one_point_is_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recording may hold the last losses alone: they and their intervals are seen, side by side."""
-    figures = []
-    monkeypatch.setattr(loss_plots, "save", lambda f, path: figures.append(f))
-    arms = [[synthetic(f"arm{i}", 3 * i + k, 0.1 * i) for k in range(3)] for i in range(3)]
-    for run in (run for arm in arms for run in arm):
-        run.curves["val/loss"] = Curve(*(values[-1:] for values in run.curve("val/loss")))
-    loss_plots.draw_comparison(arms, tmp_path / "c.png", labels=("a", "b", "c"))
-    left, right = figures[0].axes
-    assert [line.get_marker() for line in left.lines if line.get_linewidth() == 2] == ["o"] * 3
-    bars = [bar.get_children() for bar in right.containers]
-    assert len(bars) == 2 and len({float(marker.get_xdata()[0]) for marker, *_ in bars}) == 2
-    for _, low, high, *_ in bars:
-        assert low.get_ydata()[0] < high.get_ydata()[0]
-
-
 def test_no_setting_of_the_user_reaches_a_picture(tmp_path: Path) -> None:
     """What the program around ours has set stays as it is."""
     run = synthetic("llama", 0, 0.0, branches=False)
@@ -210,7 +129,7 @@ def test_all_that_draws_a_file_draws_it_in_the_plain_style() -> None:
     public = [function for module in modules for name, function in vars(module).items() if name.startswith("draw_")]
     files = {draw_run, write_report, *(each for each in public if "path" in signature(each).parameters)}
     files = {each for each in files if each.__module__.startswith("lightning_sv")}  # conftest stands in for one
-    assert len(files) >= 6 and [each for each in files if not hasattr(each, "__wrapped__")] == []
+    assert len(files) >= 5 and [each for each in files if not hasattr(each, "__wrapped__")] == []
 
 
 def test_settings_that_stop_matplotlib_stop_no_command(tmp_path: Path) -> None:
