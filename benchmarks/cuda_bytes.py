@@ -73,7 +73,7 @@ def passes(model: str, strategy: str, layers: list[int], more: Sequence[str] = (
             if trainer["precision"] != "bf16-mixed":
                 raise ValueError(f"conf/trainer/gpu.yaml: precision {trainer['precision']} is not bf16-mixed.")
             module = PretrainModule(
-                run.config,
+                run.backbone,
                 str(run.strategy),
                 optim=run.optim,
                 compile=run.compile,

@@ -181,9 +181,9 @@ class Sharpness(L.Callback):
         # A validation pass costs a third of a training pass. One device probes while the others wait.
         run = self._total * data.global_batch + data.validations * (data.val_sequences or 0) / 3
         exact = self.method == "exact"
-        length = fitting_length(settings.config, data.seq_len) if exact else data.seq_len
+        length = fitting_length(settings.backbone, data.seq_len) if exact else data.seq_len
         work = self.budget * run / trainer.world_size * data.seq_len / length
-        fitting = fitting_sequences(settings.config, length, work, len(self._steps), self.subsets, products)
+        fitting = fitting_sequences(settings.backbone, length, work, len(self._steps), self.subsets, products)
         self._state.sequences = self.sequences or self._state.sequences or fitting  # a resumed run keeps its batch size
         if trainer.is_global_zero:
             self._blocks = data.held_out(self._state.sequences)[:, : length + 1].to(pl_module.device)

@@ -45,7 +45,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     arms, budget, model, data = one_budget([a, *others], shared)
     figure = compared_figure(arms, shared, options.seeds)
     Console(stderr=True).print(budget, markup=False, highlight=False, soft_wrap=True)
-    out = options.out or default_out(figure, model.config.name, data.corpus.dir)
+    out = options.out or default_out(figure, model.backbone.name, data.corpus.dir)
     # a directory that is asked for has its runs in it; all others share theirs
     had = RunStore(out if options.out else out.parent, context_of(data), launcher)
     command = shlex.join(["lightning-sv", "compare", *argv])

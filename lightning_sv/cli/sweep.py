@@ -56,7 +56,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     figure = swept_figure(arms, axes, shared, options.seeds, model)
     said = Console(stderr=True)
     said.print(budget, markup=False, highlight=False, soft_wrap=True)
-    out = options.out or default_out(figure, model.config.name, data.corpus.dir, "sweep")
+    out = options.out or default_out(figure, model.backbone.name, data.corpus.dir, "sweep")
     had = RunStore(out if options.out else out.parent, context_of(data), launcher)
     command = shlex.join(["lightning-sv", "sweep", *argv])
     panel = sweep(figure, had, out, jobs=options.jobs, console=said, command=command)

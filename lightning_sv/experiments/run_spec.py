@@ -138,7 +138,7 @@ class RunResolver:
         module, _, _ = parse_run([*args, "--model.scale", scale], check_corpus=False)
         exceptions = "" if shared else module.scale_options.label()
         label = f"{module.strategy}{exceptions}"
-        found, note = tuned_keys(tuned, module.strategy, label, module.config.d_model)
+        found, note = tuned_keys(tuned, module.strategy, label, module.backbone.d_model)
         return found, f"All arms have the learning rate and the initial std of {label}." if shared else note
 
     def _paths(self, panel: PanelSpec, model: ModelSpec) -> list[Path]:
@@ -186,7 +186,7 @@ class RunResolver:
         strategy = f"{strategy}{module.scale_options.label()}"
         details = ", ".join([f"{module.optim.name} {module.schedule.name}", f"lr {module.lr:g}", *told, *probes])
         return RunSpec(
-            model=module.config.name,
+            model=module.backbone.name,
             strategy=strategy,
             details=details,
             args=tuple(_args(paths, changes | settled)),
@@ -195,7 +195,7 @@ class RunResolver:
             tokens=tokens,
             parameters=module.n_activated,
             cost=cost,
-            title=f"{module.config.name}, {strategy}, {details}, {steps:,} steps",
+            title=f"{module.backbone.name}, {strategy}, {details}, {steps:,} steps",
             note=model.note,
         )
 

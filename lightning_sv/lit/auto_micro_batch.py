@@ -33,7 +33,7 @@ def choose_micro_batch(
     """
     share = data.share(devices).micro_batch
     memory = _memory(device)
-    logits = 4 * share * data.seq_len * run.config.vocab_size
+    logits = 4 * share * data.seq_len * run.backbone.vocab_size
     if data.micro_batch is not None or memory is None or (device.type == "cpu" and 4 * logits <= memory):
         return None
     data.micro_batch = fitting_micro_batch(run, data, trainer, memory, devices)

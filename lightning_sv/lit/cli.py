@@ -191,7 +191,7 @@ class PretrainCLI(LightningCLI):
             raise ConfigError(f"trainer: {error}") from error
         self._cleanup.push(join_ranks(trainer))
         if self.command == "fit":
-            name = f"{model.config.name}/{model.label}-seed{self.config['seed_everything']}"
+            name = f"{model.backbone.name}/{model.label}-seed{self.config['seed_everything']}"
             run_dir, ckpt_path = (self.config[key] for key in ("run_dir", "ckpt_path"))
             self._resolve = partial(
                 resolve_run_dir, name, run_dir, ckpt_path, again=self._again, rank=trainer.global_rank
@@ -220,7 +220,7 @@ class PretrainCLI(LightningCLI):
         init_from, checksums = model.init_from, trainer.local_rank == 0
         if model.compile == "model" and isinstance(trainer.strategy, FullyShardedStrategy):
             raise ConfigError("model.compile 'model' does not go with a sharded model; use 'block'.")
-        data.check(model.config.vocab_size, checksums=checksums)
+        data.check(model.backbone.vocab_size, checksums=checksums)
         data.share(trainer.world_size)
         data.check_validation(trainer.world_size)
         said: list[str] = []
@@ -324,7 +324,7 @@ class PretrainCLI(LightningCLI):
         if not path:
             raise ConfigError(f"validate needs a checkpoint; add --ckpt_path RUN/{LAST}.")
         check_checkpoint(path, checksums=self.trainer.local_rank == 0)
-        self.batches.check(self.model.settings.config.vocab_size, checksums=self.trainer.local_rank == 0)
+        self.batches.check(self.model.settings.backbone.vocab_size, checksums=self.trainer.local_rank == 0)
         self._choose_micro_batch()
 
     def after_validate(self) -> None:

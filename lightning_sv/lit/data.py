@@ -81,7 +81,7 @@ class TokenDataModule(L.LightningDataModule):
             batches.global_batch = batches.micro_batch * accumulate * devices
         settings = settings_of(trainer.lightning_module)
         if settings is not None:
-            batches.check(settings.config.vocab_size, checksums=False)  # the command line checks the hashes
+            batches.check(settings.backbone.vocab_size, checksums=False)  # the command line checks the hashes
         self._share = batches.share(devices, trainer.global_rank)
         if stage == "fit" and self._share.accumulate != accumulate:
             raise ConfigError(

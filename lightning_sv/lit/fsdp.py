@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import distributed
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -19,6 +19,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
@@ -175,7 +177,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         self.barrier()
         if self._write_group is None:  # of the thread alone; NCCL cannot send what is in host memory
             self._write_group = distributed.new_group(backend="gloo")
-        future = dcp.async_save(tensors, checkpoint_id=str(partial_of(path)), process_group=self._write_group)
+        future: Any = async_save(tensors, checkpoint_id=str(partial_of(path)), process_group=self._write_group)
         self._write = path, future
 
     def finish_write(self, *, wait: bool = True) -> Path | None:
@@ -192,7 +194,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         (path, future), self._write = self._write, None
         try:
             future.result()
-        except dcp.CheckpointException as error:
+        except CheckpointException as error:
             cause = next((cause for cause, _ in error.failures.values() if isinstance(cause, OSError)), None)
             code, why = (errno.EIO, repr(error)) if cause is None else (cause.errno or errno.EIO, cause.strerror)
             raise OSError(code, f"could not write {path} ({why}); earlier checkpoints are unchanged") from error
@@ -226,7 +228,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
         module.check_settings(checkpoint)
         model = get_model_state_dict(self.model, options=_SHARDED)
         optimizers = [get_optimizer_state_dict(self.model, each, options=_SHARDED) for each in self.optimizers]
-        dcp.load(flat_tensors(model, optimizers), checkpoint_id=folder)
+        load(flat_tensors(model, optimizers), checkpoint_id=folder)
         set_model_state_dict(self.model, model, options=_SHARDED)
         for optimizer, state, saved in zip(self.optimizers, optimizers, checkpoint["optimizer_states"], strict=False):
             state["param_groups"] = self._named(optimizer, saved)["param_groups"]

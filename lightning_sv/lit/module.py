@@ -159,7 +159,7 @@ class PretrainModule(L.LightningModule):
         # `shard` initializes a new sharded model one block at a time.
         meta = self.device_mesh is not None and self.from_hf is None and self._start is None
         with torch.device("meta") if meta else nullcontext():
-            self.backbone = Backbone(settings.config, settings.strategy, settings.scale_options, seed=seed)
+            self.backbone = Backbone(settings.backbone, settings.strategy, settings.scale_options, seed=seed)
         if self.from_hf is not None:
             from lightning_sv.interop.hf.load import load_hugging_face
 
@@ -195,7 +195,7 @@ class PretrainModule(L.LightningModule):
                 torch.distributed.all_reduce(totals)  # the strategy's reduction would add a barrier
             routings = [routing._replace(total=total) for routing, total in zip(routings, totals, strict=True)]
             self._loads = totals if self._loads is None else self._loads + totals
-        loss = nats + router_loss(routings, self.settings.config)
+        loss = nats + router_loss(routings, self.settings.backbone)
         self.nonfinite.see(loss.detach())
         if not self._monitored:
             to_loggers = bool(self.trainer.loggers)

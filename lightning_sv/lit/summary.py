@@ -33,7 +33,7 @@ def summarize(trainer: L.Trainer, module: PretrainModule, data: DataConfig) -> d
     return {
         "label": module.settings.label,
         "meaning": str(module.settings.canonical),
-        "model": module.settings.config.name,
+        "model": module.settings.backbone.name,
         "seed": _seed(module),
         "steps": trainer.global_step,
         "skipped_steps": module.nonfinite.skipped,
@@ -63,14 +63,14 @@ def hyperparameters(trainer: L.Trainer, module: PretrainModule, data: DataConfig
         "origin": module.origin,
     }
     return {
-        "model": module.settings.config.name,
+        "model": module.settings.backbone.name,
         "label": module.settings.label,
         "seed": _seed(module),
         "optimizer": module.settings.optim.name,
         "schedule": module.settings.schedule.name,
         "lr": module.settings.lr,
         "weight_decay": module.settings.optim.weight_decay,
-        "init_std": module.settings.config.init_std,
+        "init_std": module.settings.backbone.init_std,
         "steps": trainer.max_steps,
         "tokens": trainer.max_steps * data.tokens_per_step,
         "batch": data.global_batch,
@@ -106,7 +106,7 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Dat
     tokens = steps * data.tokens_per_step
     sparse = settings.n_activated < settings.n_params
     console.print(
-        f"[bold]{settings.config.name}[/bold], [bold]{escape(settings.label)}[/bold]: {settings.n_params:,} parameters"
+        f"[bold]{settings.backbone.name}[/bold], [bold]{escape(settings.label)}[/bold]: {settings.n_params:,} parameters"
         f"{f' ({settings.n_activated:,} activated by a token)' if sparse else ''}, "
         f"{steps:,} steps of {data.global_batch} x {data.seq_len} = {tokens:,} tokens "
         f"({tokens / settings.n_activated:.1f} {'an activated' if sparse else 'a'} parameter)"

@@ -85,7 +85,7 @@ def step_memory(
             tokens = block[:, :-1]
             documents = document_ids(tokens, 0) if run.mask_documents else None
             nats, routings = net(tokens, documents, targets=block[:, 1:], with_routing=True)
-            loss = nats + router_loss(routings, run.config)
+            loss = nats + router_loss(routings, run.backbone)
         if not accumulate:
             optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]

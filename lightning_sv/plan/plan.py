@@ -128,7 +128,7 @@ def make_plan(
     micro = data.micro_batch or fitting or 1
     weights, _, state = step(micro).parts()
     return Plan(
-        model=run.config.name,
+        model=run.backbone.name,
         label=run.label,
         parameters=run.n_params,
         gpu=gpu.name,
@@ -149,7 +149,7 @@ def make_plan(
         flops=tokens * flops,
         hours=tuple((mfu, time, time * gpus) for mfu, time in hours),
         checkpoint=weights + state,
-        reads=_reads(data, run.config.vocab_size, share, steps),
+        reads=_reads(data, run.backbone.vocab_size, share, steps),
         device_counts=data.device_counts,
     )
 
@@ -177,7 +177,7 @@ def fitting_micro_batch(
     if fitting := _largest(memory_of, run, data, share, memory):
         return fitting
     raise ConfigError(
-        f"{run.config.name} does not fit: one sequence of {data.seq_len} tokens takes "
+        f"{run.backbone.name} does not fit: one sequence of {data.seq_len} tokens takes "
         f"{memory_of(1).peak / 2**30:.1f} GiB; expected at most {USABLE:.0%} of {memory / 2**30:.1f} GiB. "
         "Use a smaller model or data.seq_len, model.activation_checkpointing, or trainer/fsdp on more devices."
     )
@@ -203,7 +203,7 @@ def _memory(
 def _largest(
     memory: Callable[[int], GpuMemory], run: PretrainConfig, data: DataConfig, share: int, total: int
 ) -> int | None:
-    most = max(1, MOST_LOGITS // (data.seq_len * run.config.vocab_size))
+    most = max(1, MOST_LOGITS // (data.seq_len * run.backbone.vocab_size))
     return largest_micro_batch(lambda size: memory(size).peak, share, int(USABLE * total), most)
 
 

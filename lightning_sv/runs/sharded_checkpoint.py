@@ -100,11 +100,11 @@ def read_sharded(path: str | Path, *, tensors: bool) -> dict[str, Any]:
             for key, entry in index.state_dict_metadata.items()
         }
         if tensors:
-            from torch.distributed import checkpoint as dcp
+            from torch.distributed.checkpoint.state_dict_loader import load
 
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # that it is one process
-                dcp.load(flat, checkpoint_id=folder, no_dist=True)
+                load(flat, checkpoint_id=folder, no_dist=True)
         model, optimizers = unflatten(flat, groups)
         checkpoint |= {"state_dict": model, "optimizer_states": [number_parameters(each) for each in optimizers]}
     except ConfigError:

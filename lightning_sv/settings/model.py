@@ -43,19 +43,14 @@ class PretrainConfig:
         if self.tokens_per_param <= 0:
             raise ConfigError(f"model.tokens_per_param is {self.tokens_per_param}; expected a number above 0.")
         self.strategy = ScaleStrategy.parse(self.scale)
-        self.lr = self.optim.lr or tuned_lr(self.config.name, self.optim.name, self.schedule.name, self.strategy)
+        self.lr = self.optim.lr or tuned_lr(self.backbone.name, self.optim.name, self.schedule.name, self.strategy)
         # Before any data is touched: strategy and optimizer fit the sizes, and the number of parameters.
         meta = self.meta()
         #: parameters, and those that one token uses: a sparse expert counts by the share of tokens it sees
         self.n_params = sum(p.numel() for p in meta.parameters())
-        self.n_activated = activated_parameters(meta, self.config)
+        self.n_activated = activated_parameters(meta, self.backbone)
         self.canonical = meta.canonical
         build_optimizer(self.parameter_groups(meta), self.optim, self.lr)
-
-    @property
-    def config(self) -> BackboneConfig:
-        """The sizes."""
-        return self.backbone
 
     def plain(self) -> dict[str, Any]:
         """Return the arguments as plain values."""
@@ -69,7 +64,7 @@ class PretrainConfig:
 
     def meta(self) -> Backbone:
         """Return the backbone without storage: names, sizes and roles before anything is built or sharded."""
-        return meta_backbone(self.config, self.strategy, self.scale_options)
+        return meta_backbone(self.backbone, self.strategy, self.scale_options)
 
     def steps_for_budget(self, tokens_per_step: int) -> int:
         """Return the optimizer steps that see `tokens_per_param` tokens per activated parameter, rounded up."""
@@ -77,7 +72,7 @@ class PretrainConfig:
 
     def flops_per_token(self, seq_len: int) -> float:
         """Floating-point operations of forward and backward a token."""
-        return flops_per_token(self.n_activated, self.config, seq_len)
+        return flops_per_token(self.n_activated, self.backbone, seq_len)
 
     def parameter_groups(self, model: Backbone) -> list[ParameterGroup]:
         """Return the trained parameters of `model`, this module's backbone or `meta()`, by role."""

@@ -49,7 +49,7 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainCo
             raise ConfigError(f"trainer.strategy has no class_path; expected one next to {keys or 'other keys'}.")
         strategy["init_args"] = arguments
     if check_corpus:
-        made.data.check(made.model.config.vocab_size)
+        made.data.check(made.model.backbone.vocab_size)
     return made.model, made.data, trainer
 
 

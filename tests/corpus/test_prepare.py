@@ -65,7 +65,7 @@ def test_a_corpus_is_a_layer_of_a_run(config: CorpusConfig, capsys: pytest.Captu
     files = ["conf/base.yaml", "conf/model/tiny.yaml", layer]
     model, data, _ = parse_run([word for file in files for word in ("--config", file)])
     assert data.manifest == made and data.corpus.workers is None
-    assert made.vocab_size <= model.config.vocab_size < made.vocab_size + 64
+    assert made.vocab_size <= model.backbone.vocab_size < made.vocab_size + 64
     assert main(["prepare", "--config", layer]) == 0  # there already
     assert made.corpus_hash[:12] in capsys.readouterr().out
     args = ["fit", *(word for file in files[:2] for word in ("--config", file)), "--data.corpus.dir", config.dir]

@@ -92,7 +92,7 @@ def test_stops_before_the_step(
             kept &= differences(before["optimizer_states"], [module.optimizers().optimizer.state_dict()]) == []
         else:
             made = module.settings
-            fresh = type(module.net)(made.config, made.strategy, made.scale_options, seed=0)
+            fresh = type(module.net)(made.backbone, made.strategy, made.scale_options, seed=0)
             kept = differences(dict(fresh.state_dict()), dict(module.net.state_dict())) == []
             kept &= not (run / LAST).exists()
         tally(f"{what}, stopped", told and known and kept)

@@ -16,7 +16,7 @@ from lightning_sv.lit.module import PretrainModule
 def check_init(self: PretrainModule) -> None:
     """Sharded initialization is the whole one, bit for bit."""
     made = self.settings
-    whole = Backbone(made.config, made.strategy, made.scale_options, seed=made.seed or torch.initial_seed())
+    whole = Backbone(made.backbone, made.strategy, made.scale_options, seed=made.seed or torch.initial_seed())
     sharded = self.net.state_dict()
     for name, value in whole.state_dict().items():
         here = sharded[name]

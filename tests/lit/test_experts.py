@@ -23,7 +23,7 @@ def test_losses_biases_and_logged_figures(
     def recorded(self: PretrainModule, block: torch.Tensor, batch_idx: int) -> dict[str, Any]:
         out = original(self, block, batch_idx)
         seen.append(
-            out | {"loss": out["loss"].detach().clone(), "routed": router_loss(out["routings"], self.settings.config)}
+            out | {"loss": out["loss"].detach().clone(), "routed": router_loss(out["routings"], self.settings.backbone)}
         )
         return out
 

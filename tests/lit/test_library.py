@@ -244,5 +244,5 @@ def test_an_unknown_preset_or_change_is_refused(make: Any) -> None:
 
 def test_a_preset_with_changes_is_that_model() -> None:
     made = PretrainModule.from_preset("tiny", scale="llama", d_model=32, lr=0.5)
-    config = made.settings.config
+    config = made.settings.backbone
     assert (config.d_model, config.n_layer, made.settings.lr, str(made.settings.strategy)) == (32, 2, 0.5, "llama")

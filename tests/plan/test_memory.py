@@ -61,7 +61,7 @@ def two_steps(module: PretrainModule, precision: str, micro_batches: int) -> Pre
     optimizer = build_optimizer(module.settings.parameter_groups(module.net), module.settings.optim, module.settings.lr)
     for _ in range(2):
         for index in range(micro_batches):
-            block = torch.randint(module.settings.config.vocab_size, (B, T + 1))
+            block = torch.randint(module.settings.backbone.vocab_size, (B, T + 1))
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
                 loss = module.training_step(block, index)["loss"]
             if index == 0:

@@ -133,7 +133,7 @@ def one_budget(arms: Sequence[Asked], shared: Sequence[str]) -> tuple[list[Asked
         model, data, trainer = parse_run(words, check_corpus=False)
         check_trainer_keys(trainer)
         corpus = Path(data.corpus.dir).resolve()
-        data.check(model.config.vocab_size, checksums=corpus not in hashed)  # once: at real sizes it takes minutes
+        data.check(model.backbone.vocab_size, checksums=corpus not in hashed)  # once: at real sizes it takes minutes
         hashed.add(corpus)
         devices, nodes = trainer["devices"], trainer["num_nodes"]
         if isinstance(devices, int) and devices > 0 and isinstance(nodes, int):  # else each run finds out

@@ -34,7 +34,7 @@ def while_restoring(error: BaseException) -> bool:
 def settings_of(module: PretrainConfig, data: DataConfig | None) -> dict[str, Any]:
     """Return the settings of what is trained and its data that weights, optimizer state and order depend on."""
     return {
-        "backbone": module.config.settings(),
+        "backbone": module.backbone.settings(),
         "scale": str(module.strategy),
         "scale_options": module.scale_options.settings(),
         "mask_documents": module.mask_documents,

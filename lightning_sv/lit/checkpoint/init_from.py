@@ -65,7 +65,7 @@ def read_start(init_from: str, module: PretrainConfig, data: DataConfig) -> Star
         raise ConfigError(f"model.init_from: {error}") from error
     made = model.checkpoint[CHECKPOINT_KEY]
     theirs = _function(model.config, model.strategy, model.options)
-    ours = _function(module.config, module.strategy, module.scale_options)
+    ours = _function(module.backbone, module.strategy, module.scale_options)
     where, then, now = first_difference("model", theirs, ours)
     if then == now:
         where, then, now = "tokenizer_sha256", made.get("tokenizer_sha256"), data.manifest.tokenizer_sha256
