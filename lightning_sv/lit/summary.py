@@ -105,11 +105,11 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Dat
     settings = module.settings
     tokens = steps * data.tokens_per_step
     sparse = settings.n_activated < settings.n_params
+    name = f"[bold]{settings.backbone.name}[/bold], [bold]{escape(settings.label)}[/bold]"
     console.print(
-        f"[bold]{settings.backbone.name}[/bold], [bold]{escape(settings.label)}[/bold]: {settings.n_params:,} parameters"
-        f"{f' ({settings.n_activated:,} activated by a token)' if sparse else ''}, "
+        f"{name}: {settings.n_params:,} parameters{f' ({settings.n_activated:,} activated per token)' if sparse else ''}, "
         f"{steps:,} steps of {data.global_batch} x {data.seq_len} = {tokens:,} tokens "
-        f"({tokens / settings.n_activated:.1f} {'an activated' if sparse else 'a'} parameter)"
+        f"({tokens / settings.n_activated:.1f} per {'activated ' if sparse else ''}parameter)"
     )
     numbers = ("tensors", "parameters"), ("peak lr", "weight decay")
     first, last = ([Column(name, justify="right") for name in names] for names in numbers)

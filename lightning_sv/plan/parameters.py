@@ -159,7 +159,7 @@ class ParameterCount:
         table.add_section()
         table.add_row("total", f"{sum(r[1] for r in self.roles):,}", f"{self.total:,}", "")
         if self.activated != self.total:
-            table.add_row("activated by a token", "", f"{self.activated:,}", "")
+            table.add_row("activated per token", "", f"{self.activated:,}", "")
         console.print(table)
         console.print(
             f"scale vectors: {self.scale_count:,}, {self.figures['scale_share']:.3g} of the model; "
