@@ -26,8 +26,8 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         "(--config, any key).",
         json="Print the figures as JSON on stdout.",
     )
-    parser.add_argument("--a", required=True, help="Strategy compared with, usually llama.")
-    parser.add_argument("--b", required=True, nargs="+", help="Strategies in question, each compared with A.")
+    parser.add_argument("--baseline", "--a", dest="a", required=True, help="Strategy A, usually llama.")
+    parser.add_argument("--arms", "--b", dest="b", required=True, nargs="+", help="Strategies B, each compared with A.")
     parser.add_argument(
         "--seeds", type=number(int, 1, 1000), default=3, help="Number of seeds, each a run of every arm."
     )
@@ -40,7 +40,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     a = asked(options.a, options.a_args, options.a_label)
     labels = options.b_label or [None] * len(options.b)
     if len(labels) != len(options.b):
-        raise ConfigError(f"--b names {len(options.b)} strategies and --b_label {len(labels)}; give one label each.")
+        raise ConfigError(f"--arms names {len(options.b)} strategies and --b_label {len(labels)}; give one label each.")
     others = [asked(scale, options.b_args, label) for scale, label in zip(options.b, labels, strict=True)]
     arms, budget, model, data = one_budget([a, *others], shared)
     figure = compared_figure(arms, shared, options.seeds)

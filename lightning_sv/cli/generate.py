@@ -15,7 +15,10 @@ def run(argv: list[str]) -> int:
     parser = PlainParser("generate", "Continue a prompt.", json="Print prompt and continuation as JSON.")
     parser.add_argument("run", type=Path, help="A run directory, or a checkpoint in one.")
     parser.add_argument("--prompt", default="", help="Text to continue; empty starts a document.")
-    parser.add_argument("--tokens", type=number(int, most=1_000_000), default=120, help="Tokens to sample at most.")
+    parser.add_argument(
+        "--max_new_tokens", "--tokens", dest="tokens", type=number(int, most=1_000_000), default=120,
+        help="Maximum number of tokens.",
+    )  # fmt: skip
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the most likely token.")
     parser.add_argument(
         "--top_k", type=number(int, most=1_000_000_000), default=50, help="Sample among this many tokens."

@@ -33,8 +33,9 @@ def run(argv: list[str]) -> int:
     parser.add_argument("model", type=Path, help="A model's directory, or its config.json.")
     parser.add_argument("--policy", choices=list(DECAYS), default="iwd", help="Which scale vectors are to decay.")
     parser.add_argument(
-        "--known", action="append", default=[], metavar="NAME=ROLE", help="A role that you know yourself; repeatable."
-    )
+        "--role", "--known", dest="known", action="append", default=[], metavar="NAME=ROLE",
+        help="Role of a parameter; repeatable.",
+    )  # fmt: skip
     parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code that lies beside it.")
     options = parser.parse_args(argv)
     model = model_from_config(options.model, trust_remote_code=options.trust_remote_code)
@@ -67,7 +68,7 @@ def _known(word: str) -> tuple[str, ModelRole]:
     for role in MODEL_ROLES:
         if role == text:
             return name, role
-    raise ConfigError(f"--known {word}: write NAME=ROLE; roles: {' '.join(MODEL_ROLES)}")
+    raise ConfigError(f"--role is {word}; expected NAME=ROLE with a role of {' '.join(MODEL_ROLES)}.")
 
 
 def print_roles(name: str, roles: Roles, policy: str) -> None:

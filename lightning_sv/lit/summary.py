@@ -107,7 +107,8 @@ def print_groups(console: Console, module: PretrainModule, steps: int, data: Dat
     sparse = settings.n_activated < settings.n_params
     name = f"[bold]{settings.backbone.name}[/bold], [bold]{escape(settings.label)}[/bold]"
     console.print(
-        f"{name}: {settings.n_params:,} parameters{f' ({settings.n_activated:,} activated per token)' if sparse else ''}, "
+        f"{name}: {settings.n_params:,} parameters"
+        f"{f' ({settings.n_activated:,} activated per token)' if sparse else ''}, "
         f"{steps:,} steps of {data.global_batch} x {data.seq_len} = {tokens:,} tokens "
         f"({tokens / settings.n_activated:.1f} per {'activated ' if sparse else ''}parameter)"
     )
@@ -164,7 +165,7 @@ def print_summary(console: Console, summary: dict[str, Any], run_dir: Path) -> N
     other = "unified" if strategy == "llama" else strategy
     allow = [argument for module in sorted(modules_named(strategy)) for argument in ("--allow", module)]
     sample = shlex.join([program(), "generate", str(run_dir), "--prompt", "def ", *allow])
-    compare = ["compare", "--a", "llama", "--b", other, "--seeds", "3", "--config", str(run_dir / CONFIG)]
+    compare = ["compare", "--baseline", "llama", "--arms", other, "--seeds", "3", "--config", str(run_dir / CONFIG)]
     for what, text in (
         ("picture", run_dir / PICTURE),
         (

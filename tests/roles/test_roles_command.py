@@ -92,8 +92,8 @@ def test_what_an_example_does_not_use_can_be_said(tmp_path: Path, capsys: pytest
     assert main(["roles", str(tmp_path)]) == 2
     name = "dinov2.embeddings.mask_token"
     assert f"parameter {name} is not used in the traced forward pass" in capsys.readouterr().err
-    assert main(["roles", str(tmp_path), "--known", f"{name}=token"]) == 2
-    assert f"--known {name}=token: write NAME=ROLE; roles: embedding" in capsys.readouterr().err
+    assert main(["roles", str(tmp_path), "--role", f"{name}=token"]) == 2
+    assert f"--role is {name}=token; expected" in capsys.readouterr().err
     assert main(["roles", str(tmp_path), "--known", f"{name}=other", "--json"]) == 0
     roles = {row["name"]: row["role"] for row in json.loads(capsys.readouterr().out)["parameters"]}
     assert roles[name] == "other" and roles["dinov2.encoder.layer.0.layer_scale1.lambda1"] == "multiplier"
