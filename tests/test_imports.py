@@ -49,7 +49,7 @@ for name, argv in commands.items():
 """
 
 
-QUICK = ["params", "export", "report", "paper"]
+QUICK = ["params", "report"]
 
 
 @pytest.mark.parametrize("names", [QUICK, pytest.param([*COMMANDS], marks=pytest.mark.long)], ids=["few", "every"])

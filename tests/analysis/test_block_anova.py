@@ -159,6 +159,7 @@ def test_arms_that_scatter_unequally_are_not_pooled() -> None:
     assert BlockDesign({arm: dict.fromkeys(range(3), 3.0) for arm in "abc"}).p_equal == 1.0
 
 
+@pytest.mark.long
 def test_equivalence_is_decided_by_two_one_sided_tests() -> None:
     rng, n, at_the_margin, at_zero = np.random.default_rng(4), 1000, 0, 0
     for _ in range(n):

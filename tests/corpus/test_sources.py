@@ -344,6 +344,7 @@ def test_no_more_is_read_beforehand_than_tells_the_splits() -> None:
     assert len(read) < 100
 
 
+@pytest.mark.long
 def test_stdlib_takes_a_fair_capped_sample() -> None:
     small = open_source(CorpusConfig(max_bytes=400_000), shown=False)
     large = open_source(CorpusConfig(max_bytes=1_200_000), shown=False)

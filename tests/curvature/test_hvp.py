@@ -90,7 +90,7 @@ def test_fused_attention_has_no_second_derivative_and_the_math_kernel_has() -> N
     assert image.isfinite().all()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_compiled_model_runs_eagerly_and_gives_the_same() -> None:
     c = case("hg+dnp+or")
     model = Backbone(CONFIG, "hg+dnp+or").double()

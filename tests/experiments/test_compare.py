@@ -288,6 +288,7 @@ def test_refused_requests(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.rglob("*")) == sorted(["runs", foreign.name, "thesis.tex", "report.md"])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs POSIX process groups")
 def test_interrupt_stops_the_children_and_keeps_finished_runs(tmp_path: Path) -> None:
     """Ctrl-C during seed 1: both children of it die, seed 0 is reused by the next call."""

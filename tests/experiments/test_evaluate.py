@@ -199,6 +199,7 @@ BUDGET = "summary: s\nlayers: [trainer/cpu, data/stdlib]\nseeds: 2\nmodels:\n"
 TINY = "{config: tiny, tuned: tiny-3000, seconds_per_1000_steps: 13}\n"
 
 
+@pytest.mark.long
 def test_a_grid_tunes_the_arms_of_other_figures(conf: Path, tmp_path: Path) -> None:
     """The stand-in's optimum is found on seeds that judge nothing, written, and what every arm has from then on."""
     small = TINY.replace(

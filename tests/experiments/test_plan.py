@@ -34,7 +34,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-@pytest.fixture(scope="module", params=thinned(["cpu", "cpu-long", "gpu", "paper"], ["cpu"]))
+@pytest.fixture(scope="module", params=thinned(["cpu", "cpu-long", "gpu", "paper"], []))
 def planned(request: pytest.FixtureRequest) -> tuple[str, dict[str, Figure]]:
     conf = ROOT / "conf"
     budget = load_budget(request.param, conf)

@@ -119,6 +119,7 @@ def test_overhead_and_peers(task: Task) -> None:
     _on_a_page("peers", found)
 
 
+@pytest.mark.long
 def test_a_size_that_does_not_fit_is_left_out(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(clock_of("cpu")), "total_bytes", lambda self: 1000)
     found = overhead.run(_with(task, size="moe-0.25b"))
@@ -134,6 +135,7 @@ def test_a_size_that_does_not_fit_is_left_out(task: Task, monkeypatch: pytest.Mo
     _on_a_page("moe", found)
 
 
+@pytest.mark.long
 def test_arms_that_do_not_fit_together_are_timed_beside_the_first(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     def full_with_three(steps: Any, clock: Any, **given: Any) -> Any:
         if len(steps) > 2:

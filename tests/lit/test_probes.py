@@ -136,6 +136,7 @@ def test_a_resumed_run_logs_the_same_figures(probed_run: tuple[list[str], Path, 
     assert all(torch.equal(value, b["state_dict"][name]) for name, value in a["state_dict"].items())
 
 
+@pytest.mark.long
 def test_a_resumed_run_goes_on_with_the_budget_of_the_first(
     probed: list[str], plain: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,7 +38,7 @@ def long_args(short_corpus: Path, tmp_path: Path) -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_and_resumed_equals_uninterrupted(long_args: list[str], tmp_path: Path) -> None:
     long_args = [*long_args, "--model.optim.name", "muon", "--model.optim.lr", "6e-3"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -10,7 +10,7 @@ from lightning_sv.__main__ import main
 from lightning_sv.nn import MixtureOfExperts
 from lightning_sv.runs.directory import read_summary
 from lightning_sv.runs.events import Run, read_run
-from tests.conftest import thinned, write_run_args
+from tests.conftest import write_run_args
 from tests.launch import launch
 from tests.lit.runs import LAST, leaving
 from tests.lit.several_processes import MODELS, MOVED, STEPS, STOP_AT, STRATEGIES, arguments, fixed_choice
@@ -32,8 +32,8 @@ def alone(args: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", thinned(STRATEGIES, ["ddp"]))
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_two_processes_are_one(
     strategy: str, args: list[str], alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

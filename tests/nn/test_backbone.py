@@ -159,7 +159,7 @@ def test_loss_and_flops(config: BackboneConfig) -> None:
         pytest.param("llama", {}, "inductor", marks=pytest.mark.long),
         pytest.param("llama", MOE, "aot_eager", marks=pytest.mark.long),
         ("unified", {}, "aot_eager"),
-        ("unified", MOE, "inductor"),
+        pytest.param("unified", MOE, "inductor", marks=pytest.mark.long),
     ],
     ids=["llama-dense", "llama-moe", "unified-dense", "unified-moe"],
 )
@@ -194,7 +194,7 @@ def test_compiled_equals_eager_with_gradients(text: str, family: dict, backend: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [pytest.param({}, marks=pytest.mark.long), MOE], ids=["dense", "moe"])
+@pytest.mark.parametrize("family", [{}, pytest.param(MOE, marks=pytest.mark.long)], ids=["dense", "moe"])
 def test_blocks_compile_once_whatever_their_number(
     family: dict, config: BackboneConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

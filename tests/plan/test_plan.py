@@ -63,6 +63,7 @@ def test_a_measured_mfu_gives_the_time_of_the_run(
     assert found["hours"][0]["mfu"] == pytest.approx(0.3) and "measured" in found["mfu_source"]
 
 
+@pytest.mark.long
 def test_what_a_rank_reads(capsys: pytest.CaptureFixture[str], run_args: list[str], corpus: Path) -> None:
     two = [*run_args, "--gpus", "2", "--data.micro_batch", "1"]
     reads, sequences = plan(capsys, *two)["reads"], Manifest.load(corpus).train.sequences(32)

@@ -23,6 +23,7 @@ from tests.theory.strategies import balanced, matchings, rational_teachers, stat
 F = STUDENTS["f"]
 
 
+@pytest.mark.long
 @given(rational_teachers())
 @settings(max_examples=25, deadline=None)
 def test_cubic_coefficients_are_exact(teacher: np.ndarray) -> None:
