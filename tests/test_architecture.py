@@ -318,6 +318,23 @@ def test_the_tuning_runs_of_the_proxy_are_on_its_page() -> None:
     ]
 
 
+def test_the_rate_of_the_protocol_is_the_best_of_its_tuning_runs() -> None:
+    """The mean over both seeds, by the rule at the head of protocol-rates.yaml; the page has the table."""
+    losses: dict[float, list[float]] = {}
+    for row in _rows("results/cpu-100/runs.csv"):
+        if (row["figure"], row["panel"], row["arm"][:5]) == ("protocol-rates", "Initial std 0.02", "llama"):
+            losses.setdefault(float(row["lr"]), []).append(float(row["val_loss"]))
+    assert all(len(values) == 2 for values in losses.values())
+    best = min(losses, key=lambda lr: sum(losses[lr]))
+    spec = yaml.safe_load((ROOT / "conf/paper/protocol.yaml").read_text())
+    assert spec["panels"][0]["lr"]["cpu-100"] == best
+    assert min(losses) < best < max(losses)
+    table = page("results").partition("| rate of `llama` at std 0.02")[2].partition("\n\n")[0].splitlines()[2:]
+    assert [[cell.strip() for cell in line.strip("|").split("|")] for line in table] == [
+        [f"{lr:g}", *(f"{value:.3f}" for value in values)] for lr, values in sorted(losses.items())
+    ]
+
+
 def test_what_another_rate_of_llama_changes_is_what_its_runs_say() -> None:
     """Six pairs that no figure judges: the means on the page of 45,000 steps are those of runs.csv."""
     losses: dict[tuple[str, float], dict[str, float]] = {}
