@@ -50,7 +50,7 @@ def _plan_panel(panel: PanelSpec, resolver: RunResolver, figure: str) -> Panel:
     if panel.file is not None or why_not is not None:
         return Panel(panel, why_not=why_not)
     if panel.kind not in ("grid", "scaling", "lengths"):  # whose arms all train the models of the panel
-        panel = replace(panel, arms={label: _here(arm, resolver) for label, arm in panel.arms.items()})
+        panel = replace(panel, arms={label: _here(arm, panel, resolver) for label, arm in panel.arms.items()})
     if not here:
         return Panel(panel, why_not=next(model for model in models.values() if isinstance(model, str)))
     reasons = (resolver.untuned(panel, resolver.budget.models[role]) for role in here)
@@ -111,12 +111,13 @@ def _points(
     return dict(zip(names, made, strict=True)), of
 
 
-def _here(arm: ArmSpec, resolver: RunResolver) -> ArmSpec:
-    """An arm with a model of its own that the budget lacks is not trained there, for the budget's reason."""
+def _here(arm: ArmSpec, panel: PanelSpec, resolver: RunResolver) -> ArmSpec:
+    """Skip an arm whose own model or learning rate the budget lacks."""
+    budget = resolver.budget.name
     why_not = resolver.model(arm.model) if arm.model else None
-    return (
-        replace(arm, skip_under={resolver.budget.name: why_not} | arm.skip_under) if isinstance(why_not, str) else arm
-    )
+    if panel.lr is not None and arm.lr is not None and budget not in arm.lr:
+        why_not = f"no learning rate of its own is tuned under {budget}"
+    return replace(arm, skip_under={budget: why_not} | arm.skip_under) if isinstance(why_not, str) else arm
 
 
 def _lengths(panel: PanelSpec, resolver: RunResolver, roles: list[str]) -> list[str]:

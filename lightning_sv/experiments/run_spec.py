@@ -102,7 +102,7 @@ class RunResolver:
         model = self.model(role)
         of = model if panel.kind == "scaling" or arm.model is None else self.model(panel.model)
         assert isinstance(model, ModelSpec) and isinstance(of, ModelSpec), role
-        rates = (panel.lr or {}) | arm.lr
+        rates = (panel.lr or {}) | (arm.lr or {})
         lr = {"model.optim.lr": rates[self.budget.name]} if self.budget.name in rates else {}
         paths, below = self._paths(panel, model), {**self.budget.overrides, **model.overrides}
         above = {**panel.overrides, **arm.overrides, **(more or {}), **self.extra, **lr}

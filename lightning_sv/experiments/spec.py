@@ -80,7 +80,8 @@ class ArmSpec:
         baseline: whether the others are compared with it
         overrides: keys of `fit` that its runs have
         longer: steps over those of the panel
-        lr: budget -> peak learning rate; the tuned one where it says nothing
+        lr: budget -> peak learning rate of its own; under other budgets the tuned one. In a panel with `lr`, the arm is
+            not trained under other budgets
         model: role of its model, where it is not the panel's
         axes: of a grid, key -> budget -> its values, where they are not the panel's: optima lie apart
         skip_under: budget -> why the arm is not trained there
@@ -91,7 +92,7 @@ class ArmSpec:
     baseline: bool = False
     overrides: dict[str, Any] = field(default_factory=dict)
     longer: float = 1.0
-    lr: dict[str, float] = field(default_factory=dict)
+    lr: dict[str, float] | None = None
     model: str | None = None
     axes: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     skip_under: dict[str, str] = field(default_factory=dict)
