@@ -60,6 +60,7 @@ def test_the_interval_covers_the_truth(form: Form, trials: int) -> None:
     assert (np.abs(hits / trials - 0.95) < 0.08).all(), hits / trials
 
 
+@pytest.mark.long
 def test_the_pair_cancels_what_it_shares() -> None:
     """Paired resamples: an offset half as large as the scatter between seeds is resolved."""
     a, b = noisy(A, Law("power", 20.0, 0.201, 2.0), np.random.default_rng(3))

@@ -122,6 +122,7 @@ def test_arms_that_cannot_be_paired_are_named() -> None:
     assert [plot.name for plot in curve_plots(Panel(PanelSpec("p"), tuple(alone)))[0]] == ["loss", "end"]
 
 
+@pytest.mark.long
 def test_scaling_shows_both_fits_and_the_difference() -> None:
     """Means at the sizes, two laws an arm, the fitted numbers in the notes, an interval at every size."""
     panel = fake.scaling_panel()

@@ -271,6 +271,7 @@ def test_what_is_missing_is_named_with_its_wheels(monkeypatch: pytest.MonkeyPatc
     assert re.search(r"pip download .* litdata==[\d.]+ omegaconf==[\d.]+\n", said)
 
 
+@pytest.mark.long
 def test_a_step_is_timed_with_torch_lightning_and_torchmetrics() -> None:
     """What a corpus and a command line need may be absent."""
     program = """

@@ -69,6 +69,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], torch.device]:
     return of
 
 
+@pytest.mark.long
 def test_the_micro_batch_of_a_gpu_is_the_largest_that_fits(
     run_args: list[str], card: Callable[[int], torch.device]
 ) -> None:

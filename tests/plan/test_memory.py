@@ -18,7 +18,7 @@ from lightning_sv.nn.cross_entropy import CHUNK
 from lightning_sv.optim import OptimConfig, build_optimizer
 from lightning_sv.plan.memory import step_memory
 from lightning_sv.scale.row_chunks import CHUNK_ELEMENTS, unchunked
-from tests.conftest import GEMMA, thinned
+from tests.conftest import GEMMA
 
 B, T = 8, 256
 D_FF = 512  # int(8 d_model / 3)
@@ -75,7 +75,8 @@ def two_steps(module: PretrainModule, precision: str, micro_batches: int) -> Pre
 CASES = [f"{name} {how}" for name in MODELS for how in ("32-true 1", "bf16-mixed 2")]
 
 
-@pytest.mark.parametrize("case", thinned(CASES, ["moe-muon 32-true 1"]))
+@pytest.mark.long
+@pytest.mark.parametrize("case", CASES)
 def test_the_peak_is_that_of_a_real_step(case: str) -> None:
     name, precision, count = case.split()
     micro_batches = int(count)
