@@ -55,7 +55,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Rewrite links to sources and folders; hide the contents beside wide tables; keep sources out of the search."""
+    """Rewrite links to sources and folders; hide the contents next to wide tables; keep sources out of the search."""
     if any(line.startswith("|") and line.count("|") - 1 > WIDE for line in markdown.splitlines()):
         page.meta["hide"] = ["toc"]
     if not page.file.src_uri.startswith(SEARCHED):

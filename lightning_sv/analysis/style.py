@@ -157,7 +157,7 @@ def draw_seeds(
     Args:
         axes: where to draw
         tokens: (N,) training tokens
-        values: (seeds, N) what was logged
+        values: (seeds, N) logged values
         mean: (N,) what stands for all seeds
         look: colour and line style
         **line: further properties of the thick line

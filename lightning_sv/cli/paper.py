@@ -47,7 +47,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
     parser.add_argument("--budget", default="cpu", help=f"One of: {' '.join(budget_names())}.")
     parser.add_argument("--fig", nargs="+", default=[], help=f"Some of: {' '.join(figure_names())}; all by default.")
     parser.add_places("Directory; runs/paper/BUDGET by default.")
-    parser.add_argument("--dry_run", action="store_true", help="List runs, steps, tokens a parameter and time.")
+    parser.add_argument("--dry_run", action="store_true", help="List runs, steps, tokens per parameter and time.")
     parser.add_argument("--no_train", action="store_true", help="Judge the runs that are there.")
     parser.add_argument("--slurm", action="store_true", help="Print the missing runs as one sbatch array.")
     parser.add_argument("--submit", action="store_true", help="With --slurm: submit it.")
@@ -74,7 +74,9 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
         plan_figure(load_figure(name), resolver)
         for name in dict.fromkeys(options.fig or budget.figures or figure_names())
     ]
-    if options.fig and not (options.dry_run or options.no_train):  # what is named is trained, or it is said why not
+    if options.fig and not (
+        options.dry_run or options.no_train
+    ):  # a named figure is trained, or refused with the reason
         for figure in figures:
             skipped = (p for p in figure.panels if p.spec.lr is not None and budget.name not in p.spec.skip_under)
             if not figure.requests() and (why_not := next((p.why_not for p in skipped if p.why_not), None)):
@@ -126,7 +128,7 @@ def run(argv: list[str], *, launcher: Sequence[str] = LAUNCHER) -> int:
 def print_verdicts(console: Console, figures: Sequence[Figure]) -> None:
     """Show every claim with its verdict, figure by figure."""
     for figure in figures:
-        budget = f", {figure.ratio()} tokens a parameter (the paper: {figure.spec.paper_tokens_per_param})"
+        budget = f", {figure.ratio()} tokens per parameter (the paper: {figure.spec.paper_tokens_per_param})"
         title = figure.spec.title + (budget if figure.ratio() else "")
         table = Table(title=escape(title), title_justify="left", show_lines=True)
         for column in ("claim", "verdict", "paper"):
@@ -213,7 +215,7 @@ def print_dry_run(console: Console, figures: Sequence[Figure], runs: RunStore, b
     left = [(run_spec, seed) for run_spec, seed in total if run_spec.key(seed) in missing]
     say(
         f"together: {len(total)} runs, {time_of(total)}; missing: {len(left)} runs, {time_of(left)}. The paper trains "
-        "with 100 tokens a parameter."
+        "with 100 tokens per parameter."
     )
 
 

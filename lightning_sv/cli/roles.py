@@ -53,7 +53,7 @@ def run(argv: list[str]) -> int:
         return 0
     print_roles(type(model).__name__, roles, options.policy)
     table = Table(title="What decays today", title_justify="left", box=None, pad_edge=False, title_style="")
-    for column in ("framework", "what it decays", "input vectors", "output vectors", "in our words"):
+    for column in ("framework", "decays by default", "input vectors", "output vectors", "policy"):
         table.add_column(column)
     for row in frameworks:
         counts = (f"{some} of {total}" for some, total in (row.input, row.output))

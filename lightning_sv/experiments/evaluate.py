@@ -60,7 +60,7 @@ def trained(arms: Sequence[Arm]) -> tuple[str, ...]:
     alike: dict[tuple[str, ...], list[str]] = {}
     specs = [(arm, arm.run_spec) for arm in arms if arm.run_spec]
     for arm, spec in specs:
-        budget = f"{spec.steps:,} steps, {spec.tokens_per_param:.1f} tokens a parameter, {len(arm.seeds)} seeds"
+        budget = f"{spec.steps:,} steps, {spec.tokens_per_param:.1f} tokens per parameter, {len(arm.seeds)} seeds"
         alike.setdefault((spec.model, spec.details, budget), []).append(arm.label)
     notes = dict.fromkeys(spec.note for _, spec in specs if spec.note)
     return (*(f"{', '.join(what)}: {'; '.join(labels)}." for what, labels in alike.items()), *notes)

@@ -121,7 +121,7 @@ def _here(arm: ArmSpec, panel: PanelSpec, resolver: RunResolver) -> ArmSpec:
 
 
 def _lengths(panel: PanelSpec, resolver: RunResolver, roles: list[str]) -> list[str]:
-    """The baseline's tokens a parameter; those of an arm with more vectors are a hundredth fewer."""
+    """Return the baseline's tokens per parameter; arms with more vectors have 1% fewer."""
     (baseline,) = (arm for arm in panel.arms.values() if arm.baseline)
     return [f"{resolver.resolve(panel, baseline, role).tokens_per_param:.3g} tokens a parameter" for role in roles]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # torch with it, and a report needs none
     from lightning_sv.experiments.run_spec import RunSpec
 
 
-#: a run that is to be had: what is trained, on which seed
+#: a requested run: its specification and its seed
 RunRequest = tuple["RunSpec", int]
 
 
@@ -85,7 +85,7 @@ class Series:
 
     Attributes:
         arms: labels of the arms at its points
-        values: of a scaling panel: activated parameters of the sizes; of one of lengths: tokens a parameter
+        values: of a scaling panel: activated parameters of the sizes; of a panel of lengths: tokens per parameter
         sizes: what they are called
         points: of a grid: the values of its axes
     """

@@ -1,4 +1,4 @@
-"""The shared runs of one budget: where they lie, which are missing, which diverged; training what is missing.
+"""The shared runs of one budget: their directories, which are missing or diverged; train the missing ones.
 
     out/  runs/<model>-<strategy>-seed<n>-<hash>/ ...  slurm.sh      the runs are shared by all figures
 

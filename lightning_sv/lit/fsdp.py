@@ -175,7 +175,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
             partial_of(path).mkdir(parents=True)
             torch.save(checkpoint | {GROUPS: [each["param_groups"] for each in optimizers]}, partial_of(path) / META)
         self.barrier()
-        if self._write_group is None:  # of the thread alone; NCCL cannot send what is in host memory
+        if self._write_group is None:  # used by the writing thread only, because NCCL cannot send host memory
             self._write_group = distributed.new_group(backend="gloo")
         future: Any = async_save(tensors, checkpoint_id=str(partial_of(path)), process_group=self._write_group)
         self._write = path, future
@@ -199,7 +199,7 @@ class FullyShardedStrategy(ModelParallelStrategy):
             code, why = (errno.EIO, repr(error)) if cause is None else (cause.errno or errno.EIO, cause.strerror)
             raise OSError(code, f"could not write {path} ({why}); earlier checkpoints are unchanged") from error
         if self.is_global_zero:
-            remove(path)  # of a branch of this run that was abandoned
+            remove(path)  # left by an abandoned branch of this run
             partial_of(path).replace(path)
         return path
 

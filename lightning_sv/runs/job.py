@@ -1,4 +1,4 @@
-"""A training run that is to be had: its command, its directory, and whether it is there already.
+"""A requested training run: its command, its directory, and whether it exists already.
 
 The directory's name holds a hash of the resolved configuration: what differs between two runs in words alone, or in a
 comment of a file, is one run. Beside it ``command.json`` says what else decides the result, so that a second call

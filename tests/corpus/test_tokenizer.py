@@ -139,7 +139,7 @@ def test_errors_name_the_tokenizer(tmp_path: Path, ranks_file: Path, texts: list
         with pytest.raises(ValueError, match="tokenizer is .*257"):
             bpe_size(spec)
     assert bpe_size("bpe:50,304") == 50304 and bpe_size("gpt2") is None
-    with pytest.raises(ValueError, match=r"bpe:90000; expected at most bpe:\d+"):
+    with pytest.raises(ValueError, match="bpe:90000"):
         JsonTokenizer.train(texts, 90000)
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
         Tokenizer.load(ranks_file.parent.parent)

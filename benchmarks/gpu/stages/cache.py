@@ -20,7 +20,7 @@ def set_place(folder: Path) -> None:
 
 
 def load(archive: Path) -> str:
-    """Unpack a saved cache where the compiler reads it; return what was done."""
+    """Unpack a saved cache into the compiler's folder; return a description."""
     place = Path(os.environ[VARIABLE])
     if place.exists():
         return "the machine's own compile cache is used"

@@ -42,11 +42,11 @@ class Estimate(NamedTuple):
     """What a claim is about, as the runs of a panel have it.
 
     Attributes:
-        part: what they are of, where it is not what the claim names, e.g. ``the final loss``
+        part: measured quantity, if the claim does not name it, e.g. ``the final loss``
         sides: 2 where the error of the interval is that of both sides together, so that the opposite is no further
             question
         tested: what the claim's test is of, where it is not `d`: logarithms of a ratio
-        finding: what it comes to, where the kind of claim has no test of its own
+        finding: result, if the kind of claim has no separate test
     """
 
     d: PairedDifference

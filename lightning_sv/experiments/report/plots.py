@@ -144,7 +144,7 @@ def _difference_plot(title: str, arms: Sequence[Arm]) -> tuple[list[Plot], list[
         label = f"{arm.name}  {pair.mean[-1]:+.4f}"
         label += "" if len(counts) == 1 else ", one pair" if pair.n == 1 else f", {pair.n} pairs"
         label += ", not resolved" if pair.low[-1] * pair.high[-1] <= 0 else ""  # NaN for one pair
-        if len(pair.tokens) == 1:  # a bar, the next arm's beside it
+        if len(pair.tokens) == 1:  # a bar, next to that of the next arm
             bars = np.stack([pair.mean - pair.low, pair.high - pair.mean]) if pair.n > 1 else None
             axes.errorbar(pair.tokens * (1 - 0.04 * i), pair.mean, bars, fmt="o", color=colour, capsize=4, label=label)
             continue
@@ -293,7 +293,7 @@ def _gap_plot(panel: Panel, fits: dict[str, Scaling]) -> Plot:
 
 
 def length_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
-    """Difference to the baseline against tokens a parameter, each point a training of its own."""
+    """Difference to the baseline against tokens per parameter; each point is a separate training."""
     base, *others = all_series = baseline_first(panel.series)
     axes = new_figure(panels=1).subplots()
     for i, (series, (colour, style)) in enumerate(zip(others, looks_of(all_series)[1:], strict=True)):
@@ -302,7 +302,7 @@ def length_plots(panel: Panel) -> tuple[list[Plot], list[str]]:
         label = f"{series.name}  {means[-1]:+.3f} at {base.values[-1]:.0f}"
         axes.errorbar(along, means, yerr=half, fmt="o", linestyle=style, color=colour, capsize=3, label=label)
     _set_log_axis(axes, base.values, lambda x: f"{x:.0f}")
-    axes.set(xlabel="training tokens a parameter", title=f"The difference by length of training\n{panel.title}")
+    axes.set(xlabel="training tokens per parameter", title=f"The difference by length of training\n{panel.title}")
     return [_gap_picture("lengths", panel, base, axes)], []
 
 
@@ -314,7 +314,7 @@ def _gaps(panel: Panel, series: Series, base: Series) -> tuple[list[float], list
 
 
 def _gap_picture(name: str, panel: Panel, base: Series, axes: Axes, more: str = "") -> Plot:
-    axes.axhline(0, color=GREY, linewidth=1, zorder=1)  # behind what is drawn
+    axes.axhline(0, color=GREY, linewidth=1, zorder=1)  # behind the curves
     axes.set_ylabel(f"difference to {base.label}, nats per token")
     n = len(panel.losses(base)[0])
     legend = f"95% interval of {n} pairs{more}" if n > 1 else "one pair: no interval"

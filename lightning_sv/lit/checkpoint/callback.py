@@ -71,7 +71,7 @@ def name_also(checkpoint: Path, name: Path) -> None:
     """Give a complete checkpoint a second name, in one step: a hard link of a file, a symbolic link to a folder.
 
     Raises:
-        OSError: the disk has no links, and no room for a copy either; what `name` was before is untouched
+        OSError: the disk has no links, and no room for a copy either; `name` is unchanged
     """
     name.parent.mkdir(parents=True, exist_ok=True)
     if checkpoint.is_dir():
@@ -174,7 +174,7 @@ class LastCheckpoint(Checkpoint):
         self._started = True
         if self.path is not None and trainer.is_global_zero:
             for partial in self.path.parent.glob(partial_of(self.path.with_name("*.ckpt")).name):
-                remove(partial)  # of a process that was killed while it wrote
+                remove(partial)  # left by a process that was killed while writing
             if self._lowest_at == trainer.global_step and trainer.ckpt_path is not None:
                 name_also(Path(trainer.ckpt_path), self._best_path)  # or before it was named
         self._resumed = trainer.global_step
@@ -248,7 +248,7 @@ class LastCheckpoint(Checkpoint):
         written = trainer.strategy.finish_write(wait=wait)  # type: ignore[attr-defined]
         if written is not None and trainer.is_global_zero:
             assert self.path is not None
-            name_also(written, self.path)  # before the one that it was is removed
+            name_also(written, self.path)  # before the previous one is removed
             self._remove_abandoned(but=int(written.stem[5:]))
             self._name_also(int(written.stem[5:]))
 
