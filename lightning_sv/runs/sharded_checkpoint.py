@@ -92,7 +92,7 @@ def read_sharded(path: str | Path, *, tensors: bool) -> dict[str, Any]:
     folder = Path(path)
     try:
         index = _read_index(folder)
-        checkpoint: dict[str, Any] = torch.load(folder / META, map_location="cpu", weights_only=True)
+        checkpoint: dict[str, Any] = torch.load(folder / META, map_location="cpu", weights_only=True, mmap=True)
         groups = checkpoint.pop(GROUPS)
         device = "cpu" if tensors else "meta"
         flat = {

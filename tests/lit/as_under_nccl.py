@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -33,8 +32,8 @@ class _AsNccl:
 
 
 def mapped_load(file: Any, *given: Any, **more: Any) -> Any:
-    """Read a checkpoint as torch does, which no rank may take into its memory."""
-    assert more.get("mmap") or isinstance(file, BytesIO), file
+    """Map checkpoint files, which no rank may copy to memory; DCP reads parts of open files."""
+    assert more.get("mmap") or not isinstance(file, str | Path), file
     return load(file, *given, **more)
 
 

@@ -44,6 +44,7 @@ KEPT = "moe"
 MOVED = "muon"
 #: the strategies that are shipped, on a CPU
 STRATEGIES = {"ddp": Path("conf/trainer/ddp.yaml"), "fsdp": Path("conf/trainer/fsdp.yaml")}
+SHARDED = ["--trainer.strategy.init_args.save_distributed_checkpoint", "true"]
 CPU = ["--trainer.accelerator", "cpu", "--trainer.precision", "32-true", "--model.compile", "none"]
 
 

@@ -13,7 +13,7 @@ from lightning_sv.runs.events import Run, read_run
 from tests.conftest import write_run_args
 from tests.launch import launch
 from tests.lit.runs import LAST, leaving
-from tests.lit.several_processes import MODELS, MOVED, STEPS, STOP_AT, STRATEGIES, arguments, fixed_choice
+from tests.lit.several_processes import MODELS, MOVED, SHARDED, STEPS, STOP_AT, STRATEGIES, arguments, fixed_choice
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +77,12 @@ def assert_same_run(one: Run, two: Run, *, after: int = 0, loss: float = 1e-5, o
             assert two.curve(tag).values[there] == pytest.approx(values, rel=close, abs=close), (two.dir, tag)
 
 
-@pytest.mark.parametrize(("strategy", "ranks"), [("fsdp", 1), ("ddp", 2)])
-def test_validates_as_under_nccl(strategy: str, ranks: int, args: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("strategy", "ranks", "more"), [("fsdp", 1, []), ("fsdp", 1, SHARDED), ("ddp", 2, [])])
+def test_validates_as_under_nccl(strategy: str, ranks: int, more: list[str], args: list[str], tmp_path: Path) -> None:
     """At the end of a fit, resumed at its last step, and by `validate`: the losses are those of one process."""
     args = [*args, "--trainer.max_steps", "3"]
     assert main(["fit", *args, "--run_dir", str(tmp_path / "alone")]) == 0
-    words = [str(tmp_path / "run"), strategy, *args]
+    words = [str(tmp_path / "run"), strategy, *args, *more]
     ended = launch("tests.lit.as_under_nccl", *words, logs=tmp_path, seconds=300, ranks=ranks)
     assert ended.fine, ended
     (line,) = [line for line in ended.logs[0].splitlines() if line.startswith('{"val_loss"')]

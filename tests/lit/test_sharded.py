@@ -15,10 +15,8 @@ from lightning_sv.runs.events import read_run
 from lightning_sv.runs.sharded_checkpoint import is_sharded
 from tests.conftest import write_run_args
 from tests.launch import launch
-from tests.lit.several_processes import CPU, STEPS, STRATEGIES, arguments
+from tests.lit.several_processes import CPU, SHARDED, STEPS, STRATEGIES, arguments
 from tests.lit.test_several_processes import assert_same_run
-
-SHARDED = ["--trainer.strategy.init_args.save_distributed_checkpoint", "true"]
 
 
 @pytest.fixture(scope="module")
