@@ -17,6 +17,7 @@ from lightning_sv.corpus.encode import encode_documents
 from lightning_sv.corpus.loss import check_sample, check_share, lost_share
 from lightning_sv.corpus.manifest import FILENAME, FORMAT_VERSION, Manifest, SplitInfo, corpus_hash
 from lightning_sv.corpus.progress import phase
+from lightning_sv.corpus.remote import is_remote
 from lightning_sv.corpus.sources.registry import (
     SplitDocuments,
     UniqueDocuments,
@@ -58,6 +59,10 @@ def prepare(config: CorpusConfig, *, progress: bool = True) -> Manifest:
         ConfigError: the text or the tokenizer is not available, there is nothing to split, or `config.dir` has
             other content, or a corpus whose text has changed since
     """
+    if is_remote(config.dir):
+        raise ConfigError(
+            f"dir is {config.dir}; expected a local folder. Prepare the corpus there and copy it to the store."
+        )
     target = Path(config.dir).expanduser().resolve()
     try:
         if (manifest := _existing(config, target)) is not None:

@@ -18,7 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from rich.console import Console
 
 from lightning_sv.atomic import atomic_path, write_atomically
-from lightning_sv.corpus import Tokenizer
+from lightning_sv.corpus import Tokenizer, is_remote
 from lightning_sv.errors import ConfigError, StoppedError, unknown
 from lightning_sv.lit.auto_micro_batch import choose_micro_batch
 from lightning_sv.lit.checkpoint.callback import AtomicCheckpointIO
@@ -237,7 +237,7 @@ class PretrainCLI(LightningCLI):
             from lightning_sv.interop.hf.tokenizer import check_same_tokenizer
 
             check_start(model.meta(), init_from)
-            check_same_tokenizer(Tokenizer.load(data.corpus.dir), Path(init_from))
+            check_same_tokenizer(Tokenizer.load(data.folder), Path(init_from))
             self.model.from_hf = init_from
             said.append(f"starts from the weights of {init_from}, a model of transformers")
         elif init_from is not None:
@@ -276,14 +276,15 @@ class PretrainCLI(LightningCLI):
         if config["ckpt_path"] is None:
             clear_unfinished(self.run_dir)
         (self.run_dir / SUMMARY).unlink(missing_ok=True)  # of fewer steps: the run is not complete any more
-        tokenizer = Tokenizer.load(self.batches.corpus.dir)  # `generate` needs the run alone
+        tokenizer = Tokenizer.load(self.batches.folder)  # `generate` needs the run alone
         with atomic_path(self.run_dir / tokenizer.filename) as file:
             file.write_bytes(tokenizer.to_bytes())
         write_parameters(self.run_dir, self.model)
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             config["run_dir"], config["ckpt_path"], config["extend"] = None, None, False  # of this start alone
-            for key in (key for key in INPUTS if config[key] is not None):  # the run may be resumed from elsewhere
-                config[key] = str(Path(config[key]).absolute())
+            for key in INPUTS:  # the run may be resumed from elsewhere
+                if config[key] is not None and not is_remote(config[key]):
+                    config[key] = str(Path(config[key]).absolute())
             write_atomically(self.run_dir / CONFIG, self.parser.dump(config, skip_none=False))
         for logger in self.trainer.loggers:
             if isinstance(logger, RunLogger):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
 from lightning_sv.callbacks.run_state import settings_of
-from lightning_sv.corpus import CorpusConfig, Manifest, TokenLoader, open_split
+from lightning_sv.corpus import CorpusConfig, Manifest, TokenLoader, local_folder, open_split
 from lightning_sv.errors import ConfigError
 from lightning_sv.settings.data import DataConfig
 
@@ -26,7 +26,7 @@ class TokenDataModule(L.LightningDataModule):
     different number of devices. `test` and `predict` read the validation split.
 
     Args:
-        corpus: folder written by `lightning-sv prepare`, or its `CorpusConfig`
+        corpus: folder written by `lightning-sv prepare`, its address in an object store, or its `CorpusConfig`
         seq_len: number of predicted tokens per sequence
         batch_size: sequences per forward pass on one device
         global_batch: sequences per optimizer step over all devices, for a check; None to use the Trainer's
@@ -38,7 +38,6 @@ class TokenDataModule(L.LightningDataModule):
         batches: corpus, sequence length and batch; `setup` sets the global batch
 
     Raises:
-        ConfigError: a number out of range, or no corpus in the folder
         ConfigError: a number out of range, or no corpus in the folder
     """
 
@@ -54,7 +53,7 @@ class TokenDataModule(L.LightningDataModule):
     ):
         super().__init__()
         if isinstance(corpus, str):
-            corpus = CorpusConfig(dir=corpus, tokenizer=Manifest.load(corpus).tokenizer)
+            corpus = CorpusConfig(dir=corpus, tokenizer=Manifest.load(local_folder(corpus)).tokenizer)
         self.batches = DataConfig(
             corpus, seq_len, global_batch or batch_size, batch_size,
             num_workers=num_workers, val_sequences=val_sequences, seed=seed,
@@ -106,7 +105,7 @@ class TokenDataModule(L.LightningDataModule):
         """Return shuffled sequences; the loader's state_dict is the exact position in the corpus."""
         batches = self.batches
         return TokenLoader(
-            open_split(batches.corpus.dir, "train", seq_len=batches.seq_len),
+            open_split(batches.folder, "train", seq_len=batches.seq_len),
             self._share,
             seed=(torch.initial_seed() if batches.seed is None else batches.seed) % 2**31,
             num_workers=batches.num_workers,
@@ -120,7 +119,7 @@ class TokenDataModule(L.LightningDataModule):
         Batch sizes are equal unless that makes them too small, because the compiler specializes on each.
         """
         settings = self.batches
-        sequences = open_split(settings.corpus.dir, "val", seq_len=settings.seq_len)
+        sequences = open_split(settings.folder, "val", seq_len=settings.seq_len)
         numbers = settings.spread(len(sequences), settings.validation_sequences)
         # Evaluation saves no graph, so larger batches fit.
         size = max(self._share.micro_batch, VALIDATION_TOKENS // settings.seq_len)
@@ -141,6 +140,6 @@ class TokenDataModule(L.LightningDataModule):
     def predict_dataloader(self) -> "DataLoader[Tensor]":
         """Return this device's part of `val_dataloader`, in batches of equal size, as Lightning's indices require."""
         batches = self.batches
-        sequences = open_split(batches.corpus.dir, "val", seq_len=batches.seq_len)
+        sequences = open_split(batches.folder, "val", seq_len=batches.seq_len)
         numbers = batches.spread(len(sequences), batches.validation_sequences)[self._share.rank :: self._share.ranks]
         return DataLoader(Subset(sequences, numbers), batch_size=self._share.micro_batch)

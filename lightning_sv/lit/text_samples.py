@@ -51,7 +51,7 @@ class TextSamples(L.Callback):
         net = model_of(pl_module)
         assert isinstance(net, Backbone)
         start = time.perf_counter()
-        tokenizer = Tokenizer.load(data.corpus.dir)
+        tokenizer = Tokenizer.load(data.folder)
         compiled = settings.compile != "none"
         # Compiling for other lengths would take long, and might recompile the training step.
         with torch.compiler.set_stance("force_eager") if compiled else nullcontext():

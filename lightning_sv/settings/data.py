@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lightning_sv.corpus import CorpusConfig, Manifest, RankShare, check_corpus, open_split
+from lightning_sv.corpus import CorpusConfig, Manifest, RankShare, check_corpus, local_folder, open_split
 from lightning_sv.corpus.sources.registry import changed_text, listed
 from lightning_sv.errors import ConfigError
 
@@ -64,9 +64,14 @@ class DataConfig:
         return self.global_batch * self.seq_len
 
     @cached_property
+    def folder(self) -> Path:
+        """Folder of the corpus on this machine; reading it downloads a corpus in an object store."""
+        return local_folder(self.corpus.dir)
+
+    @cached_property
     def manifest(self) -> Manifest:
         """What `lightning-sv prepare` recorded of the corpus."""
-        return Manifest.load(self.corpus.dir)
+        return Manifest.load(self.folder)
 
     @property
     def eot(self) -> int:
@@ -85,7 +90,7 @@ class DataConfig:
         """
         check_corpus(
             self.manifest,
-            Path(self.corpus.dir),
+            self.folder,
             vocab_size=vocab_size,
             seq_len=self.seq_len,
             tokenizer=self.corpus.tokenizer,
@@ -146,7 +151,7 @@ class DataConfig:
 
     def held_out(self, n_sequences: int) -> Tensor:
         """Sequences (n, seq_len + 1) spread evenly over the validation split: the same in every run, on every rank."""
-        sequences = open_split(self.corpus.dir, "val", seq_len=self.seq_len)
+        sequences = open_split(self.folder, "val", seq_len=self.seq_len)
         return torch.stack([sequences[i] for i in self.spread(len(sequences), n_sequences)])
 
     @staticmethod

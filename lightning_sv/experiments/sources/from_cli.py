@@ -132,7 +132,7 @@ def one_budget(arms: Sequence[Asked], shared: Sequence[str]) -> tuple[list[Asked
         words = [*shared, *to_args(arm.overrides), "--model.scale", arm.scale]
         model, data, trainer = parse_run(words, check_corpus=False)
         check_trainer_keys(trainer)
-        corpus = Path(data.corpus.dir).resolve()
+        corpus = data.folder.resolve()
         data.check(model.backbone.vocab_size, checksums=corpus not in hashed)  # once: at real sizes it takes minutes
         hashed.add(corpus)
         devices, nodes = trainer["devices"], trainer["num_nodes"]
