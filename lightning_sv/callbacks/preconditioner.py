@@ -17,6 +17,7 @@ from lightning_sv.callbacks.training_monitor import axis, pause_throughput, writ
 from lightning_sv.curvature import column_eigenvalues, gamma_figures, scale_field
 from lightning_sv.errors import ConfigError
 from lightning_sv.optim import full_tensor
+from lightning_sv.scale.vector import ExponentialScale, OriginalSpaceScale
 
 #: Number of quantiles per side in the histogram of a field.
 _GRID = 64
@@ -26,9 +27,15 @@ def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
     """Return metrics of the scale vectors of every branch, as scalar tensors keyed 'layer0/q_proj/drift_in'.
 
     field_spread, field_log_std: max / min of |u_i v_j| and the standard deviation of its log (`scale_field`).
-    Per side, in for gamma_in and out for gamma_out: drift, dead, negative (`gamma_figures`); beta, if
-    there is one; eig_low and eig_high, the extreme eigenvalues of gamma_j^2 I + w_j w_j^T over all columns j
-    (paper, Section 2.1), over rows on the output side. Each side is evaluated alone, in closed form: the joint
+    Per side, in for gamma_in and out for gamma_out (with rows for columns on the output side):
+
+    - drift, dead, negative: `gamma_figures`; beta, if there is one
+    - p_radial, p_tangent: `parameterization_preconditioner`, for `or` and `er`
+    - imbalance: mean over columns j of |gamma_j^2 - ||w_j||^2| / (gamma_j^2 + ||w_j||^2), where w_j has the columns of
+      all branches that share gamma; by the paper (Section 2.2) weight decay of both keeps it small
+    - eig_low, eig_high: the extreme eigenvalues of gamma_j^2 I + w_j w_j^T over all columns j (paper, Section 2.1)
+
+    Each side is evaluated alone, in closed form: the joint
     preconditioner of both sides needs Lanczos on vectors of W's size (`curvature.eigenvalue_range`), which is too
     slow for every branch. Means over experts; 'mean/...' over layers. Norms without branches have an output side
     only. A collective if weights are sharded.
@@ -45,7 +52,53 @@ def preconditioner_figures(model: nn.Module) -> dict[str, Tensor]:
                     out[f"{where}/{key}_{side}"] = _mean([getattr(figure, key) for figure in figures])
                 if (beta := _beta(sides[side])) is not None:
                     out[f"{where}/beta_{side}"] = full_tensor(beta).mean().double().cpu()
+                for key, value in parameterization_preconditioner(sides[side]).items():
+                    out[f"{where}/{key}_{side}"] = value.mean().double().cpu()
+        out |= _imbalances(model)
     return out | means_over_layers(out)
+
+
+def parameterization_preconditioner(vector: Any) -> dict[str, Tensor]:
+    """Return the eigenvalues of P = J J^T, J = d gamma / d (alpha, beta): along gamma, and the mean orthogonal to it.
+
+    The flow of gamma is -P dL/dgamma (paper, Section 3.3); P is 1 without `or` and `er`, for which the result is empty.
+    With g = gamma / ||gamma||: p_radial = g^T P g and p_tangent = (tr P - p_radial) / (d - 1).
+    `or`: d and beta^2 d / ||alpha||^2. `er`: P = gamma gamma^T + D (I - 1 1^T / d) D with D = diag(gamma).
+
+    Args:
+        vector: a `ScaleVector`; of other functions nothing is known
+
+    Returns:
+        'p_radial' and 'p_tangent', each of shape (*batch_dims, 1).
+    """
+    if isinstance(vector, OriginalSpaceScale):
+        alpha, beta = full_tensor(vector.alpha).detach(), full_tensor(vector.beta).detach()
+        tangent = beta.square() / alpha.square().mean(-1, keepdim=True)
+        return {"p_radial": torch.full_like(tangent, vector.d), "p_tangent": tangent}
+    if isinstance(vector, ExponentialScale):
+        square = full_tensor(vector()).detach().square()
+        length = square.sum(-1, keepdim=True)
+        radial = length + square.square().sum(-1, keepdim=True) / length - length / vector.d
+        trace = length * (2 - 1 / vector.d)
+        return {"p_radial": radial, "p_tangent": (trace - radial) / max(vector.d - 1, 1)}
+    return {}
+
+
+def _imbalances(model: nn.Module) -> dict[str, Tensor]:
+    """Return the imbalance of every side of every branch; branches that share a vector share its value."""
+    sharing: dict[tuple[int, str], list[ScaledBranch]] = {}
+    for branch in _scaled(model):
+        if branch.weight is not None:
+            for side, vector in branch.vectors.items():
+                sharing.setdefault((id(vector), side), []).append(branch)
+    out: dict[str, Tensor] = {}
+    for (_, side), branches in sharing.items():
+        axis_of_sum = -2 if side == "in" else -1
+        lengths = sum(full_tensor(b.weight).square().sum(axis_of_sum) for b in branches if b.weight is not None)
+        square = branches[0].gammas()[side].square()
+        value = ((square - lengths).abs() / (square + lengths)).mean().double().cpu()
+        out |= {f"{branch.name}/imbalance_{side}": value for branch in branches}
+    return out
 
 
 def beta_gradients(model: nn.Module) -> dict[str, Tensor]:
@@ -130,8 +183,9 @@ class Preconditioner(L.Callback):
                 continue
             for side, vector in sides.items():
                 has_beta = _beta(vector) is not None
-                for figure in ("drift", "beta", "eig_low", "eig_high"):
-                    has = has_beta if figure == "beta" else weight is not None or figure == "drift"
+                for figure in ("drift", "beta", "p_radial", "p_tangent", "imbalance", "eig_low", "eig_high"):
+                    of_beta = figure in ("beta", "p_radial", "p_tangent")
+                    has = has_beta if of_beta else weight is not None or figure == "drift"
                     if has:
                         tags.setdefault((page, f"{figure}, {side}"), []).append(f"mean/{name}/{figure}_{side}")
                 if has_beta:

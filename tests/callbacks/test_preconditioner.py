@@ -7,8 +7,9 @@ import torch
 
 from lightning_sv import Backbone, BackboneConfig
 from lightning_sv.callbacks import Preconditioner, preconditioner_figures
-from lightning_sv.callbacks.preconditioner import beta_gradients
+from lightning_sv.callbacks.preconditioner import beta_gradients, parameterization_preconditioner
 from lightning_sv.nn import next_token_loss
+from lightning_sv.scale.vector import ExponentialScale, OriginalSpaceScale, ScaleVector
 from tests.conftest import GEMMA, MOE, perturbed
 
 
@@ -72,6 +73,32 @@ def test_dead_and_negative_entries_experts_and_norms_without_branches(config: Ba
     assert figures["layer1/expert_up_proj/field_spread"].item() == pytest.approx(sum(spreads) / 6, rel=1e-4)
     assert figures["mean/q_norm/negative_out"] == 4 / 16 / 2
     assert preconditioner_figures(Backbone(config, "nop")) == {}
+
+
+@pytest.mark.parametrize("cls", [OriginalSpaceScale, ExponentialScale])
+def test_parameterization_preconditioner_equals_the_jacobian(cls: type[ScaleVector]) -> None:
+    vector = cls(7, "input").double()
+    with torch.no_grad():
+        vector.set_gamma(torch.rand(7, dtype=torch.float64) + 0.5)
+        vector.alpha.mul_(1.7)
+    values = dict(vector.named_parameters())
+    jacobians = torch.func.jacrev(lambda v: torch.func.functional_call(vector, v, ()))(values)
+    j = torch.cat([jacobians["alpha"], jacobians["beta"]], -1)
+    p, g = j @ j.T, torch.nn.functional.normalize(vector().detach(), dim=0)
+    figures = parameterization_preconditioner(vector)
+    assert figures["p_radial"].item() == pytest.approx((g @ p @ g).item(), rel=1e-12)
+    assert figures["p_tangent"].item() == pytest.approx(((p.trace() - g @ p @ g) / 6).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("text", ["llama", "hg+dp"])
+def test_imbalance_is_of_gamma_against_all_matrices_that_share_it(text: str, config: BackboneConfig) -> None:
+    model = perturbed(Backbone(config, text))
+    group = model.layers[0].attn.qkv
+    names = ["q_proj", "k_proj", "v_proj"] if text == "llama" else ["k_proj"]
+    gamma = group.gammas("k_proj")[0].detach().square()
+    lengths = sum(getattr(group, name).weight.detach().square().sum(0) for name in names)
+    expected = ((gamma - lengths).abs() / (gamma + lengths)).mean().item()
+    assert preconditioner_figures(model)["layer0/k_proj/imbalance_in"].item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_gradient_of_the_input_beta_vanishes_under_dnp_alone(config: BackboneConfig) -> None:
