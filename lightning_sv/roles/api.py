@@ -9,10 +9,13 @@ from typing import Any
 from torch import nn
 
 from lightning_sv.errors import ConfigError
-from lightning_sv.roles.classify import Classifier
+from lightning_sv.roles.classify import Use, first_rule, uses_of_parameters
+from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers, head_width
+from lightning_sv.roles.dataflow import Dataflow, value_at
 from lightning_sv.roles.example_inputs import example_of
-from lightning_sv.roles.trace import place
-from lightning_sv.roles.types import MODEL_ROLES, ModelParameter, ModelRole, Roles
+from lightning_sv.roles.trace import PARAM, Node, place, trace
+from lightning_sv.roles.types import MODEL_ROLES, WEIGHTS, ModelParameter, ModelRole, Roles
+from lightning_sv.scale import ExponentialScale, OffsetScale, ScaledLinear, ScaleVector
 
 
 def weight_decay_roles(model: nn.Module, example: Any = None, known: Mapping[str, ModelRole] | None = None) -> Roles:
@@ -29,70 +32,175 @@ def weight_decay_roles(model: nn.Module, example: Any = None, known: Mapping[str
         ConfigError: the pass failed, it is unknown whether an operation is linear, or no token reached a parameter and
             its siblings (names that differ only in numbers) disagree; the message names it
     """
-    return traced_roles(model, example, known, every=True)[1]
+    return TracedModel(model, example, known, every=True).roles
 
 
-def traced_roles(
-    model: nn.Module, example: Any = None, known: Mapping[str, ModelRole] | None = None, *, every: bool = False
-) -> tuple[Classifier, Roles]:
-    """Return the trace and the roles of `weight_decay_roles`.
+class TracedModel:
+    """Roles of a model, with the uses of its parameters in one traced pass.
 
-    Unless `every` is True, vectors that the pass does not use, such as mask tokens, have the role 'other'.
+    Args:
+        model: any module
+        example: as in `weight_decay_roles`
+        known: roles by name, which take precedence over the trace
+        every: if False, vectors that the pass does not use, such as mask tokens, have the role 'other'
+
+    Attributes:
+        inputs: (args, kwargs) of the pass
+        uses: parameter -> one or more roles
+        scaled: scale vector -> (scaled value, the factor)
+        products: matrix -> (product, operand, name of its argument)
+        roles: the result
 
     Raises:
         ConfigError: as `weight_decay_roles`
     """
-    args, kwargs = example_of(model, example)
-    known = dict(known or {})
-    named = dict(model.named_parameters())
-    for name, role in known.items():
-        if name not in named or role not in MODEL_ROLES:
-            reason = (
-                f"the role is {role!r}; expected one of {' '.join(MODEL_ROLES)}"
-                if name in named
-                else "no such parameter"
-            )
-            raise ConfigError(f"known[{name!r}]: {reason}.")
-    classifier = Classifier(model, args, kwargs, known)
-    parameters = classifier.parameters()
-    _complete(parameters, named, every=every)
-    return classifier, Roles(tuple(parameters[name] for name in named))
 
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Any = None,
+        known: Mapping[str, ModelRole] | None = None,
+        *,
+        every: bool = False,
+    ):
+        self.inputs, self.known, self.named = example_of(model, example), known or {}, dict(model.named_parameters())
+        for name, role in self.known.items():
+            if name not in self.named:
+                raise ConfigError(f"known[{name!r}]: no such parameter.")
+            if role not in MODEL_ROLES:
+                expected = " ".join(MODEL_ROLES)
+                raise ConfigError(f"known[{name!r}]: the role is {role!r}; expected one of {expected}.")
+        self.model, self.flow = model, Dataflow(trace(model, *self.inputs))
+        self.uses: dict[str, set[ModelRole]] = defaultdict(set)
+        self.scaled: dict[str, list[tuple[Node, Node]]] = defaultdict(list)
+        self.products: dict[str, list[tuple[Node, Node, str]]] = defaultdict(list)
+        self._declared = _declared_roles(model) | {name: (role, None) for name, role in self.known.items()}
+        self._scales_matrix: set[str] = set()
+        self._consumers: dict[str, list[Consumer]] = {}
+        for use in uses_of_parameters(self.flow):
+            self._note(use)
+        found = {name: row for name in self.named if (row := self._parameter(name)) is not None}
+        self.roles = Roles(self._completed(found, every=every))
 
-def _complete(found: dict[str, ModelParameter], named: Mapping[str, nn.Parameter], *, every: bool) -> None:
-    """Assign the role of their siblings to parameters without tokens."""
-    siblings: dict[str, list[ModelParameter]] = defaultdict(list)
-    for row in found.values():
-        siblings[family(row.name)].append(row)
-    agreed = {
-        name: rows[0] for name, rows in siblings.items() if len({(r.role, r.redundant, r.decays_to) for r in rows}) == 1
-    }
-    for name, parameter in named.items():
-        if name in found:
-            continue
-        if (like := agreed.get(family(name))) is not None:
-            found[name] = replace(like, name=name, shape=tuple(parameter.shape), trained=parameter.requires_grad)
-        elif not parameter.requires_grad:
-            found[name] = ModelParameter(name, tuple(parameter.shape), "other", trained=False)
-        elif (twin := _twin(name, named)) is not None:
-            raise ConfigError(
-                f"parameter {name} shares its storage with {twin} but is a different parameter, so an optimizer would "
-                f"update the same values twice; tie the modules with one parameter: {twin} = {name}, without "
-                "nn.Parameter(...) or .data."
-            )
-        elif not every and max(parameter.shape, default=1) == parameter.numel():
-            found[name] = ModelParameter(name, tuple(parameter.shape), "other")
+    def _note(self, use: Use) -> None:
+        names, factors = self.flow.sources[use.value], self.flow.factors.get(use.value, frozenset())
+        rule = first_rule(use)
+        if rule is None:
+            if not all(name in self._declared for name in names):
+                raise ConfigError(
+                    f"parameter {', '.join(sorted(names))} is combined with activations in {use.node.op!r}, an unknown "
+                    "operation; trace a plain model (no quantization, no fused kernel), or give its role in `known`."
+                )
+        elif rule.role == "scale vector":
+            for name in names | factors:
+                self.scaled[name] += [(scaled, use.value) for scaled in use.scaled]
+        elif rule.role is not None:
+            for name in names:
+                self.uses[name].add(rule.role)
+                if use.part == "operand" and use.node.kind != PARAM:
+                    self.products[name].append((use.node, use.value, use.argument))
+            for name in factors:  # a factor of a matrix is a multiplier
+                self.uses[name].add("multiplier" if rule.role in WEIGHTS else rule.role)
+            if rule.role in WEIGHTS:
+                self._scales_matrix |= factors
+
+    def consumers_of(self, name: str) -> list[Consumer]:
+        """Return the consumers of the values that a scale vector scales, without passing gates.
+
+        Raises:
+            UnknownConsumerError: it is unknown whether an operation is linear
+        """
+        if name not in self._consumers:
+            self._consumers[name] = list(consumers(self.scaled.get(name, ()), name, through_gates=False))
+        return self._consumers[name]
+
+    def _parameter(self, name: str) -> ModelParameter | None:
+        roles, scaled = set(self.uses.get(name, ())), self.scaled.get(name)
+        decays_to = value_at(scaled[-1][1], 0.0) if scaled else None
+        if name in self._declared:
+            role, declared = self._declared[name]
+            decays_to = decays_to if declared is None else declared
         else:
-            raise ConfigError(
-                f"parameter {name} is not used in the traced forward pass, and its siblings have no common role; "
-                f"pass an example that reaches it, freeze it (requires_grad=False), or give its role in "
-                f"known={{{name!r}: ...}}."
-            )
+            if scaled:  # the paper's Input-Norm: only matrices read it
+                ends = self.consumers_of(name)
+                roles.add("input" if ends and all(end.matrix is not None for end in ends) else "output")
+            if not roles:
+                return None
+            role = next(role for role in MODEL_ROLES if role in roles)
+        redundant: bool | None = None
+        if role not in ("input", "output"):
+            decays_to = None
+        elif scaled or name in self._scales_matrix:
+            redundant = not scaled or self._folds(name)
+        axis, width = self._geometry(name) if role in WEIGHTS else (None, None)
+        parameter = self.named[name]
+        return ModelParameter(
+            name, tuple(parameter.shape), role, redundant, decays_to, axis, width, parameter.requires_grad
+        )
+
+    def _folds(self, name: str) -> bool:
+        """Return True if matrices can absorb the vector at every end of its values, and nothing else reads them."""
+        try:
+            ends = list(consumers(self.scaled[name], name, through_gates=True))
+        except UnknownConsumerError:  # behind a gate, which roles do not pass
+            return False
+        operands = [end.matrix for end in ends if end.matrix is not None]
+        if not all(self.flow.is_linear(operand) for operand in operands):
+            return False
+        matrices = {source for operand in operands for source in self.flow.sources[operand]}
+        products = {product for matrix in matrices for product, _, _ in self.products[matrix]}
+        tied = any("embedding" in self.uses[matrix] for matrix in matrices)
+        return bool(ends) and not tied and all(e.along_channels for e in ends) and products == {e.node for e in ends}
+
+    def _geometry(self, name: str) -> tuple[int | None, int | None]:
+        """Return the axis of a matrix's contractions and the width of its heads; None if ambiguous."""
+        uses = self.products.get(name, ())
+        axes = {self.flow.contracted_axis(operand, product, argument) for product, operand, argument in uses}
+        widths = {head_width(product) for product, _, _ in uses}
+        return (axes.pop() if len(axes) == 1 else None, widths.pop() if len(widths) == 1 else None)
+
+    def _completed(self, found: Mapping[str, ModelParameter], *, every: bool) -> tuple[ModelParameter, ...]:
+        """Return all parameters; those without tokens get the role of their siblings."""
+        siblings: dict[str, list[ModelParameter]] = defaultdict(list)
+        for row in found.values():
+            siblings[family(row.name)].append(row)
+        rows = []
+        for name, parameter in self.named.items():
+            shape, like = tuple(parameter.shape), siblings[family(name)]
+            if name in found:
+                rows.append(found[name])
+            elif len({(row.role, row.redundant, row.decays_to) for row in like}) == 1:
+                rows.append(replace(like[0], name=name, shape=shape, trained=parameter.requires_grad))
+            elif not parameter.requires_grad:
+                rows.append(ModelParameter(name, shape, "other", trained=False))
+            elif twins := [key for key, p in self.named.items() if key != name and place(p) == place(parameter)]:
+                raise ConfigError(
+                    f"parameter {name} shares its storage with {twins[-1]} but is a different parameter, so an "
+                    "optimizer would update the same values twice; tie the modules with one parameter: "
+                    f"{twins[-1]} = {name}, without nn.Parameter(...) or .data."
+                )
+            elif not every and max(shape, default=1) == parameter.numel():
+                rows.append(ModelParameter(name, shape, "other"))
+            else:
+                raise ConfigError(
+                    f"parameter {name} is not used in the traced forward pass, and its siblings have no common role; "
+                    f"pass an example that reaches it, freeze it (requires_grad=False), or give its role in "
+                    f"known={{{name!r}: ...}}."
+                )
+        return tuple(rows)
 
 
-def _twin(name: str, named: Mapping[str, nn.Parameter]) -> str | None:
-    same = [key for key, other in named.items() if key != name and place(other) == place(named[name])]
-    return same[-1] if same else None
+def _declared_roles(model: nn.Module) -> dict[str, tuple[ModelRole, float | None]]:
+    """Return the declarations of our own modules: parameter -> (role, target of the decay)."""
+    declared: dict[str, tuple[ModelRole, float | None]] = {}
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        if isinstance(module, ScaleVector):
+            to = 1.0 if isinstance(module, (OffsetScale, ExponentialScale)) else 0.0
+            declared |= {prefix + name: (module.role, to) for name, _ in module.named_parameters()}
+        elif isinstance(module, ScaledLinear):
+            declared[f"{prefix}weight"] = (module.role, None)
+    return declared
 
 
 def family(name: str) -> str:

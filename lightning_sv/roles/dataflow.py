@@ -4,14 +4,14 @@ import math
 from collections.abc import Callable
 
 from lightning_sv.roles.channels import contraction, moved
-from lightning_sv.roles.ops import CHOICES_OF_ROWS, COPIES, MULTIPLIED, NORMS, PRODUCTS
+from lightning_sv.roles.ops import CHOICES_OF_ROWS, MULTIPLIED, NORMS, PRODUCTS
 from lightning_sv.roles.trace import CONST, PARAM, Graph, Node, Walk
 
 #: exponent of the input's norm in a statistic: mean square, its root, and the root's inverse
 _SQUARE, _ROOT, _INVERSE = 2, 1, -1
-_KEEP_STATISTIC = COPIES | {"add", "mul", "div", "clamp", "clamp_min", "maximum", "expand"}
-
-
+#: operation -> power to which it raises a statistic
+_POWERS = {"sqrt": 0.5, "rsqrt": -0.5, "square": 2, "reciprocal": -1}
+_KEEP_STATISTIC = {"add", "mul", "div", "clamp", "clamp_min", "maximum", "expand"}
 #: operations on the value of a parameter, and on a value and a number
 _FUNCTIONS: dict[str, Callable[[float], float]] = {
     "exp": math.exp,
@@ -44,7 +44,7 @@ class Dataflow:
         self.normalized: set[Node] = set()
         self.factors: dict[Node, frozenset[str]] = {}
         self.tables: set[Node] = set()
-        self.statistics: dict[Node, tuple[Node, int]] = {}
+        self.statistics: dict[Node, tuple[Node, float]] = {}
         for node in graph.nodes:
             if node.kind == PARAM:
                 if node.inputs:
@@ -66,21 +66,18 @@ class Dataflow:
         self.sources[node] = frozenset().union(*(self.sources[v] for v in full))
         inherited = [self.factors.get(v, frozenset()) for _, v in operands]
         self.factors[node] = frozenset().union(*inherited, *(self.sources[v] for v in vectors))
-        moves = node.is_view or node.op in COPIES
-        if _chooses_rows(node) or (moves and any(v in self.tables for _, v in operands)):
+        if _chooses_rows(node) or (node.moves and any(v in self.tables for _, v in operands)):
             self.tables.add(node)
 
-    def _statistic(self, node: Node) -> tuple[Node, int] | None:
-        """Return (input, exponent) of a mean square, a root mean square or its inverse."""
+    def _statistic(self, node: Node) -> tuple[Node, float] | None:
+        """Return (input, exponent) of a mean square or a power of it."""
         if not node.inputs:
             return None
         value = node.inputs[0][1]
-        if node.op in ("var", "var_mean"):
-            return (stem(value), _SQUARE) if node.output == 0 else None
-        if node.op in ("std", "std_mean", "linalg_vector_norm", "norm"):
-            if node.output:
-                return None
-            return (stem(value), _ROOT) if float(node.scalars.get("ord", node.scalars.get("p", 2)) or 2) == 2 else None
+        if node.op in ("var", "var_mean", "std", "std_mean", "linalg_vector_norm", "norm"):
+            euclidean = float(node.scalars.get("ord", node.scalars.get("p", 2)) or 2) == 2
+            power = _SQUARE if node.op.startswith("var") else _ROOT
+            return (stem(value), power) if euclidean and not node.output else None
         if node.op in ("mean", "sum"):
             base = _squared(plain(value))
             return None if base is None else (stem(base), _SQUARE)
@@ -88,20 +85,15 @@ class Dataflow:
         if known is None:
             return None
         source, power = known
-        exponent = node.scalars.get("exponent")
-        if node.op in ("sqrt", "rsqrt") or (node.op == "pow" and exponent in (0.5, -0.5)):
-            inverse = node.op == "rsqrt" or exponent == -0.5
-            return (source, _INVERSE if inverse else _ROOT) if power == _SQUARE else None
-        if node.op == "square" or (node.op == "pow" and exponent == 2):
-            return (source, _SQUARE) if power == _ROOT else None
-        if node.op == "reciprocal" or (node.op == "pow" and exponent == -1):
-            return (source, _INVERSE) if power == _ROOT else None
+        exponent = node.scalars.get("exponent") if node.op == "pow" else _POWERS.get(node.op)
+        if isinstance(exponent, (int, float)):
+            return source, power * exponent
         rest = [v for _, v in node.inputs if v not in self.statistics]
         if node.op == "sub" and power == _SQUARE and value in self.statistics and len(rest) == 1:
             mean = _squared(plain(rest[0]))  # E[x^2] - E[x]^2
             mean = None if mean is None else plain(mean)
             return known if mean is not None and _is_mean(mean) and stem(mean.inputs[0][1]) is source else None
-        keeps = node.is_view or node.op in _KEEP_STATISTIC
+        keeps = node.moves or node.op in _KEEP_STATISTIC
         return known if keeps and all(v.kind == CONST for v in rest) else None
 
     def _is_normalized(self, node: Node) -> bool:
@@ -109,7 +101,7 @@ class Dataflow:
             weight = node.argument(NORMS[node.op][1])
             return node.output == 0 and (weight is None or weight.kind != PARAM)
         inputs = [value for _, value in node.inputs]
-        if node.is_view or node.op in COPIES:
+        if node.moves:
             return bool(inputs) and inputs[0] in self.normalized
         if node.op not in ("mul", "div"):
             return False
@@ -148,8 +140,8 @@ class Dataflow:
             others = user.others(value)
             scaled = user.op == "mul" or (user.op == "div" and argument == "self")
             scaled = scaled and len(others) == len(user.inputs) - 1  # not squared
-            factors = scaled and all(other.kind in (CONST, PARAM) for other in others)
-            if user.shape == value.shape and (user.is_view or user.op in COPIES or factors):
+            factors = scaled and user.is_alone(value)
+            if user.shape == value.shape and (user.moves or factors):
                 walk.follow(user)
             elif scaled and self._is_other_half(others[0], user.op, data, of if inverse else None):
                 ends.append(user)
@@ -223,7 +215,7 @@ def _size(node: Node) -> int:
 
 def plain(node: Node) -> Node:
     """Return `node` before views and copies."""
-    while node.inputs and (node.is_view or node.op in COPIES):
+    while node.inputs and node.moves:
         node = node.inputs[0][1]
     return node
 
@@ -270,7 +262,7 @@ def value_at(factor: Node, at: float) -> float | None:
         return at
     learned = [value for _, value in factor.inputs if value.kind == PARAM]
     base = value_at(learned[0], at) if len(learned) == 1 else None
-    if base is None or factor.is_view or factor.op in COPIES:
+    if base is None or factor.moves:
         return -base if base is not None and factor.op == "neg" else base
     if factor.op in _FUNCTIONS:
         return _FUNCTIONS[factor.op](base)

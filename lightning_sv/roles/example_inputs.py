@@ -10,7 +10,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.nn import Backbone
-from lightning_sv.roles.forward import run_method
+from lightning_sv.roles.trace import run_method
 
 TOKENS = 16
 #: samples of a sound: one second at 16 kHz

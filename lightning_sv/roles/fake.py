@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.utils._pytree import MappingKey, tree_leaves_with_path
 
 from lightning_sv.atomic import regular
 from lightning_sv.errors import ConfigError
@@ -119,8 +120,9 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
         ) from error
     if not isinstance(written, dict) or not isinstance(written.get("model_type"), str):
         raise ConfigError(f"{file} has no 'model_type'; expected the config.json of a transformers model.")
-    for key, value in _counts(written):
-        if value > MAX_LAYERS:
+    for steps, value in tree_leaves_with_path(written):  # before transformers creates lists of that length
+        key = [step.key for step in steps if isinstance(step, MappingKey)][-1]
+        if _LAYERS.fullmatch(key) and isinstance(value, (int, float)) and value > MAX_LAYERS:
             raise ConfigError(f"{file}: {key} is {value}; expected at most {MAX_LAYERS}. Correct the configuration.")
     try:
         import transformers
@@ -144,18 +146,6 @@ def model_from_config(path: Path, *, trust_remote_code: bool = False) -> nn.Modu
     except Exception as error:  # model code can raise anything
         why = " ".join(str(error).split())[:300]
         raise ConfigError(f"{file}: the model cannot be built ({type(error).__name__}: {why}).") from error
-
-
-def _counts(written: Any) -> Iterator[tuple[str, float]]:
-    """Yield the settings that count layers, before transformers creates lists of that length."""
-    for key, value in written.items() if isinstance(written, dict) else ():
-        if isinstance(value, (int, float)) and _LAYERS.fullmatch(key):
-            yield key, value
-        elif isinstance(value, dict):
-            yield from _counts(value)
-        elif isinstance(value, list):
-            for item in value:
-                yield from _counts(item if isinstance(item, dict) else {key: item})
 
 
 @contextmanager

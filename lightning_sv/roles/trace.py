@@ -1,4 +1,4 @@
-"""Trace of a forward pass as a graph of torch operations.
+"""Traced forward pass: a graph of torch operations, recorded without a change of the model.
 
 A `TorchDispatchMode` records every operation below autograd: inside autograd functions, compiled or checkpointed
 blocks, in-place writes and loops over data. It runs on real or on fake tensors (`FakeTensorMode`: shapes without
@@ -7,17 +7,21 @@ tensors are the same value if storage, offset, sizes and strides are equal; an i
 new value that depends on the old one.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter, tree_map_only
 
-from lightning_sv.roles.ops import CHOICES_OF_ROWS, LOOKUPS, ROWS_WRITTEN
+from lightning_sv.errors import ConfigError
+from lightning_sv.roles.ops import CHOICES_OF_ROWS, COPIES, LOOKUPS, ROWS_WRITTEN
 
 #: dependence of a value: on neither, parameters, the example, or both
 CONST, PARAM, INPUT, DATA = range(4)
@@ -25,37 +29,30 @@ CONST, PARAM, INPUT, DATA = range(4)
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One tensor of the pass.
+    """One tensor of the pass."""
 
-    Attributes:
-        op: operation that created it, 'mm' or 'namespace::name'; 'parameter', 'input' or 'buffer' for a source
-        inputs: (name of the argument, node) of each input tensor
-        shape: sizes
-        stride: strides
-        scalars: the operation's other arguments, by name
-        output: index among the operation's outputs
-        is_view: True if it shares the storage of its first input
-        kind: CONST, PARAM, INPUT or DATA
-        pointwise: True if torch tags the operation as pointwise
-        order: position in the pass
-        call: the operation itself
-        dtype: dtype of the tensor
-        users: (name of the argument, node) of each tensor created from it
-    """
-
-    op: str
-    inputs: list[tuple[str, "Node"]]
+    op: str  #: operation that created it, 'mm' or 'namespace::name'; 'parameter', 'input' or 'buffer' for a source
+    inputs: list[tuple[str, "Node"]]  #: (name of the argument, node) of each input tensor
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    scalars: dict[str, Any] = field(default_factory=dict)
-    output: int = 0
-    is_view: bool = False
-    kind: int = CONST
-    pointwise: bool = False
-    order: int = 0
-    call: Any = None
     dtype: torch.dtype | None = None
-    users: list[tuple[str, "Node"]] = field(default_factory=list)
+    scalars: dict[str, Any] = field(default_factory=dict)  #: the operation's other arguments, by name
+    output: int = 0  #: index among the operation's outputs
+    is_view: bool = False  #: whether it shares the storage of its first input
+    kind: int = CONST  #: CONST, PARAM, INPUT or DATA
+    order: int = 0  #: position in the pass
+    call: Any = None  #: the operation itself
+    users: list[tuple[str, "Node"]] = field(default_factory=list)  #: (name of the argument, node) created from it
+
+    @property
+    def moves(self) -> bool:
+        """True for a view or a copy: the values of its first input, in another place or precision."""
+        return self.is_view or self.op in COPIES
+
+    @property
+    def pointwise(self) -> bool:
+        """True if torch tags the operation as pointwise."""
+        return self.call is not None and torch.Tag.pointwise in self.call.tags
 
     def argument(self, name: str) -> "Node | None":
         """Return the input tensor of the argument `name`."""
@@ -64,6 +61,10 @@ class Node:
     def others(self, node: "Node") -> list["Node"]:
         """Return the input tensors except `node`."""
         return [other for _, other in self.inputs if other is not node]
+
+    def is_alone(self, node: "Node", known: Collection["Node"] = ()) -> bool:
+        """Return True if the operation combines `node` only with constants, parameters and `known` values."""
+        return all(other.kind in (CONST, PARAM) or other in known for other in self.others(node))
 
 
 class Walk:
@@ -114,8 +115,7 @@ class Tracer(TorchDispatchMode):
 
     def source(self, tensor: Tensor, op: str) -> Node:
         """Return the node of a tensor that exists before the pass."""
-        kind = {"parameter": PARAM, "input": INPUT}.get(op, CONST)
-        node = Node(op, [], tuple(tensor.shape), _strides(tensor), kind=kind, dtype=tensor.dtype)
+        node = _node(tensor, op, [], kind={"parameter": PARAM, "input": INPUT}.get(op, CONST))
         self._put(tensor, node)
         return node
 
@@ -139,30 +139,29 @@ class Tracer(TorchDispatchMode):
         op = _operation(func)
         if not op.recorded:
             return func(*args, **(kwargs or {}))
-        arguments = dict(zip(op.arguments, args, strict=False)) | (kwargs or {})
+        arguments = op.named(args, kwargs)
         tensors = {name: values for name, value in arguments.items() if (values := list(_tensors(value)))}
         inputs = [(name, self.find(t)) for name, values in tensors.items() for t in values]
         written = [(name, t) for name in op.written for t in tensors.get(name, ())]
         before = {_storage(t) for values in tensors.values() for t in values}
         out = run_real(func, args, kwargs or {})
-        scalars = {name: value for name, value in arguments.items() if name not in tensors}
-        kind = _joined(op.name, inputs)
+        common = {
+            "scalars": {name: value for name, value in arguments.items() if name not in tensors},
+            "kind": _joined(op.name, inputs),
+            "call": func,
+        }
 
-        def node(tensor: Tensor, output: int, is_view: bool) -> Node:
-            shape, stride, order = tuple(tensor.shape), _strides(tensor), len(self.nodes)
-            result = Node(
-                op.name, list(inputs), shape, stride, scalars, output, is_view, kind, op.pointwise, order, func
-            )
-            result.dtype = tensor.dtype
+        def node(tensor: Tensor, **position: Any) -> Node:
+            result = _node(tensor, op.name, list(inputs), order=len(self.nodes), **common, **position)
             for name, source in inputs:
                 source.users.append((name, result))
             return result
 
         for i, tensor in enumerate(_tensors(out)):
             if not any(tensor is target for _, target in written):
-                self._put(tensor, node(tensor, i, _storage(tensor) in before))
+                self._put(tensor, node(tensor, output=i, is_view=_storage(tensor) in before))
         for name, tensor in written:
-            self._write(tensor, node(tensor, 0, False), name)
+            self._write(tensor, node(tensor), name)
         return out
 
     def _write(self, tensor: Tensor, node: Node, name: str) -> None:
@@ -207,7 +206,7 @@ class Writes(TorchDispatchMode):
         """Copy the tensors that `func` writes, and run it."""
         op = _operation(func)
         if op.written:
-            arguments = dict(zip(op.arguments, args, strict=False)) | (kwargs or {})
+            arguments = op.named(args, kwargs)
             for tensor in _tensors([arguments.get(name) for name in op.written]):
                 for kept in self._unwritten.pop(_storage(tensor), ()):
                     self._copies.append((kept, kept.clone()))
@@ -220,13 +219,14 @@ class Writes(TorchDispatchMode):
                 tensor.copy_(before)
 
 
-@dataclass(frozen=True)
-class _Operation:
+class _Operation(NamedTuple):
     name: str
     arguments: tuple[str, ...]
     written: tuple[str, ...]
-    pointwise: bool
     recorded: bool
+
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> dict[str, Any]:
+        return dict(zip(self.arguments, args, strict=False)) | (kwargs or {})
 
 
 @cache
@@ -237,9 +237,12 @@ def _operation(func: Any) -> _Operation:
         name.rstrip("_") if namespace == "aten" else func._schema.name,
         tuple(argument.name for argument in arguments),
         tuple(a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write),
-        torch.Tag.pointwise in func.tags,
         namespace != "prim",  # prim operations query a device or a size
     )
+
+
+def _node(tensor: Tensor, op: str, inputs: list[tuple[str, Node]], **attributes: Any) -> Node:
+    return Node(op, inputs, tuple(tensor.shape), _strides(tensor), tensor.dtype, **attributes)
 
 
 def _joined(op: str, inputs: list[tuple[str, Node]]) -> int:
@@ -284,3 +287,119 @@ def _strides(tensor: Tensor) -> tuple[int, ...]:
 def _geometry(tensor: Tensor) -> tuple[Any, ...]:
     strided = tensor.layout == torch.strided
     return (tuple(tensor.shape), _strides(tensor), tensor.storage_offset() if strided else 0, tensor.dtype)
+
+
+@contextmanager
+def tracing_state(model: nn.Module) -> Iterator[None]:
+    """Set eval mode with gradients and without autocast or compiled code; restore everything afterwards."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    before = [(m, m.training, dict(vars(m)), dict(m._buffers)) for m in model.modules()]
+    devices = {"cpu", *(p.device.type for p in model.parameters())} - {"meta"}
+    tensors = (*model.buffers(), *model.parameters())
+    writes = Writes(tensor for tensor in tensors if not isinstance(tensor, FakeTensor))  # fake tensors have no values
+    try:
+        for module, *_ in before:
+            module.training = False
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            for device in sorted(devices):
+                stack.enter_context(torch.autocast(device, enabled=False))
+            stack.callback(writes.undo)
+            stack.enter_context(writes)
+            yield
+    finally:
+        for module, training, attributes, buffers in before:
+            module.training = training
+            _put_back(module, attributes, buffers)
+
+
+def _put_back(module: nn.Module, attributes: Mapping[str, Any], buffers: Mapping[str, Tensor | None]) -> None:
+    """Restore a module's buffers if they were replaced.
+
+    Its attributes are restored too, because some describe the buffers, such as a cache's length. Otherwise they stay:
+    transformers marks with one that it has registered its hooks.
+    """
+    now = dict(module._buffers)
+    if list(now) == list(buffers) and all(now[name] is buffer for name, buffer in buffers.items()):
+        return
+    module._buffers.clear()
+    module._buffers.update(buffers)
+    for name in vars(module).keys() - attributes.keys():
+        del vars(module)[name]
+    vars(module).update(attributes)
+
+
+def run_method(model: nn.Module, method: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run a method of the model under the conditions of a traced pass."""
+    with _conditions(model), Tracer():
+        return method(**kwargs)
+
+
+@contextmanager
+def _conditions(model: nn.Module) -> Iterator[Any]:
+    """Apply `tracing_state` without kernels for whole layers, in the fake mode of the parameters if any."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    fake = next((p.fake_mode for p in model.parameters() if isinstance(p, FakeTensor)), None)
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # logs tracebacks of caught exceptions
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(tracing_state(model))
+            unchanged = {"deterministic": None, "allow_tf32": None, "fp32_precision": None}
+            stack.enter_context(torch.backends.mkldnn.flags(enabled=False, **unchanged))
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+            stack.enter_context(fake or nullcontext())
+            yield fake
+    finally:
+        log.setLevel(level)
+
+
+def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Graph:
+    """Run `model(*args, **kwargs)` once and return its graph.
+
+    The model's mode and buffers and the CPU's random state are restored.
+
+    Raises:
+        ConfigError: the forward pass failed
+    """
+    tracer = Tracer()
+    with _conditions(model) as fake:
+        if fake is not None and not fake.allow_non_fake_inputs:  # a mode not created by fake_model
+            args, kwargs = tree_map_only(
+                Tensor, lambda t: t if hasattr(t, "fake_mode") else fake.from_tensor(t), (args, dict(kwargs))
+            )
+        parameters = {name: tracer.source(p, "parameter") for name, p in model.named_parameters()}
+        for tensor in model.buffers():
+            tracer.source(tensor, "buffer")
+        for tensor in tree_iter((args, kwargs)):
+            if isinstance(tensor, Tensor):
+                tracer.source(tensor, "input")
+        try:
+            with tracer:
+                out = model(*args, **kwargs)
+        except Exception as error:
+            why = " ".join(str(error).split())[:300]
+            raise ConfigError(
+                f"the traced forward pass failed ({type(error).__name__}: {why}); pass an example that the "
+                'model accepts, and trace plain operations: model.set_attn_implementation("sdpa") in transformers, no '
+                "flex_attention, torch.cond or other higher-order operator elsewhere."
+            ) from error
+        outputs = {tracer.find(t) for t in tree_iter(plain_output(out)) if isinstance(t, Tensor)}
+    return Graph(tracer.nodes, parameters, outputs)
+
+
+def plain_output(out: Any) -> Any:
+    """Convert dataclasses and mappings to dicts and lists, recursively, for torch's tree functions."""
+    if isinstance(out, Mapping):
+        return {key: plain_output(value) for key, value in out.items()}
+    if is_dataclass(out) and not isinstance(out, type):
+        return {field.name: plain_output(getattr(out, field.name)) for field in fields(out)}
+    if isinstance(out, (list, tuple)):
+        return [plain_output(value) for value in out]
+    return out

@@ -129,14 +129,10 @@ def name_patterns(wanted: Sequence[str], rest: Sequence[str], kind: Pattern = "r
 
 def _candidates(name: str, kind: Pattern) -> list[str]:
     """Return patterns of `name`, the shortest first; the last is the full name."""
-    parts = name.split(".")
-    out = []
-    for count in range(min(2, len(parts)), len(parts) + 1):
-        tail, full = parts[-count:], count == len(parts)
-        if kind == "regex":
-            text = r"\.".join(r"\d+" if word.isdigit() else re.escape(word) for word in tail)
-            out.append(f"^{text}$" if full else rf"^(.*\.)?{text}$")
-        else:
-            text = ".".join("*" if word.isdigit() else word for word in tail)
-            out.append(text if full else f"*.{text}")
-    return [*out, rf"^{re.escape(name)}$" if kind == "regex" else name]
+    regex = kind == "regex"
+    escape, number, dot = (re.escape, r"\d+", r"\.") if regex else (str, "*", ".")
+    words = [number if word.isdigit() else escape(word) for word in name.split(".")]
+    tails = [dot.join(words[-count:]) for count in range(2, len(words))]
+    if regex:
+        return [*(rf"^(.*\.)?{tail}$" for tail in tails), f"^{dot.join(words)}$", f"^{re.escape(name)}$"]
+    return [*(f"*.{tail}" for tail in tails), dot.join(words), name]

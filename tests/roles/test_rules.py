@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from lightning_sv.roles import weight_decay_roles
 from lightning_sv.roles.classify import RULES, first_rule, uses_of_parameters
 from lightning_sv.roles.dataflow import Dataflow
-from lightning_sv.roles.forward import trace
+from lightning_sv.roles.trace import trace
 
 PAGE = Path(__file__).parent.parent.parent / "docs/roles-architecture.md"
 

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +13,12 @@ from torch.utils._pytree import tree_leaves
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.execute import applied_modules, execute, strategy_chains, uncompiled
-from lightning_sv.interop.apply.plan import Plan, Planner
+from lightning_sv.interop.apply.plan import Plan
 from lightning_sv.interop.apply.sites import find_sites
 from lightning_sv.nn import Backbone
-from lightning_sv.roles.api import traced_roles
-from lightning_sv.roles.classify import Classifier
-from lightning_sv.roles.example_inputs import example_of
-from lightning_sv.roles.forward import plain_output, tracing_state
-from lightning_sv.roles.trace import DATA, PARAM
-from lightning_sv.roles.types import ModelRole, Roles
+from lightning_sv.roles.api import TracedModel
+from lightning_sv.roles.trace import DATA, PARAM, plain_output, tracing_state
+from lightning_sv.roles.types import ModelRole
 from lightning_sv.scale import ScaleOptions, ScaleStrategy, ScaleVector
 
 #: largest relative difference of outputs attributed to rounding
@@ -92,63 +89,62 @@ def apply_strategy(
     parsed = ScaleStrategy.parse(strategy)
     model = uncompiled(model)
     _check(model)
-    args, kwargs = example_of(model, example)
-    untied: AbstractContextManager[list[bool]] = _untied(model) if untie_head else nullcontext([])
-    with untied as keep:
+    with ExitStack() as undo:  # restores the model unless all checks pass
+        if untie_head:
+            _untie(model, undo)
         try:
-            trace, roles = traced_roles(model, example, known)
+            traced = TracedModel(model, example, known)
         except ConfigError:
             _check_numbers(model, [name for name, _ in model.named_parameters()])  # a likely cause
             raise
-        sites = find_sites(model, trace, roles, frozenset(known or ()), bare=True)
+        sites = find_sites(traced, bare=True)
         if not sites:
             raise ConfigError(f"{type(model).__name__} has no norm; expected a model with norms for a strategy.")
         _check_numbers(model, [name for site in sites for name in site.names])
-        plan = Planner(model, parsed, options or ScaleOptions()).make(sites)
+        plan = Plan(model, parsed, options or ScaleOptions(), sites)
         _check_unparametrized(model, plan)
-        before = _outputs(model, args, kwargs)
-        with execute(model, plan) as undo:
-            with _called(plan.outputs) as called:
-                after = _outputs(model, args, kwargs)
-            for path in plan.outputs:
-                if path not in called and f"{path}.weight" in trace.products:
-                    raise ConfigError(
-                        f"dnp normalizes the output of {path}, but this model uses its weight without "
-                        f"calling it. Use dp, or options.placement_at {{{path.rpartition('.')[2]}: dp}}."
-                    )
-            difference, same = _difference(before, after), not plan.outputs
-            if same and not difference <= _rounding(trace):
+        before = _outputs(traced)
+        execute(model, plan, undo)
+        with _called(plan.outputs) as called:
+            after = _outputs(traced)
+        for path in plan.outputs:
+            if path not in called and f"{path}.weight" in traced.products:
                 raise ConfigError(
-                    f"{parsed} would change the outputs of {type(model).__name__} by {difference:.1e}, because a "
-                    "matrix reads its scale vectors in a way that the trace does not show. The model is unchanged."
+                    f"dnp normalizes the output of {path}, but this model uses its weight without "
+                    f"calling it. Use dp, or options.placement_at {{{path.rpartition('.')[2]}: dp}}."
                 )
-            paths = {path for path, module in model.named_modules() if isinstance(module, ScaleVector)}
-            vectors = sorted(path for path in paths if path.rpartition(".")[0] not in paths)  # HeadShared contains one
-            notes = (*plan.notes, *_unreached(trace, roles, known or {}))
-            report = Report(parsed, tuple(vectors), notes, difference, same)
-            if notes:
-                warnings.warn(str(report), stacklevel=2)
-            undo.pop_all()
-        keep.append(True)
+        difference, same = _difference(before, after), not plan.outputs
+        if same and not difference <= _rounding(traced):
+            raise ConfigError(
+                f"{parsed} would change the outputs of {type(model).__name__} by {difference:.1e}, because a "
+                "matrix reads its scale vectors in a way that the trace does not show. The model is unchanged."
+            )
+        paths = {path for path, module in model.named_modules() if isinstance(module, ScaleVector)}
+        vectors = sorted(path for path in paths if path.rpartition(".")[0] not in paths)  # HeadShared contains one
+        notes = (*plan.notes, *_unreached(traced))
+        report = Report(parsed, tuple(vectors), notes, difference, same)
+        if notes:
+            warnings.warn(str(report), stacklevel=2)
+        undo.pop_all()
     return report
 
 
-def _rounding(trace: Classifier) -> float:
+def _rounding(traced: TracedModel) -> float:
     """Return the largest difference attributed to rounding, by the narrowest dtype of the pass."""
-    dtypes = {node.dtype for node in trace.graph.nodes if node.kind in (PARAM, DATA)}
+    dtypes = {node.dtype for node in traced.flow.graph.nodes if node.kind in (PARAM, DATA)}
     return max(_ROUNDING.get(dtype, _ROUNDING_SHORT) for dtype in dtypes if dtype and dtype.is_floating_point)
 
 
-def _unreached(trace: Classifier, roles: Roles, known: Mapping[str, ModelRole]) -> Iterator[tuple[str, str]]:
+def _unreached(traced: TracedModel) -> Iterator[tuple[str, str]]:
     """Yield notes on parameters that the forward pass did not reach."""
     note = "unchanged, because the forward pass did not reach it"
-    for row in roles.parameters:
-        if row.name in trace.uses or row.name in trace.scaled:
+    for row in traced.roles.parameters:
+        if row.name in traced.uses or row.name in traced.scaled:
             continue
-        if row.name in known and row.role in ("matrix", "router", "head"):
+        if row.name in traced.known and row.role in ("matrix", "router", "head"):
             why = "it reads the output of its norm without the scale vectors that moved to other matrices"
             yield row.name, f"{note}: {why}"
-        elif row.role == "other" and row.trained and row.name not in known:
+        elif row.role == "other" and row.trained and row.name not in traced.known:
             yield row.name, note
 
 
@@ -195,28 +191,19 @@ def _check_unparametrized(model: nn.Module, plan: Plan) -> None:
             )
 
 
-@contextmanager
-def _untied(model: nn.Module) -> Iterator[list[bool]]:
-    """Give linear layers tied to an embedding their own copy; undo it if the yielded list stays empty."""
+def _untie(model: nn.Module, undo: ExitStack) -> None:
+    """Give linear layers tied to an embedding their own copy of the table."""
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     tied = [module for module in model.modules() if isinstance(module, nn.Linear) and id(module.weight) in tables]
     if not tied:
         raise ConfigError(f"untie_head: no linear layer of this {type(model).__name__} shares an embedding's table.")
-    config = getattr(model, "config", None)
-    before = [(module, module.weight) for module in tied], getattr(config, "tie_word_embeddings", None)
-    keep: list[bool] = []
-    try:
-        for module in tied:
-            module.weight = nn.Parameter(module.weight.detach().clone(), module.weight.requires_grad)
-        if before[1] is not None:
-            config.tie_word_embeddings = False  # type: ignore[union-attr]
-        yield keep
-    finally:
-        if not keep:
-            for module, weight in before[0]:
-                module.weight = weight
-            if before[1] is not None:
-                config.tie_word_embeddings = before[1]  # type: ignore[union-attr]
+    for module in tied:
+        undo.callback(setattr, module, "weight", module.weight)
+        module.weight = nn.Parameter(module.weight.detach().clone(), module.weight.requires_grad)
+    config: Any = getattr(model, "config", None)
+    if (setting := getattr(config, "tie_word_embeddings", None)) is not None:
+        undo.callback(setattr, config, "tie_word_embeddings", setting)
+        config.tie_word_embeddings = False
 
 
 @contextmanager
@@ -231,12 +218,13 @@ def _called(norms: Mapping[str, nn.Module]) -> Iterator[set[str]]:
             handle.remove()
 
 
-def _outputs(model: nn.Module, args: Any, kwargs: Any) -> list[Tensor]:
+def _outputs(traced: TracedModel) -> list[Tensor]:
     """Return the model's logits in eval mode, or all its outputs if none are called logits.
 
     Raises:
         ConfigError: the model has no floating-point output
     """
+    model, (args, kwargs) = traced.model, traced.inputs
     with tracing_state(model), torch.no_grad():
         out = plain_output(model(*args, **kwargs))
     leaves = tree_leaves(out["logits"] if isinstance(out, dict) and "logits" in out else out)

@@ -1,7 +1,7 @@
 """Execution of a plan, and its end: undoing it, or folding it into the weights."""
 
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -16,56 +16,46 @@ from lightning_sv.interop.groups import unwrapped
 APPLIED = "applied_strategy"
 
 
-class Applied:
-    """State that folding restores.
+class Applied(NamedTuple):
+    """State that folding restores."""
 
-    Attributes:
-        frozen: parameters of the plain model that train again after folding
-        sites: names of the weights and layers with scale vectors
-        handles: handles of the model's hooks
-    """
-
-    def __init__(self, frozen: list[str], sites: frozenset[str], handles: list[Any]):
-        self.frozen, self.sites, self.handles = frozen, sites, handles
+    frozen: list[str]  #: parameters of the plain model that train again after folding
+    sites: frozenset[str]  #: names of the weights and layers with scale vectors
+    handles: list[Any]  #: handles of the model's hooks
 
 
 @torch.no_grad()
-def execute(model: nn.Module, plan: Plan) -> ExitStack:
-    """Execute the plan; closing the returned stack restores the model exactly."""
-    undo = ExitStack()
+def execute(model: nn.Module, plan: Plan, undo: ExitStack) -> None:
+    """Execute the plan; closing `undo` restores the model exactly."""
     named = dict(model.named_parameters())
-    with ExitStack() as failed:
-        failed.enter_context(undo)
-        for name, value in plan.values.items():
-            undo.callback(named[name].data.copy_, named[name].detach().clone())
-            named[name].copy_(value)
-        frozen = [name for name in plan.frozen if named[name].requires_grad]
-        for name in frozen:
-            undo.callback(named[name].requires_grad_, True)
-            named[name].requires_grad_(False)
-        orders: dict[nn.Module, list[str]] = {}
-        for name, parametrization in (plan.weights | plan.gammas).items():
-            path, _, attribute = name.rpartition(".")
-            owner = model.get_submodule(path)
-            order = orders.setdefault(owner, list(owner._parameters))
-            undo.callback(_remove, owner, attribute, order, keep=False)
-            parametrize.register_parametrization(owner, attribute, parametrization)
-            parametrization.order, parametrization.site = order, name
-        for path, norm in plan.outputs.items():
-            layer = model.get_submodule(path)
-            layer.add_module("output_norm", norm)
-            norm.site = path
-            undo.callback(layer.__delattr__, "output_norm")
-            undo.callback(layer.register_forward_hook(output_norm_hook).remove)
-        handles: list[Any] = [model.register_forward_pre_hook(_check_complete)]
-        if changed := [*plan.weights, *plan.gammas]:
-            handles += _guard_state_dict(model, changed[0])
-        for handle in handles:
-            undo.callback(handle.remove)
-        setattr(model, APPLIED, Applied(frozen, frozenset([*changed, *plan.outputs]), handles))
-        undo.callback(model.__delattr__, APPLIED)
-        failed.pop_all()
-    return undo
+    for name, value in plan.values.items():
+        undo.callback(named[name].data.copy_, named[name].detach().clone())
+        named[name].copy_(value)
+    frozen = [name for name in plan.frozen if named[name].requires_grad]
+    for name in frozen:
+        undo.callback(named[name].requires_grad_, True)
+        named[name].requires_grad_(False)
+    orders: dict[nn.Module, list[str]] = {}
+    for name, parametrization in (plan.weights | plan.gammas).items():
+        path, _, attribute = name.rpartition(".")
+        owner = model.get_submodule(path)
+        order = orders.setdefault(owner, list(owner._parameters))
+        undo.callback(_remove, owner, attribute, order, keep=False)
+        parametrize.register_parametrization(owner, attribute, parametrization)
+        parametrization.order, parametrization.site = order, name
+    for path, norm in plan.outputs.items():
+        layer = model.get_submodule(path)
+        layer.add_module("output_norm", norm)
+        norm.site = path
+        undo.callback(layer.__delattr__, "output_norm")
+        undo.callback(layer.register_forward_hook(output_norm_hook).remove)
+    handles: list[Any] = [model.register_forward_pre_hook(_check_complete)]
+    if changed := [*plan.weights, *plan.gammas]:
+        handles += _guard_state_dict(model, changed[0])
+    for handle in handles:
+        undo.callback(handle.remove)
+    setattr(model, APPLIED, Applied(frozen, frozenset([*changed, *plan.outputs]), handles))
+    undo.callback(model.__delattr__, APPLIED)
 
 
 @torch.no_grad()

@@ -1,7 +1,6 @@
 """Plan of a strategy's scale vectors, made before the model is changed."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from itertools import chain, repeat
 
 import torch
@@ -18,9 +17,14 @@ from lightning_sv.scale.vector import HeadShared, Role
 SharedVector = Iterator[ScaleVector | Callable[[], Tensor]]
 
 
-@dataclass
 class Plan:
-    """Planned changes of a model.
+    """Planned changes of a model for a strategy, site by site.
+
+    Args:
+        model: model whose parameters are read
+        strategy: the strategy
+        options: `placement_at`, `role_at` and `share_heads`, by the last part of a matrix's name
+        sites: sites of the model
 
     Attributes:
         weights: matrix -> its parametrization
@@ -29,42 +33,29 @@ class Plan:
         values: parameter -> its new values
         frozen: parameters to freeze
         notes: (name, deviation from the strategy and its reason)
+
+    Raises:
+        ConfigError: the model cannot have this strategy; the message names the parameter
     """
-
-    weights: dict[str, ScaledWeight] = field(default_factory=dict)
-    gammas: dict[str, ScaledGamma] = field(default_factory=dict)
-    outputs: dict[str, OutputNorm] = field(default_factory=dict)
-    values: dict[str, Tensor] = field(default_factory=dict)
-    frozen: set[str] = field(default_factory=set)
-    notes: list[tuple[str, str]] = field(default_factory=list)
-
-
-class Planner:
-    """Plan a strategy, site by site.
-
-    Args:
-        model: model whose parameters are read
-        strategy: the strategy
-        options: `placement_at`, `role_at` and `share_heads`, by the last part of a matrix's name
-    """
-
-    def __init__(self, model: nn.Module, strategy: ScaleStrategy, options: ScaleOptions):
-        self.model, self.strategy, self.options = model, strategy, options
-        self.named = dict(model.named_parameters())
-        self.plan = Plan()
-        self.eps = float(getattr(getattr(model, "config", None), "rms_norm_eps", None) or 1e-5)
 
     @torch.no_grad()
-    def make(self, sites: list[Site]) -> Plan:
-        """Return the plan.
-
-        Raises:
-            ConfigError: the model cannot have this strategy; the message names the parameter
-        """
+    def __init__(self, model: nn.Module, strategy: ScaleStrategy, options: ScaleOptions, sites: list[Site]):
+        self.model, self.strategy, self.options, self.row = model, strategy, options, strategy.placement_row
+        self.named = dict(model.named_parameters())
+        self.eps = float(getattr(getattr(model, "config", None), "rms_norm_eps", None) or 1e-5)
+        self.weights: dict[str, ScaledWeight] = {}
+        self.gammas: dict[str, ScaledGamma] = {}
+        self.outputs: dict[str, OutputNorm] = {}
+        self.values: dict[str, Tensor] = {}
+        self.frozen: set[str] = set()
+        self.notes: list[tuple[str, str]] = []
         self._check_options(sites)
         for site in sites:
-            self._site(site)
-        return self.plan
+            if site.origin not in (0.0, 1.0):
+                self._note(site.vector, "unchanged, because its norm multiplies by neither w nor 1 + w")
+                continue
+            self._note_matrices(site)
+            (self._site if site.vector else self._bare_site)(site)
 
     def _check_options(self, sites: list[Site]) -> None:
         names = {matrix.word for site in sites for matrix in site.matrices}
@@ -86,19 +77,27 @@ class Planner:
                     f"options.{name} is not supported by apply_strategy; it needs a Backbone built with the strategy."
                 )
 
+    def _note_matrices(self, site: Site) -> None:
+        """Note which matrices have no vectors of their own, and why."""
+        lacks = "no vector after it" if site.vector else "no own vector"
+        if self.row.scale_out or (self.row.scale_in and not site.vector):
+            for name in site.tied:
+                self._note(name, f"{lacks}, because it is tied; untie_head=True unties a head")
+            for name in site.unfit:
+                self._note(name, f"{lacks}, because it also reads other values, or is not a plain matrix")
+        for matrix in site.matrices:
+            if matrix.mixed and self.strategy.per_branch:
+                self._note(
+                    matrix.weight, "contains several interleaved matrices that share their vectors: hg is partial"
+                )
+
     def _bare_site(self, site: Site) -> None:
         """Add vectors of ones to the matrices behind a norm without scale vector: one each, or one for all."""
-        if self.strategy.placement_row.scale_in or self.strategy.placement_row.scale_out:
-            for name in site.tied:
-                self._note(name, "no own vector, because it is tied; untie_head=True unties a head")
-            for name in site.unfit:
-                self._note(name, "no own vector, because it also reads other values, or is not a plain matrix")
-        self._note_mixed(site)
-        ones = {
-            matrix: _wide(self.named[matrix.weight]).new_ones(self.named[matrix.weight].shape[matrix.in_axis])
-            for matrix in site.matrices
-            if self._placement(matrix).scale_in
-        }
+        ones: dict[SiteMatrix, Tensor] = {}
+        for matrix in site.matrices:
+            weight = self.named[matrix.weight]
+            if self._placement(matrix).scale_in:
+                ones[matrix] = _wide(weight).new_ones(weight.shape[matrix.in_axis])
         shared: SharedVector | None = None
         if ones and not self.strategy.per_branch:
             weights = sorted((self.named[matrix.weight] for matrix in ones), key=lambda w: not w.requires_grad)
@@ -107,28 +106,11 @@ class Planner:
         for matrix in site.matrices:
             self._branch(matrix, ones.get(matrix), before=matrix in ones, shared=shared)
 
-    def _note_mixed(self, site: Site) -> None:
-        for matrix in site.matrices:
-            if matrix.mixed and self.strategy.per_branch:
-                self._note(
-                    matrix.weight, "contains several interleaved matrices that share their vectors: hg is partial"
-                )
-
     def _site(self, site: Site) -> None:
-        if not site.vector:
-            self._bare_site(site)
-            return
+        """Move the site's vector to its matrices, if the strategy asks for it and they can take it; or keep it."""
         stored = self.named[site.vector]
-        if site.origin not in (0.0, 1.0):
-            self._note(site.vector, "unchanged, because its norm multiplies by neither w nor 1 + w")
-            return
-        for name in site.tied:
-            if self.strategy.placement_row.scale_out:
-                self._note(name, "no vector after it, because it is tied; untie_head=True unties a head")
-        self._note_mixed(site)
-        gamma = _wide(stored) + site.origin
-        row = self.strategy.placement_row
-        moves = self.strategy.per_branch or row.scale_out or not row.scale_in
+        gamma = _wide(stored) + (site.origin or 0.0)
+        moves = self.strategy.per_branch or self.row.scale_out or not self.row.scale_in
         if site.role == "input" and moves and site.stays and not site.matrices and not site.tied:
             self._note(site.vector, f"remains one vector of its norm: {site.stays}")
         has_in = {matrix: self._placement(matrix).scale_in for matrix in site.matrices}
@@ -136,7 +118,7 @@ class Planner:
         if not site.matrices or (all(has_in.values()) and (branches == 1 or not self.strategy.per_branch)):
             self._keep(site, stored, gamma)
         elif not any(has_in.values()) and site.stays:
-            self.plan.frozen.add(site.vector)
+            self.frozen.add(site.vector)
             self._note(site.vector, f"constant, and not folded into the matrices: {site.stays}")
         elif site.stays:
             if not all(has_in.values()):
@@ -160,7 +142,7 @@ class Planner:
 
     def _placement(self, matrix: SiteMatrix) -> Placement:
         token = self.options.placement_at.get(matrix.word)
-        return self.strategy.placement_row if token is None else PLACEMENTS[token]
+        return self.row if token is None else PLACEMENTS[token]
 
     def _keep(self, site: Site, stored: Tensor, gamma: Tensor) -> None:
         """Keep gamma in its norm, in the strategy's parameterization."""
@@ -170,12 +152,12 @@ class Planner:
         if site.matrices and not site.stays and (signs := self._signed(gamma)) is not None:
             gamma = gamma.abs()
             for matrix in site.matrices:
-                self.plan.values[matrix.weight] = self._columns(matrix, signs)
+                self.values[matrix.weight] = self._columns(matrix, signs)
             if site.bias is not None:
-                self.plan.values[site.bias] = self.named[site.bias] * signs
+                self.values[site.bias] = self.named[site.bias] * signs
         role: Role = "input" if site.role == "input" else "output"
-        self.plan.gammas[site.vector] = ScaledGamma(self._vector(site.vector, gamma, role, stored), site.origin or 0.0)
-        self.plan.frozen.add(site.vector)
+        self.gammas[site.vector] = ScaledGamma(self._vector(site.vector, gamma, role, stored), site.origin or 0.0)
+        self.frozen.add(site.vector)
 
     def _signed(self, gamma: Tensor) -> Tensor | None:
         """Return the signs of gamma if the parameterization cannot represent them."""
@@ -189,8 +171,8 @@ class Planner:
 
     def _neutral(self, site: Site, stored: Tensor, gamma: Tensor) -> None:
         """Set the norm's gamma to 1; its bias is divided by gamma, because the vectors behind it multiply it."""
-        self.plan.values[site.vector] = torch.full_like(stored, 1 - (site.origin or 0.0))
-        self.plan.frozen.add(site.vector)
+        self.values[site.vector] = torch.full_like(stored, 1 - (site.origin or 0.0))
+        self.frozen.add(site.vector)
         if site.bias is not None:
             bias = self.named[site.bias]
             if ((gamma == 0) & (bias != 0)).any():
@@ -198,16 +180,10 @@ class Planner:
                     f"{site.vector} has an entry 0 where {site.bias} has none, which vectors behind the norm cannot "
                     "represent. Use a strategy without hg and ap."
                 )
-            self.plan.values[site.bias] = torch.where(gamma == 0, bias, bias / gamma).to(bias.dtype)
+            self.values[site.bias] = torch.where(gamma == 0, bias, bias / gamma).to(bias.dtype)
 
     def _branch(
-        self,
-        matrix: SiteMatrix,
-        gamma: Tensor | None,
-        *,
-        before: bool,
-        norm: str | None = None,
-        shared: SharedVector | None = None,
+        self, matrix: SiteMatrix, gamma: Tensor | None, before: bool, norm: str = "", shared: SharedVector | None = None
     ) -> None:
         """Add vectors to a matrix; `gamma` was removed from its norm, whose parameter is `norm`."""
         placement, weight = self._placement(matrix), self.named[matrix.weight]
@@ -215,9 +191,9 @@ class Planner:
             self._output_norm(matrix, weight)
         after = placement.scale_out and not (placement.norm_out and not matrix.router)
         if gamma is not None and not before:
-            self.plan.values[matrix.weight] = self._columns(matrix, gamma)
+            self.values[matrix.weight] = self._columns(matrix, gamma)
         if gamma is not None and before and (signs := self._signed(gamma)) is not None:
-            self.plan.values[matrix.weight] = self._columns(matrix, signs)
+            self.values[matrix.weight] = self._columns(matrix, signs)
             gamma = gamma.abs()
         before = before and gamma is not None
         source = norm or matrix.weight
@@ -234,14 +210,10 @@ class Planner:
                 wide = gamma.expand(*batch_dims, -1)
                 scale_in = self._vector(source, wide, self._role(matrix, "scale_in", "input"), self.named[source])
             if after:
-                ones = (
-                    gamma.new_ones(*batch_dims, width)
-                    if gamma is not None
-                    else _wide(weight).new_ones(*batch_dims, width)
-                )
+                ones = _wide(weight if gamma is None else gamma).new_ones(*batch_dims, width)
                 scale_out = self._vector(matrix.weight, ones, self._role(matrix, "scale_out", "output"), weight)
             parts.append(ScaledPart(scale_in, scale_out))
-        self.plan.weights[matrix.weight] = ScaledWeight(parts, matrix.parts, matrix.in_axis != weight.ndim - 1)
+        self.weights[matrix.weight] = ScaledWeight(parts, matrix.parts, matrix.in_axis != weight.ndim - 1)
 
     def _output_norm(self, matrix: SiteMatrix, weight: Tensor) -> None:
         path = matrix.weight.rpartition(".")[0]
@@ -260,7 +232,7 @@ class Planner:
             scale: ScaleVector = HeadShared(self._vector(matrix.weight, ones[:width], role, weight), d_out // width)
         else:
             scale = self._vector(matrix.weight, ones, role, weight)
-        self.plan.outputs[path] = OutputNorm(scale, width, self.eps)
+        self.outputs[path] = OutputNorm(scale, width, self.eps)
 
     def _role(self, matrix: SiteMatrix, side: str, role: Role) -> Role:
         requested = self.options.role_at.get(f"{matrix.word}.{side}", role)
@@ -268,7 +240,7 @@ class Planner:
 
     def _columns(self, matrix: SiteMatrix, gamma: Tensor) -> Tensor:
         """Return W diag(gamma), with the value of W planned so far."""
-        weight = self.plan.values.get(matrix.weight, self.named[matrix.weight])
+        weight = self.values.get(matrix.weight, self.named[matrix.weight])
         factor = gamma if matrix.in_axis == weight.ndim - 1 else gamma.unsqueeze(-1)
         return (weight * factor).to(weight.dtype)
 
@@ -287,7 +259,7 @@ class Planner:
         return vector.requires_grad_(like.requires_grad)
 
     def _note(self, name: str, what: str) -> None:
-        self.plan.notes.append((name, what))
+        self.notes.append((name, what))
 
 
 def _wide(stored: Tensor) -> Tensor:

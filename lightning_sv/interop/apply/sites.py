@@ -2,44 +2,35 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from torch import nn
-
 from lightning_sv.errors import ConfigError
-from lightning_sv.roles import Roles, family
+from lightning_sv.roles import family
+from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.channels import moved
-from lightning_sv.roles.classify import Classifier
 from lightning_sv.roles.consumers import Consumer, UnknownConsumerError, consumers
 from lightning_sv.roles.dataflow import plain, stem, value_at
-from lightning_sv.roles.ops import ATTENTION, COPIES, NORMS, PRODUCTS, SUMS
+from lightning_sv.roles.ops import ATTENTION, NORMS, PRODUCTS, SUMS
 from lightning_sv.roles.trace import CONST, DATA, PARAM, Node, Walk
 from lightning_sv.roles.types import ModelParameter
+
+#: operations that split an axis
+_SPLITS = frozenset({"split", "split_with_sizes", "slice", "glu", "unbind", "select"})
 
 
 @dataclass(frozen=True)
 class SiteMatrix:
-    """A matrix that reads the output of a scale vector.
+    """A matrix that reads the output of a scale vector."""
 
-    Attributes:
-        weight: name of the parameter, (*batch_dims, d_out, d_in) or (*batch_dims, d_in, d_out)
-        in_axis: axis that its product sums over
-        parts: widths of the matrices concatenated in it, such as queries, keys and values
-        mixed: True if it has several matrices that cannot be separated into blocks of rows
-        normalized: True if its product is already normalized
-        head_width: width of the heads into which its product is viewed
-        router: True if it selects experts
-    """
-
-    weight: str
-    in_axis: int
-    parts: tuple[int, ...]
-    mixed: bool
-    normalized: bool
-    head_width: int | None
-    router: bool
+    weight: str  #: name of the parameter, (*batch_dims, d_out, d_in) or (*batch_dims, d_in, d_out)
+    in_axis: int  #: axis that its product sums over
+    parts: tuple[int, ...]  #: widths of the matrices concatenated in it, such as queries, keys and values
+    mixed: bool  #: whether it has several matrices that cannot be separated into blocks of rows
+    normalized: bool  #: whether its product is already normalized
+    head_width: int | None  #: width of the heads into which its product is viewed
+    router: bool  #: whether it selects experts
 
     @property
     def word(self) -> str:
@@ -50,27 +41,16 @@ class SiteMatrix:
 
 @dataclass(frozen=True)
 class Site:
-    """A scale vector of the model, or a norm without one.
+    """A scale vector of the model, or a norm without one."""
 
-    Attributes:
-        vector: name of the parameter; '' for a norm without one
-        origin: gamma is the parameter plus this, 0 or 1; None if it is neither
-        role: 'input' or 'output'
-        bias: name of the bias that its norm adds
-        matrices: matrices that read it; empty for an output vector
-        tied: names of matrices that read it and are tied to another parameter, such as an embedding
-        stays: reason why it cannot be folded into the matrices; '' if it can
-        unfit: for a norm without vector, names of matrices that read it and cannot have one
-    """
-
-    vector: str
-    origin: float | None
-    role: str
-    bias: str | None
-    matrices: tuple[SiteMatrix, ...]
-    tied: tuple[str, ...]
-    stays: str
-    unfit: tuple[str, ...] = ()
+    vector: str  #: name of the parameter; '' for a norm without one
+    origin: float | None  #: gamma is the parameter plus this, 0 or 1; None if it is neither
+    role: str  #: 'input' or 'output'
+    bias: str | None  #: name of the bias that its norm adds
+    matrices: tuple[SiteMatrix, ...]  #: matrices that read it; empty for an output vector
+    tied: tuple[str, ...]  #: names of matrices that read it and are tied to another parameter, such as an embedding
+    stays: str  #: reason why it cannot be folded into the matrices; '' if it can
+    unfit: tuple[str, ...] = ()  #: for a norm without vector, names of matrices that read it and cannot have one
 
     @property
     def names(self) -> list[str]:
@@ -78,67 +58,58 @@ class Site:
         return [name for name in (self.vector, self.bias, *(matrix.weight for matrix in self.matrices)) if name]
 
 
-def find_sites(
-    model: nn.Module, trace: Classifier, roles: Roles, known: frozenset[str] = frozenset(), *, bare: bool = False
-) -> list[Site]:
+def find_sites(traced: TracedModel, *, bare: bool = False) -> list[Site]:
     """Return the model's scale vectors, in its own order.
 
     Args:
-        model: the traced model
-        trace: trace of the model
-        roles: roles of all parameters
-        known: names with given roles; those not reached by the forward pass have no site
+        traced: the model; names with given roles that its pass does not reach have no site
         bare: if True, also return norms without scale vector, if only matrices read them
 
     Raises:
         ConfigError: no token of the example reached a matrix, so that its inputs are unknown
     """
-    owners = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
-    tied = {name for name, parameter in model.named_parameters() if owners[id(parameter)] > 1}
-    tied |= {name for name in trace.products if "embedding" in trace.uses[name]}  # read by a function, not a layer
-    normalized = _normalized_products(trace)
+    owners = Counter(id(parameter) for _, parameter in traced.model.named_parameters(remove_duplicate=False))
+    tied = {name for name, parameter in traced.named.items() if owners[id(parameter)] > 1}
+    tied |= {name for name in traced.products if "embedding" in traced.uses[name]}  # read by a function, not a layer
+    normalized = _normalized_products(traced)
     sites = []
-    for row in roles.parameters:
-        if row.role not in ("input", "output") or (row.name in known and row.name not in trace.scaled):
+    for row in traced.roles.parameters:
+        if row.role not in ("input", "output") or (row.name in traced.known and row.name not in traced.scaled):
             continue
-        matrices: list[SiteMatrix] = []
+        names = _names_read(traced.consumers_of(row.name), traced) if row.role == "input" else []
+        matrices = [matrix for name in names if (matrix := _matrix(name, traced, normalized)) is not None]
         stays = "" if row.redundant else "matrices cannot absorb it"
-        if row.role == "input":
-            candidates = [
-                _matrix(name, trace, roles, normalized) for name in _names_read(trace.consumers_of(row.name), trace)
-            ]
-            matrices = [matrix for matrix in candidates if matrix is not None]
-            if len(matrices) < len(candidates):
-                stays = "it is read by a convolution, a function of a matrix or another product"
-            for matrix in matrices:
-                if matrix.weight in tied:
-                    stays = f"{matrix.word} is tied and read elsewhere"
-                elif trace.named[matrix.weight].shape[matrix.in_axis] != row.shape[-1] or len(row.shape) != 1:
-                    stays = f"{matrix.word} reads it with another width"
+        if len(matrices) < len(names):
+            stays = "it is read by a convolution, a function of a matrix or another product"
+        for matrix in matrices:
+            if matrix.weight in tied:
+                stays = f"{matrix.word} is tied and read elsewhere"
+            elif traced.named[matrix.weight].shape[matrix.in_axis] != row.shape[-1] or len(row.shape) != 1:
+                stays = f"{matrix.word} reads it with another width"
         if row.name in tied:
             stays = "it is tied to another parameter"
-        biases = {_bias(node, row.shape, trace) for node, _ in trace.scaled.get(row.name, ())}
+        biases = {_bias(node, row.shape, traced) for node, _ in traced.scaled.get(row.name, ())}
         if len(biases) > 1:
             stays = "different biases are added after it"
         bias = biases.pop() if len(biases) == 1 else None
         shared = tuple(sorted(matrix.weight for matrix in matrices if matrix.weight in tied))
         free = tuple(matrix for matrix in matrices if matrix.weight not in tied)
-        sites.append(Site(row.name, _origin(row, trace), row.role, bias, free, shared, stays))
+        sites.append(Site(row.name, _origin(row, traced), row.role, bias, free, shared, stays))
     if bare:
-        sites += _bare_sites(trace, roles, tied, normalized)
-    return _with_siblings(sites, trace, roles, known)
+        sites += _bare_sites(traced, tied, normalized)
+    return _with_siblings(sites, traced)
 
 
-def _names_read(ends: Iterable[Consumer], trace: Classifier) -> list[str]:
+def _names_read(ends: Iterable[Consumer], traced: TracedModel) -> list[str]:
     """Return the names of the matrices of linear maps, in the model's order."""
-    names = {name for end in ends if end.matrix is not None for name in trace.flow.sources[end.matrix]}
-    return [name for name in trace.named if name in names]
+    names = {name for end in ends if end.matrix is not None for name in traced.flow.sources[end.matrix]}
+    return [name for name in traced.named if name in names]
 
 
-def _bare_sites(trace: Classifier, roles: Roles, tied: set[str], normalized: set[Node]) -> list[Site]:
+def _bare_sites(traced: TracedModel, tied: set[str], normalized: set[Node]) -> list[Site]:
     """Return the norms without scale vector that only matrices read; those that share a matrix form one site."""
     read: list[tuple[set[str], set[Node], int]] = []  # matrices, their products, width
-    for norm in _bare_norms(trace):
+    for norm in _bare_norms(traced):
         ones = Node("parameter", [], norm.shape[-1:], (1,))
         try:
             ends = list(consumers([(norm, ones)], "a norm without scale vector", through_gates=False))
@@ -146,21 +117,21 @@ def _bare_sites(trace: Classifier, roles: Roles, tied: set[str], normalized: set
             continue
         if not ends or any(end.matrix is None or not end.along_channels for end in ends):
             continue
-        names, products, width = set(_names_read(ends, trace)), {end.node for end in ends}, norm.shape[-1]
+        names, products, width = set(_names_read(ends, traced)), {end.node for end in ends}, norm.shape[-1]
         for other in [other for other in read if other[0] & names and other[2] == width]:
             read.remove(other)
             names, products = names | other[0], products | other[1]
         read.append((names, products, width))
     sites = []
     for names, products, width in read:
-        ordered = [name for name in trace.named if name in names]
-        candidates = {name: _matrix(name, trace, roles, normalized) for name in ordered if name not in tied}
+        ordered = [name for name in traced.named if name in names]
+        candidates = {name: _matrix(name, traced, normalized) for name in ordered if name not in tied}
         fits = {
             name: matrix
             for name, matrix in candidates.items()
             if matrix is not None
-            and trace.named[name].shape[matrix.in_axis] == width
-            and {product for product, _, _ in trace.products[name]} <= products
+            and traced.named[name].shape[matrix.in_axis] == width
+            and {product for product, _, _ in traced.products[name]} <= products
         }
         shared = tuple(name for name in ordered if name in tied)
         unfit = tuple(name for name in candidates if name not in fits)
@@ -168,56 +139,57 @@ def _bare_sites(trace: Classifier, roles: Roles, tied: set[str], normalized: set
     return sites
 
 
-def _bare_norms(trace: Classifier) -> list[Node]:
+def _bare_norms(traced: TracedModel) -> list[Node]:
     """Return the outputs of norms over the last axis that no scale vector multiplies."""
-    scaled = {stem(other) for uses in trace.scaled.values() for node, vector in uses for other in node.others(vector)}
+    scaled = {stem(other) for uses in traced.scaled.values() for node, vector in uses for other in node.others(vector)}
     norms = []
-    for node in trace.graph.nodes:
-        if node.kind in (CONST, PARAM) or node not in trace.flow.normalized or node in scaled:
+    for node in traced.flow.graph.nodes:
+        if node.kind in (CONST, PARAM) or node not in traced.flow.normalized or node in scaled:
             continue
         inputs = [value for _, value in node.inputs]
-        of_rows = [value for value in inputs if value in trace.flow.statistics and value.shape[-1:] == (1,)]
+        of_rows = [value for value in inputs if value in traced.flow.statistics and value.shape[-1:] == (1,)]
         one_axis = len(node.scalars.get("normalized_shape", ())) == 1
         if (one_axis if node.op in NORMS else of_rows) and node.shape[-1] > 1:
             norms.append(node)
     return norms
 
 
-def _origin(row: ModelParameter, trace: Classifier) -> float | None:
+def _origin(row: ModelParameter, traced: TracedModel) -> float | None:
     """Return the constant added to a parameter for gamma; None if gamma is another function, or a part, of it."""
-    if row.name not in trace.scaled:  # a vector of an expert without tokens
+    if row.name not in traced.scaled:  # a vector of an expert without tokens
         return row.decays_to
-    if "bias" in trace.uses[row.name]:  # a table of gammas and biases
+    if "bias" in traced.uses[row.name]:  # a table of gammas and biases
         return None
-    values = {(value_at(factor, 0.0), value_at(factor, 1.0)) for _, factor in trace.scaled[row.name]}
+    values = {(value_at(factor, 0.0), value_at(factor, 1.0)) for _, factor in traced.scaled[row.name]}
     zero, one = values.pop() if len(values) == 1 else (None, None)
     return zero if zero is not None and one == zero + 1 else None
 
 
-def _bias(node: Node, vector: tuple[int, ...], trace: Classifier) -> str | None:
+def _bias(node: Node, vector: tuple[int, ...], traced: TracedModel) -> str | None:
     """Return the parameter of that shape that a norm adds to `node`; None if there is none."""
     added = [node.argument(NORMS[node.op][2])] if node.op in NORMS else []
-    values = [] if node.op in NORMS else [node]
-    for value in values:  # including values appended in the loop
-        for _, user in value.users:
-            if user.op in SUMS:
-                added += user.others(value)
-            elif user.is_view or user.op in COPIES:
-                values.append(user)
-    names = {name for value in added if value is not None and value.kind == PARAM for name in trace.flow.sources[value]}
-    candidates = [name for name in names if tuple(trace.named[name].shape) == vector]
+    walk = Walk(node)
+    for value, _, user in walk if node.op not in NORMS else ():
+        if user.op in SUMS:
+            added += user.others(value)
+        elif user.moves:
+            walk.follow(user)
+    names = {
+        name for value in added if value is not None and value.kind == PARAM for name in traced.flow.sources[value]
+    }
+    candidates = [name for name in names if tuple(traced.named[name].shape) == vector]
     return candidates[0] if len(candidates) == 1 else None
 
 
-def _normalized_products(trace: Classifier) -> set[Node]:
+def _normalized_products(traced: TracedModel) -> set[Node]:
     """Return the inputs of norms, including sums, which need no second norm."""
-    normalized = {node for node, _ in trace.flow.statistics.values()}
-    normalized |= {stem(node.inputs[0][1]) for node in trace.graph.nodes if node.op in NORMS}
+    normalized = {node for node, _ in traced.flow.statistics.values()}
+    normalized |= {stem(node.inputs[0][1]) for node in traced.flow.graph.nodes if node.op in NORMS}
     return normalized | {value for node in normalized if node.op in SUMS for _, value in node.inputs}  # before a bias
 
 
-def _matrix(name: str, trace: Classifier, roles: Roles, normalized: set[Node]) -> SiteMatrix | None:
-    row, uses = roles[name], trace.products[name]
+def _matrix(name: str, traced: TracedModel, normalized: set[Node]) -> SiteMatrix | None:
+    row, uses = traced.roles[name], traced.products[name]
     if any(plain(operand).op != "parameter" for _, operand, _ in uses):
         return None  # the product uses a function of it, which vectors do not commute with
     if row.in_axis is None or len(row.shape) not in (2, 3) or row.in_axis < len(row.shape) - 2:
@@ -236,58 +208,49 @@ def _parts(product: Node, argument: str, d_out: int) -> tuple[tuple[int, ...], b
     axis = len(product.shape) - (1 if argument == PRODUCTS[product.op][1] else 2)
     if product.shape[axis] != d_out:
         return (d_out,), True
-    queue, cuts, mixed = [(product, axis)], {0, d_out}, False
-    while queue:
-        value, axis = queue.pop()
+    cuts = {0, d_out}
+    for user, splits, after in _users_along(product, axis):
+        if splits and user.op in ("split", "split_with_sizes"):
+            sizes = user.scalars.get("split_sizes") or user.scalars.get("split_size")
+            widths = sizes if isinstance(sizes, (list, tuple)) else [int(str(sizes))] * (d_out // int(str(sizes)))
+            cuts |= {sum(widths[:i]) for i in range(len(widths))}
+        elif splits and user.op == "glu":
+            cuts.add(d_out // 2)
+        elif splits and user.op == "slice":
+            if int(user.scalars.get("step") or 1) != 1:
+                return (d_out,), True
+            ends = (user.scalars.get("start") or 0, user.scalars.get("end"))
+            cuts |= {min(d_out, d_out if at is None else at + d_out if at < 0 else at) for at in ends}
+        elif len(after) > 1 and user.is_view and _taken_apart(user, min(after)):
+            n = user.shape[min(after)]
+            cuts |= {i * d_out // n for i in range(n)}
+    parts = tuple(high - low for low, high in pairwise(sorted(cuts)))
+    return parts, len(parts) == 1 and _meets_itself(product)
+
+
+def _users_along(start: Node, axis: int) -> Iterator[tuple[Node, bool, frozenset[int]]]:
+    """Yield (user, whether it splits the axis, axes of the result) of a value, through operations that keep the axis.
+
+    These are views, copies and elementwise operations with no other activations.
+    """
+    pending, size = [(start, axis)], start.shape[axis]
+    while pending:
+        value, axis = pending.pop()
         for _, user in value.users:
-            along = _along(user, value)
-            if user.op in ("split", "split_with_sizes") and along == axis:
-                sizes = user.scalars.get("split_sizes") or user.scalars.get("split_size")
-                widths = sizes if isinstance(sizes, (list, tuple)) else [int(str(sizes))] * (d_out // int(str(sizes)))
-                cuts |= {sum(widths[:i]) for i in range(len(widths))}
-            elif user.op == "glu" and along == axis:
-                cuts.add(d_out // 2)
-            elif user.op == "slice" and along == axis:
-                mixed |= int(user.scalars.get("step") or 1) != 1
-                ends = (user.scalars.get("start") or 0, user.scalars.get("end"))
-                cuts |= {min(d_out, d_out if at is None else at + d_out if at < 0 else at) for at in ends}
-            elif user.is_view or user.op in COPIES or (user.pointwise and _is_alone(value, user)):
-                after = moved(value, user, frozenset({axis}))
-                if len(after) == 1 and len(user.shape) <= 3 and user.shape[min(after)] == d_out:
-                    queue.append((user, min(after)))
-                elif len(after) > 1 and user.is_view and _taken_apart(user, min(after)):
-                    n = user.shape[min(after)]
-                    cuts |= {i * d_out // n for i in range(n)}
-    bounds = sorted(cuts)
-    parts = tuple(high - low for low, high in pairwise(bounds))
-    return ((d_out,), True) if mixed else (parts, len(parts) == 1 and _meets_itself(product))
-
-
-def _along(user: Node, value: Node) -> int | None:
-    """Return the axis of `value` that a view or glu splits."""
-    if not value.shape or not (user.is_view or user.op == "glu"):
-        return None
-    return int(user.scalars.get("dim", -1 if user.op == "glu" else 0)) % len(value.shape)
+            dim = user.scalars.get("dim", -1 if user.op == "glu" else 0)
+            splits = user.op in _SPLITS and int(dim) % len(value.shape) == axis
+            follows = not splits and (user.moves or (user.pointwise and user.is_alone(value)))
+            after = moved(value, user, frozenset({axis})) if follows else frozenset()
+            yield user, splits, after
+            if len(after) == 1 and user.shape[min(after)] == size:
+                pending.append((user, min(after)))
 
 
 def _taken_apart(view: Node, axis: int) -> bool:
     """Return True if an axis stacks two or three matrices, of which one is selected."""
-    queue = [(view, axis)] if view.shape[axis] in (2, 3) else []
-    while queue:
-        value, axis = queue.pop()
-        for _, user in value.users:
-            if user.op in ("unbind", "select") and _along(user, value) == axis:
-                return True
-            if user.is_view or user.op in COPIES:
-                after = moved(value, user, frozenset({axis}))
-                if len(after) == 1 and user.shape[min(after)] == value.shape[axis]:
-                    queue.append((user, min(after)))
-    return False
-
-
-def _is_alone(value: Node, user: Node) -> bool:
-    """Return True if `user` combines `value` with no other activations."""
-    return all(other.kind in (CONST, PARAM) for other in user.others(value))
+    return view.shape[axis] in (2, 3) and any(
+        splits and user.op in ("unbind", "select") for user, splits, _ in _users_along(view, axis)
+    )
 
 
 def _meets_itself(product: Node) -> bool:
@@ -308,17 +271,17 @@ def _meets_itself(product: Node) -> bool:
     return False
 
 
-def _with_siblings(sites: list[Site], trace: Classifier, roles: Roles, known: frozenset[str]) -> list[Site]:
+def _with_siblings(sites: list[Site], traced: TracedModel) -> list[Site]:
     """Add experts without tokens to the site of their siblings, whose names differ only in the last number."""
     place = {_siblings(matrix.weight): (i, matrix) for i, site in enumerate(sites) for matrix in site.matrices}
     families = {family(name) for name in place}
     extra: dict[int, list[SiteMatrix]] = defaultdict(list)
-    for row in roles.parameters:
-        if row.role not in ("matrix", "router", "head") or row.name in trace.products:
+    for row in traced.roles.parameters:
+        if row.role not in ("matrix", "router", "head") or row.name in traced.products:
             continue
         if (like := place.get(_siblings(row.name))) is not None:
             extra[like[0]].append(replace(like[1], weight=row.name))
-        elif family(row.name) in families and row.name not in known:
+        elif family(row.name) in families and row.name not in traced.known:
             raise ConfigError(
                 f"no token of the example reached {row.name}, so its scale vector is unknown; "
                 "pass an example with more tokens."

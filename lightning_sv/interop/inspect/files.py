@@ -20,17 +20,11 @@ _STACKED = {"MergeModulelist", "Concatenate"}
 
 @dataclass(frozen=True)
 class Piece:
-    """A stored tensor that becomes a parameter, or a part of one.
+    """A stored tensor that becomes a parameter, or a part of one."""
 
-    Attributes:
-        key: key in the file
-        pattern: transformers' pattern that matched it; None if it is the parameter itself
-        stacked: True if it is only stacked with others
-    """
-
-    key: str
-    pattern: str | None
-    stacked: bool
+    key: str  #: key in the file
+    pattern: str | None  #: transformers' pattern that matched it; None if it is the parameter itself
+    stacked: bool  #: True if it is only stacked with others
 
 
 class Weights:

@@ -21,28 +21,18 @@ ReadRows = Callable[[tuple[int, ...], int, int], Tensor]
 
 @dataclass(frozen=True)
 class StoredVector:
-    """A scale vector as stored in a file.
+    """A scale vector as stored in a file."""
 
-    Attributes:
-        name: name of the parameter, or of our module
-        role: 'input' or 'output'
-        stored: gamma - origin, in the stored dtype
-        origin: 1 if the norm multiplies by 1 + w, else 0
-        folds: True if matrices can absorb it
-        why: reason why they cannot, or ''
-        matrices: name of each adjacent matrix -> sum of squares of the weights of each channel, float64, of gamma's
-            shape or, for experts that share gamma, with a leading axis
-        shared: True if the matrices are branches that read one vector
-    """
-
-    name: str
-    role: str
-    stored: Tensor
-    origin: float
-    folds: bool
-    why: str
+    name: str  #: name of the parameter, or of our module
+    role: str  #: 'input' or 'output'
+    stored: Tensor  #: gamma - origin, in the stored dtype
+    origin: float  #: 1 if the norm multiplies by 1 + w, else 0
+    folds: bool  #: True if matrices can absorb it
+    why: str  #: reason why they cannot, or ''
+    #: name of each adjacent matrix -> sum of squares of the weights of each channel, float64, of gamma's shape or,
+    #: for experts that share gamma, with a leading axis
     matrices: dict[str, Tensor]
-    shared: bool
+    shared: bool  #: True if the matrices are branches that read one vector
 
     @property
     def depth(self) -> int | None:
@@ -52,53 +42,31 @@ class StoredVector:
 
 @dataclass(frozen=True)
 class VectorStatistics:
-    """Statistics of a scale vector gamma.
+    """Statistics of a scale vector gamma."""
 
-    Attributes:
-        name: name of the parameter, or of our module
-        depth: number of its layer; None outside the layers
-        role: 'input' or 'output'
-        dtype: stored dtype
-        size: number of entries
-        mean: mean of gamma
-        rms: root mean square of gamma
-        smallest: minimum of gamma
-        largest: maximum of gamma
-        low: 5th percentile of gamma
-        high: 95th percentile of gamma
-        negative: fraction of entries below 0
-        at_start: fraction of entries exactly 1, the initial value
-        distinct: number of different values
-        dead: fraction below 5% of the median size
-        outliers: fraction above 8 times the median size
-        balance: median over channels j of ln(gamma_j^2 / |w_j|^2), |w_j|^2 over all adjacent matrices; None without any
-        agreement: mean correlation of ln |w_j| over pairs of branches that read the vector; None for less than two
-        folds: True if matrices can absorb it
-        why: reason why they cannot, or ''
-        matrices: names of the adjacent matrices
-    """
-
-    name: str
-    depth: int | None
-    role: str
-    dtype: str
-    size: int
-    mean: float
-    rms: float
-    smallest: float
-    largest: float
-    low: float
-    high: float
-    negative: float
-    at_start: float
-    distinct: int
-    dead: float
-    outliers: float
+    name: str  #: name of the parameter, or of our module
+    depth: int | None  #: number of its layer; None outside the layers
+    role: str  #: 'input' or 'output'
+    dtype: str  #: stored dtype
+    size: int  #: number of entries
+    mean: float  #: mean of gamma
+    rms: float  #: root mean square of gamma
+    smallest: float  #: minimum of gamma
+    largest: float  #: maximum of gamma
+    low: float  #: 5th percentile of gamma
+    high: float  #: 95th percentile of gamma
+    negative: float  #: fraction of entries below 0
+    at_start: float  #: fraction of entries exactly 1, the initial value
+    distinct: int  #: number of different values
+    dead: float  #: fraction below 5% of the median size
+    outliers: float  #: fraction above 8 times the median size
+    #: median over channels j of ln(gamma_j^2 / |w_j|^2), |w_j|^2 over all adjacent matrices; None without any
     balance: float | None
+    #: mean correlation of ln |w_j| over pairs of branches that read the vector; None for less than two
     agreement: float | None
-    folds: bool
-    why: str
-    matrices: tuple[str, ...]
+    folds: bool  #: True if matrices can absorb it
+    why: str  #: reason why they cannot, or ''
+    matrices: tuple[str, ...]  #: names of the adjacent matrices
 
 
 def statistics(vector: StoredVector) -> VectorStatistics:

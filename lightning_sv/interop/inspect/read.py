@@ -1,34 +1,33 @@
-"""Scale vectors of a transformers folder: roles from its configuration, values from its safetensors."""
+"""Scale vectors of a transformers folder, from its configuration and its safetensors, and of a run of this package."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.sites import SiteMatrix, find_sites
+from lightning_sv.interop.fold import foldable
 from lightning_sv.interop.inspect.files import Piece, Weights
 from lightning_sv.interop.inspect.vector_statistics import StoredVector, channel_squares
-from lightning_sv.roles.api import traced_roles
+from lightning_sv.nn import Backbone
+from lightning_sv.roles.api import TracedModel
 from lightning_sv.roles.fake import model_from_config
+from lightning_sv.scale import ScaleVector, output_norms, scaled_linears
+from lightning_sv.scale.vector import HeadShared
 
 
 @dataclass(frozen=True)
 class FoundVectors:
-    """Scale vectors of a folder.
+    """Scale vectors of a folder."""
 
-    Attributes:
-        model: name of the model's class
-        vectors: scale vectors, in the model's order
-        unread: names of matrices stored in another form than in the model, without statistics
-    """
-
-    model: str
-    vectors: list[StoredVector]
-    unread: list[str]
+    model: str  #: name of the model's class
+    vectors: list[StoredVector]  #: scale vectors, in the model's order
+    unread: list[str]  #: names of matrices stored in another form than in the model, without statistics
 
 
 def vectors_of_folder(folder: Path, *, trust_remote_code: bool = False) -> FoundVectors:
@@ -46,11 +45,12 @@ def vectors_of_folder(folder: Path, *, trust_remote_code: bool = False) -> Found
     """
     weights = Weights(folder)  # before running code of the folder
     model = model_from_config(folder, trust_remote_code=trust_remote_code)
-    trace, roles = traced_roles(model)
+    traced = TracedModel(model)
+    roles = traced.roles
     pieces = weights.pieces(model)
     vectors: list[StoredVector] = []
     sums: dict[str, dict[str, Tensor]] = {}
-    for site in find_sites(model, trace, roles):
+    for site in find_sites(traced):
         row = roles[site.vector]
         stored = weights.read(_only(site.vector, row.shape, pieces, weights))
         matrices: dict[str, Tensor] = {}
@@ -103,3 +103,44 @@ def _sums(
         key = f"{name} ({piece.pattern})"
         by_pattern[key] = by_pattern.get(key, torch.zeros(())) + squares
     return by_pattern
+
+
+@torch.no_grad()
+def vectors_of_backbone(model: Backbone) -> list[StoredVector]:
+    """Return the scale vectors of a backbone; matrices are read in blocks, so they may be memory-mapped.
+
+    gamma is the output of the strategy's parameterization, comparable between `direct`, `or` and `er`. The matrices of
+    an input-side vector are those that read it; that of an output-side vector precedes it, if no norm is in between.
+
+    Args:
+        model: backbone with any strategy
+    """
+    foldings = {row.vector: row for row in foldable(model)}
+    entries: dict[ScaleVector, dict[str, Any]] = {}
+    for path, branch, vectors in scaled_linears(model):
+        for side, vector in zip(("scale_in", "scale_out"), vectors, strict=True):
+            if vector is None:
+                continue
+            row = foldings[f"{path}.{side}"]
+            entry = entries.setdefault(vector, {"matrices": {}, "shared": side == "scale_in", "why": row.why})
+            if side == "scale_in" or branch.norm_width is None:
+                entry["matrices"][path] = _squares(branch.weight, -1 if side == "scale_in" else -2)
+    for path, norm in output_norms(model):
+        assert norm.scale is not None
+        entries[norm.scale] = {"matrices": {}, "shared": False, "why": foldings[f"{path}.scale"].why}
+    names = {module: name for name, module in model.named_modules()}
+    return [
+        StoredVector(names[vector], vector.role, _gamma(vector), 0.0, not entry["why"], **entry)
+        for vector, entry in sorted(entries.items(), key=lambda item: list(names).index(item[0]))
+    ]
+
+
+def _squares(weight: nn.Parameter, axis: int) -> Tensor:
+    widths = (weight.shape[-3 - axis],)
+    (squares,) = channel_squares(lambda index, start, end: weight[index][start:end], tuple(weight.shape), axis, widths)
+    return squares
+
+
+def _gamma(vector: ScaleVector) -> Tensor:
+    gamma: Tensor = vector.vector() if isinstance(vector, HeadShared) else vector()
+    return gamma
