@@ -59,32 +59,21 @@ def foldable(model: Backbone) -> list[Folding]:
     """Return a row per scale vector: the matrix it folds into, or why it stays."""
     rows = []
     for site, branch, (scale_in, scale_out) in scaled_linears(model):
-        path, _, name = site.rpartition(".")
         if scale_in is not None:
             rows.append(Folding(f"{site}.scale_in", site))
-        if scale_out is None:
-            continue
-        if branch.norm_width is None:
-            rows.append(Folding(f"{site}.scale_out", site))
-        elif name in _READERS:
-            rows.append(Folding(f"{site}.scale_out", _reader(path, name)))
-        else:
-            rows.append(Folding(f"{site}.scale_out", None, _STAYS[name]))
+        if scale_out is not None:
+            into = site if branch.norm_width is None else _reader(site)
+            rows.append(Folding(f"{site}.scale_out", into, "" if into else _STAYS[site.rpartition(".")[2]]))
     return rows + [Folding(f"{path}.scale", None, _STAYS[path.rpartition(".")[2]]) for path, _ in output_norms(model)]
 
 
 class Folded(NamedTuple):
-    """Weights of a model after folding.
+    """Weights of a model after folding."""
 
-    Attributes:
-        weights: weights other than scale vectors, by name in the state dict
-        norms: path of each RMSNorm -> gamma, or None for 1
-        outputs: path of each branch with a normalized output -> the gamma after it, or None for 1; (d_head,) if
-            all heads share it
-    """
-
-    weights: dict[str, Tensor]
-    norms: dict[str, Tensor | None]
+    weights: dict[str, Tensor]  #: weights other than scale vectors, by name in the state dict
+    norms: dict[str, Tensor | None]  #: path of each RMSNorm -> gamma, or None for 1
+    #: path of each branch with a normalized output -> the gamma after it, or None for 1; (d_head,) if all heads
+    #: share it
     outputs: dict[str, Tensor | None]
 
     @property
@@ -103,41 +92,31 @@ def fold_weights(model: Backbone, *, into_norms: bool = False) -> Folded:
     """
     vectors = _vector_prefixes(model)
     weights = {name: value.clone() for name, value in model.state_dict().items() if not name.startswith(vectors)}
+    before_branches = [group.norm for group in _groups(model).values()]
+    kept = [norm.scale for norm in before_branches] if into_norms else []
     norms: dict[str, Tensor | None] = {
-        path: None if norm.scale is None else norm.scale()
+        path: None if norm.scale is None or (norm in before_branches and not into_norms) else norm.scale()
         for path, norm in model.named_modules()
         if isinstance(norm, RMSNorm)
     }
     outputs: dict[str, Tensor | None] = {}
-    groups = _groups(model)
-    inside = {f"{path}.{name}" for path, group in groups.items() for name in group.names}
-    for path, _, gammas in scaled_linears(model):
-        if path not in inside:
-            for gamma, axis in zip(gammas, (-2, -1), strict=True):
-                weights[f"{path}.weight"] *= 1 if gamma is None else gamma().unsqueeze(axis)
-    for path, group in groups.items():
-        stays = into_norms and group.norm.scale is not None
-        for name, branch in group.branches():
-            gamma_in, gamma_out = group.gammas(name)
-            weight = weights[f"{path}.{name}.weight"]
-            if gamma_in is not None and not (stays and branch.scale_in is None):
-                weight *= gamma_in.unsqueeze(-2)
-            if branch.norm_width is None:
-                weight *= 1 if gamma_out is None else gamma_out.unsqueeze(-1)
-                continue
-            vector = group.vectors(name)[1]
-            if gamma_out is not None and name in _READERS:
-                reader = weights[f"{_reader(path, name)}.weight"]
-                # grouped-query attention: several query heads share a head of v
-                shared = reader.shape[-1] // gamma_out.shape[-1]
-                heads = gamma_out.unflatten(-1, (-1, branch.norm_width))
-                reader *= heads.repeat_interleave(shared, dim=-2).flatten(-2).unsqueeze(-2)
-                gamma_out = None
-            elif isinstance(vector, HeadShared):
-                gamma_out = vector.vector()
-            outputs[f"{path}.{name}"] = gamma_out
-        if not stays:
-            norms[f"{path}.norm"] = None
+    for path, branch, (scale_in, scale_out) in scaled_linears(model):
+        weight, gamma = weights[f"{path}.weight"], None if scale_out is None else scale_out()
+        if scale_in is not None and scale_in not in kept:
+            weight *= scale_in().unsqueeze(-2)
+        if branch.norm_width is None:
+            weight *= 1 if gamma is None else gamma.unsqueeze(-1)
+            continue
+        if gamma is not None and (reader := _reader(path)) is not None:
+            columns = weights[f"{reader}.weight"]
+            # grouped-query attention: several query heads share a head of v
+            shared = columns.shape[-1] // gamma.shape[-1]
+            heads = gamma.unflatten(-1, (-1, branch.norm_width))
+            columns *= heads.repeat_interleave(shared, dim=-2).flatten(-2).unsqueeze(-2)
+            gamma = None
+        elif isinstance(scale_out, HeadShared):
+            gamma = scale_out.vector()
+        outputs[path] = gamma
     return Folded(weights, norms, outputs)
 
 
@@ -153,9 +132,8 @@ def fold(model: Backbone) -> Backbone:
     """
     weights, norms, outputs = fold_weights(model)
     alone = [path for path, _ in output_norms(model)]
-    groups = _groups(model).values()
-    sites = {name for group in groups for name in group.names}
-    shared = {name for group in groups for name in group.names if isinstance(group.vectors(name)[1], HeadShared)}
+    sites = {name for group in _groups(model).values() for name in group.names}
+    shared = {path.rpartition(".")[2] for path, _, (_, out) in scaled_linears(model) if isinstance(out, HeadShared)}
     left = {path.rpartition(".")[2]: "np" if gamma is None else "anp" for path, gamma in outputs.items()}
     options = ScaleOptions(
         # Norms without branches have a vector if the strategy has any.
@@ -186,8 +164,10 @@ def _set_gamma(vector: Any, gamma: Tensor | None) -> None:
         vector.set_gamma(gamma.repeat(vector.n_head) if isinstance(vector, HeadShared) else gamma)
 
 
-def _reader(path: str, name: str) -> str:
-    return f"{path.rpartition('.')[0]}.{_READERS[name]}"
+def _reader(branch: str) -> str | None:
+    """Return the path of the matrix in `_READERS`; None if there is none."""
+    group, _, name = branch.rpartition(".")
+    return f"{group.rpartition('.')[0]}.{_READERS[name]}" if name in _READERS else None
 
 
 @torch.no_grad()
@@ -217,14 +197,11 @@ def unfold(model: Backbone, weights: Mapping[str, Tensor], norms: Mapping[str, T
             columns = gamma if vector is None else signs_of[vector]
             if columns is not None:
                 weights[f"{path}.{name}.weight"].mul_(columns)
-    fed = {f"{path}.norm" for path in groups}
-    for path, norm in model.named_modules():
-        if not isinstance(norm, RMSNorm) or path in fed:
+    for path, gamma in norms.items():
+        if path.removesuffix(".norm") in groups:
             continue
-        gamma = norms[path]
-        left = (
-            gamma if norm.scale is None else _set_with_signs(norm.scale, gamma, path)
-        )  # no matrix behind it to absorb it
+        norm: Any = model.get_submodule(path)  # no matrix behind it absorbs gamma
+        left = gamma if norm.scale is None else _set_with_signs(norm.scale, gamma, path)
         if left is not None and bool((left != 1).any()):
             raise ConfigError(
                 f"{path}: the strategy {str(model.strategy)!r} cannot represent the imported scale vector; "
@@ -240,13 +217,12 @@ def check_no_norm(model: Backbone) -> None:
     Raises:
         ConfigError: the strategy normalizes outputs
     """
-    for path, group in _groups(model).items():
-        for name, branch in group.branches():
-            if branch.norm_width is not None:
-                raise ConfigError(
-                    f"the strategy is {str(model.strategy)!r}, which normalizes the output of {path}.{name} and "
-                    "changes the imported function; expected one without dnp, for instance hg+dp+or+iwd."
-                )
+    for path, branch, _ in scaled_linears(model):
+        if branch.norm_width is not None:
+            raise ConfigError(
+                f"the strategy is {str(model.strategy)!r}, which normalizes the output of {path} and "
+                "changes the imported function; expected one without dnp, for instance hg+dp+or+iwd."
+            )
 
 
 def _set_with_signs(vector: ScaleVector, gamma: Tensor, where: str) -> Tensor | None:
