@@ -77,66 +77,18 @@ class OutputNorms(nn.Module):
             setattr(self.get_submodule(parent), name, new)
 
 
-class ScaledLlamaConfig(transformers.LlamaConfig):
-    """Llama's, with `output_norms`."""
-
-    model_type = "scaled_llama"
-    output_norms: dict | None = None
-
-
-class ScaledQwen3Config(transformers.Qwen3Config):
-    """Qwen 3's, with `output_norms`."""
-
-    model_type = "scaled_qwen3"
-    output_norms: dict | None = None
-
-
-class ScaledGemma3Config(transformers.Gemma3TextConfig):
-    """Gemma 3's, with `output_norms`."""
-
-    model_type = "scaled_gemma3"
-    output_norms: dict | None = None
-
-
-class ScaledQwen2MoeConfig(transformers.Qwen2MoeConfig):
-    """Qwen2-MoE's, with `output_norms`."""
-
-    model_type = "scaled_qwen2_moe"
-    output_norms: dict | None = None
-
-
-class ScaledQwen3MoeConfig(transformers.Qwen3MoeConfig):
-    """Qwen3-MoE's, with `output_norms`."""
-
-    model_type = "scaled_qwen3_moe"
-    output_norms: dict | None = None
-
-
-class ScaledLlamaForCausalLM(OutputNorms, transformers.LlamaForCausalLM):
-    """Llama with `output_norms`."""
-
-    config_class = ScaledLlamaConfig
-
-
-class ScaledQwen3ForCausalLM(OutputNorms, transformers.Qwen3ForCausalLM):
-    """Qwen 3 with `output_norms`."""
-
-    config_class = ScaledQwen3Config
-
-
-class ScaledGemma3ForCausalLM(OutputNorms, transformers.Gemma3ForCausalLM):
-    """Gemma 3 with `output_norms`."""
-
-    config_class = ScaledGemma3Config
-
-
-class ScaledQwen2MoeForCausalLM(OutputNorms, transformers.Qwen2MoeForCausalLM):
-    """Qwen2-MoE with `output_norms`."""
-
-    config_class = ScaledQwen2MoeConfig
-
-
-class ScaledQwen3MoeForCausalLM(OutputNorms, transformers.Qwen3MoeForCausalLM):
-    """Qwen3-MoE with `output_norms`."""
-
-    config_class = ScaledQwen3MoeConfig
+#: family -> its configuration and model_type; each has a ScaledLlamaConfig and a ScaledLlamaForCausalLM
+FAMILIES = {
+    "Llama": (transformers.LlamaConfig, "scaled_llama"),
+    "Qwen3": (transformers.Qwen3Config, "scaled_qwen3"),
+    "Gemma3": (transformers.Gemma3TextConfig, "scaled_gemma3"),
+    "Qwen2Moe": (transformers.Qwen2MoeConfig, "scaled_qwen2_moe"),
+    "Qwen3Moe": (transformers.Qwen3MoeConfig, "scaled_qwen3_moe"),
+}
+for family, (config, model_type) in FAMILIES.items():
+    names = {"__module__": __name__, "__doc__": f"{family} with `output_norms`."}
+    fields = {"model_type": model_type, "output_norms": None, "__annotations__": {"output_norms": dict | None}}
+    scaled = type(f"Scaled{family}Config", (config,), names | fields)
+    bases = (OutputNorms, getattr(transformers, f"{family}ForCausalLM"))
+    model = type(f"Scaled{family}ForCausalLM", bases, names | {"config_class": scaled})
+    globals().update({scaled.__name__: scaled, model.__name__: model})
