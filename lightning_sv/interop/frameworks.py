@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import nn
 
@@ -18,19 +19,12 @@ def _trainer(parameter: ModelParameter, in_layer_norm: bool) -> bool:
     return not in_layer_norm and not any(re.search(p, parameter.name.lower()) for p in _TRAINER_PATTERNS)
 
 
-@dataclass(frozen=True)
-class Framework:
-    """Weight-decay rule of one framework.
+class Framework(NamedTuple):
+    """Weight-decay rule of one framework."""
 
-    Attributes:
-        name: name of the framework, with the version of the source if there is one
-        rule: description of the rule
-        decays: (parameter, whether it belongs to an nn.LayerNorm) -> whether it decays
-    """
-
-    name: str
+    name: str  #: with the version of the source if there is one
     rule: str
-    decays: Callable[[ModelParameter, bool], bool]
+    decays: Callable[[ModelParameter, bool], bool]  #: (parameter, whether it belongs to an nn.LayerNorm) -> decays
 
 
 FRAMEWORKS = (
@@ -45,44 +39,35 @@ FRAMEWORKS = (
 
 @dataclass(frozen=True)
 class FrameworkDecay:
-    """Treatment of one model's scale vectors by a framework.
+    """Treatment of one model's scale vectors by a framework."""
 
-    Attributes:
-        framework: name of the framework
-        rule: description of its rule
-        input: (number of decaying input-side vectors, their total number)
-        output: the same for output-side vectors
-        policy: 'wd', 'iwd', 'owd' or 'nowd'; 'mixed' if vectors of one side differ; 'none' if there are none
-    """
-
-    framework: str
-    rule: str
-    input: tuple[int, int]
-    output: tuple[int, int]
-    policy: str
+    framework: str  #: name of the framework
+    rule: str  #: description of its rule
+    input: tuple[int, int]  #: (number of decaying input-side vectors, their total number)
+    output: tuple[int, int]  #: the same for output-side vectors
+    policy: str  #: 'wd', 'iwd', 'owd' or 'nowd'; 'mixed' if vectors of one side differ; 'none' if there are none
 
 
 def framework_decay(model: nn.Module, roles: Roles) -> list[FrameworkDecay]:
     """Return which of the model's scale vectors decay under each framework's rule."""
     layer_norms = {path for path, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
+    vectors = [p for p in roles.parameters if p.role in ("input", "output") and p.trained]
     rows = []
-    for framework in FRAMEWORKS:
-        counts = {}
-        for role in ("input", "output"):
-            vectors = [p for p in roles.parameters if p.role == role and p.trained]
-            decayed = [p for p in vectors if framework.decays(p, p.name.rpartition(".")[0] in layer_norms)]
-            counts[role] = (len(decayed), len(vectors))
-        rows.append(FrameworkDecay(framework.name, framework.rule, counts["input"], counts["output"], _policy(counts)))
+    for name, rule, decays in FRAMEWORKS:
+        decayed: dict[str, list[bool]] = {"input": [], "output": []}
+        for p in vectors:
+            decayed[p.role].append(decays(p, p.name.rpartition(".")[0] in layer_norms))
+        counts = {role: (sum(some), len(some)) for role, some in decayed.items()}
+        policy = _policy({role: set(some) for role, some in decayed.items() if some})
+        rows.append(FrameworkDecay(name, rule, counts["input"], counts["output"], policy))
     return rows
 
 
-def _policy(counts: dict[str, tuple[int, int]]) -> str:
-    present = {role for role, (_, total) in counts.items() if total}
-    decayed = {role for role, (some, total) in counts.items() if some == total and total}
-    if not present:
+def _policy(sides: dict[str, set[bool]]) -> str:
+    """Return the policies that decay these sides; with one side only, several policies are equal."""
+    if not sides:
         return "none"
-    if any(0 < some < total for some, total in counts.values()):
+    if any(len(decays) > 1 for decays in sides.values()):
         return "mixed"
-    # with one side only, several policies are equal
-    same = [name for name in DECAYS if ScaleStrategy(decay=name).decayed_roles & present == decayed]
-    return " = ".join(same)
+    decayed = {role for role, decays in sides.items() if True in decays}
+    return " = ".join(name for name in DECAYS if ScaleStrategy(decay=name).decayed_roles & set(sides) == decayed)

@@ -1,6 +1,7 @@
 """Parameter groups for any optimizer, and parameter names for APIs that need names."""
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,9 +70,8 @@ def decayed_names(
     """
     if roles is None:
         roles = weight_decay_roles(model, example, known)
-    decays = {parameter.name: parameter.decays(policy) for parameter in roles.parameters}
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    decays |= _of_wrapped(trained, decays)
+    decays = _decays(trained, {parameter.name: parameter.decays(policy) for parameter in roles.parameters})
     if missing := [name for name in trained if name not in decays]:
         raise ConfigError(
             f"roles has no {missing[0]} ({len(missing)} of {len(trained)} names are missing); expected the roles of "
@@ -80,33 +80,26 @@ def decayed_names(
     return [name for name in trained if decays[name]]
 
 
-def _of_wrapped(names: list[str], decays: Mapping[str, bool]) -> dict[str, bool]:
-    """Return the decays of a wrapped model's parameters, as far as their names match.
+def _decays(names: list[str], roles: Mapping[str, bool]) -> dict[str, bool]:
+    """Return which of `names` decay, as far as they match names in `roles`, those of the model inside.
 
     Name parts of wrappers are removed. A module that contains the model, such as a LightningModule, adds a prefix to
     all names.
-
-    Args:
-        names: names of the wrapped model
-        decays: name -> decay, in the inner model
     """
-    plain: dict[str, set[bool]] = {}
-    for name, decayed in decays.items():
-        plain.setdefault(unwrapped(name), set()).add(decayed)
-    known = {name: next(iter(found)) for name, found in plain.items() if len(found) == 1}  # skip ambiguous names
+    plain: dict[str, set[bool]] = defaultdict(set)
+    for name, decayed in roles.items():
+        plain[unwrapped(name)].add(decayed)
+    known = {name: found.pop() for name, found in plain.items() if len(found) == 1}  # skip ambiguous names
     inner = {name: unwrapped(name) for name in names}
-    matched = {name: decays[name] for name in names if name in decays}
-    matched = {name: known[short] for name, short in inner.items() if short in known} | matched
+    own = {name: known[short] for name, short in inner.items() if short in known}
+    own |= {name: roles[name] for name in names if name in roles}
     parts = next(iter(inner.values()), "").split(".")
-    for i in range(1, len(parts) if len(matched) < len(names) else 0):
-        path = ".".join([*parts[:i], ""])
-        candidates = {
-            name: known.get(short.removeprefix(path)) for name, short in inner.items() if short.startswith(path)
-        }
-        within = {name: decayed for name, decayed in candidates.items() if decayed is not None}
-        if len(within) == len(names):
-            return within
-    return matched
+    for i in range(1, len(parts) if len(own) < len(names) else 0):
+        prefix = ".".join([*parts[:i], ""])
+        shorter = {name: short.removeprefix(prefix) for name, short in inner.items() if short.startswith(prefix)}
+        if len(shorter) == len(names) and all(short in known for short in shorter.values()):
+            return {name: known[short] for name, short in shorter.items()}
+    return own
 
 
 def unwrapped(name: str) -> str:
