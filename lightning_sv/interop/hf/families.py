@@ -57,18 +57,13 @@ LAYERS: dict[str, dict[str, str]] = {
 
 
 class Target(NamedTuple):
-    """A transformers model with the same function as a folded one.
+    """A transformers model with the same function as a folded one."""
 
-    Attributes:
-        family: a key of `LAYERS`
-        output_norms: normalized branches that a plain model of this family lacks; if there are any, our own
-            modelling code is exported with the weights
-        qk_of: source of the gammas of q_norm and k_norm: 'norms', 'outputs' of the branches, or '' for neither
-    """
-
-    family: str
+    family: str  #: a key of `LAYERS`
+    #: normalized branches that a plain model of this family lacks; if there are any, our own modelling code is
+    #: exported with the weights
     output_norms: frozenset[str] = frozenset()
-    qk_of: str = ""
+    qk_of: str = ""  #: source of the gammas of q_norm and k_norm: 'norms', 'outputs' of the branches, or '' for neither
 
 
 def target(config: BackboneConfig, folded: Folded | None = None) -> Target:
