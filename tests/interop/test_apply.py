@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lightning_sv import Backbone, BackboneConfig
-from lightning_sv.interop import apply_strategy, fold_applied, param_groups, weight_decay_roles
+from lightning_sv.interop import apply_strategy, fold_applied, weight_decay_roles
 from lightning_sv.roles.example_inputs import example_of
 from lightning_sv.scale import ScaleOptions
 from tests.roles.families import FAMILIES, OTHERS, Family
@@ -160,17 +160,6 @@ def test_gradient_checkpointing_gives_the_same_bits(reentrant: bool) -> None:
     assert found[0].keys() == found[1].keys() == {n for n, p in model.named_parameters() if p.requires_grad}
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
     assert all(found[0][name].any() for name in found[0])
-
-
-def test_groups_of_an_applied_model_decay_the_input_side_alone() -> None:
-    model = named("qwen3_moe")
-    apply_strategy(model, "hg+dp+or+iwd")
-    decayed, spared = param_groups(model, 1e-3, 0.1, "iwd")
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    spared_names = {names[id(p)] for p in spared["params"]}
-    trains = {name for name, p in model.named_parameters() if p.requires_grad}
-    assert {names[id(p)] for p in decayed["params"]} | spared_names == trains
-    assert spared_names == {n for n in trains if "scale_out" in n or "q_norm" in n or "k_norm" in n}
 
 
 def test_a_state_loads_again_and_a_plain_model_refuses_it(tmp_path: Path) -> None:
@@ -337,19 +326,6 @@ def test_a_merge_of_lora_is_refused_and_right_after_folding() -> None:
         assert torch.equal(logits(wrapped), before)
     merged = fold_applied(wrapped).merge_and_unload()
     assert (logits(merged) - before).norm() < ROUNDING * before.norm()
-
-
-def test_a_wrapped_model_folds_and_its_wrapper_says_what_trains() -> None:
-    model = named("llama")
-    apply_strategy(model, "hg+dp+or+iwd")
-    perturb(model)
-    before = logits(model)
-    wrapper = nn.ModuleDict({"model": model})
-    for parameter in wrapper.parameters():
-        parameter.requires_grad_(False)
-    assert fold_applied(wrapper) is wrapper
-    assert torch.equal(logits(model), before) and not any(p.requires_grad for p in model.parameters())
-    assert list(model.state_dict()) == list(named("llama").state_dict())
 
 
 def test_a_matrix_over_tokens_keeps_its_norm_as_it_was() -> None:

@@ -48,14 +48,9 @@ def test_a_plain_run_is_a_llama_that_continues_text_as_generate_does(
     found = pipeline("text-generation", model=str(out))("def f", max_new_tokens=9, do_sample=False)[0]["generated_text"]
     assert found == "def f" + expected
     text, summary = (out / "README.md").read_text(), json.loads((runs["plain"] / "summary.json").read_text())
-    for words in (
-        "`hg+dp+or`",
-        f"{summary['val_loss']:.4f}",
-        "| text | files:",
-        "| class | `LlamaForCausalLM` |",
-        "All of its",
-    ):
-        assert words in text and "eager" not in text
+    loss = f"{summary['val_loss']:.4f}"
+    shown = ("`hg+dp+or`", loss, "| text | files:", "| class | `LlamaForCausalLM` |", "All of its")
+    assert all(words in text for words in shown) and "eager" not in text
     capsys.readouterr()
     for page in (text, (Path(__file__).parents[2] / "docs/export.md").read_text()):  # what both tell to type
         code = page.partition("```python\n")[2].partition("```")[0]
@@ -186,16 +181,7 @@ def test_the_tokenizer_gives_the_same_ids(spec: str, tmp_path: Path) -> None:
     """A byte-level BPE, and ranks in the format of GPT-2's, whose own are downloaded."""
     text = Path(os.__file__).read_text()
     if spec == "gpt2":
-        pieces = [bytes([value]) for value in range(256)] + [
-            b"th",
-            b"the",
-            b" the",
-            b"in",
-            b"ing",
-            b"  ",
-            b"\n\n",
-            b"12",
-        ]
+        pieces = [*(bytes([value]) for value in range(256)), *b"th|the| the|in|ing|  |\n\n|12".split(b"|")]
         tokenizer: Tokenizer = RanksTokenizer({piece: rank for rank, piece in enumerate(pieces)})
     else:
         tokenizer = JsonTokenizer.train([text], 400)
@@ -264,12 +250,16 @@ def test_the_example_exports_and_continues_as_the_run_does(
     assert "LlamaForCausalLM" in (said := capsys.readouterr().out) and "the run says the same" in said
 
 
+def code_cells(notebook: str) -> list[dict[str, Any]]:
+    cells = json.loads((EXAMPLES / notebook).read_text())["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
 def test_the_notebook_looks_at_a_run(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells in order, as a kernel runs them. The generated text is not stored, because it may repeat the corpus."""
     monkeypatch.setenv("RUN", str(runs["own"]))
     monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
-    cells = json.loads((EXAMPLES / "look_at_a_run.ipynb").read_text())["cells"]
-    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    code = code_cells("look_at_a_run.ipynb")
     assert len(code) > 3 and not code[-1]["outputs"]
     assert sum("image/png" in output.get("data", {}) for cell in code for output in cell["outputs"]) == 3
     seen: dict[str, Any] = {}
@@ -288,8 +278,7 @@ def test_the_notebook_looks_at_a_run(runs: dict[str, Path], monkeypatch: pytest.
 def test_the_notebook_applies_and_folds_a_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few of its steps; the stored outputs are those of all."""
     monkeypatch.setattr("matplotlib.pyplot.show", lambda: None)
-    cells = json.loads((EXAMPLES / "strategy_on_transformers.ipynb").read_text())["cells"]
-    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    code = code_cells("strategy_on_transformers.ipynb")
     assert all(cell["outputs"] for cell in code[1:])
     seen: dict[str, Any] = {}
     pyplot.switch_backend("agg")

@@ -110,19 +110,20 @@ def ends_in(name: str, ends: str) -> bool:
     )
 
 
+def alike(names: str, config: dict[str, Any] | None = None, **roles: str) -> list[Family]:
+    """Rows that differ in their name alone."""
+    return [Family(name, config or {}, **roles) for name in names.split()]
+
+
 # fmt: off
 FAMILIES = [
     # pre-norm
-    Family("llama", input=LLAMA),
+    *alike("llama mistral ministral qwen2 phi3 stablelm glm granite seed_oss arcee helium", input=LLAMA),
     Family("llama", {"attention_bias": True, "mlp_bias": True}, input=LLAMA, variant="biases"),
-    Family("mistral", input=LLAMA),
-    Family("ministral", input=LLAMA),
-    Family("qwen2", input=LLAMA),
     Family("qwen2", {"tie_word_embeddings": True}, input=LLAMA, kept="model.norm", variant="tied"),
     Family("qwen3", input=LLAMA, output="q_norm k_norm"),
     Family("gemma", input=LLAMA, kept="model.norm", to_one="*"),
     Family("phi", input="input_layernorm final_layernorm"),
-    Family("phi3", input=LLAMA),
     Family("gpt2", GPT2, input="ln_1 ln_2 ln_f", kept="ln_f"),
     Family("gpt_bigcode", GPT2, input="ln_1 ln_2 ln_f", kept="ln_f"),
     Family("gpt_neo", {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "num_heads": 4},
@@ -145,22 +146,13 @@ FAMILIES = [
     Family("mpt", {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64}, input="norm_1 norm_2 norm_f",
         kept="norm_f"),
     Family("olmo"),
-    Family("starcoder2", input=LLAMA, kept="model.norm"),
-    Family("stablelm", input=LLAMA),
+    *alike("starcoder2 smollm3 ernie4_5", input=LLAMA, kept="model.norm"),
     Family("persimmon", input="input_layernorm post_attention_layernorm final_layernorm",
         output="q_layernorm k_layernorm"),
     Family("nemotron", input=LLAMA, to_one="*"),
-    Family("cohere", input="input_layernorm norm", kept="model.norm"),
+    *alike("cohere cohere2", input="input_layernorm norm", kept="model.norm"),
     Family("cohere", {"use_qk_norm": True}, input="input_layernorm norm", output="q_norm k_norm", kept="model.norm",
         variant="qk-norm"),
-    Family("cohere2", input="input_layernorm norm", kept="model.norm"),
-    Family("glm", input=LLAMA),
-    Family("granite", input=LLAMA),
-    Family("smollm3", input=LLAMA, kept="model.norm"),
-    Family("seed_oss", input=LLAMA),
-    Family("arcee", input=LLAMA),
-    Family("helium", input=LLAMA),
-    Family("ernie4_5", input=LLAMA, kept="model.norm"),
     Family("hunyuan_v1_dense", input=LLAMA, output="query_layernorm key_layernorm"),
     Family("nanochat"),
     Family("apertus", input="attention_layernorm feedforward_layernorm norm", output="q_norm k_norm",
@@ -185,15 +177,13 @@ FAMILIES = [
         "post_per_layer_input_norm per_layer_projection_norm",
         multiplier="correct_output_scale", kept="model.norm"),
     Family("vaultgemma", input="input_layernorm pre_feedforward_layernorm norm", kept="model.norm", to_one="*"),
-    Family("olmo2", input="norm", output="post_attention_layernorm post_feedforward_layernorm q_norm k_norm"),
-    Family("olmo3", input="norm", output="post_attention_layernorm post_feedforward_layernorm q_norm k_norm"),
-    Family("exaone4", input="norm", output="post_attention_layernorm post_feedforward_layernorm q_norm k_norm"),
+    *alike("olmo2 olmo3 exaone4", input="norm",
+        output="post_attention_layernorm post_feedforward_layernorm q_norm k_norm"),
     Family("glm4", input=LLAMA, output="post_self_attn_layernorm post_mlp_layernorm"),
     # mixtures of experts
     Family("mixtral", MOE, input=LLAMA, router="mlp.gate"),
     Family("qwen2_moe", MOE | {"shared_expert_intermediate_size": 16}, input=LLAMA, router="mlp.gate"),
-    Family("qwen3_moe", MOE, input=LLAMA, output="q_norm k_norm", router="mlp.gate"),
-    Family("olmoe", MOE, input=LLAMA, output="q_norm k_norm", router="mlp.gate"),
+    *alike("qwen3_moe olmoe minimax_m2", MOE, input=LLAMA, output="q_norm k_norm", router="mlp.gate"),
     Family("flex_olmo", MOE, input="norm", output="q_norm k_norm post_attention_layernorm post_feedforward_layernorm",
         router="mlp.gate"),
     Family("granitemoe", MOE, input=LLAMA, router="router"),
@@ -218,7 +208,6 @@ FAMILIES = [
         router="mlp.gate", kept="model.norm"),
     Family("hunyuan_v1_moe", MOE | {"moe_topk": 2}, input=LLAMA, output="query_layernorm key_layernorm",
         router="gate.wg"),
-    Family("minimax_m2", MOE, input=LLAMA, output="q_norm k_norm", router="mlp.gate"),
     Family("afmoe", MOE | {"num_dense_layers": 1, "layer_types": ["sliding_attention", "full_attention"]},
         input="input_layernorm pre_mlp_layernorm norm",
         output="post_attention_layernorm post_mlp_layernorm q_norm k_norm", router="router.gate"),
@@ -254,8 +243,7 @@ FAMILIES = [
     Family("minimax", MOE | {"layer_types": ["linear_attention", "full_attention"]}, input="model.norm",
         output="input_layernorm post_attention_layernorm self_attn.norm", router="mlp.gate", folds="self_attn.norm"),
     # held out: no rule was changed for these; what a row left out at first was added from the family's code
-    Family("cwm", input=LLAMA),
-    Family("jais2", input=LLAMA),
+    *alike("cwm jais2 ministral3 internlm3", input=LLAMA),
     Family("minicpm3", MLA, input=f"{LLAMA} q_a_layernorm kv_a_layernorm", kept="model.norm"),
     Family("youtu", MLA, input=f"{LLAMA} q_a_layernorm kv_a_layernorm", kept="model.norm"),
     Family("glm4_moe_lite", MOE | MLA | GROUPS, input=f"{LLAMA} q_a_layernorm kv_a_layernorm", router="mlp.gate"),
@@ -291,10 +279,7 @@ FAMILIES = [
         multiplier="input_residual post_attention_residual self_attn.A"),
     Family("xlstm", {"embedding_dim": 32, "num_heads": 4}, input="norm_mlstm norm_ffn out_norm",
         output="multihead_norm", folds="multihead_norm"),
-    Family("ministral3", input=LLAMA),
-    Family("internlm3", input=LLAMA),
-    Family("laguna", MOE, input=LLAMA, output="q_norm k_norm", router="mlp.gate"),
-    Family("hy_v3", MOE, input=LLAMA, output="q_norm k_norm", router="mlp.gate"),
+    *alike("laguna hy_v3", MOE, input=LLAMA, output="q_norm k_norm", router="mlp.gate"),
 ]
 OTHERS = [
     Family("t5", {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0},
