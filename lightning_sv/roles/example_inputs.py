@@ -70,6 +70,7 @@ def _from_config(model: nn.Module) -> dict[str, Any] | None:
         return None
     inputs: dict[str, Any] = {}
     tokens: list[int] = []
+    device = next(model.parameters()).device
     for kind, candidates in (("image", _images(config, accepted)), ("audio", _sounds(config, accepted))):
         method, opening, names = _PLACEHOLDERS[kind]
         embed = getattr(model, method, None)
@@ -89,12 +90,12 @@ def _from_config(model: nn.Module) -> dict[str, Any] | None:
         vocabulary = getattr(config.get_text_config(), "vocab_size", None)
         if not isinstance(vocabulary, int):
             return None
-        inputs["input_ids"] = _as_model(model, {"": token_ids(vocabulary, tokens)})[""]
+        inputs["input_ids"] = token_ids(vocabulary, tokens).to(device)
         if "mm_token_type_ids" in accepted and tokens:
             inputs["mm_token_type_ids"] = (inputs["input_ids"] == tokens[-1]).long()
     if "decoder_input_ids" in accepted and getattr(config, "is_encoder_decoder", False):
-        text = config.get_text_config(decoder=True)
-        inputs["decoder_input_ids"] = _as_model(model, {"": token_ids(text.vocab_size)})[""]
+        vocabulary = config.get_text_config(decoder=True).vocab_size
+        inputs["decoder_input_ids"] = token_ids(vocabulary).to(device)
     if inputs and hasattr(config.get_text_config(), "use_cache") and ("use_cache" in accepted or "kwargs" in accepted):
         inputs["use_cache"] = False
     return inputs or None

@@ -10,6 +10,7 @@ from lightning_sv.errors import ConfigError
 from lightning_sv.interop.apply.sites import Site, SiteMatrix
 from lightning_sv.interop.apply.weights import OutputNorm, ScaledGamma, ScaledPart, ScaledWeight
 from lightning_sv.scale import DirectScale, OffsetScale, ScaleOptions, ScaleStrategy, ScaleVector
+from lightning_sv.scale.norm import upcast
 from lightning_sv.scale.strategy import PLACEMENTS, Placement
 from lightning_sv.scale.vector import HeadShared, Role
 
@@ -97,7 +98,7 @@ class Plan:
         for matrix in site.matrices:
             weight = self.named[matrix.weight]
             if self._placement(matrix).scale_in:
-                ones[matrix] = _wide(weight).new_ones(weight.shape[matrix.in_axis])
+                ones[matrix] = upcast(weight).new_ones(weight.shape[matrix.in_axis])
         shared: SharedVector | None = None
         if ones and not self.strategy.per_branch:
             weights = sorted((self.named[matrix.weight] for matrix in ones), key=lambda w: not w.requires_grad)
@@ -109,7 +110,7 @@ class Plan:
     def _site(self, site: Site) -> None:
         """Move the site's vector to its matrices, if the strategy asks for it and they can take it; or keep it."""
         stored = self.named[site.vector]
-        gamma = _wide(stored) + (site.origin or 0.0)
+        gamma = upcast(stored) + (site.origin or 0.0)
         moves = self.strategy.per_branch or self.row.scale_out or not self.row.scale_in
         if site.role == "input" and moves and site.stays and not site.matrices and not site.tied:
             self._note(site.vector, f"remains one vector of its norm: {site.stays}")
@@ -210,7 +211,7 @@ class Plan:
                 wide = gamma.expand(*batch_dims, -1)
                 scale_in = self._vector(source, wide, self._role(matrix, "scale_in", "input"), self.named[source])
             if after:
-                ones = _wide(weight if gamma is None else gamma).new_ones(*batch_dims, width)
+                ones = upcast(weight if gamma is None else gamma).new_ones(*batch_dims, width)
                 scale_out = self._vector(matrix.weight, ones, self._role(matrix, "scale_out", "output"), weight)
             parts.append(ScaledPart(scale_in, scale_out))
         self.weights[matrix.weight] = ScaledWeight(parts, matrix.parts, matrix.in_axis != weight.ndim - 1)
@@ -227,7 +228,7 @@ class Plan:
             )
         d_out = weight.shape[0]
         width = matrix.head_width or d_out
-        role, ones = self._role(matrix, "scale_out", "output"), _wide(weight).new_ones(d_out)
+        role, ones = self._role(matrix, "scale_out", "output"), upcast(weight).new_ones(d_out)
         if matrix.word in self.options.share_heads:
             scale: ScaleVector = HeadShared(self._vector(matrix.weight, ones[:width], role, weight), d_out // width)
         else:
@@ -260,8 +261,3 @@ class Plan:
 
     def _note(self, name: str, what: str) -> None:
         self.notes.append((name, what))
-
-
-def _wide(stored: Tensor) -> Tensor:
-    """Return the values in float32, or unchanged in float64."""
-    return stored.detach().to(torch.float64 if stored.dtype == torch.float64 else torch.float32)

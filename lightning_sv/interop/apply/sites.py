@@ -167,16 +167,18 @@ def _origin(row: ModelParameter, traced: TracedModel) -> float | None:
 
 def _bias(node: Node, vector: tuple[int, ...], traced: TracedModel) -> str | None:
     """Return the parameter of that shape that a norm adds to `node`; None if there is none."""
-    added = [node.argument(NORMS[node.op][2])] if node.op in NORMS else []
-    walk = Walk(node)
-    for value, _, user in walk if node.op not in NORMS else ():
-        if user.op in SUMS:
-            added += user.others(value)
-        elif user.moves:
-            walk.follow(user)
-    names = {
-        name for value in added if value is not None and value.kind == PARAM for name in traced.flow.sources[value]
-    }
+    added: list[Node | None] = []
+    if node.op in NORMS:
+        added = [node.argument(NORMS[node.op][2])]
+    else:
+        walk = Walk(node)
+        for value, _, user in walk:
+            if user.op in SUMS:
+                added += user.others(value)
+            elif user.moves:
+                walk.follow(user)
+    learned = [value for value in added if value is not None and value.kind == PARAM]
+    names = {name for value in learned for name in traced.flow.sources[value]}
     candidates = [name for name in names if tuple(traced.named[name].shape) == vector]
     return candidates[0] if len(candidates) == 1 else None
 
