@@ -130,8 +130,8 @@ def name_patterns(wanted: Sequence[str], rest: Sequence[str], kind: Pattern = "r
 def _candidates(name: str, kind: Pattern) -> list[str]:
     """Return patterns of `name`, the shortest first; the last is the full name."""
     regex = kind == "regex"
-    escape, number, dot = (re.escape, r"\d+", r"\.") if regex else (str, "*", ".")
-    words = [number if word.isdigit() else escape(word) for word in name.split(".")]
+    number, dot = (r"\d+", r"\.") if regex else ("*", ".")
+    words = [number if word.isdigit() else re.escape(word) if regex else word for word in name.split(".")]
     tails = [dot.join(words[-count:]) for count in range(2, len(words))]
     if regex:
         return [*(rf"^(.*\.)?{tail}$" for tail in tails), f"^{dot.join(words)}$", f"^{re.escape(name)}$"]
