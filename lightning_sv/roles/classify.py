@@ -6,9 +6,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from lightning_sv.roles import ops
 from lightning_sv.roles.consumers import is_head, is_router
 from lightning_sv.roles.dataflow import Dataflow
+from lightning_sv.roles.ops import (
+    ADDENDS,
+    ATTENTION,
+    BIASES,
+    CHOICES_OF_ROWS,
+    JOINS,
+    LOOKUPS,
+    MULTIPLIED,
+    NORMS,
+    PRODUCTS,
+    SUMS,
+)
 from lightning_sv.roles.trace import CONST, PARAM, Node
 from lightning_sv.roles.types import ModelRole
 
@@ -26,13 +37,13 @@ class Use:
     def part(self) -> str:
         """Part of the value in the operation: 'operand' of a product, 'factor', 'addend', 'norm weight' or ''."""
         op, argument = self.node.op, self.argument
-        if argument in ops.PRODUCTS.get(op, ()):
+        if argument in PRODUCTS.get(op, ()):
             return "operand"
-        if op in ops.NORMS and argument in ops.NORMS[op][1:]:
-            return "norm weight" if argument == ops.NORMS[op][1] else "addend"
-        if op in ops.SUMS or argument in ops.BIASES.get(op, ()) or (op in ops.PRODUCTS and argument in ops.ADDENDS):
+        if op in NORMS and argument in NORMS[op][1:]:
+            return "norm weight" if argument == NORMS[op][1] else "addend"
+        if op in SUMS or argument in BIASES.get(op, ()) or (op in PRODUCTS and argument in ADDENDS):
             return "addend"
-        return "factor" if argument in ops.MULTIPLIED.get(op, ()) else ""
+        return "factor" if argument in MULTIPLIED.get(op, ()) else ""
 
     @cached_property
     def scaled(self) -> list[Node]:
@@ -60,18 +71,18 @@ class Rule(NamedTuple):
 #: the first rule that applies to a use decides
 RULES = (
     Rule("learned queries' matrix", "matrix",
-         lambda use: use.node.kind == PARAM and use.part == "operand" and use.argument == ops.PRODUCTS[use.node.op][1],
+         lambda use: use.node.kind == PARAM and use.part == "operand" and use.argument == PRODUCTS[use.node.op][1],
          "not combined with data yet, but the queries pass through this matrix first"),
     Rule("learned queries' bias", "bias",
-         lambda use: use.node.kind == PARAM and use.node.op in ops.PRODUCTS and use.part == "addend",
+         lambda use: use.node.kind == PARAM and use.node.op in PRODUCTS and use.part == "addend",
          "the product of learned queries and a matrix adds it"),
     Rule("parameters alone", None, lambda use: use.node.kind == PARAM,
          "a function of parameters: its result is classified where it is combined with data"),
-    Rule("lookup", "embedding", lambda use: use.node.op in ops.LOOKUPS,
+    Rule("lookup", "embedding", lambda use: use.node.op in LOOKUPS,
          "rows of a table are selected by index"),
-    Rule("chosen rows", "embedding", lambda use: use.node.op in ops.CHOICES_OF_ROWS and use.argument == "self",
+    Rule("chosen rows", "embedding", lambda use: use.node.op in CHOICES_OF_ROWS and use.argument == "self",
          "table[ids] is equivalent to a lookup"),
-    Rule("added table", "embedding", lambda use: use.node.op in ops.SUMS and use.value in use.flow.tables,
+    Rule("added table", "embedding", lambda use: use.node.op in SUMS and use.value in use.flow.tables,
          "rows of a table, selected by position, such as learned positions"),
     Rule("router", "router", lambda use: use.part == "operand" and is_router(use.node),
          "a matrix whose product is ranked by top-k, sort or argmax selects experts"),
@@ -88,13 +99,13 @@ RULES = (
     Rule("factor", "multiplier", lambda use: use.part == "factor" and math.prod(use.value.shape) > 1,
          "it multiplies unnormalized values, like LayerScale"),
     Rule("attention's mask", "bias",
-         lambda use: use.node.op in ops.ATTENTION and use.argument in ("attn_mask", "attn_bias"),
+         lambda use: use.node.op in ATTENTION and use.argument in ("attn_mask", "attn_bias"),
          "it is added to the scores"),
-    Rule("argument of attention", "other", lambda use: use.node.op in ops.ATTENTION,
+    Rule("argument of attention", "other", lambda use: use.node.op in ATTENTION,
          "a learned query, key or value without a matrix"),
     Rule("single factor", "other", lambda use: use.part == "factor",
          "a single number for all channels is not a scale vector"),
-    Rule("joined", "other", lambda use: use.node.op in ops.JOINS,
+    Rule("joined", "other", lambda use: use.node.op in JOINS,
          "it is concatenated with data, like a class token"),
     Rule("elementwise", "other", lambda use: use.node.pointwise,
          "a function of it and data that is neither their product nor their sum"),
