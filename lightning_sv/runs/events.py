@@ -1,11 +1,11 @@
-"""Run directory -> curves, config, summary: what a training run left behind.
+"""Curves, config and summary of a run directory.
 
-The step of every scalar in the event files is the number of training tokens seen so far, so that
-runs of different batch sizes share one axis.
+The step of every scalar in the event files is the number of training tokens seen so far, so that runs with different
+batch sizes share one axis.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+from tensorboard.compat.tensorflow_stub.errors import DataLossError, OutOfRangeError
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
 from tensorboard.util.tensor_util import make_ndarray
 
 from lightning_sv.errors import ConfigError, NotTestableError
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 VAL_LOSS = "val/loss"
 TRAIN_LOSS = "train/loss"
-#: beginning of the tags of `callbacks.CopyingMonitor`
+#: prefix of the tags of `callbacks.CopyingMonitor`
 COPYING = "copying/"
 
 
@@ -45,18 +46,18 @@ class Curve(NamedTuple):
 
 
 class DamagedEventsError(ConfigError):
-    """The event files of a complete run are cut, or contradict its summary: it decides nothing."""
+    """The event files of a complete run are cut or contradict its summary, so the run cannot be evaluated."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One training run as read from its directory.
+    """One training run, read from its directory.
 
     Attributes:
         label: the strategy's label, e.g. ``hg+dnp+or+iwd``
-        summary: ``summary.json``; empty for a run that has not completed
-        curves: every scalar tag with its curve
-        recorded: whether it is the row of a recording, which has no config and no scalar but the validation loss
+        summary: content of ``summary.json``; empty for an incomplete run
+        curves: curve of every scalar tag
+        recorded: if True, the run is a row of results.csv, which has no config and few scalars
     """
 
     dir: Path
@@ -67,7 +68,7 @@ class Run:
     recorded: bool = False
 
     def curve(self, tag: str) -> Curve:
-        """``tag`` -> (tokens, values), in order of tokens.
+        """Return the curve of a tag, in order of tokens.
 
         Raises:
             NotTestableError: the run logged no such scalar
@@ -75,13 +76,13 @@ class Run:
         if tag not in self.curves:
             known = ", ".join(sorted(self.curves))
             if self.recorded:
-                raise NotTestableError(f"of {self.dir.name} only {known} is recorded, {tag!r} is not; train it here.")
+                raise NotTestableError(f"{self.dir.name} was recorded with {known} only, without {tag!r}; train it here.")
             raise NotTestableError(f"{self.dir} logged no scalar named {tag!r}; it has {known}.")
         return self.curves[tag]
 
     @property
     def seq_len(self) -> int:
-        """Tokens of a training sequence, from the config."""
+        """Tokens per training sequence, from the config."""
         value = config_value(self.config, "data.seq_len")
         if not isinstance(value, int) or value < 1:
             raise ConfigError(f"{self.dir / CONFIG}: data.seq_len is {value!r}; expected a whole number above 0.")
@@ -89,7 +90,7 @@ class Run:
 
     @property
     def val_loss(self) -> float:
-        """The last validation loss of the run, nats per token."""
+        """Last validation loss of the run, in nats per token."""
         return float(self.curve(VAL_LOSS).values[-1])
 
     @property
@@ -103,13 +104,13 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
 
     Args:
         run_dir: directory with event files, ``config.yaml`` and ``summary.json``
-        complete: refuse a run that has not finished. With False, a running or interrupted run (or a
-            bare folder of event files) is read as far as it got
+        complete: if True, reject an unfinished run; if False, read the existing part of any run, or of a folder with
+            event files only
 
     Raises:
-        ConfigError: the directory is missing, holds no scalars, has an unreadable file, or
-            (``complete``) lacks its config or summary
-        DamagedEventsError: (``complete``) events are missing, or contradict the summary; a warning without
+        ConfigError: the directory is missing, has no scalars or an unreadable file, or (``complete``) lacks its config
+            or summary
+        DamagedEventsError: (``complete``) events are missing or contradict the summary; otherwise a warning is logged
     """
     directory = Path(run_dir)
     if not directory.is_dir():
@@ -117,7 +118,7 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
     if complete and not is_complete(directory):
         raise ConfigError(f"The run in {directory} is not complete (no {SUMMARY}); let it finish, or run it again.")
     if complete and not is_begun(directory):
-        raise ConfigError(f"{directory} has no {CONFIG}; give a directory that `fit` wrote.")
+        raise ConfigError(f"{directory} has no {CONFIG}; give a run directory of `fit`.")
     summary, config = read_summary(directory), read_config(directory)
     curves, cut = _read_curves(directory)
     label, seed = _label(directory, config, summary), _seed(config, summary)
@@ -131,14 +132,14 @@ def read_run(run_dir: str | Path, *, complete: bool = True) -> Run:
 
 
 def _label(directory: Path, config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    """Return the label of a run: its summary's, unless the config names another strategy."""
+    """Return the label in a run's summary, or that of its config if they mean different strategies."""
     stated = summary.get("label") or None
     scale, options = (config_value(config, f"model.{key}") for key in ("scale", "scale_options"))
     if not isinstance(scale, str) or not scale:
         return stated or directory.name
     own = scale
     if isinstance(options, Mapping) and any(options.values()):
-        from lightning_sv.scale import ScaleOptions  # a second, for few runs
+        from lightning_sv.scale import ScaleOptions  # imports torch; few runs need it
 
         try:
             own += ScaleOptions(**options).label()
@@ -146,7 +147,7 @@ def _label(directory: Path, config: Mapping[str, Any], summary: Mapping[str, Any
             raise ConfigError(f"{directory / CONFIG}: model.scale_options is not readable ({error}).") from error
     if stated is None or stated == own:
         return own
-    from lightning_sv.scale.strategy import own_tokens  # torch with it, where a strategy is spelt in two ways
+    from lightning_sv.scale.strategy import own_tokens  # imports torch; needed if there are two spellings
 
     (one, _, its_options), (other, _, options) = stated.partition("["), own.partition("[")
     return stated if own_tokens(one) == own_tokens(other) and its_options == options else own
@@ -158,12 +159,12 @@ def _seed(config: Mapping[str, Any], summary: Mapping[str, Any]) -> int | None:
 
 
 def contradiction(run: Run) -> str | None:
-    """Return how the end of a run's validation losses differs from its summary; None if it does not."""
+    """Return a sentence if a run's last validation loss differs from its summary, or None."""
     stated, losses = run.summary.get("val_loss"), run.curves.get(VAL_LOSS)
     if stated is None or losses is None:
         return None
     tokens = run.tokens if run.summary.get("tokens") is None else run.summary["tokens"]
-    # A run that was completed on other devices validated once more.
+    # A run that was completed on different devices validated once more.
     if run.tokens == tokens and np.isclose(run.val_loss, stated, rtol=0, atol=1e-3, equal_nan=True):
         return None
     return (
@@ -172,74 +173,68 @@ def contradiction(run: Run) -> str | None:
     )
 
 
-class _Leg(NamedTuple):
-    """One event file: what one start of a run logged.
+class _Segment(NamedTuple):
+    """One event file: the scalars that one start of a run logged.
 
     Attributes:
-        began: wall time of its first point or mark
-        start: tokens at which it began; None for a file of an earlier version, which does not say
-        saved: tokens at which it wrote a checkpoint
+        began: wall time of its first point or mark; 0 if there is none
+        start: tokens at which it began; None if the file was not written by `RunLogger`
+        reach: tokens of its last checkpoint, or of its start
         points: tag -> tokens -> value
-        complete: whether the file was read to its end
+        complete: if True, the file was read to its end
     """
 
     file: Path
     began: float
     start: int | None
-    saved: set[int]
+    reach: int
     points: dict[str, dict[int, float]]
     complete: bool
 
 
 def _read_curves(directory: Path) -> tuple[dict[str, Curve], list[Path]]:
-    """Return the curves of the live branch, and its event files whose end is missing."""
-    found = [_read_leg(file) for file in event_files(directory)]
-    legs = sorted((leg for leg in found if leg.began), key=lambda leg: leg.began)
-    if not any(leg.points for leg in legs):
+    """Return the curves without points that a resumed run repeated, and the event files whose end is missing."""
+    segments = sorted(map(_read_segment, event_files(directory)), key=lambda segment: segment.began)
+    if not any(segment.points for segment in segments):
         raise ConfigError(
-            f"{directory} holds no TensorBoard scalars (events.out.tfevents.*); "
-            "give the directory of a run that has logged something."
+            f"{directory} has no TensorBoard scalars (events.out.tfevents.*); give the directory of a run that has "
+            "logged something."
         )
-    # Each leg as the branch that ends with it. A leg that ended before its first checkpoint has no successor.
-    branches: list[list[_Leg]] = []
-    for leg in legs:
-        parents = [b for b in reversed(branches) if leg.start is not None and leg.start in b[-1].saved]
-        branches.append([*(*parents, *reversed(branches), [])[0], leg])
-    live = branches[-1]
     curves: dict[str, dict[int, float]] = {}
-    cut = [leg.file for leg in found if not leg.began and not leg.complete]
-    for leg, following in zip(live, [*live[1:], None], strict=True):
-        # What a kill cuts is beyond the checkpoint, before which all was written.
-        resumed = following is not None and (leg.start is None or following.start in leg.saved)
-        if not leg.complete and not resumed:
-            cut.append(leg.file)
-        # Files of earlier versions do not say where they start: a tag goes on where they first have it.
-        for tag in curves if leg.start is not None else leg.points.keys() & curves.keys():
-            end = min(leg.points[tag]) - 1 if leg.start is None else leg.start
+    cut = []
+    for i, (file, began, start, reach, points, complete) in enumerate(segments):
+        # A kill cuts only points after the last checkpoint, and the next start repeats these.
+        resumed = began and any(None in (start, each.start) or each.start <= reach for each in segments[i + 1 :])
+        if not complete and not resumed:
+            cut.append(file)
+        # Without a start, each tag continues at its first point in the file.
+        for tag in curves if start is not None else points.keys() & curves.keys():
+            end = min(points[tag]) - 1 if start is None else start
             curves[tag] = {tokens: value for tokens, value in curves[tag].items() if tokens <= end}
-        for tag, points in leg.points.items():
-            curves.setdefault(tag, {}).update(points)
-    live_curves = {}
-    for tag, points in curves.items():
-        if points:
-            tokens, values = zip(*sorted(points.items()), strict=True)
-            live_curves[tag] = Curve(np.array(tokens, dtype=np.int64), np.array(values, dtype=np.float64))
-    return live_curves, cut
+        for tag, values in points.items():
+            curves.setdefault(tag, {}).update(values)
+    return {tag: _curve(points) for tag, points in curves.items() if points}, cut
 
 
-def _read_leg(file: Path) -> _Leg:
-    began, start, complete = 0.0, None, True
-    saved: set[int] = set()
+def _curve(points: Mapping[int, float]) -> Curve:
+    tokens, values = zip(*sorted(points.items()), strict=True)
+    return Curve(np.array(tokens, dtype=np.int64), np.array(values, dtype=np.float64))
+
+
+def _read_segment(file: Path) -> _Segment:
+    began, start, reach, complete = 0.0, None, 0, False
     points: dict[str, dict[int, float]] = {}
-    plugins: dict[str, str] = {}  # the first value of a tag alone names its plugin
+    plugins: dict[str, str] = {}  # only the first value of a tag names its plugin
     try:
-        for record in _records(file):
-            event = Event.FromString(record)
+        reader = PyRecordReader_New(str(file))
+        while True:
+            reader.GetNext()
+            event = Event.FromString(reader.record())
             mark = event.session_log.status
             if mark == SessionLog.START:
-                start = event.step - 1
+                start = reach = event.step - 1
             elif mark == SessionLog.CHECKPOINT:
-                saved.add(event.step)
+                reach = event.step
             for value in event.summary.value:
                 plugin = plugins.setdefault(value.tag, value.metadata.plugin_data.plugin_name)
                 kind = value.WhichOneof("value")
@@ -249,23 +244,8 @@ def _read_leg(file: Path) -> _Leg:
                     points.setdefault(value.tag, {})[event.step] = float(make_ndarray(value.tensor).item())
             if mark or points:
                 began = began or event.wall_time
-    except (EOFError, DecodeError, TypeError, ValueError):  # also a tensor that is no number
-        complete = False
-    return _Leg(file, began, start, saved, points, complete)
-
-
-def _records(file: Path) -> Iterator[bytes]:
-    """Yield the records of an event file: length, its checksum, data, its checksum.
-
-    Raises:
-        EOFError: the next record is cut or altered
-    """
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        while head := stream.read(12):
-            length = int.from_bytes(head[:8], "little")
-            data = stream.read(length) if length < size else b""
-            for part, checksum in ((head[:8], head[8:]), (data, stream.read(4))):
-                if masked_crc32c(part).to_bytes(4, "little") != checksum:
-                    raise EOFError
-            yield data
+    except OutOfRangeError:  # the end of the file
+        complete = True
+    except (DataLossError, DecodeError, TypeError, ValueError):  # also a tensor that is not a number
+        pass
+    return _Segment(file, began, start, reach, points, complete)
