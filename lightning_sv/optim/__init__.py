@@ -1,6 +1,6 @@
 """Optimizers, parameter groups by role, and schedules."""
 
-from lightning_sv.optim.build import OPTIMIZERS, build_optimizer
+from lightning_sv.optim.build import OPTIMIZERS, build_optimizer, configured_groups
 from lightning_sv.optim.config import OptimConfig
 from lightning_sv.optim.dtensor import full_tensor
 from lightning_sv.optim.groups import (
@@ -24,6 +24,7 @@ __all__ = [
     "ScheduleConfig",
     "build_optimizer",
     "clip_by_role",
+    "configured_groups",
     "full_tensor",
     "group_table",
     "matrix_rate",

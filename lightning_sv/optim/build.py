@@ -30,19 +30,14 @@ def builder_of(name: str) -> Builder:
     return OPTIMIZERS[name]
 
 
-def build_optimizer(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> Optimizer:
-    """Build the optimizer of `config`; parameters may be on the meta device, for a check.
-
-    Args:
-        groups: the trained parameters by role
-        config: name and settings of the optimizer
-        lr: peak learning rate of all groups
+def configured_groups(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> list[ParameterGroup]:
+    """Return the groups with the settings of their roles, as `build_optimizer` uses them.
 
     Raises:
         ConfigError: the optimizer is unknown, or the settings name a role without parameters, or a weight decay of
             scale vectors that do not decay
     """
-    build = builder_of(config.name)
+    builder_of(config.name)
     roles = [group.role for group in groups]
     for key, named in (
         ("undecayed", config.undecayed),
@@ -55,7 +50,21 @@ def build_optimizer(groups: list[ParameterGroup], config: OptimConfig, lr: float
             raise ConfigError(
                 f"model.optim.{key} names {absent[0]!r}; expected roles with trained parameters: {' '.join(roles)}"
             )
-    return build([_by_role(group, config, lr) for group in groups], config, lr)
+    return [_by_role(group, config, lr) for group in groups]
+
+
+def build_optimizer(groups: list[ParameterGroup], config: OptimConfig, lr: float) -> Optimizer:
+    """Build the optimizer of `config`; parameters may be on the meta device.
+
+    Args:
+        groups: the trained parameters by role
+        config: name and settings of the optimizer
+        lr: peak learning rate of all groups
+
+    Raises:
+        ConfigError: as `configured_groups`
+    """
+    return builder_of(config.name)(configured_groups(groups, config, lr), config, lr)
 
 
 def _by_role(group: ParameterGroup, config: OptimConfig, lr: float) -> ParameterGroup:

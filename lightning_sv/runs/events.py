@@ -11,12 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.tensorflow_stub.errors import DataLossError, OutOfRangeError
-from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
-from tensorboard.util.tensor_util import make_ndarray
 
 from lightning_sv.errors import ConfigError, NotTestableError
 from lightning_sv.runs.directory import (
@@ -222,6 +217,13 @@ def _curve(points: Mapping[int, float]) -> Curve:
 
 
 def _read_segment(file: Path) -> _Segment:
+    # Imported here, because TensorBoard imports boto3, which takes half a second.
+    from google.protobuf.message import DecodeError
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.compat.tensorflow_stub.errors import DataLossError, OutOfRangeError
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import PyRecordReader_New
+    from tensorboard.util.tensor_util import make_ndarray
+
     began, start, reach, complete = 0.0, None, 0, False
     points: dict[str, dict[int, float]] = {}
     plugins: dict[str, str] = {}  # only the first value of a tag names its plugin
@@ -246,6 +248,6 @@ def _read_segment(file: Path) -> _Segment:
                 began = began or event.wall_time
     except OutOfRangeError:  # the end of the file
         complete = True
-    except (DataLossError, DecodeError, TypeError, ValueError):  # also a tensor that is not a number
+    except (DataLossError, DecodeError, MemoryError, OverflowError, TypeError, ValueError):  # a damaged record
         pass
     return _Segment(file, began, start, reach, points, complete)

@@ -9,7 +9,7 @@ from lightning_sv.atomic import regular
 from lightning_sv.errors import ConfigError, unknown
 from lightning_sv.nn import Backbone, BackboneConfig, activated_parameters, flops_per_token, meta_backbone
 from lightning_sv.nn.kernels.select import Kernels
-from lightning_sv.optim import OptimConfig, ParameterGroup, ScheduleConfig, build_optimizer, role_groups, tuned_lr
+from lightning_sv.optim import OptimConfig, ParameterGroup, ScheduleConfig, configured_groups, role_groups, tuned_lr
 from lightning_sv.scale import ScaleOptions, ScaleStrategy
 from lightning_sv.settings.paths import find_config
 
@@ -44,13 +44,11 @@ class PretrainConfig:
             raise ConfigError(f"model.tokens_per_param is {self.tokens_per_param}; expected a number above 0.")
         self.strategy = ScaleStrategy.parse(self.scale)
         self.lr = self.optim.lr or tuned_lr(self.backbone.name, self.optim.name, self.schedule.name, self.strategy)
-        # Before any data is touched: strategy and optimizer fit the sizes, and the number of parameters.
         meta = self.meta()
-        #: parameters, and those that one token uses: a sparse expert counts by the share of tokens it sees
         self.n_params = sum(p.numel() for p in meta.parameters())
         self.n_activated = activated_parameters(meta, self.backbone)
         self.canonical = meta.canonical
-        build_optimizer(self.parameter_groups(meta), self.optim, self.lr)
+        configured_groups(self.parameter_groups(meta), self.optim, self.lr)  # a check; building imports torch._dynamo
 
     def plain(self) -> dict[str, Any]:
         """Return the arguments as plain values."""
