@@ -1,4 +1,1 @@
-"""The settings of a run, as YAML and command line give them: what it trains, what it reads, the trainer's keys.
-
-Without Lightning, so that what plans and compares runs starts quickly.
-"""
+"""Settings of a run, from YAML and the command line; without Lightning, so that plans and reports start fast."""

@@ -1,4 +1,4 @@
-"""Config files and keys of `fit` among the words of a command line, and back."""
+"""Conversion between command-line arguments and the keys of a config."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ from lightning_sv.settings.yaml_file import read_yaml
 
 
 def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dict[str, Any]]:
-    """`--config FILE`, and `--key value` or `--key=value`: the files, and the keys that no later file sets.
+    """Return the files of `--config FILE`, and the `--key value` or `--key=value` that no later file overrides.
 
     Raises:
-        ConfigError: words that are no such pairs, a value or a file that is no YAML
+        ConfigError: an argument has no value, or a value or a file is not valid YAML
     """
     parts = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if len(parts) % 2 or not all(part.startswith("--") for part in parts[::2]):
@@ -32,7 +32,7 @@ def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dic
             files.append(Path(config_path(text, key)))
             keys = {k: v for k, v in keys.items() if k not in read_leaves(files[-1])}
             continue
-        try:  # as the layers are read: 1e-3 is a number
+        try:  # OmegaConf, as for config files: 1e-3 is a number
             keys[key.removeprefix("--")] = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[call-overload,index]
         except (yaml.YAMLError, OmegaConfBaseException) as error:
             raise ConfigError(f"{command}: {key} {text!r} is not valid YAML: {' '.join(str(error).split())}") from error
@@ -40,24 +40,20 @@ def parse_overrides(words: Sequence[str], command: str) -> tuple[list[Path], dic
 
 
 def read_leaves(file: Path) -> dict[str, Any]:
-    """Dotted keys of a config file with their values.
-
-    Raises:
-        ConfigError: it is no plain YAML of keys and values
-    """
+    """Return the dotted keys of a config file with their values."""
     return leaves(read_yaml(file, f"--config {file}"))
 
 
 def leaves(content: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted keys of nested sections with their values."""
-    found: dict[str, Any] = {}
+    """Return the dotted keys of nested sections with their values."""
+    values: dict[str, Any] = {}
     for name, child in content.items():
-        found |= leaves(child, f"{prefix}{name}.") if isinstance(child, Mapping) else {f"{prefix}{name}": child}
-    return found
+        values |= leaves(child, f"{prefix}{name}.") if isinstance(child, Mapping) else {f"{prefix}{name}": child}
+    return values
 
 
 def to_args(keys: Mapping[str, Any]) -> list[str]:
-    """Keys and values as words of a command line.
+    """Return keys and values as command-line arguments.
 
     >>> to_args({"model.optim.lr": 0.1, "trainer.fast": True})
     ['--model.optim.lr', '0.1', '--trainer.fast', 'true']

@@ -1,4 +1,4 @@
-"""What a run reads: a corpus, cut into sequences and batches. Without Lightning."""
+"""Settings of the data of a run: a corpus, sequences and batches."""
 
 import logging
 import math
@@ -15,28 +15,27 @@ from lightning_sv.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-#: loader processes of a device; more are a typing error, and would exhaust the machine
+#: Maximum number of loader processes per device; more are a typing error and would exhaust the machine.
 _MOST_WORKERS = 256
 
 
 @dataclass
 class DataConfig:
-    """Which tokens an optimizer step sees; `lit.data.TokenDataModule` streams them.
+    """Settings of the tokens in an optimizer step; `lit.data.TokenDataModule` streams them.
 
-    Each optimizer step sees `global_batch` sequences, the same on any number of devices, workers and
-    micro-batches: `global_batch / (micro_batch x devices)` micro-batches are accumulated.
+    Each optimizer step sees `global_batch` sequences, the same for any number of devices, workers and micro-batches:
+    `global_batch / (micro_batch x devices)` micro-batches are accumulated.
 
     Args:
-        corpus: the corpus; `lightning-sv prepare` makes it, training reads corpus.dir
-        seq_len: tokens a sequence predicts
-        global_batch: sequences an optimizer step, over all devices
-        micro_batch: sequences a device processes at once; null for the largest that fits a GPU (on a CPU for all of
-            a device's share, if that is small). Nothing but the order of sums depends on it
-        num_workers: loader processes a device; 0 reads in the training process. The order does not depend on it
-        validations: validations in a run, evenly spaced, the last at the end
-        val_sequences: sequences each validation reads, spread evenly over the split and always the same;
-            null for the whole split
-        seed: of the order of the sequences; null for seed_everything's
+        corpus: the corpus; `lightning-sv prepare` creates it, and training reads corpus.dir
+        seq_len: predicted tokens per sequence
+        global_batch: sequences per optimizer step, over all devices
+        micro_batch: sequences per forward pass on a device; null for the largest that fits a GPU, or on a CPU for a
+            device's full share if it is small. Only the order of sums depends on it
+        num_workers: loader processes per device, which do not affect the order; 0 reads in the training process
+        validations: number of validations in a run, evenly spaced, the last at the end
+        val_sequences: sequences per validation, always the same, spread evenly over the split; null for all
+        seed: seed of the order of the sequences; null for that of seed_everything
     """
 
     corpus: CorpusConfig
@@ -60,7 +59,7 @@ class DataConfig:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens an optimizer step sees, over all devices."""
+        """Tokens per optimizer step, over all devices."""
         return self.global_batch * self.seq_len
 
     @cached_property
@@ -70,7 +69,7 @@ class DataConfig:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """What `lightning-sv prepare` recorded of the corpus."""
+        """Manifest of the corpus, written by `lightning-sv prepare`."""
         return Manifest.load(self.folder)
 
     @property
@@ -79,14 +78,14 @@ class DataConfig:
         return self.manifest.eot
 
     def check(self, vocab_size: int, *, checksums: bool = True) -> None:
-        """Refuse a corpus that cannot be trained on, before any step.
+        """Check the corpus before the first step.
 
         Args:
-            vocab_size: of the model
-            checksums: whether to hash every shard, see `corpus.check_corpus`, and to warn if the text has changed
+            vocab_size: vocabulary size of the model
+            checksums: if True, hash every shard, see `corpus.check_corpus`, and warn if the text has changed
 
         Raises:
-            ConfigError: names the file or key, and what to do
+            ConfigError: the corpus is damaged, or does not fit the model; the message names the file or key
         """
         check_corpus(
             self.manifest,
@@ -97,65 +96,59 @@ class DataConfig:
             checksums=checksums,
         )
         if checksums and (changes := changed_text(self.manifest)):
-            log.warning("%s is used as it is, although its text has changed: %s", self.corpus.dir, listed(changes))
+            log.warning("%s is used although its text has changed: %s", self.corpus.dir, listed(changes))
 
     @property
     def device_counts(self) -> tuple[int, ...]:
-        """The numbers of devices that the global batch can be shared by."""
+        """Numbers of devices that divide the global batch."""
         batch = self.global_batch
         small = [n for n in range(1, math.isqrt(batch) + 1) if batch % n == 0]
         return tuple(sorted({*small, *(batch // n for n in small)}))
 
     def share(self, devices: int, rank: int = 0) -> RankShare:
-        """Return what one of so many devices reads of every optimizer step.
+        """Return the part of every optimizer step that one device reads.
 
         Raises:
-            ConfigError: the global batch cannot be shared evenly
+            ConfigError: the devices do not divide the global batch, or the micro-batch does not divide their share
         """
         per_device, rest = divmod(self.global_batch, devices)
         if rest:
-            near = self.device_counts
-            below, above = max(n for n in near if n <= devices), min((n for n in near if n > devices), default=None)
-            smaller, larger = per_device * devices, (per_device + 1) * devices
+            counts = self.device_counts
+            near = [*[n for n in counts if n <= devices][-1:], *[n for n in counts if n > devices][:1]]
             raise ConfigError(
-                f"data.global_batch {self.global_batch} cannot be shared evenly by {devices} devices; use "
-                f"{below if above is None else f'{below} or {above}'} devices, or a batch of "
-                f"{f'{smaller} or ' if smaller else ''}{larger}."
+                f"data.global_batch is {self.global_batch}; expected a multiple of {devices}, the number of devices. "
+                f"Use {' or '.join(map(str, near))} devices, or a batch of {(per_device + 1) * devices}."
             )
         micro = self.micro_batch or per_device
         if per_device % micro:
+            divisors = [n for n in range(1, per_device + 1) if per_device % n == 0]
             raise ConfigError(
-                f"data.micro_batch {micro} does not divide the {per_device} sequences a device has of "
-                f"data.global_batch {self.global_batch} on {devices} devices; "
-                f"{', '.join(str(n) for n in range(1, per_device + 1) if per_device % n == 0)} do."
+                f"data.micro_batch is {micro}; expected a divisor of {per_device}, the sequences per device: "
+                f"{', '.join(map(str, divisors))}."
             )
         return RankShare(self.global_batch, micro, rank, devices)
 
     def check_validation(self, devices: int) -> None:
-        """Refuse a validation that gives a device nothing.
-
-        Raises:
-            ConfigError: there are fewer sequences than devices
-        """
+        """Check that there is a validation sequence for every device."""
         if self.validation_sequences < devices:
             raise ConfigError(
-                f"data.val_sequences {self.validation_sequences} gives some of the {devices} devices nothing to "
-                "validate on; raise it, or prepare more validation text."
+                f"data.val_sequences is {self.validation_sequences}; expected at least {devices}, the number of "
+                "devices. Raise it, or prepare more validation text."
             )
 
     @property
     def validation_sequences(self) -> int:
-        """Sequences each validation reads, over all devices."""
+        """Sequences per validation, over all devices."""
         available = self.manifest.val.sequences(self.seq_len)
         return min(self.val_sequences or available, available)
 
     def held_out(self, n_sequences: int) -> Tensor:
-        """Sequences (n, seq_len + 1) spread evenly over the validation split: the same in every run, on every rank."""
+        """Return validation sequences (n, seq_len + 1), spread evenly, the same in every run and on every rank."""
         sequences = open_split(self.folder, "val", seq_len=self.seq_len)
         return torch.stack([sequences[i] for i in self.spread(len(sequences), n_sequences)])
 
     @staticmethod
     def spread(n: int, k: int) -> list[int]:
-        """At most k of the numbers below n, evenly spread."""
+        """Return at most k of the numbers below n, evenly spread."""
         k = min(k, n)
         return [i * n // k for i in range(k)]

@@ -1,4 +1,4 @@
-"""What a run trains: a backbone, its strategy, optimizer, schedule and budget. Without Lightning."""
+"""Settings of the model of a run: backbone, strategy, optimizer, schedule and budget."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -16,10 +16,10 @@ from lightning_sv.settings.paths import find_config
 
 @dataclass
 class PretrainConfig:
-    """What is pre-trained, how, and for how long: the settings of `lit.module.PretrainModule`, which explains them.
+    """Settings of `lit.module.PretrainModule`, which documents them.
 
     Raises:
-        ConfigError: a strategy, option or optimizer that does not fit the model, or no learning rate known
+        ConfigError: a strategy, option or optimizer does not fit the model, or no learning rate is known
     """
 
     backbone: BackboneConfig
@@ -61,7 +61,7 @@ class PretrainConfig:
         return f"{self.strategy}{self.scale_options.label()}"
 
     def meta(self) -> Backbone:
-        """Return the backbone without storage: names, sizes and roles before anything is built or sharded."""
+        """Return the backbone on the meta device, for names, sizes and roles."""
         return meta_backbone(self.backbone, self.strategy, self.scale_options)
 
     def steps_for_budget(self, tokens_per_step: int) -> int:
@@ -69,25 +69,25 @@ class PretrainConfig:
         return max(1, -int(-self.tokens_per_param * self.n_activated // tokens_per_step))
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Floating-point operations of forward and backward a token."""
+        """Return the floating-point operations of forward and backward per token."""
         return flops_per_token(self.n_activated, self.backbone, seq_len)
 
     def parameter_groups(self, model: Backbone) -> list[ParameterGroup]:
-        """Return the trained parameters of `model`, this module's backbone or `meta()`, by role."""
+        """Return the trained parameters of `model`, the built backbone or `meta()`, by role."""
         return role_groups(model, self.strategy.decayed_roles)
 
 
 def preset(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a module: those of conf/base.yaml, conf/model/NAME.yaml and its optimizer, changed.
+    """Return the arguments of a module from conf/base.yaml and conf/model/NAME.yaml, with changes.
 
     Args:
-        name: of the file in conf/model, in the working directory or else in the package
+        name: name of a file in conf/model, in the working directory or else in the package
         changes: arguments of `PretrainConfig`, or fields of `BackboneConfig`
 
     Raises:
-        ConfigError: there is no such file, or a change is neither
+        ConfigError: the file does not exist, or a change is unknown
     """
-    from lightning_sv.settings.yaml_file import read_yaml  # here: a model is built without omegaconf
+    from lightning_sv.settings.yaml_file import read_yaml  # imported here, so that a model needs no omegaconf
 
     sizes = BackboneConfig.__dataclass_fields__
     arguments: dict[str, Any] = {}
@@ -105,5 +105,5 @@ def preset(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_of_transformers(init_from: str) -> bool:
-    """Whether a run's `init_from` is a folder as transformers' `save_pretrained` writes it."""
+    """Return True if `init_from` is a folder written by transformers' `save_pretrained`."""
     return regular(Path(init_from) / "config.json").is_file()

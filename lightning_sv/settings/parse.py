@@ -1,4 +1,4 @@
-"""A config becomes a run: the sections of `fit`, and its arguments read for plans and comparisons without Lightning."""
+"""Arguments of `fit`: its sections, and their parser for plans and comparisons without Lightning."""
 
 import warnings
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from lightning_sv.settings.trainer import TRAINER_DEFAULTS, trainer_keys
 
 
 def add_run(parser: ArgumentParser, model: type, trainer: Callable[..., Any]) -> None:
-    """Add the sections `trainer`, which is not built, `model` and `data`."""
+    """Add the sections `model`, `data` and `trainer`; the last is not instantiated."""
     parser.add_class_arguments(trainer, "trainer", fail_untyped=False, instantiate=False, sub_configs=True)
     parser.set_defaults({f"trainer.{key}": value for key, value in TRAINER_DEFAULTS.items()})
     parser.add_class_arguments(model, "model", skip={"lr"})  # model.optim.lr
@@ -24,26 +24,26 @@ def add_run(parser: ArgumentParser, model: type, trainer: Callable[..., Any]) ->
 
 
 def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainConfig, DataConfig, dict[str, Any]]:
-    """Read the arguments of a `fit`; return what it trains, what it reads, and the trainer's keys.
+    """Parse arguments of `fit`; return the settings of model and data, and the trainer's keys.
 
     Raises:
-        ConfigError: whatever `fit` would refuse about model and data; or weights to begin with, which only `fit` reads
+        ConfigError: `fit` would reject model or data, or they start from a model of transformers
     """
     parser = _parser()
-    with warnings.catch_warnings(action="ignore"):  # `fit` says them
+    with warnings.catch_warnings(action="ignore"):  # `fit` shows them
         config = parser.parse_args(args)
         start = config.get("model.init_from")
         if start is not None and is_of_transformers(start):
             raise ConfigError(
-                f"model.init_from {start}, a model of transformers, is supported by fit only, because plans and "
-                "comparisons set the sizes themselves; set --model.init_from null."
+                f"model.init_from is {start}, a model of transformers; expected null, because only fit takes its sizes "
+                "from there. Set --model.init_from null."
             )
         made = parser.instantiate(config)
     trainer: dict[str, Any] = made.trainer.as_dict()
     if isinstance(strategy := trainer["strategy"], dict):
-        # arguments on the command line are merged into init_args here, because the class is not imported
-        within = {key: strategy.pop(key) for key in set(strategy) - {"class_path", "init_args"}}
-        arguments = strategy.get("init_args", {}) | within
+        # Arguments on the command line are merged into init_args here, because the class is not imported.
+        other = {key: strategy.pop(key) for key in set(strategy) - {"class_path", "init_args"}}
+        arguments = strategy.get("init_args", {}) | other
         if "class_path" not in strategy:
             keys = " ".join(f"init_args.{key}" for key in arguments)
             raise ConfigError(f"trainer.strategy has no class_path; expected one next to {keys or 'other keys'}.")
@@ -55,7 +55,7 @@ def parse_run(args: list[str], *, check_corpus: bool = True) -> tuple[PretrainCo
 
 @cache
 def _parser() -> Parser:
-    """The parser of a run; a figure's plan reads a hundred of them, and making it takes as long as reading one."""
+    """Return the parser of a run; building it takes as long as parsing, and a figure's plan parses a hundred runs."""
     parser = Parser(parser_mode="omegaconf+")
     parser.add_argument("--config", action="config")
     parser.add_argument("--seed_everything", type=bool | int, default=0)

@@ -1,4 +1,4 @@
-"""An argument parser whose errors are one sentence with the nearest right name."""
+"""Parser of config files and keys, based on jsonargparse, with errors of one sentence."""
 
 import math
 import re
@@ -16,7 +16,7 @@ from lightning_sv.settings.plain_parser import underscored
 from lightning_sv.settings.sections import SECTIONS
 from lightning_sv.settings.yaml_file import parse_yaml, read_yaml, without_empty
 
-#: what other programs call a key -> ours
+#: name of a key in other programs -> our key
 ELSEWHERE = {
     "learning_rate": "model.optim.lr",
     "max_lr": "model.optim.lr",
@@ -36,8 +36,6 @@ ELSEWHERE = {
     "optimizer": "model.optim.name",
     "lr_scheduler": "model.schedule.name",
 }
-
-
 #: name of a type -> its values
 _WORDS = {
     "NoneType": "null",
@@ -51,17 +49,16 @@ _WORDS = {
 
 
 class Parser(ArgumentParser):
-    """Raises ValueError where argparse would print its usage and exit; `-` in an option's name counts as `_`.
+    """A parser that raises ConfigError instead of exiting, and suggests the closest key for an unknown one.
 
-    Misspelled keys, from YAML or the command line, are answered with the nearest right one. A key is given whole: what
-    an abbreviation stands for changes with the keys there are.
+    `-` in an option's name counts as `_`. Keys cannot be abbreviated, because the meaning would change with new keys.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def parse_args(self, args: Sequence[str], **kwargs: Any) -> Any:
-        """Parse, after checking that every config file is readable YAML; expand the paths."""
+        """Check that every config file is valid YAML, parse, and expand paths."""
         words = underscored(args)
         for i, flag in enumerate(words):
             name, inline, text = flag.partition("=")
@@ -76,19 +73,18 @@ class Parser(ArgumentParser):
         try:
             config = super().parse_args(words, **kwargs)
         except (OverflowError, TypeError, RecursionError, AttributeError, KeyError) as error:
-            # jsonargparse meets 10**400 for a float, or a list for a section
+            # 10**400 for a float, or a list for a section
             self.error(f"a value cannot be read ({error!r})", None)
-        except ValueError as error:  # from OmegaConf, about an interpolation
+        except ValueError as error:  # from OmegaConf, for an interpolation
             raise error if isinstance(error, ConfigError) else ConfigError(str(error).splitlines()[0]) from error
         _check_values(self, config)
-        for keys, expanded in ((PATHS, expand_path), (WITH_PATHS, expand_variables)):
-            for key in keys:
-                if isinstance(value := config.get(key), str):
-                    config[key] = expanded(value, key)
+        for key in (*PATHS, *WITH_PATHS):
+            if isinstance(value := config.get(key), str):
+                config[key] = expand_path(value, key) if key in PATHS else expand_variables(value, key)
         return config
 
     def instantiate(self, *args: Any, **kwargs: Any) -> Any:
-        """Build the classes; raise ConfigError if a class refuses its arguments."""
+        """Build the classes; raise ConfigError if a class rejects its arguments."""
         try:
             return super().instantiate(*args, **kwargs)
         except ConfigError:
@@ -97,17 +93,17 @@ class Parser(ArgumentParser):
             raise ConfigError(f"{sentence(' '.join(str(error).split()).removesuffix('.'), self)}.") from error
 
     def _load_config_parser_mode(self, content: str, path: Any = "", *rest: Any, **more: Any) -> Namespace:
-        """Load the text of a config file; empty sections do not reset those of earlier files."""
+        """Load the text of a config file without empty sections, which would reset those of earlier files."""
         given = parse_yaml(content, f"--config {path}")
         kept = without_empty(given)
         text = content if kept and kept == given else yaml.safe_dump(kept)
         return super()._load_config_parser_mode(text, path, *rest, **more)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:  # type: ignore[override]
-        """Raise ValueError with the cause in one line."""
+        """Raise ConfigError with the cause in one line."""
         text = " ".join(str(ex or message).split()).removesuffix(".")
         if missing := text.partition("arguments are required: ")[2]:
-            raise ConfigError(_what_to_give(missing.split(", "))) from ex
+            raise ConfigError(_missing_keys(missing.split(", "))) from ex
         raise ConfigError(f"{sentence(text, self)}.{self._hint(text)}") from ex
 
     def _hint(self, text: str) -> str:
@@ -128,15 +124,15 @@ class Parser(ArgumentParser):
 
 
 def sentence(text: str, parser: ArgumentParser | None = None) -> str:
-    r"""Return what jsonargparse says of a wrong value, in pages for several types, as one sentence without full stop.
+    r"""Return jsonargparse's error about a value, which has pages for several types, as one sentence without full stop.
 
     Args:
-        text: words of an error, in one line
-        parser: parser that knows the type of the key
+        text: the error in one line
+        parser: parser with the type of the key
 
     >>> sentence("Parser key \"trainer.logger\": Does not validate against any of the Union subtypes Errors: "
     ...          "- Problem with given class_path 'a.B': no such module - Expected a <class 'bool'> Given value: x")
-    'trainer.logger: a.B cannot be made: no such module'
+    'trainer.logger: a.B cannot be created: no such module'
     """
     key, value = re.search(r'^Parser key "([\w.]+)"', text), re.search(r"(?:Got|Given) value: (.*)", text)
     name = key[1] if key else "a value"
@@ -147,17 +143,17 @@ def sentence(text: str, parser: ArgumentParser | None = None) -> str:
     if wrong := re.search(
         r"Problem with given class_path '([\w.]+)': (.*?)\.? (?:- Expected a|Given value type)", text
     ):
-        return f"{name}: {wrong[1]} cannot be made: {wrong[2]}"
+        return f"{name}: {wrong[1]} cannot be created: {wrong[2]}"
     if "dot import path" in text:
-        return f"{name} is {value[1]}, which names no class; give its import path, e.g. my_module.MyClass"
-    if said := re.search(r"Errors: - (?!Expected a |Not a valid |Does not)(.+?)\.? - (?:Expected a |Not a )", text):
-        return f"{name}: {said[1]}" if key else said[1]  # by the class itself
+        return f"{name} is {value[1]}; expected the import path of a class, e.g. my_module.MyClass"
+    if own := re.search(r"Errors: - (?!Expected a |Not a valid |Does not)(.+?)\.? - (?:Expected a |Not a )", text):
+        return f"{name}: {own[1]}" if key else own[1]  # raised by the class itself
     hints = [getattr(action, "_typehint", None) for action in parser._actions if action.dest == name] if parser else []
-    return f"{name} is {value[1]}; expected {_expected(hints[0]) if hints else 'another type'}"
+    return f"{name} is {value[1]}; expected {_expected(hints[0]) if hints else 'a different type'}"
 
 
 def _expected(hint: Any) -> str:
-    """Return the values of a type in words.
+    """Return a phrase for the values of a type.
 
     >>> _expected(float | None), _expected(Literal["none", "block"])
     ('a finite number or null', 'one of: none block')
@@ -169,8 +165,8 @@ def _expected(hint: Any) -> str:
     return " or ".join(dict.fromkeys([f"one of: {' '.join(listed)}"] * bool(listed) + words))
 
 
-def _what_to_give(missing: list[str]) -> str:
-    """Where the keys are that a run must have."""
+def _missing_keys(missing: list[str]) -> str:
+    """Return an error for required keys that are not set, with the files that set them."""
     keys = [key.rstrip(".") for key in missing]
     files = ["data/stdlib"] * any(key.startswith("data.") for key in keys)
     files += ["model/tiny"] * any(key.startswith("model.") for key in keys)
@@ -180,7 +176,7 @@ def _what_to_give(missing: list[str]) -> str:
 
 
 def _check_values(parser: ArgumentParser, config: Any) -> None:
-    """Raise ValueError where jsonargparse lets pass a single value for a section of keys, or null for a value."""
+    """Reject values that jsonargparse accepts: a single value for a section, null, and numbers that are not finite."""
     for group in parser._action_groups:
         section = getattr(group, "dest", None) if getattr(group, "group_class", None) else None
         value = config.get(section) if section else None
@@ -193,7 +189,7 @@ def _check_values(parser: ArgumentParser, config: Any) -> None:
             continue
         value = config[action.dest]
         if not nullable and value is None:
-            raise ConfigError(f"{action.dest} is null; it needs a value, or leave it out for {action.default!r}.")
+            raise ConfigError(f"{action.dest} is null; expected a value, by default {action.default!r}.")
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{action.dest} is {value}; expected a finite number.")
 

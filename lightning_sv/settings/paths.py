@@ -1,4 +1,4 @@
-"""Paths that a user gives, expanded once: by the parsers of the command line."""
+"""Paths of the user, expanded once by the parsers of the command line."""
 
 import errno
 import os
@@ -8,25 +8,22 @@ from pathlib import Path
 from lightning_sv.errors import ConfigError
 
 #: keys of a run's config that are paths
-PATHS = (
-    "run_dir", "ckpt_path", "model.init_from", "data.corpus.dir",
-    "trainer.default_root_dir",
-)  # fmt: skip
-#: those that a run reads
+PATHS = ("run_dir", "ckpt_path", "model.init_from", "data.corpus.dir", "trainer.default_root_dir")
+#: paths that a run reads
 INPUTS = ("model.init_from", "data.corpus.dir")
-#: keys that may hold paths among other words; the corpus itself reads `~` in them
+#: keys that may contain paths; the corpus expands `~` in them
 WITH_PATHS = ("data.corpus.source", "data.corpus.tokenizer", "data.corpus.hf_data_files")
 
 
 def expand_path(text: str, key: str) -> str:
-    """Return a path with `~` and `$NAME` written out.
+    """Return a path with `~` and `$NAME` expanded.
 
     Args:
-        text: path as the user gave it
+        text: path as given by the user
         key: name of the option or key in errors
 
     Raises:
-        ConfigError: it is empty, names a variable that is not set, or no file can have this name
+        ConfigError: the path is empty, names a variable that is not set, or is not a possible path
     """
     if not text.strip():
         raise ConfigError(f"{key} is {text!r}; expected a path.")
@@ -42,22 +39,14 @@ def expand_path(text: str, key: str) -> str:
 
 
 def config_path(text: str, key: str) -> str:
-    """Return the path of a config file; a bare name is one of conf/experiment.
-
-    Raises:
-        ConfigError: see `expand_path`; or a bare name is neither a file nor an experiment
-    """
+    """Return the path of a config file; a name without a folder may be one of conf/experiment."""
     path = expand_path(text, key)
     is_name = re.fullmatch(r"[\w.+-]+", text) and not text.endswith((".yaml", ".yml"))
     return str(find_config("experiment", text)) if is_name and not Path(path).exists() else path
 
 
 def expand_variables(text: str, key: str) -> str:
-    """Write out `$NAME` and `${NAME}`.
-
-    Raises:
-        ConfigError: a variable is not set, and there is no file of that very name
-    """
+    """Expand `$NAME` and `${NAME}`, unless a file has this name literally."""
     path = os.path.expandvars(text)
     unset = [name for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text) if name not in os.environ]
     if unset and not os.path.lexists(path):
@@ -69,7 +58,7 @@ def find_config(kind: str, name: str) -> Path:
     """Return conf/KIND/NAME.yaml of the working directory, or else of the package.
 
     Raises:
-        ConfigError: there is none; lists those there are
+        ConfigError: the file does not exist; the message lists the existing names
     """
     roots = [Path("conf"), Path(__file__).parents[1] / "conf"]
     for root in roots:

@@ -1,4 +1,4 @@
-"""A parser of plain words, for commands that are not LightningCLI's. Without Lightning, so that they start quickly."""
+"""Parser of commands without config files, based on argparse, so that they start fast."""
 
 import math
 import re
@@ -12,18 +12,18 @@ from lightning_sv.settings.paths import expand_path
 
 
 class _Defaults(HelpFormatter):
-    """Help that ends with the default of an option, where that is a value and the words do not say it."""
+    """Append the default of an option to its help, unless the help states it."""
 
     def _get_help_string(self, action: Action) -> str | None:
         valued = action.default not in (None, False, "", SUPPRESS) and action.default != []
-        said = action.help is None or "by default" in action.help or not action.option_strings
-        return action.help if said or not valued else f"{action.help} (default: %(default)s)"
+        stated = action.help is None or "by default" in action.help or not action.option_strings
+        return action.help if stated or not valued else f"{action.help} (default: %(default)s)"
 
 
 class PlainParser(ArgumentParser):
-    """argparse whose errors are one sentence, and whose options are written out; `-` in a name counts as `_`.
+    """An argparse parser with errors of one sentence and without abbreviations; `-` in a name counts as `_`.
 
-    Paths are expanded, numbers are finite, and text is Unicode: bytes that are not are replaced.
+    Paths are expanded, numbers must be finite, and bytes that are not UTF-8 are replaced.
 
     Args:
         command: name of the command
@@ -41,19 +41,19 @@ class PlainParser(ArgumentParser):
             self.add_argument("--json", action="store_true", help=json)
 
     def add_places(self, out: str) -> None:
-        """Add `--out` and `--jobs` of a command that trains several runs."""
+        """Add `--out`, with this help, and `--jobs` to a command that trains several runs."""
         self.add_argument("--out", type=Path, help=out)
-        jobs = "Runs at a time; one a core, four at most, by default."
+        jobs = "Number of parallel runs; by default one per core, at most four."
         self.add_argument("--jobs", type=number(int, 1, 1000), help=jobs)
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Namespace | None = None
     ) -> tuple[Namespace, list[str]]:
-        """Parse, and return what is not known here with its options spelt with `_` too."""
+        """Parse; also return the unknown arguments, with `_` in the names of their options."""
         return super().parse_known_args(None if args is None else underscored(args), namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Raise ValueError where argparse would print its usage and exit."""
+        """Raise ConfigError instead of printing the usage and exiting."""
         message = re.sub(r"^argument (\S+): is ", r"\1 is ", message)
         raise ConfigError(f"{self.prog.split()[-1]}: {message}; see {self.prog} --help.")
 
@@ -88,16 +88,16 @@ def _text(word: Any) -> Any:
 
 
 def underscored(words: Iterable[str]) -> list[str]:
-    """Spell the names of options with `_` where they have `-`; values, and what follows a bare `--`, stay.
+    """Replace `-` by `_` in the names of options, but not in values or after a separate `--`.
 
     >>> underscored(["--dry-run", "--trainer.max-steps=-1", "--a_args=--model.seed 1-2", "a-b", "--", "--c-d"])
     ['--dry_run', '--trainer.max_steps=-1', '--a_args=--model.seed 1-2', 'a-b', '--', '--c-d']
     """
-    spelt: list[str] = []
+    result: list[str] = []
     for word in words:
         name, equals, value = word.partition("=")
-        # argparse takes a word with a space for a value
-        if name.startswith("--") and " " not in name and "--" not in spelt:
+        # argparse treats a word with a space as a value
+        if name.startswith("--") and " " not in name and "--" not in result:
             word = f"--{name[2:].replace('-', '_')}{equals}{value}"
-        spelt.append(word)
-    return spelt
+        result.append(word)
+    return result

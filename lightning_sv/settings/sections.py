@@ -1,4 +1,4 @@
-"""What a run's config holds beside model, data and trainer: each name stands here once. Without Lightning."""
+"""Sections of a run's config besides model, data and trainer."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
-#: sections that make the callbacks of every run -> their class, which `fit` alone imports
+#: section of a callback of every run -> its class, which only `fit` imports
 CALLBACKS = {
     "scalars": "lightning_sv.callbacks.TrainingMonitor",
     "branch_norms": "lightning_sv.callbacks.BranchNorms",
@@ -15,20 +15,19 @@ CALLBACKS = {
     "checkpoint": "lightning_sv.lit.checkpoint.callback.LastCheckpoint",
     "progress": "lightning_sv.callbacks.RunProgress",
 }
-#: keys that hold further keys
+#: keys that contain further keys
 SECTIONS = frozenset(CALLBACKS) | {
     "model", "model.backbone", "model.backbone.router", "model.backbone.rope_scaling", "model.scale_options",
     "model.optim", "model.schedule",
     "data", "data.corpus", "trainer",
 }  # fmt: skip
-#: keys of one start of a run, its own and LightningCLI's
+#: keys of a single start of a run: ours and LightningCLI's
 _START = ("run_dir", "ckpt_path", "extend", "json", "weights_only")
 
 
 def ignore_keys(parser: "ArgumentParser", sections: Iterable[str] = (), keys: Iterable[str] = ()) -> None:
-    """Accept, without a look at it, what a run's config may hold and what does not count here."""
+    """Accept keys of a run's config that the command does not use, without checking their values."""
     known = {action.dest for action in parser._actions}
     for kind, names in ((dict, (*CALLBACKS, *sections)), (Any, (*_START, *keys))):
-        for name in names:
-            if name not in known:
-                parser.add_argument(f"--{name}", type=kind, help="Of a training run; not used here.")
+        for name in (name for name in names if name not in known):
+            parser.add_argument(f"--{name}", type=kind, help="Of a training run; not used here.")

@@ -1,7 +1,4 @@
-"""The keys of `lightning.Trainer`: their types, our defaults, and those that are refused.
-
-Without Lightning, so that a run is planned and compared without importing it.
-"""
+"""Keys of `lightning.Trainer`: types, our defaults, and rejected values."""
 
 import ast
 import builtins
@@ -10,6 +7,7 @@ import os
 import re
 import typing
 import warnings
+from collections import defaultdict
 from dataclasses import make_dataclass
 from datetime import timedelta
 from functools import cache
@@ -24,26 +22,19 @@ from lightning_sv.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-#: as pyproject.toml has it
+#: as in pyproject.toml
 OLDEST_TORCH = "2.11"
-
-
-class _Names(dict[str, Any]):
-    """Names in the Trainer's annotations; its own classes may be anything here."""
-
-    def __missing__(self, name: str) -> Any:
-        return Any
 
 
 @cache
 def trainer_keys() -> type:
     """Return a dataclass with the arguments of `lightning.Trainer`: their names, types and defaults.
 
-    They are read from its source, because importing Lightning takes several seconds.
+    They are read from its source, because importing Lightning takes several seconds. Its own classes become `Any`.
     """
     (root,) = map(Path, find_spec("lightning").submodule_search_locations)  # type: ignore[union-attr,arg-type]
     known = {"timedelta": timedelta, "_PATH": str | Path, "_LITERAL_WARN": Literal["warn"], "Strategy": dict[str, Any]}
-    names = _Names(vars(builtins) | vars(typing) | known)
+    names = defaultdict[str, Any](lambda: Any, vars(builtins) | vars(typing) | known)
 
     def evaluate(node: ast.expr) -> Any:
         return eval(compile(ast.Expression(node), "Trainer", "eval"), {}, names)
@@ -58,7 +49,7 @@ def trainer_keys() -> type:
     return make_dataclass("TrainerKeys", [(arg.arg, evaluate(arg.annotation), evaluate(value)) for arg, value in given])
 
 
-#: where a run differs from Lightning's own defaults
+#: our defaults that differ from Lightning's
 TRAINER_DEFAULTS: dict[str, Any] = {
     "gradient_clip_val": 1.0,
     "num_sanity_val_steps": 0,
@@ -66,58 +57,51 @@ TRAINER_DEFAULTS: dict[str, Any] = {
     "enable_model_summary": False,
     "use_distributed_sampler": False,
 }
-#: trainer key -> (the values it may have, what to do instead)
+#: trainer key -> (accepted values, hint)
 DERIVED = {
-    "accumulate_grad_batches": ((1, None), "set data.global_batch and data.micro_batch instead"),
-    "val_check_interval": ((1.0, None), "set data.validations instead"),
-    "limit_val_batches": ((1.0, None), "set data.val_sequences instead"),
-    "check_val_every_n_epoch": ((None,), "set data.validations instead"),
-    "gradient_clip_algorithm": ((None, "norm"), "the paper clips by the global norm, trainer.gradient_clip_val"),
-    "use_distributed_sampler": ((False,), "every device reads its share of the global batch without it"),
-    "overfit_batches": ((0.0,), "prepare a corpus of the text to repeat, and set trainer.max_steps"),
+    "accumulate_grad_batches": ((1, None), "Set data.global_batch and data.micro_batch instead."),
+    "val_check_interval": ((1.0, None), "Set data.validations instead."),
+    "limit_val_batches": ((1.0, None), "Set data.val_sequences instead."),
+    "check_val_every_n_epoch": ((None,), "Set data.validations instead."),
+    "gradient_clip_algorithm": ((None, "norm"), "As in the paper, trainer.gradient_clip_val limits the global norm."),
+    "use_distributed_sampler": ((False,), "Every device reads its part of the global batch without it."),
+    "overfit_batches": ((0.0,), "Prepare a corpus of the text to repeat, and set trainer.max_steps."),
 }
-#: steps of a run; more are a typing error
+#: Maximum number of steps of a run; more are a typing error.
 _MOST_STEPS = 10**12
-#: processes on one CPU; more are a typing error
+#: Maximum number of processes on one CPU; more are a typing error.
 _MOST_PROCESSES = 1024
-_BUDGET = "may end the run before its budget, with the learning rate still high and without a summary"
-_ROLES = (
-    "changes which parameters train, or their values, behind the groups that their roles decide; it is not supported"
-)
-#: Lightning's callbacks that would undo what a run promises -> what to do instead
+_BUDGET = "may end the run before its budget, with a high learning rate and without a summary"
+_ROLES = "changes trained parameters outside the groups of their roles, which is not supported"
+#: unsupported callback of Lightning -> reason and hint
 REFUSED_CALLBACKS = {
-    "LearningRateFinder": "sets a rate that the schedule does not know of; try several with `lightning-sv sweep --lr`",
-    "BatchSizeFinder": "has no batch to set; set data.micro_batch, `lightning-sv plan` says the largest that fits",
-    "GradientAccumulationScheduler": "would change the global batch; set data.global_batch instead",
+    "LearningRateFinder": "sets a rate that the schedule ignores; compare rates with `lightning-sv sweep --lr`",
+    "BatchSizeFinder": "has no batch to set; set data.micro_batch, `lightning-sv plan` prints the largest that fits",
+    "GradientAccumulationScheduler": "changes the global batch; set data.global_batch instead",
     "StochasticWeightAveraging": "replaces the schedule; set model.schedule instead",
     "ModelPruning": _ROLES,
     "BackboneFinetuning": _ROLES,
 }
-#: callbacks and trainer keys that may end a run early -> the warning
+#: callback or trainer key that may end a run early -> warning
 WARNED_CALLBACKS = {"EarlyStopping": _BUDGET, "Timer": _BUDGET}
 WARNED = {"max_epochs": ((None, -1), _BUDGET), "max_time": ((None,), _BUDGET)}
-#: precisions whose weights are in half precision
+#: precisions with weights in half precision
 _HALF_WEIGHTS = ("bf16-true", "16-true")
 
 
 def check_trainer_keys(given: Any) -> None:
-    """Refuse what would be overwritten or would end a run without its last validation.
-
-    Raises:
-        ConfigError: names the key and what to do instead
-    """
-    for key, (accepted, instead) in DERIVED.items():
+    """Reject values that would be overwritten, or that would end a run without its last validation."""
+    for key, (accepted, hint) in DERIVED.items():
         if given[key] not in accepted:
-            raise ConfigError(f"trainer.{key} {given[key]} is derived here and must not be set; {instead}.")
-    for key, (accepted, how) in WARNED.items():
+            raise ConfigError(f"trainer.{key} is {given[key]}; expected no value, because it is derived. {hint}")
+    for key, (accepted, effect) in WARNED.items():
         if given[key] not in accepted:
-            log.warning("trainer.%s %s %s", key, given[key], how)
+            log.warning("trainer.%s %s %s", key, given[key], effect)
     check_callbacks(given["callbacks"])
     check_devices(given["accelerator"], given["devices"])
     if (given["gradient_clip_val"] or 0) < 0:
         raise ConfigError(
-            f"trainer.gradient_clip_val is {given['gradient_clip_val']}; expected a number of at least 0, "
-            "or null not to clip."
+            f"trainer.gradient_clip_val is {given['gradient_clip_val']}; expected at least 0, or null for no clipping."
         )
     if given["max_steps"] != -1 and not 1 <= given["max_steps"] <= _MOST_STEPS:
         raise ConfigError(f"trainer.max_steps is {given['max_steps']}; expected at least 1, or -1 for the budget.")
@@ -126,20 +110,20 @@ def check_trainer_keys(given: Any) -> None:
             raise ConfigError(f"trainer.{key} is {given[key]}; expected a whole number of at least 0.")
     if str(given["precision"]) in _HALF_WEIGHTS:
         log.warning(
-            "trainer.precision %s rounds small changes of a scale vector near 1 away; bf16-mixed keeps them",
+            "trainer.precision %s loses small changes of a scale vector near 1; bf16-mixed keeps them",
             given["precision"],
         )
 
 
 def check_callbacks(given: Any, *, warn: bool = True) -> None:
-    """Refuse Lightning's callbacks that would undo what a run promises.
+    """Reject unsupported callbacks of Lightning.
 
     Args:
-        given: trainer.callbacks: none, one or a list; each built, or its class_path
-        warn: if True, warn about those that may end a run early
+        given: trainer.callbacks: None, one or a list, each an object or its class_path
+        warn: if True, log a warning for callbacks that may end a run early
 
     Raises:
-        ConfigError: names the callback and what to do instead
+        ConfigError: names the callback, the reason and a hint
     """
     for callback in given if isinstance(given, list | tuple) else [given]:
         path = callback.get("class_path") if hasattr(callback, "get") else callback
@@ -151,11 +135,7 @@ def check_callbacks(given: Any, *, warn: bool = True) -> None:
 
 
 def check_devices(accelerator: Any, devices: Any) -> None:
-    """Refuse devices that Lightning would not find out about in a sentence.
-
-    Raises:
-        ConfigError: no number of processes on a CPU, or neither number nor indices of GPUs
-    """
+    """Reject impossible devices, for which Lightning's errors are unclear."""
     on_cpu = accelerator == "cpu" or (accelerator == "auto" and not _has_gpu())
     if on_cpu:
         usable = str(devices).isdecimal() and 1 <= int(devices) <= _MOST_PROCESSES
@@ -172,40 +152,31 @@ def _has_gpu() -> bool:
 
 
 def check_gpu(accelerator: Any) -> None:
-    """Refuse a GPU where torch finds none.
-
-    Raises:
-        ConfigError: says why, as far as torch does, and what to do
-    """
+    """Reject a GPU accelerator if torch finds no GPU, with torch's reason."""
     if accelerator not in ("gpu", "cuda") or _has_gpu():
         return
     why = "there is none, or CUDA_VISIBLE_DEVICES hides it"
     try:
         torch.cuda.init()
-    except (AssertionError, RuntimeError) as error:  # a build for CPUs; no driver, or one that is too old
+    except (AssertionError, RuntimeError) as error:  # a CPU build, or a missing or old driver
         why = str(error).strip().splitlines()[0].rstrip(".")
     raise ConfigError(
         f"trainer.accelerator is {accelerator!r}, and torch {torch.__version__} finds no GPU: {why}. Use "
-        "trainer/cpu.yaml (make train TRAINER=cpu), or see what `make doctor` and nvidia-smi say."
+        "trainer/cpu.yaml (make train TRAINER=cpu), or check the output of `make doctor` and nvidia-smi."
     )
 
 
 def prepare_torch() -> None:
-    """Refuse a torch that lacks what is used here, and let CUDA's allocator grow its segments.
-
-    They leave no holes where sizes change, as between training and validation. To be called before CUDA starts.
-
-    Raises:
-        ConfigError: names both versions
-    """
+    """Check the version of torch, and let CUDA's memory segments grow; call it before CUDA starts."""
     if TorchVersion(torch.__version__) < OLDEST_TORCH:
         raise ConfigError(f"torch {torch.__version__} is too old, {OLDEST_TORCH} is needed; run 'make install'.")
+    # This avoids fragmentation if sizes change, as between training and validation.
     if not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys():
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def quiet_warnings() -> None:
-    """Silence warnings of the libraries that say nothing about this run."""
+    """Silence warnings of libraries that do not apply to our runs."""
     for message in (
         ".*__len__` could be inaccurate.*",
         ".*does not have many workers.*",

@@ -1,4 +1,4 @@
-"""Safe YAML loading: config files and dataclasses. Does not import Lightning."""
+"""Safe YAML loading: config files and dataclasses."""
 
 import io
 import stat
@@ -15,38 +15,43 @@ from yaml.nodes import MappingNode, Node, SequenceNode
 from lightning_sv.errors import ConfigError
 from lightning_sv.settings.sections import SECTIONS
 
-#: values of a config after its aliases are written out; a run's own has some two hundred
+#: Maximum number of values of a config with its aliases expanded; a run's config has about two hundred.
 MAX_NODES = 10_000
 _MAX_DEPTH = 100
 _T = TypeVar("_T")
 
 
 def read_as(record: type[_T], path: Path) -> _T:
-    """Read a YAML file as a dataclass, whose name is that of the file where it has one.
+    """Read a YAML file as a dataclass; a field `name` becomes the name of the file.
 
     Args:
-        record: the dataclass; lists and dictionaries of others are made of these
+        record: the dataclass, which may contain lists and dictionaries of dataclasses
         path: the file
 
     Raises:
-        ConfigError: no such file, a key or value that it cannot have, or one that it lacks; names the file and the key
+        ConfigError: the file does not exist, or has a missing, unknown or invalid key; the message names file and key
     """
     content = read_yaml(path, str(path))
     named = {"name": path.stem} if "name" in record.__dataclass_fields__ else {}  # type: ignore[attr-defined]
     try:
-        made: _T = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(record), named, content))  # type: ignore[assignment,arg-type]
+        merged = OmegaConf.merge(OmegaConf.structured(record), named, content)  # type: ignore[arg-type]
+        result: _T = OmegaConf.to_object(merged)  # type: ignore[assignment]
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {error.full_key}: {str(error).splitlines()[0]}") from error
     except (TypeError, AttributeError, KeyError) as error:
         raise ConfigError(f"{path} has no keys and values; expected YAML such as KEY: VALUE ({error!r}).") from error
-    return made
+    return result
 
 
 def read_yaml(path: str | Path, where: str) -> dict[str, Any]:
-    """Read a file of keys and values; empty sections are left out, interpolations stay text.
+    """Read a file of keys and values without empty sections; interpolations stay text.
+
+    Args:
+        path: the file
+        where: name of the file in errors
 
     Raises:
-        ConfigError: the file cannot be read, is not plain YAML of keys and values, or gives a key twice
+        ConfigError: the file cannot be read, is not YAML of keys and values, or has a key twice
     """
     try:
         mode = Path(path).stat().st_mode
@@ -57,26 +62,20 @@ def read_yaml(path: str | Path, where: str) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"{where}: there is no such file.") from None
     except OSError as error:  # a name that is too long, a loop of links, no permission
-        raise ConfigError(
-            f"{where:.200} cannot be read ({error.strerror}); expected a file of keys and values."
-        ) from None
+        raise ConfigError(f"{where:.200} cannot be read ({error.strerror}); expected a file with keys.") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} is not valid YAML: {error}") from error
     return without_empty(parse_yaml(text, where))
 
 
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
-    """Parse text of keys and values.
-
-    Raises:
-        ConfigError: see `read_yaml`
-    """
+    """Parse text of keys and values; `where` is its name in errors."""
     try:
         content = _parse(text)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:  # ValueError: a 13th month
         raise ConfigError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{where} holds a {type(content).__name__}; expected keys and values.")
+        raise ConfigError(f"{where} is a {type(content).__name__}; expected keys and values.")
     return deepcopy(content)
 
 
@@ -86,15 +85,15 @@ def _parse(text: str) -> Any:
     if node is None or node.tag == "tag:yaml.org,2002:null":
         return {}
     if _size(node, {}, 0) > MAX_NODES:
-        raise yaml.YAMLError(f"more than {MAX_NODES:,} values with its aliases written out")
+        raise yaml.YAMLError(f"more than {MAX_NODES:,} values with aliases expanded")
     _refuse_twice(node, "", {})
-    # OmegaConf rather than yaml: YAML 1.1 reads 1e-5 as text
+    # OmegaConf instead of yaml, because YAML 1.1 reads 1e-5 as text
     is_mapping = isinstance(node, yaml.MappingNode)
     return OmegaConf.to_container(OmegaConf.load(io.StringIO(text))) if is_mapping else node.value
 
 
 def without_empty(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
-    """Leave out sections of a run's config that hold nothing, which would reset those of earlier layers.
+    """Remove empty sections of a run's config, which would reset those of earlier files.
 
     >>> without_empty({"trainer": None, "model": {"optim": None, "seed": None}})
     {'model': {'seed': None}}
@@ -108,7 +107,7 @@ def without_empty(content: dict[Any, Any], prefix: str = "") -> dict[Any, Any]:
 
 
 def _refuse_twice(node: Node, prefix: str, lines: dict[str, int]) -> None:
-    """Raise YAMLError for a key that is given twice, also as `model.scale` and as `scale` in `model`."""
+    """Raise YAMLError for a repeated key, also `model.scale` and `scale` in `model`."""
     if isinstance(node, SequenceNode):
         for child in node.value:
             _refuse_twice(child, "", {})
@@ -122,7 +121,7 @@ def _refuse_twice(node: Node, prefix: str, lines: dict[str, int]) -> None:
 
 
 def _size(node: Node, known: dict[int, int], depth: int) -> int:
-    """Count the nodes below `node`, each alias as often as it stands; aliases of what holds them never end."""
+    """Count the nodes below `node` with aliases expanded; recursive aliases raise an error."""
     if depth > _MAX_DEPTH:
         raise RecursionError(f"nested more than {_MAX_DEPTH} deep")
     if id(node) not in known:

@@ -143,10 +143,10 @@ def test_strategy_and_room_follow_the_config(capsys: pytest.CaptureFixture[str],
     [
         (
             ["--gpus", "64", "--data.global_batch", "480"],
-            "data.global_batch 480 cannot be shared evenly by 64 devices; use 60 or 80 devices, or a batch of 448 ",
+            "data.global_batch is 480; expected a multiple of 64, .* Use 60 or 80 devices, or a batch of 512",
         ),
-        (["--gpus", "64", "--data.global_batch", "48"], "use 48 devices, or a batch of 64"),
-        (["--gpus", "2", "--data.micro_batch", "3"], "data.micro_batch 3 does not divide the 2 .* 1, 2 do"),
+        (["--gpus", "64", "--data.global_batch", "48"], "Use 48 devices, or a batch of 64"),
+        (["--gpus", "2", "--data.micro_batch", "3"], "data.micro_batch is 3; expected a divisor of 2, .* 1, 2"),
         ([], "--gpus"),
         (["--gpus", "0"], "--gpus is 0;"),
         (["--gpus", "two"], "--gpus is two"),

@@ -64,7 +64,7 @@ def test_a_misspelt_option_is_answered_with_its_name(capsys: pytest.CaptureFixtu
         (["--data.seq_len", "x"], "error: data.seq_len is x; expected a whole number.\n"),
         (["--checkpoint.best", "maybe"], "error: checkpoint.best is maybe; expected true or false.\n"),
         (["--model.compile", "all"], "error: model.compile is all; expected one of: none model block.\n"),
-        (["--trainer.callbacks+=Nonsense"], "trainer.callbacks is Nonsense, which names no class; give its import"),
+        (["--trainer.callbacks+=Nonsense"], "trainer.callbacks is Nonsense; expected the import path of a class"),
         pytest.param(
             ["--trainer.logger=WandbLogger"],
             "loggers.WandbLogger needs wandb",
@@ -98,7 +98,7 @@ def test_what_jsonargparse_says_in_pages_is_a_sentence() -> None:
         "lightning.pytorch.loggers.WandbLogger needs wandb>=0.12.10, which is not installed; "
         "run .venv/bin/python -m pip install 'wandb>=0.12.10'"
     )
-    wrong = "a value: lightning.pytorch.loggers.WandbLogger cannot be made: there is no such thing"
+    wrong = "a value: lightning.pytorch.loggers.WandbLogger cannot be created: there is no such thing"
     assert parser.sentence(said[1]) == wrong
 
 
