@@ -1,1 +1,1 @@
-"""The command line: one file a command, of the same name, each with `run(argv)`; `main` finds them."""
+"""Command line: one file per command with the same name and a function `run(argv)`."""

@@ -1,4 +1,4 @@
-"""`lightning-sv export`: a run as a folder that transformers and the engines built on its models load."""
+"""`lightning-sv export`: write a run as a folder for transformers and inference engines."""
 
 import json
 from collections.abc import Mapping
@@ -18,16 +18,16 @@ from lightning_sv.settings.plain_parser import PlainParser
 
 
 def run(argv: list[str]) -> int:
-    """Parse the arguments of `export`, write and compare the folder, say what it is; return the exit code."""
+    """Parse the arguments, write and check the folder, print a summary; return the exit code."""
     parser = PlainParser(
         "export",
-        "Write a trained model for Hugging Face's transformers: weights with the scale vectors folded in, "
-        "config, tokenizer, model card. Its logits are compared with the run's before it says done.",
-        json="Print what was written as JSON.",
+        "Write a trained model for Hugging Face's transformers: weights with folded scale vectors, config, tokenizer, "
+        "model card. Its logits are compared with those of the run.",
+        json="Print the summary as JSON.",
     )
-    parser.add_argument("run", type=Path, help="A run directory.")
-    parser.add_argument("dir", type=Path, help="Where to write; new or empty.")
-    parser.add_argument("--to", choices=["hf"], default="hf", help="The format.")
+    parser.add_argument("run", type=Path, help="Run directory.")
+    parser.add_argument("dir", type=Path, help="New or empty folder of the export.")
+    parser.add_argument("--to", choices=["hf"], default="hf", help="Format of the export.")
     parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE", help="Modules its strategy may import.")
     options = parser.parse_args(argv)
     check_unused(options.dir)
@@ -56,12 +56,11 @@ def _facts(trained: Run, model: Backbone) -> dict[str, object]:
     return {
         "scale vectors": f"`{trained.label}`",
         "parameters as trained": sum(p.numel() for p in model.parameters()),
-        "began with": config_value(config, "model.init_from") or "weights drawn at random",
-        # of a complete run all figures are its summary's; its events say the same, or a warning has said so
+        "initialized from": config_value(config, "model.init_from") or "random weights",
         "training tokens": summary.get("tokens", trained.tokens),
         "complete": None if summary else "no: the run was stopped before its last step",
         **_text(config_value(config, "data.corpus.dir"), summary),
-        "validation loss, nats a token": summary.get("val_loss", trained.val_loss),
+        "validation loss, nats per token": summary.get("val_loss", trained.val_loss),
         "perplexity": summary.get("val_perplexity"),
         "bits per byte": summary.get("val_bits_per_byte"),
         "context": trained.seq_len,
@@ -74,13 +73,13 @@ def _facts(trained: Run, model: Backbone) -> dict[str, object]:
 
 
 def _text(folder: Any, summary: Mapping[str, Any]) -> dict[str, object]:
-    """Return what is known of the text: the config alone may name another than the folder held."""
+    """Return the rows about the text; the corpus at its path may have changed since the run."""
     identity = summary.get("corpus_hash")
     try:
         manifest = Manifest.load(str(folder))
     except ConfigError:
-        return {"text": identity and f"corpus {identity[:12]}, which is no longer at hand"}
+        return {"text": identity and f"corpus {identity[:12]}, which does not exist here any more"}
     if identity is not None and manifest.corpus_hash != identity:
-        return {"text": f"corpus {identity[:12]}, which is no longer at hand"}
+        return {"text": f"corpus {identity[:12]}, which does not exist here any more"}
     licence = manifest.licence or "not stated"
     return {"text": manifest.source, "licence of the text": licence, "tokenizer": manifest.tokenizer}

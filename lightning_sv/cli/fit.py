@@ -6,7 +6,7 @@ from lightning_sv.lit.signals import exit_code
 
 
 def run(argv: list[str], command: str = "fit") -> int:
-    """Train, draw `run.png` and show the figures, or show the loss of a checkpoint; return the exit code."""
+    """Train, or validate a checkpoint; return the exit code."""
     try:
         PretrainCLI(args=[command, *argv])
     except StoppedError as stopped:

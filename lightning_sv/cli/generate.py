@@ -11,19 +11,17 @@ from lightning_sv.settings.plain_parser import PlainParser, number
 
 
 def run(argv: list[str]) -> int:
-    """Parse the arguments of `generate`, sample, print the text; return the exit code."""
+    """Parse the arguments, sample, print the text; return the exit code."""
     parser = PlainParser("generate", "Continue a prompt.", json="Print prompt and continuation as JSON.")
-    parser.add_argument("run", type=Path, help="A run directory, or a checkpoint in one.")
-    parser.add_argument("--prompt", default="", help="Text to continue; empty starts a document.")
+    parser.add_argument("run", type=Path, help="Run directory, or a checkpoint in one.")
+    parser.add_argument("--prompt", default="", help="Text to continue; empty for the start of a document.")
     parser.add_argument(
         "--max_new_tokens", "--tokens", dest="tokens", type=number(int, most=1_000_000), default=120,
         help="Maximum number of tokens.",
     )  # fmt: skip
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the most likely token.")
-    parser.add_argument(
-        "--top_k", type=number(int, most=1_000_000_000), default=50, help="Sample among this many tokens."
-    )
-    parser.add_argument("--seed", type=number(int, 0, 2**63 - 1), default=0, help="Of the sampling.")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 selects the most likely token.")
+    parser.add_argument("--top_k", type=number(int, most=10**9), default=50, help="Number of candidate tokens.")
+    parser.add_argument("--seed", type=number(int, 0, 2**63 - 1), default=0, help="Random seed for sampling.")
     parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE", help="Modules its strategy may import.")
     options = parser.parse_args(argv)
     trained = read_run(run_dir_of(options.run), complete=False)

@@ -1,4 +1,4 @@
-"""`lightning-sv inspect`: what the scale vectors of a trained model look like, ours or one of transformers'."""
+"""`lightning-sv inspect`: statistics of the scale vectors of a run or of a transformers model."""
 
 import json
 from collections import defaultdict
@@ -22,7 +22,7 @@ from lightning_sv.runs.checkpoint import read_model
 from lightning_sv.runs.directory import LAST, printable
 from lightning_sv.settings.plain_parser import PlainParser
 
-#: heading -> width, format and value of what stands below it; a mean over the vectors of a line
+#: heading -> width, format and value of a column; a cell is the mean over the vectors of its row
 _COLUMNS: dict[str, tuple[int, str, Callable[[VectorStatistics], float | None]]] = {
     "mean": (7, ".3f", lambda row: row.mean),
     "rms": (7, ".3f", lambda row: row.rms),
@@ -34,28 +34,28 @@ _COLUMNS: dict[str, tuple[int, str, Callable[[VectorStatistics], float | None]]]
     "balance": (8, "+.2f", lambda row: row.balance),
     "agreement": (10, ".2f", lambda row: row.agreement),
 }
-_LEGEND = """= 1: still at its start to the bit. distinct: different values a vector.
+_LEGEND = """= 1: exactly at its initial value. distinct: different values per vector.
 dead: below 5% of the median size; outliers: above 8 times it.
-balance: median of ln(γ² / ‖w‖²), w what a channel's matrices multiply it with.
-agreement: correlation of ln ‖w‖ between branches that share γ; where it is low,
-one γ for each (hg) has something to give."""
+balance: median of ln(γ² / ‖w‖²), with w the weights that multiply a channel.
+agreement: correlation of ln ‖w‖ between branches that share γ; if it is low,
+one γ per branch (hg) may help."""
 
 
 def run(argv: list[str]) -> int:
-    """Parse the arguments of `inspect`, read the vectors, show and draw them."""
+    """Parse the arguments, read the vectors, print and draw them; return the exit code."""
     parser = PlainParser(
         "inspect",
-        "The scale vectors of a trained model by role and depth: a table, a picture, JSON. Reads a folder "
-        "of transformers (config.json and safetensors, in blocks, without loading it), or a run of ours.",
+        "Statistics of the scale vectors of a trained model by role and depth: table, picture, JSON. Reads a run, or a "
+        "folder of transformers (config.json and safetensors, in blocks, without loading the model).",
         json="Print everything as JSON.",
     )
-    parser.add_argument("model", type=Path, help="A model's folder, a run directory, or a run's checkpoint.")
-    parser.add_argument("--png", type=Path, help="Where to draw them.")
-    parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code that lies beside it.")
+    parser.add_argument("model", type=Path, help="Folder of a model, run directory, or checkpoint of a run.")
+    parser.add_argument("--png", type=Path, help="File of the picture.")
+    parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code in the model's folder.")
     parser.add_argument("--allow", nargs="+", default=[], metavar="MODULE", help="Modules a run's strategy may import.")
     options = parser.parse_args(argv)
     if options.png is not None and options.png.suffix != ".png":
-        raise ConfigError(f"--png {options.png}: name a file that ends in .png.")
+        raise ConfigError(f"--png is {options.png}; expected a file that ends in .png.")
     name, vectors, notes = _read(options.model, options.allow, trust_remote_code=options.trust_remote_code)
     if not vectors:
         raise ConfigError(f"{name} has no scale vectors.")
@@ -64,7 +64,7 @@ def run(argv: list[str]) -> int:
     for row in rows:
         families[family(row.name).removesuffix(".weight")].append(row)
     if options.png is not None:
-        from lightning_sv.analysis.inspect_plot import draw_vectors  # matplotlib, a second
+        from lightning_sv.analysis.inspect_plot import draw_vectors  # imports matplotlib, which takes a second
 
         draw_vectors(name, families, options.png)
     if options.json:
@@ -77,21 +77,21 @@ def run(argv: list[str]) -> int:
 
 
 def _read(path: Path, allow: Sequence[str], *, trust_remote_code: bool) -> tuple[str, list[StoredVector], list[str]]:
-    """Return the model's name, its scale vectors, and what is not shown."""
+    """Return the model's name, its scale vectors, and notes on missing values."""
     if path.suffix == ".ckpt" or (path / LAST).exists():
         config, strategy, choices, weights, _ = read_model(path, allow)
         model = meta_backbone(config, strategy, choices)
         model.load_state_dict(weights, assign=True)  # mapped from the file
         return f"{config.name}, {strategy}", vectors_of_backbone(model), []
     if path.is_file():
-        raise ConfigError(f"{path} is a file; give the folder that it lies in, with config.json and *.safetensors.")
+        raise ConfigError(f"{path} is a file; expected a folder with config.json and *.safetensors.")
     found = vectors_of_folder(path, trust_remote_code=trust_remote_code)
-    unread = [f"{name} is stored in another form: no balance and no agreement with it." for name in found.unread]
+    unread = [f"{name} has an unknown storage format; balance and agreement omit it." for name in found.unread]
     return f"{found.model} in {path}", found.vectors, unread
 
 
 def _table(families: dict[str, list[VectorStatistics]]) -> list[str]:
-    """Return the lines: below each family one for each of up to three parts of the depth, 80 columns wide."""
+    """Return lines of 80 columns: each family with up to three rows for parts of the depth."""
     lines = ["layers".ljust(8) + "".join(heading.rjust(width) for heading, (width, *_) in _COLUMNS.items())]
     for path, rows in families.items():
         folds = {row.folds for row in rows}
@@ -109,5 +109,5 @@ def _table(families: dict[str, list[VectorStatistics]]) -> list[str]:
 
 
 def _mean(values: Sequence[float | None], words: str) -> str:
-    there = [value for value in values if value is not None]
-    return format(float(np.mean(there)), words) if there else ""
+    known = [value for value in values if value is not None]
+    return format(float(np.mean(known)), words) if known else ""

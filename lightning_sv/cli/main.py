@@ -1,8 +1,8 @@
 """The command `lightning-sv` (also `python -m lightning_sv`).
 
-Exit codes: 0 done, 1 a check or a run failed, 2 wrong input, 141 the output's reader has gone. Stopped: 130 by Ctrl-C,
-`fit` 129 by SIGHUP, 143 by SIGTERM or SIGUSR1 (0 where SLURM queues it again), in training after the step under way,
-with a checkpoint.
+Exit codes: 0 success, 1 a check or a run failed, 2 wrong input, 130 Ctrl-C, 141 the reader of the output ended. On a
+signal `fit` stops after the current step, with a checkpoint: 129 for SIGHUP, 143 for SIGTERM or SIGUSR1 (0 if SLURM
+requeues the job).
 """
 
 import errno
@@ -20,41 +20,42 @@ from typing import Any
 
 from lightning_sv.errors import ConfigError, RunError, unknown
 from lightning_sv.log import LEVELS, start_logging
-from lightning_sv.runs.output import LastingStream, discard, is_unread, lasting_output
+from lightning_sv.runs.directory import printable
+from lightning_sv.runs.output import LastingStream, discard, lasting_output
 
 log = logging.getLogger(__name__)
 
 COMMANDS = {
     "fit": "train a model (LightningCLI: --config, any key, --print_config, --ckpt_path)",
     "validate": "validation loss of a checkpoint (LightningCLI)",
-    "prepare": "text -> tokens -> shards",
-    "params": "parameter ledger of a model by role, beside the paper's figures",
-    "plan": "memory, hours, checkpoint and data of a run on so many GPUs, before it is started",
+    "prepare": "convert text to tokens and shards",
+    "params": "count the parameters of a model by role, next to the paper's numbers",
+    "plan": "estimate memory, hours, checkpoint size and data of a run",
     "compare": "train strategies in pairs with a baseline and compare them",
-    "sweep": "train over a grid of learning rates and initial stds: the optimum, with its error",
-    "paper": "the paper's figures on a budget: missing runs, verdicts on its claims, a report",
+    "sweep": "train on a grid of learning rates and initial stds, and fit the optimum",
+    "paper": "train the runs of the paper's figures, evaluate its claims, write a report",
     "runs": "list runs: data, strategy, rate, steps, loss",
-    "report": "draw your own runs from their event files: one page, pictures, CSV",
+    "report": "draw your own runs: a page, pictures, CSV",
     "generate": "continue a prompt with a trained model",
-    "export": "a run as a folder that transformers and inference engines load",
-    "inspect": "what the scale vectors of a trained model look like: table, picture, JSON",
-    "roles": "what each parameter of a transformers model is, and what your framework decays today",
-    "theory": "check the paper's theorems, with the counterexamples beyond them",
+    "export": "write a run as a folder for transformers and inference engines",
+    "inspect": "statistics of the scale vectors of a trained model: table, picture, JSON",
+    "roles": "the role of each parameter of a transformers model, and what frameworks decay",
+    "theory": "check the paper's theorems and their counterexamples",
 }
 
-#: command that shares the file of another -> that one
+#: command -> file of its code, if the names differ
 FILE_OF = {"validate": "fit"}
-#: commands that work for minutes or more: what becomes of their output does not end them
+#: long commands, which continue if their output cannot be written
 LASTING = ("fit", "prepare", "compare", "sweep", "paper")
-#: exit status of a program whose reader has gone, as of any that SIGPIPE ends
+#: exit code if the reader of the output has ended, as for SIGPIPE
 UNREAD = 128 + 13
-#: a path that does not exist, is not of the right kind, cannot be written, or cannot be a path
+#: errors for a path that does not exist, has the wrong kind, is not writable, or is invalid
 _UNUSABLE = (
     errno.ENOENT, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS,
     errno.ENAMETOOLONG, errno.ELOOP,
 )  # fmt: skip
 
-#: Lightning imports matplotlib, which a wrong setting of the user's would stop; no setting changes our pictures
+#: Lightning imports matplotlib, which would fail on a wrong user setting. No setting changes our pictures.
 _MATPLOTLIB = {"MATPLOTLIBRC": os.devnull, "MPLBACKEND": "agg"}
 
 USAGE = "usage: lightning-sv COMMAND [--help] [--quiet | --verbose] [--traceback] ...\n\n" + "\n".join(
@@ -63,64 +64,61 @@ USAGE = "usage: lightning-sv COMMAND [--help] [--quiet | --verbose] [--traceback
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; `args` without the program's name."""
+    """Run one command with `args`, without the program's name, and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a character shows the rest of the text
+        if isinstance(stream, io.TextIOWrapper):  # escape characters that the terminal does not support
             stream.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if args is None else args)
     argv = [word for word in words if word not in ("--traceback", *LEVELS)]
     start_logging(next((LEVELS[word] for word in words if word in LEVELS), logging.INFO))
-    # with --traceback the traceback of an error is printed above its sentence
-    show = traceback.print_exc if "--traceback" in words else lambda: None
     try:
         return _run(argv)
-    except ConfigError as error:
-        from lightning_sv.runs.directory import printable
-
-        show()
-        log.error("%s", printable(str(error)))  # it may quote a file of somebody else
-        return 2
-    except (RunError, OSError, ModuleNotFoundError) as error:
-        if isinstance(error, BrokenPipeError) and is_unread(sys.stdout):
-            return UNREAD
-        show()
-        if isinstance(error, OSError) and error.filename and error.errno in _UNUSABLE:
-            log.error("%s cannot be used (%s); name another.", error.filename, error.strerror)
-            return 2
-        kind = "" if isinstance(error, RunError) else f"{type(error).__name__}: "
-        log.error("%s%s", kind, error)
-        return 1
+    except BrokenPipeError:
+        return UNREAD
     except Exception as error:
-        text, code = str(error), 2
-        if text.startswith("DataLoader worker (pid"):  # torch's signal handler raises it at any place
-            code = 1
-        elif (
-            isinstance(error, RuntimeError) and "determine home directory" in text
-        ):  # pathlib's, also for litdata's cache
-            text = "HOME is not set; expected a folder for caches. Set it, e.g. HOME=/tmp."
-        elif type(error).__name__ != "MisconfigurationException":  # Lightning's, about the trainer's settings
+        expected = _message(error)
+        if expected is None:
             raise
-        show()
+        if "--traceback" in words:
+            traceback.print_exc()
+        text, code = expected
         log.error("%s", text)
         return code
     except (KeyboardInterrupt, SystemExit) as end:
-        if isinstance(end.__context__, BrokenPipeError):  # of which rich makes an exit
+        if isinstance(end.__context__, BrokenPipeError):  # rich converts it to an exit
             return UNREAD
-        # Lightning makes an exit with status 1 of a Ctrl-C.
+        # Lightning converts a Ctrl-C to an exit with code 1.
         if isinstance(end, SystemExit) and not isinstance(end.__context__, KeyboardInterrupt):
             raise
         print("interrupted.", file=sys.stderr)
         return 130
 
 
+def _message(error: Exception) -> tuple[str, int] | None:
+    """Return the message and exit code of an expected error; None for a bug."""
+    text = str(error)
+    if isinstance(error, ConfigError):
+        return printable(text), 2  # it may quote a file of unknown origin
+    if isinstance(error, OSError) and error.filename and error.errno in _UNUSABLE:
+        return f"{error.filename} cannot be used ({error.strerror}); name another.", 2
+    if isinstance(error, OSError | ModuleNotFoundError):
+        return f"{type(error).__name__}: {text}", 1
+    if isinstance(error, RuntimeError) and "determine home directory" in text:  # from pathlib, also for litdata's cache
+        return "HOME is not set; expected a folder for caches. Set it, e.g. HOME=/tmp.", 2
+    if type(error).__name__ == "MisconfigurationException":  # from Lightning, about the trainer's settings
+        return text, 2
+    # torch's signal handler raises the second at any place
+    return (text, 1) if isinstance(error, RunError) or text.startswith("DataLoader worker (pid") else None
+
+
 def cli() -> None:
-    """Console-script entry point."""
+    """Run the command of the program's arguments and exit."""
     os.environ |= _MATPLOTLIB
     if sys.stderr is not None:
         sys.stderr = LastingStream(sys.stderr, "stderr", None)  # type: ignore[assignment]
     try:
         code: Any = main()
-    except SystemExit as end:  # of a parser, after --help
+    except SystemExit as end:  # from a parser, after --help
         code = end.code
     except Exception:
         traceback.print_exc()
@@ -128,7 +126,7 @@ def cli() -> None:
     code = _flush(code)
     if code and (ranks := sys.modules.get("lightning_sv.lit.distributed")):
         ranks.end_at_once(code)
-    gc.freeze()  # at its end the interpreter would look through all that was imported: a second for nothing
+    gc.freeze()  # skip the final garbage collection, which takes a second
     sys.exit(code)
 
 
@@ -149,7 +147,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _flush(code: Any) -> Any:
-    """Write what stdout still holds, here, where an error is reported; return the exit code."""
+    """Flush stdout, report an error, and return the exit code."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -163,6 +161,6 @@ def _flush(code: Any) -> Any:
 
 
 def _command(name: str) -> Callable[[list[str]], int]:
-    """Import the file of one command: the others' imports would take seconds."""
+    """Import the file of one command only, because the imports of others would take seconds."""
     run: Callable[..., int] = import_module(f"lightning_sv.cli.{FILE_OF.get(name, name)}").run
     return partial(run, command=name) if name in FILE_OF else run

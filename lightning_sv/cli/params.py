@@ -12,14 +12,14 @@ from lightning_sv.settings.model import PretrainConfig
 from lightning_sv.settings.parser import Parser
 from lightning_sv.settings.sections import ignore_keys
 
-#: keys of `model` that say what the model is; the others say how it is trained
+#: keys of `model` that determine its parameters; the others are ignored
 MODEL_KEYS = {"backbone", "scale", "scale_options"}
 
 
 def run(argv: list[str]) -> int:
-    """Parse the arguments of `params`, count, show the ledger; return the exit code."""
+    """Parse the arguments, count and print the parameters; return the exit code."""
     parser = Parser(prog="lightning-sv params", description="Parameters by role.", parser_mode="omegaconf+")
-    parser.add_argument("--config", action="config", help="YAML of a model or of a run; repeatable.")
+    parser.add_argument("--config", action="config", help="YAML of a model or a run; repeatable.")
     parser.add_class_arguments(BackboneConfig, "model.backbone")
     parser.add_argument("--model.scale", type=str, default="llama", help="Scale-vector strategy.")
     parser.add_class_arguments(ScaleOptions, "model.scale_options")

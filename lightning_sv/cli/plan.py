@@ -1,4 +1,4 @@
-"""`lightning-sv plan`: what a run takes, as a table."""
+"""`lightning-sv plan`: estimate memory, hours and data of a run."""
 
 import json
 import math
@@ -17,22 +17,20 @@ from lightning_sv.settings.plain_parser import PlainParser, number
 
 
 def run(argv: list[str]) -> int:
-    """Parse the arguments of `plan`, show the plan, return the exit code."""
+    """Parse the arguments, print the plan, return the exit code."""
     parser = PlainParser(
         "plan",
-        "Memory of a GPU, hours, checkpoint size and data of a run, before it is started. Arguments that "
-        "are not listed here are those of `fit` (--config, any key).",
+        "Estimate GPU memory, hours, checkpoint size and data of a run before it starts. Other arguments are those of "
+        "`fit` (--config, any key).",
         json="Print the plan as JSON.",
     )
     parser.add_argument("--gpus", type=number(int, most=1_000_000), required=True, help="Number of GPUs.")
-    parser.add_argument("--gpu", default=GPUS[0].name, help=f"Kind: {' '.join(gpu.name for gpu in GPUS)}.")
-    parser.add_argument(
-        "--gpu_memory", type=number(float, most=1e6), help="GiB of a GPU, where it is not the kind's own."
-    )
-    parser.add_argument("--strategy", choices=STRATEGIES, help="By default what trainer.strategy says.")
+    parser.add_argument("--gpu", default=GPUS[0].name, help=f"GPU model: {' '.join(gpu.name for gpu in GPUS)}.")
+    parser.add_argument("--gpu_memory", type=number(float, most=1e6), help="GiB per GPU, by default the model's.")
+    parser.add_argument("--strategy", choices=STRATEGIES, help="Parallel strategy, by default trainer.strategy.")
     speed = parser.add_mutually_exclusive_group()
-    speed.add_argument("--mfu", type=float, help="Share of the peak FLOP/s that the model's FLOPs reach, e.g. 0.4.")
-    speed.add_argument("--run", type=Path, help="A run directory, whose logged MFU is taken.")
+    speed.add_argument("--mfu", type=float, help="Fraction of the peak FLOP/s that the model reaches, e.g. 0.4.")
+    speed.add_argument("--run", type=Path, help="Run directory with the MFU to use.")
     options, rest = parser.parse_known_args(argv)
     gpu = find_gpu(options.gpu, options.gpu_memory)
     mfus: tuple[float, ...] = MFUS
@@ -52,7 +50,7 @@ def run(argv: list[str]) -> int:
 
 
 def print_plan(console: Console, plan: Plan, source: str) -> None:
-    """Show the plan."""
+    """Print the plan."""
     where = f"{plan.gpus} x {plan.gpu}, {plan.strategy}, {plan.precision}"
     table = Table(title=escape(f"{plan.model}, {plan.label}, on {where}"), title_justify="left", show_header=False)
     table.add_column()
@@ -60,21 +58,19 @@ def print_plan(console: Console, plan: Plan, source: str) -> None:
     table.add_column()
     recomputed = ", blocks recomputed" if plan.activation_checkpointing else ""
     batch = f"{plan.micro_batches} micro-batches of {plan.micro_batch} x {plan.seq_len:,} tokens{recomputed}"
-    names = {
+    communication = {"ddp": "buckets of the gradients", "fsdp": "gathered blocks, embedding and head"}
+    comments = {
         "weights": "",
         "gradients": "",
         "optimizer": "its state",
-        "communication": {"ddp": "buckets of the gradients", "fsdp": "gathered blocks, embedding and head"}.get(
-            plan.strategy, ""
-        ),
+        "communication": communication.get(plan.strategy, ""),
         "activations": "and temporaries, in eager mode",
     }
-    for name, comment in names.items():
+    for name, comment in comments.items():
         if value := getattr(plan.memory, name):
             table.add_row(name, f"{value / 2**30:.2f} GiB", comment)
-    room = (
-        f"{'fits' if plan.fits else 'does not fit'}: {USABLE:.0%} of {plan.gpu_memory / 2**30:.1f} GiB are for tensors"
-    )
+    fits = "fits" if plan.fits else "does not fit"
+    room = f"{fits}: {USABLE:.0%} of {plan.gpu_memory / 2**30:.1f} GiB are for tensors"
     table.add_row("peak of a GPU", f"{plan.memory.peak / 2**30:.2f} GiB", f"[bold]{room}[/bold]")
     largest = plan.largest_micro_batch
     table.add_row("micro-batch", str(plan.micro_batch), f"largest that fits: {'none' if largest is None else largest}")

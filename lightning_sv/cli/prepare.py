@@ -1,4 +1,4 @@
-"""`lightning-sv prepare`: text to tokens to shards."""
+"""`lightning-sv prepare`: convert text to tokens and shards."""
 
 import json
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from lightning_sv.settings.sections import ignore_keys
 
 
 def run(argv: list[str]) -> int:
-    """Parse the arguments of `prepare`, write the corpus, say what it holds; return the exit code."""
-    parser = Parser(prog="lightning-sv prepare", description="Text to tokens to shards.", parser_mode="omegaconf+")
+    """Parse the arguments, write the corpus, print its content; return the exit code."""
+    parser = Parser(prog="lightning-sv prepare", description="Convert text to shards.", parser_mode="omegaconf+")
     parser.add_argument("--config", action="config", help="YAML with data.corpus; repeatable.")
     parser.add_class_arguments(CorpusConfig, "data.corpus")
     parser.add_argument("--json", action="store_true", help="Print the manifest as JSON.")
-    ignore_keys(parser, sections=["model"])  # of a corpus's own layer
+    ignore_keys(parser, sections=["model"])  # in corpus.yaml
     config = parser.parse_args(argv)
     corpus = parser.instantiate(config).data.corpus
     existed = (Path(corpus.dir).expanduser() / FILENAME).is_file()
@@ -30,7 +30,7 @@ def run(argv: list[str]) -> int:
 
 
 def _lines(dir: str, manifest: Manifest, existed: bool) -> Iterator[str]:
-    """Yield what a corpus holds, and what of its source it does not hold."""
+    """Yield lines about the content of a corpus, and about omitted text."""
     train, val = manifest.train, manifest.val
     yield (
         f"{dir}{' is already prepared' if existed else ''}: {train.tokens:,} training and {val.tokens:,} validation "

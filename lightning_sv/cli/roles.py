@@ -1,4 +1,4 @@
-"""`lightning-sv roles`: what each parameter of a transformers model is, and who decays it today."""
+"""`lightning-sv roles`: roles of the parameters of a transformers model, and what frameworks decay."""
 
 import json
 from collections import defaultdict
@@ -18,25 +18,25 @@ from lightning_sv.runs.directory import printable
 from lightning_sv.scale.strategy import DECAYS
 from lightning_sv.settings.plain_parser import PlainParser
 
-_LEGEND = """n: tensors. folds: whether matrices can take the vector up.
-to: the factor to which decay pulls it. {policy}: whether it decays under {policy}."""
+_LEGEND = """n: number of tensors. folds: whether matrices can absorb the vector.
+to: the value that decay approaches. {policy}: whether it decays under {policy}."""
 
 
 def run(argv: list[str]) -> int:
-    """Parse the arguments of `roles`, trace the model on fake tensors, show what was found."""
+    """Parse the arguments, trace the model on fake tensors, print the roles; return the exit code."""
     parser = PlainParser(
         "roles",
-        "The role of every parameter of a transformers model, from its configuration alone: one forward "
-        "pass without weights or memory. With patterns for optimizers, and what frameworks decay today.",
+        "The role of every parameter of a transformers model, from one forward pass without weights. Also prints name "
+        "patterns for optimizers, and what frameworks decay by default.",
         json="Print everything as JSON.",
     )
-    parser.add_argument("model", type=Path, help="A model's directory, or its config.json.")
-    parser.add_argument("--policy", choices=list(DECAYS), default="iwd", help="Which scale vectors are to decay.")
+    parser.add_argument("model", type=Path, help="Folder of a model, or its config.json.")
+    parser.add_argument("--policy", choices=list(DECAYS), default="iwd", help="Scale vectors that decay.")
     parser.add_argument(
         "--role", "--known", dest="known", action="append", default=[], metavar="NAME=ROLE",
         help="Role of a parameter; repeatable.",
     )  # fmt: skip
-    parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code that lies beside it.")
+    parser.add_argument("--trust_remote_code", action="store_true", help="Run modelling code in the model's folder.")
     options = parser.parse_args(argv)
     model = model_from_config(options.model, trust_remote_code=options.trust_remote_code)
     roles = weight_decay_roles(model, known=dict(_known(word) for word in options.known))
@@ -72,7 +72,7 @@ def _known(word: str) -> tuple[str, ModelRole]:
 
 
 def print_roles(name: str, roles: Roles, policy: str) -> None:
-    """Print one line for the parameters of all layers that differ in numbers alone, below their module."""
+    """Print one row per kind of parameter, for all layers together, below its module."""
     same: dict[tuple[object, ...], list[ModelParameter]] = defaultdict(list)
     for p in roles.parameters:
         same[(family(p.name), p.shape, p.role, p.redundant, p.decays_to)].append(p)
@@ -105,7 +105,7 @@ def print_roles(name: str, roles: Roles, policy: str) -> None:
 def print_patterns(roles: Roles, policy: str) -> None:
     """Print patterns that match exactly the parameters that do not decay."""
     if not roles.undecayed(policy):
-        print(f"Under {policy} everything decays: no pattern is needed.")
+        print(f"Under {policy} all parameters decay, so no pattern is needed.")
         return
     for kind in get_args(Pattern):
         print(f"Not to decay under {policy}, as {kind}:")

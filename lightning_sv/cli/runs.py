@@ -1,4 +1,4 @@
-"""`lightning-sv runs`: the runs below a folder, with what tells them apart."""
+"""`lightning-sv runs`: list the runs in a folder."""
 
 import json
 import logging
@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 
 
 def run(argv: list[str]) -> int:
-    """Parse the arguments of `runs`, list the runs; return the exit code."""
+    """Parse the arguments, list the runs; return the exit code."""
     parser = PlainParser("runs", "List runs: data, strategy, rate, steps, loss.", json="Print JSON.")
-    parser.add_argument("folder", nargs="*", type=Path, default=[Path("runs")], help="Where to look; runs by default.")
+    parser.add_argument("folder", nargs="*", type=Path, default=[Path("runs")], help="Folders; runs by default.")
     options = parser.parse_args(argv)
     rows = []
     for folder in options.folder:
@@ -68,6 +68,6 @@ def _row(run_dir: Path) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> Text:
-    """Return a value as text, also in folders whose names hold the terminal's escapes."""
+    """Return a value as text without control characters."""
     text = f"{value:.4g}" if isinstance(value, float) else "" if value in (None, -1) else str(value)
     return Text(printable(text), overflow="fold")

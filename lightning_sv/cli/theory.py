@@ -1,4 +1,4 @@
-"""`lightning-sv theory`: check the claims, or see students on a teacher of your own."""
+"""`lightning-sv theory`: check the paper's theorems, or study students on your own teacher."""
 
 import json
 from collections.abc import Sequence
@@ -21,27 +21,23 @@ _STYLE = {"holds": "green", "fails, as expected": "yellow", "CONTRADICTED": "bol
 
 
 def run(argv: list[str]) -> int:
-    """Parse the arguments of `theory`, check, show; 1 when a claim is contradicted."""
+    """Parse the arguments, check, print the results; return 1 if a claim is contradicted, else 0."""
     names = list(dict.fromkeys(claim.claim for claim in CLAIMS))
     parser = PlainParser(
         "theory",
-        "Check the paper's theorems: exact power series, tight integration, a simulated SDE. "
-        "With --teacher: the flows of all students on your own teacher instead.",
-        json="Print the results as JSON on stdout.",
+        "Check the paper's theorems by exact power series, accurate integration and a simulated SDE. With --teacher: "
+        "show the gradient flows of all students on your own teacher instead.",
+        json="Print the results as JSON.",
     )
-    parser.add_argument(
-        "claims", nargs="*", metavar="CLAIM", help=f"One or more of: {' '.join(names)}. All by default."
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/theory"), help="Folder of the pictures and theory.json.")
+    parser.add_argument("claims", nargs="*", metavar="CLAIM", help=f"Any of: {' '.join(names)}; all by default.")
+    parser.add_argument("--out", type=Path, default=Path("runs/theory"), help="Folder of pictures and theory.json.")
     parser.add_argument("--teacher", help='Rows of W*, e.g. "8 1" or "1 2; 3 -1/2".')
-    parser.add_argument(
-        "--student", action="append", default=[], help="module:Class, a Student of your own; repeatable."
-    )
+    parser.add_argument("--student", action="append", default=[], help="module:Class, your own Student; repeatable.")
     options = parser.parse_args(argv)
     out: Path = options.out
     if options.teacher is not None:
         if options.claims:
-            raise ConfigError(f"--teacher studies flows and checks no claims; leave out {' '.join(options.claims)!r}.")
+            raise ConfigError(f"--teacher shows flows and checks no claims; remove {' '.join(options.claims)!r}.")
         check_writable(out)
         found = study(parse_teacher(options.teacher), [load_student(path) for path in options.student])
         draw_panels(found.panels(), out / "study.png")
@@ -53,7 +49,7 @@ def run(argv: list[str]) -> int:
             console.print(f"Picture in {out / 'study.png'}.", highlight=False)
         return 0
     if options.student:
-        raise ConfigError('--student is compared on a teacher; add one, e.g. --teacher "8 1".')
+        raise ConfigError('--student needs --teacher, e.g. --teacher "8 1".')
     if wrong := [name for name in options.claims if name not in names]:
         raise ConfigError(unknown("claim", wrong[0], names))
     chosen = [claim for claim in CLAIMS if not options.claims or claim.claim in options.claims]
@@ -86,7 +82,7 @@ def print_study(console: Console, found: Study) -> None:
 
 
 def check_all(claims: Sequence[Claim]) -> list[Result]:
-    """Check one after the other, with a bar on stderr where that is a terminal."""
+    """Check the claims in turn, with a progress bar on stderr if it is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     results = []
@@ -99,21 +95,17 @@ def check_all(claims: Sequence[Claim]) -> list[Result]:
 
 
 def read_before(out: Path) -> list[dict[str, Any]]:
-    """Read the results of earlier checks from theory.json; none if there is no such file.
-
-    Raises:
-        ConfigError: the file holds something else
-    """
+    """Return the results of earlier checks in theory.json, if the file exists."""
     path = out / "theory.json"
     try:
         rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
         return [{**row, "claim": str(row["claim"])} for row in rows]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ConfigError(f"{path} holds no results ({error!r}); remove it.") from error
+        raise ConfigError(f"{path} has no results ({error!r}); remove it.") from error
 
 
 def save(results: Sequence[Result], out: Path, before: Sequence[dict[str, Any]]) -> None:
-    """Write one PNG per claim that has panels, and theory.json with all results."""
+    """Write one PNG per claim with panels, and theory.json with all results."""
     out.mkdir(parents=True, exist_ok=True)
     for name in dict.fromkeys(result.claim.claim for result in results):
         panels = [panel for result in results if result.claim.claim == name for panel in result.finding.panels]
@@ -127,7 +119,7 @@ def save(results: Sequence[Result], out: Path, before: Sequence[dict[str, Any]])
 
 
 def print_results(console: Console, results: Sequence[Result]) -> None:
-    """Print one row per claim, its note below it."""
+    """Print one row per claim, with its note."""
     table = Table(title="The paper's claims, checked", title_justify="left", show_lines=True)
     for name in ("claim", "statement, conditions, figures", "verdict"):
         table.add_column(name, overflow="fold")

@@ -1,7 +1,6 @@
-"""Output that cannot end a run: its reader has gone, its disk is full, its terminal is closed."""
+"""Output streams that do not end a run if the reader has ended, the disk is full or the terminal is closed."""
 
 import os
-import select
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -9,19 +8,19 @@ from typing import Any, TextIO
 
 
 class LastingStream:
-    """A text stream whose failing writes are lost; one line on the other stream says so.
+    """A text stream that ignores failed writes, after a warning on a different stream.
 
     Args:
         stream: stdout or stderr
         name: its name
-        other: where the line goes
+        other: stream of the warning; None for no warning
     """
 
     def __init__(self, stream: TextIO, name: str, other: TextIO | None):
         self._stream, self._name, self._other = stream, name, other
 
     def write(self, text: str) -> int:
-        """Write what the stream takes."""
+        """Write a text, or discard it after a failure."""
         try:
             self._stream.write(text)
         except UnicodeEncodeError:
@@ -31,11 +30,11 @@ class LastingStream:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write several."""
+        """Write several texts."""
         self.write("".join(lines))
 
     def flush(self) -> None:
-        """Write what the stream holds back."""
+        """Flush the stream."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -53,7 +52,7 @@ class LastingStream:
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """Let stdout and stderr fail without an error."""
+    """Let writes to stdout and stderr fail without an error."""
     before = sys.stdout, sys.stderr
     out, err = before
     sys.stdout = out and LastingStream(out, "stdout", err)  # type: ignore[assignment]
@@ -67,19 +66,9 @@ def lasting_output() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def is_unread(stream: TextIO) -> bool:
-    """Whether a stream is a pipe that nobody reads any more; where the system cannot tell, it is not."""
-    try:
-        poll = select.poll()
-        poll.register(stream.fileno(), 0)
-        return any(mask & select.POLLERR for _, mask in poll.poll(0))
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
 def discard(stream: TextIO) -> None:
-    """Send what a stream holds, and whatever comes, nowhere; otherwise the interpreter fails on it at its end."""
-    with suppress(OSError, ValueError):  # it has no file descriptor
+    """Redirect a stream to the null device; otherwise the interpreter would fail at exit, when it flushes it."""
+    with suppress(OSError, ValueError):  # a stream without a file descriptor
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())
         os.close(null)

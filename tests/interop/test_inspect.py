@@ -234,7 +234,7 @@ def test_what_cannot_be_inspected_is_said(tmp_path: Path, capsys: pytest.Capture
     model = named("llama")
     whole = saved("whole", model, max_shard_size="30KB")
     assert "model.safetensors.index.json" in refused(whole / "model.safetensors.index.json")
-    assert "name a file that ends in .png" in refused(whole, "--png", "x.jpg")
+    assert "expected a file that ends in .png" in refused(whole, "--png", "x.jpg")
     shard = sorted(whole.glob("*.safetensors"))[1]
     content = shard.read_bytes()
     shard.write_bytes(content[:100])
